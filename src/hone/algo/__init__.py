@@ -1,0 +1,71 @@
+"""The algorithms and the parts they are made of. Pure torch: nothing here knows of models, files or processes."""
+
+from collections.abc import Callable
+
+from hone.algo.offline import dpo, ipo, kto, orpo, pretrain, process_reward_model, reward_model, sft, simpo
+from hone.algo.online import (
+    a2c,
+    cispo,
+    dapo,
+    dr_grpo,
+    expert_iteration,
+    grpo,
+    gspo,
+    klq,
+    online_dpo,
+    ppo,
+    ppo_penalty,
+    reinforce,
+    reinforce_baseline,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    rloo,
+    trpo,
+)
+from hone.algo.table import Algorithm, TrustRegion, assign_credit, objective
+
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    f.__name__: f
+    for f in (
+        pretrain, sft, reward_model, process_reward_model,
+        reinforce, reinforce_baseline, rloo, reinforce_pp, reinforce_pp_baseline,
+        a2c, trpo, ppo, ppo_penalty, klq,
+        grpo, dr_grpo, dapo, gspo, cispo,
+        online_dpo, expert_iteration,
+        dpo, ipo, kto, orpo, simpo,
+    )
+}  # fmt: skip
+
+__all__ = [
+    "ALGORITHMS",
+    "Algorithm",
+    "TrustRegion",
+    "a2c",
+    "assign_credit",
+    "cispo",
+    "dapo",
+    "dpo",
+    "dr_grpo",
+    "expert_iteration",
+    "grpo",
+    "gspo",
+    "ipo",
+    "klq",
+    "kto",
+    "objective",
+    "online_dpo",
+    "orpo",
+    "ppo",
+    "ppo_penalty",
+    "pretrain",
+    "process_reward_model",
+    "reinforce",
+    "reinforce_baseline",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "reward_model",
+    "rloo",
+    "sft",
+    "simpo",
+    "trpo",
+]

@@ -1,0 +1,156 @@
+"""Rewards to advantages. Every function here takes the whole iteration's batch, so a statistic over a group or
+the batch means what it says.
+
+Invalid rewards are left out of every statistic; a group with fewer than two valid rewards has advantage 0.
+Advantages are 0 off the mask.
+"""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from hone.algo.kl import ESTIMATORS
+from hone.types import ABSENT, Batch, sequence_sum
+
+Reduce = Callable[[Tensor], Tensor]  # sums a tensor over ranks
+
+
+def alone(x: Tensor) -> Tensor:
+    """The sum over ranks when there is one rank."""
+    return x
+
+
+# --- rewards ---
+
+
+def kl_cost(batch: Batch, *, kl: str = "") -> Tensor:
+    """kl_coef * KL(old || ref) at each trained token, by the named estimator; zeros for none, [B, T]."""
+    if not kl:
+        return torch.zeros_like(batch.mask, dtype=batch.reward.dtype)
+    d = batch.ref_kl if kl == "exact" else ESTIMATORS[kl](batch.old_logp - batch.ref_logp)
+    return batch.kl_coef[:, None] * torch.where(batch.mask, d, 0.0)
+
+
+def token_rewards(batch: Batch, *, kl: str = "") -> Tensor:
+    """The reward on each row's last trained token, step rewards where steps end, less the KL cost, [B, T]."""
+    last = batch.mask & (batch.mask.flip(-1).cumsum(-1).flip(-1) == 1)
+    reward = torch.where(last, batch.reward[:, None], 0.0) - kl_cost(batch, kl=kl)
+    if batch.step_reward is not ABSENT:
+        reward = reward + torch.where(batch.mask, batch.step_reward.nan_to_num(0.0), 0.0)
+    return reward
+
+
+def row_rewards(batch: Batch, *, kl: str = "") -> Tensor:
+    """The row's token rewards summed: outcome, steps and KL cost, [B]."""
+    return sequence_sum(token_rewards(batch, kl=kl), batch.mask)
+
+
+# --- one advantage a row ---
+
+
+def _spread(per_row: Tensor, mask: Tensor) -> Tensor:
+    """[B] -> [B, T], zero off the mask."""
+    return torch.where(mask, per_row[:, None], 0.0)
+
+
+def _group_mean(x: Tensor, group: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of x over the valid rows of each row's group, and how many those are, both [B]."""
+    index = cast(Tensor, group.unique(return_inverse=True)[1])  # pyright: ignore
+    zeros = x.new_zeros(int(index.max()) + 1)
+    size = zeros.index_add(0, index, valid.to(x.dtype))
+    total = zeros.index_add(0, index, torch.where(valid, x, 0.0))
+    return (total / size.clamp(min=1))[index], size[index]
+
+
+def _centred(batch: Batch, kl: str) -> tuple[Tensor, Tensor]:
+    """Reward minus group mean, 0 where the group has no signal or the row is invalid; and the group's valid size."""
+    reward = row_rewards(batch, kl=kl)
+    mean, size = _group_mean(reward, batch.group, batch.valid)
+    return torch.where(batch.valid & (size > 1), reward - mean, 0.0), size
+
+
+def group_centred(batch: Batch, *, kl: str = "") -> Tensor:
+    """A_i = R_i - mean(R)  (Dr. GRPO, REINFORCE++-baseline)"""
+    centred, _ = _centred(batch, kl)
+    return _spread(centred, batch.mask)
+
+
+def group_zscore(batch: Batch, *, kl: str = "", eps: float = 1e-4) -> Tensor:
+    """A_i = (R_i - mean(R)) / (std(R) + eps), population std  (GRPO)
+
+    Dividing by the group's own std makes the expected gradient a per-prompt rescaling of the policy gradient:
+    prompts whose rewards vary little weigh more.
+    """
+    centred, _ = _centred(batch, kl)
+    var, _ = _group_mean(centred.square(), batch.group, batch.valid)
+    return _spread(centred / (var.sqrt() + eps), batch.mask)
+
+
+def leave_one_out(batch: Batch, *, kl: str = "") -> Tensor:
+    """A_i = R_i - mean of the other rewards = n/(n-1) (R_i - mean)  (RLOO)"""
+    centred, size = _centred(batch, kl)
+    return _spread(centred * size / (size - 1).clamp(min=1), batch.mask)
+
+
+def group_process(batch: Batch, *, eps: float = 1e-4) -> Tensor:
+    """Step rewards standardised over all steps of the group, summed over the steps that end at or after the token."""
+    ends = batch.mask & batch.step_reward.isfinite()
+    x = torch.where(ends, batch.step_reward, 0.0)
+    count = ends.sum(-1).to(x.dtype)
+    everyone = torch.ones_like(batch.group, dtype=torch.bool)
+    steps, rows = _group_mean(count, batch.group, everyone)
+    steps = steps * rows  # steps in the group
+    total, _ = _group_mean(x.sum(-1), batch.group, everyone)
+    mean = total * rows / steps.clamp(min=1)
+    deviation = torch.where(ends, x - mean[:, None], 0.0)
+    square, _ = _group_mean(deviation.square().sum(-1), batch.group, everyone)
+    std = (square * rows / steps.clamp(min=1)).sqrt()
+    z = torch.where((steps > 1)[:, None], deviation / (std + eps)[:, None], 0.0)
+    return torch.where(batch.mask, z.flip(-1).cumsum(-1).flip(-1), 0.0)
+
+
+# --- one advantage a token ---
+
+
+def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, kl: str = "") -> Tensor:
+    """Generalised advantage estimation over the acted tokens; observed tokens between turns are skipped.
+
+    delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1};  after the last token V is 0, or the
+    bootstrap column where the episode was cut off.
+    """
+    reward = token_rewards(batch, kl=kl)
+    value = batch.old_value if batch.old_value is not ABSENT else torch.zeros_like(reward)
+    next_adv = torch.zeros_like(batch.reward)
+    next_value = batch.bootstrap if batch.bootstrap is not ABSENT else next_adv
+    columns: list[Tensor] = []
+    for t in reversed(range(reward.shape[1])):
+        live = batch.mask[:, t]
+        here = reward[:, t] + gamma * next_value - value[:, t] + gamma * lam * next_adv
+        columns.append(torch.where(live, here, 0.0))
+        next_adv = torch.where(live, here, next_adv)
+        next_value = torch.where(live, value[:, t], next_value)
+    return torch.stack(columns[::-1], dim=-1)
+
+
+def reward_to_go(batch: Batch, *, gamma: float = 1.0, kl: str = "") -> Tensor:
+    """G_t = sum_{k>=t} gamma^(k-t) r_k, less the running baseline where there is one  (REINFORCE, REINFORCE++)"""
+    returns = gae(batch, gamma=gamma, lam=1.0, kl=kl)
+    if batch.baseline is ABSENT:
+        return returns
+    return torch.where(batch.mask, returns - batch.baseline[:, None], 0.0)
+
+
+def whiten(adv: Tensor, mask: Tensor, *, reduce: Reduce = alone, eps: float = 1e-8) -> Tensor:
+    """Zero mean and unit population variance over every trained token on every rank  (REINFORCE++, PPO)
+
+    The mean and std depend on the sampled rewards themselves, so the estimator is biased by O(1/tokens).
+    """
+    x = torch.where(mask, adv, 0.0)
+    total, count = reduce(torch.stack([x.sum(), mask.sum().to(x.dtype)]))
+    mean = total / count.clamp(min=1)
+    # two passes: E[x^2] - E[x]^2 loses every digit when the mean is large
+    deviation = torch.where(mask, adv - mean, 0.0)
+    (square,) = reduce(deviation.square().sum()[None])
+    return deviation / ((square / count.clamp(min=1)).sqrt() + eps)

@@ -1,0 +1,59 @@
+"""How much each token counts. Weights are set for the whole optimiser step, before it is split, so the loss adds
+up over micro-batches and ranks without further care. They are float64: 1/n is the one division in the loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hone.types import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over every rank's share of the optimiser step; rows with nothing to train on do not count."""
+
+    rows: int
+    tokens: int
+
+
+Weigh = Callable[[Batch, Totals], Tensor]
+
+
+def token_mean(batch: Batch, n: Totals) -> Tensor:
+    """Every token counts the same (DAPO, PPO, SFT)."""
+    return batch.mask.double() / max(n.tokens, 1)
+
+
+def row_mean(batch: Batch, n: Totals) -> Tensor:
+    """Every sequence counts the same, whatever its length (GRPO)."""
+    return batch.mask.double() / batch.mask.sum(-1, keepdim=True).clamp(min=1) / max(n.rows, 1)
+
+
+def row_sum(batch: Batch, n: Totals) -> Tensor:
+    """A sequence is one action, its log-prob the sum over tokens (REINFORCE, RLOO)."""
+    return batch.mask.double() / max(n.rows, 1)
+
+
+def fixed_length(batch: Batch, n: Totals, *, max_tokens: int = 0) -> Tensor:
+    """Divide by a constant, so that length has no part in the scale; 0 takes the sampling limit (Dr. GRPO)."""
+    length = max_tokens if max_tokens else batch.limit[:, None]
+    return batch.mask.double() / (length * max(n.rows, 1))
+
+
+AVERAGES: dict[str, Weigh] = {"token": token_mean, "row": row_mean, "sum": row_sum}
+
+
+def mismatch(batch: Batch, *, how: str, cap: float) -> Tensor:
+    """min(pi_old / pi_gen, cap) on each token ("truncate"), or 1 within [1/cap, cap] and 0 outside ("mask")."""
+    r = torch.where(batch.mask, batch.old_logp - batch.gen_logp, 0.0).exp()
+    if how == "truncate":
+        return r.clamp(max=cap)
+    return ((r <= cap) & (r >= 1 / cap)).to(r.dtype)
+
+
+def weigh(batch: Batch, how: Weigh, totals: Totals) -> Batch:
+    """Adds token_weight and row_weight."""
+    rows = batch.mask.any(-1).double() / max(totals.rows, 1)
+    return replace(batch, token_weight=how(batch, totals), row_weight=rows)

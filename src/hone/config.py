@@ -1,0 +1,227 @@
+"""Settings: strict `a.b=value` overrides of frozen dataclasses, YAML in, JSON out. A slip is an error, never ignored.
+
+What a field accepts is its annotation; what an algorithm accepts is its factory's signature. There is no second list.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, TypeVar, cast, get_type_hints
+
+import yaml
+
+from hone.errors import HoneError
+from hone.values import Misfit, fit, mapping_value, read, words
+
+C = TypeVar("C")
+T = TypeVar("T")
+Source = Callable[[Any], Any]  # annotation -> a value that fits it, or Misfit
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A factory by name and what its keyword arguments are set to; `build_choice` checks and calls it."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def override(config: C, settings: Sequence[str]) -> C:
+    """A copy of `config` with each `a.b=value` applied; `algo=name` comes before `algo.setting=value`."""
+    pairs: list[tuple[list[str], Source]] = []
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        if not equals or not path.strip():
+            raise HoneError(f"{setting!r} is not a setting: write name=value")
+        pairs.append((path.strip().split("."), partial(read, text)))
+    return _apply(config, pairs)
+
+
+def from_yaml(path: str | Path, config: C) -> C:
+    """A copy of `config` with the nested settings of a YAML (or JSON) file applied, as strictly as `override`."""
+    values = _load_yaml(Path(path))
+    if not isinstance(values, Mapping | None):
+        raise HoneError(f"{path}: expected settings (name: value), got {words(values)}")
+    try:
+        pairs = [(keys, partial(fit, value)) for keys, value in _leaves(values or {}, [])]
+        return _apply(config, pairs)
+    except HoneError as error:
+        raise HoneError(f"{path}: {error}") from error
+
+
+def to_json(config: Any) -> Any:
+    """Plain data for json.dump that `from_yaml` reads back. Callables become names; rows in memory are counted."""
+    if isinstance(config, Choice):
+        return {"name": config.name} | to_json(config.settings)
+    if is_dataclass(config) and not isinstance(config, type):
+        return {f.name: to_json(getattr(config, f.name)) for f in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {str(key): to_json(value) for key, value in config.items()}
+    if isinstance(config, float) and not math.isfinite(config):
+        return str(config)  # JSON has no infinity
+    if config is None or isinstance(config, bool | int | float | str):
+        return config
+    if isinstance(config, Path):
+        return str(config)
+    if isinstance(config, list | tuple) and len(config) <= 64 and not any(map(_is_nested, config)):
+        return [to_json(item) for item in config]
+    if isinstance(config, Sequence):
+        return f"{len(config)} rows in memory"
+    named = config.func if isinstance(config, partial) else config
+    named = named if hasattr(named, "__qualname__") else type(named)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def check(config: Any, where: str = "") -> None:
+    """Every field holds what its annotation says, all the way down: for configurations written in Python."""
+    for name, hint in _hints(type(config)).items():
+        value, path = getattr(config, name), f"{where}{name}"
+        try:
+            fit(value, hint)
+        except Misfit as misfit:
+            raise HoneError(f"{path}: expected {misfit}, got {words(value)}") from None
+        if is_dataclass(value) and not isinstance(value, Choice):
+            check(value, f"{path}.")
+
+
+def settings_of(factory: Callable[..., Any]) -> dict[str, Any]:
+    """A factory's settings and their defaults: its signature. `inspect.Parameter.empty` marks one without."""
+    return {p.name: p.default for p in inspect.signature(factory).parameters.values()}
+
+
+def build_choice(choice: Choice, table: Mapping[str, Callable[..., T]], kind: str = "algorithm") -> T:
+    """The factory called with the chosen settings, each checked against the factory's signature."""
+    if choice.name not in table:
+        raise unknown(kind, choice.name, table)
+    factory = table[choice.name]
+    known, hints, values = settings_of(factory), get_type_hints(factory), dict[str, Any]()
+    for name, value in choice.settings.items():
+        if name not in known:
+            raise unknown("setting", name, known, owner=choice.name)
+        hint = hints.get(name, type(known[name]))
+        try:
+            values[name] = read(value, hint) if isinstance(value, str) else fit(value, hint)
+        except Misfit as misfit:
+            raise HoneError(f"{choice.name}: {name} expects {misfit}, got {words(value)}") from None
+    for name, default in known.items():
+        if default is inspect.Parameter.empty and name not in values:
+            raise HoneError(f"{choice.name} needs the setting {name!r}: give it a value")
+    return factory(**values)
+
+
+def unknown(kind: str, name: str, known: Iterable[str], *, owner: str = "") -> HoneError:
+    """The error for a name that does not exist: the nearest one, and all there are."""
+    names = [str(k) for k in known]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    has = f"{owner} has" if owner else "there are"
+    listed = ", ".join(names) or "none"
+    return HoneError(f"no {kind} {name!r}{hint} {has} {listed}")
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+
+
+def _is_nested(value: Any) -> bool:
+    return not (value is None or isinstance(value, bool | int | float | str))
+
+
+def _apply(config: C, pairs: Iterable[tuple[list[str], Source]]) -> C:
+    # Whole before part, so that `algo.high=0.3 algo=dapo` does not drop what it sets.
+    for path, source in sorted(pairs, key=lambda pair: (len(pair[0]), pair[0][-1] != "name")):
+        config = _set(config, path, source, ".".join(path))
+    return config
+
+
+def _set(node: Any, path: list[str], source: Source, whole: str) -> Any:
+    name, rest = path[0], path[1:]
+    hints = _hints(type(node))
+    above = whole.removesuffix(".".join(path))
+    if name not in hints:
+        known = [above + n for n in hints]
+        raise unknown("setting", above + name, known)
+    old, hint = getattr(node, name), hints[name]
+    if isinstance(old, Choice):
+        new = _choose(old, rest, source, whole)
+    elif is_dataclass(old) and rest:
+        new = _set(old, rest, source, whole)
+    elif is_dataclass(old):
+        parts = ", ".join(f"{whole}.{n}" for n in _hints(cast(type, type(old))))
+        raise HoneError(f"{whole} is a group of settings: set one of {parts}")
+    elif rest:
+        new = _set_key(old, hint, rest, source, whole)
+    else:
+        new = _value(source, hint, whole)
+    return replace(node, **{name: new})
+
+
+def _choose(old: Choice, rest: list[str], source: Source, whole: str) -> Choice:
+    """`algo=name` (or algo.name=name) starts over with the defaults, `algo.setting=value` adds a setting."""
+    if not rest or rest == ["name"]:
+        return Choice(_value(source, str, whole))
+    return Choice(old.name, {**old.settings, ".".join(rest): _value(source, Any, whole)})
+
+
+def _set_key(old: Any, hint: Any, keys: list[str], source: Source, whole: str) -> dict[str, Any]:
+    kind = mapping_value(hint)
+    field_name = whole.removesuffix("." + ".".join(keys))
+    if kind is None:
+        raise HoneError(f"no setting {whole!r}: {field_name} is {words(old)}, not a group of settings")
+    if old and not isinstance(old, Mapping):
+        raise HoneError(f"{whole} does not fit: {field_name} is {words(old)}; replace it with {field_name}=... first")
+    return {**(old or {}), ".".join(keys): _value(source, kind, whole)}
+
+
+def _value(source: Source, hint: Any, whole: str) -> Any:
+    try:
+        return source(hint)
+    except Misfit as misfit:
+        given = source.args[0] if isinstance(source, partial) else ""
+        raise HoneError(f"{whole}: expected {misfit}, got {words(given)}") from None
+
+
+def _leaves(values: Mapping[Any, Any], above: list[str]) -> Iterable[tuple[list[str], Any]]:
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise HoneError(f"{key!r} is not the name of a setting: put it in quotes")
+        path = [*above, *key.split(".")]
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without two traps: 1e-4 is a number here, and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """As usual, but no key may hide another."""
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise yaml.MarkedYAMLError(problem=f"{twice[0]!r} is given twice", problem_mark=node.start_mark)
+        return cast(dict[Any, Any], super().construct_mapping(node, deep=deep))
+
+
+_EXPONENT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
+
+
+def _load_yaml(path: Path) -> Any:
+    if not path.is_file():
+        raise HoneError(f"no file {path}: check the path of the settings file")
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader: plain values only
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error) or type(error).__name__
+        raise HoneError(f"{path}{line} is not valid YAML: {problem}") from error

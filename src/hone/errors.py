@@ -1,0 +1,15 @@
+"""The exceptions for what a user can put right: the message is one line that names the remedy."""
+
+from pathlib import Path
+
+
+class HoneError(Exception):
+    """Shown without a traceback by the command line (unless --debug); exit code 2."""
+
+
+class Interrupted(HoneError):
+    """Ctrl-C during a run: the run has saved itself in `run_dir` and can be resumed; exit code 130."""
+
+    def __init__(self, run_dir: str | Path) -> None:
+        super().__init__(f"interrupted; the run is saved: continue it with `hone resume {run_dir}`")
+        self.run_dir = Path(run_dir)

@@ -1,0 +1,124 @@
+"""Python files named by the user: recipes and reward functions, with errors that say what to put right."""
+
+import ast
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hone.config import unknown
+from hone.errors import HoneError
+
+
+def recipe_folders() -> list[Path]:
+    """Where a recipe's name is looked up: ./recipes of the clone, then the installed package."""
+    return [Path("recipes"), Path(__file__).parent / "recipes"]
+
+
+def list_recipes() -> dict[str, Path]:
+    """The built-in recipes by name."""
+    files = [file for folder in reversed(recipe_folders()) for file in sorted(folder.glob("*.py"))]
+    return {file.stem: file for file in files if not file.stem.startswith("_")}
+
+
+def load_recipe(source: str) -> Callable[[], Any]:
+    """The function of `name`, `path/file.py` or `path/file.py:function`; calling it gives the recipe.
+
+    Without a function's name it is the one called `recipe`, the one called like the file, or the only one.
+    """
+    file, _, name = source.partition(":")
+    path = Path(file) if file.endswith(".py") else _built_in(file)
+    functions = _functions(_load(path))
+    name = name or next((n for n in ("recipe", path.stem) if n in functions), "")
+    if not name and len(functions) == 1:
+        (name,) = functions
+    if not name:
+        raise HoneError(f"{path} has several functions or none: choose one with {source}:NAME ({_listed(functions)})")
+    if name not in functions:
+        raise unknown("function", name, functions, owner=str(path))
+    return _checked(functions[name], f"{path}:{name}")
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """The function that `path/file.py:function` names, for rewards."""
+    file, _, name = reference.partition(":")
+    if not file.endswith(".py") or not name:
+        raise HoneError(f"{reference!r} is not a function: write path/file.py:function")
+    module = _load(Path(file))
+    if not callable(getattr(module, name, None)):
+        raise unknown("function", name, _functions(module), owner=file)
+    return getattr(module, name)
+
+
+def summary(path: Path) -> str:
+    """The first line of a file's docstring, without running the file."""
+    try:
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    except (SyntaxError, ValueError) as error:
+        return f"(cannot be read: {error})"
+    return (text or "").partition("\n")[0]
+
+
+def _built_in(name: str) -> Path:
+    known = list_recipes()
+    if name in known:
+        return known[name]
+    if not known:
+        raise HoneError(f"no recipe {name!r}: give the path of a .py file, or run in the folder that has recipes/")
+    raise HoneError(f"{unknown('recipe', name, known)}; or give the path of a .py file")
+
+
+def _load(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise HoneError(f"no file {path}: check the path")
+    name = path.stem if path.stem not in sys.modules else f"recipe_{path.stem}"  # a file called math.py hides nothing
+    spec = importlib.util.spec_from_file_location(name, path.resolve())
+    if spec is None or spec.loader is None:
+        raise HoneError(f"{path} is not a Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last: a recipe may import its neighbours, but hide no library
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        if isinstance(error, HoneError):
+            raise
+        line = f" line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise HoneError(f"{path}{line} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    """The public functions that the file itself defines."""
+    code = module.__file__
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and not name.startswith("_") and value.__code__.co_filename == code
+    }
+
+
+def _listed(functions: dict[str, Callable[..., Any]]) -> str:
+    return ", ".join(functions) or "it has none"
+
+
+def _checked(function: Callable[..., Any], source: str) -> Callable[[], Any]:
+    empty = inspect.Parameter.empty
+    asked = [p.name for p in inspect.signature(function).parameters.values() if p.default is empty]
+    if asked:
+        raise HoneError(f"{source} wants {', '.join(asked)}: a recipe takes no arguments, or has defaults for them")
+
+    def build() -> Any:
+        recipe = function()
+        if not is_dataclass(recipe) or isinstance(recipe, type):
+            raise HoneError(f"{source} returned {type(recipe).__name__}: a recipe returns a hone.Recipe")
+        return recipe
+
+    build.__doc__ = function.__doc__
+    return build

@@ -1,0 +1,173 @@
+"""Live progress: one aligned line a step on a terminal or in a log file."""
+
+import math
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TextIO
+
+BAR_WIDTH = 20
+RECENT = 20  # steps whose mean time predicts the time left
+CLEAR = "\r\x1b[2K"
+STYLES = {"title": "1", "done": "36", "dim": "2", "value": "1", "bad": "1;31"}
+Cell = tuple[str, str]  # text, style
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A metric's place in the line: the first of `names` that a step reports is shown."""
+
+    label: str
+    names: tuple[str, ...]
+    show: Callable[[float], str]
+    width: int
+    unit: str = ""
+
+
+def compact(x: float) -> str:
+    """840, 8.4k, 84k, 1.2M: the size of a number in at most five characters."""
+    for unit in ("", "k", "M", "G"):
+        if abs(x) < 999.5:
+            return f"{x:.1f}{unit}" if unit and abs(x) < 9.95 else f"{x:.0f}{unit}"
+        x /= 1000
+    return f"{x:.0f}T"
+
+
+def duration(seconds: float) -> str:
+    """0:42, 12:05, 1:02:03, 2d 03h"""
+    s = max(0, round(seconds))
+    if s >= 86400:
+        return f"{s // 86400}d {s % 86400 // 3600:02d}h"
+    if s >= 3600:
+        return f"{s // 3600}:{s % 3600 // 60:02d}:{s % 60:02d}"
+    return f"{s // 60}:{s % 60:02d}"
+
+
+HEADS = (
+    Column("reward", ("reward",), "{:.2f}".format, 5),
+    Column("loss", ("loss",), "{:.3f}".format, 6),
+)
+COLUMNS = (
+    Column("kl", ("ref_kl", "kl"), "{:.3f}".format, 5),
+    Column("len", ("length", "len"), "{:.1f}".format, 5),
+    Column("", ("tokens_per_second", "tok/s"), compact, 4, " tok/s"),
+)
+
+
+class Progress:
+    """Prints `grpo  12/40 ━━━━━━────── reward 0.53  kl 0.012  len 31.2  8.4k tok/s  0:42 left` after each step."""
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        title: str,
+        stream: TextIO | None = None,
+        start: int = 0,
+        every: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.total, self.title, self.done, self.every = total, title, start, max(1, every)
+        self._stream = sys.stderr if stream is None else stream
+        self._clock, self._last = clock, clock()
+        self._times: deque[float] = deque(maxlen=RECENT)
+        self._seen: set[str] = set()
+        self._pending = False
+        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._colour = self._live and not os.environ.get("NO_COLOR")
+        self._marks = _marks(self._stream)
+
+    def step(self, metrics: Mapping[str, float]) -> None:
+        """Counts one step and shows it; between every k-th, only a terminal sees it, in a passing line."""
+        now = self._clock()
+        self._times.append(now - self._last)
+        self._last = now
+        self.done += 1
+        kept = self.done % self.every == 0 or self.done >= self.total
+        if kept or self._live:
+            line = self._paint(self._fit(self._cells(metrics)))
+            self._emit(line, kept=kept)
+
+    def note(self, text: str) -> None:
+        """Prints a line of its own, such as a warning, without tearing the passing one."""
+        self._emit(text, kept=True)
+
+    def close(self) -> None:
+        """Ends a passing line, so that what is printed next starts on a fresh one."""
+        if self._pending:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._pending = False
+
+    def left(self) -> float:
+        """Seconds to go: the mean of the recent step times for each step not yet done."""
+        return sum(self._times) / max(1, len(self._times)) * max(0, self.total - self.done)
+
+    def _emit(self, line: str, *, kept: bool) -> None:
+        self._stream.write((CLEAR if self._pending else "") + line + ("\n" if kept else ""))
+        self._stream.flush()
+        self._pending = not kept
+
+    def _cells(self, metrics: Mapping[str, float]) -> dict[str, list[Cell]]:
+        """The parts of the line by name, in order."""
+        full, empty = self._marks
+        filled = min(BAR_WIDTH, BAR_WIDTH * self.done // max(1, self.total))
+        count = f"{self.done:>{len(str(self.total))}}/{self.total}"
+        cells: dict[str, list[Cell]] = {
+            "title": [(f"{self.title}  ", "title"), (count, "")],
+            "bar": [(full * filled, "done"), (empty * (BAR_WIDTH - filled), "dim")],
+        }
+        for column in self._columns(metrics):
+            cells[column.label or column.unit] = _metric(column, metrics)
+        cells["left"] = [(f"{duration(self.left())} left", "dim")]
+        return cells
+
+    def _columns(self, metrics: Mapping[str, float]) -> list[Column]:
+        """The columns reported so far: one that was seen keeps its place when a step lacks it."""
+        self._seen |= {c.label for c in HEADS + COLUMNS if any(name in metrics for name in c.names)}
+        head = [c for c in HEADS if c.label in self._seen][:1]
+        return head + [c for c in COLUMNS if c.label in self._seen]
+
+    def _fit(self, cells: dict[str, list[Cell]]) -> dict[str, list[Cell]]:
+        """Leaves out the least telling parts until the line fits: a wrapped line could not be cleared."""
+        if self._live:
+            room = shutil.get_terminal_size().columns - 1
+            for name in ("bar", " tok/s", "len", "kl", "left"):
+                if _width(cells) > room:
+                    cells.pop(name, None)
+        return cells
+
+    def _paint(self, cells: dict[str, list[Cell]]) -> str:
+        joined: list[str] = []
+        for name, parts in cells.items():
+            gap = "" if name == "title" else " " if name == "bar" else "  "
+            joined.append(gap + "".join(self._style(text, style) for text, style in parts))
+        return "".join(joined)
+
+    def _style(self, text: str, style: str) -> str:
+        return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if self._colour and style and text else text
+
+
+def _metric(column: Column, metrics: Mapping[str, float]) -> list[Cell]:
+    value = next((metrics[name] for name in column.names if name in metrics), None)
+    shown = "-" if value is None else column.show(value) if math.isfinite(value) else str(value)
+    style = "bad" if value is not None and not math.isfinite(value) else "value"
+    label = f"{column.label} " if column.label else ""
+    return [(label, "dim"), (shown.rjust(column.width), style), (column.unit, "dim")]
+
+
+def _width(cells: dict[str, list[Cell]]) -> int:
+    return sum(2 + sum(len(text) for text, _ in parts) for parts in cells.values()) - 2
+
+
+def _marks(stream: TextIO) -> tuple[str, str]:
+    """The bar's two characters, in ASCII where the stream's encoding has no others."""
+    try:
+        "━─".encode(getattr(stream, "encoding", None) or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return "#", "-"
+    return "━", "─"

@@ -1,0 +1,250 @@
+"""The report of a run: one HTML file that opens offline, with the table, the curves and what the model wrote."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hone.log import report_chart as chart
+from hone.log.progress import duration
+from hone.log.report_chart import label, number
+from hone.log.report_page import page
+from hone.log.report_samples import compared, problems, single, text
+
+Row = Mapping[str, Any]
+MAIN_CURVES = 9  # the others are folded away
+
+
+def percent(x: float) -> str:
+    return f"{100 * x:.1f}%"
+
+
+def seconds(x: float) -> str:
+    return f"{x:.1f} s" if x < 60 else duration(x)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A known column of the table: its heading and how its numbers are written."""
+
+    heading: str
+    show: Callable[[float], str] = label
+
+
+COLUMNS = {
+    "stage": Column("stage"),
+    "accuracy": Column("held-out accuracy", percent),
+    "format": Column("format rate", percent),
+    "length": Column("mean length", "{:.1f}".format),
+    "kl": Column("KL from SFT", "{:.3f}".format),
+    "seconds": Column("time", seconds),
+}
+ALIASES = {
+    "held_out_accuracy": "accuracy",
+    "format_rate": "format",
+    "mean_length": "length",
+    "kl_from_sft": "kl",
+    "ref_kl": "kl",
+    "time": "seconds",
+}
+TITLES = {
+    "loss": "loss",
+    "reward": "reward",
+    "accuracy": "accuracy",
+    "ref_kl": "KL to the reference",
+    "kl": "KL to the reference",
+    "entropy": "entropy",
+    "length": "length",
+    "format": "format rate",
+    "grad_norm": "gradient norm",
+    "clip_fraction": "clipped share",
+    "gen_kl": "KL sampler to learner",
+    "ess": "effective sample size",
+    "explained_variance": "explained variance",
+    "repetition": "repetition",
+    "truncated": "truncated share",
+    "lr": "learning rate",
+    "tokens_per_second": "tokens a second",
+}
+FIRST = tuple(TITLES)  # the order of the charts; others follow by name
+
+
+def write_report(
+    path: str | Path,
+    *,
+    title: str,
+    table: Sequence[Row],
+    runs: Mapping[str, Sequence[dict[str, Any]]],
+    samples: Sequence[Row] = (),
+    notes: Mapping[str, str] | None = None,
+) -> Path:
+    """Writes the report and returns its path.
+
+    table: one row a stage (stage, accuracy, format, length, kl, seconds; more columns are shown as they are).
+    runs: stage -> its metrics a step. samples: stage, prompt, completion and, where known, problem, answer,
+    correct, reward, parts, length, stop, step; a problem that several stages answered is shown side by side.
+    """
+    rows = [{ALIASES.get(name, name): value for name, value in row.items()} for row in table]
+    stages = list(dict.fromkeys([str(row["stage"]) for row in rows if "stage" in row] + list(runs)))
+    body = [_header(title, rows, runs), _table(rows, stages), _curves(runs, stages), _samples(samples, stages)]
+    whole = page(text(title), "\n".join(filter(None, [*body, _notes(notes or {}), _footer()])))
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(path.name + ".part")
+    fresh.write_bytes(whole.encode("utf-8", "replace"))
+    fresh.replace(path)
+    return path
+
+
+def _header(title: str, rows: Sequence[Row], runs: Mapping[str, Sequence[Row]]) -> str:
+    steps = sum(map(len, runs.values()))
+    lead = f"{len(rows) or len(runs)} stages, {steps:,} steps"
+    facts = "".join(_fact(name, rows) for name in ("accuracy", "format", "kl")) + _time(rows)
+    return (
+        f'<p class="brand">Hone report</p><h1>{text(title)}</h1><p class="lead">{lead}</p>'
+        f'<div class="facts-row">{facts}</div>'
+    )
+
+
+def _fact(name: str, rows: Sequence[Row]) -> str:
+    """The last stage's number, and the first's to compare it with."""
+    known = [(str(row.get("stage", "")), x) for row in rows if (x := number(row.get(name))) is not None]
+    if not known:
+        return ""
+    column, (first, before), (last, after) = COLUMNS[name], known[0], known[-1]
+    since = f"from {column.show(before)} after {text(first)}" if len(known) > 1 else f"after {text(last)}"
+    return _fact_card(column.heading, column.show(after), since)
+
+
+def _time(rows: Sequence[Row]) -> str:
+    spent = [x for row in rows if (x := number(row.get("seconds"))) is not None]
+    return _fact_card("time in all", seconds(sum(spent)), f"{len(spent)} stages") if spent else ""
+
+
+def _fact_card(heading: str, value: str, under: str) -> str:
+    return f'<div class="card fact"><span>{heading}</span><b>{value}</b><span>{under}</span></div>'
+
+
+def _table(rows: Sequence[Row], stages: Sequence[str]) -> str:
+    if not rows:
+        return ""
+    found = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in COLUMNS if name in found] + [name for name in found if name not in COLUMNS]
+    head = "".join(f'<th scope="col">{text(_heading(name))}</th>' for name in names)
+    lines = "".join(_line(row, names, colour=stages.index(str(row["stage"])) if "stage" in row else 0) for row in rows)
+    return (
+        '<h2>Stages</h2><p class="hint">Measured after each stage, on the same held-out problems.</p>'
+        f'<div class="card scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+    )
+
+
+def _heading(name: str) -> str:
+    return COLUMNS[name].heading if name in COLUMNS else name.replace("_", " ")
+
+
+def _line(row: Row, names: Sequence[str], *, colour: int) -> str:
+    cells = "".join(_cell(name, row.get(name)) for name in names)
+    return f'<tr class="s{colour % 6}">{cells}</tr>'
+
+
+def _cell(name: str, value: object) -> str:
+    if name == "stage":
+        return f'<th scope="row">{text("–" if value is None else value)}</th>'
+    found = number(value)
+    if found is not None:
+        shown = COLUMNS[name].show(found) if name in COLUMNS else label(found)
+    else:
+        shown = text(value) if isinstance(value, str | bool) else "–"
+    bar = _bar(found) if name == "accuracy" and found is not None else ""
+    return f'<td data-name="{text(_heading(name))}">{bar}{shown}</td>'
+
+
+def _bar(share: float) -> str:
+    width = 100 * min(1.0, max(0.0, share))
+    return (
+        '<svg class="bar" aria-hidden="true"><rect class="rest" width="100%" height="100%"/>'
+        f'<rect class="part" width="{width:.1f}%" height="100%" rx="3"/></svg>'
+    )
+
+
+def _curves(runs: Mapping[str, Sequence[dict[str, Any]]], stages: Sequence[str]) -> str:
+    if not runs:
+        return ""
+    tabs = "".join(
+        f'<button type="button" role="tab" id="tab{i}" aria-controls="panel{i}" class="s{stages.index(stage) % 6}">'
+        f"{text(stage)}</button>"
+        for i, stage in enumerate(runs)
+    )
+    panels = "".join(
+        f'<div class="panel s{stages.index(stage) % 6}" role="tabpanel" id="panel{i}" aria-labelledby="tab{i}">'
+        f"<h3>{text(stage)}</h3>{_charts(rows)}</div>"
+        for i, (stage, rows) in enumerate(runs.items())
+    )
+    hint = "Thin: every step. Bold: running mean, where there are enough steps. Red marks: not a finite number."
+    return (
+        f'<h2>Curves</h2><p class="hint">{hint}</p>'
+        f'<div class="tabs" role="tablist" aria-label="Stages">{tabs}</div>{panels}'
+    )
+
+
+def _charts(rows: Sequence[dict[str, Any]]) -> str:
+    names = _curve_names(rows)
+    if not names:
+        return '<p class="none">no steps recorded</p>'
+    figures = [_figure(rows, name) for name in names]
+    shown = f'<div class="charts">{"".join(figures[:MAIN_CURVES])}</div>'
+    folded = figures[MAIN_CURVES:]
+    if folded:
+        shown += (
+            f"<details><summary>{len(folded)} more curves</summary>"
+            f'<div class="charts">{"".join(folded)}</div></details>'
+        )
+    return shown
+
+
+def _curve_names(rows: Sequence[Row]) -> list[str]:
+    """The metrics of the rows: the telling ones first, the others by name; null counts, text does not."""
+    found = {
+        name
+        for row in rows
+        for name, value in row.items()
+        if name != "step" and (value is None or isinstance(value, int | float))
+    }
+    return [name for name in FIRST if name in found] + sorted(found - set(FIRST))
+
+
+def _figure(rows: Sequence[dict[str, Any]], name: str) -> str:
+    data = chart.series(rows, name)
+    title = TITLES.get(name, name.replace("_", " "))
+    points = data.points
+    last = f"<b>{label(points[-1][1])}</b>" if points else ""
+    lost = f"<em>{len(data.lost)} not finite</em>" if data.lost else ""
+    return (
+        f'<figure class="card"><figcaption><span>{text(title)}</span>{lost}{last}</figcaption>'
+        f"{chart.svg(data, name=title)}</figure>"
+    )
+
+
+def _samples(samples: Sequence[Row], stages: Sequence[str]) -> str:
+    together, alone = problems(samples)
+    found: list[str] = []
+    if together:
+        found.append(
+            '<h2>The same problem, stage by stage</h2><p class="hint">Held-out problems; the policy never trained on them.</p>'
+        )
+        found += [compared(group, stages) for group in together]
+    if alone:
+        found.append("<h2>Rollouts</h2>")
+        found += [single(sample, stages) for sample in alone]
+    return "".join(found)
+
+
+def _notes(notes: Mapping[str, str]) -> str:
+    if not notes:
+        return ""
+    items = "".join(f"<dt>{text(name)}</dt><dd>{text(value)}</dd>" for name, value in notes.items())
+    return f'<h2>Machine and settings</h2><dl class="card">{items}</dl>'
+
+
+def _footer() -> str:
+    return "<footer>Written by Hone. This page loads nothing from the network.</footer>"

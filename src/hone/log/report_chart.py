@@ -1,0 +1,194 @@
+"""Curves as inline SVG: one small chart a metric, with axes, ticks and what a script needs to show a value."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+WIDTH, HEIGHT = 320.0, 168.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 10.0, 24.0
+MOST_POINTS = 240  # drawn in one curve; peaks are kept
+SMOOTH_FROM = 24  # points from which a running mean is drawn as well
+HUGE = 1e100  # larger numbers have no place on an axis
+TINY = 1e-90
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A metric over steps; `runs` are unbroken stretches, `lost` the steps whose value was not finite."""
+
+    runs: tuple[tuple[Point, ...], ...]
+    lost: tuple[float, ...]
+
+    @property
+    def points(self) -> list[Point]:
+        return [point for run in self.runs for point in run]
+
+
+def number(value: Any) -> float | None:
+    """The value as a float an axis can hold, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -HUGE < value < HUGE else None
+
+
+def label(value: float) -> str:
+    """A number in few characters: 0.5312, 12.4, 12,345, 1.2e+06."""
+    if 1000 <= abs(value) < 1e6:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if value else "0"
+
+
+def series(rows: Iterable[dict[str, Any]], name: str) -> Series:
+    """The metric's points; a step without it is passed over, one with null, NaN or infinity breaks the curve."""
+    runs: list[list[Point]] = [[]]
+    lost: list[float] = []
+    for index, row in enumerate(rows, 1):
+        if name not in row:
+            continue
+        step, value = number(row.get("step")), number(row[name])
+        x = float(index) if step is None else step
+        if value is None:
+            lost.append(x)
+            runs.append([])
+        else:
+            runs[-1].append((x, value))
+    return Series(tuple(tuple(run) for run in runs if run), tuple(lost))
+
+
+def ticks(low: float, high: float, most: int = 4) -> list[float]:
+    """Round numbers from below `low` to above `high`, about `most` of them."""
+    size = max(abs(low), abs(high))
+    if high - low <= max(size * 1e-9, TINY):
+        pad = size * 0.1 if size > TINY else 1.0
+        low, high = low - pad, high + pad
+    rough = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) if step > 1e-9 else i * step for i in range(first, last + 1)]
+
+
+def smoothed(run: Sequence[Point]) -> list[Point]:
+    """The exponential running mean, with weights that add up to 1 from the first point on."""
+    keep = 1 - 1 / max(2.0, len(run) / 16)
+    total = weight = 0.0
+    found: list[Point] = []
+    for x, y in run:
+        total, weight = keep * total + y, keep * weight + 1
+        found.append((x, total / weight))
+    return found
+
+
+def thinned(run: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most about `most` points: the lowest and the highest of each stretch, so that no peak is lost."""
+    if len(run) <= most:
+        return list(run)
+    size = math.ceil(len(run) / (most // 2))
+    kept: list[Point] = [run[0]]
+    for start in range(0, len(run), size):
+        part = run[start : start + size]
+        kept += sorted({min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])})
+    return list(dict.fromkeys([*kept, run[-1]]))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps steps and values to the drawing."""
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+
+    def at(self, point: Point) -> Point:
+        (x0, x1), (y0, y1) = self.x, self.y
+        across = (point[0] - x0) / (x1 - x0) if x1 > x0 else 0.5
+        up = (point[1] - y0) / (y1 - y0)
+        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+
+
+def svg(data: Series, *, name: str) -> str:
+    """The chart of a series; one without a finite value says so."""
+    points = data.points
+    if not points:
+        return '<p class="none">no finite values</p>'
+    values = [y for _, y in points]
+    marks = ticks(min(values), max(values))
+    steps = [x for x, _ in points] + list(data.lost)
+    scale = Scale((min(steps), max(steps)), (marks[0], marks[-1]))
+    said = f"{name} from {label(values[0])} to {label(values[-1])} over {len(points)} points"
+    drawn = [thinned(run) for run in data.runs]
+    hover = ";".join(_hover(scale, point) for run in drawn for point in run)
+    return (
+        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(said)}"'
+        f' data-points="{escape(hover)}">'
+        f"{_axes(scale, marks)}{_curves(scale, data, drawn)}"
+        f'<line class="cursor" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/><circle class="dot" r="3.5"/></svg>'
+    )
+
+
+def _hover(scale: Scale, point: Point) -> str:
+    x, y = scale.at(point)
+    return f"{x:.1f}|{y:.1f}|{label_step(point[0])}|{label(point[1])}"
+
+
+def label_step(step: float) -> str:
+    return f"{step:.0f}" if step == round(step) else label(step)
+
+
+def _axes(scale: Scale, marks: Sequence[float]) -> str:
+    parts: list[str] = []
+    for mark in marks:
+        y = scale.at((scale.x[0], mark))[1]
+        parts.append(f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(
+            f'<text class="y" x="{LEFT - 6:g}" y="{y + 3.5:.1f}">{_mark_label(mark, marks[1] - marks[0])}</text>'
+        )
+    for step in _step_marks(*scale.x):
+        x = scale.at((step, scale.y[0]))[0]
+        parts.append(f'<text class="x" x="{x:.1f}" y="{HEIGHT - 7:g}">{label_step(step)}</text>')
+    return "".join(parts)
+
+
+def _mark_label(mark: float, step: float) -> str:
+    """As many decimals as tell neighbouring marks apart."""
+    if abs(mark) >= 1e6 or step < 1e-4:
+        return f"{mark:.3g}"
+    places = max(0, -math.floor(math.log10(step)))
+    if round(step, places) != round(step, places + 1):
+        places += 1
+    return f"{mark:,.{places}f}"
+
+
+def _step_marks(first: float, last: float) -> list[float]:
+    """The first and last step, and round ones between that leave their labels room."""
+    if last <= first:
+        return [first]
+    apart = (last - first) * 0.12
+    between = [t for t in ticks(first, last, 5) if first + apart < t < last - apart and t == round(t)]
+    return [first, *between, last]
+
+
+def _curves(scale: Scale, data: Series, drawn: Sequence[Sequence[Point]]) -> str:
+    parts: list[str] = []
+    for run, thin in zip(data.runs, drawn, strict=True):
+        smooth = len(run) >= SMOOTH_FROM
+        if len(run) == 1:
+            x, y = scale.at(run[0])
+            parts.append(f'<circle class="one" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+            continue
+        parts.append(_line("raw" if smooth else "mean", scale, thin))
+        if smooth:
+            parts.append(_line("mean", scale, thinned(smoothed(run))))
+    floor = HEIGHT - BOTTOM
+    for step in data.lost[:MOST_POINTS]:
+        x = scale.at((step, scale.y[0]))[0]
+        parts.append(f'<line class="lost" x1="{x:.1f}" x2="{x:.1f}" y1="{floor - 8:g}" y2="{floor:g}"/>')
+    return "".join(parts)
+
+
+def _line(kind: str, scale: Scale, run: Sequence[Point]) -> str:
+    corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in map(scale.at, run))
+    return f'<polyline class="{kind}" points="{corners}"/>'

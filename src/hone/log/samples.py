@@ -1,0 +1,60 @@
+"""Readable samples: a few rollouts a step, so that what the numbers mean can be seen."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hone.log.sinks import append, finite, mend
+from hone.types import Group, Rollout, Task
+
+
+def pick(groups: Sequence[Group], k: int = 3, seed: int = 0) -> list[Rollout]:
+    """The best and the worst valid rollout, then random ones up to k; the same seed picks the same, none twice."""
+    rollouts = [rollout for group in groups for rollout in group]
+    scored = [i for i, rollout in enumerate(rollouts) if _reward(rollout) is not None]
+    chosen: list[int] = []
+    if scored:
+        best = max(scored, key=lambda i: _reward(rollouts[i]) or 0.0)
+        worst = min(scored, key=lambda i: _reward(rollouts[i]) or 0.0)
+        chosen = list(dict.fromkeys((best, worst)))[: max(k, 0)]
+    rest = [i for i in range(len(rollouts)) if i not in chosen]
+    chosen += random.Random(seed).sample(rest, min(max(k - len(chosen), 0), len(rest)))
+    return [rollouts[i] for i in chosen]
+
+
+def record(step: int, rollout: Rollout) -> dict[str, Any]:
+    """What a reader wants to know of one rollout, as JSON; reward null means invalid or not scored."""
+    parts = rollout.outcome.parts if rollout.outcome else {}
+    return {
+        "step": step,
+        "prompt": prompt_text(rollout.task),
+        "completion": rollout.text,
+        "reward": _reward(rollout),
+        "parts": {name: finite(value) for name, value in parts.items()},
+        "stop": str(rollout.stop),
+        "length": sum(map(bool, rollout.mask)),
+    }
+
+
+def write(path: str | Path, step: int, rollouts: Sequence[Rollout]) -> None:
+    """Appends the rollouts to samples.jsonl; on resume `sinks.truncate_after` drops later ones."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mend(path)
+    for rollout in rollouts:
+        append(path, record(step, rollout))
+
+
+def prompt_text(task: Task | None) -> str:
+    """The prompt as a person reads it: messages become "role: content" lines."""
+    if task is None:
+        return ""
+    if isinstance(task.prompt, str):
+        return task.prompt
+    return "\n".join(f"{message['role']}: {message['content']}" for message in task.prompt)
+
+
+def _reward(rollout: Rollout) -> float | None:
+    value = rollout.outcome.value if rollout.outcome else None
+    return None if value is None else finite(value)

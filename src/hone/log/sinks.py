@@ -1,0 +1,155 @@
+"""Where metrics go: a JSON-lines file that survives crashes and resumes, TensorBoard, or several at once."""
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from hone.errors import HoneError
+
+RESERVED = frozenset({"step", "nonfinite"})
+
+
+class Sink(Protocol):
+    """Takes one set of metrics a step."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def truncate_after(self, step: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class JsonlSink:
+    """One JSON object a step; the file is complete after every write."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        mend(self.path)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends the metrics; NaN and infinity become null and are named in "nonfinite"."""
+        if clash := RESERVED & metrics.keys():
+            raise ValueError(f"metrics may not be called {sorted(clash)}")
+        row: dict[str, Any] = {"step": step}
+        row |= {name: finite(value) for name, value in metrics.items()}
+        if lost := [name for name in metrics if row[name] is None]:
+            row["nonfinite"] = lost
+        append(self.path, row)
+
+    def truncate_after(self, step: int) -> None:
+        truncate_after(self.path, step)
+
+    def close(self) -> None:
+        """Nothing is held open between writes."""
+
+
+class TensorBoardSink:
+    """Scalars for TensorBoard; needs the extra `hone[tensorboard]`."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self._directory = str(directory)
+        self._writer = _summary_writer(self._directory)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, float(value), step)
+        self._writer.flush()
+
+    def truncate_after(self, step: int) -> None:
+        """Event files are append-only: a purge mark makes TensorBoard hide the later steps."""
+        self._writer.close()
+        self._writer = _summary_writer(self._directory, purge_step=step + 1)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class MultiSink:
+    """Passes everything on to each of its sinks."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self.sinks = sinks
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        for sink in self.sinks:
+            sink.write(step, metrics)
+
+    def truncate_after(self, step: int) -> None:
+        for sink in self.sinks:
+            sink.truncate_after(step)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+def append(path: Path, row: Mapping[str, Any]) -> None:
+    """Adds one line in a single write."""
+    with path.open("ab") as file:
+        file.write(_line(row))
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file; a last line torn by a crash is left out."""
+    path = Path(path)
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise HoneError(f"{path} line {number} is not JSON: repair or delete that line") from None
+    return rows
+
+
+def truncate_after(path: str | Path, step: int) -> None:
+    """Drops the rows of later steps, and a torn last line, so that a resumed log has no step twice."""
+    path = Path(path)
+    if path.exists():
+        _replace(path, [row for row in read(path) if row.get("step", 0) <= step])
+
+
+def mend(path: Path) -> None:
+    """Drops a torn last line, which would otherwise swallow the next one appended."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        whole = file.read() == b"\n"
+    if not whole:
+        _replace(path, read(path))
+
+
+def finite(value: float) -> float | None:
+    """The number as JSON can hold it: None for NaN and infinity."""
+    number = value if type(value) is int else float(value)
+    return number if math.isfinite(number) else None
+
+
+def _replace(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Writes the file anew beside itself and swaps it in, so that a crash leaves the old or the new one."""
+    fresh = path.with_name(path.name + ".part")
+    with fresh.open("wb") as file:
+        file.writelines(map(_line, rows))
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps(row, ensure_ascii=False, allow_nan=False)
+    # A lone surrogate cannot be UTF-8; inside a JSON string its backslash form is the same character.
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _summary_writer(directory: str, **options: Any) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise HoneError("tensorboard is not installed: run `pip install hone[tensorboard]`") from None
+    return SummaryWriter(directory, **options)

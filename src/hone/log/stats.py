@@ -1,0 +1,108 @@
+"""Statistics as sums and counts, so that no cut into micro-batches or ranks can change a mean.
+
+Tensors stay on their device until `means` or `plain` is asked for: adding never waits for an accelerator.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Number = float | Tensor
+
+
+class Stats:
+    """Named sums with their counts, and named maxima; `a + b` is what adding everything to one would give."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[Number, Number]] = {}
+        self._maxima: dict[str, Number] = {}
+
+    def add(self, name: str, total: Number, count: Number = 1) -> None:
+        """Adds `total`, the sum of `count` numbers, to the mean called `name`."""
+        if name in self._maxima:
+            raise ValueError(f"{name} is a maximum, it cannot also be a mean")
+        old_total, old_count = self._sums.get(name, (0.0, 0.0))
+        self._sums[name] = (old_total + _kept(total), old_count + _kept(count))
+
+    def peak(self, name: str, value: Number) -> None:
+        """Keeps the largest value seen; NaN stays NaN."""
+        if name in self._sums:
+            raise ValueError(f"{name} is a mean, it cannot also be a maximum")
+        new = _kept(value)
+        self._maxima[name] = _larger(self._maxima[name], new) if name in self._maxima else new
+
+    def merge(self, other: "Stats") -> None:
+        """Adds everything of `other` to this one."""
+        for name, (total, count) in other._sums.items():
+            self.add(name, total, count)
+        for name, value in other._maxima.items():
+            self.peak(name, value)
+
+    def __add__(self, other: "Stats") -> "Stats":
+        return merged((self, other))
+
+    def means(self) -> dict[str, float]:
+        """sum / count of each name, and the maxima; a name with count 0 is absent, never NaN."""
+        plain = self.plain()
+        found = {name: total / count for name, (total, count) in plain["sums"].items() if count != 0}
+        return found | plain["maxima"]
+
+    def plain(self) -> dict[str, Any]:
+        """The sums and maxima as Python floats, to send to another rank; `Stats.of` reads them back."""
+        numbers = [x for pair in self._sums.values() for x in pair] + list(self._maxima.values())
+        floats = iter(_floats(numbers))
+        sums = {name: (next(floats), next(floats)) for name in self._sums}
+        return {"sums": sums, "maxima": {name: next(floats) for name in self._maxima}}
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Stats":
+        """The inverse of `plain`."""
+        stats = cls()
+        for name, (total, count) in plain["sums"].items():
+            stats.add(name, total, count)
+        for name, value in plain["maxima"].items():
+            stats.peak(name, value)
+        return stats
+
+
+def merged(parts: Iterable[Stats]) -> Stats:
+    """The statistics of all parts together; ranks may hold different names."""
+    whole = Stats()
+    for part in parts:
+        whole.merge(part)
+    return whole
+
+
+def _kept(x: Number) -> Number:
+    """A copy without a graph, wide enough that many small sums do not lose digits."""
+    if not isinstance(x, Tensor):
+        return float(x)
+    if x.numel() != 1:
+        raise ValueError(f"a statistic is one number, got shape {tuple(x.shape)}: sum it first")
+    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    return x.detach().reshape(()).to(wide, copy=True)
+
+
+def _larger(a: Number, b: Number) -> Number:
+    if isinstance(a, Tensor):
+        return torch.maximum(a, torch.as_tensor(b).to(a))
+    if isinstance(b, Tensor):
+        return _larger(b, a)
+    return b if b > a or b != b else a
+
+
+def _floats(numbers: list[Number]) -> list[float]:
+    """All numbers as floats, with one transfer for each device they live on."""
+    found = [0.0] * len(numbers)
+    tensors: dict[torch.device, list[int]] = {}
+    for i, x in enumerate(numbers):
+        if isinstance(x, Tensor):
+            tensors.setdefault(x.device, []).append(i)
+        else:
+            found[i] = x
+    for places in tensors.values():
+        for i, value in zip(places, torch.stack([torch.as_tensor(numbers[i]) for i in places]).tolist(), strict=True):
+            found[i] = value
+    return found

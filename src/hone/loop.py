@@ -1,0 +1,169 @@
+"""The two loops. Read this file first: one stage a line, and one file behind each stage.
+
+`online` samples its own data; `offline` reads it. Both are generators: they yield after each iteration, which is when
+logs are written and checkpoints taken, and all that changes lives in the learner, the roller and the source.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hone.algo.select import reward_of
+from hone.algo.table import Algorithm
+from hone.data.collate import collate, mismatched
+from hone.data.source import Source
+from hone.dist import collect
+from hone.errors import HoneError
+from hone.log.monitor import repetition
+from hone.log.stats import Stats, merged
+from hone.train import diagnose, trust_region
+from hone.train.step import (
+    Correct,
+    Learner,
+    annotate,
+    credited,
+    mini_batches,
+    steer,
+    update,
+    update_kl,
+    weighed,
+)
+from hone.types import Batch, Group, Stop, Task
+
+Roll = Callable[[list[Task]], list[Group]]  # sample a group for each task
+Score = Callable[[list[Group]], list[Group]]  # give each rollout its outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Iteration:
+    """What one pass through the loop did."""
+
+    number: int  # counts from 1
+    metrics: dict[str, float]
+    groups: list[Group]  # as sampled and scored, before selection
+
+
+def online(
+    tasks: Source[Task],
+    roll: Roll,
+    score: Score,
+    learner: Learner,
+    algo: Algorithm,
+    *,
+    prompts: int,
+    epochs: int = 1,
+    minibatches: int = 1,
+    refill_rounds: int = 8,
+    correct: Correct | None = None,
+    publish: Callable[[int], None] = lambda version: None,
+    seed: int = 0,
+) -> Iterator[Iteration]:
+    """Prompts -> rollouts -> rewards -> batch -> credit -> updates -> publish, for as long as it is asked."""
+    if algo.on_policy and epochs * minibatches > 1:
+        raise HoneError("this algorithm is strictly on policy: set train.epochs=1 and train.minibatches=1")
+    learner.begin(algo)
+    while True:
+        start = time.perf_counter()
+        groups, kept = _fill(tasks, roll, score, algo, prompts=prompts, rounds=refill_rounds)
+        stats = describe(groups, kept)
+        stats.add("seconds_sample", time.perf_counter() - start)
+
+        if kept:
+            batch = collate(kept)
+            batch = annotate(batch, algo, learner)
+            batch = credited(batch, algo)
+            for epoch in range(epochs):
+                cut = hash_seed(seed, learner.version, epoch)
+                for part in mini_batches(batch, count=minibatches, unit=algo.unit, seed=cut):
+                    part = weighed(part, algo, correct=correct)
+                    take = trust_region.step if algo.trust_region else update
+                    stats.merge(take(learner, part, algo))
+            if any(c.reads == "update_kl" for c in algo.control):
+                stats.add("update_kl", update_kl(learner, batch))
+
+        metrics = summary(stats, seconds=time.perf_counter() - start)
+        steer(learner, algo, metrics)
+        learner.version += 1
+        publish(learner.version)
+        yield Iteration(number=learner.version, metrics=metrics | learner.control, groups=groups)
+
+
+def offline(rows: Source[Group], learner: Learner, algo: Algorithm, *, size: int) -> Iterator[Iteration]:
+    """Rows -> batch -> update, for as long as it is asked; `size` groups (rows or pairs) a step."""
+    learner.begin(algo)
+    while True:
+        start = time.perf_counter()
+        groups = rows.take(size)
+        batch = collate(groups)
+        batch = annotate(batch, algo, learner, mismatched=_mismatched(groups, algo))
+        batch = weighed(batch, algo)
+        stats = update(learner, batch, algo)
+        stats.add("tokens", float(batch.mask.sum()))
+
+        metrics = summary(stats, seconds=time.perf_counter() - start)
+        steer(learner, algo, metrics)
+        learner.version += 1
+        yield Iteration(number=learner.version, metrics=metrics, groups=groups)
+
+
+def _fill(
+    tasks: Source[Task], roll: Roll, score: Score, algo: Algorithm, *, prompts: int, rounds: int
+) -> tuple[list[Group], list[Group]]:
+    """(everything sampled, what was selected); with refill, ask for as many prompts as are still missing."""
+    groups: list[Group] = []
+    kept: list[Group] = []
+    for _ in range(rounds if algo.refill else 1):
+        fresh = score(roll(tasks.take(prompts - len(kept))))
+        groups += fresh
+        kept += algo.select(fresh)
+        if len(kept) >= prompts:
+            break
+    return groups, kept
+
+
+def _mismatched(groups: list[Group], algo: Algorithm) -> Batch | None:
+    if "kl_baseline" not in algo.needs:
+        return None
+    return collate([[r] for r in mismatched([r for g in groups for r in g])])
+
+
+def describe(groups: list[Group], kept: list[Group]) -> Stats:
+    """Rewards, lengths and how rollouts ended; an invalid reward is counted, never averaged in."""
+    stats = Stats()
+    rollouts = [r for g in groups for r in g]
+    lengths = [sum(r.mask) for r in rollouts]
+    values = [value for r in rollouts if (value := reward_of(r)) is not None]
+    stats.add("reward", sum(values), len(values))
+    stats.add("invalid", len(rollouts) - len(values), len(rollouts))
+    stats.add("length", sum(lengths), len(rollouts))
+    stats.add("truncated", sum(r.stop is Stop.LENGTH for r in rollouts), len(rollouts))
+    stats.add("kept", len(kept), len(groups))
+    stats.add("tokens", sum(lengths))
+    written = [[t for t, m in zip(r.tokens, r.mask, strict=True) if m] for r in rollouts]
+    stats.add("repetition", repetition(written) * len(rollouts), len(rollouts))
+    parts = [(name, x) for r in rollouts if r.outcome for name, x in r.outcome.parts.items()]
+    for name, x in parts:
+        stats.add(f"reward/{name}", x)
+    return stats
+
+
+def summary(stats: Stats, *, seconds: float) -> dict[str, float]:
+    """The means over all ranks' sums, with what follows from them."""
+    everyone = merged(Stats.of(plain) for plain in collect.gather(stats.plain()))  # pyright: ignore
+    metrics = diagnose.derived(everyone.means())
+    metrics["seconds"] = seconds
+    if "tokens" in metrics:
+        metrics["tokens_per_second"] = metrics["tokens"] * collect.world()[1] / seconds
+    return metrics
+
+
+def hash_seed(*parts: int) -> int:
+    """One seed from several numbers, different for different ones.
+
+    >>> hash_seed(0, 1) != hash_seed(1, 0)
+    True
+    """
+    seed = 0
+    for part in parts:
+        seed = (seed * 1_000_003 + part + 1) % (2**63 - 1)
+    return seed

@@ -1,0 +1,256 @@
+"""A model folder in Hugging Face's format: config.json and safetensors, read with every mismatch named.
+
+Writing is plain: files go straight into the folder, and what the disk refuses is raised as OSError.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hone.errors import HoneError
+from hone.model.decoder import Decoder, DecoderConfig, rope_tables
+from hone.model.heads import ScalarHead
+from hone.model.lora import plain_state
+from hone.model.policy import Scorer
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+DERIVED = "rotary_emb.inv_freq"  # a table that old checkpoints carry along
+
+
+def config_to_hf(config: DecoderConfig, *, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """The keys of a LlamaConfig; ids of special tokens are null, because absent ones would default to 1 and 2."""
+    name = str(dtype).removeprefix("torch.")
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_theta": config.rope_theta,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "initializer_range": config.initializer_range,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "dtype": name,
+        "torch_dtype": name,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
+    """The DecoderConfig of a LlamaConfig; what the decoder does not compute is refused, not ignored."""
+    if hf.get("model_type") != "llama":
+        raise HoneError(f'model_type is {hf.get("model_type")!r}: only "llama" can be loaded, convert the model')
+    if missing := [key for key in SIZES if key not in hf]:
+        raise HoneError(f"{CONFIG} lacks {', '.join(missing)}: copy the whole file from the model's source")
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    heads = hf["num_attention_heads"]
+    try:
+        config = DecoderConfig(
+            **{key: _whole(hf[key], key) for key in SIZES},
+            num_key_value_heads=_whole(hf.get("num_key_value_heads") or heads, "num_key_value_heads"),
+            max_position_embeddings=_whole(hf.get("max_position_embeddings", 2048), "max_position_embeddings"),
+            rope_theta=_positive(rope.get("rope_theta", hf.get("rope_theta", 10_000.0)), "rope_theta"),
+            rms_norm_eps=_positive(hf.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
+            tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
+            initializer_range=_positive(hf.get("initializer_range", 0.02), "initializer_range"),
+        )
+    except ValueError as error:
+        raise HoneError(f"{CONFIG}: {error}: correct it") from error
+    _refuse_unknown_maths(hf, rope, config)
+    return config
+
+
+def _whole(value: Any, key: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key} is {value!r}, not a positive whole number")
+    return value
+
+
+def _positive(value: Any, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{key} is {value!r}, not a positive number")
+    return float(value)
+
+
+def _refuse_unknown_maths(hf: Mapping[str, Any], rope: Mapping[str, Any], config: DecoderConfig) -> None:
+    expected = {
+        "hidden_act": (hf.get("hidden_act", "silu"), "silu"),
+        "attention_bias": (bool(hf.get("attention_bias")), False),
+        "mlp_bias": (bool(hf.get("mlp_bias")), False),
+        "head_dim": (hf.get("head_dim") or config.head_dim, config.head_dim),
+        "rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
+    }
+    for key, (value, known) in expected.items():
+        if value != known:
+            raise HoneError(f"{CONFIG} has {key} {value!r}, the decoder computes {known!r}: use another model")
+
+
+def save_decoder(decoder: Decoder, folder: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+    """Write config.json and model.safetensors, adapters merged; extra: more keys, such as eos_token_id."""
+    state = plain_state(decoder)
+    if decoder.config.tie_word_embeddings:
+        del state[HEAD]
+    config = config_to_hf(decoder.config, dtype=state[EMBEDDING].dtype)
+    _write(Path(folder), config | dict(extra or {}), state)
+
+
+def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Decoder:
+    """The decoder of a folder, on the CPU."""
+    config, _ = _read_config(Path(folder))
+    return _build(config, _read_tensors(Path(folder), dtype))
+
+
+def save_scorer(scorer: Scorer, folder: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+    """As save_decoder, with the head as score.* and no vocabulary head: tied, so that none is made at loading."""
+    state = plain_state(scorer.decoder)
+    del state[HEAD]
+    config = config_to_hf(replace(scorer.decoder.config, tie_word_embeddings=True), dtype=state[EMBEDDING].dtype)
+    config |= {
+        "architectures": ["LlamaForSequenceClassification"],
+        "num_labels": 1,
+        "id2label": {"0": "LABEL_0"},
+        "label2id": {"LABEL_0": 0},
+        "hone": {"kind": scorer.kind, "mean": scorer.mean, "std": scorer.std},
+    }
+    state |= {f"score.{name}": x.detach() for name, x in scorer.head.state_dict().items()}
+    _write(Path(folder), config | dict(extra or {}), state)
+
+
+def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Scorer:
+    """The scorer of a folder; one of Hugging Face's, without bias or calibration, is a reward model."""
+    config, hf = _read_config(Path(folder))
+    tensors = _read_tensors(Path(folder), dtype)
+    if "score.weight" not in tensors:
+        raise HoneError(f"{folder} has no score.weight: it is a language model, train a reward model from it first")
+    state = {"weight": tensors.pop("score.weight")}
+    state["bias"] = tensors.pop("score.bias", state["weight"].new_zeros(1))
+    tensors.pop(HEAD, None)
+    head = ScalarHead(config.hidden_size).to(dtype)
+    _check_shapes({n: tuple(p.shape) for n, p in head.state_dict().items()}, state)
+    head.load_state_dict(state)
+    decoder = _build(replace(config, tie_word_embeddings=True), tensors)
+    made = hf.get("hone", {})
+    try:
+        mean, std = float(made.get("mean", 0.0)), float(made.get("std", 1.0))
+    except (AttributeError, TypeError, ValueError) as error:
+        raise HoneError(f'{CONFIG}: "hone" must hold kind, mean and std ({error}): save the scorer again') from error
+    return Scorer(decoder, head=head, kind=made.get("kind", "reward"), mean=mean, std=std)
+
+
+def _write(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    try:
+        save_file({n: x.contiguous() for n, x in state.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:  # it wraps what the disk said; give that back
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else 0, str(error), str(folder / WEIGHTS)) from error
+    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors writes for the owner only
+
+
+def _read_config(folder: Path) -> tuple[DecoderConfig, dict[str, Any]]:
+    if not folder.is_dir():
+        raise HoneError(f"no model folder {folder}: check the path")
+    try:
+        hf = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise HoneError(f"{folder} has no {CONFIG}: is it a model folder?") from None
+    except ValueError as error:  # covers bad JSON and bad UTF-8
+        raise HoneError(f"{folder / CONFIG} is not JSON ({error}): copy it again") from error
+    if not isinstance(hf, dict):
+        raise HoneError(f"{folder / CONFIG} is not a JSON object: copy it again")
+    return config_from_hf(hf), hf
+
+
+def _read_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    tensors = dict[str, Tensor]()
+    for name in _weight_files(folder):
+        path = folder / name
+        if not path.is_file():
+            raise HoneError(f"{folder} has no {name}: convert the weights to safetensors or copy them again")
+        try:
+            with safe_open(path, framework="pt") as file:
+                # a copy: a view of the mapped file would change when the file is written again
+                tensors |= {key: _float(file.get_tensor(key), key).to(dtype, copy=True) for key in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise HoneError(f"{path} is damaged ({error}): copy it again") from error
+    return {key: x for key, x in tensors.items() if not key.endswith(DERIVED)}
+
+
+def _weight_files(folder: Path) -> list[str]:
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    try:
+        files = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HoneError(f"{folder / INDEX} is no index of weights ({error!r}): copy it again") from error
+    if any(not isinstance(name, str) or Path(name).name != name for name in files):
+        raise HoneError(f"{folder / INDEX} names files outside the folder: copy it again")
+    return files
+
+
+def _float(x: Tensor, name: str) -> Tensor:
+    if x.dtype not in FLOATS:
+        raise HoneError(f"tensor {name} is {x.dtype}: quantised models cannot be trained, use the full weights")
+    return x
+
+
+def _check_shapes(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise HoneError(f"the weights lack {_some(missing)}: copy them again, or correct {CONFIG}")
+    if unexpected := sorted(tensors.keys() - expected.keys()):
+        raise HoneError(f"the weights have unknown tensors {_some(unexpected)}: {CONFIG} is of another model")
+    for name, shape in expected.items():
+        got = tuple(tensors[name].shape)
+        if got == shape:
+            continue
+        if name in (EMBEDDING, HEAD) and got[1:] == shape[1:]:
+            raise HoneError(f"vocab_size is {shape[0]} but {name} has {got[0]} rows: correct {CONFIG}")
+        raise HoneError(f"{name} has shape {got}, {CONFIG} asks for {shape}: correct {CONFIG} or the weights")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _build(config: DecoderConfig, tensors: dict[str, Tensor]) -> Decoder:
+    """A decoder that holds these very tensors; made on the meta device, so no weights are drawn first."""
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    expected = {name: tuple(p.shape) for name, p in decoder.state_dict().items()}
+    if config.tie_word_embeddings:
+        del expected[HEAD]
+        head = tensors.pop(HEAD, None)
+        if head is not None and EMBEDDING in tensors and not torch.equal(head, tensors[EMBEDDING]):
+            raise HoneError(f"{HEAD} differs from the embedding it is tied to: set tie_word_embeddings to false")
+    _check_shapes(expected, tensors)
+    decoder.load_state_dict(tensors, strict=False, assign=True)
+    if config.tie_word_embeddings:
+        decoder.lm_head.weight = decoder.model.embed_tokens.weight
+    cos, sin = rope_tables(config)
+    decoder.register_buffer("cos", cos, persistent=False)
+    decoder.register_buffer("sin", sin, persistent=False)
+    return decoder

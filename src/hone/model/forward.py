@@ -1,0 +1,192 @@
+"""From a padded table to what the loss reads: packing and vocabulary chunks are known here and nowhere else.
+
+Shapes: B rows and T columns of the table, L lines of W slots for the decoder, N chosen positions, D hidden,
+V vocabulary.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from hone.errors import HoneError
+from hone.model.decoder import Decoder
+
+LogRows = Callable[[slice], Tensor]  # positions -> their log-distributions [n, V]
+STATS = frozenset({"logp", "entropy", "ref_kl", "old_kl"})
+LAYOUTS = ("padded", "packed")
+LINE = 512  # slots of a packed line, unless a row is longer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """What the decoder is fed, and where each cell of the table went."""
+
+    tokens: Tensor  # int64 [L, W]  0 in empty slots, so that padding ids are never looked up
+    slot: Tensor  # int64 [B, T]  index into L * W; 0 on padding
+    real: Tensor  # bool  [B, T]
+    longest: int  # tokens of the longest row
+    positions: Tensor | None = None  # int64 [L, W]  None: they count up from the left
+    mask: Tensor | None = None  # bool  [L, 1, W, W]  None: causal
+
+    def gather(self, x_LWD: Tensor, where: Tensor) -> Tensor:
+        """The chosen cells in row-major order, [N, D]; `where` is bool [B, T]."""
+        return x_LWD.flatten(0, 1)[self.slot[where]]
+
+    def spread(self, x_LW: Tensor) -> Tensor:
+        """One number per slot -> [B, T], 0 on padding."""
+        return torch.where(self.real, x_LW.flatten()[self.slot], 0.0)
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32: log-probs and values are never kept in half precision."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def plain_attention() -> AbstractContextManager[object]:
+    """Attention whose gradient can be differentiated again (TRPO); fused kernels have no double backward."""
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+def first_fit_decreasing(lengths: list[int], width: int) -> tuple[list[int], list[int]]:
+    """The line and first slot of each row: longest rows first, each into the first line with room."""
+    line, start, used = [0] * len(lengths), [0] * len(lengths), list[int]()
+    for row in sorted(range(len(lengths)), key=lambda r: -lengths[r]):
+        if not lengths[row]:
+            continue
+        fits = (i for i, filled in enumerate(used) if filled + lengths[row] <= width)
+        at = next(fits, len(used))
+        if at == len(used):
+            used.append(0)
+        line[row], start[row] = at, used[at]
+        used[at] += lengths[row]
+    return line, start
+
+
+def lay_out(inputs: Tensor, real: Tensor, *, layout: str = "padded", line: int | None = None) -> Lines:
+    """Real tokens moved together: "padded" one row a line, "packed" several, at most `line` slots a line.
+
+    A table without real tokens gives one empty slot, so that a forward pass still reaches every parameter.
+    """
+    if layout not in LAYOUTS:
+        raise HoneError(f'unknown layout "{layout}": use "padded" or "packed"')
+    lengths = real.sum(-1).tolist()
+    longest = max(lengths, default=0)
+    if layout == "padded":
+        lines, starts = list(range(len(lengths))), [0] * len(lengths)
+    else:
+        if line is not None and longest > line:
+            raise HoneError(f"a row has {longest} tokens, a packed line holds {line}: raise it or shorten the row")
+        lines, starts = first_fit_decreasing(lengths, line or max(longest, LINE))
+    shape = (max(lines, default=0) + 1, max([s + n for s, n in zip(starts, lengths, strict=True)] + [1]))
+
+    rank = real.cumsum(-1) - 1  # place in the row; meaningless on padding
+    origin = torch.tensor([at * shape[1] + s for at, s in zip(lines, starts, strict=True)], dtype=torch.long)
+    slot = torch.where(real, origin.to(real.device)[:, None] + rank, 0)
+
+    def place(x_BT: Tensor) -> Tensor:
+        empty = x_BT.new_zeros(shape[0] * shape[1])
+        return empty.index_put((slot[real],), x_BT[real]).view(shape)
+
+    if not any(starts):  # no line is shared: causal is enough
+        return Lines(tokens=place(inputs), slot=slot, real=real, longest=longest)
+    row = torch.arange(1, len(lengths) + 1, device=real.device)[:, None].expand_as(slot)
+    return Lines(
+        tokens=place(inputs),
+        slot=slot,
+        real=real,
+        longest=longest,
+        positions=place(rank),
+        mask=block_causal(place(row)),
+    )
+
+
+def block_causal(document_LW: Tensor) -> Tensor:
+    """True where a slot may look: the same document, not later. Empty slots are a document of their own."""
+    W = document_LW.shape[1]
+    same = document_LW[:, :, None] == document_LW[:, None, :]
+    return (same & torch.ones(W, W, dtype=torch.bool, device=same.device).tril())[:, None]
+
+
+def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool = False) -> Tensor:
+    """[L, W, D]"""
+    context = decoder.config.max_position_embeddings
+    if lines.longest > context:
+        raise HoneError(
+            f"a row has {lines.longest} tokens, the model's context is {context}: "
+            "shorten it or raise model.max_position_embeddings"
+        )
+    return decoder(lines.tokens, positions=lines.positions, mask=lines.mask, checkpoint_layers=checkpoint_layers)
+
+
+def scatter(x_N: Tensor, where: Tensor) -> Tensor:
+    """The inverse of `Lines.gather` for one number per position: [N] -> [B, T], 0 elsewhere."""
+    return x_N.new_zeros(where.shape).index_put(where.nonzero(as_tuple=True), x_N)
+
+
+def log_rows(hidden_ND: Tensor, head_weight_VD: Tensor, temperature: float) -> LogRows:
+    """log softmax(h W' / temperature), computed when the positions are asked for."""
+    return lambda at: (wide(F.linear(hidden_ND[at], head_weight_VD)) / temperature).log_softmax(-1)
+
+
+def token_stats(
+    hidden_ND: Tensor,
+    head_weight_VD: Tensor,
+    targets_N: Tensor,
+    *,
+    want: frozenset[str],
+    temperature: float = 1.0,
+    chunk: int | None = 4096,
+    ref_logprobs: Tensor | LogRows | None = None,
+    old_logprobs: Tensor | LogRows | None = None,
+) -> dict[str, Tensor]:
+    """What `want` names, [N] each; at most `chunk` positions meet the vocabulary at once (None: all).
+
+    Several chunks are recomputed in the backward pass, so no more than one chunk of logits is ever held;
+    one chunk is not, and can be differentiated twice.
+    """
+    if not want <= STATS:
+        raise ValueError(f"unknown statistics {sorted(want - STATS)}, known are {sorted(STATS)}")
+    if temperature <= 0 or (chunk is not None and chunk < 1):
+        raise ValueError(f"temperature {temperature} and chunk {chunk} must be positive")
+    names = sorted(want)
+    others = {"ref_kl": _as_rows(ref_logprobs), "old_kl": _as_rows(old_logprobs)}
+
+    def stats_at(hidden: Tensor, weight: Tensor, at: slice) -> tuple[Tensor, ...]:
+        logq = (wide(F.linear(hidden[at], weight)) / temperature).log_softmax(-1)
+        return tuple(_stat(name, logq, targets_N[at], at, others.get(name)) for name in names)
+
+    N = len(hidden_ND)
+    step = chunk or max(N, 1)
+    slices = [slice(i, min(i + step, N)) for i in range(0, max(N, 1), step)]
+    if len(slices) > 1 and torch.is_grad_enabled():
+        parts = [checkpoint(stats_at, hidden_ND, head_weight_VD, at, use_reentrant=False) for at in slices]
+    else:
+        parts = [stats_at(hidden_ND, head_weight_VD, at) for at in slices]
+    return {name: torch.cat(columns) for name, columns in zip(names, zip(*parts, strict=True), strict=True)}
+
+
+def _as_rows(logprobs: Tensor | LogRows | None) -> LogRows | None:
+    return logprobs.__getitem__ if isinstance(logprobs, Tensor) else logprobs
+
+
+def _stat(name: str, logq_nV: Tensor, targets_n: Tensor, at: slice, other: LogRows | None) -> Tensor:
+    """logp = log q(target), entropy = -sum q log q, ref_kl = KL(q || ref), old_kl = KL(old || q)"""
+    if name == "logp":
+        return logq_nV.gather(-1, targets_n[:, None]).squeeze(-1)
+    if name == "entropy":
+        return -(logq_nV.exp() * logq_nV).sum(-1)
+    if other is None:
+        raise ValueError(f"{name} needs {name.removesuffix('kl')}logprobs")
+    with torch.no_grad():
+        logr = other(at)
+    if logr.shape != logq_nV.shape:
+        raise ValueError(f"{name}: distribution of shape {tuple(logr.shape)}, expected {tuple(logq_nV.shape)}")
+    if name == "ref_kl":
+        return (logq_nV.exp() * (logq_nV - logr)).sum(-1)
+    return (logr.exp() * (logr - logq_nV)).sum(-1)

@@ -1,0 +1,217 @@
+"""The models the losses see: a policy with or without a critic, and a scorer; both map a Batch to a Forward."""
+
+import copy
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from hone.errors import HoneError
+from hone.model.decoder import Decoder
+from hone.model.forward import STATS, Lines, LogRows, hidden_states, lay_out, log_rows, scatter, token_stats
+from hone.model.heads import ScalarHead
+from hone.types import Batch, Forward
+
+
+class Distribution(Protocol):
+    """Anything that can stand as `reference` or `old`."""
+
+    def log_distribution(self, batch: Batch) -> Tensor: ...  # float [N, V] at the mask, row-major
+
+
+@runtime_checkable
+class LazyDistribution(Protocol):
+    """A distribution that is computed a chunk of positions at a time, so that [N, V] never exists."""
+
+    def log_rows(self, batch: Batch) -> LogRows: ...
+
+
+class SharedCritic(nn.Module):
+    """A value head on the policy's own hidden states; detach: the value loss does not reach the backbone."""
+
+    def __init__(self, hidden_size: int, *, detach: bool = False, zero: bool = True) -> None:
+        super().__init__()
+        self.head = ScalarHead(hidden_size, zero=zero)
+        self.detach = detach
+
+
+class OwnCritic(nn.Module):
+    """A value head on a decoder of its own, which may have another size than the policy's."""
+
+    def __init__(self, decoder: Decoder, *, head: ScalarHead | None = None) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.head = head if head is not None else ScalarHead(decoder.config.hidden_size, zero=True)
+        freeze_unused_head(decoder)
+
+
+def freeze_unused_head(decoder: Decoder) -> None:
+    """A scalar model never reads `lm_head`; untied, it is taken from the trainable parameters."""
+    if decoder.lm_head.weight is not decoder.model.embed_tokens.weight:
+        decoder.lm_head.requires_grad_(False)
+
+
+class Policy(nn.Module):
+    """A decoder that gives log-probs, entropies, exact KLs and values; computes only what is wanted.
+
+    `reference` and `old` are set from outside and stay outside: no part of parameters() or state_dict().
+    """
+
+    reference: Distribution | None
+    old: Distribution | None
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        critic: SharedCritic | OwnCritic | None = None,
+        temperature: float = 1.0,
+        layout: str = "padded",
+        line: int | None = None,
+        chunk: int | None = 4096,
+        checkpoint_layers: bool = False,
+    ) -> None:
+        super().__init__()
+        if isinstance(critic, OwnCritic) and critic.decoder is decoder:
+            raise ValueError("an OwnCritic needs another decoder than the policy's; to share it use SharedCritic")
+        if temperature <= 0:
+            raise HoneError(f"temperature is {temperature}: training needs a positive one, 1.0 if in doubt")
+        self.decoder, self.critic = decoder, critic
+        self.temperature, self.layout, self.line = temperature, layout, line
+        self.chunk, self.checkpoint_layers = chunk, checkpoint_layers
+        self.reference = self.old = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("reference", "old"):  # nn.Module would register them as its own
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def forward(self, batch: Batch, want: frozenset[str]) -> Forward:
+        self._check(batch, want)
+        stats = want & STATS
+        lines = lay_out(batch.inputs, batch.real, layout=self.layout, line=self.line)
+        reads_hidden = stats or ("value" in want and isinstance(self.critic, SharedCritic))
+        hidden = self._hidden(lines) if reads_hidden else None
+        fields = dict[str, Tensor]()
+        if "value" in want:
+            fields["value"] = lines.spread(self._values(lines, hidden))
+        if hidden is not None and stats:
+            at_mask = token_stats(
+                lines.gather(hidden, batch.mask),
+                self.decoder.lm_head.weight,
+                batch.targets[batch.mask],
+                want=frozenset(stats),
+                temperature=self.temperature,
+                chunk=self.chunk,
+                ref_logprobs=_rows_of(self.reference, batch) if "ref_kl" in want else None,
+                old_logprobs=_rows_of(self.old, batch) if "old_kl" in want else None,
+            )
+            fields |= {name: scatter(x, batch.mask) for name, x in at_mask.items()}
+        return Forward(**fields)
+
+    def log_rows(self, batch: Batch) -> LogRows:
+        """The log-distributions at the masked positions, in row-major order, a slice at a time."""
+        lines = lay_out(batch.inputs, batch.real, layout=self.layout, line=self.line)
+        hidden = lines.gather(self._hidden(lines), batch.mask)
+        return log_rows(hidden, self.decoder.lm_head.weight, self.temperature)
+
+    def log_distribution(self, batch: Batch) -> Tensor:
+        """log softmax(logits / temperature) at the masked positions in row-major order, [N, V]"""
+        return self.log_rows(batch)(slice(None))
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """The decoder's trainable parameters; a shared backbone belongs here."""
+        return [p for p in self.decoder.parameters() if p.requires_grad]
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """The critic's trainable parameters: of a shared critic, the head."""
+        return [p for p in self.critic.parameters() if p.requires_grad] if self.critic is not None else []
+
+    def _hidden(self, lines: Lines) -> Tensor:
+        return hidden_states(self.decoder, lines, checkpoint_layers=self.checkpoint_layers)
+
+    def _values(self, lines: Lines, hidden: Tensor | None) -> Tensor:
+        if isinstance(self.critic, OwnCritic):
+            own = hidden_states(self.critic.decoder, lines, checkpoint_layers=self.checkpoint_layers)
+            return self.critic.head(own)
+        assert self.critic is not None, "_check saw to it"
+        assert hidden is not None, "forward saw to it"
+        return self.critic.head(hidden.detach() if self.critic.detach else hidden)
+
+    def _check(self, batch: Batch, want: frozenset[str]) -> None:
+        if unknown := want - STATS - {"value"}:
+            raise ValueError(f"unknown fields {sorted(unknown)}, a Policy gives {sorted(STATS | {'value'})}")
+        if (batch.mask & ~batch.real).any():
+            raise ValueError("the mask is True on padding: a trained target needs a real input")
+        if "value" in want and self.critic is None:
+            raise HoneError("a value is wanted but the policy has no critic: give it a SharedCritic or OwnCritic")
+        for name in ("reference", "old"):
+            field = f"{name[:3]}_kl"
+            if field in want and getattr(self, name) is None:
+                raise HoneError(f"{field} is wanted but there is none to compare with: set policy.{name}")
+
+
+def _rows_of(model: Distribution | None, batch: Batch) -> LogRows:
+    assert model is not None
+    with torch.no_grad():
+        if isinstance(model, LazyDistribution):
+            return model.log_rows(batch)
+        return model.log_distribution(batch).__getitem__
+
+
+def frozen_copy(policy: Policy, *, critic: bool = False) -> Policy:
+    """A deep copy without gradients, to stand as `reference` or `old`; critic: copy that too."""
+    twin = Policy(
+        copy.deepcopy(policy.decoder),
+        critic=copy.deepcopy(policy.critic) if critic else None,
+        temperature=policy.temperature,
+        layout=policy.layout,
+        line=policy.line,
+        chunk=policy.chunk,
+    )
+    return twin.requires_grad_(False).eval()
+
+
+class Scorer(nn.Module):
+    """A reward, value or step model: (head(h) - mean) / std at every real position.
+
+    `mean` and `std` are those of the raw scores on a calibration set, and are saved with the model.
+    """
+
+    KINDS = ("reward", "value", "step")
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        head: ScalarHead | None = None,
+        kind: str = "reward",
+        mean: float = 0.0,
+        std: float = 1.0,
+        layout: str = "padded",
+        checkpoint_layers: bool = False,
+    ) -> None:
+        super().__init__()
+        if kind not in self.KINDS:
+            raise HoneError(f'unknown kind of scorer "{kind}": use one of {", ".join(self.KINDS)}')
+        self.decoder, self.kind, self.layout = decoder, kind, layout
+        self.head = head if head is not None else ScalarHead(decoder.config.hidden_size)
+        self.checkpoint_layers = checkpoint_layers
+        self.normalise(mean, std)
+        freeze_unused_head(decoder)
+
+    def normalise(self, mean: float, std: float) -> None:
+        """From now on scores have `mean` taken off and are divided by `std`."""
+        if not std > 0:
+            raise HoneError(f"scores have standard deviation {std}: calibrate on answers of different quality")
+        self.mean, self.std = mean, std
+
+    def forward(self, batch: Batch, want: frozenset[str]) -> Forward:
+        if want - {"value"}:
+            raise ValueError(f"a Scorer gives only value, not {sorted(want - {'value'})}")
+        if not want:
+            return Forward()
+        lines = lay_out(batch.inputs, batch.real, layout=self.layout)
+        hidden = hidden_states(self.decoder, lines, checkpoint_layers=self.checkpoint_layers)
+        return Forward(value=lines.spread((self.head(hidden) - self.mean) / self.std))

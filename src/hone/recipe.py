@@ -1,0 +1,186 @@
+"""The settings of a run, as frozen dataclasses: a recipe is a function that returns a `Recipe`. No torch here.
+
+Only the edge (command line, runner, recipes) reads these; everything below takes plain arguments.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hone.config import Choice, check, unknown
+from hone.errors import HoneError
+from hone.log.limits import Limits
+
+VERIFIERS = ("math", "format", "choice", "exact")  # rewards by name; "model:FOLDER" is a trained reward model
+SINGLE = frozenset({"pretrain", "sft", "kto", "process_reward_model"})  # offline algorithms on rows
+PAIRED = frozenset({"dpo", "ipo", "orpo", "simpo", "reward_model"})  # offline algorithms on pairs of rows
+OFFLINE = SINGLE | PAIRED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The policy: a model folder, or with an empty path a fresh decoder of this shape."""
+
+    path: str = ""
+    tokenizer: str = ""  # folder of the tokenizer; empty: the model's
+    vocab_size: int = 0  # 0: as many as the tokenizer has
+    hidden_size: int = 128
+    intermediate_size: int = 512
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 4
+    context: int = 256  # the most tokens of a row, prompt and completion together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleSpec:
+    """How completions are sampled."""
+
+    group: int = 8  # samples a prompt
+    max_tokens: int = 64  # the most a completion may have
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_rows: int = 512  # rows in the sampler at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSpec:
+    """How many of what. Online, a step is one iteration: sample, score, then epochs x minibatches updates."""
+
+    steps: int = 100
+    prompts: int = 32  # online: prompts a step; offline: rows, or pairs, a step
+    epochs: int = 1
+    minibatches: int = 1
+    micro_rows: int = 64  # rows in memory at once; changes no number
+    layout: Literal["padded", "packed"] = "padded"
+    refill_rounds: int = 8  # how often an algorithm may ask for more prompts to fill a step
+    mismatch: Literal["none", "truncate", "mask"] = "none"  # what corrects old_logp against gen_logp
+    mismatch_cap: float = 2.0
+    max_invalid: float = 0.2  # stop when more than this share of the rewards is invalid
+    reference_refresh: int = 0  # copy the policy into the reference every so many steps; 0: never
+    eval_every: int = 0  # 0: only at the end
+    eval_samples: int = 1
+    threads: int = 0  # 0: as torch chooses
+    deterministic: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimSpec:
+    """AdamW and its learning rate."""
+
+    lr: float = 1e-4
+    critic_lr: float | None = None  # None: the same as lr
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    warmup: int = 0
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSpec:
+    """A low-rank adapter; rank 0: train all the weights."""
+
+    rank: int = 0
+    alpha: float = 16.0
+    targets: tuple[str, ...] = ("all-linear",)
+    rslora: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticSpec:
+    """Where the value comes from. "none" means "own" for an algorithm that needs one."""
+
+    kind: Literal["none", "own", "shared"] = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveSpec:
+    """When to write checkpoints; the last step is always saved."""
+
+    every: int = 0
+    keep: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything a run is made of."""
+
+    name: str = "run"
+    seed: int = 0
+    model: ModelSpec = field(default_factory=ModelSpec)
+    data: str | Sequence[Any] = ""  # a JSONL file; in Python also rows (dicts) or Tasks
+    eval_data: str | Sequence[Any] = ""
+    # {"math": 1.0, "format": 0.1}, one name, "rewards.py:function", or in Python a function
+    reward: str | Mapping[str, float] | Callable[..., Any] = field(default_factory=dict[str, float])
+    algo: Choice = Choice("grpo")
+    sample: SampleSpec = field(default_factory=SampleSpec)
+    train: TrainSpec = field(default_factory=TrainSpec)
+    optim: OptimSpec = field(default_factory=OptimSpec)
+    lora: LoraSpec = field(default_factory=LoraSpec)
+    critic: CriticSpec = field(default_factory=CriticSpec)
+    save: SaveSpec = field(default_factory=SaveSpec)
+    limits: Limits = field(default_factory=Limits)
+    out: str = "runs/{name}"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reward, str) and _is_reward_name(self.reward):
+            object.__setattr__(self, "reward", {self.reward: 1.0})
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the run is written."""
+        return Path(self.out.replace("{name}", self.name))
+
+    @property
+    def online(self) -> bool:
+        """Whether the algorithm samples its own data."""
+        return self.algo.name not in OFFLINE
+
+
+_AT_LEAST: dict[str, float] = {
+    "seed": 0, "model.vocab_size": 0, "model.hidden_size": 1, "model.intermediate_size": 1, "model.layers": 1,
+    "model.heads": 1, "model.kv_heads": 1, "model.context": 2, "sample.group": 1, "sample.max_tokens": 1,
+    "sample.top_k": 0, "sample.min_p": 0, "sample.max_rows": 1, "train.steps": 1, "train.prompts": 1,
+    "train.epochs": 1, "train.minibatches": 1, "train.micro_rows": 1, "train.refill_rounds": 1,
+    "train.max_invalid": 0, "train.reference_refresh": 0, "train.eval_every": 0, "train.eval_samples": 1,
+    "train.threads": 0, "optim.critic_lr": 0, "optim.weight_decay": 0, "optim.warmup": 0, "lora.rank": 0,
+    "save.every": 0, "save.keep": 1, "limits.patience": 1,
+}  # fmt: skip
+_ABOVE: dict[str, float] = {
+    "sample.temperature": 0, "sample.top_p": 0, "train.mismatch_cap": 0, "optim.lr": 0, "optim.clip_norm": 0,
+    "lora.alpha": 0,
+}  # fmt: skip
+_AT_MOST: dict[str, float] = {"sample.top_p": 1, "sample.min_p": 1, "train.max_invalid": 1}
+
+
+def validate(recipe: Recipe) -> None:
+    """Every setting has its type and makes sense with the others, or HoneError with the remedy."""
+    if not isinstance(recipe, Recipe):
+        raise HoneError(f"a recipe returns a hone.Recipe, not {type(recipe).__name__}")
+    check(recipe)
+    _validate_ranges(recipe)
+    _validate_together(recipe)
+    _validate_reward(recipe)
+
+
+def plan(recipe: Recipe) -> str:
+    """What one step does, in one unit: rows."""
+    train, name = recipe.train, recipe.algo.name
+    if recipe.online:
+        rows = train.prompts * recipe.sample.group
+        made = f"{_count(train.prompts, 'prompt')} x {_count(recipe.sample.group, 'sample')} = {_count(rows, 'row')}"
+    elif name in PAIRED:
+        rows = 2 * train.prompts
+        made = f"{_count(train.prompts, 'pair')} = {_count(rows, 'row')}"
+    else:
+        rows = train.prompts
+        made = _count(rows, "row")
+    updates = train.epochs * train.minibatches
+    cut = f"{_count(train.epochs, 'epoch')} x {_count(train.minibatches, 'minibatch', 'minibatches')}"
+    each, largest = _micro_batches(rows, train.minibatches, train.micro_rows)
+    micro = f"{_count(train.epochs * sum(each), 'micro-batch', 'micro-batches')} of {largest} rows"
+    return f"{made}; {cut} = {_count(updates, 'update')}; {micro}"

@@ -1,0 +1,55 @@
+"""What every sampler promises, in-process or remote: the settings it obeys and the call it answers."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hone.errors import HoneError
+from hone.types import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleParams:
+    """How to sample; temperature 0 is greedy."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    stop_ids: frozenset[int]  # writing any of these ends the completion
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for fine, message in (
+            (self.max_tokens >= 1, f"max_tokens is {self.max_tokens}: set it to 1 or more"),
+            (
+                0 <= self.temperature < math.inf,
+                f"temperature is {self.temperature}: set it to 0 (greedy) or a finite positive number",
+            ),
+            (self.top_k >= 0, f"top_k is {self.top_k}: set it to 0 (off) or more"),
+            (0 < self.top_p <= 1, f"top_p is {self.top_p}: set it above 0 and at most 1 (off)"),
+            (0 <= self.min_p <= 1, f"min_p is {self.min_p}: set it between 0 (off) and 1"),
+            (0 <= self.seed < 2**64, f"seed is {self.seed}: set it between 0 and 2**64 - 1"),
+            (min(self.stop_ids, default=0) >= 0, "stop_ids has a negative number: give token ids, 0 or more"),
+        ):
+            if not fine:
+                raise HoneError(message)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether top-k, top-p or min-p may cut the support, so that gen_logp is renormalised on what is left."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+
+class Sampler(Protocol):
+    """Writes completions with the weights called `version`."""
+
+    version: int
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], *, n: int, params: SampleParams, first_request: int = 0
+    ) -> list[Group]:
+        """n rollouts of each prompt; sample j of prompt i is request `first_request + i * n + j`."""
+        ...

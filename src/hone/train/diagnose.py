@@ -1,0 +1,72 @@
+"""What is worth watching in each update, as sums and counts, so that micro-batches and ranks cannot skew it."""
+
+import torch
+from torch import Tensor
+
+from hone.algo.kl import k3
+from hone.algo.table import Algorithm
+from hone.log.stats import Stats
+from hone.types import ABSENT, Batch, Forward
+
+
+def observe(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:
+    """Adds what this micro-batch shows: entropy, KLs, ratios, clipping, the critic's fit, the sampler's gap."""
+    mask = batch.mask
+    tokens = mask.sum()
+
+    def mean(name: str, x: Tensor) -> None:
+        stats.add(name, torch.where(mask, x.detach(), 0.0).double().sum(), tokens)
+
+    for name, term in algo.watch:
+        mean(name, term(fwd, batch))
+    if fwd.logp is not ABSENT:
+        logp = fwd.logp.detach()
+        mean("nll", -logp)
+        mean("entropy", fwd.entropy if fwd.entropy is not ABSENT else -logp)
+        if batch.ref_logp is not ABSENT:
+            mean("ref_kl", k3(torch.where(mask, logp - batch.ref_logp, 0.0)))
+        if batch.old_logp is not ABSENT:
+            _ratios(stats, logp, batch)
+        if batch.gen_logp is not ABSENT:
+            _sampler_gap(stats, logp if batch.old_logp is ABSENT else batch.old_logp, batch)
+    if fwd.value is not ABSENT and batch.returns is not ABSENT:
+        _critic(stats, fwd.value.detach(), batch)
+
+
+def _ratios(stats: Stats, logp: Tensor, batch: Batch) -> None:
+    """KL(old || now) by k3, and the sums of r and r^2 from which the effective sample size follows."""
+    d = torch.where(batch.mask, logp - batch.old_logp, 0.0)
+    r = torch.where(batch.mask, d.exp(), 0.0).double()
+    tokens = batch.mask.sum()
+    stats.add("old_kl", torch.where(batch.mask, d.expm1() - d, 0.0).double().sum(), tokens)
+    stats.add("ratio", r.sum(), tokens)
+    stats.add("ratio_square", r.square().sum(), tokens)
+
+
+def _sampler_gap(stats: Stats, logp: Tensor, batch: Batch) -> None:
+    """KL(gen || learner) by k3 on the sampler's own tokens, and the largest difference of log-probs."""
+    d = torch.where(batch.mask, logp - batch.gen_logp, 0.0)
+    stats.add("gen_kl", (d.expm1() - d).double().sum(), batch.mask.sum())
+    stats.peak("gen_gap", d.abs().max())
+
+
+def _critic(stats: Stats, value: Tensor, batch: Batch) -> None:
+    """The moments from which the explained variance follows."""
+    tokens = batch.mask.sum()
+    for name, x in (("return", batch.returns), ("return_error", batch.returns - value)):
+        x = torch.where(batch.mask, x, 0.0).double()
+        stats.add(name, x.sum(), tokens)
+        stats.add(f"{name}_square", x.square().sum(), tokens)
+
+
+def derived(means: dict[str, float]) -> dict[str, float]:
+    """Replaces raw moments by what they are for: effective sample size and explained variance."""
+    out = dict(means)
+    if "ratio_square" in out:
+        out["ess"] = out["ratio"] ** 2 / max(out.pop("ratio_square"), 1e-12)
+    if "return_square" in out:
+        variance = out.pop("return_square") - out["return"] ** 2
+        error = out.pop("return_error_square") - out.pop("return_error") ** 2
+        if variance > 1e-12:
+            out["explained_variance"] = 1 - error / variance
+    return out

@@ -1,0 +1,204 @@
+"""From a batch to one weight update. Each stage takes a Batch and returns it with more columns."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hone.algo import weight
+from hone.algo.prefer import reference_gain
+from hone.algo.table import Algorithm, assign_credit, objective
+from hone.dist import collect
+from hone.log.stats import Stats
+from hone.train import diagnose, optim
+from hone.types import ABSENT, Batch, Forward, Model
+
+
+class Trainable(Model, Protocol):
+    """A model whose parameters are the actor's and the critic's; `old` is what KL(old || now) compares with."""
+
+    old: object | None
+
+    def actor_parameters(self) -> list[nn.Parameter]: ...
+
+    def critic_parameters(self) -> list[nn.Parameter]: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Learner:
+    """The policy with its optimiser, and all else that changes from update to update."""
+
+    policy: Trainable
+    optimizer: torch.optim.Optimizer
+    schedule: optim.Schedule = optim.constant
+    reference: Model | None = None
+    micro_rows: int = 64
+    clip_norm: float = 1.0
+    updates: int = 0  # optimiser steps taken
+    version: int = 0  # iterations done: the version of the weights the sampler reads
+    control: dict[str, float] = field(default_factory=dict[str, float])  # adaptive numbers, by column
+
+    def begin(self, algo: Algorithm) -> None:
+        """Give each adaptive number its start unless a checkpoint has given it a value."""
+        for c in algo.control:
+            self.control.setdefault(c.column, c.start)
+
+
+# --- cutting ---
+
+
+def micro_batches(batch: Batch, *, rows: int, unit: int = 1) -> Iterator[Batch]:
+    """Slices of about `rows` rows, longest first so that padding is little and memory peaks at once.
+
+    Rows of a unit (a preference pair) stay together. Weights are columns by now, so any cut gives the same gradient.
+    """
+    length = batch.real.sum(-1).view(-1, unit).amax(-1)
+    units = length.argsort(descending=True, stable=True)
+    index = (units[:, None] * unit + torch.arange(unit, device=units.device)).flatten()
+    size = max(1, rows // unit) * unit
+    for start in range(0, len(index), size):
+        yield batch.rows(index[start : start + size])
+
+
+def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[Batch]:
+    """The iteration's rows, shuffled by `seed`, in `count` nearly equal parts: one optimiser step each."""
+    if count == 1:
+        yield batch
+        return
+    units = len(batch) // unit
+    order = torch.randperm(units, generator=torch.Generator().manual_seed(seed))
+    for part in order.tensor_split(count):
+        yield batch.rows((part[:, None] * unit + torch.arange(unit)).flatten())
+
+
+@torch.no_grad()
+def evaluate(model: Model, batch: Batch, want: frozenset[str], *, rows: int) -> Forward:
+    """The forward pass of the whole batch, in slices, without gradients."""
+    parts = [model(batch.rows(slice(i, i + rows)), want) for i in range(0, len(batch), rows)]
+    columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(Forward)}
+    return Forward(**{name: torch.cat(xs) for name, xs in columns.items() if xs[0] is not ABSENT})
+
+
+# --- the stages between collate and update ---
+
+
+def annotate(batch: Batch, algo: Algorithm, learner: Learner, *, mismatched: Batch | None = None) -> Batch:
+    """Fill the columns the algorithm declares, with one forward pass per model at most."""
+    columns: dict[str, Tensor] = {
+        c.column: batch.constant(learner.control[c.column]) for c in algo.control if c.column in algo.needs
+    }
+    sources = {"old_logp": "logp", "old_value": "value", "bootstrap": "value", "ref_kl": "ref_kl"}
+    if want := frozenset(sources[c] for c in algo.needs & sources.keys()):
+        old = evaluate(learner.policy, batch, want, rows=learner.micro_rows)
+        columns |= {c: getattr(old, sources[c]) for c in algo.needs & (sources.keys() - {"bootstrap"})}
+        if "bootstrap" in algo.needs:
+            columns["bootstrap"] = torch.where(batch.truncated, last_of(old.value, batch.real), 0.0)
+    if "ref_logp" in algo.needs:
+        columns["ref_logp"] = _reference(learner, batch)
+    if "kl_baseline" in algo.needs:
+        columns["kl_baseline"] = batch.constant(_mismatched_kl(learner, mismatched))
+    batch = replace(batch, **columns)
+    if missing := [c for c in sorted(algo.needs) if getattr(batch, c) is ABSENT]:
+        raise ValueError(f"the algorithm needs columns that nothing filled: {', '.join(missing)}")
+    return batch
+
+
+def last_of(x: Tensor, real: Tensor) -> Tensor:
+    """[B, T] -> [B]: the value after each row's last real token."""
+    last = real & (real.flip(-1).cumsum(-1).flip(-1) == 1)
+    return torch.where(last, x, 0.0).sum(-1)
+
+
+def _reference(learner: Learner, batch: Batch) -> Tensor:
+    if learner.reference is None:
+        raise ValueError("the algorithm compares with a reference model and the learner has none")
+    return evaluate(learner.reference, batch, frozenset({"logp"}), rows=learner.micro_rows).logp
+
+
+def _mismatched_kl(learner: Learner, batch: Batch | None) -> float:
+    """KTO's z0 = max(0, mean log pi/ref over mismatched pairs), over every rank's rows."""
+    if batch is None:
+        raise ValueError("KTO needs the mismatched pairs of its rows")
+    now = evaluate(learner.policy, batch, frozenset({"logp"}), rows=learner.micro_rows)
+    gain = reference_gain(now, replace(batch, ref_logp=_reference(learner, batch)))
+    summed, count = collect.total(torch.stack([gain.double().sum(), gain.new_tensor(len(gain)).double()])).tolist()
+    return max(0.0, summed / max(count, 1.0))
+
+
+def credited(batch: Batch, algo: Algorithm) -> Batch:
+    """Adds advantages and, for a critic, returns; whitened over all ranks where the algorithm says so."""
+    return replace(batch, **assign_credit(batch, algo, reduce=collect.total))
+
+
+def totals(batch: Batch) -> weight.Totals:
+    """Rows and tokens trained on, over all ranks: the only numbers the loss's scale depends on."""
+    counts = torch.stack([batch.mask.any(-1).sum(), batch.mask.sum()])
+    rows, tokens = collect.total(counts).tolist()
+    return weight.Totals(rows=rows, tokens=tokens)
+
+
+Correct = Callable[[Batch], Tensor]  # a factor on each token's weight
+
+
+def weighed(batch: Batch, algo: Algorithm, *, correct: Correct | None = None) -> Batch:
+    """Adds the loss weights of one optimiser step, times the correction for the sampler's mismatch."""
+    batch = weight.weigh(batch, algo.weigh, totals(batch))
+    if correct is None:
+        return batch
+    return replace(batch, token_weight=batch.token_weight * correct(batch))
+
+
+# --- the update ---
+
+
+def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
+    """Gradients of every micro-batch, summed over ranks, clipped, one optimiser step.
+
+    A gradient that is not finite changes nothing: the step is skipped and counted.
+    """
+    stats = Stats()
+    learner.optimizer.zero_grad(set_to_none=True)
+    for micro in micro_batches(batch, rows=learner.micro_rows, unit=algo.unit):
+        fwd = learner.policy(micro, algo.wants)
+        loss = objective(fwd, micro, algo.loss)
+        loss.backward()
+        stats.add("loss", loss.detach(), 0)
+        diagnose.observe(stats, fwd, micro, algo)
+    stats.add("loss", 0.0, 1)  # the weights make the micro-batches' losses one sum
+    apply_gradients(learner, stats)
+    return stats
+
+
+def apply_gradients(learner: Learner, stats: Stats) -> None:
+    """Sum over ranks, clip, step; or skip and count when the gradient is not finite."""
+    parameters = optim.parameters_of(learner.optimizer)
+    collect.total_gradients(parameters)
+    norm = optim.clip_gradients(parameters, learner.clip_norm)
+    rate = optim.set_rate(learner.optimizer, learner.schedule(learner.updates))
+    finite = bool(norm.isfinite())
+    if finite:
+        learner.optimizer.step()
+    learner.updates += 1
+    stats.add("skipped", 0.0 if finite else 1.0, 1)
+    stats.add("grad_norm", norm.detach() if finite else 0.0, 1 if finite else 0)
+    stats.add("lr", rate, 1)
+    learner.optimizer.zero_grad(set_to_none=True)
+
+
+@torch.no_grad()
+def update_kl(learner: Learner, batch: Batch) -> float:
+    """Mean k3 of KL(old || now) per trained token after the update, over all ranks."""
+    now = evaluate(learner.policy, batch, frozenset({"logp"}), rows=learner.micro_rows)
+    d = torch.where(batch.mask, now.logp - batch.old_logp, 0.0)
+    sums = torch.stack([(d.expm1() - d).double().sum(), batch.mask.double().sum()])
+    summed, count = collect.total(sums).tolist()
+    return summed / max(count, 1.0)
+
+
+def steer(learner: Learner, algo: Algorithm, metrics: dict[str, float]) -> None:
+    """Move each adaptive number by the metric it follows."""
+    for c in algo.control:
+        if c.reads in metrics:
+            learner.control[c.column] = c.update(learner.control[c.column], metrics[c.reads])

@@ -1,0 +1,161 @@
+"""The records that travel from prompt to weight update, and the checks on their shapes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, Protocol, Self, cast
+
+import torch
+from torch import Tensor
+
+ABSENT = cast(Tensor, None)  # a column no stage has filled yet
+
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A problem: what the model reads, and what a verifier needs to judge the answer."""
+
+    prompt: str | Sequence[Message]
+    answer: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])  # other columns of the dataset row
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """A reward, or the reason why there is none: a crashed verifier is not a wrong answer."""
+
+    value: float | None  # None: invalid
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    reason: str = ""  # why it is invalid
+
+    @property
+    def valid(self) -> bool:
+        return self.value is not None
+
+
+class Stop(StrEnum):
+    """Why a rollout ended."""
+
+    TOKEN = "token"  # the policy wrote a stop token
+    LENGTH = "length"  # the limit cut it off: the episode is truncated, not finished
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One sequence, sampled or read from a dataset. Lists have one entry per token."""
+
+    tokens: Sequence[int]  # the prompt, then every turn
+    mask: Sequence[bool]  # True where the token is trained on: the policy wrote it
+    gen_logp: Sequence[float] = ()  # the sampler's log-prob, 0.0 where mask is False; () for dataset rows
+    stop: Stop = Stop.TOKEN
+    limit: int = 0  # the most tokens the policy was allowed to write; 0 for dataset rows
+    outcome: Outcome | None = None  # None: not scored
+    step_reward: Sequence[float] = ()  # process rewards at step ends, NaN elsewhere; () for none
+    label: float | None = None  # desirable 1 or undesirable 0 (KTO)
+    step_label: Sequence[float] = ()  # right 1 or wrong 0 at each step end, NaN elsewhere (PRM)
+    margin: float = 0.0  # by how much the chosen one is better (reward model)
+    version: int = 0  # the weights that wrote it
+    task: Task | None = None
+    text: str = ""  # the completion, decoded
+
+    def __post_init__(self) -> None:
+        for name in ("mask", "gen_logp", "step_reward", "step_label"):
+            n = len(getattr(self, name))
+            if n != len(self.tokens) and (n or name == "mask"):
+                raise ValueError(f"rollout has {len(self.tokens)} tokens but {n} entries in {name}")
+
+
+Group = list[Rollout]  # rollouts of one prompt; for preference data [chosen, rejected]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """A table of B sequences. Each stage of the pipeline adds columns and rewrites none.
+
+    Every [B, T] column is aligned to `targets`: the shift happens once, in collate. The last real
+    position of a row has no target (mask False); a value there is read after the last token, which
+    is where rewards are scored and truncated episodes bootstrapped.
+    Preference batches hold row 2p = chosen, row 2p+1 = rejected.
+    """
+
+    inputs: Tensor  # int64 [B, T]
+    targets: Tensor  # int64 [B, T]  targets[b, t] is the token after inputs[b, t]
+    mask: Tensor  # bool  [B, T]  True where the target is trained on
+    real: Tensor  # bool  [B, T]  True where inputs is not padding; only model/forward reads it
+    group: Tensor  # int64 [B]     rows sampled from one prompt share an id
+    reward: Tensor = ABSENT  # float [B]     0.0 where invalid
+    valid: Tensor = ABSENT  # bool  [B]     the reward is a number; an invalid row's mask is all False
+    truncated: Tensor = ABSENT  # bool  [B]     cut off by the length limit
+    limit: Tensor = ABSENT  # int64 [B]     the most tokens the policy was allowed to write
+    step_reward: Tensor = ABSENT  # float [B, T]  NaN where no step ends
+    label: Tensor = ABSENT  # float [B] or [B, T]  KTO desirability, PRM step labels
+    margin: Tensor = ABSENT  # float [B]
+    gen_logp: Tensor = ABSENT  # float [B, T]  under the sampler that wrote the tokens
+    old_logp: Tensor = ABSENT  # float [B, T]  under the policy when the batch was annotated
+    ref_logp: Tensor = ABSENT  # float [B, T]  under the frozen reference
+    ref_kl: Tensor = ABSENT  # float [B, T]  exact KL(old || ref) of the next-token distribution
+    old_value: Tensor = ABSENT  # float [B, T]
+    bootstrap: Tensor = ABSENT  # float [B]     value after the last token, 0 where the episode finished
+    baseline: Tensor = ABSENT  # float [B]     running mean of earlier rewards
+    kl_coef: Tensor = ABSENT  # float [B]     coefficient of the KL penalty, fixed or adaptive
+    kl_baseline: Tensor = ABSENT  # float [B]     KTO's z0, the same number on every row
+    adv: Tensor = ABSENT  # float [B, T]
+    returns: Tensor = ABSENT  # float [B, T]  the critic's target
+    token_weight: Tensor = ABSENT  # float [B, T]  loss weight, fixed before micro-batching
+    row_weight: Tensor = ABSENT  # float [B]
+
+    def __post_init__(self) -> None:
+        B, T = self.targets.shape
+        for f in fields(self):
+            x: Tensor = getattr(self, f.name)
+            if x is not ABSENT and tuple(x.shape) not in ((B,), (B, T)):
+                raise ValueError(f"{f.name} has shape {tuple(x.shape)}, expected {(B,)} or {(B, T)}")
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def columns(self) -> dict[str, Tensor]:
+        """The columns that are filled."""
+        filled = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: x for name, x in filled.items() if x is not ABSENT}
+
+    def rows(self, index: slice | Tensor) -> Self:
+        """The same columns, fewer rows."""
+        return replace(self, **{name: x[index] for name, x in self.columns().items()})
+
+    def constant(self, value: float) -> Tensor:
+        """A [B] column of one number."""
+        return torch.full((len(self),), value, device=self.targets.device)
+
+    def to(self, device: torch.device | str) -> Self:
+        return replace(self, **{name: x.to(device) for name, x in self.columns().items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """What one forward pass gives the loss; a field nobody asked for is ABSENT."""
+
+    logp: Tensor = ABSENT  # float [B, T]  log-prob of `targets`, 0 off the mask
+    entropy: Tensor = ABSENT  # float [B, T]  of the whole next-token distribution, 0 off the mask
+    value: Tensor = ABSENT  # float [B, T]  value, reward or step head, 0 on padding
+    ref_kl: Tensor = ABSENT  # float [B, T]  exact KL(policy || reference), 0 off the mask
+    old_kl: Tensor = ABSENT  # float [B, T]  exact KL(old || policy), 0 off the mask
+
+
+class Model(Protocol):
+    """Anything that maps a batch to the asked-for fields of a Forward."""
+
+    def __call__(self, batch: Batch, want: frozenset[str]) -> Forward: ...
+
+
+def sequence_sum(x: Tensor, mask: Tensor) -> Tensor:
+    """[B, T] -> [B]"""
+    return torch.where(mask, x, 0.0).sum(-1)
+
+
+def sequence_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """[B, T] -> [B]; rows with no trained token give 0."""
+    return sequence_sum(x, mask) / mask.sum(-1).clamp(min=1)
