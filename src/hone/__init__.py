@@ -1,0 +1,73 @@
+"""Hone trains language models, and its numbers can be checked.
+
+Names are imported when they are first used, so that `import hone` and `hone --help` do not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hone import algo
+    from hone.config import Choice
+    from hone.errors import HoneError
+    from hone.log.limits import Limits
+    from hone.recipe import (
+        CriticSpec,
+        LoraSpec,
+        ModelSpec,
+        OptimSpec,
+        Recipe,
+        SampleSpec,
+        SaveSpec,
+        TrainSpec,
+    )
+    from hone.runner import evaluate, resume, run
+    from hone.types import Outcome, Task
+
+    __version__: str
+
+__all__ = [
+    "Choice",
+    "CriticSpec",
+    "HoneError",
+    "Limits",
+    "LoraSpec",
+    "ModelSpec",
+    "OptimSpec",
+    "Outcome",
+    "Recipe",
+    "SampleSpec",
+    "SaveSpec",
+    "Task",
+    "TrainSpec",
+    "algo",
+    "evaluate",
+    "resume",
+    "run",
+]
+
+_HOME = {
+    "Choice": "config",
+    "HoneError": "errors",
+    "Limits": "log.limits",
+    "Outcome": "types",
+    "Task": "types",
+    "evaluate": "runner",
+    "resume": "runner",
+    "run": "runner",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name from the module that defines it (PEP 562)."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("hone")
+    if name == "algo":
+        return import_module("hone.algo")
+    if name not in __all__:
+        raise AttributeError(f"module 'hone' has no attribute {name!r}")
+    return getattr(import_module(f"hone.{_HOME.get(name, 'recipe')}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import yaml
 
@@ -69,7 +69,9 @@ def to_json(config: Any) -> Any:
         return config
     if isinstance(config, Path):
         return str(config)
-    if isinstance(config, list | tuple) and len(config) <= 64 and not any(map(_is_nested, config)):
+    if isinstance(config, frozenset | set):
+        return sorted(map(str, config))
+    if isinstance(config, list | tuple) and len(config) <= 64 and not any(map(_is_row, config)):
         return [to_json(item) for item in config]
     if isinstance(config, Sequence):
         return f"{len(config)} rows in memory"
@@ -86,7 +88,7 @@ def check(config: Any, where: str = "") -> None:
             fit(value, hint)
         except Misfit as misfit:
             raise HoneError(f"{path}: expected {misfit}, got {words(value)}") from None
-        if is_dataclass(value) and not isinstance(value, Choice):
+        if is_dataclass(value) and Choice not in (hint, *get_args(hint)):  # a factory checks its own settings
             check(value, f"{path}.")
 
 
@@ -118,8 +120,8 @@ def build_choice(choice: Choice, table: Mapping[str, Callable[..., T]], kind: st
 def unknown(kind: str, name: str, known: Iterable[str], *, owner: str = "") -> HoneError:
     """The error for a name that does not exist: the nearest one, and all there are."""
     names = [str(k) for k in known]
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    near = difflib.get_close_matches(name, names, n=2)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
     has = f"{owner} has" if owner else "there are"
     listed = ", ".join(names) or "none"
     return HoneError(f"no {kind} {name!r}{hint} {has} {listed}")
@@ -131,8 +133,8 @@ def _hints(kind: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
 
-def _is_nested(value: Any) -> bool:
-    return not (value is None or isinstance(value, bool | int | float | str))
+def _is_row(value: Any) -> bool:
+    return is_dataclass(value) or isinstance(value, Mapping)
 
 
 def _apply(config: C, pairs: Iterable[tuple[list[str], Source]]) -> C:
@@ -150,7 +152,7 @@ def _set(node: Any, path: list[str], source: Source, whole: str) -> Any:
         known = [above + n for n in hints]
         raise unknown("setting", above + name, known)
     old, hint = getattr(node, name), hints[name]
-    if isinstance(old, Choice):
+    if Choice in (hint, *get_args(hint)):
         new = _choose(old, rest, source, whole)
     elif is_dataclass(old) and rest:
         new = _set(old, rest, source, whole)
@@ -164,10 +166,15 @@ def _set(node: Any, path: list[str], source: Source, whole: str) -> Any:
     return replace(node, **{name: new})
 
 
-def _choose(old: Choice, rest: list[str], source: Source, whole: str) -> Choice:
+def _choose(old: Any, rest: list[str], source: Source, whole: str) -> Choice:
     """`algo=name` (or algo.name=name) starts over with the defaults, `algo.setting=value` adds a setting."""
     if not rest or rest == ["name"]:
-        return Choice(_value(source, str, whole))
+        if not (name := _value(source, str, whole)):
+            raise HoneError(f"{whole} is empty: give a name, as in {whole}=NAME")
+        return Choice(name)
+    if not isinstance(old, Choice):
+        above = whole.removesuffix("." + ".".join(rest))
+        raise HoneError(f"{whole}: {above} was made in Python and cannot be changed here: choose one with {above}=NAME")
     return Choice(old.name, {**old.settings, ".".join(rest): _value(source, Any, whole)})
 
 

@@ -6,7 +6,7 @@ logs are written and checkpoints taken, and all that changes lives in the learne
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hone.algo.select import reward_of
 from hone.algo.table import Algorithm
@@ -23,6 +23,7 @@ from hone.train.step import (
     annotate,
     credited,
     mini_batches,
+    remember,
     steer,
     update,
     update_kl,
@@ -61,6 +62,10 @@ def online(
     """Prompts -> rollouts -> rewards -> batch -> credit -> updates -> publish, for as long as it is asked."""
     if algo.on_policy and epochs * minibatches > 1:
         raise HoneError("this algorithm is strictly on policy: set train.epochs=1 and train.minibatches=1")
+    if algo.trust_region and epochs * minibatches > 1:  # each step's KL is bounded, their sum would not be
+        raise HoneError("a trust region bounds one step an iteration: set train.epochs=1 and train.minibatches=1")
+    if correct is not None:  # the factor is pi_old / pi_gen
+        algo = replace(algo, needs=algo.needs | {"old_logp"})
     learner.begin(algo)
     while True:
         start = time.perf_counter()
@@ -71,6 +76,7 @@ def online(
         if kept:
             batch = collate(kept)
             batch = annotate(batch, algo, learner)
+            remember(learner, algo)
             batch = credited(batch, algo)
             for epoch in range(epochs):
                 cut = hash_seed(seed, learner.version, epoch)
@@ -88,14 +94,19 @@ def online(
         yield Iteration(number=learner.version, metrics=metrics | learner.control, groups=groups)
 
 
-def offline(rows: Source[Group], learner: Learner, algo: Algorithm, *, size: int) -> Iterator[Iteration]:
-    """Rows -> batch -> update, for as long as it is asked; `size` groups (rows or pairs) a step."""
+def offline(
+    rows: Source[Group], learner: Learner, algo: Algorithm, *, size: int, context: int = 0
+) -> Iterator[Iteration]:
+    """Rows -> batch -> update, for as long as it is asked; `size` groups (rows or pairs) a step.
+
+    context: the most tokens the model reads (0: no limit), for KTO's mismatched pairs may be longer than any row.
+    """
     learner.begin(algo)
     while True:
         start = time.perf_counter()
         groups = rows.take(size)
         batch = collate(groups)
-        batch = annotate(batch, algo, learner, mismatched=_mismatched(groups, algo))
+        batch = annotate(batch, algo, learner, mismatched=_mismatched(groups, algo, context))
         batch = weighed(batch, algo)
         stats = update(learner, batch, algo)
         stats.add("tokens", float(batch.mask.sum()))
@@ -121,10 +132,10 @@ def _fill(
     return groups, kept
 
 
-def _mismatched(groups: list[Group], algo: Algorithm) -> Batch | None:
+def _mismatched(groups: list[Group], algo: Algorithm, context: int) -> Batch | None:
     if "kl_baseline" not in algo.needs:
         return None
-    return collate([[r] for r in mismatched([r for g in groups for r in g])])
+    return collate([[r] for r in mismatched([r for g in groups for r in g], max_tokens=context)])
 
 
 def describe(groups: list[Group], kept: list[Group]) -> Stats:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from hone.config import Choice, check, unknown
 from hone.errors import HoneError
 from hone.log.limits import Limits
+from hone.values import words
 
 VERIFIERS = ("math", "format", "choice", "exact")  # rewards by name; "model:FOLDER" is a trained reward model
 SINGLE = frozenset({"pretrain", "sft", "kto", "process_reward_model"})  # offline algorithms on rows
@@ -116,7 +117,8 @@ class Recipe:
     eval_data: str | Sequence[Any] = ""
     # {"math": 1.0, "format": 0.1}, one name, "rewards.py:function", or in Python a function
     reward: str | Mapping[str, float] | Callable[..., Any] = field(default_factory=dict[str, float])
-    algo: Choice = Choice("grpo")
+    # by name, with settings; in Python also a value, as in hone.algo.grpo(beta=0.0)
+    algo: Choice | Any = field(default_factory=lambda: Choice("grpo"))
     sample: SampleSpec = field(default_factory=SampleSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
     optim: OptimSpec = field(default_factory=OptimSpec)
@@ -138,7 +140,12 @@ class Recipe:
     @property
     def online(self) -> bool:
         """Whether the algorithm samples its own data."""
-        return self.algo.name not in OFFLINE
+        return self.algo_name not in OFFLINE if isinstance(self.algo, Choice) else bool(self.algo.online)
+
+    @property
+    def algo_name(self) -> str:
+        """What the algorithm is called; a value made in Python may have no name."""
+        return getattr(self.algo, "name", "") or "this algorithm"
 
 
 _AT_LEAST: dict[str, float] = {
@@ -148,7 +155,7 @@ _AT_LEAST: dict[str, float] = {
     "train.epochs": 1, "train.minibatches": 1, "train.micro_rows": 1, "train.refill_rounds": 1,
     "train.max_invalid": 0, "train.reference_refresh": 0, "train.eval_every": 0, "train.eval_samples": 1,
     "train.threads": 0, "optim.critic_lr": 0, "optim.weight_decay": 0, "optim.warmup": 0, "lora.rank": 0,
-    "save.every": 0, "save.keep": 1, "limits.patience": 1,
+    "save.every": 0, "save.keep": 1,
 }  # fmt: skip
 _ABOVE: dict[str, float] = {
     "sample.temperature": 0, "sample.top_p": 0, "train.mismatch_cap": 0, "optim.lr": 0, "optim.clip_norm": 0,
@@ -162,6 +169,8 @@ def validate(recipe: Recipe) -> None:
     if not isinstance(recipe, Recipe):
         raise HoneError(f"a recipe returns a hone.Recipe, not {type(recipe).__name__}")
     check(recipe)
+    if not isinstance(recipe.algo, Choice) and not hasattr(recipe.algo, "online"):
+        raise HoneError(f"algo is {words(recipe.algo)}: use Choice('grpo') or hone.algo.grpo()")
     _validate_ranges(recipe)
     _validate_together(recipe)
     _validate_reward(recipe)
@@ -169,18 +178,121 @@ def validate(recipe: Recipe) -> None:
 
 def plan(recipe: Recipe) -> str:
     """What one step does, in one unit: rows."""
-    train, name = recipe.train, recipe.algo.name
-    if recipe.online:
-        rows = train.prompts * recipe.sample.group
-        made = f"{_count(train.prompts, 'prompt')} x {_count(recipe.sample.group, 'sample')} = {_count(rows, 'row')}"
-    elif name in PAIRED:
-        rows = 2 * train.prompts
-        made = f"{_count(train.prompts, 'pair')} = {_count(rows, 'row')}"
-    else:
-        rows = train.prompts
-        made = _count(rows, "row")
-    updates = train.epochs * train.minibatches
-    cut = f"{_count(train.epochs, 'epoch')} x {_count(train.minibatches, 'minibatch', 'minibatches')}"
-    each, largest = _micro_batches(rows, train.minibatches, train.micro_rows)
-    micro = f"{_count(train.epochs * sum(each), 'micro-batch', 'micro-batches')} of {largest} rows"
-    return f"{made}; {cut} = {_count(updates, 'update')}; {micro}"
+    train, each = recipe.train, recipe.sample.group
+    made = f"{_count(train.prompts, 'prompt')} x {_count(each, 'sample')} = {_count(train.prompts * each, 'row')}"
+    if not recipe.online:
+        each = 2 if recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2 else 1
+        made = f"{_count(train.prompts, 'pair')} = " if each == 2 else ""
+        made += _count(train.prompts * each, "row")
+    cut = f"{_count(train.epochs, 'epoch')} x {_count(train.minibatches, 'minibatch')}"
+    updates = _count(train.epochs * train.minibatches, "update")
+    return f"{made}; {cut} = {updates}; {_micro_batches(train, train.prompts * each)}"
+
+
+def _micro_batches(train: TrainSpec, rows: int) -> str:
+    """Minibatches are nearly equal parts of the rows, micro-batches slices of those."""
+    small, larger = divmod(rows, train.minibatches)
+    sizes = [small + (i < larger) for i in range(train.minibatches)]
+    number = train.epochs * sum(-(-size // train.micro_rows) for size in sizes)
+    most = min(max(sizes), train.micro_rows)
+    even = all(size % most == 0 for size in sizes)
+    shown = f"{_count(most, 'row')} each" if even else f"at most {_count(most, 'row')}"
+    return f"{_count(number, 'micro-batch')} of {shown}"
+
+
+def _count(number: int, noun: str) -> str:
+    plural = "es" if noun.endswith("batch") else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def _validate_ranges(recipe: Recipe) -> None:
+    for path in {**_AT_LEAST, **_ABOVE}:
+        value: Any = recipe
+        for name in path.split("."):
+            value = getattr(value, name)
+        if value is None:
+            continue
+        if path in _AT_LEAST and value < _AT_LEAST[path]:
+            raise HoneError(f"{path} is {value}: it must be at least {_AT_LEAST[path]:g}")
+        if path in _ABOVE and value <= _ABOVE[path]:
+            raise HoneError(f"{path} is {value}: it must be above {_ABOVE[path]:g}")
+        if path in _AT_MOST and value > _AT_MOST[path]:
+            raise HoneError(f"{path} is {value}: it must be at most {_AT_MOST[path]:g}")
+
+
+def _validate_together(recipe: Recipe) -> None:
+    for wrong, remedy in (*_naming(recipe), *_shape(recipe), *_amounts(recipe)):
+        if wrong:
+            raise HoneError(remedy)
+
+
+def _naming(recipe: Recipe) -> list[tuple[bool, str]]:
+    model, spec = recipe.model, recipe.train
+    return [
+        (not recipe.name or "/" in recipe.name, f"name is {recipe.name!r}: it must be a plain word, it names a folder"),
+        (not recipe.out, "out is empty: set the folder to write the run to, as in out=runs/{name}"),
+        (not recipe.data, "there is no data: set data=FILE.jsonl"),
+        (
+            not model.path and not model.tokenizer,
+            "model.path is empty, so the model is fresh: set model.tokenizer=FOLDER",
+        ),
+        (spec.eval_every > 0 and not recipe.eval_data, "train.eval_every is set but there is no eval_data: set it"),
+        (recipe.lora.rank > 0 and not recipe.lora.targets, "lora.targets is empty: use all-linear, or set lora.rank=0"),
+    ]
+
+
+def _shape(recipe: Recipe) -> list[tuple[bool, str]]:
+    """Only a fresh model has its shape from the recipe."""
+    m, sample = recipe.model, recipe.sample
+    if m.path:
+        return []
+    return [
+        (
+            m.hidden_size % (2 * m.heads) > 0,
+            f"model.hidden_size is {m.hidden_size}: use a multiple of {2 * m.heads} for {m.heads} heads",
+        ),
+        (m.heads % m.kv_heads > 0, f"model.kv_heads is {m.kv_heads}: it must divide the {m.heads} heads"),
+        (
+            recipe.online and sample.max_tokens >= m.context,
+            f"sample.max_tokens is {sample.max_tokens}, which leaves no room for a prompt: "
+            f"lower it, or raise model.context ({m.context})",
+        ),
+    ]
+
+
+def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
+    train, optim = recipe.train, recipe.optim
+    repeats = train.epochs > 1 or train.minibatches > 1
+    updates = train.steps * train.epochs * train.minibatches
+    return [
+        (
+            train.minibatches > train.prompts,
+            f"train.minibatches is {train.minibatches}, but a step has {train.prompts} prompts: raise train.prompts",
+        ),
+        (
+            not recipe.online and repeats,
+            f"{recipe.algo_name} is offline: leave train.epochs and train.minibatches at 1, and set train.steps",
+        ),
+        (not all(0 <= beta < 1 for beta in optim.betas), f"optim.betas is {optim.betas}: each must be in [0, 1)"),
+        (optim.warmup > updates, f"optim.warmup is {optim.warmup}, but the run has {updates} updates: lower it"),
+        (
+            train.mismatch != "none" and train.mismatch_cap < 1,
+            f"train.mismatch_cap is {train.mismatch_cap}: it must be at least 1, the ratio of two equal policies",
+        ),
+    ]
+
+
+def _validate_reward(recipe: Recipe) -> None:
+    reward = recipe.reward
+    if isinstance(reward, Mapping):
+        for name in reward:
+            if not _is_reward_name(name):
+                raise unknown("reward", name, [*VERIFIERS, "model:FOLDER"])
+        if recipe.online and not any(reward.values()):
+            raise HoneError("there is no reward: set reward.math=1.0, or reward=FILE.py:function")
+    elif isinstance(reward, str) and ".py:" not in reward:
+        raise unknown("reward", reward, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])
+
+
+def _is_reward_name(name: str) -> bool:
+    return name in VERIFIERS or (name.startswith("model:") and name != "model:")

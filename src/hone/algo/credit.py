@@ -6,6 +6,7 @@ Advantages are 0 off the mask.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -58,10 +59,11 @@ def _spread(per_row: Tensor, mask: Tensor) -> Tensor:
 def _group_mean(x: Tensor, group: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of x over the valid rows of each row's group, and how many those are, both [B]."""
     index = cast(Tensor, group.unique(return_inverse=True)[1])  # pyright: ignore
-    zeros = x.new_zeros(int(index.max()) + 1)
-    size = zeros.index_add(0, index, valid.to(x.dtype))
-    total = zeros.index_add(0, index, torch.where(valid, x, 0.0))
-    return (total / size.clamp(min=1))[index], size[index]
+    # float64: the mean of equal float32 numbers is then that number, and not a rounding error that looks like signal
+    zeros = x.new_zeros(int(index.max()) + 1, dtype=torch.float64)
+    size = zeros.index_add(0, index, valid.double())
+    total = zeros.index_add(0, index, torch.where(valid, x, 0.0).double())
+    return (total / size.clamp(min=1))[index].to(x.dtype), size[index].to(x.dtype)
 
 
 def _centred(batch: Batch, kl: str) -> tuple[Tensor, Tensor]:
@@ -97,8 +99,8 @@ def leave_one_out(batch: Batch, *, kl: str = "") -> Tensor:
 def group_process(batch: Batch, *, eps: float = 1e-4) -> Tensor:
     """Step rewards standardised over all steps of the group, summed over the steps that end at or after the token."""
     ends = batch.mask & batch.step_reward.isfinite()
-    x = torch.where(ends, batch.step_reward, 0.0)
-    count = ends.sum(-1).to(x.dtype)
+    x = torch.where(ends, batch.step_reward, 0.0).double()  # see _group_mean
+    count = ends.sum(-1).double()
     everyone = torch.ones_like(batch.group, dtype=torch.bool)
     steps, rows = _group_mean(count, batch.group, everyone)
     steps = steps * rows  # steps in the group
@@ -108,7 +110,7 @@ def group_process(batch: Batch, *, eps: float = 1e-4) -> Tensor:
     square, _ = _group_mean(deviation.square().sum(-1), batch.group, everyone)
     std = (square * rows / steps.clamp(min=1)).sqrt()
     z = torch.where((steps > 1)[:, None], deviation / (std + eps)[:, None], 0.0)
-    return torch.where(batch.mask, z.flip(-1).cumsum(-1).flip(-1), 0.0)
+    return torch.where(batch.mask, z.flip(-1).cumsum(-1).flip(-1), 0.0).to(batch.step_reward.dtype)
 
 
 # --- one advantage a token ---
@@ -136,7 +138,7 @@ def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, kl: str = "") ->
 
 def reward_to_go(batch: Batch, *, gamma: float = 1.0, kl: str = "") -> Tensor:
     """G_t = sum_{k>=t} gamma^(k-t) r_k, less the running baseline where there is one  (REINFORCE, REINFORCE++)"""
-    returns = gae(batch, gamma=gamma, lam=1.0, kl=kl)
+    returns = gae(replace(batch, old_value=ABSENT, bootstrap=ABSENT), gamma=gamma, lam=1.0, kl=kl)
     if batch.baseline is ABSENT:
         return returns
     return torch.where(batch.mask, returns - batch.baseline[:, None], 0.0)
@@ -147,10 +149,11 @@ def whiten(adv: Tensor, mask: Tensor, *, reduce: Reduce = alone, eps: float = 1e
 
     The mean and std depend on the sampled rewards themselves, so the estimator is biased by O(1/tokens).
     """
-    x = torch.where(mask, adv, 0.0)
+    # float64: in float32 the mean of equal advantages is off by more than eps, and noise would come out as signal
+    x = torch.where(mask, adv, 0.0).double()
     total, count = reduce(torch.stack([x.sum(), mask.sum().to(x.dtype)]))
     mean = total / count.clamp(min=1)
     # two passes: E[x^2] - E[x]^2 loses every digit when the mean is large
-    deviation = torch.where(mask, adv - mean, 0.0)
+    deviation = torch.where(mask, x - mean, 0.0)
     (square,) = reduce(deviation.square().sum()[None])
-    return deviation / ((square / count.clamp(min=1)).sqrt() + eps)
+    return (deviation / ((square / count.clamp(min=1)).sqrt() + eps)).to(adv.dtype)

@@ -3,15 +3,18 @@
 from functools import partial
 
 from hone.algo import prefer, terms, weight
+from hone.algo.settings import NOT_NEGATIVE, POSITIVE, checked
 from hone.algo.table import Algorithm
 from hone.errors import HoneError
 
 
+@checked()
 def pretrain() -> Algorithm:
     """Mean NLL of every token"""
     return Algorithm(loss=((1.0, terms.nll),))
 
 
+@checked()
 def sft(*, average: str = "token") -> Algorithm:
     """NLL of the response tokens, stop token included, averaged by token or by row"""
     if average not in ("token", "row"):
@@ -19,40 +22,47 @@ def sft(*, average: str = "token") -> Algorithm:
     return Algorithm(loss=((1.0, terms.nll),), weigh=weight.AVERAGES[average])
 
 
+@checked()
 def reward_model(*, centre: float = 0.0) -> Algorithm:
     """Bradley-Terry: softplus(-(R_w - R_l - margin)), with a pull of both scores to 0 by `centre`"""
     loss = ((1.0, partial(prefer.bradley_terry, centre=centre)),)
     return Algorithm(loss=loss, wants=frozenset({"value"}), unit=2)
 
 
+@checked()
 def process_reward_model() -> Algorithm:
     """Binary cross-entropy of right or wrong at each step's end"""
-    return Algorithm(loss=((1.0, terms.step_bce),), wants=frozenset({"value"}))
+    return Algorithm(loss=((1.0, terms.step_bce),), needs=frozenset({"label"}), wants=frozenset({"value"}))
 
 
+@checked(beta=POSITIVE)
 def dpo(*, beta: float = 0.1, smoothing: float = 0.0) -> Algorithm:
     """softplus(-beta u), u = gain of the chosen minus gain of the rejected (Rafailov et al. 2023)"""
     loss = ((1.0, partial(prefer.dpo, beta=beta, smoothing=smoothing)),)
     return Algorithm(loss=loss, needs=frozenset({"ref_logp"}), unit=2)
 
 
+@checked(beta=POSITIVE)
 def ipo(*, beta: float = 0.1) -> Algorithm:
     """(u - 1/(2 beta))^2 (Azar et al. 2023)"""
     loss = ((1.0, partial(prefer.ipo, beta=beta)),)
     return Algorithm(loss=loss, needs=frozenset({"ref_logp"}), unit=2)
 
 
+@checked(beta=POSITIVE)
 def kto(*, beta: float = 0.1, good: float = 1.0, bad: float = 1.0) -> Algorithm:
     """Desirable and undesirable rows against the KL of mismatched pairs (Ethayarajh et al. 2024)"""
     loss = ((1.0, partial(prefer.kto, beta=beta, good=good, bad=bad)),)
-    return Algorithm(loss=loss, needs=frozenset({"ref_logp", "kl_baseline"}))
+    return Algorithm(loss=loss, needs=frozenset({"ref_logp", "kl_baseline", "label"}))
 
 
+@checked()
 def orpo(*, odds: float = 0.1) -> Algorithm:
     """NLL of the chosen plus `odds` times the log odds ratio: no reference (Hong et al. 2024)"""
     return Algorithm(loss=((1.0, prefer.chosen_nll), (odds, prefer.odds)), unit=2)
 
 
+@checked(beta=POSITIVE, gamma=NOT_NEGATIVE)
 def simpo(*, beta: float = 2.0, gamma: float = 1.0) -> Algorithm:
     """Length-normalised margin beyond gamma: no reference (Meng et al. 2024)"""
     return Algorithm(loss=((1.0, partial(prefer.simpo, beta=beta, gamma=gamma)),), unit=2)

@@ -1,8 +1,8 @@
 """The online algorithms by published name. A factory's keyword arguments are the method's settings.
 
 Shared settings: `beta` is the coefficient of the KL to the reference and `kl` says where it goes and how it is
-estimated, "reward:k1" or "loss:k3" (k1, k2, k3, exact; "loss:k3*ratio" corrects for off-policy samples, see
-terms.kl_penalty); `kl_target` makes beta adaptive. beta = 0 needs no reference model.
+estimated: "reward:k1", or in the loss "loss:k2", "loss:k3" or "loss:exact" ("loss:k3*ratio" corrects for off-policy
+samples, see terms.kl_penalty); `kl_target` makes beta adaptive. beta = 0 needs no reference model.
 """
 
 from dataclasses import dataclass, replace
@@ -11,6 +11,7 @@ from functools import partial
 from hone.algo import control as steering
 from hone.algo import credit, prefer, select, terms, weight
 from hone.algo.control import Control
+from hone.algo.settings import POSITIVE, checked
 from hone.algo.table import Algorithm, Loss, TrustRegion
 from hone.errors import HoneError
 
@@ -40,6 +41,12 @@ def _parse_kl(kl: str) -> tuple[str, str, bool]:
         raise HoneError(f"kl={kl!r} is not a KL setting: write reward: or loss:, then k1, k2, k3 or exact")
     if ratio not in ("", "ratio") or (ratio and (place == "reward" or estimator == "exact")):
         raise HoneError(f"kl={kl!r}: *ratio goes with loss:k1, loss:k2 and loss:k3 only")
+    if place == "reward" and estimator != "k1":
+        # a reward is credited by A grad log pi: k2 and k3 punish what is rarer than in the reference as well, and the
+        # exact KL is the same for every action
+        raise HoneError(
+            f"kl={kl!r}: in the reward only k1 has the gradient of the KL: use reward:k1 or loss:{estimator}"
+        )
     if place == "loss" and estimator == "k1" and not ratio:
         raise HoneError("kl='loss:k1' has zero expected gradient: use reward:k1, loss:k2 or loss:k1*ratio")
     return place, estimator, bool(ratio)
@@ -48,14 +55,17 @@ def _parse_kl(kl: str) -> tuple[str, str, bool]:
 def _kl(beta: float, kl: str, kl_target: float | None) -> _Kl:
     place, estimator, through_ratio = _parse_kl(kl)
     if beta == 0:
+        if kl_target is not None:
+            raise HoneError(
+                "kl_target steers beta, which is 0 and would stay 0: set beta above 0 or leave kl_target out"
+            )
         return _Kl()
     steer = steering.constant("kl_coef", beta)
     if kl_target is not None:
         steer = steering.adaptive_kl(beta, target=kl_target, reads="ref_kl")
     exact = _set("ref_kl") if estimator == "exact" else _set()
     if place == "reward":
-        needs = _set("old_logp", "ref_logp", "kl_coef") | exact
-        return _Kl(reward=estimator, needs=needs, control=(steer,))
+        return _Kl(reward=estimator, needs=_set("old_logp", "ref_logp", "kl_coef"), control=(steer,))
     term = partial(terms.kl_penalty, estimator=estimator, through_ratio=through_ratio)
     needs = _set("ref_logp", "kl_coef", *(("old_logp",) if through_ratio else ()))
     return _Kl(loss=((1.0, term),), needs=needs, wants=exact, control=(steer,))
@@ -91,7 +101,7 @@ def _clip(low: float, high: float, *, ratio: str = "token", dual: float | None =
     """The clipped surrogate, and the share of tokens it cuts off, to watch."""
     r = _ratio(ratio)
     loss = partial(terms.clipped, low=low, high=high, dual=dual, ratio=r)
-    return ((1.0, loss),), (("clip_fraction", partial(terms.is_clipped, low=low, high=high, ratio=r)),)
+    return ((1.0, loss),), (("clip_fraction", partial(terms.is_clipped, low=low, high=high, dual=dual, ratio=r)),)
 
 
 def _critic(value: float, entropy: float, *, clip: float | None = None) -> tuple[Loss, frozenset[str]]:
@@ -109,6 +119,7 @@ def _values(bootstrap: bool) -> frozenset[str]:
 # --- REINFORCE and kin: strictly on policy, a row's log-prob is summed ---
 
 
+@checked()
 def reinforce(
     *, gamma: float = 1.0, beta: float = 0.0, kl: str = "reward:k1", kl_target: float | None = None
 ) -> Algorithm:
@@ -118,6 +129,7 @@ def reinforce(
     return _online(k, ((1.0, terms.policy_gradient),), credit=adv, weigh=weight.row_sum, on_policy=True)
 
 
+@checked()
 def reinforce_baseline(
     *,
     decay: float = 0.9,
@@ -132,6 +144,7 @@ def reinforce_baseline(
     return replace(plain, needs=plain.needs | {"baseline"}, control=steer)
 
 
+@checked()
 def rloo(*, beta: float = 0.0, kl: str = "reward:k1", kl_target: float | None = None) -> Algorithm:
     """REINFORCE less the mean of the group's other rewards (Ahmadian et al. 2024)"""
     k = _kl(beta, kl, kl_target)
@@ -139,6 +152,7 @@ def rloo(*, beta: float = 0.0, kl: str = "reward:k1", kl_target: float | None = 
     return _online(k, ((1.0, terms.policy_gradient),), credit=adv, weigh=weight.row_sum, on_policy=True, group=2)
 
 
+@checked()
 def reinforce_pp(*, clip: float = 0.2, gamma: float = 1.0, beta: float = 0.01, kl: str = "reward:k1") -> Algorithm:
     """REINFORCE++: per-token returns with the KL inside, whitened over the iteration, clipped (Hu 2025)"""
     k = _kl(beta, kl, None)
@@ -147,6 +161,7 @@ def reinforce_pp(*, clip: float = 0.2, gamma: float = 1.0, beta: float = 0.01, k
     return _online(k, loss, watch=watch, credit=adv, whiten=True, needs=_set("old_logp"))
 
 
+@checked()
 def reinforce_pp_baseline(*, clip: float = 0.2, beta: float = 0.01, kl: str = "loss:k2") -> Algorithm:
     """REINFORCE++-baseline: reward less the group's mean, whitened over the iteration, KL by k2 in the loss"""
     k = _kl(beta, kl, None)
@@ -158,6 +173,7 @@ def reinforce_pp_baseline(*, clip: float = 0.2, beta: float = 0.01, kl: str = "l
 # --- actor and critic ---
 
 
+@checked()
 def a2c(
     *,
     gamma: float = 1.0,
@@ -177,6 +193,7 @@ def a2c(
     return _online(k, loss, credit=adv, needs=_values(bootstrap), wants=wants, on_policy=True)
 
 
+@checked()
 def trpo(
     *,
     delta: float = 0.01,
@@ -187,12 +204,9 @@ def trpo(
     lam: float = 0.95,
     value: float = 0.5,
     beta: float = 0.0,
-    kl: str = "reward:k1",
 ) -> Algorithm:
     """Maximise A pi/pi_old within mean KL(old || new) <= delta: a natural-gradient step (Schulman et al. 2015)"""
-    k = _kl(beta, kl, None)
-    if k.loss:
-        raise HoneError("trpo bounds the KL to the old policy; put the one to the reference in the reward")
+    k = _kl(beta, "reward:k1", None)  # in the loss it would not be bounded by the region
     loss = ((1.0, terms.ratio_gradient), (value, terms.value_error))
     adv = partial(credit.gae, gamma=gamma, lam=lam, kl=k.reward)
     region = TrustRegion(delta=delta, damping=damping, cg_steps=cg_steps, backtracks=backtracks)
@@ -200,6 +214,7 @@ def trpo(
     return _online(k, loss, credit=adv, whiten=True, needs=needs, wants=wants, trust_region=region)
 
 
+@checked()
 def ppo(
     *,
     clip: float = 0.2,
@@ -224,6 +239,7 @@ def ppo(
     return _online(k, (*policy, *critic), watch=watch, credit=adv, whiten=True, needs=needs, wants=wants)
 
 
+@checked(beta=POSITIVE)
 def ppo_penalty(
     *,
     beta: float = 0.1,
@@ -248,10 +264,9 @@ def ppo_penalty(
     )
 
 
+@checked(beta=POSITIVE)
 def klq(*, beta: float = 0.05, gamma: float = 1.0, lam: float = 0.95, kl_target: float | None = None) -> Algorithm:
     """Token-level KL-regularised Q-learning: regress Q = beta log(pi/ref) + V on lambda-returns (2508.17000)"""
-    if beta <= 0:
-        raise HoneError("klq's beta is the temperature of its policy: set it above 0")
     k = _kl(beta, "reward:k1", kl_target)
     adv = partial(credit.gae, gamma=gamma, lam=lam, kl=k.reward)
     return _online(k, ((1.0, terms.q_error),), credit=adv, needs=_set("old_value"), wants=_set("logp", "value"))
@@ -260,6 +275,7 @@ def klq(*, beta: float = 0.05, gamma: float = 1.0, lam: float = 0.95, kl_target:
 # --- group-relative ---
 
 
+@checked()
 def grpo(
     *,
     clip: float = 0.2,
@@ -271,12 +287,15 @@ def grpo(
 ) -> Algorithm:
     """Clipped, with the group's z-score as advantage and each row's mean as its loss (Shao et al. 2024)"""
     k = _kl(beta, kl, kl_target)
+    if process and k.reward:
+        raise HoneError("process rewards are standardised step by step: put the KL in the loss, as in kl=loss:k3")
     loss, watch = _clip(clip, clip, ratio=ratio)
     adv = credit.group_process if process else partial(credit.group_zscore, kl=k.reward)
     needs = _set("old_logp", *(("step_reward",) if process else ()))
     return _online(k, loss, watch=watch, credit=adv, weigh=weight.row_mean, needs=needs, group=2)
 
 
+@checked()
 def dr_grpo(*, clip: float = 0.2, max_tokens: int = 0, beta: float = 0.0, kl: str = "loss:k3") -> Algorithm:
     """GRPO without its two biases: no division by std, a constant length (0: the sampling limit) (Liu et al. 2025)"""
     k = _kl(beta, kl, None)
@@ -292,17 +311,21 @@ def dr_grpo(*, clip: float = 0.2, max_tokens: int = 0, beta: float = 0.0, kl: st
     )
 
 
+@checked()
 def dapo(
     *, low: float = 0.2, high: float = 0.28, overlong: str = "shape", limit: int = 0, margin: int = 0
 ) -> Algorithm:
     """Clip higher, refill with groups that vary, token mean, overlong shaping, filter or off (Yu et al. 2025)"""
-    after = {
-        "shape": partial(select.shape_overlong, limit=limit, margin=margin),
-        "filter": select.drop_truncated,
-        "off": select.everything,
+    stages: dict[str, tuple[select.Select, ...]] = {
+        # which groups vary is asked of the raw rewards, length alone is no signal; but of the rows that are left
+        "shape": (select.varied, partial(select.shape_overlong, limit=limit, margin=margin)),
+        "filter": (select.drop_truncated, select.varied),
+        "off": (select.varied,),
     }
-    if overlong not in after:
-        raise HoneError(f"overlong={overlong!r} does not exist: use one of {', '.join(after)}")
+    if overlong not in stages:
+        raise HoneError(f"overlong={overlong!r} does not exist: use one of {', '.join(stages)}")
+    if 0 < limit < margin:
+        raise HoneError(f"margin={margin} is more than limit={limit}: the margin is the last part of the limit")
     loss, watch = _clip(low, high)
     return _online(
         _Kl(),
@@ -310,13 +333,13 @@ def dapo(
         watch=watch,
         credit=credit.group_zscore,
         needs=_set("old_logp"),
-        # which groups vary is asked of the raw rewards: length alone is no signal
-        select=partial(select.chain, stages=(select.varied, after[overlong])),
+        select=partial(select.chain, stages=stages[overlong]),
         refill=True,
         group=2,
     )
 
 
+@checked()
 def gspo(*, low: float = 3e-4, high: float = 4e-4) -> Algorithm:
     """GRPO with one ratio a row, the geometric mean of its tokens' (Zheng et al. 2025)"""
     loss, watch = _clip(low, high, ratio="row")
@@ -324,6 +347,7 @@ def gspo(*, low: float = 3e-4, high: float = 4e-4) -> Algorithm:
     return _online(_Kl(), loss, watch=watch, credit=credit.group_zscore, weigh=weight.row_mean, needs=needs, group=2)
 
 
+@checked()
 def cispo(*, max_ratio: float = 5.0) -> Algorithm:
     """-sg(min(r, max)) A log pi: the weight is capped, no token's gradient is dropped (MiniMax 2025)"""
     return _online(
@@ -339,6 +363,7 @@ def cispo(*, max_ratio: float = 5.0) -> Algorithm:
 # --- from samples to supervised or preference losses ---
 
 
+@checked(beta=POSITIVE)
 def online_dpo(*, beta: float = 0.1, smoothing: float = 0.0) -> Algorithm:
     """DPO on the best and the worst of each freshly sampled group (Guo et al. 2024)"""
     return Algorithm(
@@ -351,6 +376,7 @@ def online_dpo(*, beta: float = 0.1, smoothing: float = 0.0) -> Algorithm:
     )
 
 
+@checked()
 def expert_iteration(*, threshold: float = 1.0, keep: int = 0) -> Algorithm:
     """SFT on one's own rows that verify, each once, at most `keep` a prompt (0: all) (Anthony et al. 2017)"""
     chosen = partial(select.verified, threshold=threshold, keep=keep)

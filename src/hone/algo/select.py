@@ -68,10 +68,12 @@ def verified(groups: list[Group], *, threshold: float = 1.0, keep: int = 0) -> l
     """Rows that reach the threshold, each text once, at most `keep` a prompt (0: all)  (expert iteration)"""
     kept: list[Group] = []
     for g in groups:
-        passed = {tuple(r.tokens): r for value, r in reversed(_valued(g)) if value >= threshold}
-        rows = list(passed.values())[::-1]
-        if rows:
-            kept.append(rows[: keep or None])
+        passed: dict[tuple[int, ...], Rollout] = {}
+        for value, r in _valued(g):
+            if value >= threshold:
+                passed.setdefault(tuple(r.tokens), r)
+        if passed:
+            kept.append(list(passed.values())[: keep or None])
     return kept
 
 

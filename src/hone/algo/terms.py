@@ -66,10 +66,19 @@ def clipped(
     return torch.where(batch.adv < 0, torch.minimum(loss, -dual * batch.adv), loss)
 
 
-def is_clipped(fwd: Forward, batch: Batch, *, low: float = 0.2, high: float = 0.2, ratio: Term = token_ratio) -> Tensor:
+def is_clipped(
+    fwd: Forward,
+    batch: Batch,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
+    dual: float | None = None,
+    ratio: Term = token_ratio,
+) -> Tensor:
     """1 where the clip has cut the gradient off: watched, not minimised."""
     r = ratio(fwd, batch)
-    return (((batch.adv > 0) & (r > 1 + high)) | ((batch.adv < 0) & (r < 1 - low))).float()
+    outside = (r < 1 - low) | (r > dual) if dual is not None else r < 1 - low
+    return (((batch.adv > 0) & (r > 1 + high)) | ((batch.adv < 0) & outside)).float()
 
 
 def truncated(fwd: Forward, batch: Batch, *, max_ratio: float = 5.0) -> Tensor:
@@ -135,10 +144,10 @@ def q_error(fwd: Forward, batch: Batch) -> Tensor:
     The target is the lambda-return of the KL-regularised reward, less the penalty of this token itself, which
     belongs to V and not to Q: returns + beta log(old/ref).
     """
+    gain = torch.where(batch.mask, fwd.logp - batch.ref_logp, 0.0)
+    old_gain = torch.where(batch.mask, batch.old_logp - batch.ref_logp, 0.0)
     beta = batch.kl_coef[:, None]
-    q = beta * (fwd.logp - batch.ref_logp) + fwd.value
-    target = batch.returns + beta * (batch.old_logp - batch.ref_logp)
-    return (q - target).square() / 2
+    return (beta * gain + fwd.value - (batch.returns + beta * old_gain)).square() / 2
 
 
 # --- supervised ---

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from hone.errors import HoneError
 from hone.types import Batch
 
 
@@ -47,6 +48,8 @@ AVERAGES: dict[str, Weigh] = {"token": token_mean, "row": row_mean, "sum": row_s
 
 def mismatch(batch: Batch, *, how: str, cap: float) -> Tensor:
     """min(pi_old / pi_gen, cap) on each token ("truncate"), or 1 within [1/cap, cap] and 0 outside ("mask")."""
+    if how not in ("truncate", "mask"):
+        raise HoneError(f"mismatch={how!r} does not exist: use truncate or mask")
     r = torch.where(batch.mask, batch.old_logp - batch.gen_logp, 0.0).exp()
     if how == "truncate":
         return r.clamp(max=cap)

@@ -190,7 +190,9 @@ def encode_completion(
     return head + tail, [False] * len(head) + [True] * len(tail)
 
 
-def encode_steps(tokenizer: Tokenizer, prompt: str | Sequence[Message], steps: Sequence[str]) -> tuple[Encoded, list[int]]:
+def encode_steps(
+    tokenizer: Tokenizer, prompt: str | Sequence[Message], steps: Sequence[str]
+) -> tuple[Encoded, list[int]]:
     """Prompt, then the steps as one completion without a stop token; also the index of each step's last token."""
     chat = not isinstance(prompt, str)
     start = [] if chat else tokenizer.start_ids

@@ -1,29 +1,54 @@
-"""When a run is going wrong: the thresholds at which a statistic warns, or stops the run. No torch here."""
+"""When a run is going wrong: the limits past which a statistic warns, or stops the run. No torch here."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
+from typing import Literal
 
-LOW = frozenset({"entropy", "ess", "explained_variance"})  # these are bad when low, all others when high
+from hone.errors import HoneError
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """The values past which a statistic warns and stops; None: never."""
-
-    warn: float | None = None
-    stop: float | None = None
+Severity = Literal["warn", "stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """One limit a statistic. A run stops only after `patience` bad steps in a row."""
+    """When to warn and when to stop; None switches a limit off. KL and entropy are nats per token."""
 
-    entropy: Limit = Limit(warn=0.02)  # nats a token
-    clip_fraction: Limit = Limit(warn=0.4)
-    ess: Limit = Limit(warn=0.3)  # effective sample size of the importance weights, as a fraction of the rows
-    explained_variance: Limit = Limit(warn=-0.5)  # of the returns, by the critic
-    gen_kl: Limit = Limit(warn=0.05, stop=1.0)  # old policy to sampler: the same weights, so about 0
-    ref_kl: Limit = Limit(warn=5.0)
-    repetition: Limit = Limit(warn=0.5)
-    truncated: Limit = Limit(warn=0.5)
-    invalid: Limit = Limit(warn=0.05)
-    patience: int = 3
+    patience_warn: int = 3  # consecutive steps beyond the limit before it is said
+    patience_stop: int = 10
+    nonfinite_warn: float | None = None
+    nonfinite_stop: float | None = 0.0  # how many losses and gradient norms may be NaN or infinite; no patience
+    entropy_warn: float | None = 0.05
+    entropy_stop: float | None = 1e-4
+    clip_fraction_warn: float | None = 0.3
+    clip_fraction_stop: float | None = 0.8
+    ess_warn: float | None = 0.5
+    ess_stop: float | None = 0.1
+    explained_variance_warn: float | None = -0.1
+    explained_variance_stop: float | None = None
+    gen_kl_warn: float | None = 0.02
+    gen_kl_stop: float | None = 0.5
+    repetition_warn: float | None = 0.3
+    repetition_stop: float | None = 0.8
+    ref_kl_warn: float | None = 1.0
+    ref_kl_stop: float | None = 10.0
+    truncated_warn: float | None = 0.5
+    truncated_stop: float | None = 0.98
+    invalid_warn: float | None = 0.05
+    invalid_stop: float | None = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("patience_warn", "patience_stop"):
+            if getattr(self, name) < 1:
+                raise HoneError(f"{name} is {getattr(self, name)}: set it to 1 or more steps")
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is not None and math.isnan(value):
+                raise HoneError(f"limit {f.name} is NaN: set a number, or None to switch it off")
+
+    def get(self, name: str, severity: Severity) -> float | None:
+        """The limit of a metric."""
+        return getattr(self, f"{name}_{severity}")
+
+    def patience(self, name: str, severity: Severity) -> int:
+        """NaN is never noise, so it is said at once."""
+        return 1 if name == "nonfinite" else getattr(self, f"patience_{severity}")

@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from hone.errors import HoneError
+from hone.log.limits import Limits, Severity
 
-Severity = Literal["warn", "stop"]
+LOW = frozenset({"entropy", "ess", "explained_variance"})  # these go wrong when low, all others when high
 
 
 class GenKL(NamedTuple):
@@ -62,74 +62,18 @@ def _masked(x: Tensor, mask: Tensor) -> Tensor:
     return x.detach()[mask.bool()].cpu().double()
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What to watch: a metric, the side on which it goes wrong, what that means and what to do."""
-
-    name: str
-    side: Literal["below", "above"]
-    remedy: str
-
-    def broken(self, value: float, limit: float) -> bool:
-        return value < limit if self.side == "below" else value > limit
-
-
-RULES = (
-    Rule("nonfinite", "above", "the update is not a number; lower optim.lr or clip the gradient norm"),
-    Rule("entropy", "below", "the policy is collapsing; raise the entropy bonus or lower optim.lr"),
-    Rule("clip_fraction", "above", "updates leave the trust region; lower optim.lr or do fewer epochs a batch"),
-    Rule("ess", "below", "a few samples outweigh the rest; lower the lag or the number of epochs"),
-    Rule("explained_variance", "below", "the critic is worse than a constant; raise its rate or warm it up"),
-    Rule("gen_kl", "above", "sampler and learner disagree; match their precision and temperature"),
-    Rule("repetition", "above", "completions repeat themselves; raise the KL coefficient or reward less length"),
-    Rule("ref_kl", "above", "the policy runs from its reference; raise the KL coefficient or lower optim.lr"),
-    Rule("truncated", "above", "completions hit the length limit; raise the limit or penalise overlong ones"),
-    Rule("invalid", "above", "the verifier gives no reward; read the reasons in the samples and mend it"),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When to warn and when to stop; None switches a limit off. KL and entropy are nats per token."""
-
-    patience_warn: int = 3  # consecutive steps beyond the limit before it is said
-    patience_stop: int = 10
-    nonfinite_warn: float | None = None
-    nonfinite_stop: float | None = 0.0  # how many losses and gradient norms may be NaN or infinite; no patience
-    entropy_warn: float | None = 0.05
-    entropy_stop: float | None = 1e-4
-    clip_fraction_warn: float | None = 0.3
-    clip_fraction_stop: float | None = 0.8
-    ess_warn: float | None = 0.5
-    ess_stop: float | None = 0.1
-    explained_variance_warn: float | None = -0.1
-    explained_variance_stop: float | None = None
-    gen_kl_warn: float | None = 0.02
-    gen_kl_stop: float | None = 0.5
-    repetition_warn: float | None = 0.3
-    repetition_stop: float | None = 0.8
-    ref_kl_warn: float | None = 1.0
-    ref_kl_stop: float | None = 10.0
-    truncated_warn: float | None = 0.5
-    truncated_stop: float | None = 0.98
-    invalid_warn: float | None = 0.05
-    invalid_stop: float | None = 0.5
-
-    def __post_init__(self) -> None:
-        for name in ("patience_warn", "patience_stop"):
-            if getattr(self, name) < 1:
-                raise HoneError(f"{name} is {getattr(self, name)}: set it to 1 or more steps")
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if value is not None and math.isnan(value):
-                raise HoneError(f"limit {f.name} is NaN: set a number, or None to switch it off")
-
-    def get(self, name: str, severity: Severity) -> float | None:
-        return getattr(self, f"{name}_{severity}")
-
-    def patience(self, name: str, severity: Severity) -> int:
-        """NaN is never noise, so it is said at once."""
-        return 1 if name == "nonfinite" else getattr(self, f"patience_{severity}")
+REMEDIES = {
+    "nonfinite": "the update is not a number; lower optim.lr or optim.clip_norm",
+    "entropy": "the policy is collapsing; raise the entropy bonus or lower optim.lr",
+    "clip_fraction": "updates leave the trust region; lower optim.lr or train.epochs",
+    "ess": "a few samples outweigh the rest; lower train.epochs or the lag of the sampler",
+    "explained_variance": "the critic is worse than a constant; raise optim.critic_lr or its warm-up",
+    "gen_kl": "sampler and learner disagree; match their precision and temperature, or set train.mismatch=truncate",
+    "repetition": "completions repeat themselves; raise the KL coefficient or lower optim.lr",
+    "ref_kl": "the policy runs from its reference; raise the KL coefficient or lower optim.lr",
+    "truncated": "completions hit the length limit; raise sample.max_tokens or penalise overlong ones",
+    "invalid": "the verifier gives no reward; read the reasons in the samples and mend it",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,13 +93,13 @@ class Monitor:
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
-        self._count: dict[str, int] = {}  # "entropy_warn" -> consecutive steps beyond the limit
+        self._count: dict[str, int] = {}  # "entropy.warn" -> consecutive steps beyond the limit
         self._said: set[str] = set()
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[Warning_]:
         """What went wrong this step, at most one a metric; one that is absent keeps its count."""
-        watched = dict(metrics) | _nonfinite(metrics)
-        found = [self._judge(step, rule, watched[rule.name]) for rule in RULES if rule.name in watched]
+        watched = {name: metrics[name] for name in REMEDIES if name in metrics} | _nonfinite(metrics)
+        found = [self._judge(step, name, value) for name, value in watched.items()]
         return [warning for warning in found if warning]
 
     def state(self) -> dict[str, Any]:
@@ -166,31 +110,38 @@ class Monitor:
         self._count = {name: int(n) for name, n in state["count"].items()}
         self._said = set(state["said"])
 
-    def _judge(self, step: int, rule: Rule, value: float) -> Warning_ | None:
+    def _judge(self, step: int, name: str, value: float) -> Warning_ | None:
         """Both severities are counted; only the graver one is said."""
-        warn, stop = self._passed(rule, value, "warn"), self._passed(rule, value, "stop")
-        severity: Severity = "stop" if stop else "warn"
-        limit = self.limits.get(rule.name, severity)
-        if not (warn or stop) or limit is None:
-            return None
-        steps = self._count[f"{rule.name}_{severity}"]
-        message = _message(rule, value, limit=limit, steps=steps)
-        return Warning_(step=step, name=rule.name, value=value, threshold=limit, severity=severity, message=message)
-
-    def _passed(self, rule: Rule, value: float, severity: Severity) -> bool:
-        """True on the step at which the limit has been passed for as long as patience allows."""
-        key, limit = f"{rule.name}_{severity}", self.limits.get(rule.name, severity)
+        mild, grave = self.limits.get(name, "warn"), self.limits.get(name, "stop")
         # NaN compares false with every limit; a statistic that is NaN is worth a warning, but no stop.
-        lost = severity == "warn" and math.isnan(value)
-        if limit is None or not (lost or rule.broken(value, limit)):
+        lost = mild is not None and math.isnan(value)
+        warn = self._due(name, "warn", broken=lost or _broken(name, value, mild))
+        stop = self._due(name, "stop", broken=_broken(name, value, grave))
+        severity: Severity = "stop" if stop else "warn"
+        threshold = grave if stop else mild
+        if not (warn or stop) or threshold is None:
+            return None
+        message = _message(name, value, threshold=threshold, steps=self._count[f"{name}.{severity}"])
+        return Warning_(step=step, name=name, value=value, threshold=threshold, severity=severity, message=message)
+
+    def _due(self, name: str, severity: Severity, *, broken: bool) -> bool:
+        """True on the step at which the limit has been passed for as long as patience allows."""
+        key = f"{name}.{severity}"
+        if not broken:
             self._count.pop(key, None)
             self._said.discard(key)
             return False
         self._count[key] = self._count.get(key, 0) + 1
-        due = self._count[key] >= self.limits.patience(rule.name, severity) and key not in self._said
+        due = self._count[key] >= self.limits.patience(name, severity) and key not in self._said
         if due:
             self._said.add(key)
         return due
+
+
+def _broken(name: str, value: float, threshold: float | None) -> bool:
+    if threshold is None:
+        return False
+    return value < threshold if name in LOW else value > threshold
 
 
 def _nonfinite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -199,9 +150,11 @@ def _nonfinite(metrics: Mapping[str, float]) -> dict[str, float]:
     return {"nonfinite": float(sum(not math.isfinite(x) for x in watched))} if watched else {}
 
 
-def _message(rule: Rule, value: float, *, limit: float, steps: int) -> str:
-    if rule.name == "nonfinite":
-        return f"loss or gradient norm is NaN or infinite: {rule.remedy}"
-    found = f"is {value}" if math.isnan(value) else f"{value:.3g} {rule.side} {limit:g}"
+def _message(name: str, value: float, *, threshold: float, steps: int) -> str:
+    """entropy 0.02 below 0.05 for 3 steps: the policy is collapsing; raise the entropy bonus or lower optim.lr"""
+    if name == "nonfinite":
+        return f"loss or gradient norm is NaN or infinite: {REMEDIES[name]}"
+    side = "below" if name in LOW else "above"
+    found = f"is {value}" if math.isnan(value) else f"{value:.3g} {side} {threshold:g}"
     span = f" for {steps} steps" if steps > 1 else ""
-    return f"{rule.name} {found}{span}: {rule.remedy}"
+    return f"{name} {found}{span}: {REMEDIES[name]}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TextIO
 
-BAR_WIDTH = 20
+BARS = (20, 14, 10, 6, 0)  # widths of the bar: the widest that fits
 RECENT = 20  # steps whose mean time predicts the time left
 CLEAR = "\r\x1b[2K"
 STYLES = {"title": "1", "done": "36", "dim": "2", "value": "1", "bad": "1;31"}
@@ -48,12 +48,12 @@ def duration(seconds: float) -> str:
 
 
 HEADS = (
-    Column("reward", ("reward",), "{:.2f}".format, 5),
-    Column("loss", ("loss",), "{:.3f}".format, 6),
+    Column("reward", ("reward",), "{:z.2f}".format, 5),
+    Column("loss", ("loss",), "{:z.3f}".format, 6),
 )
 COLUMNS = (
-    Column("kl", ("ref_kl", "kl"), "{:.3f}".format, 5),
-    Column("len", ("length", "len"), "{:.1f}".format, 5),
+    Column("kl", ("ref_kl", "kl"), "{:z.3f}".format, 5),
+    Column("len", ("length", "len"), "{:z.1f}".format, 5),
     Column("", ("tokens_per_second", "tok/s"), compact, 4, " tok/s"),
 )
 
@@ -89,8 +89,7 @@ class Progress:
         self.done += 1
         kept = self.done % self.every == 0 or self.done >= self.total
         if kept or self._live:
-            line = self._paint(self._fit(self._cells(metrics)))
-            self._emit(line, kept=kept)
+            self._emit(self._paint(self._fit(self._cells(metrics))), kept=kept)
 
     def note(self, text: str) -> None:
         """Prints a line of its own, such as a warning, without tearing the passing one."""
@@ -114,12 +113,10 @@ class Progress:
 
     def _cells(self, metrics: Mapping[str, float]) -> dict[str, list[Cell]]:
         """The parts of the line by name, in order."""
-        full, empty = self._marks
-        filled = min(BAR_WIDTH, BAR_WIDTH * self.done // max(1, self.total))
         count = f"{self.done:>{len(str(self.total))}}/{self.total}"
         cells: dict[str, list[Cell]] = {
             "title": [(f"{self.title}  ", "title"), (count, "")],
-            "bar": [(full * filled, "done"), (empty * (BAR_WIDTH - filled), "dim")],
+            "bar": self._bar(BARS[0]),
         }
         for column in self._columns(metrics):
             cells[column.label or column.unit] = _metric(column, metrics)
@@ -133,18 +130,27 @@ class Progress:
         return head + [c for c in COLUMNS if c.label in self._seen]
 
     def _fit(self, cells: dict[str, list[Cell]]) -> dict[str, list[Cell]]:
-        """Leaves out the least telling parts until the line fits: a wrapped line could not be cleared."""
-        if self._live:
-            room = shutil.get_terminal_size().columns - 1
-            for name in ("bar", " tok/s", "len", "kl", "left"):
-                if _width(cells) > room:
-                    cells.pop(name, None)
+        """Shortens the bar, then leaves out the least telling parts: a line that wraps could not be cleared."""
+        if not self._live:
+            return cells
+        room = shutil.get_terminal_size().columns - 1
+        for width in BARS[1:]:
+            if _width(cells) > room:
+                cells["bar"] = self._bar(width)
+        for name in ("bar", " tok/s", "len", "kl", "left"):
+            if _width(cells) > room:
+                cells.pop(name, None)
         return cells
+
+    def _bar(self, width: int) -> list[Cell]:
+        full, empty = self._marks
+        filled = min(width, width * self.done // max(1, self.total))
+        return [(full * filled, "done"), (empty * (width - filled), "dim")]
 
     def _paint(self, cells: dict[str, list[Cell]]) -> str:
         joined: list[str] = []
         for name, parts in cells.items():
-            gap = "" if name == "title" else " " if name == "bar" else "  "
+            gap = {"title": "", "bar": " "}.get(name, "  ")
             joined.append(gap + "".join(self._style(text, style) for text, style in parts))
         return "".join(joined)
 

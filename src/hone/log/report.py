@@ -19,10 +19,6 @@ def percent(x: float) -> str:
     return f"{100 * x:.1f}%"
 
 
-def seconds(x: float) -> str:
-    return f"{x:.1f} s" if x < 60 else duration(x)
-
-
 @dataclass(frozen=True, slots=True)
 class Column:
     """A known column of the table: its heading and how its numbers are written."""
@@ -37,7 +33,7 @@ COLUMNS = {
     "format": Column("format rate", percent),
     "length": Column("mean length", "{:.1f}".format),
     "kl": Column("KL from SFT", "{:.3f}".format),
-    "seconds": Column("time", seconds),
+    "seconds": Column("seconds", "{:,.1f}".format),
 }
 ALIASES = {
     "held_out_accuracy": "accuracy",
@@ -86,7 +82,12 @@ def write_report(
     """
     rows = [{ALIASES.get(name, name): value for name, value in row.items()} for row in table]
     stages = list(dict.fromkeys([str(row["stage"]) for row in rows if "stage" in row] + list(runs)))
-    body = [_header(title, rows, runs), _table(rows, stages), _curves(runs, stages), _samples(samples, stages)]
+    body = [
+        _header(title, rows, stages=len(stages), steps=sum(map(len, runs.values()))),
+        _table(rows, stages),
+        _curves(runs, stages),
+        _samples(samples, stages),
+    ]
     whole = page(text(title), "\n".join(filter(None, [*body, _notes(notes or {}), _footer()])))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -96,9 +97,8 @@ def write_report(
     return path
 
 
-def _header(title: str, rows: Sequence[Row], runs: Mapping[str, Sequence[Row]]) -> str:
-    steps = sum(map(len, runs.values()))
-    lead = f"{len(rows) or len(runs)} stages, {steps:,} steps"
+def _header(title: str, rows: Sequence[Row], *, stages: int, steps: int) -> str:
+    lead = f"{_many(stages, 'stage')}, {_many(steps, 'step')}"
     facts = "".join(_fact(name, rows) for name in ("accuracy", "format", "kl")) + _time(rows)
     return (
         f'<p class="brand">Hone report</p><h1>{text(title)}</h1><p class="lead">{lead}</p>'
@@ -118,7 +118,11 @@ def _fact(name: str, rows: Sequence[Row]) -> str:
 
 def _time(rows: Sequence[Row]) -> str:
     spent = [x for row in rows if (x := number(row.get("seconds"))) is not None]
-    return _fact_card("time in all", seconds(sum(spent)), f"{len(spent)} stages") if spent else ""
+    return _fact_card("time in all", duration(sum(spent)), _many(len(spent), "stage")) if spent else ""
+
+
+def _many(n: int, noun: str) -> str:
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
 
 
 def _fact_card(heading: str, value: str, under: str) -> str:
@@ -133,7 +137,7 @@ def _table(rows: Sequence[Row], stages: Sequence[str]) -> str:
     head = "".join(f'<th scope="col">{text(_heading(name))}</th>' for name in names)
     lines = "".join(_line(row, names, colour=stages.index(str(row["stage"])) if "stage" in row else 0) for row in rows)
     return (
-        '<h2>Stages</h2><p class="hint">Measured after each stage, on the same held-out problems.</p>'
+        '<h2>Stages</h2><p class="hint">In the order the stages ran.</p>'
         f'<div class="card scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
     )
 
@@ -149,14 +153,14 @@ def _line(row: Row, names: Sequence[str], *, colour: int) -> str:
 
 def _cell(name: str, value: object) -> str:
     if name == "stage":
-        return f'<th scope="row">{text("–" if value is None else value)}</th>'
+        return f'<th scope="row">{text("—" if value is None else value)}</th>'
     found = number(value)
     if found is not None:
         shown = COLUMNS[name].show(found) if name in COLUMNS else label(found)
     else:
-        shown = text(value) if isinstance(value, str | bool) else "–"
+        shown = text(value) if isinstance(value, str | bool) else "—"
     bar = _bar(found) if name == "accuracy" and found is not None else ""
-    return f'<td data-name="{text(_heading(name))}">{bar}{shown}</td>'
+    return f'<td data-name="{text(_heading(name))}">{bar}<span>{shown}</span></td>'
 
 
 def _bar(share: float) -> str:
@@ -180,7 +184,10 @@ def _curves(runs: Mapping[str, Sequence[dict[str, Any]]], stages: Sequence[str])
         f"<h3>{text(stage)}</h3>{_charts(rows)}</div>"
         for i, (stage, rows) in enumerate(runs.items())
     )
-    hint = "Thin: every step. Bold: running mean, where there are enough steps. Red marks: not a finite number."
+    hint = (
+        "Thin: every step, or the extremes of each stretch of a long run. Bold: running mean, where there are "
+        "enough steps. Red marks: not a finite number."
+    )
     return (
         f'<h2>Curves</h2><p class="hint">{hint}</p>'
         f'<div class="tabs" role="tablist" aria-label="Stages">{tabs}</div>{panels}'
@@ -229,13 +236,11 @@ def _samples(samples: Sequence[Row], stages: Sequence[str]) -> str:
     together, alone = problems(samples)
     found: list[str] = []
     if together:
-        found.append(
-            '<h2>The same problem, stage by stage</h2><p class="hint">Held-out problems; the policy never trained on them.</p>'
-        )
+        found.append("<h2>The same problem, stage by stage</h2>")
         found += [compared(group, stages) for group in together]
     if alone:
-        found.append("<h2>Rollouts</h2>")
-        found += [single(sample, stages) for sample in alone]
+        cards = "".join(single(sample, stages) for sample in alone)
+        found.append(f'<h2>Rollouts</h2><div class="singles">{cards}</div>')
     return "".join(found)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import accumulate
 from typing import Any
 
 WIDTH, HEIGHT = 320.0, 168.0
@@ -73,13 +74,13 @@ def ticks(low: float, high: float, most: int = 4) -> list[float]:
 
 
 def smoothed(run: Sequence[Point]) -> list[Point]:
-    """The exponential running mean, with weights that add up to 1 from the first point on."""
-    keep = 1 - 1 / max(2.0, len(run) / 16)
-    total = weight = 0.0
+    """The mean of the points around each, as many before as after it, so that it does not lag; fewer at the ends."""
+    reach = max(2, len(run) // 20)
+    sums = list(accumulate((y for _, y in run), initial=0.0))
     found: list[Point] = []
-    for x, y in run:
-        total, weight = keep * total + y, keep * weight + 1
-        found.append((x, total / weight))
+    for i, (x, _) in enumerate(run):
+        first, last = max(0, i - reach), min(len(run), i + reach + 1)
+        found.append((x, (sums[last] - sums[first]) / (last - first)))
     return found
 
 
@@ -148,7 +149,8 @@ def _axes(scale: Scale, marks: Sequence[float]) -> str:
         )
     for step in _step_marks(*scale.x):
         x = scale.at((step, scale.y[0]))[0]
-        parts.append(f'<text class="x" x="{x:.1f}" y="{HEIGHT - 7:g}">{label_step(step)}</text>')
+        place = "x end" if step == scale.x[1] > scale.x[0] else "x"
+        parts.append(f'<text class="{place}" x="{x:.1f}" y="{HEIGHT - 7:g}">{label_step(step)}</text>')
     return "".join(parts)
 
 
@@ -166,8 +168,8 @@ def _step_marks(first: float, last: float) -> list[float]:
     """The first and last step, and round ones between that leave their labels room."""
     if last <= first:
         return [first]
-    apart = (last - first) * 0.12
-    between = [t for t in ticks(first, last, 5) if first + apart < t < last - apart and t == round(t)]
+    apart = (last - first) * 0.14
+    between = [t for t in ticks(first, last, 4) if first + apart < t < last - 1.4 * apart and t == round(t)]
     return [first, *between, last]
 
 

@@ -12,7 +12,8 @@ STYLE = """
 --grid:#24282c;--good:#5fd39d;--good-bg:#12301f;--bad:#ff8d98;--bad-bg:#3a1a1f;--think:#22262a;--answer:#4a3b0c;
 --s0:#75abff;--s1:#f0a252;--s2:#4fc68d;--s3:#b797f7;--s4:#f27da3;--s5:#4bc0d4}}
 *{box-sizing:border-box}
-body{margin:0;background:var(--bg);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
+body{margin:0;background:var(--bg);color:var(--ink);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif;
 font-variant-numeric:tabular-nums;-webkit-text-size-adjust:100%}
 main{max-width:1120px;margin:0 auto;padding:40px 24px 64px}
 h1{font-size:30px;line-height:1.2;letter-spacing:-.02em;margin:4px 0 6px;overflow-wrap:anywhere}
@@ -30,11 +31,15 @@ table{border-collapse:collapse;width:100%}
 th,td{padding:11px 18px;text-align:right;border-top:1px solid var(--line);white-space:nowrap}
 thead th{border-top:0;color:var(--soft);font-size:13px;font-weight:550}
 th:first-child,td:first-child{text-align:left;white-space:normal}tbody th{font-weight:600}
-tbody th::before{content:"";display:inline-block;width:9px;height:9px;border-radius:3px;background:var(--c);margin-right:9px}
-.bar{display:inline-block;vertical-align:middle;width:84px;height:7px;margin-right:12px;border-radius:4px;overflow:hidden}
+tbody th::before{content:"";display:inline-block;width:9px;height:9px;border-radius:3px;background:var(--c);
+margin-right:9px}
+.bar{display:inline-block;vertical-align:middle;width:84px;height:7px;margin-right:12px;border-radius:4px;
+overflow:hidden}
+td span{display:inline-block;min-width:3.6em}
 .bar .rest{fill:var(--grid)}.bar .part{fill:var(--c)}
 .tabs{display:none;flex-wrap:wrap;gap:6px;margin:4px 0 14px}.js .tabs{display:flex}
-.tabs button{font:inherit;font-weight:550;color:var(--soft);background:none;border:1px solid var(--line);border-radius:999px;
+.tabs button{font:inherit;font-weight:550;color:var(--soft);background:none;border:1px solid var(--line);
+border-radius:999px;
 padding:5px 15px;cursor:pointer}.tabs button:hover{color:var(--ink)}
 .tabs button[aria-selected=true]{color:var(--card);background:var(--c);border-color:var(--c)}
 :focus-visible{outline:2px solid var(--s0);outline-offset:2px}
@@ -45,26 +50,34 @@ figcaption{display:flex;justify-content:space-between;gap:10px;font-size:13px;fo
 figcaption span{overflow-wrap:anywhere}figcaption b{font-weight:600;color:var(--c);white-space:nowrap}
 figcaption em{font-style:normal;font-weight:550;color:var(--bad);white-space:nowrap}
 figure svg{display:block;width:100%;height:auto;touch-action:pan-y}
-svg text{font-size:10px;fill:var(--soft)}svg .y{text-anchor:end}svg .x{text-anchor:middle}
+svg text{font-size:10px;fill:var(--soft)}svg .y{text-anchor:end}svg .x{text-anchor:middle}svg .end{text-anchor:end}
 svg .grid{stroke:var(--grid)}svg polyline{fill:none;stroke:var(--c);stroke-linejoin:round;stroke-linecap:round}
-svg .raw{stroke-width:1;opacity:.34}svg .mean{stroke-width:1.8}svg .one{fill:var(--c)}svg .lost{stroke:var(--bad);stroke-width:1.5}
+svg .raw{stroke-width:1;opacity:.34}svg .mean{stroke-width:1.8}svg .one{fill:var(--c)}svg .lost{stroke:var(--bad);
+stroke-width:1.5}
 svg .cursor,svg .dot{visibility:hidden}svg.on .cursor,svg.on .dot{visibility:visible}
 svg .cursor{stroke:var(--soft);stroke-dasharray:2 3}svg .dot{fill:var(--c);stroke:var(--card);stroke-width:1.5}
-.tip{position:fixed;z-index:9;pointer-events:none;background:var(--ink);color:var(--bg);border-radius:7px;padding:4px 9px;
+.tip{position:fixed;z-index:9;pointer-events:none;background:var(--ink);color:var(--bg);border-radius:7px;
+padding:4px 9px;
 font-size:12px;white-space:nowrap}.tip b{font-weight:650}
 details{margin-top:14px}summary{cursor:pointer;color:var(--soft);font-size:13px;padding:4px 0 10px}
 .problem{margin-top:14px;overflow:hidden}
-.problem>header{display:flex;flex-wrap:wrap;gap:6px 18px;align-items:baseline;padding:14px 18px;border-bottom:1px solid var(--line)}
+.problem>header{display:flex;flex-wrap:wrap;gap:6px 18px;align-items:baseline;padding:14px 18px;
+border-bottom:1px solid var(--line)}
 .prompt{flex:1 1 260px;min-width:0;font-weight:550;white-space:pre-wrap;overflow-wrap:anywhere;unicode-bidi:isolate;
 max-height:15em;overflow-y:auto}
+.singles{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(440px,100%),1fr));gap:0 14px}
+.singles .problem{display:flex;flex-direction:column}.singles .answers{flex:1}
 .gold{color:var(--soft);font-size:13px}.gold b{color:var(--ink)}
-.answers{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(260px,100%),1fr));gap:1px;background:var(--line)}
-.answer-box{background:var(--card);padding:12px 18px 12px;min-width:0;display:flex;flex-direction:column;border-top:3px solid var(--c)}
+.answers{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(260px,100%),1fr));gap:1px;
+background:var(--line)}
+.answer-box{background:var(--card);padding:12px 18px 12px;min-width:0;display:flex;flex-direction:column;
+border-top:3px solid var(--c)}
 h4{display:flex;justify-content:space-between;gap:8px;align-items:baseline;color:var(--c)}
 h4 span{overflow-wrap:anywhere}h4 small{color:var(--soft);font-weight:450;margin-left:4px}
 .badge{font-size:12px;font-weight:600;border-radius:999px;padding:1px 10px;white-space:nowrap}
 .good{color:var(--good);background:var(--good-bg)}.bad{color:var(--bad);background:var(--bad-bg)}
-pre{margin:10px 0;font:13px/1.6 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;white-space:pre-wrap;
+pre{margin:10px 0;font:13px/1.6 ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;
+white-space:pre-wrap;
 overflow-wrap:anywhere;max-height:26em;overflow-y:auto;flex:1;unicode-bidi:isolate}
 pre i{font-style:normal;color:var(--soft);font-size:11px}
 .think,.answer{border-radius:4px;padding:2px 4px;-webkit-box-decoration-break:clone;box-decoration-break:clone}
@@ -74,8 +87,10 @@ dl{display:grid;grid-template-columns:minmax(120px,max-content) 1fr;margin:12px 
 dt,dd{padding:7px 0;margin:0;border-top:1px solid var(--line);overflow-wrap:anywhere;white-space:pre-wrap}
 dt{color:var(--soft);padding-right:28px}dt:first-of-type,dd:first-of-type{border-top:0}
 footer{margin-top:44px;color:var(--soft);font-size:13px}
-@media (max-width:640px){main{padding:24px 14px 48px}h1{font-size:24px}.facts-row{grid-template-columns:1fr 1fr;gap:10px}
-.fact{padding:12px 14px}.fact b{font-size:22px}thead{position:absolute;clip-path:inset(50%);height:1px;overflow:hidden}
+@media (max-width:640px){main{padding:24px 14px 48px}h1{font-size:24px}.facts-row{grid-template-columns:1fr 1fr;
+gap:10px}
+.fact{padding:12px 14px}.fact b{font-size:22px}thead{position:absolute;clip-path:inset(50%);height:1px;
+overflow:hidden}
 tr{display:block;padding:8px 0;border-top:1px solid var(--line)}tbody tr:first-child{border-top:0}
 tbody th,td{display:flex;justify-content:space-between;align-items:center;border:0;padding:4px 16px}
 tbody th{justify-content:flex-start;padding-bottom:6px}

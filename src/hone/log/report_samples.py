@@ -55,8 +55,11 @@ def _head(group: Sequence[Sample]) -> str:
     """The prompt, the right answer, and whether the last stage got right what the first got wrong."""
     first, last = group[0], group[-1]
     gold = f'<p class="gold">answer <b>{text(first["answer"])}</b></p>' if first.get("answer") is not None else ""
-    turns = {(False, True): ("good", "wrong → right"), (True, False): ("bad", "right → wrong")}
-    turn = turns.get((first.get("correct"), last.get("correct"))) if len(group) > 1 else None  # type: ignore[arg-type]
+    turns: dict[tuple[object, object], tuple[str, str]] = {
+        (False, True): ("good", "wrong → right"),
+        (True, False): ("bad", "right → wrong"),
+    }
+    turn = turns.get((first.get("correct"), last.get("correct"))) if len(group) > 1 else None
     badge = f'<span class="badge {turn[0]}">{turn[1]}</span>' if turn else ""
     return f'<header><div class="prompt" dir="auto">{text(first.get("prompt", ""))}</div>{gold}{badge}</header>'
 

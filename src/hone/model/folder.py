@@ -66,6 +66,8 @@ def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
     if missing := [key for key in SIZES if key not in hf]:
         raise HoneError(f"{CONFIG} lacks {', '.join(missing)}: copy the whole file from the model's source")
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise HoneError(f"{CONFIG} has rope_parameters {rope!r}, not an object: copy it again")
     heads = hf["num_attention_heads"]
     try:
         config = DecoderConfig(
@@ -148,9 +150,10 @@ def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Sc
     state = {"weight": tensors.pop("score.weight")}
     state["bias"] = tensors.pop("score.bias", state["weight"].new_zeros(1))
     tensors.pop(HEAD, None)
-    head = ScalarHead(config.hidden_size).to(dtype)
+    with torch.device("meta"):
+        head = ScalarHead(config.hidden_size)
     _check_shapes({n: tuple(p.shape) for n, p in head.state_dict().items()}, state)
-    head.load_state_dict(state)
+    head.load_state_dict(state, assign=True)
     decoder = _build(replace(config, tie_word_embeddings=True), tensors)
     made = hf.get("hone", {})
     try:

@@ -156,8 +156,6 @@ def plain_state(decoder: Decoder) -> dict[str, Tensor]:
     for name, module in _adapted(decoder):
         for part in ("lora_A", "lora_B", "base.weight"):
             del state[f"{name}.{part}"]
-        if module.base.bias is not None:
-            state[f"{name}.bias"] = state.pop(f"{name}.base.bias")
         state[f"{name}.weight"] = module.merged().detach()
     return state
 

@@ -180,6 +180,7 @@ class Scorer(nn.Module):
     """
 
     KINDS = ("reward", "value", "step")
+    old = None  # no distribution, so nothing to compare it with
 
     def __init__(
         self,
@@ -206,6 +207,14 @@ class Scorer(nn.Module):
         if not std > 0:
             raise HoneError(f"scores have standard deviation {std}: calibrate on answers of different quality")
         self.mean, self.std = mean, std
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """None: a scorer does not act."""
+        return []
+
+    def critic_parameters(self) -> list[nn.Parameter]:
+        """Everything it trains."""
+        return [p for p in self.parameters() if p.requires_grad]
 
     def forward(self, batch: Batch, want: frozenset[str]) -> Forward:
         if want - {"value"}:

@@ -32,7 +32,6 @@ def restrict(logits: Tensor, params: SampleParams) -> Tensor:
         sorted_logits, order = logits.sort(dim=-1, descending=True, stable=True)
         p = sorted_logits.softmax(-1).double()
         before = p.cumsum(-1) - p
-        before[..., 0] = 0.0  # rounding must not drop the most probable token when top_p is tiny
         cut = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= params.top_p)
         logits = logits.masked_fill(cut, -math.inf)
     if params.min_p > 0:
@@ -52,8 +51,9 @@ def draw(logits: Tensor, u: Tensor, params: SampleParams) -> tuple[Tensor, Tenso
     if params.temperature == 0:
         token = logits.argmax(-1, keepdim=True)
         return token.squeeze(-1), logits.log_softmax(-1).gather(-1, token).squeeze(-1)
-    # the maximum goes first: dividing by a tiny temperature then overflows to -inf, never to +inf
-    logits = (logits - logits.amax(-1, keepdim=True)) / params.temperature
+    # the maximum goes first, so that a tiny temperature overflows to -inf and never to +inf or 0 / 0
+    temperature = max(params.temperature, torch.finfo(logits.dtype).tiny)
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature
     logp = restrict(logits, params).log_softmax(-1)
     cdf = logp.exp().cumsum(-1, dtype=torch.float64)
     total = cdf[..., -1:]

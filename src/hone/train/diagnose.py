@@ -22,7 +22,10 @@ def observe(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:
     if fwd.logp is not ABSENT:
         logp = fwd.logp.detach()
         mean("nll", -logp)
-        mean("entropy", fwd.entropy if fwd.entropy is not ABSENT else -logp)
+        if fwd.entropy is not ABSENT:
+            mean("entropy", fwd.entropy)
+        elif algo.online:  # on the policy's own samples -log pi is an unbiased estimate; on a dataset's it is not
+            mean("entropy", -logp)
         if batch.ref_logp is not ABSENT:
             mean("ref_kl", k3(torch.where(mask, logp - batch.ref_logp, 0.0)))
         if batch.old_logp is not ABSENT:

@@ -1,17 +1,19 @@
 """From a batch to one weight update. Each stage takes a Batch and returns it with more columns."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from hone.algo import weight
-from hone.algo.prefer import reference_gain
+from hone.algo.prefer import last_value, reference_gain
 from hone.algo.table import Algorithm, assign_credit, objective
 from hone.dist import collect
+from hone.errors import HoneError
 from hone.log.stats import Stats
+from hone.model.policy import Policy, frozen_copy
 from hone.train import diagnose, optim
 from hone.types import ABSENT, Batch, Forward, Model
 
@@ -19,7 +21,7 @@ from hone.types import ABSENT, Batch, Forward, Model
 class Trainable(Model, Protocol):
     """A model whose parameters are the actor's and the critic's; `old` is what KL(old || now) compares with."""
 
-    old: object | None
+    old: Any
 
     def actor_parameters(self) -> list[nn.Parameter]: ...
 
@@ -94,21 +96,22 @@ def annotate(batch: Batch, algo: Algorithm, learner: Learner, *, mismatched: Bat
         old = evaluate(learner.policy, batch, want, rows=learner.micro_rows)
         columns |= {c: getattr(old, sources[c]) for c in algo.needs & (sources.keys() - {"bootstrap"})}
         if "bootstrap" in algo.needs:
-            columns["bootstrap"] = torch.where(batch.truncated, last_of(old.value, batch.real), 0.0)
+            columns["bootstrap"] = torch.where(batch.truncated, last_value(old, batch), 0.0)
     if "ref_logp" in algo.needs:
         columns["ref_logp"] = _reference(learner, batch)
     if "kl_baseline" in algo.needs:
         columns["kl_baseline"] = batch.constant(_mismatched_kl(learner, mismatched))
     batch = replace(batch, **columns)
     if missing := [c for c in sorted(algo.needs) if getattr(batch, c) is ABSENT]:
-        raise ValueError(f"the algorithm needs columns that nothing filled: {', '.join(missing)}")
+        names = ", ".join(missing)
+        raise HoneError(f"the algorithm reads {names}, which the rows lack: use data or a reward that gives it")
     return batch
 
 
-def last_of(x: Tensor, real: Tensor) -> Tensor:
-    """[B, T] -> [B]: the value after each row's last real token."""
-    last = real & (real.flip(-1).cumsum(-1).flip(-1) == 1)
-    return torch.where(last, x, 0.0).sum(-1)
+def remember(learner: Learner, algo: Algorithm) -> None:
+    """Keep a copy of the policy as it is now where the loss reads the exact KL(old || now)."""
+    if "old_kl" in algo.wants:
+        learner.policy.old = frozen_copy(cast(Policy, learner.policy))
 
 
 def _reference(learner: Learner, batch: Batch) -> Tensor:
@@ -166,14 +169,13 @@ def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
         loss.backward()
         stats.add("loss", loss.detach(), 0)
         diagnose.observe(stats, fwd, micro, algo)
-    stats.add("loss", 0.0, 1)  # the weights make the micro-batches' losses one sum
-    apply_gradients(learner, stats)
+    stats.add("loss", 0.0, 1 / collect.world()[1])  # the weights make the losses of micro-batches and ranks one sum
+    apply_gradients(learner, stats, optim.parameters_of(learner.optimizer))
     return stats
 
 
-def apply_gradients(learner: Learner, stats: Stats) -> None:
-    """Sum over ranks, clip, step; or skip and count when the gradient is not finite."""
-    parameters = optim.parameters_of(learner.optimizer)
+def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Parameter]) -> None:
+    """Sum over ranks, clip, step; or skip and count when the gradient is not finite. The others stay put."""
     collect.total_gradients(parameters)
     norm = optim.clip_gradients(parameters, learner.clip_norm)
     rate = optim.set_rate(learner.optimizer, learner.schedule(learner.updates))

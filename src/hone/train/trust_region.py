@@ -16,7 +16,7 @@ from hone.algo.table import Algorithm, Loss, TrustRegion, objective
 from hone.dist import collect
 from hone.log.stats import Stats
 from hone.train import diagnose
-from hone.train.step import Learner, apply_gradients, micro_batches
+from hone.train.step import Learner, apply_gradients, micro_batches, totals
 from hone.types import Batch
 
 Product = Callable[[Tensor], Tensor]
@@ -106,7 +106,7 @@ def _critic_step(learner: Learner, batch: Batch, algo: Algorithm, *, stats: Stat
         loss = objective(learner.policy(micro, want), micro, algo.loss[1:])
         for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             p.grad = g if p.grad is None else p.grad + g
-    apply_gradients(learner, stats)
+    apply_gradients(learner, stats, parameters)
 
 
 # --- sums over the batch, one micro-batch at a time ---
@@ -125,16 +125,16 @@ def _gradient(
         value += part.item()
         diagnose.observe(stats, fwd, micro, algo)
     assert gradient is not None
-    stats.add("loss", value, 1)
+    stats.add("loss", value, 1 / collect.world()[1])
     summed = collect.total(torch.cat([gradient, gradient.new_tensor([value])]))
     return float(summed[-1]), summed[:-1]
 
 
 def _fisher_product(learner: Learner, batch: Batch, parameters: Sequence[nn.Parameter], v: Tensor, unit: int) -> Tensor:
     """F v: the gradient of (gradient of the mean KL(now || .)) . v, over all ranks."""
-    result = torch.zeros_like(v)
+    result, tokens = torch.zeros_like(v), max(totals(batch).tokens, 1)
     for micro in micro_batches(batch, rows=learner.micro_rows, unit=unit):
-        kl = (learner.policy(micro, frozenset({"old_kl"})).old_kl * micro.token_weight).sum()
+        kl = learner.policy(micro, frozenset({"old_kl"})).old_kl.sum() / tokens
         first = torch.autograd.grad(kl, parameters, create_graph=True)
         along = sum((g.double() * w).sum() for g, w in zip(first, _split(v, parameters), strict=True))
         assert isinstance(along, Tensor)
@@ -145,11 +145,12 @@ def _fisher_product(learner: Learner, batch: Batch, parameters: Sequence[nn.Para
 @torch.no_grad()
 def _measure(learner: Learner, batch: Batch, loss: Loss, unit: int) -> tuple[float, float]:
     """The surrogate and the exact mean KL(old || now) at the parameters as they are, over all ranks."""
-    sums = torch.zeros(2, dtype=torch.float64)
+    sums = torch.zeros(2, dtype=torch.float64, device=batch.mask.device)
+    # a mean over tokens, whatever their loss weighs: tokens that a correction leaves out still move
+    tokens = max(totals(batch).tokens, 1)
     for micro in micro_batches(batch, rows=learner.micro_rows, unit=unit):
         fwd = learner.policy(micro, frozenset({"logp", "old_kl"}))
-        kl = (fwd.old_kl * micro.token_weight).sum()
-        sums += torch.stack([objective(fwd, micro, loss).double(), kl.double()]).cpu()
+        sums += torch.stack([objective(fwd, micro, loss).double(), fwd.old_kl.double().sum() / tokens])
     value, kl = collect.total(sums).tolist()
     return value, kl
 

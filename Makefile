@@ -1,0 +1,62 @@
+# `make help` lists the targets. Everything is installed into .venv; nothing outside this folder is changed.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+# Threads that wait by spinning slow torch down many times over when the cores are shared.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: help setup demo test test-slow test-gpu check static clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/.dev ## make .venv and install Hone with the tools for its tests
+
+demo: $(VENV)/.core ## the whole journey on the CPU, with a table and runs/demo/report.html at the end
+	$(BIN)/hone demo
+
+test: $(VENV)/.dev ## the fast tests
+	$(PYTEST) -m "not slow and not gpu"
+
+test-slow: $(VENV)/.dev ## the slow tests
+	$(PYTEST) -m "slow and not gpu" --timeout 3600
+
+test-gpu: $(VENV)/.dev ## the tests that need an accelerator
+	$(PYTEST) -m gpu --timeout 3600
+
+static: $(VENV)/.dev ## format, lint and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+check: static test ## what a change must pass: format, lint, types and the fast tests
+
+clean: ## remove .venv and all caches, keep runs/
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests recipes examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+# A stamp is newer than what it was installed from, or the installation is repeated.
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/.made
+	@echo "installing Hone into $(VENV) (torch is large: a few minutes the first time)"
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/.made
+	@echo "installing Hone and its tools into $(VENV) (torch is large: a few minutes the first time)"
+	$(PIP) -e ".[dev]"
+	@touch $@ $(VENV)/.core
+
+$(VENV)/.made:
+	@for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11; do \
+		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			$$python -m venv $(VENV) && touch $@ && exit 0; \
+			rm -rf $(VENV); \
+			echo "make: $$python cannot make a virtual environment: install its venv module (on Debian: python3-venv)" >&2; \
+			exit 1; \
+		fi; \
+	done; \
+	echo "make: Hone needs Python 3.11 or newer: install it, or name it with make PYTHON=/path/of/python" >&2; \
+	exit 1

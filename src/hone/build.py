@@ -1,0 +1,214 @@
+"""From a recipe to the objects of a run. The only place that turns settings into things."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hone.algo import ALGORITHMS, Algorithm
+from hone.algo.weight import mismatch
+from hone.config import Choice, build_choice
+from hone.data import rows as dataset
+from hone.data.source import Source, read_rows
+from hone.data.tokenizer import Tokenizer, check_fits
+from hone.errors import HoneError
+from hone.load import load_function
+from hone.model.decoder import Decoder, DecoderConfig
+from hone.model.folder import load_decoder, load_scorer
+from hone.model.lora import ReferenceView, add_lora
+from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
+from hone.recipe import LoraSpec, ModelSpec, Recipe, SampleSpec
+from hone.reward.model import RewardModel
+from hone.reward.score import Scorer as RewardScorer
+from hone.reward.score import as_scorer, combine
+from hone.reward.verify import VERIFIERS
+from hone.rollout.protocol import SampleParams
+from hone.train import optim
+from hone.train.step import Correct, Learner, Trainable
+from hone.types import Group, Model, Task
+
+SCORERS = {"reward_model": "reward", "process_reward_model": "step"}  # algorithms that train a head, and its kind
+
+
+def algorithm(recipe: Recipe) -> Algorithm:
+    """The recipe's algorithm, checked against what the rest of the recipe asks for."""
+    algo: Algorithm = build_choice(recipe.algo, ALGORITHMS) if isinstance(recipe.algo, Choice) else recipe.algo
+    if not algo.online:
+        return algo
+    name, sample = recipe.algo_name, recipe.sample
+    if sample.group < algo.group:
+        raise HoneError(f"{name} compares samples of one prompt: set sample.group to {algo.group} or more")
+    if sample.top_k or sample.top_p < 1 or sample.min_p:
+        raise HoneError(
+            "top_k, top_p and min_p change the sampling distribution in a way the learner does not see: "
+            "train with sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0"
+        )
+    if algo.on_policy and recipe.train.epochs * recipe.train.minibatches > 1:
+        raise HoneError(f"{name} is strictly on policy: set train.epochs=1 and train.minibatches=1")
+    return algo
+
+
+def tokenizer(spec: ModelSpec) -> Tokenizer:
+    """From its own folder or the model's."""
+    return Tokenizer.load(spec.tokenizer or spec.path)
+
+
+def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:
+    """The folder's model, or a fresh one of the given shape."""
+    if spec.path:
+        model = load_decoder(spec.path)
+    else:
+        torch.manual_seed(seed)
+        size = spec.vocab_size or vocabulary.vocab_size
+        model = Decoder(
+            DecoderConfig(
+                vocab_size=size,
+                hidden_size=spec.hidden_size,
+                intermediate_size=spec.intermediate_size,
+                num_hidden_layers=spec.layers,
+                num_attention_heads=spec.heads,
+                num_key_value_heads=spec.kv_heads,
+                max_position_embeddings=spec.context,
+            )
+        )
+    check_fits(vocabulary, model.config.vocab_size)
+    return model
+
+
+def adapted(model: Decoder, spec: LoraSpec, *, seed: int) -> Decoder:
+    """The decoder with the adapters the recipe asks for, if any."""
+    if spec.rank:
+        add_lora(model, rank=spec.rank, alpha=spec.alpha, targets=spec.targets, rslora=spec.rslora, seed=seed)
+    return model
+
+
+def trainable(recipe: Recipe, model: Decoder, algo: Algorithm) -> Policy | Scorer:
+    """The decoder as the algorithm trains it: with a critic, as a scorer, or plain."""
+    layout = recipe.train.layout
+    if recipe.algo_name in SCORERS:
+        return Scorer(model, kind=SCORERS[recipe.algo_name], layout=layout)
+    critic = None
+    if "value" in algo.wants:
+        size = model.config.hidden_size
+        critic = SharedCritic(size) if recipe.critic.kind == "shared" else OwnCritic(_twin(model))
+    return Policy(model, critic=critic, temperature=recipe.sample.temperature if algo.online else 1.0, layout=layout)
+
+
+def _twin(model: Decoder) -> Decoder:
+    """A critic starts from the policy's weights: it has to understand the same text."""
+    from hone.model.lora import plain_state
+
+    twin = Decoder(model.config)
+    twin.load_state_dict(plain_state(model))
+    return twin
+
+
+def reference(recipe: Recipe, policy: Policy | Scorer, algo: Algorithm) -> Model | None:
+    """The frozen policy, or the base under the adapter, where the algorithm compares with one."""
+    if not isinstance(policy, Policy) or not (algo.needs & {"ref_logp", "ref_kl"} or "ref_kl" in algo.wants):
+        return None
+    model = ReferenceView(policy) if recipe.lora.rank else frozen_copy(policy)
+    policy.reference = model
+    return model
+
+
+def learner(recipe: Recipe, policy: Trainable, ref: Model | None) -> Learner:
+    """The policy with its optimiser and schedule."""
+    o, t = recipe.optim, recipe.train
+    optimizer = optim.adamw(
+        policy.actor_parameters(),
+        policy.critic_parameters(),
+        lr=o.lr,
+        critic_lr=o.critic_lr,
+        betas=o.betas,
+        weight_decay=o.weight_decay,
+    )
+    schedule = optim.warmed(o.schedule, warmup=o.warmup, steps=t.steps * t.epochs * t.minibatches)
+    return Learner(
+        policy=policy,
+        optimizer=optimizer,
+        schedule=schedule,
+        reference=ref,
+        micro_rows=t.micro_rows,
+        clip_norm=o.clip_norm,
+    )
+
+
+def load_rows(data: str | Sequence[Any]) -> tuple[list[Any], str]:
+    """The rows and what to call them in an error."""
+    return (read_rows(data), data) if isinstance(data, str) else (list(data), "data")
+
+
+def tasks(data: str | Sequence[Any], vocabulary: Tokenizer, *, room: int) -> list[Task]:
+    """Problems whose prompts leave room for a completion."""
+    rows, name = load_rows(data)
+    plain = [
+        {"prompt": r.prompt, "answer": r.answer, **r.extra} if isinstance(r, Task) else r for r in rows
+    ]  # Tasks written in Python pass the same checks as rows of a file
+    return dataset.to_tasks(plain, vocabulary, name=name, max_tokens=room)
+
+
+SHAPES = {
+    "pretrain": (dataset.Shape.TEXT,),
+    "sft": (dataset.Shape.COMPLETION, dataset.Shape.MESSAGES),
+    "kto": (dataset.Shape.LABELLED,),
+    "process_reward_model": (dataset.Shape.STEPS,),
+}
+
+
+def groups(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> list[Group]:
+    """The rows of an offline run, of the shape its algorithm reads."""
+    rows, name = load_rows(recipe.data)
+    converted = dataset.to_groups(rows, vocabulary, name=name, max_tokens=context)
+    expected = SHAPES.get(recipe.algo_name, (dataset.Shape.PREFERENCE,) if algo.unit == 2 else ())
+    if expected and converted.shape not in expected:
+        wanted = " or ".join(f"({s})" for s in expected)
+        raise HoneError(f"{name} has the columns ({converted.shape}), {recipe.algo_name} reads {wanted}: rename them")
+    return converted.groups
+
+
+def reward(spec: str | Mapping[str, float] | Callable[..., Any], vocabulary: Tokenizer) -> RewardScorer:
+    """Named verifiers with weights, a reward model's folder, a function in a file, or a function."""
+    if isinstance(spec, str):
+        spec = load_function(spec) if ".py:" in spec else {spec: 1.0}
+    if callable(spec):
+        return as_scorer(spec)
+    return combine({name: (_named_reward(name, vocabulary), weight) for name, weight in spec.items() if weight})
+
+
+def _named_reward(name: str, vocabulary: Tokenizer) -> Callable[..., Any]:
+    kind, _, folder = name.partition(":")
+    if kind != "model":
+        return VERIFIERS[name]
+    scorer = load_scorer(Path(folder))
+    check_fits(vocabulary, scorer.decoder.config.vocab_size)
+    return RewardModel(score=scorer.eval(), pad_id=vocabulary.pad_id)
+
+
+def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int) -> SampleParams:
+    """The sampler's settings."""
+    return SampleParams(
+        max_tokens=spec.max_tokens,
+        temperature=spec.temperature,
+        top_k=spec.top_k,
+        top_p=spec.top_p,
+        min_p=spec.min_p,
+        stop_ids=vocabulary.stop_ids,
+        seed=seed,
+    )
+
+
+def correction(recipe: Recipe, algo: Algorithm) -> Correct | None:
+    """The factor that corrects for a sampler whose log-probs differ from the learner's."""
+    if recipe.train.mismatch == "none":
+        return None
+    if "old_logp" not in algo.needs:
+        raise HoneError(f"train.mismatch corrects old_logp, which {recipe.algo_name} does not use: set it to none")
+    return partial(mismatch, how=recipe.train.mismatch, cap=recipe.train.mismatch_cap)
+
+
+def source(items: Sequence[Any], *, seed: int) -> Source[Any]:
+    """Shuffled by the seed, endless, resumable."""
+    return Source(items, seed=seed)

@@ -1,0 +1,117 @@
+"""Rollouts to tensors: the one place that shifts and pads."""
+
+import math
+from collections.abc import Iterable, Sequence, Sized
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+from torch import Tensor
+
+from hone.errors import HoneError
+from hone.types import ABSENT, Batch, Group, Rollout, Stop
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def collate(groups: Sequence[Group], *, pad_id: int = 0, dtype: torch.dtype = torch.float32) -> Batch:
+    """inputs[t] = token t, targets[t] = token t+1; mask, gen_logp and step_reward move with their token."""
+    rows = [r for g in groups for r in g]
+    if not rows or not all(len(r.tokens) for r in rows):
+        raise ValueError(f"collate needs rows with at least one token each, got {len(rows)} rows")
+    lengths = np.fromiter((len(r.tokens) for r in rows), np.int64, len(rows))
+    real: Array = np.arange(lengths.max()) < lengths[:, None]
+    inputs = _pad([r.tokens for r in rows], real, pad_id, np.int64)
+    mask = _shift(_pad([r.mask for r in rows], real, False, np.bool_), False)
+    label, step_mask = _labels(rows, real, dtype)
+    reward, valid = _rewards(rows, dtype)
+    mask = mask if step_mask is None else step_mask
+    if valid is not None:
+        mask &= valid[:, None]
+    return Batch(
+        inputs=torch.from_numpy(inputs),
+        targets=torch.from_numpy(_shift(inputs, pad_id)),
+        mask=torch.from_numpy(mask),
+        real=torch.from_numpy(real),
+        group=torch.from_numpy(np.repeat(np.arange(len(groups)), [len(g) for g in groups])),
+        reward=reward,
+        valid=ABSENT if valid is None else torch.from_numpy(valid),
+        truncated=torch.tensor([r.stop is Stop.LENGTH for r in rows]),
+        limit=torch.tensor([r.limit for r in rows]),
+        step_reward=_token_column(rows, "step_reward", real, dtype),
+        label=label,
+        margin=torch.tensor([r.margin for r in rows], dtype=dtype),
+        gen_logp=_token_column(rows, "gen_logp", real, dtype),
+    )
+
+
+def _pad(rows: Iterable[Sequence[Any]], real: Array, fill: Any, dtype: DTypeLike) -> Array:
+    """One flat read of all rows, then one masked write: several times faster than a write per row."""
+    padded = np.full(real.shape, fill, dtype)
+    padded[real] = np.fromiter(chain.from_iterable(rows), padded.dtype, int(real.sum()))
+    return padded
+
+
+def _shift(x: Array, fill: Any) -> Array:
+    """From a token's own index to the index of the token before it, which is where it is predicted."""
+    return np.concatenate([x[:, 1:], np.full((len(x), 1), fill, x.dtype)], axis=1)
+
+
+def _has(rows: list[Rollout], name: str) -> bool:
+    """Whether every row has the field; a field on some rows only is a mistake of the caller."""
+    values = [getattr(r, name) for r in rows]
+    number = sum(v is not None and (not isinstance(v, Sized) or len(v) > 0) for v in values)
+    if number not in (0, len(rows)):
+        raise ValueError(f"{name} is on {number} of {len(rows)} rows: all or none must have it")
+    return number > 0
+
+
+def _token_column(rows: list[Rollout], name: str, real: Array, dtype: torch.dtype) -> Tensor:
+    if not _has(rows, name):
+        return ABSENT
+    # Cast in numpy: torch's cast of so small a table starts threads that cost more than the rest of collate.
+    kind = np.float64 if dtype is torch.float64 else np.float32
+    return torch.from_numpy(_shift(_pad([getattr(r, name) for r in rows], real, 0.0, kind), 0.0)).to(dtype)
+
+
+def _rewards(rows: list[Rollout], dtype: torch.dtype) -> tuple[Tensor, Array | None]:
+    if not _has(rows, "outcome"):
+        return ABSENT, None
+    values = [None if r.outcome is None else r.outcome.value for r in rows]
+    reward = torch.tensor([0.0 if v is None else v for v in values], dtype=dtype)
+    if not bool(reward.isfinite().all()):
+        raise ValueError("an outcome's value is not finite: mark it invalid (value None) instead")
+    return reward, np.fromiter((v is not None for v in values), np.bool_, len(values))
+
+
+def _labels(rows: list[Rollout], real: Array, dtype: torch.dtype) -> tuple[Tensor, Array | None]:
+    """KTO's [B] label; or a PRM's [B, T] one with its mask, not shifted: the value is read after the step."""
+    by_row, by_step = _has(rows, "label"), _has(rows, "step_label")
+    if by_row and by_step:
+        raise ValueError("rows have both a label and step labels: a batch holds one kind")
+    if by_row:
+        return torch.tensor([r.label for r in rows], dtype=dtype), None
+    if not by_step:
+        return ABSENT, None
+    label = _pad([r.step_label for r in rows], real, math.nan, np.float64)
+    mask = ~np.isnan(label)
+    return torch.from_numpy(np.where(mask, label, 0.0)).to(dtype), mask
+
+
+def mismatched(rows: Sequence[Rollout], *, max_tokens: int = 0) -> list[Rollout]:
+    """KTO's pairs (x_i, y_{i+1}), cyclic; max_tokens > 0 cuts completions that no longer fit the context."""
+    if len(rows) < 2:
+        raise HoneError("KTO compares each prompt with another row's completion: use at least 2 rows in a step")
+    starts = [next((i for i, m in enumerate(r.mask) if m), None) for r in rows]
+    pairs = list[Rollout]()
+    for i, row in enumerate(rows):
+        j = (i + 1) % len(rows)
+        x, y = starts[i], starts[j]
+        if x is None or y is None:
+            raise ValueError(f"row {i if x is None else j} has no trained token")
+        tokens, mask = [*row.tokens[:x], *rows[j].tokens[y:]], [*row.mask[:x], *rows[j].mask[y:]]
+        end = max_tokens or len(tokens)
+        pairs.append(Rollout(tokens=tokens[:end], mask=mask[:end]))
+    return pairs

@@ -1,0 +1,141 @@
+"""Reading dataset files, and an endless, resumable order over their rows."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Generic, NoReturn, TypeVar
+
+import numpy as np
+
+from hone.errors import HoneError
+
+T = TypeVar("T")
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """The objects of a .jsonl file (one a line, blank lines skipped) or of a .json list."""
+    path = Path(path)
+    if path.suffix not in (".jsonl", ".json"):
+        raise HoneError(f"{path} is not .jsonl or .json: convert it to JSON lines, one object a line")
+    try:
+        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise HoneError(f"cannot read {path}: {error.strerror}: give the path of a dataset file") from error
+    if path.suffix == ".json":
+        value = _parse(data, str(path))
+        if not isinstance(value, list):
+            raise HoneError(f"{path} holds {_kind(value)}, not a list: write a list of objects, or use .jsonl")
+        rows = [_object(item, f"{path} item {n}") for n, item in enumerate(value, start=1)]
+    else:  # only b"\n" ends a line: str.splitlines would also cut at U+2028 inside a JSON string
+        lines = ((f"{path} line {n}", line) for n, line in enumerate(data.split(b"\n"), start=1))
+        rows = [_object(_parse(line, where), where) for where, line in lines if line.strip()]
+    if not rows:
+        raise HoneError(f"{path} is empty: it needs at least one row")
+    return rows
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _parse(data: bytes, where: str) -> Any:
+    try:
+        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise HoneError(f"{where} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        raise HoneError(f"{where} is not valid JSON ({error}): correct it") from error
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _object(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise HoneError(f"{where} is {_kind(value)}, not an object: write one row as {{column: value}}")
+    return value
+
+
+class Source(Generic[T]):
+    """Endless epochs over rows: each epoch a fresh permutation of all of them, set by (seed, epoch) alone.
+
+    `repr(row)` must show the row's content: it identifies the dataset when a run is resumed.
+    """
+
+    def __init__(self, rows: Sequence[T], *, seed: int, shuffle: bool = True) -> None:
+        if not rows:
+            raise HoneError("the dataset has no rows: give it at least one")
+        if seed < 0:
+            raise HoneError(f"seed is {seed}: it must be 0 or more")
+        self._rows, self._seed, self._shuffle = rows, seed, shuffle
+        self._epoch = self._position = 0
+        self._order = self._permutation()
+
+    def _permutation(self) -> np.ndarray:
+        """Sorts raw random bits: numpy promises those for every version, but not `Generator.permutation`."""
+        if not self._shuffle:
+            return np.arange(len(self._rows))
+        bits = np.random.PCG64(np.random.SeedSequence((self._seed, self._epoch)))
+        return np.argsort(bits.random_raw(len(self._rows)), kind="stable")
+
+    @property
+    def epoch(self) -> float:
+        """Epochs taken so far, with the fraction of the present one."""
+        return self._epoch + self._position / len(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def take(self, n: int) -> list[T]:
+        """The next n rows; a batch may straddle epochs."""
+        if n < 0:
+            raise ValueError(f"cannot take {n} rows")
+        taken = list[T]()
+        while len(taken) < n:
+            if self._position == len(self._rows):
+                self._epoch, self._position = self._epoch + 1, 0
+                self._order = self._permutation()
+            index = self._order[self._position : self._position + n - len(taken)]
+            taken += [self._rows[i] for i in index.tolist()]
+            self._position += len(index)
+        return taken
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the rows' content in order, each with its length so that no two lists look alike."""
+        digest = hashlib.sha256()
+        for row in self._rows:
+            data = repr(row).encode("utf-8", "surrogatepass")
+            digest.update(len(data).to_bytes(8, "big") + data)
+        return digest.hexdigest()
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "rows": len(self._rows),
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "fingerprint": self.fingerprint,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """All that `load` needs to go on exactly here; JSON can hold it."""
+        return {"epoch": self._epoch, "position": self._position, **self._identity()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken; refused for another dataset, seed or order."""
+        for name, here in self._identity().items():
+            saved = state.get(name)
+            if saved != here or type(saved) is not type(here):
+                raise HoneError(
+                    f"cannot resume: the data's {name} was {saved!r} when saved and is {here!r} now: "
+                    "resume with the same dataset and seed, or start a new run"
+                )
+        epoch, position = state.get("epoch"), state.get("position")
+        if type(epoch) is not int or type(position) is not int or epoch < 0 or not 0 <= position <= len(self):
+            raise HoneError(f"cannot resume: epoch {epoch!r}, row {position!r} is no place in {len(self)} rows")
+        self._epoch, self._position = epoch, position
+        self._order = self._permutation()

@@ -1,0 +1,78 @@
+"""The examination after each stage: held-out accuracy, format, length, and how far the policy is from SFT."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hone.algo.select import reward_of
+from hone.data.collate import collate
+from hone.data.tokenizer import Tokenizer
+from hone.demo import world
+from hone.measure import sample_groups, summarise
+from hone.model.folder import load_decoder
+from hone.model.policy import Policy
+from hone.reward.score import Reward, score
+from hone.reward.verify.math import math_reward
+from hone.rollout.protocol import SampleParams
+from hone.train.step import evaluate
+from hone.types import Group, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What the table shows of a stage."""
+
+    accuracy: float  # sampled at temperature 1, as in training
+    greedy: float
+    format: float
+    length: float
+    kl: float  # exact KL(stage || SFT), mean nats a token of the stage's own completions; 0 where there is no SFT yet
+
+
+def examine(
+    model: Path, tasks: Sequence[Task], *, sft: Path | None, tokens: int, samples: int
+) -> tuple[Marks, list[Group]]:
+    """Sample the held-out problems and mark the answers; also the marked answers."""
+    tokenizer, decoder = Tokenizer.load(model), load_decoder(model)
+    marked: dict[float, list[Group]] = {}
+    for temperature, n in ((1.0, samples), (0.0, 1)):
+        params = SampleParams(max_tokens=tokens, temperature=temperature, stop_ids=tokenizer.stop_ids)
+        groups = sample_groups(decoder, tokenizer, tasks, params=params, samples=n)
+        marked[temperature] = score(groups, Reward(math_reward))
+    sampled, greedy = summarise(marked[1.0]), summarise(marked[0.0])
+    kl = kl_between(Policy(decoder), Policy(load_decoder(sft)), marked[1.0]) if sft else 0.0
+    marks = Marks(
+        accuracy=sampled["pass@1"], greedy=greedy["pass@1"], format=sampled["format"], length=sampled["length"], kl=kl
+    )
+    return marks, marked[1.0]
+
+
+@torch.no_grad()
+def kl_between(policy: Policy, other: Policy, groups: Sequence[Group]) -> float:
+    """Exact KL(policy || other) of the next token, averaged over the tokens of the policy's own completions."""
+    policy.reference = other
+    batch = collate(groups)
+    kl = evaluate(policy, batch, frozenset({"ref_kl"}), rows=128).ref_kl
+    return float(kl[batch.mask].double().mean())
+
+
+def preference_pairs(groups: Sequence[Group]) -> list[dict[str, str]]:
+    """From each problem one right answer preferred to one wrong one, where there are both; each text once."""
+    pairs: list[dict[str, str]] = []
+    for group in groups:
+        task = group[0].task
+        right = sorted({r.text for r in group if reward_of(r) == 1 and r.stop == "token"})
+        wrong = sorted({r.text for r in group if reward_of(r) == 0 and r.stop == "token"})
+        if task is None or not isinstance(task.prompt, str):
+            continue
+        for good, bad in zip(right, wrong, strict=False):
+            pairs.append({"prompt": task.prompt, "chosen": good, "rejected": bad})
+    return pairs
+
+
+def written_pairs(tasks: Sequence[Task]) -> list[dict[str, str]]:
+    """The writers' own answers: a worked one preferred to an untidy one."""
+    sums = [world.Sum(tuple(map(int, task.id.split("+")))) for task in tasks]
+    return [{"prompt": p.prompt, "chosen": world.careful(p), "rejected": world.untidy(p)} for p in sums]

@@ -1,0 +1,95 @@
+"""What the journey shows at its end: the table, the samples, the machine."""
+
+import os
+import platform
+import resource
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from hone.algo.select import reward_of
+from hone.log import sinks
+from hone.types import Group
+
+NAMES = {
+    "pretrain": "pre-training",
+    "sft": "SFT",
+    "grpo": "GRPO with a verifier",
+    "ppo": "PPO with the reward model",
+    "dpo": "DPO on preference pairs",
+}
+SHOWN = 6  # problems whose answers are shown through the stages
+
+
+def rows(done: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One row a stage, as measured."""
+    return [
+        {
+            "stage": NAMES[stage],
+            **{key: done[stage]["marks"][key] for key in ("accuracy", "greedy", "format", "length", "kl")},
+            "seconds": done[stage]["train_seconds"],
+        }
+        for stage in NAMES
+        if stage in done
+    ]
+
+
+def show(table: Sequence[Mapping[str, Any]], console: Console | None = None) -> None:
+    """The table on the terminal."""
+    shown = Table(title="Held-out problems, never seen in any stage")
+    for heading in ("stage", "accuracy", "greedy", "format", "length", "KL from SFT", "seconds"):
+        shown.add_column(heading, justify="left" if heading == "stage" else "right")
+    for row in table:
+        shares = [f"{100 * row[key]:.1f} %" for key in ("accuracy", "greedy", "format")]
+        shown.add_row(row["stage"], *shares, f"{row['length']:.1f}", f"{row['kl']:.3f}", f"{row['seconds']:.0f}")
+    (console or Console()).print(shown)
+
+
+def curves(out: Path) -> dict[str, list[dict[str, Any]]]:
+    """Each stage's metrics by step."""
+    folders = {**NAMES, "reward": "reward model"}
+    files = {name: out / stage / "metrics.jsonl" for stage, name in folders.items()}
+    return {name: sinks.read(path) for name, path in files.items() if path.is_file()}
+
+
+def samples_of(groups: Sequence[Group], stage: str) -> list[dict[str, Any]]:
+    """The first answer to each of the first problems, to be compared between stages."""
+    return [
+        {
+            "stage": NAMES[stage],
+            "problem": r.task.id if r.task else "",
+            "prompt": r.task.prompt if r.task else "",
+            "completion": r.text,
+            "answer": r.task.answer if r.task else "",
+            "correct": reward_of(r) == 1,
+            "reward": reward_of(r),
+            "length": sum(r.mask),
+            "stop": str(r.stop),
+        }
+        for r in (g[0] for g in groups[:SHOWN])
+    ]
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

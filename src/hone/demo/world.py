@@ -1,0 +1,125 @@
+"""A small world to learn: sums of four digits, a corpus about them, and writers who answer in different styles.
+
+Held-out problems are set apart by a hash of the problem itself, so no stage can meet one, however it makes its data.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hone.types import Task
+
+TERMS = 4
+HELD_OUT_SHARE = 0.05
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sum:
+    """The problem a + b + c + d of digits from 1 to 9; the same digits in another order are the same problem."""
+
+    digits: tuple[int, ...]
+
+    @property
+    def expression(self) -> str:
+        return "+".join(map(str, self.digits))
+
+    @property
+    def prompt(self) -> str:
+        return f"What is {self.expression}?\n"
+
+    @property
+    def answer(self) -> str:
+        return str(sum(self.digits))
+
+    @property
+    def key(self) -> str:
+        """What the split hashes: the digits in order of size."""
+        return "+".join(map(str, sorted(self.digits)))
+
+    @property
+    def task(self) -> Task:
+        return Task(prompt=self.prompt, answer=self.answer, id=self.key)
+
+
+def held_out(problem: Sum) -> bool:
+    """Whether the problem belongs to the evaluation set: a property of the problem, not of a draw."""
+    first = hashlib.sha256(problem.key.encode()).digest()[:4]
+    return int.from_bytes(first, "big") < HELD_OUT_SHARE * 2**32
+
+
+def problems(rng: random.Random, *, evaluation: bool = False) -> Iterator[Sum]:
+    """An endless stream of problems from one side of the split."""
+    while True:
+        problem = Sum(tuple(rng.randint(1, 9) for _ in range(TERMS)))
+        if held_out(problem) == evaluation:
+            yield problem
+
+
+def distinct(stream: Iterator[Sum], count: int) -> list[Sum]:
+    """The first `count` different problems; the order of their digits may differ."""
+    found: dict[Sum, None] = {}
+    while len(found) < count:
+        found.setdefault(next(stream))
+    return list(found)
+
+
+# --- text ---
+
+
+def working(problem: Sum) -> str:
+    """The sum term by term: `8+3=11 11+6=17 17+2=19`."""
+    total, *rest = problem.digits
+    steps: list[str] = []
+    for digit in rest:
+        steps.append(f"{total}+{digit}={total + digit}")
+        total += digit
+    return " ".join(steps)
+
+
+def careful(problem: Sum) -> str:
+    """A worked answer: term by term, then the result."""
+    return f"<think>{working(problem)}</think><answer>{problem.answer}</answer>"
+
+
+def quick(problem: Sum) -> str:
+    """The result at once: right in the data, but more than a small model can do in its head."""
+    return f"<think>easy</think><answer>{problem.answer}</answer>"
+
+
+def untidy(problem: Sum) -> str:
+    """Worked, but the answer is not where it belongs."""
+    return f"<think>{working(problem)} so {problem.answer}</think>"
+
+
+Writer = Callable[[Sum], str]
+WRITERS: tuple[Writer, ...] = (careful, quick, untidy)
+SHARES = (0.3, 0.6, 0.1)
+
+
+def written_answer(problem: Sum, rng: random.Random) -> str:
+    """An answer by one of the writers."""
+    return rng.choices(WRITERS, SHARES)[0](problem)
+
+
+NAMES = ("Ada", "Emmy", "Kurt", "Sofia", "Alan", "Grace")
+THINGS = ("apples", "books", "coins", "stamps", "shells")
+
+
+def document(rng: random.Random, stream: Iterator[Sum]) -> str:
+    """One text of the corpus: one addition, a line of a story, or a problem worked term by term."""
+    kind = rng.random()
+    a, b = rng.randint(1, 9 * (TERMS - 1)), rng.randint(1, 9)
+    if kind < 0.1:
+        return f"{a}+{b}={a + b}"
+    if kind < 0.2:
+        return f"{rng.choice(NAMES)} had {a} {rng.choice(THINGS)}, found {b} more, and now has {a + b}."
+    problem = next(stream)
+    return f"{problem.prompt}{working(problem)} so {problem.answer}"
+
+
+def corpus(rng: random.Random, count: int) -> list[str]:
+    """`count` documents that mention no held-out problem."""
+    stream = problems(rng)
+    return [document(rng, stream) for _ in range(count)]

@@ -1,0 +1,63 @@
+"""Held-out evaluation: the same tasks, sampler and rewards as in training, other random numbers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hone.algo.select import reward_of
+from hone.data.tokenizer import Tokenizer
+from hone.errors import HoneError
+from hone.eval.pass_at_k import mean_and_error, mean_pass_at_k
+from hone.model.decoder import Decoder
+from hone.reward.score import Scorer, score
+from hone.reward.verify.format import format_reward
+from hone.rollout.local import LocalSampler
+from hone.rollout.protocol import SampleParams
+from hone.rollout.roller import Roller
+from hone.types import Group, Stop, Task
+
+APART = 2**63  # evaluation draws from another half of the seeds than training
+
+
+def sample_groups(
+    decoder: Decoder, tokenizer: Tokenizer, tasks: Sequence[Task], *, params: SampleParams, samples: int
+) -> list[Group]:
+    """`samples` completions of each task."""
+    apart = replace(params, seed=(params.seed + APART) % 2**64)
+    return Roller(LocalSampler(decoder, pad_id=tokenizer.pad_id), tokenizer, apart, group=samples)(list(tasks))
+
+
+def summarise(groups: Sequence[Group]) -> dict[str, float]:
+    """Mean reward and its standard error over problems, pass@k at reward 1, format, length; invalid ones apart."""
+    rollouts = [r for g in groups for r in g]
+    valued = [[value for r in g if (value := reward_of(r)) is not None] for g in groups]
+    means = [sum(values) / len(values) for values in valued if values]
+    if not means:
+        raise HoneError("no completion got a valid reward: mend the reward function or the data's answers")
+    reward = mean_and_error(means)
+    found = {"reward": reward.mean, "reward_error": reward.stderr or 0.0}
+    least = min(len(values) for values in valued if values)
+    counts = [(len(values), sum(value >= 1 for value in values)) for values in valued if values]
+    for k in (1, 2, 4, 8, 16, 32, 64):
+        if k <= least:
+            found[f"pass@{k}"] = mean_pass_at_k(counts, k).mean
+    n = len(rollouts)
+    return found | {
+        "format": sum(format_reward(r.text) for r in rollouts) / n,
+        "length": sum(sum(r.mask) for r in rollouts) / n,
+        "truncated": sum(r.stop is Stop.LENGTH for r in rollouts) / n,
+        "invalid": 1 - sum(map(len, valued)) / n,
+        "problems": float(len(groups)),
+    }
+
+
+def measure(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    tasks: Sequence[Task],
+    reward: Scorer,
+    *,
+    params: SampleParams,
+    samples: int = 1,
+) -> dict[str, float]:
+    """Sample, score and summarise."""
+    return summarise(score(sample_groups(decoder, tokenizer, tasks, params=params, samples=samples), reward))

@@ -1,0 +1,87 @@
+"""The form of a completion: tags, boxes and patterns. Every scan here is linear in the completion's length."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hone.errors import HoneError
+
+MAX_COMPLETION = 100_000  # characters: of a longer completion only the end is read
+_STRICT_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+@dataclass(frozen=True)
+class ThinkAnswer:
+    think: str
+    answer: str
+
+
+def think_answer(completion: str, *, opened: bool = False) -> ThinkAnswer | None:
+    """`<think>..</think><answer>..</answer>`: each tag once, in order, only whitespace around, answer not blank.
+
+    `opened`: the prompt already ends with `<think>`, so the completion starts inside it.
+    """
+    text = "<think>" + completion if opened else completion
+    if any(text.count(tag) != 1 for tag in _STRICT_TAGS):
+        return None
+    parts, rest = list[str](), text
+    for tag in _STRICT_TAGS:
+        part, found, rest = rest.partition(tag)
+        if not found:  # it is there once, but before an earlier tag
+            return None
+        parts.append(part)
+    outside, think, between, answer = parts
+    if (outside + between + rest).strip() or not answer.strip():
+        return None
+    return ThinkAnswer(think=think.strip(), answer=answer.strip())
+
+
+def format_reward(completion: str) -> float:
+    """1 where `think_answer` reads the completion, else 0."""
+    return float(think_answer(completion) is not None)
+
+
+def matches(pattern: str) -> Callable[[str], float]:
+    """A reward: 1 where the regular expression matches the whole completion (`.` matches line breaks too)."""
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise HoneError(f"the pattern {pattern!r} is not a regular expression: {error}: correct it") from error
+
+    def matches_pattern(completion: str) -> float:
+        return float(compiled.fullmatch(completion) is not None)
+
+    return matches_pattern
+
+
+def said(completion: str) -> str:
+    """The part that counts as said aloud: what follows the last `</think>`, if there is one."""
+    return completion[-MAX_COMPLETION:].rpartition("</think>")[2]
+
+
+def answer_tag(text: str) -> str | None:
+    """What the last complete `<answer>..</answer>` holds."""
+    before, closed, _ = text.rpartition("</answer>")
+    _, opened, inside = before.rpartition("<answer>")
+    return inside if closed and opened else None
+
+
+def boxes(text: str) -> list[tuple[int, int, str]]:
+    r"""Start, end and content of every `\boxed{..}` whose braces match, in the order they close."""
+    stack, found = list[tuple[int, bool]](), list[tuple[int, int, str]]()
+    for brace in re.finditer(r"\\[{}]|(\\boxed\s{0,3})?\{|\}", text):
+        token = brace.group()
+        if token == "}" and stack:
+            start, boxed = stack.pop()
+            if boxed:
+                content = text.index("{", start) + 1
+                found.append((start, brace.end(), text[content : brace.start()]))
+        elif token.endswith("{") and token != r"\{":
+            stack.append((brace.start(), brace.group(1) is not None))
+    return found
+
+
+def after_phrase(text: str) -> str | None:
+    """What follows the last `answer is` or `answer:`, to the end of its line."""
+    found = list(re.finditer(r"\banswer(?:\s{1,3}is\b|\s{0,3}[:=])[ \t]{0,3}:?", text, re.IGNORECASE))
+    return text[found[-1].end() :].partition("\n")[0] if found else None

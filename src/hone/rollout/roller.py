@@ -1,0 +1,37 @@
+"""From tasks to groups of rollouts: render the prompt, sample, decode. The request counter is its only state."""
+
+from dataclasses import replace
+
+from hone.data.chat import render_prompt
+from hone.data.tokenizer import Tokenizer
+from hone.rollout.protocol import SampleParams, Sampler
+from hone.types import Group, Rollout, Task
+
+
+class Roller:
+    """Samples `group` completions of each task. Sampled tokens are kept as they are, never re-tokenised."""
+
+    def __init__(self, sampler: Sampler, tokenizer: Tokenizer, params: SampleParams, *, group: int) -> None:
+        self.sampler, self.tokenizer, self.params, self.group = sampler, tokenizer, params, group
+        self.requests = 0  # each request draws its own random numbers
+
+    def __call__(self, tasks: list[Task]) -> list[Group]:
+        prompts = [render_prompt(self.tokenizer, task.prompt) for task in tasks]
+        groups = self.sampler.sample(prompts, n=self.group, params=self.params, first_request=self.requests)
+        self.requests += len(prompts) * self.group
+        return [[self._finish(r, task) for r in g] for g, task in zip(groups, tasks, strict=True)]
+
+    def _finish(self, rollout: Rollout, task: Task) -> Rollout:
+        """Attach the task and the completion's text, without the stop token."""
+        written = [t for t, m in zip(rollout.tokens, rollout.mask, strict=True) if m]
+        if written and written[-1] in self.params.stop_ids:
+            written.pop()
+        return replace(rollout, task=task, text=self.tokenizer.decode(written))
+
+    def state(self) -> dict[str, int]:
+        """What a checkpoint holds."""
+        return {"requests": self.requests}
+
+    def load(self, state: dict[str, int]) -> None:
+        """Go on where `state` was taken."""
+        self.requests = state["requests"]

@@ -1,0 +1,86 @@
+"""What a checkpoint holds: a model folder ready to load, and beside it all that a run needs to go on exactly."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from hone.data.tokenizer import Tokenizer
+from hone.errors import HoneError
+from hone.model.decoder import Decoder
+from hone.model.folder import load_decoder, save_decoder, save_scorer
+from hone.model.policy import Policy, Scorer, frozen_copy
+from hone.recipe import Recipe
+from hone.train import checkpoint
+from hone.train.step import Learner
+
+STATE, WEIGHTS, MOMENTS, REFERENCE = "state.json", "learner.safetensors", "optimizer.safetensors", "reference"
+
+
+class Resumable(Protocol):
+    """A part with a state of its own, as JSON."""
+
+    def state(self) -> Mapping[str, Any]: ...
+
+    def load(self, state: Any) -> None: ...
+
+
+def write_model(folder: Path, model: Policy | Scorer | Decoder, tokenizer: Tokenizer) -> None:
+    """The folder that `hone eval`, `hone run model.path=` and transformers load."""
+    extra = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.bos_id}
+    if isinstance(model, Scorer):
+        save_scorer(model, folder, extra=extra)
+    else:
+        save_decoder(model.decoder if isinstance(model, Policy) else model, folder, extra=extra)
+    tokenizer.save(folder)
+
+
+def write_state(
+    folder: Path, policy: nn.Module, learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable]
+) -> None:
+    """Trained tensors as they are (adapters unmerged), optimiser moments, counters and cursors."""
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    checkpoint.save_tensors(folder / WEIGHTS, trained)
+    checkpoint.save_tensors(folder / MOMENTS, checkpoint.optimizer_tensors(learner.optimizer))
+    state = {
+        "updates": learner.updates,
+        "version": learner.version,
+        "control": learner.control,
+        "parts": {name: part.state() for name, part in parts.items()},
+    }
+    (folder / STATE).write_text(json.dumps(state, indent=1))
+    if recipe.train.reference_refresh and isinstance(learner.reference, Policy):
+        (folder / REFERENCE).mkdir()
+        save_decoder(learner.reference.decoder, folder / REFERENCE)
+
+
+def restore(
+    folder: Path, policy: Policy | Scorer, learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable]
+) -> None:
+    """Put everything back as `write_state` found it."""
+    checkpoint.verify(folder)
+    _load_weights(policy, checkpoint.load_tensors(folder / WEIGHTS), folder)
+    checkpoint.load_optimizer(learner.optimizer, checkpoint.load_tensors(folder / MOMENTS))
+    state = checkpoint.read_json(folder / STATE)
+    learner.updates, learner.version = state["updates"], state["version"]
+    learner.control = dict(state["control"])
+    for name, part in parts.items():
+        part.load(state["parts"][name])
+    if (folder / REFERENCE).is_dir() and isinstance(policy, Policy):
+        twin = frozen_copy(policy)
+        twin.decoder.load_state_dict(load_decoder(folder / REFERENCE).state_dict())
+        learner.reference = policy.reference = twin
+
+
+@torch.no_grad()
+def _load_weights(policy: nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    if trained.keys() != tensors.keys():
+        raise HoneError(f"{folder} was saved from another model: resume with the settings the run was started with")
+    for name, p in trained.items():
+        if p.shape != tensors[name].shape:
+            raise HoneError(f"{folder}: {name} has shape {tuple(tensors[name].shape)}, the model's is {tuple(p.shape)}")
+        p.copy_(tensors[name])

@@ -1,0 +1,35 @@
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import hone
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_importing_hone_does_not_import_torch():
+    code = "import sys, hone; from hone import Recipe, Choice, HoneError; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("name", hone.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(hone, name) is getattr(hone, name)
+
+
+def test_run_is_a_function_and_algo_a_package():
+    assert callable(hone.run)
+    assert hone.algo.grpo(beta=0.0) == hone.algo.ALGORITHMS["grpo"](beta=0.0)
+
+
+def test_other_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="no attribute 'runn'"):
+        _ = hone.runn  # pyright: ignore
+
+
+def test_the_version_is_the_one_of_the_project():
+    assert hone.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]

@@ -1,0 +1,176 @@
+"""The statistics of collapse by hand, and a monitor that speaks once, in time, with the remedy."""
+
+import json
+import math
+from dataclasses import fields
+
+import pytest
+import torch
+
+from hone.log.limits import Limits
+from hone.log.monitor import (
+    LOW,
+    REMEDIES,
+    Monitor,
+    effective_sample_size,
+    explained_variance,
+    gen_kl,
+    repetition,
+)
+
+torch.set_num_threads(1)
+
+
+def test_repetition_by_hand() -> None:
+    # "a b a b a b": 4-grams abab, baba, abab -> one of three is a repeat
+    assert repetition(["a b a b a b"]) == pytest.approx(1 / 3)
+    # bigrams 11 11 11 | 12 23: two repeats of five, and the 1 2 of another completion is no repeat
+    assert repetition([[1, 1, 1, 1], [1, 2, 3]], n=2) == pytest.approx(2 / 5)
+    assert repetition([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]) == 0.0
+    assert repetition([]) == repetition([[1, 2, 3]]) == repetition([""]) == 0.0
+
+
+def test_effective_sample_size_by_hand() -> None:
+    assert effective_sample_size(torch.full((8,), 3.7)) == pytest.approx(1.0)
+    # (1 + 3)^2 / (2 (1 + 9)) = 0.8
+    assert effective_sample_size(torch.tensor([1.0, 3.0])) == pytest.approx(0.8)
+    assert effective_sample_size(torch.tensor([0.0, 0.0, 5.0, 0.0])) == pytest.approx(0.25)
+    huge, tiny = torch.tensor([[1e200, 3e200], [1e-200, 3e-200]], dtype=torch.float64)
+    assert effective_sample_size(huge) == pytest.approx(0.8), "squares must not overflow"
+    assert effective_sample_size(tiny) == pytest.approx(0.8)
+    assert effective_sample_size(torch.zeros(3)) == 0.0
+    assert effective_sample_size(torch.zeros(0)) == 1.0
+
+
+def test_explained_variance_by_hand() -> None:
+    mask = torch.tensor([True, True, True, True, False])
+    targets = torch.tensor([1.0, 2.0, 3.0, 4.0, 1e9])
+    assert explained_variance(targets.clone(), targets, mask) == 1.0
+    assert explained_variance(targets + 5.0, targets, mask) == 1.0, "a constant shift is not variance"
+    assert explained_variance(torch.zeros(5), targets, mask) == 0.0
+    assert explained_variance(-targets, targets, mask) == pytest.approx(-3.0)  # var(2t) = 4 var(t)
+    values = torch.tensor([1.0, 2.0, 3.0, 2.0, math.nan])
+    # error 0 0 0 2: var 0.75, var(target) 1.25
+    assert explained_variance(values, targets, mask) == pytest.approx(1 - 0.75 / 1.25)
+    assert explained_variance(values, torch.ones(5), mask) == 0.0
+    assert explained_variance(values, targets, torch.zeros(5, dtype=torch.bool)) == 0.0
+
+
+def test_gen_kl_by_hand() -> None:
+    # d = gen - old = .1 -.5 .1 1.2 -> k3 .004837 .148721 .004837 .501194, sum .659590 (the checked numbers)
+    d = torch.tensor([[0.1, -0.5, 0.1, 1.2, 9.0]])
+    old = torch.tensor([[-2.0, -1.0, -3.0, -2.5, math.nan]])
+    mask = torch.tensor([[True, True, True, True, False]])
+    found = gen_kl(old, old + d, mask)
+    assert found.kl == pytest.approx(0.659590 / 4, abs=1e-6)
+    assert found.gap == pytest.approx(1.2, abs=1e-6)
+    assert gen_kl(old, old, torch.zeros_like(mask)) == (0.0, 0.0)
+
+
+def test_gen_kl_estimates_the_kl_from_the_sampler_to_the_learner() -> None:
+    gen = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64)
+    old = torch.tensor([0.4, 0.35, 0.25], dtype=torch.float64)
+    draws = torch.multinomial(gen, 200_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    found = gen_kl(old.log()[draws], gen.log()[draws], torch.ones_like(draws, dtype=torch.bool)).kl
+    forward = float((gen * (gen / old).log()).sum())
+    backward = float((old * (old / gen).log()).sum())
+    assert abs(forward - backward) > 0.01, "the two directions can be told apart"
+    assert found == pytest.approx(forward, abs=2e-3)
+
+
+def test_every_limit_has_a_remedy_and_every_remedy_a_limit() -> None:
+    limits = {f.name.rsplit("_", 1)[0] for f in fields(Limits) if not f.name.startswith("patience")}
+    assert limits == set(REMEDIES)
+    assert limits >= LOW
+
+
+def test_a_warning_comes_after_patience_names_the_remedy_and_comes_once() -> None:
+    monitor = Monitor(Limits(entropy_warn=0.05, entropy_stop=None, patience_warn=3))
+    said = [monitor.check(step, {"entropy": 0.02}) for step in range(1, 8)]
+    assert [len(s) for s in said] == [0, 0, 1, 0, 0, 0, 0]
+    (warning,) = said[2]
+    assert (warning.step, warning.name, warning.value, warning.threshold) == (3, "entropy", 0.02, 0.05)
+    assert warning.severity == "warn"
+    assert warning.message == (
+        "entropy 0.02 below 0.05 for 3 steps: the policy is collapsing; raise the entropy bonus or lower optim.lr"
+    )
+
+
+def test_noise_does_not_trip_it_and_recovery_rearms_it() -> None:
+    monitor = Monitor(Limits(entropy_warn=0.05, entropy_stop=None, patience_warn=2))
+    values = [0.01, 0.9, 0.01, 0.9, 0.01, 0.01, 0.01, 0.9, 0.01, 0.01]
+    said = [len(monitor.check(step, {"entropy": x})) for step, x in enumerate(values)]
+    assert said == [0, 0, 0, 0, 0, 1, 0, 0, 0, 1]
+
+
+def test_a_step_without_the_metric_neither_counts_nor_recovers() -> None:
+    monitor = Monitor(Limits(ref_kl_warn=1.0, patience_warn=2))
+    said = [len(monitor.check(s, m)) for s, m in enumerate([{"ref_kl": 2.0}, {}, {"ref_kl": 2.0}, {}, {"ref_kl": 2.0}])]
+    assert said == [0, 0, 1, 0, 0]
+
+
+def test_a_stop_follows_a_warning_and_is_said_instead_of_it() -> None:
+    monitor = Monitor(Limits(gen_kl_warn=0.02, gen_kl_stop=0.5, patience_warn=2, patience_stop=4))
+    said = [[w.severity for w in monitor.check(s, {"gen_kl": 3.0})] for s in range(6)]
+    assert said == [[], ["warn"], [], ["stop"], [], []]
+    once = Monitor(Limits(gen_kl_warn=0.02, gen_kl_stop=0.5, patience_warn=1, patience_stop=1))
+    (only,) = once.check(0, {"gen_kl": 3.0})
+    assert (only.severity, only.threshold) == ("stop", 0.5)
+
+
+@pytest.mark.parametrize("name", sorted(set(REMEDIES) - {"nonfinite"}))
+@pytest.mark.parametrize("severity", ["warn", "stop"])
+def test_each_limit_trips_on_its_own_side_only(name: str, severity: str) -> None:
+    other = "stop" if severity == "warn" else "warn"
+    limits = Limits(**{f"{name}_{severity}": 0.4, f"{name}_{other}": None, f"patience_{severity}": 1})
+    bad, good = (0.3, 0.5) if name in LOW else (0.5, 0.3)
+    assert Monitor(limits).check(1, {name: good}) == []
+    assert Monitor(limits).check(1, {name: 0.4}) == [], "the limit itself is allowed"
+    (warning,) = Monitor(limits).check(1, {name: bad})
+    assert (warning.name, warning.severity, warning.threshold) == (name, severity, 0.4)
+    assert ("below" if name in LOW else "above") in warning.message
+    assert REMEDIES[name] in warning.message
+    off = Limits(**{f"{name}_warn": None, f"{name}_stop": None, "patience_warn": 1, "patience_stop": 1})
+    assert Monitor(off).check(1, {name: bad}) == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["loss", "grad_norm", "value_loss"])
+def test_a_loss_that_is_not_a_number_stops_at_once(name: str, bad: float) -> None:
+    monitor = Monitor()
+    assert monitor.check(1, {name: 1.0}) == []
+    (warning,) = monitor.check(2, {name: bad, "reward": 1.0})
+    assert (warning.name, warning.severity) == ("nonfinite", "stop")
+    assert Monitor(Limits(nonfinite_stop=None)).check(1, {name: bad}) == []
+
+
+def test_a_statistic_that_is_nan_warns_and_infinity_stops() -> None:
+    monitor = Monitor(Limits(patience_warn=1, patience_stop=1))
+    (lost,) = monitor.check(1, {"entropy": math.nan})
+    assert lost.severity == "warn"
+    assert lost.message.startswith("entropy is nan")
+    (gone,) = monitor.check(1, {"gen_kl": math.inf})
+    assert gone.severity == "stop"
+
+
+def test_a_healthy_run_says_nothing() -> None:
+    healthy = {
+        "loss": 0.1, "grad_norm": 1.0, "entropy": 0.4, "clip_fraction": 0.05, "ess": 0.95, "gen_kl": 1e-4,
+        "explained_variance": 0.6, "repetition": 0.02, "ref_kl": 0.05, "truncated": 0.02, "invalid": 0.0, "other": 1e9,
+    }  # fmt: skip
+    monitor = Monitor()
+    assert [w for step in range(50) for w in monitor.check(step, healthy)] == []
+
+
+def test_the_state_goes_through_json_and_on_as_if_never_interrupted() -> None:
+    values = [0.01, 0.01, 0.9, 0.01, 0.01, 0.01, 0.01, 1e-6, 1e-6, 1e-6, 1e-6]
+    limits = Limits(patience_warn=2, patience_stop=3)
+    straight = Monitor(limits)
+    expected = [straight.check(s, {"entropy": x}) for s, x in enumerate(values)]
+    assert {w.severity for found in expected for w in found} == {"warn", "stop"}
+    for cut in range(len(values)):
+        first, second = Monitor(limits), Monitor(limits)
+        found = [first.check(s, {"entropy": x}) for s, x in enumerate(values[:cut])]
+        second.load(json.loads(json.dumps(first.state())))
+        found += [second.check(s + cut, {"entropy": x}) for s, x in enumerate(values[cut:])]
+        assert found == expected

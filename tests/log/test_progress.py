@@ -1,0 +1,164 @@
+"""Progress: one aligned line a step, escape codes only where a terminal reads them."""
+
+import io
+import re
+
+import pytest
+
+from hone.log.progress import Progress, compact, duration
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+FULL = {"reward": 0.531, "ref_kl": 0.0123, "length": 31.21, "tokens_per_second": 8412.0, "loss": 3.0}
+
+
+def test_a_line_reads_as_the_example() -> None:
+    stream, clock = io.StringIO(), Clock()
+    progress = Progress(40, title="grpo", stream=stream, start=11, clock=clock)
+    clock.now += 1.5
+    progress.step(FULL)
+    # 28 steps to go at 1.5 s each
+    assert stream.getvalue() == (
+        "grpo  12/40 ━━━━━━──────────────  reward  0.53  kl 0.012  len  31.2  8.4k tok/s  0:42 left\n"
+    )
+
+
+def test_without_a_reward_the_loss_is_shown_and_unknown_columns_take_no_room() -> None:
+    stream = io.StringIO()
+    Progress(4, title="sft", stream=stream, clock=Clock()).step({"loss": 2.5, "lr": 0.1})
+    assert stream.getvalue() == "sft  1/4 ━━━━━───────────────  loss  2.500  0:00 left\n"
+
+
+def test_columns_stay_aligned_when_metrics_go_missing_or_wild() -> None:
+    stream = io.StringIO()
+    progress = Progress(100, title="grpo", stream=stream, clock=Clock())
+    progress.step(FULL)
+    progress.step({})
+    progress.step(FULL | {"reward": float("nan"), "ref_kl": float("inf"), "tokens_per_second": 12.0})
+    progress.step(FULL | {"reward": -0.001})
+    rows = stream.getvalue().splitlines()
+    assert {tuple(row.index(word) for word in ("reward", "kl", "len", "tok/s", "left")) for row in rows} == {
+        tuple(rows[0].index(word) for word in ("reward", "kl", "len", "tok/s", "left"))
+    }
+    assert "reward     -" in rows[1]
+    assert "reward   nan" in rows[2]
+    assert "kl   inf" in rows[2]
+    assert "reward  0.00" in rows[3], "no negative zero"
+
+
+def test_time_left_follows_recent_steps() -> None:
+    clock = Clock()
+    progress = Progress(1000, title="x", stream=io.StringIO(), clock=clock)
+    clock.now += 500.0
+    progress.step({})
+    assert progress.left() == 500.0 * 999
+    for _ in range(20):
+        clock.now += 2.0
+        progress.step({})
+    assert progress.left() == pytest.approx(2.0 * (1000 - 21))
+
+
+def test_no_escape_codes_off_a_terminal() -> None:
+    stream = io.StringIO()
+    progress = Progress(3, title="x", stream=stream, every=2)
+    for _ in range(3):
+        progress.step(FULL)
+    progress.close()
+    assert "\x1b" not in stream.getvalue()
+    assert "\r" not in stream.getvalue()
+    assert re.findall(r"(\d)/3", stream.getvalue()) == ["2", "3"], "every second step, and always the last"
+
+
+def test_on_a_terminal_passing_lines_are_cleared() -> None:
+    stream = Terminal()
+    progress = Progress(4, title="x", stream=stream, every=2, clock=Clock())
+    for _ in range(4):
+        progress.step(FULL)
+    shown = [re.sub(r"\x1b\[[0-9;]*m", "", part) for part in stream.getvalue().split("\n")]
+    assert shown[0].startswith("x  1/4")
+    assert "\r\x1b[2Kx  2/4" in shown[0]
+    assert shown[1].startswith("x  3/4")
+    assert stream.getvalue().count("\n") == 2
+    assert "\x1b[1m" in stream.getvalue()
+
+
+def test_a_note_clears_the_passing_line_first() -> None:
+    stream = Terminal()
+    progress = Progress(9, title="x", stream=stream, every=5)
+    progress.step({})
+    progress.note("entropy is low")
+    progress.step({})
+    progress.close()
+    progress.close()
+    assert "\r\x1b[2Kentropy is low\n" in stream.getvalue()
+    assert stream.getvalue().count("\n") == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colour_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    stream = Terminal()
+    Progress(2, title="x", stream=stream).step(FULL)
+    assert "\x1b" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("columns", [120, 79, 60, 40, 30])
+def test_a_line_never_wraps(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = Terminal()
+    Progress(40, title="grpo", stream=stream).step(FULL)
+    assert len(stream.getvalue().rstrip("\n")) < columns
+    assert "reward  0.53" in stream.getvalue()
+
+
+def test_an_ascii_stream_gets_an_ascii_bar() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    Progress(2, title="x", stream=stream).step({"loss": 1.0})
+    assert b"##########----------" in raw.getvalue()
+
+
+def test_more_steps_than_planned_and_none_planned() -> None:
+    stream = io.StringIO()
+    for total in (0, 1):
+        progress = Progress(total, title="x", stream=stream, start=1)
+        progress.step({})
+        assert progress.left() == 0.0
+    assert "━" * 20 in stream.getvalue()
+    assert "━" * 21 not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0, "0:00"), (41.6, "0:42"), (725, "12:05"), (3723, "1:02:03"), (183_600, "2d 03h"), (-1, "0:00")],
+)
+def test_durations(seconds: float, shown: str) -> None:
+    assert duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("x", "shown"),
+    [(0.4, "0"), (840, "840"), (999.6, "1.0k"), (8412, "8.4k"), (84_120, "84k"), (999_900, "1.0M"), (1.2e6, "1.2M")],
+)
+def test_compact_numbers(x: float, shown: str) -> None:
+    assert compact(x) == shown

@@ -1,0 +1,324 @@
+"""The in-process sampler against Hugging Face, against a plain forward pass, and against itself in other batches."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from hone.errors import HoneError
+from hone.model.decoder import Decoder, DecoderConfig
+from hone.rollout import local
+from hone.rollout.local import LocalSampler
+from hone.rollout.protocol import SampleParams
+from hone.types import Group, Rollout, Stop
+
+torch.set_num_threads(1)
+
+VOCAB, CONTEXT = 23, 48
+
+
+def decoder(*, dtype: torch.dtype = torch.float64, **changes: Any) -> Decoder:
+    """A random model whose next-token distributions are far from uniform, and from each other."""
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    shape |= {"num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "initializer_range": 0.3}
+    return Decoder(DecoderConfig(vocab_size=VOCAB, **(shape | changes))).to(dtype)
+
+
+def params(max_tokens: int = 12, *, stop_ids: Sequence[int] = (), **settings: Any) -> SampleParams:
+    return SampleParams(max_tokens=max_tokens, stop_ids=frozenset(stop_ids), **settings)
+
+
+def ragged(count: int = 6) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(VOCAB, (1 + (5 * i) % 9,), generator=generator).tolist() for i in range(count)]
+
+
+def completion(rollout: Rollout) -> list[int]:
+    return [token for token, trained in zip(rollout.tokens, rollout.mask, strict=True) if trained]
+
+
+def flat(groups: list[Group]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group]
+
+
+def plain_logp(model: Decoder, rollout: Rollout, temperature: float) -> list[float]:
+    """log softmax(logits / T) of each written token, from one forward pass over the row: no cache, no padding."""
+    tokens = torch.tensor([list(rollout.tokens)])
+    with torch.no_grad():
+        logp = (model.lm_head(model(tokens[:, :-1])) / temperature).log_softmax(-1)
+    picked = logp.gather(-1, tokens[:, 1:, None]).flatten().tolist()
+    return [p if trained else 0.0 for p, trained in zip([0.0, *picked], rollout.mask, strict=True)]
+
+
+def test_greedy_is_what_transformers_generates():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = decoder(dtype=torch.float32)
+    config = LlamaConfig(**vars(model.config), bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    reference = LlamaForCausalLM(config)
+    reference.load_state_dict(model.state_dict())
+    reference.eval()
+    prompts = ragged()
+    rollouts = flat(LocalSampler(model).sample(prompts, n=1, params=params(20, temperature=0.0)))
+    for prompt, rollout in zip(prompts, rollouts, strict=True):
+        expected = reference.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)  # pyright: ignore
+        assert list(rollout.tokens) == expected[0].tolist()
+    assert len({tuple(completion(r)) for r in rollouts}) > 3  # the model is not stuck on one answer
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+@pytest.mark.parametrize("prompts", [ragged(), [[1, 2, 3], [4, 5, 6]]], ids=["mixed", "equal"])
+def test_gen_logp_is_that_of_a_plain_forward_pass(
+    dtype: torch.dtype, tolerance: float, temperature: float, prompts: list[list[int]]
+):
+    model = decoder(dtype=dtype)
+    # four stop ids of 23 end rows at different times, so the batch is compacted several times
+    settings = params(24, temperature=temperature, stop_ids=[0, 5, 9, 11])
+    rollouts = flat(LocalSampler(model).sample(prompts, n=8, params=settings))
+    assert len({len(completion(r)) for r in rollouts}) > 5
+    for rollout in rollouts:
+        assert rollout.gen_logp == pytest.approx(plain_logp(model, rollout, temperature), abs=tolerance)
+
+
+def test_greedy_gen_logp_is_untempered():
+    model = decoder()
+    for rollout in flat(LocalSampler(model).sample(ragged(), n=1, params=params(temperature=0.0))):
+        assert rollout.gen_logp == pytest.approx(plain_logp(model, rollout, 1.0), abs=1e-10)
+
+
+def test_truncated_gen_logp_is_renormalised_on_the_support():
+    model = decoder()
+    rollout = LocalSampler(model).sample([[1, 2]], n=1, params=params(1, top_k=3))[0][0]
+    with torch.no_grad():
+        top = model.lm_head(model(torch.tensor([[1, 2]])))[0, -1].softmax(-1).topk(3)
+    place = top.indices.tolist().index(rollout.tokens[-1])
+    assert rollout.gen_logp[-1] == pytest.approx((top.values[place] / top.values.sum()).log().item(), abs=1e-12)
+
+
+def test_pairs_of_tokens_come_with_their_exact_probability():
+    # the second token depends on the cache of the first: the chi-square of the joint distribution sees both
+    model, size = decoder(initializer_range=0.15), 4096
+    rollouts = LocalSampler(model).sample([[3, 1]], n=size, params=params(2, temperature=0.8))[0]
+    with torch.no_grad():
+        first = (model.lm_head(model(torch.tensor([[3, 1]])))[0, -1] / 0.8).softmax(-1)
+        rows = torch.tensor([[3, 1, token] for token in range(VOCAB)])
+        joint = first[:, None] * (model.lm_head(model(rows))[:, -1] / 0.8).softmax(-1)
+    index = torch.tensor([r.tokens[-2] * VOCAB + r.tokens[-1] for r in rollouts])
+    seen, expected = torch.bincount(index, minlength=VOCAB**2).double(), joint.flatten() * size
+    common = expected >= 5
+    seen = torch.cat([seen[common], seen[~common].sum()[None]])
+    expected = torch.cat([expected[common], expected[~common].sum()[None]])
+    freedom = len(expected) - 1
+    assert freedom > 50
+    chi_square = ((seen - expected) ** 2 / expected).sum().item()
+    assert chi_square < freedom + 4 * math.sqrt(2 * freedom) + 8  # mean + 4 deviations, and the skew
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 7, 48])
+def test_completion_does_not_depend_on_the_wave(max_rows: int):
+    model, settings = decoder(), params(stop_ids=[0, 5], seed=11)
+    expected = LocalSampler(model).sample(ragged(), n=8, params=settings)
+    groups = LocalSampler(model, max_rows=max_rows).sample(ragged(), n=8, params=settings)
+    for rollout, other in zip(flat(groups), flat(expected), strict=True):
+        assert rollout.tokens == other.tokens
+        assert rollout.gen_logp == pytest.approx(other.gen_logp, abs=1e-10)
+        assert (rollout.stop, rollout.limit) == (other.stop, other.limit)
+
+
+def test_completion_does_not_depend_on_the_company_or_its_order():
+    sampler, settings, prompts = LocalSampler(decoder()), params(stop_ids=[0, 5], seed=11), ragged()
+    together = sampler.sample(prompts, n=2, params=settings, first_request=100)
+    for i in reversed(range(len(prompts))):
+        alone = sampler.sample([prompts[i]], n=2, params=settings, first_request=100 + 2 * i)[0]
+        assert [r.tokens for r in alone] == [r.tokens for r in together[i]]
+        second = sampler.sample([prompts[i]], n=1, params=settings, first_request=101 + 2 * i)[0][0]
+        assert second.tokens == together[i][1].tokens
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_completion_does_not_depend_on_compaction(share: float, monkeypatch: pytest.MonkeyPatch):
+    sampler, settings = LocalSampler(decoder()), params(30, stop_ids=[0, 5])
+    expected = sampler.sample(ragged(), n=8, params=settings)
+    monkeypatch.setattr(local, "COMPACT_BELOW", share)
+    for rollout, other in zip(flat(sampler.sample(ragged(), n=8, params=settings)), flat(expected), strict=True):
+        assert rollout.tokens == other.tokens
+        assert rollout.gen_logp == pytest.approx(other.gen_logp, abs=1e-10)
+
+
+@pytest.mark.parametrize("prompts", [ragged(), [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]], ids=["mixed", "equal"])
+def test_completion_does_not_depend_on_how_prompts_are_cut_for_prefill(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+):
+    sampler = LocalSampler(decoder())
+    expected = sampler.sample(prompts, n=2, params=params())
+    monkeypatch.setattr(local, "PREFILL_TOKENS", 2 * len(prompts))
+    for rollout, other in zip(flat(sampler.sample(prompts, n=2, params=params())), flat(expected), strict=True):
+        assert rollout.tokens == other.tokens
+        assert rollout.gen_logp == pytest.approx(other.gen_logp, abs=1e-10)
+
+
+def test_longer_limit_only_extends_a_completion():
+    sampler = LocalSampler(decoder())
+    short = flat(sampler.sample(ragged(), n=2, params=params(5, stop_ids=[0])))
+    long = flat(sampler.sample(ragged(), n=2, params=params(15, stop_ids=[0])))
+    assert all(completion(b)[: len(completion(a))] == completion(a) for a, b in zip(short, long, strict=True))
+
+
+def test_samples_of_a_prompt_and_requests_and_seeds_differ():
+    sampler = LocalSampler(decoder(initializer_range=0.1))
+    group = sampler.sample([[1, 2]], n=8, params=params())[0]
+    assert len({tuple(r.tokens) for r in group}) == 8
+    later = sampler.sample([[1, 2]], n=8, params=params(), first_request=8)[0]
+    assert not {tuple(r.tokens) for r in group} & {tuple(r.tokens) for r in later}
+    seeded = sampler.sample([[1, 2]], n=8, params=params(seed=1))[0]
+    assert not {tuple(r.tokens) for r in group} & {tuple(r.tokens) for r in seeded}
+    assert [r.tokens for r in sampler.sample([[1, 2]], n=8, params=params())[0]] == [r.tokens for r in group]
+
+
+def test_any_stop_token_ends_a_row_and_is_trained_on():
+    stops = [0, 5, 9, 11]
+    rollouts = flat(LocalSampler(decoder()).sample(ragged(), n=8, params=params(10, stop_ids=stops)))
+    assert {r.tokens[-1] for r in rollouts if r.stop is Stop.TOKEN} == set(stops)
+    assert any(r.stop is Stop.LENGTH for r in rollouts)
+    for rollout in rollouts:
+        written = completion(rollout)
+        assert not set(written[:-1]) & set(stops)
+        assert (written[-1] in stops) == (rollout.stop is Stop.TOKEN)
+        assert len(written) == 10 or rollout.stop is Stop.TOKEN
+        assert rollout.limit == 10
+
+
+def test_stop_as_the_first_token_is_a_completion_of_one():
+    everything = range(VOCAB)
+    for rollout in flat(LocalSampler(decoder()).sample(ragged(), n=2, params=params(stop_ids=everything))):
+        assert len(completion(rollout)) == 1
+        assert rollout.stop is Stop.TOKEN
+
+
+def test_stop_token_at_the_limit_is_a_stop_and_not_a_cut():
+    rollouts = flat(LocalSampler(decoder()).sample(ragged(), n=8, params=params(1, stop_ids=[0, 5, 9, 11])))
+    assert {len(completion(r)) for r in rollouts} == {1}
+    assert {r.stop for r in rollouts} == {Stop.TOKEN, Stop.LENGTH}
+    assert all((r.tokens[-1] in (0, 5, 9, 11)) == (r.stop is Stop.TOKEN) for r in rollouts)
+
+
+def test_prompt_tokens_are_kept_unmasked_with_zero_logp():
+    for prompt, group in zip(ragged(), LocalSampler(decoder()).sample(ragged(), n=2, params=params()), strict=True):
+        for rollout in group:
+            assert list(rollout.tokens[: len(prompt)]) == prompt
+            assert not any(rollout.mask[: len(prompt)])
+            assert list(rollout.gen_logp[: len(prompt)]) == [0.0] * len(prompt)
+            assert all(rollout.mask[len(prompt) :])
+            assert all(type(token) is int for token in rollout.tokens)
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0], ids=["full rows wait", "full rows are dropped"])
+def test_limit_shrinks_to_what_fits_the_context(share: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local, "COMPACT_BELOW", share)
+    model, prompts = decoder(), [[1] * (CONTEXT - 1), [2] * (CONTEXT - 5), [3]]
+    for rollout, limit in zip(
+        flat(LocalSampler(model).sample(prompts, n=1, params=params(30))), (1, 5, 30), strict=True
+    ):
+        assert rollout.limit == limit == len(completion(rollout))
+        assert rollout.stop is Stop.LENGTH
+        assert rollout.gen_logp == pytest.approx(plain_logp(model, rollout, 1.0), abs=1e-10)
+
+
+def test_padding_is_seen_by_itself_alone():
+    assert local.visible(0, 3, torch.tensor([0, 2]), device=torch.device("cpu")).int().tolist() == [  # pyright: ignore
+        [[[1, 0, 0], [1, 1, 0], [1, 1, 1]]],
+        [[[1, 0, 0], [0, 1, 0], [0, 0, 1]]],
+    ]
+
+
+def test_empty_list_of_prompts_gives_no_groups():
+    assert LocalSampler(decoder()).sample([], n=4, params=params()) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "words"),
+    [
+        ([[1], []], {}, ["prompt 1 has 0 tokens", str(CONTEXT)]),
+        ([[1], [1] * CONTEXT], {}, [f"prompt 1 has {CONTEXT} tokens", f"context is {CONTEXT}", "shorten"]),
+        ([[1], [2], [3, VOCAB]], {}, ["prompt 2", str(VOCAB), "tokenizer does not fit the model"]),
+        ([[-1]], {}, ["prompt 0 has token -1", "tokenizer does not fit the model"]),
+        ([[1]], {"stop_ids": [VOCAB]}, [f"stop id {VOCAB}", "tokenizer does not fit the model"]),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused_by_name(
+    prompts: list[list[int]], settings: dict[str, Any], words: list[str]
+):
+    with pytest.raises(HoneError) as error:
+        LocalSampler(decoder()).sample(prompts, n=1, params=params(**settings))
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("changes", [{"n": 0}, {"n": 1, "first_request": -1}])
+def test_impossible_counts_are_refused(changes: dict[str, int]):
+    with pytest.raises(HoneError, match="n is"):
+        LocalSampler(decoder()).sample([[1]], params=params(), **changes)
+    with pytest.raises(HoneError, match="max_rows is 0"):
+        LocalSampler(decoder(), max_rows=0)
+    with pytest.raises(HoneError, match=f"pad_id is {VOCAB}"):
+        LocalSampler(decoder(), pad_id=VOCAB)
+
+
+def test_diverged_model_is_an_error_and_not_a_completion():
+    model = decoder()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(math.nan)
+    with pytest.raises(HoneError, match="not finite"):
+        LocalSampler(model).sample([[1]], n=2, params=params())
+
+
+def test_each_module_gets_its_own_mode_back():
+    model = decoder().train()
+    model.model.layers[1].eval()
+    before = [module.training for module in model.modules()]
+    LocalSampler(model).sample(ragged(), n=1, params=params())
+    assert [module.training for module in model.modules()] == before
+    with torch.no_grad():
+        model.model.norm.weight.fill_(math.nan)
+    with pytest.raises(HoneError):
+        LocalSampler(model).sample([[1]], n=1, params=params())
+    assert [module.training for module in model.modules()] == before
+
+
+def test_model_is_in_eval_mode_while_sampling():
+    model, modes = decoder().train(), []
+    model.model.norm.register_forward_hook(lambda module, *_: modes.append(module.training))
+    LocalSampler(model).sample([[1]], n=1, params=params(3))
+    assert modes == [False] * 3
+
+
+def test_version_is_recorded():
+    sampler = LocalSampler(decoder())
+    assert sampler.sample([[1]], n=1, params=params())[0][0].version == 0
+    sampler.version = 7
+    assert [r.version for r in flat(sampler.sample(ragged(), n=2, params=params()))] == [7] * 12
+
+
+def test_weights_changed_in_place_are_sampled_next():
+    model = decoder()
+    sampler = LocalSampler(model)
+    before = sampler.sample([[1, 2]], n=4, params=params())[0]
+    loss = model.lm_head(model(torch.tensor([[1, 2, 3]]))).logsumexp(-1).sum()
+    loss.backward()  # what was sampled under inference mode must not get in the way of training
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.5 * parameter.grad.sign()  # pyright: ignore
+    after = sampler.sample([[1, 2]], n=4, params=params())[0]
+    assert [r.tokens for r in before] != [r.tokens for r in after]
+    for rollout in after:
+        assert rollout.gen_logp == pytest.approx(plain_logp(model, rollout, 1.0), abs=1e-10)
+
+
+def test_repeated_prompts_are_separate_requests():
+    sampler = LocalSampler(decoder(initializer_range=0.1))
+    groups = sampler.sample([[1, 2], [1, 2]], n=2, params=params())
+    assert len({tuple(r.tokens) for r in flat(groups)}) == 4

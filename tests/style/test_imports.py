@@ -1,0 +1,79 @@
+"""A name imports only from names to its left, and every module can be imported."""
+
+import ast
+import importlib
+
+import pytest
+from tree import MODULES, name_of, parsed
+
+ORDER = [
+    "types", "algo", "data", "reward", "rollout", "model", "dist", "train", "search", "eval",
+    "loop", "build", "runner", "demo", "board", "cli", "__main__",
+]  # fmt: skip
+LEAVES = {  # may be imported from anywhere, and import only these
+    "errors": set[str](),
+    "values": set[str](),
+    "config": {"errors", "values"},
+    "log": {"errors", "types"},
+    "recipe": {"errors", "values", "config", "log"},
+    "load": {"errors", "config"},
+}
+EDGE = {"config", "recipe", "load", "values"}  # settings stop at the edge: below it, functions take plain arguments
+READS_SETTINGS = {"build", "runner", "demo", "cli", *EDGE}
+
+
+def part(module: str) -> str:
+    """hone.algo.terms -> algo; hone itself -> "" """
+    return module.split(".")[1] if "." in module else ""
+
+
+def imported(path) -> set[str]:
+    """The parts of hone that a module imports, wherever the import stands."""
+    found: set[str] = set()
+    for node in ast.walk(parsed(path)):
+        if isinstance(node, ast.Import):
+            found |= {part(alias.name) for alias in node.names if alias.name.split(".")[0] == "hone"}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write the import in full"
+            if node.module == "hone":
+                found |= {alias.name for alias in node.names}
+            elif (node.module or "").startswith("hone."):
+                found.add(part(node.module or ""))
+    return found
+
+
+def allowed(name: str) -> set[str]:
+    if name in LEAVES:
+        return LEAVES[name] | {name}
+    return {*LEAVES, *ORDER[: ORDER.index(name) + 1]}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_imports_go_to_the_left(path):
+    name = part(name_of(path))
+    if not name:
+        return  # the package itself only re-exports, lazily
+    wrong = imported(path) - allowed(name)
+    assert not wrong, f"{name_of(path)} may not import {sorted(wrong)}"
+    if name not in READS_SETTINGS:
+        assert not imported(path) & EDGE, f"{name_of(path)} is below the edge: pass it plain arguments"
+
+
+def test_the_rule_itself_is_right():
+    assert "train" not in allowed("algo")
+    assert "algo" in allowed("train")
+    assert {name for path in MODULES if (name := part(name_of(path)))} <= {*ORDER, *LEAVES}
+
+
+@pytest.mark.parametrize("module", [name_of(path) for path in MODULES])
+def test_every_module_imports(module):
+    importlib.import_module(module)
+
+
+def test_algorithms_need_torch_and_nothing_else():
+    for path in MODULES:
+        if part(name_of(path)) in ("algo", "types"):
+            names = [a.name for n in ast.walk(parsed(path)) if isinstance(n, ast.Import) for a in n.names]
+            names += [n.module or "" for n in ast.walk(parsed(path)) if isinstance(n, ast.ImportFrom)]
+            outside = {n.split(".")[0] for n in names} - {"torch", "hone"}
+            assert not outside & {"numpy", "transformers", "tokenizers", "safetensors", "rich", "yaml"}, path

@@ -1,0 +1,37 @@
+"""The source tree as the style tests see it."""
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src"
+MODULES = sorted(SOURCE.rglob("*.py"))
+RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.py") if not path.stem.startswith("_"))
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def name_of(path: Path) -> str:
+    """src/hone/algo/terms.py -> hone.algo.terms"""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def functions(path: Path) -> Iterator[Function]:
+    return (node for node in ast.walk(parsed(path)) if isinstance(node, Function))
+
+
+def tracked() -> list[Path]:
+    """What is, or would be, committed; outside a clone everything but caches."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True)
+    names = done.stdout.decode().split("\0") if done.returncode == 0 else []
+    return [ROOT / name for name in names if name and (ROOT / name).is_file()]
