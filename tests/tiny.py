@@ -54,11 +54,12 @@ def learner_for(
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = Scorer(base, layout=layout).to(base.model.embed_tokens.weight.dtype)
-        optimizer = optim.adamw(list(model.parameters()), lr=lr)
-        return Learner(policy=model, optimizer=optimizer, micro_rows=micro_rows)  # pyright: ignore[reportArgumentType]
+        optimizer = optim.adamw(model.actor_parameters(), model.critic_parameters(), lr=lr)
+        return Learner(policy=model, optimizer=optimizer, micro_rows=micro_rows)
     policy = policy_for(algo, base, shared=shared, layout=layout)
     optimizer = optim.adamw(policy.actor_parameters(), policy.critic_parameters(), lr=lr)
-    return Learner(policy=policy, optimizer=optimizer, reference=policy.reference, micro_rows=micro_rows)
+    reference = policy.reference if isinstance(policy.reference, Policy) else None
+    return Learner(policy=policy, optimizer=optimizer, reference=reference, micro_rows=micro_rows)
 
 
 def written(r: Rollout) -> list[int]:

@@ -158,7 +158,14 @@ def _begin(job: Run, folder: Path) -> None:
 
 def versions() -> dict[str, str]:
     """The packages whose numbers may differ from version to version."""
-    return {name: metadata.version(name) for name in ("hone", "torch", "tokenizers", "numpy")}
+    return {name: _version(name) for name in ("hone", "torch", "tokenizers", "numpy")}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"  # run from the source tree
 
 
 def _commit() -> str:

@@ -123,6 +123,12 @@ def loss_and_gradient(fwd: Forward, batch: Batch, algo: Algorithm) -> tuple[Tens
     return loss.detach(), dict(zip(wanted, grads, strict=True))
 
 
+def grad(x: Tensor) -> Tensor:
+    """What backward() left on a leaf."""
+    assert x.grad is not None
+    return x.grad
+
+
 def one_token(**columns: Tensor) -> Batch:
     """Rows of one trained token, from [B, 1] and [B] columns."""
     rows = len(next(iter(columns.values())))

@@ -12,6 +12,7 @@ from algo_cases import ALL, rollout
 
 from hone import algo as algorithms
 from hone.algo import ALGORITHMS, Algorithm, assign_credit
+from hone.algo.select import reward_of
 from hone.algo.settings import RANGES, Range
 from hone.errors import HoneError
 from hone.types import Stop
@@ -70,7 +71,7 @@ def portrait(algo: Algorithm) -> list[Any]:
     loss, grads = algo_cases.loss_and_gradient(fwd, batch, algo)
     lean = algo_cases.lean(batch, algo)
     return [
-        [(r.tokens, algorithms.select.reward_of(r)) for g in algo.select(GROUPS) for r in g],
+        [(r.tokens, reward_of(r)) for g in algo.select(GROUPS) for r in g],
         {n: x.tolist() for n, x in assign_credit(lean, algo).items()},
         batch.token_weight.tolist(),
         (loss.item(), {n: g.tolist() for n, g in grads.items()}),

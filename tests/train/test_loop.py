@@ -1,7 +1,7 @@
 """The two loops: what is asked of the sampler, what is counted, and what happens when nothing is left to train on."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,7 +53,7 @@ def started(
     return learner, roll, run
 
 
-def by_turns(*rewards: list[float | None]) -> Callable[[list[Group]], list[Group]]:
+def by_turns(*rewards: Sequence[float | None]) -> Callable[[list[Group]], list[Group]]:
     """The n-th group ever scored has the n-th list of rewards, over and over."""
     turn = itertools.cycle(rewards)
 

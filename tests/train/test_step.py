@@ -80,8 +80,8 @@ def test_annotate_fills_what_is_declared_with_one_pass_a_model(name: str) -> Non
     algo = ALGORITHMS[name]()
     learner = learner_for(algo)
     learner.policy = policy = Counted(learner.policy)  # pyright: ignore[reportAttributeAccessIssue]
-    if learner.reference is not None:
-        learner.reference = reference = Counted(learner.reference)
+    reference = Counted(learner.reference) if learner.reference is not None else None
+    learner.reference = reference
     before = batch_for(algo)
     batch = step.annotate(before, algo, learner, mismatched=mismatched_for(algo))
     assert batch.columns().keys() == before.columns().keys() | algo.needs
@@ -91,7 +91,8 @@ def test_annotate_fills_what_is_declared_with_one_pass_a_model(name: str) -> Non
     assert len(policy.asked) == extra + bool(expected)
     if expected:
         assert policy.asked[0] == (len(before), frozenset(expected))
-    if "ref_logp" in algo.needs:
+    assert (reference is not None) == ("ref_logp" in algo.needs)
+    if reference is not None:
         assert [want for _, want in reference.asked] == [frozenset({"logp"})] * (1 + extra)
 
 

@@ -46,6 +46,8 @@ def _pretrain(out: Path, sizes: Sizes, seed: int) -> Recipe:
             hidden_size=sizes.hidden,
             intermediate_size=sizes.intermediate,
             layers=sizes.layers,
+            heads=sizes.heads,
+            kv_heads=sizes.heads,
             context=sizes.context,
         ),
         data=_file(out, "corpus"),
@@ -97,8 +99,8 @@ def _grpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
         seed=seed,
         reward={"math": 1.0, "format": 0.1},
         algo=Choice("grpo", {"beta": 0.0}),
-        train=TrainSpec(steps=sizes.grpo, prompts=24, minibatches=2, micro_rows=96),
-        optim=OptimSpec(lr=2e-4, warmup=min(5, 2 * sizes.grpo)),
+        train=TrainSpec(steps=sizes.grpo, prompts=24, minibatches=4, micro_rows=96),
+        optim=OptimSpec(lr=1e-4, warmup=min(10, 4 * sizes.grpo)),
         **_online(out, sizes),  # pyright: ignore[reportArgumentType]
     )
 
@@ -110,8 +112,8 @@ def _ppo(out: Path, sizes: Sizes, seed: int) -> Recipe:
         reward={f"model:{model_folder(out, 'reward')}": 1.0},
         algo=Choice("ppo", {"beta": 0.02, "lam": 0.95, "value_clip": None}),
         critic=CriticSpec(kind="own"),
-        train=TrainSpec(steps=sizes.ppo, prompts=24, minibatches=2, micro_rows=96),
-        optim=OptimSpec(lr=2e-4, critic_lr=5e-4, warmup=min(5, 2 * sizes.ppo)),
+        train=TrainSpec(steps=sizes.ppo, prompts=24, minibatches=4, micro_rows=96),
+        optim=OptimSpec(lr=1e-4, critic_lr=5e-4, warmup=min(10, 4 * sizes.ppo)),
         **_online(out, sizes),  # pyright: ignore[reportArgumentType]
     )
 
@@ -125,6 +127,6 @@ def _dpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
         data=_file(out, "preferences"),
         algo=Choice("dpo", {"beta": 0.1}),
         train=TrainSpec(steps=sizes.dpo, prompts=32, micro_rows=64),
-        optim=OptimSpec(lr=2e-4, warmup=min(5, sizes.dpo), schedule="cosine"),
+        optim=OptimSpec(lr=1e-4, warmup=min(5, sizes.dpo), schedule="cosine"),
         limits=Limits(ref_kl_warn=None, ref_kl_stop=None),
     )
