@@ -8,15 +8,21 @@ PYTEST := $(BIN)/python -m pytest
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo test test-slow test-gpu check static clean
+.PHONY: help setup demo demo-seeds browser test test-slow test-gpu check static clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(VENV)/.dev ## make .venv and install Hone with the tools for its tests
 
 demo: $(VENV)/.core ## the whole journey on the CPU, with a table and runs/demo/report.html at the end
 	$(BIN)/hone demo
+
+demo-seeds: $(VENV)/.dev ## the demo's promises on three seeds, as JSON (about 12 minutes)
+	$(BIN)/python -m benchmarks.demo
+
+browser: ## install Chromium (Debian, as root), so that the report is tested in a real browser
+	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 
 test: $(VENV)/.dev ## the fast tests
 	$(PYTEST) -m "not slow and not gpu"

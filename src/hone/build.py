@@ -200,12 +200,10 @@ def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int) -> Samp
     )
 
 
-def correction(recipe: Recipe, algo: Algorithm) -> Correct | None:
+def correction(recipe: Recipe) -> Correct | None:
     """The factor that corrects for a sampler whose log-probs differ from the learner's."""
     if recipe.train.mismatch == "none":
         return None
-    if "old_logp" not in algo.needs:
-        raise HoneError(f"train.mismatch corrects old_logp, which {recipe.algo_name} does not use: set it to none")
     return partial(mismatch, how=recipe.train.mismatch, cap=recipe.train.mismatch_cap)
 
 

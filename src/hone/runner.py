@@ -226,7 +226,8 @@ def _train(job: Run, folder: Path) -> Path:
 def _iterations(job: Run) -> Iterator[loop.Iteration]:
     recipe, train = job.recipe, job.recipe.train
     if not job.algo.online:
-        return loop.offline(job.source, job.learner, job.algo, size=train.prompts)
+        context = job.policy.decoder.config.max_position_embeddings
+        return loop.offline(job.source, job.learner, job.algo, size=train.prompts, context=context)
     assert job.roller is not None
     assert job.reward is not None
     roller, reward = job.roller, job.reward
@@ -249,7 +250,7 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
         epochs=train.epochs,
         minibatches=train.minibatches,
         refill_rounds=train.refill_rounds,
-        correct=build.correction(recipe, job.algo),
+        correct=build.correction(recipe),
         publish=publish,
         seed=recipe.seed,
     )

@@ -23,7 +23,7 @@ class Stopper:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set outside Python
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.asked:

@@ -11,13 +11,14 @@ from torch import nn
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.folder import load_decoder, save_decoder, save_scorer
+from hone.model.folder import save_decoder, save_scorer
 from hone.model.policy import Policy, Scorer, frozen_copy
 from hone.recipe import Recipe
 from hone.train import checkpoint
 from hone.train.step import Learner
 
-STATE, WEIGHTS, MOMENTS, REFERENCE = "state.json", "learner.safetensors", "optimizer.safetensors", "reference"
+STATE, WEIGHTS, MOMENTS = "state.json", "learner.safetensors", "optimizer.safetensors"
+REFERENCE = "reference.safetensors"  # where it is no longer the model of the start
 
 
 class Resumable(Protocol):
@@ -53,8 +54,7 @@ def write_state(
     }
     (folder / STATE).write_text(json.dumps(state, indent=1))
     if recipe.train.reference_refresh and isinstance(learner.reference, Policy):
-        (folder / REFERENCE).mkdir()
-        save_decoder(learner.reference.decoder, folder / REFERENCE)
+        checkpoint.save_tensors(folder / REFERENCE, learner.reference.decoder.state_dict())
 
 
 def restore(
@@ -67,19 +67,25 @@ def restore(
     state = checkpoint.read_json(folder / STATE)
     learner.updates, learner.version = state["updates"], state["version"]
     learner.control = dict(state["control"])
+    if parts.keys() != state["parts"].keys():
+        raise _of_another_run(folder)
     for name, part in parts.items():
         part.load(state["parts"][name])
-    if (folder / REFERENCE).is_dir() and isinstance(policy, Policy):
+    if (folder / REFERENCE).is_file() and isinstance(policy, Policy):
         twin = frozen_copy(policy)
-        twin.decoder.load_state_dict(load_decoder(folder / REFERENCE).state_dict())
+        twin.decoder.load_state_dict(checkpoint.load_tensors(folder / REFERENCE))
         learner.reference = policy.reference = twin
+
+
+def _of_another_run(folder: Path) -> HoneError:
+    return HoneError(f"{folder} was saved from another model: resume with the settings the run was started with")
 
 
 @torch.no_grad()
 def _load_weights(policy: nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     if trained.keys() != tensors.keys():
-        raise HoneError(f"{folder} was saved from another model: resume with the settings the run was started with")
+        raise _of_another_run(folder)
     for name, p in trained.items():
         if p.shape != tensors[name].shape:
             raise HoneError(f"{folder}: {name} has shape {tuple(tensors[name].shape)}, the model's is {tuple(p.shape)}")

@@ -127,7 +127,7 @@ def test_every_number_has_a_range_and_what_is_no_number_is_refused(name: str, se
         lambda: algorithms.ppo(kl="reward:k1*ratio"),
         lambda: algorithms.ppo(kl="loss:exact*ratio"),
         lambda: algorithms.ppo(kl="loss:k2*rho"),
-        lambda: algorithms.ppo(ratio="sequence"),
+        lambda: algorithms.grpo(ratio="sequence"),
         lambda: algorithms.ppo_penalty(beta=0.0),
         lambda: algorithms.klq(beta=0.0),
         lambda: algorithms.trpo(cg_steps=0),

@@ -136,12 +136,15 @@ def test_each_limit_trips_on_its_own_side_only(name: str, severity: str) -> None
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["loss", "grad_norm", "value_loss"])
-def test_a_loss_that_is_not_a_number_stops_at_once(name: str, bad: float) -> None:
+def test_a_loss_that_is_not_a_number_warns_at_once_and_stops_if_it_stays(name: str, bad: float) -> None:
     monitor = Monitor()
     assert monitor.check(1, {name: 1.0}) == []
     (warning,) = monitor.check(2, {name: bad, "reward": 1.0})
-    assert (warning.name, warning.severity) == ("nonfinite", "stop")
-    assert Monitor(Limits(nonfinite_stop=None)).check(1, {name: bad}) == []
+    assert (warning.name, warning.severity) == ("nonfinite", "warn")
+    assert monitor.check(3, {name: bad}) == []
+    (stop,) = monitor.check(4, {name: bad})
+    assert (stop.name, stop.severity) == ("nonfinite", "stop")
+    assert Monitor(Limits(nonfinite_warn=None, nonfinite_stop=None)).check(1, {name: bad}) == []
 
 
 def test_a_statistic_that_is_nan_warns_and_infinity_stops() -> None:

@@ -7,6 +7,9 @@ from hone.algo.settings import NOT_NEGATIVE, POSITIVE, checked
 from hone.algo.table import Algorithm
 from hone.errors import HoneError
 
+GAINS = (("accuracy", prefer.gain_accuracy), ("margin", prefer.gain_margin))
+LIKELIHOODS = (("accuracy", prefer.likelihood_accuracy),)
+
 
 @checked()
 def pretrain() -> Algorithm:
@@ -26,7 +29,8 @@ def sft(*, average: str = "token") -> Algorithm:
 def reward_model(*, centre: float = 0.0) -> Algorithm:
     """Bradley-Terry: softplus(-(R_w - R_l - margin)), with a pull of both scores to 0 by `centre`"""
     loss = ((1.0, partial(prefer.bradley_terry, centre=centre)),)
-    return Algorithm(loss=loss, wants=frozenset({"value"}), unit=2)
+    watch = (("accuracy", prefer.score_accuracy),)
+    return Algorithm(loss=loss, wants=frozenset({"value"}), watch=watch, unit=2)
 
 
 @checked()
@@ -39,14 +43,14 @@ def process_reward_model() -> Algorithm:
 def dpo(*, beta: float = 0.1, smoothing: float = 0.0) -> Algorithm:
     """softplus(-beta u), u = gain of the chosen minus gain of the rejected (Rafailov et al. 2023)"""
     loss = ((1.0, partial(prefer.dpo, beta=beta, smoothing=smoothing)),)
-    return Algorithm(loss=loss, needs=frozenset({"ref_logp"}), unit=2)
+    return Algorithm(loss=loss, needs=frozenset({"ref_logp"}), watch=GAINS, unit=2)
 
 
 @checked(beta=POSITIVE)
 def ipo(*, beta: float = 0.1) -> Algorithm:
     """(u - 1/(2 beta))^2 (Azar et al. 2023)"""
     loss = ((1.0, partial(prefer.ipo, beta=beta)),)
-    return Algorithm(loss=loss, needs=frozenset({"ref_logp"}), unit=2)
+    return Algorithm(loss=loss, needs=frozenset({"ref_logp"}), watch=GAINS, unit=2)
 
 
 @checked(beta=POSITIVE)
@@ -59,10 +63,10 @@ def kto(*, beta: float = 0.1, good: float = 1.0, bad: float = 1.0) -> Algorithm:
 @checked()
 def orpo(*, odds: float = 0.1) -> Algorithm:
     """NLL of the chosen plus `odds` times the log odds ratio: no reference (Hong et al. 2024)"""
-    return Algorithm(loss=((1.0, prefer.chosen_nll), (odds, prefer.odds)), unit=2)
+    return Algorithm(loss=((1.0, prefer.chosen_nll), (odds, prefer.odds)), watch=LIKELIHOODS, unit=2)
 
 
 @checked(beta=POSITIVE, gamma=NOT_NEGATIVE)
 def simpo(*, beta: float = 2.0, gamma: float = 1.0) -> Algorithm:
     """Length-normalised margin beyond gamma: no reference (Meng et al. 2024)"""
-    return Algorithm(loss=((1.0, partial(prefer.simpo, beta=beta, gamma=gamma)),), unit=2)
+    return Algorithm(loss=((1.0, partial(prefer.simpo, beta=beta, gamma=gamma)),), watch=LIKELIHOODS, unit=2)

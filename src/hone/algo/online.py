@@ -227,12 +227,11 @@ def ppo(
     kl: str = "reward:k1",
     kl_target: float | None = None,
     bootstrap: bool = False,
-    ratio: str = "token",
     dual: float | None = None,
 ) -> Algorithm:
     """-min(r A, clip(r) A) with GAE and a clipped value loss (Schulman et al. 2017)"""
     k = _kl(beta, kl, kl_target)
-    policy, watch = _clip(clip, clip, ratio=ratio, dual=dual)
+    policy, watch = _clip(clip, clip, dual=dual)
     critic, wants = _critic(value, entropy, clip=value_clip)
     adv = partial(credit.gae, gamma=gamma, lam=lam, kl=k.reward)
     needs = _values(bootstrap) | {"old_logp"}
@@ -369,6 +368,7 @@ def online_dpo(*, beta: float = 0.1, smoothing: float = 0.0) -> Algorithm:
     return Algorithm(
         loss=((1.0, partial(prefer.dpo, beta=beta, smoothing=smoothing)),),
         needs=_set("ref_logp"),
+        watch=(("accuracy", prefer.gain_accuracy), ("margin", prefer.gain_margin)),
         select=select.best_and_worst,
         online=True,
         group=2,

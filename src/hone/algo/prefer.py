@@ -61,6 +61,29 @@ def kto(fwd: Forward, batch: Batch, *, beta: float = 0.1, good: float = 1.0, bad
     return torch.where(batch.label == 1, good * (-edge).sigmoid(), bad * edge.sigmoid())
 
 
+# --- watched, not minimised: is the chosen one ahead, and by how much? ---
+
+
+def gain_accuracy(fwd: Forward, batch: Batch) -> Tensor:
+    """1 where the chosen row has gained more on the reference than the rejected one  (DPO, IPO)"""
+    return (pair_margin(reference_gain(fwd, batch)) > 0).float()
+
+
+def gain_margin(fwd: Forward, batch: Batch) -> Tensor:
+    """u, the chosen row's gain on the reference minus the rejected row's  (DPO, IPO)"""
+    return pair_margin(reference_gain(fwd, batch))
+
+
+def likelihood_accuracy(fwd: Forward, batch: Batch) -> Tensor:
+    """1 where the chosen row's mean log-prob is the higher one  (ORPO, SimPO)"""
+    return (pair_margin(sequence_mean(fwd.logp, batch.mask)) > 0).float()
+
+
+def score_accuracy(fwd: Forward, batch: Batch) -> Tensor:
+    """1 where the chosen row has the higher score  (reward model)"""
+    return (pair_margin(last_value(fwd, batch)) > 0).float()
+
+
 def last_value(fwd: Forward, batch: Batch) -> Tensor:
     """The head's value after each row's last real token, [B]."""
     last = batch.real & (batch.real.flip(-1).cumsum(-1).flip(-1) == 1)

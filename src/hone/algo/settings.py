@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import ParamSpec, get_args, get_type_hints
 
@@ -47,7 +47,7 @@ RANGES: dict[str, Range] = {
 
 
 def checked(**special: Range) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
-    """The factory, refusing numbers outside their range; `special` is where its names mean something else."""
+    """The factory, refusing numbers outside their range and naming what it makes; `special`: its own ranges."""
 
     def decorate(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
         ranges, hints = {**RANGES, **special}, get_type_hints(factory)
@@ -58,7 +58,7 @@ def checked(**special: Range) -> Callable[[Callable[P, Algorithm]], Callable[P, 
                 if name in ranges and not _fits(value, hints.get(name), ranges[name]):
                     whole = "a whole number, " if hints.get(name) is int else ""
                     raise HoneError(f"{factory.__name__}: {name} is {value!r}: it must be {whole}{ranges[name]}")
-            return factory(*args, **settings)
+            return replace(factory(*args, **settings), name=factory.__name__)
 
         return build
 

@@ -30,6 +30,7 @@ class TrustRegion:
 class Algorithm:
     """The whole of a method, as data."""
 
+    name: str = ""  # as published; the factory's name
     loss: Loss
     credit: Callable[[Batch], Tensor] | None = None  # None: the loss reads no advantage
     whiten: bool = False  # normalise advantages over the iteration

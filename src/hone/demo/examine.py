@@ -1,5 +1,6 @@
 """The examination after each stage: held-out accuracy, format, length, and how far the policy is from SFT."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from hone.reward.score import Reward, score
 from hone.reward.verify.math import math_reward
 from hone.rollout.protocol import SampleParams
 from hone.train.step import evaluate
-from hone.types import Group, Task
+from hone.types import Group, Stop, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +59,24 @@ def kl_between(policy: Policy, other: Policy, groups: Sequence[Group]) -> float:
     return float(kl[batch.mask].double().mean())
 
 
-def preference_pairs(groups: Sequence[Group]) -> list[dict[str, str]]:
-    """From each problem one right answer preferred to one wrong one, where there are both; each text once."""
+def preference_pairs(groups: Sequence[Group], *, seed: int) -> list[dict[str, str]]:
+    """Right answers preferred to wrong ones of the same problem, paired at random, as often as they were sampled.
+
+    Each text once would count a rare way to be wrong as much as a common one, and teach that short answers are good.
+    """
+    rng = random.Random(seed)
     pairs: list[dict[str, str]] = []
     for group in groups:
         task = group[0].task
-        right = sorted({r.text for r in group if reward_of(r) == 1 and r.stop == "token"})
-        wrong = sorted({r.text for r in group if reward_of(r) == 0 and r.stop == "token"})
-        if task is None or not isinstance(task.prompt, str):
-            continue
-        for good, bad in zip(right, wrong, strict=False):
-            pairs.append({"prompt": task.prompt, "chosen": good, "rejected": bad})
+        finished = [r for r in group if r.stop is Stop.TOKEN]
+        right, wrong = ([r.text for r in finished if reward_of(r) == mark] for mark in (1, 0))
+        rng.shuffle(right)
+        rng.shuffle(wrong)
+        if task is not None and isinstance(task.prompt, str):
+            pairs += [
+                {"prompt": task.prompt, "chosen": good, "rejected": bad}
+                for good, bad in zip(right, wrong, strict=False)
+            ]
     return pairs
 
 

@@ -152,7 +152,7 @@ def compare(journey: Journey) -> dict[str, Any]:
     tasks = load_tasks(journey, "problems")[: journey.sizes.preference_problems]
     params = SampleParams(max_tokens=journey.sizes.completion, stop_ids=tokenizer.stop_ids, seed=journey.seed)
     groups = score(sample_groups(decoder, tokenizer, tasks, params=params, samples=16), Reward(math_reward))
-    pairs = written_pairs(tasks) if journey.sizes.written_pairs else preference_pairs(groups)
+    pairs = written_pairs(tasks) if journey.sizes.written_pairs else preference_pairs(groups, seed=journey.seed)
     if len(pairs) < 8:
         raise HoneError(f"only {len(pairs)} preference pairs were found: the SFT model is never, or always, right")
     kept = len(pairs) * 9 // 10  # the last tenth tells how good the reward model is

@@ -8,7 +8,7 @@ class Sizes:
     """Rows of data and steps of each stage."""
 
     documents: int = 20_000
-    answers: int = 4_000
+    answers: int = 1_500
     problems: int = 4_000
     held_out: int = 200
     vocabulary: int = 320
@@ -18,13 +18,13 @@ class Sizes:
     heads: int = 8
     context: int = 64
     completion: int = 44  # tokens a completion may have
-    pretrain: int = 250
-    sft: int = 150
+    pretrain: int = 300
+    sft: int = 80
     reward: int = 60
-    grpo: int = 60
-    ppo: int = 60
-    dpo: int = 60
-    preference_problems: int = 400  # problems whose sampled answers are compared
+    grpo: int = 50
+    ppo: int = 40
+    dpo: int = 50
+    preference_problems: int = 300  # problems whose sampled answers are compared
     examined: int = 4  # samples a held-out problem
     written_pairs: bool = False  # prefer worked to untidy answers by the writers: a model of six steps is never right
 

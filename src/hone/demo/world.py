@@ -90,7 +90,7 @@ def quick(problem: Sum) -> str:
 
 def untidy(problem: Sum) -> str:
     """Worked, but the answer is not where it belongs."""
-    return f"<think>{working(problem)} so {problem.answer}</think>"
+    return f"<think>{working(problem)}</think>{problem.answer}"
 
 
 Writer = Callable[[Sum], str]
@@ -108,15 +108,17 @@ THINGS = ("apples", "books", "coins", "stamps", "shells")
 
 
 def document(rng: random.Random, stream: Iterator[Sum]) -> str:
-    """One text of the corpus: one addition, a line of a story, or a problem worked term by term."""
+    """One text of the corpus: an addition, a line of a story, a tagged answer, or a problem worked term by term."""
     kind = rng.random()
     a, b = rng.randint(1, 9 * (TERMS - 1)), rng.randint(1, 9)
     if kind < 0.1:
         return f"{a}+{b}={a + b}"
     if kind < 0.2:
         return f"{rng.choice(NAMES)} had {a} {rng.choice(THINGS)}, found {b} more, and now has {a + b}."
+    if kind < 0.3:
+        return f"What is {a}+{b}?\n<think>{a}+{b}={a + b}</think><answer>{a + b}</answer>"
     problem = next(stream)
-    return f"{problem.prompt}{working(problem)} so {problem.answer}"
+    return f"{problem.prompt}({working(problem)})={problem.answer}"
 
 
 def corpus(rng: random.Random, count: int) -> list[str]:

@@ -15,8 +15,8 @@ class Limits:
 
     patience_warn: int = 3  # consecutive steps beyond the limit before it is said
     patience_stop: int = 10
-    nonfinite_warn: float | None = None
-    nonfinite_stop: float | None = 0.0  # how many losses and gradient norms may be NaN or infinite; no patience
+    nonfinite_warn: float | None = 0.0  # how many losses and gradient norms of a step may be NaN or infinite
+    nonfinite_stop: float | None = 0.0
     entropy_warn: float | None = 0.05
     entropy_stop: float | None = 1e-4
     clip_fraction_warn: float | None = 0.3
@@ -50,5 +50,7 @@ class Limits:
         return getattr(self, f"{name}_{severity}")
 
     def patience(self, name: str, severity: Severity) -> int:
-        """NaN is never noise, so it is said at once."""
-        return 1 if name == "nonfinite" else getattr(self, f"patience_{severity}")
+        """NaN is never noise: it is said at once, and as the update is skipped a few may pass before the stop."""
+        if name == "nonfinite":
+            return 1 if severity == "warn" else self.patience_warn
+        return getattr(self, f"patience_{severity}")

@@ -91,6 +91,7 @@ def rope_tables(config: DecoderConfig, *, dtype: torch.dtype = torch.float32) ->
 
 
 def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """(a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of each head"""
     a, b = x_BHTE.chunk(2, dim=-1)
     return x_BHTE * cos + torch.cat([-b, a], dim=-1) * sin
 

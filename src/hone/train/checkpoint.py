@@ -6,6 +6,7 @@ Nothing is pickled: weights and optimiser moments are safetensors, everything el
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from hone.errors import HoneError
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
+STEP = re.compile(r"step-(\d+)")
 
 
 # --- folders ---
@@ -27,8 +29,9 @@ LATEST = "latest"
 
 def save_folder(folder: Path, write: Callable[[Path], None]) -> Path:
     """Call `write` on a folder aside, then rename it to `folder`; on any failure nothing is left behind."""
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
+    aside, before = _aside(folder), _aside(folder, "old.tmp")
+    for left in (aside, before):  # of a killed process that had this one's number
+        shutil.rmtree(left, ignore_errors=True)
     try:
         aside.mkdir(parents=True)
         write(aside)
@@ -37,25 +40,45 @@ def save_folder(folder: Path, write: Callable[[Path], None]) -> Path:
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
         for path in (*files, aside / MANIFEST, aside):
             _sync(path)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            os.replace(folder, before)  # removing it first would leave neither for as long as that takes
         os.replace(aside, folder)
         _sync(folder.parent)
     except OSError as error:
-        raise HoneError(
-            f"could not save {folder}: {error.strerror or error}; free some space or set out= to another disk, "
-            "what was saved before is untouched"
-        ) from error
+        raise _not_saved(folder, error) from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if before.exists() and not folder.exists():
+            os.replace(before, folder)
+        for left in (aside, before):
+            shutil.rmtree(left, ignore_errors=True)
     return folder
+
+
+def _aside(path: Path, ending: str = "tmp") -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{ending}")
+
+
+def _not_saved(path: Path, error: OSError) -> HoneError:
+    return HoneError(
+        f"could not save {path}: {error.strerror or error}; free some space or set out= to another disk, "
+        "what was saved before is untouched"
+    )
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a killed process was writing aside in this folder."""
+    for path in folder.glob(".*.tmp"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def verify(folder: Path) -> None:
     """Every file of the manifest is there and has its hash, or HoneError."""
     try:
-        manifest: dict[str, str] = json.loads((folder / MANIFEST).read_text())
+        manifest: Any = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise HoneError(f"{folder} is not a complete checkpoint: no readable {MANIFEST}; use an earlier one") from error
+    if not isinstance(manifest, dict) or not manifest:
+        raise HoneError(f"{folder} is not a complete checkpoint: {MANIFEST} names no file; use an earlier one")
     for name, expected in manifest.items():
         path = folder / name
         if not path.is_file() or digest(path) != expected:
@@ -77,11 +100,16 @@ def _sync(path: Path) -> None:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file in one step."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    aside.write_text(text)
-    _sync(aside)
-    os.replace(aside, path)
+    """Replace a small file in one step; on any failure the old one stays and nothing is left behind."""
+    aside = _aside(path)
+    try:
+        aside.write_text(text)
+        _sync(aside)
+        os.replace(aside, path)
+    except OSError as error:
+        raise _not_saved(path, error) from error
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 # --- which checkpoint ---
@@ -92,21 +120,31 @@ def name_of(step: int) -> str:
     return f"step-{step:06d}"
 
 
+def checkpoints(root: Path) -> dict[int, Path]:
+    """The folders by their step, oldest first, whole or not."""
+    folders = [path for path in root.glob("step-*") if path.is_dir()]
+    return dict(sorted((int(match[1]), path) for path in folders if (match := STEP.fullmatch(path.name))))
+
+
 def save(root: Path, step: int, write: Callable[[Path], None], *, keep: int = 2) -> Path:
     """A new checkpoint; `latest` names it, then all but the newest `keep` are removed."""
     folder = save_folder(root / name_of(step), write)
     write_atomically(root / LATEST, folder.name)
-    for old in sorted(root.glob("step-*"))[: -max(keep, 1)]:
-        shutil.rmtree(old)
+    found = checkpoints(root)
+    earlier = [n for n in found if n <= step]
+    later = [n for n in found if n > step]  # damaged, or this run would have gone on from them
+    for old in (*earlier[: -max(keep, 1)], *later):
+        shutil.rmtree(found[old])
     return folder
 
 
-def latest(root: Path) -> Path | None:
-    """The newest checkpoint that is whole, or None where there is none; a damaged one is passed over."""
-    for folder in sorted(root.glob("step-*"), reverse=True):
+def latest(root: Path, *, note: Callable[[str], None] = lambda text: None) -> Path | None:
+    """The newest checkpoint that is whole, or None where there is none; `note` is told why one is passed over."""
+    for folder in reversed(checkpoints(root).values()):
         try:
             verify(folder)
-        except HoneError:
+        except HoneError as error:
+            note(f"passed over {folder.name}: {error}")
             continue
         return folder
     return None
@@ -117,7 +155,12 @@ def latest(root: Path) -> Path | None:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Safetensors, contiguous and without shared storage."""
-    save_file({name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}, path)
+    try:
+        save_file({name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}, path)
+    except SafetensorError as error:  # it wraps what the disk said; give that back
+        number = re.search(r"os error (\d+)", str(error))
+        code = int(number[1]) if number else 0
+        raise OSError(code, os.strerror(code) if code else str(error), str(path)) from error
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

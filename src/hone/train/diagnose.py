@@ -18,7 +18,12 @@ def observe(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:
         stats.add(name, torch.where(mask, x.detach(), 0.0).double().sum(), tokens)
 
     for name, term in algo.watch:
-        mean(name, term(fwd, batch))
+        x = term(fwd, batch).detach()
+        if x.ndim == 2:
+            mean(name, x)
+        else:
+            rows = mask.any(-1)
+            stats.add(name, torch.where(rows, x, 0.0).double().sum(), rows.sum())
     if fwd.logp is not ABSENT:
         logp = fwd.logp.detach()
         mean("nll", -logp)
@@ -26,7 +31,7 @@ def observe(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:
             mean("entropy", fwd.entropy)
         elif algo.online:  # on the policy's own samples -log pi is an unbiased estimate; on a dataset's it is not
             mean("entropy", -logp)
-        if batch.ref_logp is not ABSENT:
+        if batch.ref_logp is not ABSENT and algo.online:  # k3 estimates a KL on the policy's own samples only
             mean("ref_kl", k3(torch.where(mask, logp - batch.ref_logp, 0.0)))
         if batch.old_logp is not ABSENT:
             _ratios(stats, logp, batch)

@@ -1,0 +1,271 @@
+"""A world of a few kilobytes: tokenizer, models, rows of every shape, recipes, and a wire that stops a run at a step."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hone.algo import ALGORITHMS
+from hone.config import Choice, override
+from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.model.decoder import Decoder, DecoderConfig
+from hone.model.policy import Scorer
+from hone.recipe import CriticSpec, LoraSpec, ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
+from hone.state import write_model
+
+TIMES = {"seconds", "seconds_sample", "tokens_per_second"}  # all that may differ between two runs of one recipe
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "text": [{"text": f"{a} and {a + 1} make {2 * a + 1}"} for a in range(7)],
+    "answers": [{"prompt": f"{a}+{a}=", "completion": f"{2 * a}"} for a in range(7)],
+    "pairs": [{"prompt": f"{a}+{a}=", "chosen": f"{2 * a}", "rejected": f"{2 * a + 1} no"} for a in range(7)],
+    "labels": [{"prompt": f"{a}+{a}=", "completion": f"{2 * a + a % 2}", "label": a % 2 == 0} for a in range(7)],
+    "steps": [{"prompt": f"{a}?", "steps": ["one", f"two {a}"], "step_labels": [1, a % 2]} for a in range(7)],
+    "problems": [{"prompt": f"{a}+{a}=", "answer": str(2 * a)} for a in range(7)],
+}
+SINGLE = {"pretrain": "text", "sft": "answers", "kto": "labels", "process_reward_model": "steps"}
+REWARDS = '''\
+"""Rewards that a model of random weights can earn."""
+
+import math
+import sys
+
+
+def bytes_sum(completion, task):
+    return sum(completion.encode()) % 7 / 7 - 0.3
+
+
+def raises(completion):
+    raise RuntimeError("two\\nlines")
+
+
+def none(completion):
+    return None
+
+
+def nan(completion):
+    return math.nan
+
+
+def infinite(completion):
+    return math.inf
+
+
+def text(completion):
+    return "good"
+
+
+def too_few(completions):
+    return [0.0] * (len(completions) - 1)
+
+
+def no_list(completions):
+    return 1.0
+
+
+def wrong_names(answer, gold):
+    return 1.0
+
+
+async def waits(completion):
+    return 1.0
+
+
+def exits(completion):
+    sys.exit(3)
+
+
+def chatty(completion):
+    print("to stdout", flush=True)
+    print("to stderr", file=sys.stderr)
+    return float(len(completion) % 3)
+'''
+RECIPE = '''\
+"""A recipe for tests; every setting comes from the command line."""
+
+import torch
+
+from hone import Recipe
+
+torch.set_num_threads(1)
+
+
+def recipe():
+    return Recipe()
+'''
+
+
+@dataclass(frozen=True)
+class World:
+    """Where everything is."""
+
+    folder: Path
+
+    def __truediv__(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def data(self, name: str) -> str:
+        return self / f"{name}.jsonl"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.load(self / "model")
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> str:
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def decoder(vocab: int, *, seed: int = 0, context: int = 48) -> Decoder:
+    config = DecoderConfig(
+        vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.2,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Decoder(config)
+
+
+def make_world(folder: Path) -> World:
+    """Data, rewards, a recipe file, `tokenizer`, `model` and a reward model `scorer`."""
+    for name, rows in ROWS.items():
+        write_rows(folder / f"{name}.jsonl", rows)
+    tokenizer = train_bpe([], vocab_size=258)
+    tokenizer.save(folder / "tokenizer")
+    write_model(folder / "model", decoder(258), tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        write_model(folder / "scorer", Scorer(decoder(258, seed=1)), tokenizer)
+    (folder / "rewards.py").write_text(REWARDS)
+    (folder / "recipe.py").write_text(RECIPE)
+    return World(folder)
+
+
+def rows_for(algo: str) -> str:
+    """Which rows an algorithm reads: told by its value, so that a new one is covered."""
+    made = ALGORITHMS[algo]()
+    return "problems" if made.online else "pairs" if made.unit == 2 else SINGLE[algo]
+
+
+def recipe(world: World, algo: str, out: Path, *settings: str, **algo_settings: Any) -> Recipe:
+    """Four steps of the algorithm on the world's rows, with strict `a.b=value` changes."""
+    base = Recipe(
+        name="small",
+        seed=3,
+        out=str(out),
+        model=ModelSpec(path=world / "model"),
+        data=world.data(rows_for(algo)),
+        reward=world / "rewards.py:bytes_sum",
+        algo=Choice(algo, algo_settings),
+        sample=SampleSpec(group=3, max_tokens=6),
+        train=TrainSpec(steps=4, prompts=3),
+        optim=OptimSpec(lr=1e-3),
+        save=SaveSpec(keep=9),
+    )
+    return override(base, settings)
+
+
+def arguments(made: Recipe, world: World) -> list[str]:
+    """The command line of such a recipe."""
+    assert isinstance(made.algo, Choice)
+    pairs = {
+        "name": made.name, "seed": made.seed, "out": made.out, "model.path": made.model.path, "data": made.data,
+        "reward": made.reward, "algo": made.algo.name, "sample.group": made.sample.group,
+        "sample.max_tokens": made.sample.max_tokens, "train.steps": made.train.steps,
+        "train.prompts": made.train.prompts, "optim.lr": made.optim.lr, "save.keep": made.save.keep,
+    }  # fmt: skip
+    pairs |= {f"algo.{name}": value for name, value in made.algo.settings.items()}
+    return ["run", world / "recipe.py", *(f"{name}={value}" for name, value in pairs.items())]
+
+
+class Wire(io.StringIO):
+    """A stderr that acts when a step is reported: a signal, or a crash that runs no more of the program."""
+
+    def __init__(self, step: int, steps: int, act: Callable[[], None]) -> None:
+        super().__init__()
+        self.sign, self.act = f" {step}/{steps} ", act
+
+    def write(self, s: str, /) -> int:
+        written = super().write(s)
+        if self.sign in s:
+            self.act()
+        return written
+
+
+class Crash(BaseException):
+    """Stands for the power cord: nothing in the package catches it."""
+
+
+def crash() -> None:
+    raise Crash
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below the folder, by its path."""
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    """The log without what a clock wrote."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if name not in TIMES} for row in rows]
+
+
+def temporary(folder: Path) -> list[str]:
+    """What a write that did not end would leave."""
+    return [str(p) for p in folder.rglob("*") if p.name.endswith((".tmp", ".part")) or p.name.startswith(".")]
+
+
+def assert_same_run(one: Path, two: Path, *, step: int) -> None:
+    """Two runs left the same bits: weights, moments, counters, cursors, metrics and samples."""
+    name = f"checkpoints/step-{step:06d}"
+    a, b = contents(one / name), contents(two / name)
+    assert a.keys() == b.keys()
+    assert {n for n in a if a[n] != b[n]} == set()
+    assert metrics(one) == metrics(two)
+    assert [row["step"] for row in metrics(one)] == list(range(1, step + 1))
+    left, right = one / "samples.jsonl", two / "samples.jsonl"
+    assert left.exists() == right.exists()
+    if left.exists():
+        assert left.read_bytes() == right.read_bytes()
+
+
+def start_hone(*arguments: str, cwd: Path | None = None, **options: Any) -> subprocess.Popen[str]:
+    """The command in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "hone", *arguments],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def hone(*arguments: str, **options: Any) -> tuple[int, str, str]:
+    """Exit code, stdout, stderr of the command in a process of its own."""
+    process = start_hone(*arguments, **options)
+    out, err = process.communicate(timeout=60)
+    return process.returncode, out, err
+
+
+__all__ = [
+    "ROWS", "CriticSpec", "LoraSpec", "Wire", "World", "arguments", "assert_same_run", "contents", "crash", "Crash",
+    "decoder", "hone", "interrupt", "make_world", "metrics", "recipe", "replace", "rows_for", "start_hone",
+    "temporary", "write_rows",
+]  # fmt: skip
