@@ -18,7 +18,7 @@ from hone.types import Batch, Forward
 
 DIGITS, STOP, START = 10, 10, 11  # tokens 0..9 are digits; STOP ends a completion; START opens it
 VOCABULARY, LENGTH = 12, 4  # three digits and the stop token
-GROUP, PROMPTS, STEPS = 16, 16, 250
+GROUP, PROMPTS, STEPS = 8, 64, 200
 
 
 class Policy(nn.Module):

@@ -9,7 +9,7 @@ import torch
 
 from hone.algo import ALGORITHMS, Algorithm
 from hone.algo.weight import mismatch
-from hone.config import Choice, build_choice
+from hone.config import Choice, build_choice, unknown
 from hone.data import rows as dataset
 from hone.data.source import Source, read_rows
 from hone.data.tokenizer import Tokenizer, check_fits
@@ -45,8 +45,9 @@ def algorithm(recipe: Recipe) -> Algorithm:
             "top_k, top_p and min_p change the sampling distribution in a way the learner does not see: "
             "train with sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0"
         )
-    if algo.on_policy and recipe.train.epochs * recipe.train.minibatches > 1:
-        raise HoneError(f"{name} is strictly on policy: set train.epochs=1 and train.minibatches=1")
+    if (algo.on_policy or algo.trust_region) and recipe.train.epochs * recipe.train.minibatches > 1:
+        why = "bounds one step an iteration" if algo.trust_region else "is strictly on policy"
+        raise HoneError(f"{name} {why}: set train.epochs=1 and train.minibatches=1")
     return algo
 
 
@@ -88,6 +89,7 @@ def trainable(recipe: Recipe, model: Decoder, algo: Algorithm) -> Policy | Score
     """The decoder as the algorithm trains it: with a critic, as a scorer, or plain."""
     layout = recipe.train.layout
     if recipe.algo_name in SCORERS:
+        torch.manual_seed(recipe.seed)  # the head is drawn
         return Scorer(model, kind=SCORERS[recipe.algo_name], layout=layout)
     critic = None
     if "value" in algo.wants:
@@ -138,16 +140,25 @@ def learner(recipe: Recipe, policy: Trainable, ref: Model | None) -> Learner:
 
 def load_rows(data: str | Sequence[Any]) -> tuple[list[Any], str]:
     """The rows and what to call them in an error."""
-    return (read_rows(data), data) if isinstance(data, str) else (list(data), "data")
+    if isinstance(data, str):
+        return read_rows(data), data
+    for n, row in enumerate(data, start=1):
+        if not isinstance(row, Mapping | Task):
+            raise HoneError(f"data row {n} is {type(row).__name__}: write each row as {{column: value}} or a hone.Task")
+    return list(data), "data"
 
 
 def tasks(data: str | Sequence[Any], vocabulary: Tokenizer, *, room: int) -> list[Task]:
     """Problems whose prompts leave room for a completion."""
     rows, name = load_rows(data)
-    plain = [
-        {"prompt": r.prompt, "answer": r.answer, **r.extra} if isinstance(r, Task) else r for r in rows
-    ]  # Tasks written in Python pass the same checks as rows of a file
+    plain = [_row(r) if isinstance(r, Task) else r for r in rows]
     return dataset.to_tasks(plain, vocabulary, name=name, max_tokens=room)
+
+
+def _row(task: Task) -> dict[str, Any]:
+    """A Task written in Python passes the same checks as a row of a file."""
+    named = {"prompt": task.prompt, "answer": task.answer, "id": task.id or None}
+    return {**task.extra, **{name: value for name, value in named.items() if value is not None}}
 
 
 SHAPES = {
@@ -161,6 +172,8 @@ SHAPES = {
 def groups(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> list[Group]:
     """The rows of an offline run, of the shape its algorithm reads."""
     rows, name = load_rows(recipe.data)
+    if any(isinstance(row, Task) for row in rows):
+        raise HoneError(f"{name} has tasks, {recipe.algo_name} reads rows: write each as {{column: value}}")
     converted = dataset.to_groups(rows, vocabulary, name=name, max_tokens=context)
     expected = SHAPES.get(recipe.algo_name, (dataset.Shape.PREFERENCE,) if algo.unit == 2 else ())
     if expected and converted.shape not in expected:
@@ -180,7 +193,9 @@ def reward(spec: str | Mapping[str, float] | Callable[..., Any], vocabulary: Tok
 
 def _named_reward(name: str, vocabulary: Tokenizer) -> Callable[..., Any]:
     kind, _, folder = name.partition(":")
-    if kind != "model":
+    if kind != "model" or not folder:
+        if name not in VERIFIERS:
+            raise unknown("reward", name, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])
         return VERIFIERS[name]
     scorer = load_scorer(Path(folder))
     check_fits(vocabulary, scorer.decoder.config.vocab_size)

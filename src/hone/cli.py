@@ -23,7 +23,13 @@ examples:
 """
 REMEDIES = {
     errno.ENOSPC: "; free some space, then continue with `hone resume RUN_DIR`",
+    errno.EDQUOT: "; free some space, then continue with `hone resume RUN_DIR`",
     errno.EACCES: "; choose a folder that you may write to, with out=FOLDER",
+    errno.EPERM: "; choose a folder that you may write to, with out=FOLDER",
+    errno.EROFS: "; choose a folder that you may write to, with out=FOLDER",
+    errno.ENOTDIR: "; a file is in the way, choose another path",
+    errno.EEXIST: "; a file is in the way, choose another path",
+    errno.EISDIR: "; give a file, not a folder",
 }
 
 
@@ -49,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _explain(error: BaseException) -> tuple[int, str]:
     if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted before anything was saved"
+        return 130, "interrupted; nothing new was saved"
     if isinstance(error, Interrupted):
         return 130, str(error)
     if isinstance(error, HoneError):
@@ -138,7 +144,7 @@ def _run(arguments: argparse.Namespace) -> None:
     validate(recipe)
     from hone import runner
 
-    runner.run(recipe, resume=arguments.resume)
+    print(runner.run(recipe, resume=arguments.resume))
 
 
 def _resume(arguments: argparse.Namespace) -> None:
@@ -146,7 +152,7 @@ def _resume(arguments: argparse.Namespace) -> None:
         raise HoneError(f"no folder {arguments.run_dir}: give the folder of a run, as in runs/NAME")
     from hone import runner
 
-    runner.resume(arguments.run_dir)
+    print(runner.resume(arguments.run_dir))
 
 
 def _eval(arguments: argparse.Namespace) -> None:

@@ -1,9 +1,11 @@
 """Runs a recipe: builds its parts, turns the loop, logs, watches, saves, resumes."""
 
 import json
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import torch
 
 from hone import build, loop
 from hone.algo import Algorithm
-from hone.config import from_yaml, to_json
+from hone.config import Choice, from_yaml, to_json
 from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError, Interrupted
@@ -37,6 +39,9 @@ from hone.types import Group, Task
 
 START = "start"  # the model as the run found it: the reference, and the base under adapters
 CHECKPOINTS = "checkpoints"
+RECIPE, CONFIG = "recipe.json", "config.json"  # what `resume` reads, and what a person does
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,37 +71,74 @@ def run(recipe: Recipe, *, resume: bool = False) -> Path:
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
     folder = recipe.run_dir
-    found = checkpoint.latest(folder / CHECKPOINTS)
-    if found and not resume:
-        raise HoneError(
-            f"{folder} already holds a run: continue it with `hone resume {folder}`, or choose another out="
-        )
+    found = _found(folder, resume=resume)
     job = prepare(recipe, resume_from=found)
-    if found is None:
-        _begin(job, folder)
-    return _train(job, folder)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        _begin(job, folder, fresh=found is None)
+        return _train(job, folder)
+    except KeyboardInterrupt:  # the second one: no time to save
+        if checkpoint.latest(folder / CHECKPOINTS) is None:
+            raise
+        raise _interrupted(recipe) from None
+    finally:
+        if not job.step:
+            _forget(folder, made)
 
 
 def resume(run_dir: str | Path) -> Path:
     """Continue a run from its last whole checkpoint, with the settings it was started with."""
-    config = Path(run_dir) / "config.json"
-    if not config.is_file():
-        raise HoneError(f"{run_dir} is not a run: there is no config.json in it")
-    settings = json.loads(config.read_text())["recipe"]
-    if settings["data"].endswith("rows in memory") or not isinstance(settings["reward"], dict | str):
-        raise HoneError(f"{run_dir} was started from Python: continue it with hone.run(recipe, resume=True)")
-    aside = Path(run_dir) / "recipe.json"
-    recipe = from_yaml(aside, Recipe())
-    if checkpoint.latest(Path(run_dir) / CHECKPOINTS) is None:
-        raise HoneError(f"{run_dir} has no whole checkpoint to continue from: start it again with `hone run`")
+    folder = Path(run_dir)
+    if not (folder / CONFIG).is_file():
+        raise HoneError(f"{folder} is not a run: there is no {CONFIG} in it")
+    if names := checkpoint.read_json(folder / CONFIG).get("python"):
+        made = " and ".join(names)
+        raise HoneError(f"{folder} was started with {made} made in Python: {HOW_IN_PYTHON}")
+    recipe = from_yaml(folder / RECIPE, Recipe())
+    if recipe.run_dir.resolve() != folder.resolve():  # moved, or called from another folder
+        recipe = replace(recipe, out=str(folder))
+    if not checkpoint.checkpoints(folder / CHECKPOINTS):
+        raise HoneError(f"{folder} has no checkpoint to continue from: start it again with `hone run`")
     return run(recipe, resume=True)
+
+
+HOW_IN_PYTHON = "continue it with `hone run RECIPE --resume`, or hone.run(recipe, resume=True)"
+
+
+def _in_python(recipe: Recipe) -> list[str]:
+    """The settings that a file cannot hold, so that only the recipe itself can continue the run."""
+    plain = {"data": str, "eval_data": str, "reward": str | Mapping, "algo": Choice}
+    return [name for name, kind in plain.items() if not isinstance(getattr(recipe, name), kind)]
+
+
+def _interrupted(recipe: Recipe) -> Interrupted:
+    interruption = Interrupted(recipe.run_dir)
+    if _in_python(recipe):
+        interruption.args = (f"interrupted; the run is saved in {recipe.run_dir}: {HOW_IN_PYTHON}",)
+    return interruption
+
+
+def _found(folder: Path, *, resume: bool) -> Path | None:
+    """The checkpoint to go on from, None for a new run; or HoneError where the folder holds something else."""
+    if checkpoint.checkpoints(folder / CHECKPOINTS):
+        if not resume:
+            raise HoneError(
+                f"{folder} already holds a run: continue it with `hone resume {folder}`, or choose another out="
+            )
+        found = checkpoint.latest(folder / CHECKPOINTS, note=lambda text: print(text, file=sys.stderr))
+        if found is None:
+            raise HoneError(f"no checkpoint in {folder} is whole: copy one back, or start anew with another out=")
+        return found
+    strange = [name for name in FILES if (folder / name).exists()] if folder.is_dir() else []
+    if strange and RECIPE not in strange:
+        raise HoneError(f"{folder} has a {strange[0]} that is not of a run: choose another out=")
+    return None
 
 
 def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     """Build every part before the first step, so that what is wrong is said before anything is written."""
     algo = build.algorithm(recipe)
-    vocabulary = build.tokenizer(recipe.model)
-    decoder = _decoder(recipe, vocabulary, resumed=resume_from is not None)
+    vocabulary, decoder = _start(recipe, resumed=resume_from is not None)
     policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed), algo)
     learner = build.learner(recipe, policy, build.reference(recipe, policy, algo))
     context = decoder.config.max_position_embeddings
@@ -118,16 +160,24 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
             job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1)
     if resume_from is not None:
         restore(resume_from, policy, learner, recipe=recipe, parts=_parts(job))
+        if job.roller:
+            job.roller.sampler.version = job.step
     return job
 
 
-def _decoder(recipe: Recipe, vocabulary: Tokenizer, *, resumed: bool) -> Decoder:
-    """On resume the model starts from the run's own copy: the recipe's folder may have changed since."""
-    start = recipe.run_dir / START
+def _start(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
+    """On resume from the run's own copy: the recipe's folders may have changed since."""
     if not resumed:
-        return build.decoder(recipe.model, vocabulary, seed=recipe.seed)
-    checkpoint.verify(start)
-    return load_decoder(start)
+        vocabulary = build.tokenizer(recipe.model)
+        return vocabulary, build.decoder(recipe.model, vocabulary, seed=recipe.seed)
+    folder = recipe.run_dir / START
+    try:
+        checkpoint.verify(folder)
+    except HoneError as error:
+        raise HoneError(
+            f"{folder} is damaged, and the run goes on from it: start a new run, with model.path set to a checkpoint"
+        ) from error
+    return Tokenizer.load(folder), load_decoder(folder)
 
 
 def _items(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> Sequence[Any]:
@@ -145,15 +195,40 @@ def _parts(job: Run) -> dict[str, Any]:
 # --- files ---
 
 
-def _begin(job: Run, folder: Path) -> None:
-    """Write the settings and the starting model."""
+def _begin(job: Run, folder: Path, *, fresh: bool) -> None:
+    """Write the settings where they are new, and the starting model of a fresh run."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = to_json(job.recipe)
-    about = {"recipe": settings, "plan": plan(job.recipe), "versions": versions(), "commit": _commit()}
-    checkpoint.write_atomically(folder / "config.json", json.dumps(about, indent=1))
-    checkpoint.write_atomically(folder / "recipe.json", json.dumps(settings, indent=1))
-    decoder = job.policy.decoder
-    checkpoint.save_folder(folder / START, lambda aside: write_model(aside, decoder, job.tokenizer))
+    for place in (folder, folder / CHECKPOINTS):
+        checkpoint.sweep(place)
+    settings = json.dumps(to_json(job.recipe), indent=1)
+    if fresh or not (folder / CONFIG).is_file() or (folder / RECIPE).read_text() != settings:
+        checkpoint.write_atomically(folder / RECIPE, settings)  # first: it marks the folder as a run's
+        checkpoint.write_atomically(folder / CONFIG, json.dumps(_about(job.recipe), indent=1))
+    if fresh:
+        decoder = job.policy.decoder
+        checkpoint.save_folder(folder / START, lambda aside: write_model(aside, decoder, job.tokenizer))
+
+
+def _about(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "recipe": to_json(recipe),
+        "plan": plan(recipe),
+        "python": _in_python(recipe),
+        "versions": versions(),
+        "commit": _commit(),
+    }
+
+
+def _forget(folder: Path, made: Sequence[Path]) -> None:
+    """A run that did not do its first step leaves nothing behind."""
+    for path in (folder / name for name in FILES):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_file():
+            path.unlink()
+    for path in made:  # the innermost first
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
 
 
 def versions() -> dict[str, str]:
@@ -194,33 +269,40 @@ def save(job: Run, folder: Path) -> Path:
 def _train(job: Run, folder: Path) -> Path:
     """Turn the loop until the steps are done; an interrupt saves first."""
     recipe, steps = job.recipe, job.recipe.train.steps
-    sink = JsonlSink(folder / "metrics.jsonl")
-    sink.truncate_after(job.step)
-    if (folder / "samples.jsonl").exists():
-        truncate_after(folder / "samples.jsonl", job.step)
     progress = Progress(steps, title=recipe.name, start=job.step)
-    progress.note(f"{recipe.name}: {plan(recipe)}")
-    iterations = _iterations(job) if job.step < steps else iter(())
+    if job.step >= steps:
+        progress.note(f"{recipe.name}: {job.step} of {steps} steps are done, to go on raise train.steps")
+    else:
+        progress.note(f"{recipe.name}: {plan(recipe)}")
+        try:
+            _turn(job, folder, progress)
+        finally:
+            progress.close()
+    return folder / CHECKPOINTS / checkpoint.name_of(job.step)
+
+
+def _turn(job: Run, folder: Path, progress: Progress) -> None:
+    """Step after step: log, watch, save."""
+    recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
+    sink = JsonlSink(folder / METRICS)
+    for path in (folder / METRICS, folder / SAMPLES):
+        truncate_after(path, job.step)
     with Stopper() as stopper:
-        for iteration in iterations:
+        for iteration in _iterations(job):
             metrics = dict(iteration.metrics) | _evaluation(job)
             sink.write(job.step, metrics)
             progress.step(metrics)
             if job.algo.online:
-                samples.write(folder / "samples.jsonl", job.step, samples.pick(iteration.groups, seed=job.step))
-            _watch(job, folder, metrics, note=progress.note)
+                samples.write(folder / SAMPLES, job.step, samples.pick(iteration.groups, seed=job.step))
             _refresh(job)
+            _watch(job, folder, metrics, note=progress.note)
             last = job.step >= steps
-            if last or stopper.asked or (recipe.save.every and job.step % recipe.save.every == 0):
+            if last or stopper.asked or (every and job.step % every == 0):
                 save(job, folder)
-            if stopper.asked and not last:
-                progress.close()
-                raise Interrupted(folder)
             if last:
-                break
-    progress.close()
-    sink.close()
-    return folder / CHECKPOINTS / checkpoint.name_of(job.step)
+                return
+            if stopper.asked:
+                raise _interrupted(recipe)
 
 
 def _iterations(job: Run) -> Iterator[loop.Iteration]:

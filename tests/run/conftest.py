@@ -1,6 +1,7 @@
 """One tiny world for all tests of runs: nobody writes into it."""
 
 import sys
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,7 +16,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.fixture(autouse=True)
-def _imports_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def _imports_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Recipes and rewards are loaded from files; the next test sees none of them."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    before = set(sys.modules)
+    yield
+    for name in {"recipe", "rewards"} & (sys.modules.keys() - before):
+        del sys.modules[name]

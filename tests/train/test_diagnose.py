@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hone.algo import cispo, grpo, ppo, sft
+from hone.algo import cispo, expert_iteration, grpo, ppo, sft
 from hone.log.stats import Stats
 from hone.train import diagnose
 from hone.types import Batch, Forward
@@ -43,9 +43,11 @@ def test_ratios_and_the_effective_sample_size() -> None:
 def test_the_reference_kl_is_k3_a_token() -> None:
     # d = .5 and 0: (exp(-.5) - 1 + .5) / 2
     batch = row([1, 1], ref_logp=column(-1.0, -1.0))
-    found = seen(Forward(logp=column(-0.5, -1.0)), batch, sft())
+    found = seen(Forward(logp=column(-0.5, -1.0)), batch, expert_iteration())
     assert found["ref_kl"] == pytest.approx((math.exp(-0.5) - 0.5) / 2)
     assert found["nll"] == pytest.approx(0.75)
+    # rows of a dataset are no samples of the policy: k3 on them estimates nothing
+    assert "ref_kl" not in seen(Forward(logp=column(-0.5, -1.0)), batch, sft())
 
 
 def test_entropy_is_the_distributions_or_the_samples_and_never_a_datasets() -> None:

@@ -51,8 +51,9 @@ def show(table: Sequence[Mapping[str, Any]], console: Console | None = None) -> 
 
 def curves(out: Path) -> dict[str, list[dict[str, Any]]]:
     """Each stage's metrics by step."""
-    folders = {**NAMES, "reward": "reward model"}
-    files = {name: out / stage / "metrics.jsonl" for stage, name in folders.items()}
+    names = {**NAMES, "reward": "reward model"}
+    order = ("pretrain", "sft", "reward", "grpo", "ppo", "dpo")
+    files = {names[stage]: out / stage / "metrics.jsonl" for stage in order}
     return {name: sinks.read(path) for name, path in files.items() if path.is_file()}
 
 
@@ -61,7 +62,7 @@ def samples_of(groups: Sequence[Group], stage: str) -> list[dict[str, Any]]:
     return [
         {
             "stage": NAMES[stage],
-            "problem": r.task.id if r.task else "",
+            "problem": r.task.prompt if r.task else "",
             "prompt": r.task.prompt if r.task else "",
             "completion": r.text,
             "answer": r.task.answer if r.task else "",

@@ -30,6 +30,7 @@ class Column:
 COLUMNS = {
     "stage": Column("stage"),
     "accuracy": Column("held-out accuracy", percent),
+    "greedy": Column("greedy", percent),
     "format": Column("format rate", percent),
     "length": Column("mean length", "{:.1f}".format),
     "kl": Column("KL from SFT", "{:.3f}".format),
@@ -85,7 +86,7 @@ def write_report(
     body = [
         _header(title, rows, stages=len(stages), steps=sum(map(len, runs.values()))),
         _table(rows, stages),
-        _curves(runs, stages),
+        _curves(runs, stages, chosen=str(best(rows).get("stage", ""))),
         _samples(samples, stages),
     ]
     whole = page(text(title), "\n".join(filter(None, [*body, _notes(notes or {}), _footer()])))
@@ -99,21 +100,31 @@ def write_report(
 
 def _header(title: str, rows: Sequence[Row], *, stages: int, steps: int) -> str:
     lead = f"{_many(stages, 'stage')}, {_many(steps, 'step')}"
-    facts = "".join(_fact(name, rows) for name in ("accuracy", "format", "kl")) + _time(rows)
+    shown = best(rows)
+    facts = "".join(_fact(name, rows, shown) for name in ("accuracy", "format", "kl")) + _time(rows)
     return (
         f'<p class="brand">Hone report</p><h1>{text(title)}</h1><p class="lead">{lead}</p>'
         f'<div class="facts-row">{facts}</div>'
     )
 
 
-def _fact(name: str, rows: Sequence[Row]) -> str:
-    """The last stage's number, and the first's to compare it with."""
-    known = [(str(row.get("stage", "")), x) for row in rows if (x := number(row.get(name))) is not None]
-    if not known:
+def best(rows: Sequence[Row]) -> Row:
+    """The stage with the highest accuracy, or the last one where none has any."""
+    known = [row for row in rows if number(row.get("accuracy")) is not None]
+    return max(known, key=lambda row: number(row["accuracy"]) or 0.0) if known else (rows[-1] if rows else {})
+
+
+def _fact(name: str, rows: Sequence[Row], shown: Row) -> str:
+    """The best stage's number, and the one of the stage before it or, for the first, nothing to compare with."""
+    value, column = number(shown.get(name)), COLUMNS[name]
+    if value is None:
         return ""
-    column, (first, before), (last, after) = COLUMNS[name], known[0], known[-1]
-    since = f"from {column.show(before)} after {text(first)}" if len(known) > 1 else f"after {text(last)}"
-    return _fact_card(column.heading, column.show(after), since)
+    under = f"after {text(str(shown.get('stage', '')))}"
+    earlier = [row for row in rows[: list(rows).index(shown)] if number(row.get(name)) is not None]
+    if earlier and name == "accuracy":
+        before = column.show(number(earlier[-1][name]) or 0.0)
+        under += f", from {before} after {text(str(earlier[-1].get('stage', '')))}"
+    return _fact_card(column.heading, column.show(value), under)
 
 
 def _time(rows: Sequence[Row]) -> str:
@@ -171,12 +182,12 @@ def _bar(share: float) -> str:
     )
 
 
-def _curves(runs: Mapping[str, Sequence[dict[str, Any]]], stages: Sequence[str]) -> str:
+def _curves(runs: Mapping[str, Sequence[dict[str, Any]]], stages: Sequence[str], *, chosen: str) -> str:
     if not runs:
         return ""
     tabs = "".join(
-        f'<button type="button" role="tab" id="tab{i}" aria-controls="panel{i}" class="s{stages.index(stage) % 6}">'
-        f"{text(stage)}</button>"
+        f'<button type="button" role="tab" id="tab{i}" aria-controls="panel{i}" class="s{stages.index(stage) % 6}'
+        f'{" best" if stage == chosen else ""}">{text(stage)}</button>'
         for i, stage in enumerate(runs)
     )
     panels = "".join(

@@ -122,7 +122,7 @@ SCRIPT = """
       next.focus();
     });
   });
-  if (tabs.length) choose(tabs[tabs.length - 1]);
+  if (tabs.length) choose(document.querySelector("[role=tab].best") || tabs[tabs.length - 1]);
 
   var tip = document.createElement("div");
   tip.className = "tip";
