@@ -35,9 +35,11 @@ SCORERS = {"reward_model": "reward", "process_reward_model": "step"}  # algorith
 def algorithm(recipe: Recipe) -> Algorithm:
     """The recipe's algorithm, checked against what the rest of the recipe asks for."""
     algo: Algorithm = build_choice(recipe.algo, ALGORITHMS) if isinstance(recipe.algo, Choice) else recipe.algo
+    name, sample = recipe.algo_name, recipe.sample
+    if "kl_baseline" in algo.needs and recipe.train.prompts < 2:
+        raise HoneError(f"{name} compares each row with the next: set train.prompts to 2 or more")
     if not algo.online:
         return algo
-    name, sample = recipe.algo_name, recipe.sample
     if sample.group < algo.group:
         raise HoneError(f"{name} compares samples of one prompt: set sample.group to {algo.group} or more")
     if sample.top_k or sample.top_p < 1 or sample.min_p:

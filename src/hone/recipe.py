@@ -263,7 +263,6 @@ def _shape(recipe: Recipe) -> list[tuple[bool, str]]:
 def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
     train, optim = recipe.train, recipe.optim
     repeats = train.epochs > 1 or train.minibatches > 1
-    updates = train.steps * train.epochs * train.minibatches
     return [
         (
             train.minibatches > train.prompts,
@@ -274,7 +273,6 @@ def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
             f"{recipe.algo_name} is offline: leave train.epochs and train.minibatches at 1, and set train.steps",
         ),
         (not all(0 <= beta < 1 for beta in optim.betas), f"optim.betas is {optim.betas}: each must be in [0, 1)"),
-        (optim.warmup > updates, f"optim.warmup is {optim.warmup}, but the run has {updates} updates: lower it"),
         (
             train.mismatch != "none" and train.mismatch_cap < 1,
             f"train.mismatch_cap is {train.mismatch_cap}: it must be at least 1, the ratio of two equal policies",

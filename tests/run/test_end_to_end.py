@@ -164,15 +164,19 @@ def test_a_loud_reward_breaks_nothing(world: World, tmp_path: Path, capsys):
     assert len(metrics(out)) == 4
 
 
-def test_the_command_prints_where_the_model_is_and_eval_reads_it(world: World, tmp_path: Path):
+def test_the_command_prints_where_the_model_is(world: World, tmp_path: Path):
     code, out, err = hone(*arguments(recipe(world, "grpo", Path("run"), "train.steps=2"), world), cwd=tmp_path)
     assert (code, out) == (0, "run/checkpoints/step-000002\n")
     assert "small  2/2" in err
     assert "Warning" not in err
+    load_decoder(tmp_path / out.strip())
+
+
+def test_the_command_scores_a_model(world: World):
     reward = world / "rewards.py:bytes_sum"
-    code, said, err = hone("eval", out.strip(), world.data("problems"), "--reward", reward, cwd=tmp_path)
+    code, out, err = hone("eval", world / "model", world.data("problems"), "--reward", reward)
     assert (code, err) == (0, "")
-    assert said.startswith("reward ")
+    assert out.startswith("reward ")
 
 
 def test_transformers_reads_every_model_with_equal_logits(world: World, tmp_path: Path):

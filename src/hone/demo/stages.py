@@ -98,7 +98,7 @@ def _grpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
         name="grpo",
         seed=seed,
         reward={"math": 1.0, "format": 0.1},
-        algo=Choice("grpo", {"beta": 0.0}),
+        algo=Choice("grpo", {"beta": 0.01}),
         train=TrainSpec(steps=sizes.grpo, prompts=24, minibatches=4, micro_rows=96),
         optim=OptimSpec(lr=1e-4, warmup=min(10, 4 * sizes.grpo)),
         **_online(out, sizes),  # pyright: ignore[reportArgumentType]

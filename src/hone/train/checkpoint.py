@@ -44,8 +44,10 @@ def save_folder(folder: Path, write: Callable[[Path], None]) -> Path:
             os.replace(folder, before)  # removing it first would leave neither for as long as that takes
         os.replace(aside, folder)
         _sync(folder.parent)
-    except OSError as error:
-        raise _not_saved(folder, error) from error
+    except Exception as error:
+        if number := _disk_error(error):
+            raise _not_saved(folder, number) from error
+        raise
     finally:
         if before.exists() and not folder.exists():
             os.replace(before, folder)
@@ -58,9 +60,17 @@ def _aside(path: Path, ending: str = "tmp") -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{ending}")
 
 
-def _not_saved(path: Path, error: OSError) -> HoneError:
+def _disk_error(error: Exception) -> int:
+    """What the disk answered, 0 for another error; libraries in Rust wrap it in exceptions of their own."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return int(number[1]) if number else 0
+
+
+def _not_saved(path: Path, number: int) -> HoneError:
     return HoneError(
-        f"could not save {path}: {error.strerror or error}; free some space or set out= to another disk, "
+        f"could not save {path}: {os.strerror(number)}; free some space or set out= to another disk, "
         "what was saved before is untouched"
     )
 
@@ -107,7 +117,7 @@ def write_atomically(path: Path, text: str) -> None:
         _sync(aside)
         os.replace(aside, path)
     except OSError as error:
-        raise _not_saved(path, error) from error
+        raise _not_saved(path, _disk_error(error)) from error
     finally:
         aside.unlink(missing_ok=True)
 
@@ -155,12 +165,7 @@ def latest(root: Path, *, note: Callable[[str], None] = lambda text: None) -> Pa
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Safetensors, contiguous and without shared storage."""
-    try:
-        save_file({name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}, path)
-    except SafetensorError as error:  # it wraps what the disk said; give that back
-        number = re.search(r"os error (\d+)", str(error))
-        code = int(number[1]) if number else 0
-        raise OSError(code, os.strerror(code) if code else str(error), str(path)) from error
+    save_file({name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}, path)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

@@ -1,0 +1,148 @@
+"""The expected gradient of each policy-gradient method is the gradient of the expected return, or off by a stated bias."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from world import RAGGED, SQUARE, close, cosine, error, expected_gradient, gradient, wave
+
+from hone.algo import Algorithm, a2c, cispo, credit, gspo, ppo, ppo_penalty, reinforce, reinforce_baseline, terms, trpo
+from hone.algo.weight import row_mean, row_sum
+from hone.types import ABSENT
+
+torch.set_num_threads(1)
+POLICY, SQUARE_POLICY = RAGGED.policy(1.0), SQUARE.policy(1.0)
+
+
+def test_the_world_has_every_trajectory() -> None:
+    assert len(RAGGED.batch) == 15
+    assert len(SQUARE.batch) == 9
+    assert RAGGED.batch.mask.sum(-1).unique().tolist() == [1, 2, 3]
+    assert RAGGED.batch.truncated.sum() == 8
+    for world, policy in ((RAGGED, POLICY), (SQUARE, SQUARE_POLICY)):
+        close(world.chance(policy).sum(), torch.tensor(1.0).double(), atol=1e-15)
+        assert (world.batch.mask.diff(dim=-1) == True).any(-1).any()  # noqa: E712
+        assert gradient(world.gain(policy), policy).norm() > 0.1
+
+
+# --- REINFORCE ---
+
+
+def test_reinforce_is_unbiased() -> None:
+    close(expected_gradient(reinforce(), RAGGED, POLICY), RAGGED.loss_gradient(POLICY), atol=1e-14)
+
+
+def test_the_whole_return_and_the_return_to_go_have_the_same_expected_gradient() -> None:
+    # rewards before a token have no part in its gradient's mean, only in its variance
+    whole = replace(reinforce(), credit=lambda b: torch.where(b.mask, credit.row_rewards(b)[:, None], 0.0))
+    found = expected_gradient(whole, RAGGED, POLICY)
+    close(found, expected_gradient(reinforce(), RAGGED, POLICY), atol=1e-14)
+    rows = replace(RAGGED.batch, old_logp=RAGGED.logp(POLICY).detach())
+    assert not torch.allclose(credit.reward_to_go(rows), torch.where(rows.mask, credit.row_rewards(rows)[:, None], 0.0))
+
+
+@pytest.mark.parametrize("baseline", [0.0, 5.0, -3.25, 1e3])
+def test_a_baseline_of_the_prompt_does_not_change_the_mean(baseline: float) -> None:
+    column = torch.full((15,), baseline, dtype=torch.float64)
+    found = expected_gradient(reinforce_baseline(), RAGGED, POLICY, baseline=column)
+    close(found, RAGGED.loss_gradient(POLICY), atol=1e-12)
+
+
+@pytest.mark.parametrize("shift", range(6))
+def test_a_baseline_of_the_state_does_not_change_the_mean(shift: int) -> None:
+    values = RAGGED.at(10 * wave(RAGGED.states, shift=shift))
+    algo = replace(a2c(lam=1.0, entropy=0.0), weigh=row_sum)
+    close(expected_gradient(algo, RAGGED, POLICY, old_value=values), RAGGED.loss_gradient(POLICY), atol=1e-13)
+
+
+def test_a_baseline_of_the_action_does() -> None:
+    values = torch.where(RAGGED.batch.mask, wave(15, 6, shift=2), 0.0)
+    algo = replace(a2c(lam=1.0, entropy=0.0), weigh=row_sum)
+    found, true = expected_gradient(algo, RAGGED, POLICY, old_value=values), RAGGED.loss_gradient(POLICY)
+    assert error(found, true) > 0.1
+
+
+def test_a_discount_is_short_of_gamma_to_the_age_of_the_token() -> None:
+    # the gradient of E[sum gamma^k r_k] weighs token k by gamma^k, which nobody's implementation does
+    gamma = 0.8
+    true = RAGGED.loss_gradient(POLICY, gamma=gamma)
+    found = expected_gradient(reinforce(gamma=gamma), RAGGED, POLICY)
+    assert error(found, true) == pytest.approx(0.0, abs=1e-9)
+    aged = expected_gradient(
+        reinforce(gamma=gamma), RAGGED, POLICY, correct=lambda b: gamma ** (b.mask.cumsum(-1) - 1).double()
+    )
+    close(aged, true, atol=1e-14)
+
+
+# --- actor and critic ---
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_a2c_with_the_true_value_function_is_unbiased_for_every_lam(lam: float, bootstrap: bool) -> None:
+    # bootstrapped, what lies behind a truncated row's last token is part of what is maximised
+    behind = torch.where(RAGGED.batch.truncated, wave(15, shift=4), 0.0) if bootstrap else torch.zeros(15).double()
+    world = replace(RAGGED, batch=replace(RAGGED.batch, reward=RAGGED.batch.reward + behind))
+    true, values = world.loss_gradient(POLICY), RAGGED.at(world.value(POLICY))
+    algo = replace(a2c(lam=lam, entropy=0.0, bootstrap=bootstrap), weigh=row_sum)
+    close(expected_gradient(algo, RAGGED, POLICY, old_value=values, bootstrap=behind), true, atol=1e-14)
+
+
+def test_with_a_wrong_critic_the_bias_grows_as_lam_falls() -> None:
+    true, values = RAGGED.loss_gradient(POLICY), RAGGED.at(RAGGED.value(POLICY) + wave(RAGGED.states, shift=3))
+    errors = []
+    for lam in (1.0, 0.95, 0.5, 0.0):
+        algo = replace(a2c(lam=lam, entropy=0.0), weigh=row_sum)
+        errors.append(error(expected_gradient(algo, RAGGED, POLICY, old_value=values), true))
+    assert errors == pytest.approx([0.0] * 4, abs=1e-9)
+
+
+ON_POLICY = {
+    "a2c": a2c(entropy=0.0),
+    "trpo": trpo(),
+    "ppo": ppo(),
+    "ppo_dual": ppo(dual=3.0),
+    "ppo_penalty": ppo_penalty(),
+    "ppo_penalty_exact": ppo_penalty(exact=True, beta=2.0),
+}
+
+
+@pytest.mark.parametrize("name", ON_POLICY)
+def test_at_ratio_one_every_actor_critic_has_the_true_gradient_a_token(name: str) -> None:
+    # two tokens a row, so the token mean is half of the row's sum; the penalty's gradient at pi_old is zero
+    algo = replace(ON_POLICY[name], whiten=False)
+    columns = {"old_value": SQUARE.at(SQUARE.value(SQUARE_POLICY)), "kl_coef": torch.full((9,), 2.0).double()}
+    for size in (1, 2):
+        found = expected_gradient(algo, SQUARE, SQUARE_POLICY, size=size, **columns)
+        close(found, SQUARE.loss_gradient(SQUARE_POLICY) / 2, atol=1e-14)
+
+
+SURROGATES = {
+    "cpi": terms.ratio_gradient,
+    "clipped": terms.clipped,
+    "dual": partial(terms.clipped, dual=2.0),
+    "cispo": terms.truncated,
+}
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_at_ratio_one_every_surrogate_has_the_policy_gradients_gradient(name: str) -> None:
+    algo = replace(reinforce(), loss=((1.0, SURROGATES[name]),))
+    close(expected_gradient(algo, RAGGED, POLICY), RAGGED.loss_gradient(POLICY), atol=1e-14)
+
+
+@pytest.mark.parametrize("term", [terms.ratio_gradient, terms.clipped])
+def test_at_ratio_one_the_trajectorys_ratio_has_the_true_gradient_and_the_rows_that_of_a_mean(term: terms.Term) -> None:
+    # one ratio stands on each of the row's tokens, so the row mean counts it once; the geometric mean divides by length
+    whole = partial(_row_return)
+    for ratio, weigh in ((terms.trajectory_ratio, row_sum), (terms.row_ratio, row_mean)):
+        algo = Algorithm(loss=((1.0, partial(term, ratio=ratio)),), credit=whole, weigh=row_mean)
+        plain = Algorithm(loss=((1.0, terms.policy_gradient),), credit=whole, weigh=weigh)
+        close(expected_gradient(algo, RAGGED, POLICY), expected_gradient(plain, RAGGED, POLICY), atol=1e-14)
+    algo = Algorithm(loss=((1.0, partial(term, ratio=terms.trajectory_ratio)),), credit=whole, weigh=row_mean)
+    close(expected_gradient(algo, RAGGED, POLICY), RAGGED.loss_gradient(POLICY), atol=1e-14)
+
+
+def _row_return(batch):
+    return torch.where(batch.mask, credit.row_rewards(batch)[:, None], 0.0)

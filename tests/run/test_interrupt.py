@@ -1,0 +1,209 @@
+"""Ctrl-C, SIGTERM and a kill at any moment: the run stops, says how to go on, and what it saved is whole."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from small import (
+    Wire,
+    World,
+    arguments,
+    assert_same_run,
+    contents,
+    interrupt,
+    metrics,
+    recipe,
+    start_hone,
+    temporary,
+)
+
+import hone
+from hone.cli import main
+from hone.errors import Interrupted
+from hone.signals import Stopper
+from hone.train.checkpoint import checkpoints, latest
+
+torch.set_num_threads(1)
+
+
+def wait_for(process: subprocess.Popen[str], text: str) -> str:
+    """Read stderr until the text comes."""
+    assert process.stderr is not None
+    read = ""
+    while text not in read:
+        line = process.stderr.readline()
+        assert line, f"the process ended before {text!r}: {read}"
+        read += line
+    return read
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    _, err = process.communicate(timeout=30)
+    return process.returncode, err.splitlines()
+
+
+# --- a process of its own ---
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_signal_saves_and_says_how_to_resume(number: signal.Signals, world: World, tmp_path: Path):
+    out = tmp_path / "run"
+    command = arguments(recipe(world, "grpo", out, "train.steps=100000"), world)
+    process = start_hone(*command)
+    wait_for(process, " 3/100000")
+    process.send_signal(number)
+    code, err = finish(process)
+    assert code == 130
+    assert err[-1] == f"hone: interrupted; the run is saved: continue it with `hone resume {out}`"
+    saved = latest(out / "checkpoints")
+    assert saved is not None
+    assert temporary(out) == []
+    step = metrics(out)[-1]["step"]
+    assert saved.name == f"step-{step:06d}"
+
+    longer = recipe(world, "grpo", out, f"train.steps={step + 2}")
+    assert main([*arguments(longer, world), "--resume"]) == 0
+    hone.run(recipe(world, "grpo", tmp_path / "whole", f"train.steps={step + 2}"))
+    assert_same_run(tmp_path / "whole", out, step=step + 2)
+
+
+def test_two_signals_at_once_break_nothing(world: World, tmp_path: Path):
+    out = tmp_path / "run"
+    command = [*arguments(recipe(world, "sft", out, "train.steps=100000"), world), "save.every=1"]
+    process = start_hone(*command)
+    wait_for(process, " 5/100000")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    code, err = finish(process)
+    assert code == 130
+    assert err[-1].endswith(f"continue it with `hone resume {out}`")
+    assert "Traceback" not in "\n".join(err)
+    assert all(latest(out / "checkpoints") == path for path in list(checkpoints(out / "checkpoints").values())[-1:])
+    assert temporary(out) == []
+
+
+def test_a_kill_leaves_a_run_that_goes_on(world: World, tmp_path: Path):
+    out = tmp_path / "run"
+    command = arguments(recipe(world, "dpo", out, "train.steps=100000"), world)
+    process = start_hone(*command, "save.every=2", "save.keep=2")
+    wait_for(process, " 6/100000")
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL
+    saved = latest(out / "checkpoints")
+    assert saved is not None
+    steps = int(saved.name.removeprefix("step-")) + 3
+    longer = recipe(world, "dpo", out, f"train.steps={steps}")
+    assert main([*arguments(longer, world), "--resume"]) == 0
+    assert temporary(out) == []
+    hone.run(recipe(world, "dpo", tmp_path / "whole", f"train.steps={steps}"))
+    assert_same_run(tmp_path / "whole", out, step=steps)
+
+
+# --- in this process, at chosen moments ---
+
+
+def run_with(wire: Wire, monkeypatch: pytest.MonkeyPatch, *command: str) -> tuple[int, list[str]]:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", wire)
+        code = main(command)
+    return code, wire.getvalue().splitlines()
+
+
+def twice() -> None:
+    interrupt()
+    interrupt()
+
+
+def test_the_second_signal_ends_the_run_at_the_last_checkpoint(world: World, tmp_path: Path, monkeypatch):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    hone.run(recipe(world, "grpo", whole))
+    command = arguments(recipe(world, "grpo", cut), world)
+    code, err = run_with(Wire(3, 4, twice), monkeypatch, *command, "save.every=2")
+    assert (code, err[-1]) == (130, f"hone: interrupted; the run is saved: continue it with `hone resume {cut}`")
+    assert list(checkpoints(cut / "checkpoints")) == [2]
+    hone.resume(cut)
+    assert_same_run(whole, cut, step=4)
+
+
+def test_the_second_signal_before_any_checkpoint_says_that_nothing_is_saved(world: World, tmp_path: Path, monkeypatch):
+    out = tmp_path / "run"
+    code, err = run_with(Wire(3, 4, twice), monkeypatch, *arguments(recipe(world, "sft", out), world))
+    assert (code, err[-1]) == (130, "hone: interrupted; nothing new was saved")
+    assert hone.run(recipe(world, "sft", out)).is_dir()
+
+
+@pytest.mark.parametrize("call", range(1, 12))
+def test_the_second_signal_while_saving_leaves_the_one_before(call: int, world: World, tmp_path: Path, monkeypatch):
+    """The first one asks for a checkpoint; the second comes at the call-th file that is made safe on the disk."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    hone.run(recipe(world, "sft", whole))
+    made = recipe(world, "sft", cut, "save.every=2")
+    synced, armed, fsync = [0], [False], os.fsync
+
+    def arm() -> None:
+        armed[0] = True
+        interrupt()
+
+    def impatient(handle: int) -> None:
+        fsync(handle)
+        synced[0] += armed[0]
+        if synced[0] == call:
+            interrupt()
+
+    monkeypatch.setattr(os, "fsync", impatient)
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(sys, "stderr", Wire(3, 4, arm))
+        hone.run(made)
+    monkeypatch.setattr(os, "fsync", fsync)
+    assert synced[0] >= call
+    assert temporary(cut) == []
+    kept = checkpoints(cut / "checkpoints")
+    assert list(kept) in ([2], [2, 3])
+    assert latest(cut / "checkpoints") == list(kept.values())[-1]
+    hone.resume(cut)
+    assert_same_run(whole, cut, step=4)
+
+
+def test_a_signal_in_the_last_step_is_the_end_of_the_run(world: World, tmp_path: Path, monkeypatch):
+    out = tmp_path / "run"
+    code, _ = run_with(Wire(4, 4, interrupt), monkeypatch, *arguments(recipe(world, "sft", out), world))
+    assert code == 0
+    assert list(checkpoints(out / "checkpoints")) == [4]
+
+
+def test_ctrl_c_in_the_first_step_twice_leaves_nothing(world: World, tmp_path: Path, capsys):
+    out = tmp_path / "new" / "run"
+    (tmp_path / "rude.py").write_text("import os, signal\n\ndef rude(completion):\n    os.kill(os.getpid(), signal.SIGINT)\n")
+    command = arguments(recipe(world, "grpo", out, f"reward={tmp_path / 'rude.py'}:rude"), world)
+    assert main(command) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "hone: interrupted; nothing new was saved"
+    assert not (tmp_path / "new").exists()
+
+
+# --- the stopper alone ---
+
+
+def test_handlers_are_put_back(monkeypatch):
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with Stopper() as stopper:
+        assert not stopper.asked
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stopper.asked
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_run_in_a_thread_needs_no_handlers(world: World, tmp_path: Path):
+    done = list[Path]()
+    thread = threading.Thread(target=lambda: done.append(hone.run(recipe(world, "sft", tmp_path / "run"))))
+    thread.start()
+    thread.join(timeout=30)
+    assert len(contents(done[0])) > 5
