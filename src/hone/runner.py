@@ -1,12 +1,9 @@
 """Runs a recipe: builds its parts, turns the loop, logs, watches, saves, resumes."""
 
-import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import torch
 
 from hone import build, loop
 from hone.algo import Algorithm
-from hone.config import Choice, from_yaml, to_json
+from hone.config import from_yaml
 from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError, Interrupted
@@ -32,14 +29,13 @@ from hone.reward.score import check_valid, score
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.signals import Stopper
-from hone.state import restore, write_model, write_state
+from hone.state import CONFIG, RECIPE, describe, in_python, is_described, restore, write_model, write_state
 from hone.train import checkpoint
 from hone.train.step import Learner
 from hone.types import Group, Task
 
 START = "start"  # the model as the run found it: the reference, and the base under adapters
 CHECKPOINTS = "checkpoints"
-RECIPE, CONFIG = "recipe.json", "config.json"  # what `resume` reads, and what a person does
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES)
 
@@ -95,6 +91,8 @@ def resume(run_dir: str | Path) -> Path:
         made = " and ".join(names)
         raise HoneError(f"{folder} was started with {made} made in Python: {HOW_IN_PYTHON}")
     recipe = from_yaml(folder / RECIPE, Recipe())
+    if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in it
+        recipe = replace(recipe, reward=checkpoint.read_json(folder / RECIPE)["reward"])
     if recipe.run_dir.resolve() != folder.resolve():  # moved, or called from another folder
         recipe = replace(recipe, out=str(folder))
     if not checkpoint.checkpoints(folder / CHECKPOINTS):
@@ -105,15 +103,9 @@ def resume(run_dir: str | Path) -> Path:
 HOW_IN_PYTHON = "continue it with `hone run RECIPE --resume`, or hone.run(recipe, resume=True)"
 
 
-def _in_python(recipe: Recipe) -> list[str]:
-    """The settings that a file cannot hold, so that only the recipe itself can continue the run."""
-    plain = {"data": str, "eval_data": str, "reward": str | Mapping, "algo": Choice}
-    return [name for name, kind in plain.items() if not isinstance(getattr(recipe, name), kind)]
-
-
 def _interrupted(recipe: Recipe) -> Interrupted:
     interruption = Interrupted(recipe.run_dir)
-    if _in_python(recipe):
+    if in_python(recipe):
         interruption.args = (f"interrupted; the run is saved in {recipe.run_dir}: {HOW_IN_PYTHON}",)
     return interruption
 
@@ -200,23 +192,11 @@ def _begin(job: Run, folder: Path, *, fresh: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for place in (folder, folder / CHECKPOINTS):
         checkpoint.sweep(place)
-    settings = json.dumps(to_json(job.recipe), indent=1)
-    if fresh or not (folder / CONFIG).is_file() or (folder / RECIPE).read_text() != settings:
-        checkpoint.write_atomically(folder / RECIPE, settings)  # first: it marks the folder as a run's
-        checkpoint.write_atomically(folder / CONFIG, json.dumps(_about(job.recipe), indent=1))
+    if fresh or not is_described(job.recipe, folder):
+        describe(job.recipe, folder)
     if fresh:
         decoder = job.policy.decoder
         checkpoint.save_folder(folder / START, lambda aside: write_model(aside, decoder, job.tokenizer))
-
-
-def _about(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "recipe": to_json(recipe),
-        "plan": plan(recipe),
-        "python": _in_python(recipe),
-        "versions": versions(),
-        "commit": _commit(),
-    }
 
 
 def _forget(folder: Path, made: Sequence[Path]) -> None:
@@ -229,28 +209,6 @@ def _forget(folder: Path, made: Sequence[Path]) -> None:
     for path in made:  # the innermost first
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
-
-
-def versions() -> dict[str, str]:
-    """The packages whose numbers may differ from version to version."""
-    return {name: _version(name) for name in ("hone", "torch", "tokenizers", "numpy")}
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"  # run from the source tree
-
-
-def _commit() -> str:
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return found.stdout.strip() if found.returncode == 0 else ""
 
 
 def save(job: Run, folder: Path) -> Path:

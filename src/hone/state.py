@@ -1,24 +1,29 @@
-"""What a checkpoint holds: a model folder ready to load, and beside it all that a run needs to go on exactly."""
+"""What a checkpoint holds: a model folder ready to load, and beside it all that a run needs to go on exactly.
+And what a run's folder says of the run: its settings, and what it was run with."""
 
 import json
+import subprocess
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from hone.config import Choice, to_json
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.folder import save_decoder, save_scorer
 from hone.model.policy import Policy, Scorer, frozen_copy
-from hone.recipe import Recipe
+from hone.recipe import Recipe, plan
 from hone.train import checkpoint
 from hone.train.step import Learner
 
 STATE, WEIGHTS, MOMENTS = "state.json", "learner.safetensors", "optimizer.safetensors"
 REFERENCE = "reference.safetensors"  # where it is no longer the model of the start
+RECIPE, CONFIG = "recipe.json", "config.json"  # what `resume` reads, and what a person does
 
 
 class Resumable(Protocol):
@@ -90,3 +95,54 @@ def _load_weights(policy: nn.Module, tensors: dict[str, torch.Tensor], folder: P
         if p.shape != tensors[name].shape:
             raise HoneError(f"{folder}: {name} has shape {tuple(tensors[name].shape)}, the model's is {tuple(p.shape)}")
         p.copy_(tensors[name])
+
+
+# --- the run's folder ---
+
+
+def describe(recipe: Recipe, folder: Path) -> None:
+    """Write the settings; the first file marks the folder as a run's."""
+    about = {
+        "recipe": to_json(recipe),
+        "plan": plan(recipe),
+        "python": in_python(recipe),
+        "versions": versions(),
+        "commit": _commit(),
+    }
+    for name, content in ((RECIPE, about["recipe"]), (CONFIG, about)):
+        # as it is, not escaped: YAML, which reads it again, does not join the two halves of an escaped emoji
+        checkpoint.write_atomically(folder / name, json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def is_described(recipe: Recipe, folder: Path) -> bool:
+    """Whether the folder's files say what the run is made of now: a resumed run may have more steps."""
+    files = [folder / RECIPE, folder / CONFIG]
+    return all(path.is_file() for path in files) and checkpoint.read_json(files[0]) == to_json(recipe)
+
+
+def in_python(recipe: Recipe) -> list[str]:
+    """The settings that a file cannot hold, so that only the recipe itself can continue the run."""
+    plain = {"data": str, "eval_data": str, "reward": str | Mapping, "algo": Choice}
+    return [name for name, kind in plain.items() if not isinstance(getattr(recipe, name), kind)]
+
+
+def versions() -> dict[str, str]:
+    """The packages whose numbers may differ from version to version."""
+    return {name: _version(name) for name in ("hone", "torch", "tokenizers", "numpy")}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"  # run from the source tree
+
+
+def _commit() -> str:
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""

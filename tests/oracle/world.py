@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hone.algo import Algorithm, assign_credit, objective
+from hone.algo import Algorithm, assign_credit, credit, objective
 from hone.algo.weight import Totals, weigh
 from hone.types import Batch, Forward, sequence_sum
 
@@ -24,7 +24,7 @@ TOKENS, STOP = 3, 0
 def wave(*shape: int, shift: float = 0.0) -> Tensor:
     """Numbers that look random and are the same on every machine, float64 in [-1.3, 1.3]."""
     at = torch.arange(math.prod(shape), dtype=torch.float64)
-    return (1.3 * torch.sin(2.7 * at.square() + 1.9 * at + 3.1 * shift + 0.4)).view(*shape)
+    return (1.3 * torch.sin((2.7 + 0.61 * shift) * at.square() + 1.9 * at + 2.4 * shift + 0.4)).view(*shape)
 
 
 def close(found: Tensor, expected: Tensor, *, atol: float = 1e-9) -> None:
@@ -66,7 +66,7 @@ class World:
 
     def age(self) -> Tensor:
         """How many tokens were acted before each, [N, T]."""
-        return self.batch.mask.cumsum(-1) - 1
+        return self.batch.mask.cumsum(-1).double() - 1
 
     def rewards(self) -> Tensor:
         """The reward of each token, outcome on the last one, [N, T]; written out, not taken from the library."""
@@ -131,7 +131,7 @@ def _paths(limit: int, stops: bool) -> list[tuple[int, ...]]:
 
 
 def make(*, limit: int, stops: bool) -> World:
-    """The world's rows: a prompt token, the acted tokens, the environment's answer where there is one, the last input."""
+    """Each row: a prompt token, the acted tokens, the environment's answer where there is one, the last input."""
     paths = _paths(limit, stops)
     index = {
         s: i for i, s in enumerate(sorted({p[:k] for p in paths for k in range(len(p))}, key=lambda s: (len(s), s)))
@@ -226,3 +226,8 @@ def coefficient(world: World, value: float) -> Tensor:
 def visits(world: World, logits: Tensor, per_state: Tensor) -> Tensor:
     """E[sum over the states of a trajectory of f(s)], with the distribution of states held fixed."""
     return (world.chance(logits).detach() * sequence_sum(world.at(per_state), world.batch.mask)).sum()
+
+
+def row_return(batch: Batch) -> Tensor:
+    """The row's whole reward on each of its tokens: a credit."""
+    return torch.where(batch.mask, credit.row_rewards(batch)[:, None], 0.0)

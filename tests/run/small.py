@@ -1,4 +1,4 @@
-"""A world of a few kilobytes: tokenizer, models, rows of every shape, recipes, and a wire that stops a run at a step."""
+"""A world of a few kilobytes: tokenizer, models, rows of every shape, and a wire that stops a run at a step."""
 
 import io
 import json
@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import pytest
 import torch
 
 from hone.algo import ALGORITHMS
@@ -18,9 +19,10 @@ from hone.config import Choice, override
 from hone.data.tokenizer import Tokenizer, train_bpe
 from hone.model.decoder import Decoder, DecoderConfig
 from hone.model.policy import Scorer
-from hone.recipe import CriticSpec, LoraSpec, ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
+from hone.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
 from hone.state import write_model
 
+T = TypeVar("T")
 TIMES = {"seconds", "seconds_sample", "tokens_per_second"}  # all that may differ between two runs of one recipe
 
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -201,6 +203,13 @@ class Wire(io.StringIO):
         return written
 
 
+def watched(call: Callable[[], T], wire: Wire, monkeypatch: pytest.MonkeyPatch) -> T:
+    """Call with the wire as stderr."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", wire)
+        return call()
+
+
 class Crash(BaseException):
     """Stands for the power cord: nothing in the package catches it."""
 
@@ -262,10 +271,3 @@ def hone(*arguments: str, **options: Any) -> tuple[int, str, str]:
     process = start_hone(*arguments, **options)
     out, err = process.communicate(timeout=60)
     return process.returncode, out, err
-
-
-__all__ = [
-    "ROWS", "CriticSpec", "LoraSpec", "Wire", "World", "arguments", "assert_same_run", "contents", "crash", "Crash",
-    "decoder", "hone", "interrupt", "make_world", "metrics", "recipe", "replace", "rows_for", "start_hone",
-    "temporary", "write_rows",
-]  # fmt: skip

@@ -374,7 +374,7 @@ def test_the_process_is_quick_to_refuse_what_needs_no_torch(world: World, tmp_pa
 
 
 def test_errors_from_python_are_the_same(world: World, tmp_path: Path):
-    with pytest.raises(HoneError, match="set sample.group to 2 or more"):
+    with pytest.raises(HoneError, match=r"set sample\.group to 2 or more"):
         package.run(recipe(world, "grpo", tmp_path / "run", "sample.group=1"))
     with pytest.raises(HoneError, match=r"a recipe returns a hone\.Recipe"):
         package.run({"data": "x"})  # pyright: ignore[reportArgumentType]

@@ -82,7 +82,10 @@ def test_the_start_is_the_model_that_was_given(world: World, tmp_path: Path):
     for settings in ([], ["lora.rank=2"]):
         out = tmp_path / f"run{len(settings)}"
         package.run(recipe(world, "sft", out, "train.steps=1", *settings))
-        given, kept = load_tensors(Path(world / "model/model.safetensors")), load_tensors(out / "start/model.safetensors")
+        given, kept = (
+            load_tensors(Path(world / "model/model.safetensors")),
+            load_tensors(out / "start/model.safetensors"),
+        )
         assert given.keys() == kept.keys()
         assert all(torch.equal(given[name], kept[name]) for name in given)
 

@@ -3,9 +3,9 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
-import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from small import (
     recipe,
     start_hone,
     temporary,
+    watched,
 )
 
 import hone
@@ -44,18 +45,32 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
-    _, err = process.communicate(timeout=30)
-    return process.returncode, err.splitlines()
+    assert process.stderr is not None
+    err = process.stderr.read()  # communicate would lose what readline has read ahead
+    return process.wait(timeout=30), err.splitlines()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the command; ends it with the test, whatever happened."""
+    with ExitStack() as stack:
+
+        def start(*command: str) -> subprocess.Popen[str]:
+            process = stack.enter_context(start_hone(*command))
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 # --- a process of its own ---
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-def test_a_signal_saves_and_says_how_to_resume(number: signal.Signals, world: World, tmp_path: Path):
+def test_a_signal_saves_and_says_how_to_resume(number: signal.Signals, start, world: World, tmp_path: Path):
     out = tmp_path / "run"
     command = arguments(recipe(world, "grpo", out, "train.steps=100000"), world)
-    process = start_hone(*command)
+    process = start(*command)
     wait_for(process, " 3/100000")
     process.send_signal(number)
     code, err = finish(process)
@@ -73,13 +88,12 @@ def test_a_signal_saves_and_says_how_to_resume(number: signal.Signals, world: Wo
     assert_same_run(tmp_path / "whole", out, step=step + 2)
 
 
-def test_two_signals_at_once_break_nothing(world: World, tmp_path: Path):
+def test_two_signals_at_once_break_nothing(start, world: World, tmp_path: Path):
     out = tmp_path / "run"
     command = [*arguments(recipe(world, "sft", out, "train.steps=100000"), world), "save.every=1"]
-    process = start_hone(*command)
+    process = start(*command)
     wait_for(process, " 5/100000")
     process.send_signal(signal.SIGINT)
-    time.sleep(0.002)
     process.send_signal(signal.SIGINT)
     code, err = finish(process)
     assert code == 130
@@ -89,10 +103,10 @@ def test_two_signals_at_once_break_nothing(world: World, tmp_path: Path):
     assert temporary(out) == []
 
 
-def test_a_kill_leaves_a_run_that_goes_on(world: World, tmp_path: Path):
+def test_a_kill_leaves_a_run_that_goes_on(start, world: World, tmp_path: Path):
     out = tmp_path / "run"
     command = arguments(recipe(world, "dpo", out, "train.steps=100000"), world)
-    process = start_hone(*command, "save.every=2", "save.keep=2")
+    process = start(*command, "save.every=2", "save.keep=2")
     wait_for(process, " 6/100000")
     process.kill()
     assert finish(process)[0] == -signal.SIGKILL
@@ -110,9 +124,7 @@ def test_a_kill_leaves_a_run_that_goes_on(world: World, tmp_path: Path):
 
 
 def run_with(wire: Wire, monkeypatch: pytest.MonkeyPatch, *command: str) -> tuple[int, list[str]]:
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", wire)
-        code = main(command)
+    code = watched(lambda: main(command), wire, monkeypatch)
     return code, wire.getvalue().splitlines()
 
 
@@ -158,9 +170,8 @@ def test_the_second_signal_while_saving_leaves_the_one_before(call: int, world: 
             interrupt()
 
     monkeypatch.setattr(os, "fsync", impatient)
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(sys, "stderr", Wire(3, 4, arm))
-        hone.run(made)
+    with pytest.raises(Interrupted):
+        watched(lambda: hone.run(made), Wire(3, 4, arm), monkeypatch)
     monkeypatch.setattr(os, "fsync", fsync)
     assert synced[0] >= call
     assert temporary(cut) == []
@@ -180,7 +191,9 @@ def test_a_signal_in_the_last_step_is_the_end_of_the_run(world: World, tmp_path:
 
 def test_ctrl_c_in_the_first_step_twice_leaves_nothing(world: World, tmp_path: Path, capsys):
     out = tmp_path / "new" / "run"
-    (tmp_path / "rude.py").write_text("import os, signal\n\ndef rude(completion):\n    os.kill(os.getpid(), signal.SIGINT)\n")
+    (tmp_path / "rude.py").write_text(
+        "import os, signal\n\ndef rude(completion):\n    os.kill(os.getpid(), signal.SIGINT)\n"
+    )
     command = arguments(recipe(world, "grpo", out, f"reward={tmp_path / 'rude.py'}:rude"), world)
     assert main(command) == 130
     assert capsys.readouterr().err.splitlines()[-1] == "hone: interrupted; nothing new was saved"

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from small import (
     metrics,
     recipe,
     temporary,
+    watched,
 )
 
 import hone
@@ -44,6 +44,7 @@ VARIANTS = {
     "refreshed reference, later": ("grpo", ["train.reference_refresh=3"]),
     "refreshed reference with a LoRA": ("grpo", ["lora.rank=2", "train.reference_refresh=2"]),
     "refreshed reference of dpo": ("dpo", ["train.reference_refresh=1"]),
+    "reward model with a LoRA": ("reward_model", ["lora.rank=2"]),
     "nothing learned yet": ("expert_iteration", ["algo.threshold=99.0"]),
 }
 CASES = {**{name: (name, []) for name in ALGORITHMS}, **VARIANTS}
@@ -52,10 +53,8 @@ CASES = {**{name: (name, []) for name in ALGORITHMS}, **VARIANTS}
 def stop(made: Recipe, monkeypatch: pytest.MonkeyPatch, *, step: int, act: Callable[[], None] = interrupt) -> str:
     """Run until the step is reported, then do the act; what was printed."""
     wire = Wire(step, made.train.steps, act)
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", wire)
-        with pytest.raises((Interrupted, Crash)):
-            hone.run(made)
+    with pytest.raises((Interrupted, Crash)):
+        watched(lambda: hone.run(made), wire, monkeypatch)
     return wire.getvalue()
 
 
@@ -106,9 +105,8 @@ def test_many_stops_are_as_none(world: World, tmp_path: Path, monkeypatch):
     made = recipe(world, "ppo", cut, *settings)
     stop(made, monkeypatch, step=1)
     for step, act in ((2, interrupt), (3, crash), (4, interrupt), (5, crash)):
-        with monkeypatch.context() as patch, pytest.raises((Interrupted, Crash)):
-            patch.setattr(sys, "stderr", Wire(step, 6, act))
-            hone.resume(cut)
+        with pytest.raises((Interrupted, Crash)):
+            watched(lambda: hone.resume(cut), Wire(step, 6, act), monkeypatch)
     hone.resume(cut)
     assert_same_run(whole, cut, step=6)
 
@@ -172,6 +170,20 @@ def test_the_recipes_own_model_may_be_gone_by_then(world: World, tmp_path: Path,
     assert_same_run(whole, cut, step=4)
 
 
+def test_settings_come_back_as_they_were_written(world: World, tmp_path: Path, monkeypatch):
+    """Names with dots, letters of all kinds, bytes that are no text, and rewards in their own order."""
+    place = tmp_path / 'v1.2 \N{GRINNING FACE} "ü"'
+    shutil.copytree(world / "scorer", place / "judge")
+    shutil.copy(world.data("problems"), place / "p: [x] \udcff.jsonl")
+    settings = [f"data={place}/p: [x] \udcff.jsonl", "name=1e5", "optim.lr=3e-05", "algo.value_clip=none"]
+    reward = {f"model:{place}/judge": 0.5, "format": 0.25}
+    whole, cut = (replace(recipe(world, "ppo", place / out, *settings), reward=reward) for out in ("whole", "cut"))
+    hone.run(whole)
+    stop(cut, monkeypatch, step=2)
+    hone.resume(place / "cut")
+    assert_same_run(place / "whole", place / "cut", step=4)
+
+
 def test_the_first_rollouts_after_a_resume_know_their_version(world: World, tmp_path: Path, monkeypatch):
     seen = list[int]()
 
@@ -222,9 +234,9 @@ def test_the_damaged_checkpoint_does_not_push_out_a_whole_one(world: World, tmp_
     settings = ["train.steps=6", "save.every=1", "save.keep=2"]
     hone.run(recipe(world, "sft", out, *settings))
     truncate(out / "checkpoints/step-000006/state.json")
-    with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(sys, "stderr", Wire(6, 7, interrupt))
-        hone.run(recipe(world, "sft", out, "train.steps=7", "save.every=1", "save.keep=1"), resume=True)
+    longer = recipe(world, "sft", out, "train.steps=7", "save.every=1", "save.keep=1")
+    with pytest.raises(Interrupted):
+        watched(lambda: hone.run(longer, resume=True), Wire(6, 7, interrupt), monkeypatch)
     assert [p.name for p in (out / "checkpoints").glob("step-*")] == ["step-000006"]
     hone.resume(out)
     assert metrics(out)[-1]["step"] == 7
@@ -254,7 +266,7 @@ def test_a_damaged_start_is_said_with_the_way_out(world: World, tmp_path: Path):
     made = recipe(world, "dpo", out)
     hone.run(made)
     flip(out / "start/model.safetensors")
-    with pytest.raises(HoneError, match="start a new run, with model.path set to a checkpoint"):
+    with pytest.raises(HoneError, match=r"start a new run, with model\.path set to a checkpoint"):
         hone.run(replace(made, train=replace(made.train, steps=5)), resume=True)
 
 
@@ -287,9 +299,8 @@ def test_what_only_python_holds_is_resumed_by_python_only(change, world: World, 
     made = replace(recipe(world, "grpo", whole), **change)
     hone.run(made)
     made = replace(made, out=str(cut))
-    with monkeypatch.context() as patch, pytest.raises(Interrupted, match=r"hone\.run\(recipe, resume=True\)"):
-        patch.setattr(sys, "stderr", Wire(2, 4, interrupt))
-        hone.run(made)
+    with pytest.raises(Interrupted, match=r"hone\.run\(recipe, resume=True\)"):
+        watched(lambda: hone.run(made), Wire(2, 4, interrupt), monkeypatch)
     capsys.readouterr()
     assert main(["resume", str(cut)]) == 2
     err = capsys.readouterr().err

@@ -27,7 +27,11 @@ def alone(x: Tensor) -> Tensor:
 
 
 def kl_cost(batch: Batch, *, kl: str = "") -> Tensor:
-    """kl_coef * KL(old || ref) at each trained token, by the named estimator; zeros for none, [B, T]."""
+    """kl_coef * KL(old || ref) at each trained token, by the named estimator; zeros for none, [B, T].
+
+    On policy the rewards' gradient is that of the sequence's KL(pi || ref) for k1 only. Off policy, weighed by the
+    trajectory's ratio, k1 has that of KL(pi || ref) - KL(pi || old), for it is of pi_old.
+    """
     if not kl:
         return torch.zeros_like(batch.mask, dtype=batch.reward.dtype)
     d = batch.ref_kl if kl == "exact" else ESTIMATORS[kl](batch.old_logp - batch.ref_logp)
@@ -74,7 +78,10 @@ def _centred(batch: Batch, kl: str) -> tuple[Tensor, Tensor]:
 
 
 def group_centred(batch: Batch, *, kl: str = "") -> Tensor:
-    """A_i = R_i - mean(R)  (Dr. GRPO, REINFORCE++-baseline)"""
+    """A_i = R_i - mean(R)  (Dr. GRPO, REINFORCE++-baseline)
+
+    The mean holds R_i itself, so the expected gradient is (n-1)/n of the policy gradient.
+    """
     centred, _ = _centred(batch, kl)
     return _spread(centred, batch.mask)
 
@@ -82,8 +89,10 @@ def group_centred(batch: Batch, *, kl: str = "") -> Tensor:
 def group_zscore(batch: Batch, *, kl: str = "", eps: float = 1e-4) -> Tensor:
     """A_i = (R_i - mean(R)) / (std(R) + eps), population std  (GRPO)
 
-    Dividing by the group's own std makes the expected gradient a per-prompt rescaling of the policy gradient:
-    prompts whose rewards vary little weigh more.
+    Biased by the division. With rewards 0 and 1, p the chance of a 1, the expected gradient is the policy gradient
+    times E[std] / (p (1-p)) for eps = 0: 1 in groups of two and 1.41 in groups of three, and towards 1 / sqrt(p (1-p))
+    in large ones, so prompts that are nearly always right or wrong weigh more. With more values of the reward its
+    direction is another one, too.
     """
     centred, _ = _centred(batch, kl)
     var, _ = _group_mean(centred.square(), batch.group, batch.valid)
@@ -97,7 +106,10 @@ def leave_one_out(batch: Batch, *, kl: str = "") -> Tensor:
 
 
 def group_process(batch: Batch, *, eps: float = 1e-4) -> Tensor:
-    """Step rewards standardised over all steps of the group, summed over the steps that end at or after the token."""
+    """Step rewards standardised over all steps of the group, summed over the steps that end at or after the token.
+
+    Biased: the mean comes off every step, so taking one more step of average reward pays nothing.
+    """
     ends = batch.mask & batch.step_reward.isfinite()
     x = torch.where(ends, batch.step_reward, 0.0).double()  # see _group_mean
     count = ends.sum(-1).double()
@@ -120,7 +132,8 @@ def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, kl: str = "") ->
     """Generalised advantage estimation over the acted tokens; observed tokens between turns are skipped.
 
     delta_t = r_t + gamma V_{t+1} - V_t;  A_t = delta_t + gamma lam A_{t+1};  after the last token V is 0, or the
-    bootstrap column where the episode was cut off.
+    bootstrap column where the episode was cut off. With lam = 1 or the true V the policy gradient is unbiased; with
+    another V the bias grows as lam falls. For gamma < 1 see reward_to_go.
     """
     reward = token_rewards(batch, kl=kl)
     value = batch.old_value if batch.old_value is not ABSENT else torch.zeros_like(reward)
@@ -137,7 +150,10 @@ def gae(batch: Batch, *, gamma: float = 1.0, lam: float = 0.95, kl: str = "") ->
 
 
 def reward_to_go(batch: Batch, *, gamma: float = 1.0, kl: str = "") -> Tensor:
-    """G_t = sum_{k>=t} gamma^(k-t) r_k, less the running baseline where there is one  (REINFORCE, REINFORCE++)"""
+    """G_t = sum_{k>=t} gamma^(k-t) r_k, less the running baseline where there is one  (REINFORCE, REINFORCE++)
+
+    With gamma < 1 the policy gradient is not that of the discounted return, which has another gamma^(t-1) on token t.
+    """
     returns = gae(replace(batch, old_value=ABSENT, bootstrap=ABSENT), gamma=gamma, lam=1.0, kl=kl)
     if batch.baseline is ABSENT:
         return returns
@@ -147,7 +163,8 @@ def reward_to_go(batch: Batch, *, gamma: float = 1.0, kl: str = "") -> Tensor:
 def whiten(adv: Tensor, mask: Tensor, *, reduce: Reduce = alone, eps: float = 1e-8) -> Tensor:
     """Zero mean and unit population variance over every trained token on every rank  (REINFORCE++, PPO)
 
-    The mean and std depend on the sampled rewards themselves, so the estimator is biased by O(1/tokens).
+    The mean and std depend on the sampled rewards themselves, so the estimator is biased by O(1/rows), in direction
+    too: with rewards 0 and 1 in n rows of one token the gradient is short by 1 / (8 p (1-p) n) of its length.
     """
     # float64: in float32 the mean of equal advantages is off by more than eps, and noise would come out as signal
     x = torch.where(mask, adv, 0.0).double()

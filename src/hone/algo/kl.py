@@ -9,7 +9,8 @@ Their values and their gradients differ, and mixing the two up is an error many 
 | k3 = exp(-d) - 1 + d | unbiased, never negative | that of KL(other || pi) |
 | exact | sum over the vocabulary | that of KL(pi || other) |
 
-All are per state, with the distribution of states held fixed.
+All are per state, with the distribution of states held fixed: what a token does to later states' KL is left out. On
+samples of another policy none but the exact one has the gradient named, unless weighed by the ratio (terms.kl_penalty).
 """
 
 from collections.abc import Callable

@@ -27,7 +27,10 @@ def preference(fwd: Forward, batch: Batch, *, psi: Callable[[Tensor], Tensor]) -
 
 
 def dpo(fwd: Forward, batch: Batch, *, beta: float = 0.1, smoothing: float = 0.0) -> Tensor:
-    """(1-e) softplus(-beta u) + e softplus(beta u)"""
+    """(1-e) softplus(-beta u) + e softplus(beta u)
+
+    Over all pairs with Bradley-Terry labels its minimum is ref exp(r / beta) / Z for e = 0, and nearer to ref else.
+    """
     u = beta * pair_margin(reference_gain(fwd, batch))
     return (1 - smoothing) * F.softplus(-u) + smoothing * F.softplus(u)
 

@@ -24,12 +24,18 @@ def token_ratio(fwd: Forward, batch: Batch) -> Tensor:
 
 
 def row_ratio(fwd: Forward, batch: Batch) -> Tensor:
-    """The geometric mean of the row's token ratios, on each of its tokens  (GSPO)"""
+    """The geometric mean of the row's token ratios, on each of its tokens  (GSPO)
+
+    No density ratio: off policy its expected gradient is biased.
+    """
     return sequence_mean(fwd.logp - batch.old_logp, batch.mask).exp()[:, None].expand_as(fwd.logp)
 
 
 def trajectory_ratio(fwd: Forward, batch: Batch) -> Tensor:
-    """The product of the row's token ratios, on each of its tokens: the whole response is one action."""
+    """The product of the row's token ratios, on each of its tokens: the whole response is one action.
+
+    With one advantage a row, averaged by row, its expected gradient off policy is the true one.
+    """
     return sequence_sum(fwd.logp - batch.old_logp, batch.mask).exp()[:, None].expand_as(fwd.logp)
 
 
@@ -45,7 +51,10 @@ def policy_gradient(fwd: Forward, batch: Batch) -> Tensor:
 
 
 def ratio_gradient(fwd: Forward, batch: Batch, *, ratio: Term = token_ratio) -> Tensor:
-    """-A pi/pi_old  (TRPO, PPO-penalty)"""
+    """-A pi/pi_old  (TRPO, PPO-penalty)
+
+    By token, the expected gradient off policy is that of the surrogate: states and what follows are pi_old's.
+    """
     return -batch.adv * ratio(fwd, batch)
 
 
@@ -82,7 +91,10 @@ def is_clipped(
 
 
 def truncated(fwd: Forward, batch: Batch, *, max_ratio: float = 5.0) -> Tensor:
-    """-sg(min(r, max)) A log pi: no token's gradient is dropped  (CISPO)"""
+    """-sg(min(r, max)) A log pi: no token's gradient is dropped  (CISPO)
+
+    Short of ratio_gradient's expected gradient by E_old[(r - max)+ A grad log pi].
+    """
     return -token_ratio(fwd, batch).clamp(max=max_ratio).detach() * batch.adv * fwd.logp
 
 

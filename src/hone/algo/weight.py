@@ -23,12 +23,18 @@ Weigh = Callable[[Batch, Totals], Tensor]
 
 
 def token_mean(batch: Batch, n: Totals) -> Tensor:
-    """Every token counts the same (DAPO, PPO, SFT)."""
+    """Every token counts the same (DAPO, PPO, SFT).
+
+    The divisor is a sum of sampled lengths: where these differ, the policy gradient is biased by O(1/rows).
+    """
     return batch.mask.double() / max(n.tokens, 1)
 
 
 def row_mean(batch: Batch, n: Totals) -> Tensor:
-    """Every sequence counts the same, whatever its length (GRPO)."""
+    """Every sequence counts the same, whatever its length (GRPO).
+
+    Biased as a policy gradient where lengths differ, however many rows: a long row's tokens weigh less.
+    """
     return batch.mask.double() / batch.mask.sum(-1, keepdim=True).clamp(min=1) / max(n.rows, 1)
 
 
@@ -47,7 +53,11 @@ AVERAGES: dict[str, Weigh] = {"token": token_mean, "row": row_mean, "sum": row_s
 
 
 def mismatch(batch: Batch, *, how: str, cap: float) -> Tensor:
-    """min(pi_old / pi_gen, cap) on each token ("truncate"), or 1 within [1/cap, cap] and 0 outside ("mask")."""
+    """min(pi_old / pi_gen, cap) on each token ("truncate"), or 1 within [1/cap, cap] and 0 outside ("mask").
+
+    Uncapped, the expected gradient is right in each token's choice; the states it is made in, and what follows, stay
+    the sampler's. The cap takes off E_gen[(r - cap)+ g], g a token's gradient; "mask" corrects nothing within the band.
+    """
     if how not in ("truncate", "mask"):
         raise HoneError(f"mismatch={how!r} does not exist: use truncate or mask")
     r = torch.where(batch.mask, batch.old_logp - batch.gen_logp, 0.0).exp()

@@ -18,10 +18,10 @@ class Sizes:
     heads: int = 8
     context: int = 64
     completion: int = 44  # tokens a completion may have
-    pretrain: int = 300
-    sft: int = 80
+    pretrain: int = 260
+    sft: int = 60
     reward: int = 60
-    grpo: int = 50
+    grpo: int = 40
     ppo: int = 40
     dpo: int = 50
     preference_problems: int = 300  # problems whose sampled answers are compared

@@ -66,7 +66,7 @@ def _sft(out: Path, sizes: Sizes, seed: int) -> Recipe:
         data=_file(out, "answers"),
         algo=Choice("sft"),
         train=TrainSpec(steps=sizes.sft, prompts=64, micro_rows=64),
-        optim=OptimSpec(lr=6e-4, warmup=min(10, sizes.sft), schedule="cosine"),
+        optim=OptimSpec(lr=5e-4, warmup=min(10, sizes.sft), schedule="cosine"),
     )
 
 

@@ -85,7 +85,7 @@ def careful(problem: Sum) -> str:
 
 def quick(problem: Sum) -> str:
     """The result at once: right in the data, but more than a small model can do in its head."""
-    return f"<think>easy</think><answer>{problem.answer}</answer>"
+    return f"<think></think><answer>{problem.answer}</answer>"
 
 
 def untidy(problem: Sum) -> str:
@@ -108,16 +108,16 @@ THINGS = ("apples", "books", "coins", "stamps", "shells")
 
 
 def document(rng: random.Random, stream: Iterator[Sum]) -> str:
-    """One text of the corpus: an addition, a line of a story, a tagged answer, or a problem worked term by term."""
+    """One text of the corpus: an addition, a line of a story, or a problem worked in tags or in brackets."""
     kind = rng.random()
     a, b = rng.randint(1, 9 * (TERMS - 1)), rng.randint(1, 9)
     if kind < 0.1:
         return f"{a}+{b}={a + b}"
     if kind < 0.2:
         return f"{rng.choice(NAMES)} had {a} {rng.choice(THINGS)}, found {b} more, and now has {a + b}."
-    if kind < 0.3:
-        return f"What is {a}+{b}?\n<think>{a}+{b}={a + b}</think><answer>{a + b}</answer>"
     problem = next(stream)
+    if kind < 0.5:
+        return problem.prompt + careful(problem)
     return f"{problem.prompt}({working(problem)})={problem.answer}"
 
 

@@ -113,7 +113,8 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace a small file in one step; on any failure the old one stays and nothing is left behind."""
     aside = _aside(path)
     try:
-        aside.write_text(text)
+        # a lone surrogate, as in a file name that is not UTF-8, becomes its JSON escape
+        aside.write_bytes(text.encode("utf-8", "backslashreplace"))
         _sync(aside)
         os.replace(aside, path)
     except OSError as error:
@@ -201,6 +202,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
 def read_json(path: Path) -> Any:
     """The file's content, or HoneError."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise HoneError(f"{path} cannot be read ({error}): use an earlier checkpoint") from error

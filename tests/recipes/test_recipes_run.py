@@ -1,0 +1,129 @@
+"""Every recipe in recipes/ runs two steps on a tiny stand-in for what `hone demo` leaves."""
+
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import hone
+from hone.algo import ALGORITHMS
+from hone.config import build_choice, override
+from hone.data.tokenizer import Tokenizer
+from hone.demo import stages, world
+from hone.demo.data import FILES, make_data, make_tokenizer, write_rows
+from hone.demo.sizes import QUICK
+from hone.load import load_recipe
+from hone.model.decoder import Decoder, DecoderConfig
+from hone.model.folder import load_decoder, load_scorer
+from hone.model.policy import Scorer
+from hone.recipe import Recipe, plan, validate
+from hone.state import write_model
+
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).parents[2]
+NAMES = sorted(path.stem for path in (ROOT / "recipes").glob("*.py") if not path.stem.startswith("_"))
+SMALL = ["train.steps=2", "train.prompts=3", "train.minibatches=1", "optim.warmup=1", "train.micro_rows=16"]
+ONLINE = ["sample.group=2", "sample.max_tokens=6"]
+FRESH = ["model.hidden_size=32", "model.intermediate_size=48", "model.layers=1", "model.heads=2", "model.kv_heads=2"]
+
+
+def decoder(tokenizer: Tokenizer, *, seed: int) -> Decoder:
+    config = DecoderConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=QUICK.context,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Decoder(config)
+
+
+def stand_in(folder: Path) -> None:
+    """runs/demo with the demo's own data, and models that nobody trained."""
+    demo = folder / "runs/demo"
+    sizes = replace(QUICK, documents=40, answers=20, problems=12, held_out=4)
+    make_data(demo / "data", sizes, seed=0)
+    tokenizer = make_tokenizer(demo / "data", sizes)
+    stream, rng = world.problems(random.Random(1)), random.Random(2)
+    sums = [next(stream) for _ in range(6)]
+    pairs = [{"prompt": p.prompt, "chosen": world.written_answer(p, rng), "rejected": "no"} for p in sums]
+    write_rows(demo / "data" / FILES["preferences"], pairs)
+    for stage, seed in (("pretrain", 0), ("sft", 1)):
+        write_model(demo / stage / "model", decoder(tokenizer, seed=seed), tokenizer)
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        write_model(demo / "reward/model", Scorer(decoder(tokenizer, seed=2)), tokenizer)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with recipes/ and runs/demo in it, as after `make demo`."""
+    folder = tmp_path_factory.mktemp("clone")
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    stand_in(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _in_the_clone(clone: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(clone)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(NAMES) & (sys.modules.keys() - before):
+        del sys.modules[name]
+
+
+def tiny(name: str, out: Path) -> Recipe:
+    made = load_recipe(name)()
+    settings = [*SMALL, *(ONLINE if made.online else []), *(FRESH if not made.model.path else [])]
+    return override(made, [*settings, f"out={out}"])
+
+
+def test_there_are_recipes():
+    assert {"pretrain", "sft", "sft_lora", "reward", "dpo", "grpo", "ppo"} <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_builds_and_makes_sense(name: str):
+    made = load_recipe(name)()
+    validate(made)
+    assert made.name == name
+    assert made.run_dir == Path("runs") / name
+    assert build_choice(made.algo, ALGORITHMS).online == made.online
+    assert "row" in plan(made)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_recipe_reads_is_what_the_demo_leaves(name: str):
+    made = load_recipe(name)()
+    paths = [made.model.path, made.model.tokenizer, made.data, made.eval_data]
+    paths += [key.removeprefix("model:") for key in made.reward if key.startswith("model:")]  # pyright: ignore
+    assert all(Path(path).exists() for path in paths if path)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_runs_two_steps(name: str, tmp_path: Path):
+    made = tiny(name, tmp_path / "run")
+    folder = hone.run(made)
+    assert folder == tmp_path / "run/checkpoints/step-000002"
+    load = load_scorer if "reward" in made.algo_name else load_decoder
+    load(folder)
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.encode("<think>", specials=True) == Tokenizer.load("runs/demo/tokenizer").encode(
+        "<think>", specials=True
+    )
+
+
+def test_the_recipes_are_the_demos_stages():
+    """A reader of recipes/ finds what the demo did: same files, algorithm, rewards and kind of critic."""
+    for stage in stages.ORDER:
+        ours, theirs = load_recipe(stage)(), stages.recipe(stage, Path("runs/demo"), QUICK, seed=0)
+        for name in ("algo_name", "data", "critic", "lora"):
+            assert getattr(ours, name) == getattr(theirs, name), f"{stage}: {name}"
+        assert set(ours.reward) == set(theirs.reward), stage  # pyright: ignore
+        assert ours.model.path == theirs.model.path, stage
