@@ -66,6 +66,8 @@ def run(recipe: Recipe, *, resume: bool = False) -> Path:
     validate(recipe)
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
+    torch.use_deterministic_algorithms(recipe.train.deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
     folder = recipe.run_dir
     found = _found(folder, resume=resume)
     job = prepare(recipe, resume_from=found)
