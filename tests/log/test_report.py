@@ -297,6 +297,8 @@ def test_the_headline_is_the_best_stage_and_what_came_before_it(tmp_path: Path) 
         {"stage": "GRPO", "accuracy": 0.7, "kl": 0.08},
         {"stage": "DPO", "accuracy": 0.4, "kl": 0.1},
     ]
-    page = write_report(tmp_path / "r.html", title="t", table=table, runs={"GRPO": [{"step": 1, "loss": 1.0}]}).read_text()
+    page = write_report(
+        tmp_path / "r.html", title="t", table=table, runs={"GRPO": [{"step": 1, "loss": 1.0}]}
+    ).read_text()
     assert "<b>70.0%</b><span>after GRPO, from 20.0% after SFT</span>" in page
     assert "<b>0.080</b>" in page

@@ -63,6 +63,14 @@ def test_the_sampler_and_the_learner_have_one_temperature(prepare):
     assert job.roller.sampler.decoder is job.policy.decoder
 
 
+def test_every_setting_of_sampling_reaches_the_sampler(world: World):
+    spec = hone.SampleSpec(max_tokens=9, temperature=0.3, top_k=4, top_p=0.5, min_p=0.125)
+    params = build.sample_params(spec, world.tokenizer, seed=7)
+    for name in ("max_tokens", "temperature", "top_k", "top_p", "min_p"):
+        assert getattr(params, name) == getattr(spec, name)
+    assert params.seed == 7
+
+
 def test_a_temperature_of_sampling_does_not_reach_offline_losses(prepare):
     assert prepare("dpo", "sample.temperature=0.5").policy.temperature == 1.0
 
