@@ -1,1 +1,1 @@
-"""Measurements: `python -m benchmarks.NAME [--quick]`, progress on stderr, one JSON object as the last line on stdout."""
+"""Measurements: `python -m benchmarks.NAME [--quick]`; progress on stderr, one JSON object as the last line."""

@@ -266,7 +266,7 @@ def _at(name: str, n: int, function: Callable[..., Any], *args: Any, **named: An
 
 
 def _too_long(where: str, length: int, limit: int) -> str:
-    return f"{where} has {length} tokens, the limit is {limit}: shorten it, raise the context, or set overlong"
+    return f"{where} has {length} tokens, the limit is {limit}: shorten it or raise the context"
 
 
 def _cut(group: Group, limit: int) -> Group:
