@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seeds browser test test-slow test-gpu check static clean
+.PHONY: help setup demo demo-seeds browser test test-slow check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,9 +29,6 @@ test: $(VENV)/.dev ## the fast tests
 
 test-slow: $(VENV)/.dev ## the slow tests
 	$(PYTEST) -m "slow and not gpu" --timeout 3600
-
-test-gpu: $(VENV)/.dev ## the tests that need an accelerator
-	$(PYTEST) -m gpu --timeout 3600
 
 static: $(VENV)/.dev ## format, lint and types
 	$(BIN)/ruff format --check .
