@@ -195,6 +195,8 @@ def reward(spec: str | Mapping[str, float] | Callable[..., Any], vocabulary: Tok
 
 def _named_reward(name: str, vocabulary: Tokenizer) -> Callable[..., Any]:
     kind, _, folder = name.partition(":")
+    if ".py:" in name:
+        return load_function(name)
     if kind != "model" or not folder:
         if name not in VERIFIERS:
             raise unknown("reward", name, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])

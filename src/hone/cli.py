@@ -97,6 +97,7 @@ def build_parser() -> argparse.ArgumentParser:
         parents=[common],
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"hone {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     def add(name: str, command: Callable[[argparse.Namespace], None], help: str) -> argparse.ArgumentParser:
@@ -112,6 +113,15 @@ def build_parser() -> argparse.ArgumentParser:
     algos.add_argument("name", nargs="?", metavar="NAME")
     add("recipes", _recipes, "list the built-in recipes")
     return parser
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version("hone")
+    except metadata.PackageNotFoundError:
+        return "(from the source tree)"
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:

@@ -13,8 +13,9 @@ from hone.reward.verify.format import format_reward
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
-from hone.types import Group, Stop, Task
+from hone.types import Group, Rollout, Stop, Task
 
+JUDGES = ("math", "choice", "exact")  # parts of a reward that say right or wrong
 APART = 2**63  # evaluation draws from another half of the seeds than training
 
 
@@ -27,7 +28,7 @@ def sample_groups(
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, float]:
-    """Mean reward and its standard error over problems, pass@k at reward 1, format, length; invalid ones apart."""
+    """Mean reward and its standard error over problems, pass@k, format, length; invalid ones apart."""
     rollouts = [r for g in groups for r in g]
     valued = [[value for r in g if (value := reward_of(r)) is not None] for g in groups]
     means = [sum(values) / len(values) for values in valued if values]
@@ -35,11 +36,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
         raise HoneError("no completion got a valid reward: mend the reward function or the data's answers")
     reward = mean_and_error(means)
     found = {"reward": reward.mean, "reward_error": reward.stderr or 0.0}
-    least = min(len(values) for values in valued if values)
-    counts = [(len(values), sum(value >= 1 for value in values)) for values in valued if values]
-    for k in (1, 2, 4, 8, 16, 32, 64):
-        if k <= least:
-            found[f"pass@{k}"] = mean_pass_at_k(counts, k).mean
+    found |= _passes(groups)
     n = len(rollouts)
     return found | {
         "format": sum(format_reward(r.text) for r in rollouts) / n,
@@ -48,6 +45,23 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
         "invalid": 1 - sum(map(len, valued)) / n,
         "problems": float(len(groups)),
     }
+
+
+def _passes(groups: Sequence[Group]) -> dict[str, float]:
+    """pass@k by what a verifier says of each completion; nothing where the reward is no yes or no."""
+    marks = [[mark for r in g if r.outcome and r.outcome.valid and (mark := _mark(r)) is not None] for g in groups]
+    marks = [m for m in marks if m]
+    if not marks or any(mark not in (0.0, 1.0) for m in marks for mark in m):
+        return {}
+    counts = [(len(m), sum(mark == 1 for mark in m)) for m in marks]
+    least = min(n for n, _ in counts)
+    return {f"pass@{k}": mean_pass_at_k(counts, k).mean for k in (1, 2, 4, 8, 16, 32, 64) if k <= least}
+
+
+def _mark(rollout: Rollout) -> float | None:
+    """The verifier's own part of a combined reward, or the whole reward."""
+    parts = rollout.outcome.parts if rollout.outcome else {}
+    return next((parts[name] for name in JUDGES if name in parts), reward_of(rollout))
 
 
 def measure(

@@ -284,8 +284,8 @@ def _validate_reward(recipe: Recipe) -> None:
     reward = recipe.reward
     if isinstance(reward, Mapping):
         for name in reward:
-            if not _is_reward_name(name):
-                raise unknown("reward", name, [*VERIFIERS, "model:FOLDER"])
+            if not _is_part(name):
+                raise unknown("reward", name, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])
         if recipe.online and not any(reward.values()):
             raise HoneError("there is no reward: set reward.math=1.0, or reward=FILE.py:function")
     elif isinstance(reward, str) and ".py:" not in reward:
@@ -294,3 +294,8 @@ def _validate_reward(recipe: Recipe) -> None:
 
 def _is_reward_name(name: str) -> bool:
     return name in VERIFIERS or (name.startswith("model:") and name != "model:")
+
+
+def _is_part(name: str) -> bool:
+    """What may stand in a weighted sum of rewards."""
+    return _is_reward_name(name) or ".py:" in name

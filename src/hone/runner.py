@@ -29,7 +29,17 @@ from hone.reward.score import check_valid, score
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.signals import Stopper
-from hone.state import CONFIG, RECIPE, describe, in_python, is_described, restore, write_model, write_state
+from hone.state import (
+    CONFIG,
+    RECIPE,
+    check_same,
+    describe,
+    in_python,
+    is_described,
+    restore,
+    write_model,
+    write_state,
+)
 from hone.train import checkpoint
 from hone.train.step import Learner
 from hone.types import Group, Task
@@ -136,6 +146,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed), algo)
     learner = build.learner(recipe, policy, build.reference(recipe, policy, algo))
     context = decoder.config.max_position_embeddings
+    if algo.online and recipe.sample.max_tokens >= context:
+        raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
     job = Run(
         recipe=recipe,
         algo=algo,
@@ -194,6 +206,8 @@ def _begin(job: Run, folder: Path, *, fresh: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for place in (folder, folder / CHECKPOINTS):
         checkpoint.sweep(place)
+    if not fresh:
+        check_same(job.recipe, folder)
     if fresh or not is_described(job.recipe, folder):
         describe(job.recipe, folder)
     if fresh:
@@ -231,7 +245,9 @@ def _train(job: Run, folder: Path) -> Path:
     recipe, steps = job.recipe, job.recipe.train.steps
     progress = Progress(steps, title=recipe.name, start=job.step)
     if job.step >= steps:
-        progress.note(f"{recipe.name}: {job.step} of {steps} steps are done, to go on raise train.steps")
+        progress.note(
+            f"{recipe.name}: {job.step} of {steps} steps are done; for more: hone run RECIPE --resume train.steps=N"
+        )
     else:
         progress.note(f"{recipe.name}: {plan(recipe)}")
         try:

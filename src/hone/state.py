@@ -146,3 +146,16 @@ def _commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return found.stdout.strip() if found.returncode == 0 else ""
+
+
+FIXED = ("seed", "model", "data", "reward", "algo", "lora", "critic")  # a run with another of these is another run
+
+
+def check_same(recipe: Recipe, folder: Path) -> None:
+    """What was trained so far must be what goes on: HoneError names the settings that differ."""
+    before, now = checkpoint.read_json(folder / RECIPE), json.loads(json.dumps(to_json(recipe)))
+    changed = [name for name in FIXED if before.get(name) != now[name]]
+    if changed:
+        raise HoneError(
+            f"{folder} was started with another {' and '.join(changed)}: resume it as it was, or choose another out="
+        )

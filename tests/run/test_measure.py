@@ -34,16 +34,25 @@ def test_the_summary_by_hand():
         [row(0.0), row(None, length=1)],
     ]
     found = summarise(groups)
-    # problems: 0.5, 1.25, 0.0: mean 0.58333, sample std 0.62915, error std/sqrt(3); pass@1 of 1/2, 2/2, 0/1
+    # problems: 0.5, 1.25, 0.0: mean 0.58333, sample std 0.62915, error std/sqrt(3)
     assert found["reward"] == pytest.approx(1.75 / 3)
     assert found["reward_error"] == pytest.approx(0.629153 / 3**0.5, rel=1e-5)
-    assert found["pass@1"] == pytest.approx(0.5)
-    assert "pass@2" not in found  # the third problem has one valid sample
+    assert "pass@1" not in found  # a reward of 1.5 is no yes or no
     assert found["format"] == pytest.approx(1 / 6)
     assert found["length"] == pytest.approx((3 + 5 + 3 + 3 + 3 + 1) / 6)
     assert found["truncated"] == pytest.approx(1 / 6)
     assert found["invalid"] == pytest.approx(1 / 6)
     assert found["problems"] == 3
+
+
+def test_pass_at_k_counts_what_the_verifier_accepts():
+    found = summarise([[row(1.0), row(0.0)], [row(1.0), row(1.0)], [row(0.0), row(None)]])
+    assert found["pass@1"] == pytest.approx(0.5)  # of 1/2, 2/2, 0/1
+    assert "pass@2" not in found  # the third problem has one valid sample
+    # in a weighted sum the verifier's own part decides, not the sum: a well-formed wrong answer has not passed
+    tidy = Outcome(value=1.1, parts={"math": 0.0, "format": 1.0})
+    right = Outcome(value=0.5, parts={"math": 1.0, "format": 0.0})
+    assert summarise([[replace(row(1.0), outcome=tidy), replace(row(1.0), outcome=right)]])["pass@1"] == 0.5
 
 
 def test_a_problem_without_a_valid_reward_is_left_out_of_the_mean_and_counted():

@@ -141,7 +141,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(world: World, tmp_p
         assert main(command) == 0
         said = capsys.readouterr()
         assert said.out.strip() == str(folder)
-        assert "4 of 4 steps are done, to go on raise train.steps" in said.err
+        assert "4 of 4 steps are done; for more: hone run RECIPE --resume train.steps=N" in said.err
     assert contents(out) == before
 
 
@@ -357,3 +357,12 @@ def test_what_is_no_run_is_not_resumed(prepare, says, tmp_path: Path, capsys):
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("change", ["algo=rloo", "seed=3", "lora.rank=2"])
+def test_another_run_is_not_resumed_as_this_one(change: str, world: World, tmp_path: Path):
+    hone.run(recipe(world, "grpo", tmp_path / "run"))
+    before = (tmp_path / "run" / "recipe.json").read_text()
+    with pytest.raises(hone.HoneError, match=f"was started with another {change.partition('=')[0].partition('.')[0]}"):
+        hone.run(recipe(world, "grpo", tmp_path / "run", "train.steps=6", change), resume=True)
+    assert (tmp_path / "run" / "recipe.json").read_text() == before

@@ -227,5 +227,5 @@ def check_valid(groups: Sequence[Group], *, max_invalid: float = 0.2) -> None:
     reason, times = reasons.most_common(1)[0]
     raise HoneError(
         f"{reasons.total()} of {len(outcomes)} rewards are invalid, more than {max_invalid:.0%}; most often "
-        f"({times} times): {reason}: correct the reward function or the task, or raise max_invalid"
+        f"({times} times): {reason}: correct the reward function or the task, or raise train.max_invalid"
     )
