@@ -80,6 +80,8 @@ def run(recipe: Recipe, *, resume: bool = False) -> Path:
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
     folder = recipe.run_dir
     found = _found(folder, resume=resume)
+    if found:
+        check_same(recipe, folder)
     job = prepare(recipe, resume_from=found)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
@@ -206,8 +208,6 @@ def _begin(job: Run, folder: Path, *, fresh: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for place in (folder, folder / CHECKPOINTS):
         checkpoint.sweep(place)
-    if not fresh:
-        check_same(job.recipe, folder)
     if fresh or not is_described(job.recipe, folder):
         describe(job.recipe, folder)
     if fresh:

@@ -313,10 +313,10 @@ def test_what_only_python_holds_is_resumed_by_python_only(change, world: World, 
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        (["seed=4"], "resume with the same dataset and seed"),
-        (["algo=ppo"], "resume with the settings the run was started with"),
-        (["lora.rank=2"], "resume with the settings the run was started with"),
-        (["data=OTHER"], "resume with the same dataset and seed"),
+        (["seed=4"], "was started with another"),
+        (["algo=ppo"], "was started with another"),
+        (["lora.rank=2"], "was started with another"),
+        (["data=OTHER"], "was started with another"),
     ],
 )
 def test_other_settings_are_refused_and_change_nothing(settings, says, world: World, tmp_path: Path, capsys):
@@ -336,7 +336,7 @@ def test_other_settings_are_refused_and_change_nothing(settings, says, world: Wo
 def test_an_offline_run_is_not_continued_online(world: World, tmp_path: Path):
     out = tmp_path / "run"
     hone.run(recipe(world, "sft", out))
-    with pytest.raises(HoneError, match="resume with the settings the run was started with"):
+    with pytest.raises(HoneError, match="was started with another"):
         hone.run(recipe(world, "rloo", out), resume=True)
 
 
@@ -357,12 +357,3 @@ def test_what_is_no_run_is_not_resumed(prepare, says, tmp_path: Path, capsys):
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
-
-
-@pytest.mark.parametrize("change", ["algo=rloo", "seed=3", "lora.rank=2"])
-def test_another_run_is_not_resumed_as_this_one(change: str, world: World, tmp_path: Path):
-    hone.run(recipe(world, "grpo", tmp_path / "run"))
-    before = (tmp_path / "run" / "recipe.json").read_text()
-    with pytest.raises(hone.HoneError, match=f"was started with another {change.partition('=')[0].partition('.')[0]}"):
-        hone.run(recipe(world, "grpo", tmp_path / "run", "train.steps=6", change), resume=True)
-    assert (tmp_path / "run" / "recipe.json").read_text() == before
