@@ -1,0 +1,28 @@
+"""Hone's losses and gradients are TRL's, to rounding, for every case of cases.py."""
+
+import pytest
+
+pytest.importorskip("trl", reason="TRL is not installed: pip install -c constraints.txt -e .[dev]")
+
+from tests.parity.cases import CASES, LEVELS, agreement
+
+METHODS = ("dpo", "kto", "orpo", "simpo", "rloo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo", "reward model")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("name", CASES)
+def test_loss_and_gradient_are_those_of_trl(name, level):
+    case = CASES[name]
+    loss, gradient = agreement(case, level)
+    assert loss <= case.tolerance[level]
+    assert gradient <= case.tolerance[level]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_case_says_something(name):
+    ours = CASES[name].sides[0](CASES[name], "logp")
+    assert max(float(g.abs().max()) for g in ours.grads.values()) > 1e-3
+
+
+def test_every_method_has_a_case():
+    assert not [m for m in METHODS if not any(name.split(",")[0] == m for name in CASES)]
