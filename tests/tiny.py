@@ -82,11 +82,11 @@ class Roller:
         self.sampler, self.group, self.requests = LocalSampler(base), group, 0
         self.params = SampleParams(max_tokens=length, stop_ids=frozenset({STOP}), seed=seed)
 
-    def __call__(self, tasks: list[Task]) -> list[Group]:
-        prompts = [[int(t) for t in str(task.prompt).split()] for task in tasks]
-        groups = self.sampler.sample(prompts, n=self.group, params=self.params, first_request=self.requests)
-        self.requests += self.group * len(prompts)
-        return groups
+    def __call__(self, tasks: list[Task], mine: slice = slice(None)) -> list[Group]:
+        first = self.requests + self.group * mine.indices(len(tasks))[0]
+        self.requests += self.group * len(tasks)
+        prompts = [[int(t) for t in str(task.prompt).split()] for task in tasks[mine]]
+        return self.sampler.sample(prompts, n=self.group, params=self.params, first_request=first)
 
 
 def run_online(

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import torch
+
 from hone.algo.select import reward_of
 from hone.algo.table import Algorithm
 from hone.data.collate import collate, mismatched
 from hone.data.source import Source
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.log.monitor import repetition
+from hone.log.monitor import repeated
 from hone.log.stats import Stats, merged
 from hone.train import diagnose, trust_region
 from hone.train.step import (
@@ -31,7 +33,7 @@ from hone.train.step import (
 )
 from hone.types import Batch, Group, Stop, Task
 
-Roll = Callable[[list[Task]], list[Group]]  # sample a group for each task
+Roll = Callable[[list[Task], slice], list[Group]]  # sample a group for each task of this rank's part
 Score = Callable[[list[Group]], list[Group]]  # give each rollout its outcome
 
 
@@ -69,12 +71,13 @@ def online(
     learner.begin(algo)
     while True:
         start = time.perf_counter()
-        groups, kept = _fill(tasks, roll, score, algo, prompts=prompts, rounds=refill_rounds)
+        groups, rounds = _fill(tasks, roll, score, algo, prompts=prompts, rounds=refill_rounds)
+        kept = [g for chosen in rounds for g in chosen]
         stats = describe(groups, kept)
         stats.add("seconds_sample", time.perf_counter() - start)
 
-        if kept:
-            batch = collate(kept)
+        if collect.count(len(kept)):  # a rank that kept nothing takes part with no rows
+            batch = numbered(collate(kept), rounds)
             batch = annotate(batch, algo, learner)
             remember(learner, algo)
             batch = credited(batch, algo)
@@ -105,11 +108,13 @@ def offline(
     while True:
         start = time.perf_counter()
         groups = rows.take(size)
+        mismatched = _mismatched(groups, algo, context)
+        groups = groups[collect.share(len(groups))]
         batch = collate(groups)
-        batch = annotate(batch, algo, learner, mismatched=_mismatched(groups, algo, context))
+        batch = annotate(batch, algo, learner, mismatched=mismatched)
         batch = weighed(batch, algo)
         stats = update(learner, batch, algo)
-        stats.add("tokens", float(batch.mask.sum()))
+        stats.add("tokens", float(batch.mask.sum()), 1 / collect.world()[1])
 
         metrics = summary(stats, seconds=time.perf_counter() - start)
         steer(learner, algo, metrics)
@@ -119,23 +124,36 @@ def offline(
 
 def _fill(
     tasks: Source[Task], roll: Roll, score: Score, algo: Algorithm, *, prompts: int, rounds: int
-) -> tuple[list[Group], list[Group]]:
-    """(everything sampled, what was selected); with refill, ask for as many prompts as are still missing."""
+) -> tuple[list[Group], list[list[Group]]]:
+    """This rank's part of (everything sampled, what was selected in each round of asking).
+
+    With refill, ask for as many prompts as all ranks together still miss. Each rank's source hands out the same tasks.
+    """
     groups: list[Group] = []
-    kept: list[Group] = []
+    kept: list[list[Group]] = []
+    missing = prompts
     for _ in range(rounds if algo.refill else 1):
-        fresh = score(roll(tasks.take(prompts - len(kept))))
+        fresh = score(roll(tasks.take(missing), collect.share(missing)))
         groups += fresh
-        kept += algo.select(fresh)
-        if len(kept) >= prompts:
+        kept.append(algo.select(fresh))
+        missing -= collect.count(len(kept[-1]))
+        if missing <= 0:
             break
     return groups, kept
 
 
+def numbered(batch: Batch, rounds: list[list[Group]]) -> Batch:
+    """Adds each row's place among the rows of every rank, by which minibatches are cut."""
+    sizes = [sum(len(g) for g in chosen) for chosen in rounds]
+    return replace(batch, place=torch.tensor(collect.places(sizes), dtype=torch.int64))
+
+
 def _mismatched(groups: list[Group], algo: Algorithm, context: int) -> Batch | None:
+    """This rank's part of KTO's pairs, which are made of all ranks' rows."""
     if "kl_baseline" not in algo.needs:
         return None
-    return collate([[r] for r in mismatched([r for g in groups for r in g], max_tokens=context)])
+    pairs = mismatched([r for g in groups for r in g], max_tokens=context)
+    return collate([[r] for r in pairs[collect.share(len(pairs))]])
 
 
 def describe(groups: list[Group], kept: list[Group]) -> Stats:
@@ -149,9 +167,9 @@ def describe(groups: list[Group], kept: list[Group]) -> Stats:
     stats.add("length", sum(lengths), len(rollouts))
     stats.add("truncated", sum(r.stop is Stop.LENGTH for r in rollouts), len(rollouts))
     stats.add("kept", len(kept), len(groups))
-    stats.add("tokens", sum(lengths))
+    stats.add("tokens", sum(lengths), 1 / collect.world()[1])  # of all ranks
     written = [[t for t, m in zip(r.tokens, r.mask, strict=True) if m] for r in rollouts]
-    stats.add("repetition", repetition(written) * len(rollouts), len(rollouts))
+    stats.add("repetition", *repeated(written))
     parts = [(name, x) for r in rollouts if r.outcome for name, x in r.outcome.parts.items()]
     for name, x in parts:
         stats.add(f"reward/{name}", x)
@@ -164,7 +182,7 @@ def summary(stats: Stats, *, seconds: float) -> dict[str, float]:
     metrics = diagnose.derived(everyone.means())
     metrics["seconds"] = seconds
     if "tokens" in metrics:
-        metrics["tokens_per_second"] = metrics["tokens"] * collect.world()[1] / seconds
+        metrics["tokens_per_second"] = metrics["tokens"] / seconds
     return metrics
 
 

@@ -86,6 +86,7 @@ class Batch:
     mask: Tensor  # bool  [B, T]  True where the target is trained on
     real: Tensor  # bool  [B, T]  True where inputs is not padding; only model/forward reads it
     group: Tensor  # int64 [B]     rows sampled from one prompt share an id
+    place: Tensor = ABSENT  # int64 [B]     the row's number among those of every rank
     reward: Tensor = ABSENT  # float [B]     0.0 where invalid
     valid: Tensor = ABSENT  # bool  [B]     the reward is a number; an invalid row's mask is all False
     truncated: Tensor = ABSENT  # bool  [B]     cut off by the length limit

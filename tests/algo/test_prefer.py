@@ -164,3 +164,13 @@ def test_every_paired_loss_falls_as_the_chosen_rises_and_the_rejected_falls(name
     (slopes,) = torch.autograd.grad(PAIRED[name](Forward(logp=logp), batch).sum(), logp)
     sign: Tensor = torch.tensor([-1.0, 1.0] * 4).double()[:, None]
     assert (slopes * sign)[batch.mask].gt(0).all()
+
+
+def test_accuracy_counts_a_tie_as_a_half_and_rounding_as_a_tie() -> None:
+    for chosen, rejected, expected in (([-1.0], [-3.0], 1.0), ([-3.0], [-1.0], 0.0), ([-2.0], [-2.0], 0.5)):
+        fwd, batch = pair(chosen, rejected, ref=-2.0)
+        assert prefer.gain_accuracy(fwd, batch).tolist() == [expected] * 2
+    fwd, batch = pair([-2.0 + 1e-9, -2.0], [-2.0, -2.0], ref=-2.0)
+    assert prefer.gain_accuracy(fwd, batch).tolist() == [0.5, 0.5]
+    fwd, batch = pair([-2.0 + 1e-4, -2.0], [-2.0, -2.0], ref=-2.0)
+    assert prefer.gain_accuracy(fwd, batch).tolist() == [1.0, 1.0]

@@ -235,6 +235,13 @@ def test_nll_and_step_bce() -> None:
     assert found == pytest.approx([math.log1p(math.exp(-2)), math.log1p(math.exp(2))])
 
 
+def test_step_bce_keeps_the_precision_of_the_value() -> None:
+    batch = one_token(label=torch.ones(1, 1, dtype=torch.float32))
+    value = torch.full((1, 1), 0.3, dtype=torch.float64)
+    found = float(terms.step_bce(Forward(value=value), batch))
+    assert found == pytest.approx(math.log1p(math.exp(-0.3)), rel=1e-14)
+
+
 def test_a_number_that_overflows_exp_off_the_mask_stays_off() -> None:
     batch = row_of([1, 0], old_logp=[0.0, -1e4], ref_logp=[0.0, 1e4], adv=[1.0, 0.0], kl_coef=1.0)
     logp = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)

@@ -124,9 +124,8 @@ def test_a_column_on_some_rows_only_is_refused(extra):
 
 
 def test_other_mistakes_of_the_caller_are_refused():
-    for groups in ([], [[]], [[Rollout(tokens=[], mask=[])]]):
-        with pytest.raises(ValueError, match="at least one token"):
-            collate(groups)
+    with pytest.raises(ValueError, match="at least one"):
+        collate([[Rollout(tokens=[], mask=[])]])
     for value in (NAN, math.inf):
         with pytest.raises(ValueError, match="not finite"):
             collate([[Rollout(**ROW, outcome=Outcome(value=value))]])
@@ -138,6 +137,17 @@ def test_empty_lists_count_as_absent_and_empty_groups_keep_their_number():
     batch = collate([[Rollout(**ROW, gen_logp=[])], [], [Rollout(**ROW)]])
     assert batch.gen_logp is ABSENT
     assert batch.group.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("groups", [[], [[]]])
+def test_a_rank_without_rows_gets_every_column_with_none_in_it(groups):
+    batch = collate(groups)
+    assert len(batch) == 0
+    full = collate(
+        [[Rollout(**ROW, gen_logp=[0.0, -1.0], step_reward=[NAN, 1.0], label=1.0, outcome=Outcome(value=1.0))]]
+    )
+    assert batch.columns().keys() == full.columns().keys()
+    assert {n: x.dtype for n, x in batch.columns().items()} == {n: x.dtype for n, x in full.columns().items()}
 
 
 def test_a_row_of_one_token_has_nothing_to_predict():

@@ -39,9 +39,9 @@ class Asked:
     def __init__(self, learner: Learner, *, group: int = 4) -> None:
         self.roll, self.sizes = tiny.Roller(learner.policy.decoder, group=group), list[int]()  # pyright: ignore
 
-    def __call__(self, tasks: list[Task]) -> list[Group]:
+    def __call__(self, tasks: list[Task], mine: slice) -> list[Group]:
         self.sizes.append(len(tasks))
-        return self.roll(tasks)
+        return self.roll(tasks, mine)
 
 
 def started(

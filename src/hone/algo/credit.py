@@ -62,9 +62,9 @@ def _spread(per_row: Tensor, mask: Tensor) -> Tensor:
 
 def _group_mean(x: Tensor, group: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of x over the valid rows of each row's group, and how many those are, both [B]."""
-    index = cast(Tensor, group.unique(return_inverse=True)[1])  # pyright: ignore
+    groups, index = cast(tuple[Tensor, Tensor], group.unique(return_inverse=True))  # pyright: ignore
     # float64: the mean of equal float32 numbers is then that number, and not a rounding error that looks like signal
-    zeros = x.new_zeros(int(index.max()) + 1, dtype=torch.float64)
+    zeros = x.new_zeros(len(groups), dtype=torch.float64)
     size = zeros.index_add(0, index, valid.double())
     total = zeros.index_add(0, index, torch.where(valid, x, 0.0).double())
     return (total / size.clamp(min=1))[index].to(x.dtype), size[index].to(x.dtype)

@@ -68,8 +68,11 @@ def kto(fwd: Forward, batch: Batch, *, beta: float = 0.1, good: float = 1.0, bad
 
 
 def gain_accuracy(fwd: Forward, batch: Batch) -> Tensor:
-    """1 where the chosen row has gained more on the reference than the rejected one  (DPO, IPO)"""
-    return (pair_margin(reference_gain(fwd, batch)) > 0).float()
+    """1 where the chosen row has gained more on the reference than the rejected one, 0.5 for a tie  (DPO, IPO)"""
+    u = pair_margin(reference_gain(fwd, batch))
+    # before the first update all are ties but for rounding, which must not look like a share of right ones
+    size = sequence_sum(fwd.logp.abs(), batch.mask).view(-1, 2).sum(-1).repeat_interleave(2)
+    return torch.where(u.abs() <= 1e-6 * size, 0.5, (u > 0).float())
 
 
 def gain_margin(fwd: Forward, batch: Batch) -> Tensor:

@@ -172,4 +172,5 @@ def nll(fwd: Forward, batch: Batch) -> Tensor:
 
 def step_bce(fwd: Forward, batch: Batch) -> Tensor:
     """Right or wrong at each step's last token; `mask` marks those tokens  (process reward model)"""
-    return F.binary_cross_entropy_with_logits(fwd.value, batch.label, reduction="none")
+    # of two precisions the function takes the lower one
+    return F.binary_cross_entropy_with_logits(fwd.value, batch.label.to(fwd.value.dtype), reduction="none")

@@ -19,8 +19,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def collate(groups: Sequence[Group], *, pad_id: int = 0, dtype: torch.dtype = torch.float32) -> Batch:
     """inputs[t] = token t, targets[t] = token t+1; mask, gen_logp and step_reward move with their token."""
     rows = [r for g in groups for r in g]
-    if not rows or not all(len(r.tokens) for r in rows):
-        raise ValueError(f"collate needs rows with at least one token each, got {len(rows)} rows")
+    if not rows:
+        return _empty(dtype)
+    if not all(len(r.tokens) for r in rows):
+        raise ValueError("a row has no token: collate needs at least one in each")
     lengths = np.fromiter((len(r.tokens) for r in rows), np.int64, len(rows))
     real: Array = np.arange(lengths.max()) < lengths[:, None]
     inputs = _pad([r.tokens for r in rows], real, pad_id, np.int64)
@@ -44,6 +46,27 @@ def collate(groups: Sequence[Group], *, pad_id: int = 0, dtype: torch.dtype = to
         label=label,
         margin=torch.tensor([r.margin for r in rows], dtype=dtype),
         gen_logp=_token_column(rows, "gen_logp", real, dtype),
+    )
+
+
+def _empty(dtype: torch.dtype) -> Batch:
+    """No rows, with every column that rows can give: what a rank without a share goes on with."""
+    token = torch.zeros(0, 1, dtype=torch.int64)
+    flag, number = token.bool(), token.to(dtype)
+    return Batch(
+        inputs=token,
+        targets=token,
+        mask=flag,
+        real=flag,
+        group=token[:, 0],
+        reward=number[:, 0],
+        valid=flag[:, 0],
+        truncated=flag[:, 0],
+        limit=token[:, 0],
+        step_reward=number,
+        label=number[:, 0],
+        margin=number[:, 0],
+        gen_logp=number,
     )
 
 

@@ -1,6 +1,8 @@
-"""Sums over ranks. With one process each is the identity, so the learner has one code path."""
+"""Shares and sums over ranks. With one process a share is everything and a sum the number itself, so the learner has
+one code path."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,31 @@ def world() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if _many() else (0, 1)
 
 
+def share(n: int) -> slice:
+    """This rank's part of n things that every rank knows: contiguous, nearly equal, perhaps empty."""
+    rank, ranks = world()
+    return slice(rank * n // ranks, (rank + 1) * n // ranks)
+
+
+def places(sizes: Sequence[int]) -> list[int]:
+    """The numbers of this rank's rows among all ranks', as one rank alone would count them.
+
+    sizes: its rows in each round; within a round they are counted rank by rank, for shares are contiguous.
+    """
+    rank, _ = world()
+    found, first = list[int](), 0
+    for by_rank in zip(*cast(list[Sequence[int]], gather(list(sizes))), strict=True):
+        start = first + sum(by_rank[:rank])
+        found += range(start, start + by_rank[rank])
+        first += sum(by_rank)
+    return found
+
+
+def count(n: int) -> int:
+    """The sum of n over ranks."""
+    return int(total(torch.tensor(n)))
+
+
 def total(x: Tensor) -> Tensor:
     """The sum of x over ranks, on every rank; x itself is left alone."""
     if not _many():
@@ -26,13 +53,33 @@ def total(x: Tensor) -> Tensor:
 
 
 def total_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace each gradient by its sum over ranks: weights already carry the global denominators."""
+    """Replace each gradient by its sum over ranks: weights already carry the global denominators.
+
+    Many at a time: a message costs the same for one number as for a million.
+    """
     if not _many():
         return
+    for bucket in _buckets(parameters):
+        for p in bucket:
+            if p.grad is None:  # a rank without rows takes part all the same
+                p.grad = torch.zeros_like(p)
+        flat = torch.cat([p.grad.flatten() for p in bucket if p.grad is not None])
+        dist.all_reduce(flat)
+        for p, summed in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            p.grad = summed.view_as(p)
+
+
+def _buckets(parameters: Iterable[torch.nn.Parameter], size: int = 2**24) -> Iterator[list[torch.nn.Parameter]]:
+    """Neighbours of one type, about `size` numbers together; every rank has the same parameters in the same order."""
+    bucket, held = list[torch.nn.Parameter](), 0
     for p in parameters:
-        if p.grad is None:  # a rank without rows takes part all the same
-            p.grad = torch.zeros_like(p)
-        dist.all_reduce(p.grad)
+        if bucket and (held + p.numel() > size or p.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, held = [], 0
+        bucket.append(p)
+        held += p.numel()
+    if bucket:
+        yield bucket
 
 
 def gather(item: object) -> list[object]:

@@ -22,13 +22,19 @@ class GenKL(NamedTuple):
 
 def repetition(completions: Sequence[str | Sequence[Hashable]], n: int = 4) -> float:
     """1 - distinct / all n-grams, each counted within its own completion; text is cut into words."""
-    repeated = total = 0
+    again, total = repeated(completions, n)
+    return again / total if total else 0.0
+
+
+def repeated(completions: Sequence[str | Sequence[Hashable]], n: int = 4) -> tuple[int, int]:
+    """(n-grams that the completion had before, all n-grams)"""
+    again = total = 0
     for completion in completions:
         items = completion.split() if isinstance(completion, str) else completion
         grams = [tuple(items[i : i + n]) for i in range(len(items) - n + 1)]
-        repeated += len(grams) - len(set(grams))
+        again += len(grams) - len(set(grams))
         total += len(grams)
-    return repeated / total if total else 0.0
+    return again, total
 
 
 def effective_sample_size(weights: Tensor) -> float:

@@ -142,16 +142,15 @@ def save_scorer(scorer: Scorer, folder: str | Path, *, extra: Mapping[str, Any] 
 
 
 def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Scorer:
-    """The scorer of a folder; one of Hugging Face's, without bias or calibration, is a reward model."""
+    """The scorer of a folder; one of Hugging Face's, without calibration, is a reward model."""
     config, hf = _read_config(Path(folder))
     tensors = _read_tensors(Path(folder), dtype)
     if "score.weight" not in tensors:
         raise HoneError(f"{folder} has no score.weight: it is a language model, train a reward model from it first")
-    state = {"weight": tensors.pop("score.weight")}
-    state["bias"] = tensors.pop("score.bias", state["weight"].new_zeros(1))
+    state = {name: tensors.pop(f"score.{name}") for name in ("weight", "bias") if f"score.{name}" in tensors}
     tensors.pop(HEAD, None)
     with torch.device("meta"):
-        head = ScalarHead(config.hidden_size)
+        head = ScalarHead(config.hidden_size, bias="bias" in state)
     _check_shapes({n: tuple(p.shape) for n, p in head.state_dict().items()}, state)
     head.load_state_dict(state, assign=True)
     decoder = _build(replace(config, tie_word_embeddings=True), tensors)

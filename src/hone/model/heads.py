@@ -9,13 +9,15 @@ from hone.model.forward import wide
 class ScalarHead(nn.Linear):
     """w . h + b in at least float32, [..., D] -> [...]; zero: start with w = 0, so every output is 0."""
 
-    def __init__(self, hidden_size: int, *, zero: bool = False) -> None:
-        super().__init__(hidden_size, 1, bias=True)
-        nn.init.zeros_(self.bias)
+    def __init__(self, hidden_size: int, *, zero: bool = False, bias: bool = True) -> None:
+        super().__init__(hidden_size, 1, bias=bias)
+        if bias:
+            nn.init.zeros_(self.bias)
         if zero:
             nn.init.zeros_(self.weight)
         else:  # unit-variance hidden states give unit-variance scores
             nn.init.normal_(self.weight, std=hidden_size**-0.5)
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(wide(input), wide(self.weight), wide(self.bias)).squeeze(-1)
+        bias = self.bias if self.bias is None else wide(self.bias)
+        return F.linear(wide(input), wide(self.weight), bias).squeeze(-1)

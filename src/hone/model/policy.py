@@ -197,7 +197,9 @@ class Scorer(nn.Module):
         if kind not in self.KINDS:
             raise HoneError(f'unknown kind of scorer "{kind}": use one of {", ".join(self.KINDS)}')
         self.decoder, self.kind, self.layout = decoder, kind, layout
-        self.head = head if head is not None else ScalarHead(decoder.config.hidden_size)
+        # a pair's margin has no gradient for a bias, so that Adam would move it by rounding errors alone
+        bias = kind != "reward"
+        self.head = head if head is not None else ScalarHead(decoder.config.hidden_size, bias=bias)
         self.checkpoint_layers = checkpoint_layers
         self.normalise(mean, std)
         freeze_unused_head(decoder)

@@ -15,10 +15,13 @@ class Roller:
         self.sampler, self.tokenizer, self.params, self.group = sampler, tokenizer, params, group
         self.requests = 0  # each request draws its own random numbers
 
-    def __call__(self, tasks: list[Task]) -> list[Group]:
+    def __call__(self, tasks: list[Task], mine: slice = slice(None)) -> list[Group]:
+        """Groups for this rank's part of the tasks; requests are numbered over all, so ranks change no sample."""
+        first = self.requests + mine.indices(len(tasks))[0] * self.group
+        self.requests += len(tasks) * self.group
+        tasks = tasks[mine]
         prompts = [render_prompt(self.tokenizer, task.prompt) for task in tasks]
-        groups = self.sampler.sample(prompts, n=self.group, params=self.params, first_request=self.requests)
-        self.requests += len(prompts) * self.group
+        groups = self.sampler.sample(prompts, n=self.group, params=self.params, first_request=first)
         return [[self._finish(r, task) for r in g] for g, task in zip(groups, tasks, strict=True)]
 
     def _finish(self, rollout: Rollout, task: Task) -> Rollout:

@@ -65,20 +65,28 @@ def micro_batches(batch: Batch, *, rows: int, unit: int = 1) -> Iterator[Batch]:
 
 
 def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[Batch]:
-    """The iteration's rows, shuffled by `seed`, in `count` nearly equal parts: one optimiser step each."""
+    """The iteration's rows, shuffled by `seed`, in `count` nearly equal parts: one optimiser step each.
+
+    The parts are cut from the rows of all ranks, so that each step learns from the same rows whatever their number.
+    """
     if count == 1:
         yield batch
         return
-    units = len(batch) // unit
-    order = torch.randperm(units, generator=torch.Generator().manual_seed(seed))
+    rows = collect.count(len(batch))
+    here = torch.full((rows,), -1)  # where each row of all ranks lies on this one
+    mine = torch.arange(len(batch))
+    here[mine if batch.place is ABSENT else batch.place] = mine
+    order = torch.randperm(rows // unit, generator=torch.Generator().manual_seed(seed))
     for part in order.tensor_split(count):
-        yield batch.rows((part[:, None] * unit + torch.arange(unit)).flatten())
+        index = here[(part[:, None] * unit + torch.arange(unit)).flatten()]
+        yield batch.rows(index[index >= 0])
 
 
 @torch.no_grad()
 def evaluate(model: Model, batch: Batch, want: frozenset[str], *, rows: int) -> Forward:
     """The forward pass of the whole batch, in slices, without gradients."""
-    parts = [model(batch.rows(slice(i, i + rows)), want) for i in range(0, len(batch), rows)]
+    # a rank without rows still gets columns, of no rows
+    parts = [model(batch.rows(slice(i, i + rows)), want) for i in range(0, max(len(batch), 1), rows)]
     columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(Forward)}
     return Forward(**{name: torch.cat(xs) for name, xs in columns.items() if xs[0] is not ABSENT})
 

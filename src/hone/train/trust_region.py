@@ -116,15 +116,13 @@ def _gradient(
     learner: Learner, batch: Batch, loss: Loss, parameters: Sequence[nn.Parameter], *, stats: Stats, algo: Algorithm
 ) -> tuple[float, Tensor]:
     """The surrogate's value and flat gradient, float64, over all ranks."""
-    value, gradient = 0.0, None
+    value, gradient = 0.0, torch.zeros_like(_flat(parameters), dtype=torch.float64)
     for micro in micro_batches(batch, rows=learner.micro_rows, unit=algo.unit):
         fwd = learner.policy(micro, algo.wants)
         part = objective(fwd, micro, loss)
-        flat = _flat(torch.autograd.grad(part, parameters)).double()
-        gradient = flat if gradient is None else gradient + flat
+        gradient += _flat(torch.autograd.grad(part, parameters)).double()
         value += part.item()
         diagnose.observe(stats, fwd, micro, algo)
-    assert gradient is not None
     stats.add("loss", value, 1 / collect.world()[1])
     summed = collect.total(torch.cat([gradient, gradient.new_tensor([value])]))
     return float(summed[-1]), summed[:-1]

@@ -1,0 +1,154 @@
+"""Every registered algorithm, and the ways to compute one of its trajectories that must not matter."""
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import tiny
+import torch
+from torch import Tensor
+
+from hone import loop
+from hone.algo import ALGORITHMS, Algorithm
+from hone.algo.weight import mismatch
+from hone.data.source import Source
+from hone.model.lora import add_lora
+from hone.train import optim
+from hone.train.step import Learner
+from hone.types import Batch
+
+STEPS = 3
+FILL = 7  # what padding holds: neither 0 nor a token that means nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """An algorithm with its settings, and the learner it trains."""
+
+    algo: Callable[[], Algorithm]
+    own_critic: bool = False
+    lora: bool = False
+    correct: str = ""  # what corrects for the sampler's mismatch
+
+
+QUICK: dict[str, dict[str, Any]] = {"trpo": {"cg_steps": 3}, "expert_iteration": {"threshold": 0.2}}
+CASES = {name: Case(algo=partial(make, **QUICK.get(name, {}))) for name, make in ALGORITHMS.items()} | {
+    "ppo, own critic, entropy, bootstrap": Case(
+        algo=partial(ALGORITHMS["ppo"], entropy=0.01, bootstrap=True, dual=3.0), own_critic=True
+    ),
+    "ppo, adaptive KL in the reward": Case(algo=partial(ALGORITHMS["ppo"], beta=0.1, kl_target=0.001)),
+    "ppo, exact KL in the loss": Case(algo=partial(ALGORITHMS["ppo"], beta=0.1, kl="loss:exact")),
+    "ppo penalty, exact": Case(algo=partial(ALGORITHMS["ppo_penalty"], exact=True)),
+    "grpo, k2 by the ratio": Case(algo=partial(ALGORITHMS["grpo"], kl="loss:k2*ratio")),
+    "grpo, one ratio a row": Case(algo=partial(ALGORITHMS["grpo"], ratio="row", beta=0.0)),
+    "grpo, sampler corrected": Case(algo=ALGORITHMS["grpo"], correct="truncate"),
+    "grpo with a LoRA": Case(algo=ALGORITHMS["grpo"], lora=True),
+    "dpo with a LoRA": Case(algo=ALGORITHMS["dpo"], lora=True),
+    "sft by row": Case(algo=partial(ALGORITHMS["sft"], average="row")),
+    "dapo, filtered": Case(algo=partial(ALGORITHMS["dapo"], overlong="filter")),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How the same numbers are computed."""
+
+    micro_rows: int = 64
+    layout: str = "padded"
+    left: int = 0  # columns of padding before and after the table
+    right: int = 0
+    order: int = 0  # shuffles the rows; 0: as they came
+    checkpoint: bool = False
+    chunk: int = 4096
+    prompts: int = 4
+    dtype: torch.dtype = torch.float64
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """Where it ended, and what was logged on the way."""
+
+    weights: list[Tensor]
+    metrics: list[dict[str, float]]
+
+
+def disturbed(batch: Batch, way: Way, *, unit: int) -> Batch:
+    """The same rows in another order, with padding of any content around them."""
+    if way.order:
+        pairs = torch.randperm(len(batch) // unit, generator=torch.Generator().manual_seed(way.order))
+        batch = batch.rows((pairs[:, None] * unit + torch.arange(unit)).flatten())
+    if not way.left + way.right:
+        return batch
+
+    def widened(name: str, x: Tensor) -> Tensor:
+        fill = False if name in ("mask", "real") else FILL
+        return torch.nn.functional.pad(x, (way.left, way.right), value=fill)
+
+    # at once: a record checks that its columns have one shape
+    return replace(batch, **{name: widened(name, x) for name, x in batch.columns().items() if x.ndim == 2})
+
+
+@contextmanager
+def collated(way: Way, *, unit: int) -> Iterator[None]:
+    """Whatever the loops collate is disturbed before anything else reads it."""
+    real = loop.annotate
+
+    def annotate(batch: Batch, *args: Any, **rest: Any) -> Batch:
+        return real(disturbed(batch, way, unit=unit), *args, **rest)
+
+    loop.annotate = annotate
+    try:
+        yield
+    finally:
+        loop.annotate = real
+
+
+def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
+    """The learner before its first step."""
+    algo = case.algo()
+    base = tiny.decoder(way.seed, width=8, layers=2, dtype=way.dtype)
+    if case.lora:
+        add_lora(base, rank=2, alpha=4.0, targets=("all-linear",), seed=way.seed)
+    learner = tiny.learner_for(
+        algo, base=base, lr=0.01, micro_rows=way.micro_rows, layout=way.layout, seed=way.seed,
+        shared=not case.own_critic,
+    )  # fmt: skip
+    learner.policy.to(way.dtype)  # pyright: ignore[reportAttributeAccessIssue]
+    for model in (learner.policy, learner.reference):
+        if model is not None:
+            model.chunk, model.checkpoint_layers = way.chunk, way.checkpoint  # pyright: ignore
+    return learner, algo
+
+
+def iterations(case: Case, way: Way, learner: Learner, algo: Algorithm) -> Iterator[loop.Iteration]:
+    """The real loop on the real sampler, or on rows."""
+    if not algo.online:
+        rows = Source(tiny.groups_for(algo, groups=4, seed=way.seed), seed=way.seed)
+        return loop.offline(rows, learner, algo, size=way.prompts + (way.prompts > 2))
+    several = 1 if algo.on_policy or algo.trust_region else 2
+    base = learner.policy.decoder  # pyright: ignore[reportAttributeAccessIssue]
+    correct = partial(mismatch, how=case.correct, cap=1.5) if case.correct else None
+    return loop.online(
+        Source(tiny.TASKS, seed=way.seed), tiny.Roller(base, group=4, seed=way.seed),
+        tiny.scorer(tiny.share_of_threes), learner, algo, prompts=way.prompts, epochs=several, minibatches=several,
+        correct=correct, seed=way.seed,
+    )  # fmt: skip
+
+
+def trajectory(case: Case, way: Way) -> Trajectory:
+    """A few steps through the real model, packing and optimiser."""
+    learner, algo = start(case, way)
+    with collated(way, unit=algo.unit):
+        done = list(itertools.islice(iterations(case, way, learner, algo), STEPS))
+    timed = ("seconds", "tokens_per_second")
+    metrics = [{k: v for k, v in d.metrics.items() if not k.startswith(timed)} for d in done]
+    return Trajectory([p.detach().clone() for p in optim.parameters_of(learner.optimizer)], metrics)
+
+
+def furthest(a: list[Tensor], b: list[Tensor]) -> float:
+    """The largest difference of two lists of weights."""
+    return max(float((x.double() - y.double()).abs().max()) for x, y in zip(a, b, strict=True))
