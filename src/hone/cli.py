@@ -2,7 +2,9 @@
 never by this module, so that help is instant."""
 
 import argparse
+import contextlib
 import errno
+import json
 import os
 import sys
 import traceback
@@ -18,6 +20,7 @@ EPILOG = """\
 examples:
   hone demo                                   the whole journey on the CPU, in minutes
   hone run recipes/grpo.py train.steps=200    a recipe with one setting changed
+  hone check recipes/grpo.py                  is what will be trained what you meant?
   hone resume runs/grpo                       go on after Ctrl-C
   hone algos dapo                             what dapo can be set to
 """
@@ -107,6 +110,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     _demo_options(add("demo", _demo, "train a small model through every stage on the CPU"))
     _run_options(add("run", _run, "train what a recipe says"))
+    _check_options(add("check", _check, "examine a recipe's step 0: tokens, masks, rewards, weights, gradients"))
     add("resume", _resume, "continue a run from its last checkpoint").add_argument("run_dir", metavar="RUN_DIR")
     _eval_options(add("eval", _eval, "score a model on a file of problems"))
     algos = add("algos", _algos, "list the algorithms, or the settings of one")
@@ -124,10 +128,19 @@ def _version() -> str:
         return "(from the source tree)"
 
 
-def _run_options(parser: argparse.ArgumentParser) -> None:
+def _recipe_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a built-in name, FILE.py or FILE.py:function")
     parser.add_argument("settings", nargs="*", metavar="a.b=value", help="change a setting of the recipe")
     parser.add_argument("--config", metavar="FILE.yaml", help="settings from a file; a.b=value comes after it")
+
+
+def _check_options(parser: argparse.ArgumentParser) -> None:
+    _recipe_options(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    _recipe_options(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run where its folder has a checkpoint")
 
 
@@ -146,15 +159,44 @@ def _demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="a smoke test: few steps, no lesson in the numbers")
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _recipe(arguments: argparse.Namespace) -> Any:
     recipe = load_recipe(arguments.recipe)()
     if arguments.config:
         recipe = from_yaml(arguments.config, recipe)
     recipe = override(recipe, arguments.settings)
     validate(recipe)
+    return recipe
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    recipe = _recipe(arguments)
     from hone import runner
 
     print(runner.run(recipe, resume=arguments.resume))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what a reward prints is no part of the report
+            recipe = _recipe(arguments)
+            from hone.check import suite
+
+            report = suite.check(recipe)
+    except HoneError as error:
+        if arguments.json:
+            print(json.dumps({"recipe": arguments.recipe, "ok": False, "error": str(error), "findings": []}))
+        raise
+    if arguments.json:
+        print(json.dumps(report.plain()))
+    else:
+        from rich.console import Console
+
+        from hone.check.show import show
+
+        show(report, Console())
+    if not report.ok:
+        names = ", ".join(f.name for f in report.failures)
+        raise HoneError(f"{len(report.failures)} of {len(report.findings)} checks failed: {names}")
 
 
 def _resume(arguments: argparse.Namespace) -> None:

@@ -3,31 +3,25 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hone import build, loop
-from hone.algo import Algorithm
+from hone.check import suite
 from hone.config import from_yaml
-from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError, Interrupted
+from hone.job import CHECKPOINTS, START, Run, prepare, publish, save, set_torch
 from hone.log import samples
-from hone.log.monitor import Monitor
 from hone.log.progress import Progress
 from hone.log.sinks import JsonlSink, truncate_after
 from hone.measure import measure
-from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder
-from hone.model.policy import Policy, Scorer, frozen_copy
+from hone.model.policy import Policy, frozen_copy
 from hone.recipe import Recipe, plan, validate
-from hone.reward.score import Scorer as RewardScorer
 from hone.reward.score import check_valid, score
-from hone.rollout.local import LocalSampler
-from hone.rollout.roller import Roller
 from hone.signals import Stopper
 from hone.state import (
     CONFIG,
@@ -36,53 +30,26 @@ from hone.state import (
     describe,
     in_python,
     is_described,
-    restore,
     write_model,
-    write_state,
 )
 from hone.train import checkpoint
-from hone.train.step import Learner
-from hone.types import Group, Task
+from hone.types import Group
 
-START = "start"  # the model as the run found it: the reference, and the base under adapters
-CHECKPOINTS = "checkpoints"
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES)
-
-
-@dataclass(slots=True, kw_only=True)
-class Run:
-    """The objects of a run; what changes from step to step is in learner, source, roller and monitor."""
-
-    recipe: Recipe
-    algo: Algorithm
-    tokenizer: Tokenizer
-    policy: Policy | Scorer
-    learner: Learner
-    source: Source[Any]
-    monitor: Monitor
-    roller: Roller | None = None  # online only
-    reward: RewardScorer | None = None
-    held_out: Sequence[Task] = ()
-
-    @property
-    def step(self) -> int:
-        """Steps done."""
-        return self.learner.version
 
 
 def run(recipe: Recipe, *, resume: bool = False) -> Path:
     """Train what the recipe says; returns the folder of the finished model, ready to load."""
     validate(recipe)
-    if recipe.train.threads:
-        torch.set_num_threads(recipe.train.threads)
-    torch.use_deterministic_algorithms(recipe.train.deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
+    set_torch(recipe)
     folder = recipe.run_dir
     found = _found(folder, resume=resume)
     if found:
         check_same(recipe, folder)
     job = prepare(recipe, resume_from=found)
+    if found is None:
+        _look(job)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         _begin(job, folder, fresh=found is None)
@@ -94,6 +61,17 @@ def run(recipe: Recipe, *, resume: bool = False) -> Path:
     finally:
         if not job.step:
             _forget(folder, made)
+
+
+def _look(job: Run) -> None:
+    """The cheap checks of `hone check`: what is wrong is said before anything is written, the rest is noted."""
+    findings = suite.cheap(job)
+    for f in findings:
+        if f.verdict == "fail":
+            raise HoneError(f"{f.name}: {f.seen}: {f.remedy} (`hone check` says more)")
+    for f in findings:
+        if f.verdict == "warn":
+            print(f"{job.recipe.name}: warn: {f.name}: {f.seen}: {f.remedy}", file=sys.stderr)
 
 
 def resume(run_dir: str | Path) -> Path:
@@ -141,65 +119,6 @@ def _found(folder: Path, *, resume: bool) -> Path | None:
     return None
 
 
-def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
-    """Build every part before the first step, so that what is wrong is said before anything is written."""
-    algo = build.algorithm(recipe)
-    vocabulary, decoder = _start(recipe, resumed=resume_from is not None)
-    policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed), algo)
-    learner = build.learner(recipe, policy, build.reference(recipe, policy, algo))
-    context = decoder.config.max_position_embeddings
-    if algo.online and recipe.sample.max_tokens >= context:
-        raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
-    job = Run(
-        recipe=recipe,
-        algo=algo,
-        tokenizer=vocabulary,
-        policy=policy,
-        learner=learner,
-        source=build.source(_items(recipe, vocabulary, algo, context=context), seed=recipe.seed),
-        monitor=Monitor(recipe.limits),
-    )
-    if algo.online:
-        params = build.sample_params(recipe.sample, vocabulary, seed=recipe.seed)
-        sampler = LocalSampler(decoder, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id)
-        job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
-        job.reward = build.reward(recipe.reward, vocabulary)
-        if recipe.eval_data:
-            job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1)
-    if resume_from is not None:
-        restore(resume_from, policy, learner, recipe=recipe, parts=_parts(job))
-        if job.roller:
-            job.roller.sampler.version = job.step
-    return job
-
-
-def _start(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
-    """On resume from the run's own copy: the recipe's folders may have changed since."""
-    if not resumed:
-        vocabulary = build.tokenizer(recipe.model)
-        return vocabulary, build.decoder(recipe.model, vocabulary, seed=recipe.seed)
-    folder = recipe.run_dir / START
-    try:
-        checkpoint.verify(folder)
-    except HoneError as error:
-        raise HoneError(
-            f"{folder} is damaged, and the run goes on from it: start a new run, with model.path set to a checkpoint"
-        ) from error
-    return Tokenizer.load(folder), load_decoder(folder)
-
-
-def _items(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> Sequence[Any]:
-    if not algo.online:
-        return build.groups(recipe, vocabulary, algo, context=context)
-    return build.tasks(recipe.data, vocabulary, room=context - 1)
-
-
-def _parts(job: Run) -> dict[str, Any]:
-    """What has a state of its own to save."""
-    parts: dict[str, Any] = {"source": job.source, "monitor": job.monitor}
-    return parts | ({"roller": job.roller} if job.roller else {})
-
-
 # --- files ---
 
 
@@ -225,16 +144,6 @@ def _forget(folder: Path, made: Sequence[Path]) -> None:
     for path in made:  # the innermost first
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
-
-
-def save(job: Run, folder: Path) -> Path:
-    """A checkpoint of the run as it is now."""
-
-    def write(aside: Path) -> None:
-        write_model(aside, job.policy, job.tokenizer)
-        write_state(aside, job.policy, job.learner, recipe=job.recipe, parts=_parts(job))
-
-    return checkpoint.save(folder / CHECKPOINTS, job.step, write, keep=job.recipe.save.keep)
 
 
 # --- the run itself ---
@@ -295,9 +204,6 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
         check_valid(groups, max_invalid=train.max_invalid)
         return groups
 
-    def publish(version: int) -> None:
-        roller.sampler.version = version
-
     return loop.online(
         job.source,
         roller,
@@ -309,7 +215,7 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
         minibatches=train.minibatches,
         refill_rounds=train.refill_rounds,
         correct=build.correction(recipe),
-        publish=publish,
+        publish=partial(publish, job),
         seed=recipe.seed,
     )
 

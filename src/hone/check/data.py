@@ -1,0 +1,130 @@
+"""Checks of the dataset: prompts and answers still belong together, nothing is met twice, everything fits."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from hone import build
+from hone.check.finding import Finding, failed, passed, skipped, warned
+from hone.check.probe import Probe
+from hone.data import rows as dataset
+from hone.types import Group, Rollout, Task
+
+NEAR = 0.9  # of the context: a row this long leaves no room to grow
+MANY = 0.5  # of the rows may be copies of others before it is worth a word
+REMEDY_BUG = "rows were mixed up after they were read: this is a bug of Hone or of code that wraps it"
+
+
+def pairing(probe: Probe) -> Finding:
+    """What the shuffled source hands out is the dataset's: each prompt with its own answer, or completion."""
+    if probe.job.algo.online:
+        known = Counter(_key(task) for task in _as_tasks(probe.raw))
+        strange = [task for task in probe.tasks if _key(task) not in known]
+        if strange:
+            seen = (
+                f"{len(strange)} of {len(probe.tasks)} shuffled tasks are no row of the data: {strange[0].prompt!r:.40}"
+            )
+            return failed(f"{seen} with the answer {strange[0].answer!r:.20}", REMEDY_BUG)
+        return passed(f"{len(probe.tasks)} tasks in shuffled order, each with the answer of its own row")
+    if not probe.rows or not probe.rows[0].text:
+        return skipped("a row is one text: there is nothing to pair")
+    by_text = defaultdict[str, list[Any]](list)
+    for row in probe.raw:
+        by_text[_written(row)].append(row)
+    strange = [g for g in probe.items if not any(_same(g, row, probe) for row in by_text[g[0].text])]
+    if strange:
+        seen = f"{len(strange)} of {len(probe.items)} shuffled rows are no row of the data: {strange[0][0].text!r:.40}"
+        return failed(seen, REMEDY_BUG)
+    return passed(f"{len(probe.items)} rows in shuffled order, each prompt with the completions of its own row")
+
+
+def _as_tasks(rows: list[Any]) -> list[Task]:
+    """As the run reads them; a Task's own prompt and answer win over columns of that name in its extra."""
+    named = [{**r.extra, "prompt": r.prompt, "answer": r.answer} if isinstance(r, Task) else r for r in rows]
+    return [dataset.task_row({name: x for name, x in r.items() if name != "answer" or x is not None}) for r in named]
+
+
+def _key(task: Task) -> str:
+    return json.dumps([task.prompt, task.answer, task.extra], sort_keys=True, default=repr)
+
+
+def _written(row: Mapping[str, Any]) -> str:
+    """The completion of a raw row as `Rollout.text` has it; of a pair, the chosen one."""
+    if "steps" in row or "completions" in row:
+        steps = row.get("steps", row.get("completions", ()))
+        return "".join(step if step.endswith("\n") else step + "\n" for step in steps)
+    written = row.get("chosen", row.get("completion", ""))
+    return written if isinstance(written, str) else written[-1]["content"]
+
+
+def _same(group: Group, row: Mapping[str, Any], probe: Probe) -> bool:
+    again = dataset.CONVERTERS[dataset.shape_of(row)](row, probe.job.tokenizer)
+    return list(map(_content, group)) == list(map(_content, again))
+
+
+def _content(r: Rollout) -> tuple[Any, ...]:
+    return list(r.tokens), list(r.mask), r.label, r.margin, repr(r.step_label)
+
+
+def copies(probe: Probe) -> Finding:
+    """Rows that occur twice, one prompt with different answers, and held-out prompts that are trained on."""
+    rows = [_plain(row) for row in probe.raw]
+    repeated = len(rows) - len({json.dumps(row, sort_keys=True, default=repr) for row in rows})
+    leaked, held_out = _leaks(probe, rows)
+    if leaked:
+        seen = f"{leaked} of {held_out} prompts of eval_data are in data: the evaluation would be flattered"
+        return warned(seen, "take them out of data")
+    if disputed := _disputed(rows) if probe.job.algo.online else 0:
+        return warned(f"{disputed} prompts occur with different answers", "keep one answer a prompt")
+    seen = f"{repeated} of {len(rows)} rows are copies of others"
+    if repeated > MANY * len(rows) and len(rows) > 1:
+        return warned(seen, "remove the copies, or mean it: they count several times")
+    return passed(f"{seen}; {f'none of {held_out} held-out prompts is in data' if held_out else 'no eval_data'}")
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    if isinstance(row, Task):
+        return {"prompt": row.prompt, "answer": row.answer, **row.extra}
+    return {name: value for name, value in row.items() if name != "id"}
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    return json.dumps(row.get("prompt"), sort_keys=True, default=repr)
+
+
+def _leaks(probe: Probe, rows: list[dict[str, Any]]) -> tuple[int, int]:
+    if not probe.job.recipe.eval_data:
+        return 0, 0
+    known = {_prompt(row) for row in rows if "prompt" in row}
+    held_out = [_prompt(_plain(row)) for row in build.load_rows(probe.job.recipe.eval_data)[0]]
+    return sum(prompt in known for prompt in held_out), len(held_out)
+
+
+def _disputed(rows: list[dict[str, Any]]) -> int:
+    answers = defaultdict[str, set[str]](set)
+    for row in rows:
+        if "answer" in row:
+            answers[_prompt(row)].add(str(row["answer"]))
+    return sum(len(found) > 1 for found in answers.values())
+
+
+def context(probe: Probe) -> Finding:
+    """Prompt and completion fit the model's context: nothing is cut, and completions get all their tokens."""
+    limit = probe.job.policy.decoder.config.max_position_embeddings
+    if not probe.job.algo.online:
+        lengths = [len(r.tokens) for r in probe.rows]
+        near = sum(length > NEAR * limit for length in lengths)
+        over = sum(length > limit for length in lengths)
+        if over:
+            return failed(f"{over} of {len(lengths)} rows exceed the context of {limit}", "shorten them")
+        return passed(
+            f"longest of {len(lengths)} rows {max(lengths)} of {limit} tokens, {near} near the limit, none cut"
+        )
+    lengths, most = [len(p) for p in probe.prompts], probe.job.recipe.sample.max_tokens
+    short = sum(length + most > limit for length in lengths)
+    seen = f"longest of {len(lengths)} prompts {max(lengths)} + {most} to write, context {limit}"
+    if short:
+        remedy = f"set sample.max_tokens to {max(1, limit - max(lengths))} or less, or shorten the prompts"
+        return warned(f"{seen}: {short} prompts leave less than sample.max_tokens", remedy)
+    return passed(seen)

@@ -1,0 +1,156 @@
+"""Checks of the run as a whole: what a step is, whether it fits disk and memory, and whether it can be resumed."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from hone.check.finding import Finding, failed, passed, skipped, warned
+from hone.check.learning import trained
+from hone.check.perturb import kept, moved
+from hone.check.probe import Probe
+from hone.data.tokenizer import Tokenizer
+from hone.job import parts, save
+from hone.model.folder import load_decoder, load_scorer
+from hone.model.lora import plain_state
+from hone.model.policy import Scorer
+from hone.recipe import plan as in_words
+from hone.state import MOMENTS, WEIGHTS, restore
+from hone.train import checkpoint
+from hone.train.step import update
+
+MEMORY = "/proc/meminfo"
+LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
+
+
+def step(probe: Probe) -> Finding:
+    """What one step does, in rows, and how often the run meets each row of the data."""
+    recipe, rows = probe.job.recipe, len(probe.job.source)
+    epochs = recipe.train.steps * recipe.train.prompts / rows
+    seen = f"{in_words(recipe)}; {recipe.train.steps} steps meet each of {rows} rows {epochs:.2g} times"
+    if recipe.train.prompts > rows:
+        return warned(f"{seen}; a step takes more than there are", "lower train.prompts, or add data")
+    return passed(seen)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _size(number: float) -> str:
+    """
+    >>> _size(1536), _size(3 * 2**30)
+    ('1.5 KiB', '3.0 GiB')
+    """
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if number < 1024:
+            return f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} TiB"
+
+
+def _checkpoint_size(probe: Probe) -> int:
+    """The model, what is trained of it as it is, and two moments."""
+    return _bytes(probe.job.policy.parameters()) + 3 * _bytes(trained(probe))
+
+
+def disk(probe: Probe) -> Finding:
+    """Room for the checkpoints that are kept, one more while it is written, and the model of the start."""
+    recipe = probe.job.recipe
+    saves = 1 if not recipe.save.every else max(1, -(-recipe.train.steps // recipe.save.every))
+    kept_at_once = min(recipe.save.keep, saves) + 1
+    each = _checkpoint_size(probe)
+    need = kept_at_once * each + _bytes(probe.job.policy.decoder.parameters())
+    place = next(path for path in (recipe.run_dir.absolute(), *recipe.run_dir.absolute().parents) if path.exists())
+    free = shutil.disk_usage(place).free
+    seen = f"{kept_at_once} checkpoints of {_size(each)} and the start need {_size(need)}, {_size(free)} are free"
+    if free < need:
+        return failed(seen, "free some space, lower save.keep, or set out= to another disk")
+    if free < 2 * need:
+        return warned(seen, "free some space: the logs and another run need some too")
+    return passed(seen)
+
+
+def memory(probe: Probe) -> Finding:
+    """What training adds to the weights that are loaded: gradients, moments, and roughly the activations."""
+    free = _free_memory()
+    if free is None:
+        return skipped("this system does not say how much memory is free")
+    recipe, config = probe.job.recipe, probe.job.policy.decoder.config
+    certain = 3 * _bytes(trained(probe))
+    longest = max(len(r.tokens) for g in probe.learned for r in g)
+    width = 34 * config.hidden_size + 5 * longest * config.num_attention_heads  # numbers a token and layer
+    rows = min(recipe.train.micro_rows, recipe.train.prompts * (recipe.sample.group if recipe.online else 1))
+    activations = 4 * rows * longest * (width * config.num_hidden_layers + 2 * config.vocab_size)
+    seen = f"gradients and moments {_size(certain)}, activations about {_size(activations)}, {_size(free)} are free"
+    if certain > free:
+        return failed(seen, "train adapters (lora.rank=8), or a smaller model")
+    if certain + activations > free:
+        return warned(seen, f"lower train.micro_rows ({recipe.train.micro_rows}): it changes no number")
+    return passed(seen)
+
+
+def _free_memory() -> int | None:
+    """What the system has left, or what the container may still take where that is less."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path(MEMORY).read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
+    if all(os.path.exists(path) for path in LIMITS):
+        most, used = (Path(path).read_text().strip() for path in LIMITS)
+        free = min(free, int(most) - int(used)) if most.isdigit() and used.isdigit() else free
+    return free
+
+
+def saved(probe: Probe) -> Finding:
+    """A checkpoint written after one update, read back bit for bit, resumed from, and loaded as a model."""
+    each, folder = _checkpoint_size(probe), tempfile.gettempdir()
+    if shutil.disk_usage(folder).free < 2 * each:
+        return warned(f"no room for a trial checkpoint of {_size(each)} in {folder}", "set TMPDIR to a larger disk")
+    job, parameters = probe.job, trained(probe)
+    with tempfile.TemporaryDirectory(prefix="hone-check-") as place, kept(job.learner, parameters):
+        update(job.learner, probe.batch, job.algo)
+        where = save(job, Path(place))
+        files = sum(p.stat().st_size for p in where.rglob("*") if p.is_file())
+        wrong = [*_unequal(probe, where), *_not_restored(probe, where)]
+    if wrong:
+        return failed(f"not as it was saved: {', '.join(wrong[:3])}", "this is a bug of Hone: please report it")
+    return passed(f"{_size(files)} written, read back equal, resumed from, and loaded as a model")
+
+
+def _unequal(probe: Probe, where: Path) -> list[str]:
+    """What the files hold that is not what the run holds."""
+    job = probe.job
+    checkpoint.verify(where)
+    here = {name: p for name, p in job.policy.named_parameters() if p.requires_grad}
+    wrong = _differences(here, checkpoint.load_tensors(where / WEIGHTS))
+    wrong += _differences(checkpoint.optimizer_tensors(job.learner.optimizer), checkpoint.load_tensors(where / MOMENTS))
+    model: nn.Module = load_scorer(where) if isinstance(job.policy, Scorer) else load_decoder(where)
+    decoder = model.decoder if isinstance(model, Scorer) else model
+    wrong += _differences(plain_state(job.policy.decoder), decoder.state_dict(), head=not isinstance(model, Scorer))
+    if Tokenizer.load(where).stop_ids != job.tokenizer.stop_ids:
+        wrong.append("the stop tokens")
+    return wrong
+
+
+def _differences(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], *, head: bool = True) -> list[str]:
+    """The names on one side only, or whose bits differ; head: compare the vocabulary's too, which a scorer lacks."""
+    names = {n for n in ours.keys() | theirs.keys() if head or not n.startswith("lm_head")}
+    return sorted(n for n in names if n not in ours or n not in theirs or not torch.equal(ours[n], theirs[n]))
+
+
+def _not_restored(probe: Probe, where: Path) -> list[str]:
+    """What `resume` would not bring back: the weights are moved and the cursors turned before it."""
+    job, parameters = probe.job, trained(probe)
+    before = [p.detach().clone() for p in parameters]
+    states = {name: dict(part.state()) for name, part in parts(job).items()}
+    with moved(parameters):
+        job.source.take(1)
+        restore(where, job.policy, job.learner, recipe=job.recipe, parts=parts(job))
+        wrong = [f"parameter {i}" for i, p in enumerate(parameters) if not torch.equal(p, before[i])]
+    return wrong + [name for name, part in parts(job).items() if dict(part.state()) != states[name]]

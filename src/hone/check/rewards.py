@@ -1,0 +1,186 @@
+"""Checks of the reward: numbers that repeat, that tell completions apart, and that accept the right answer."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hone.algo.select import reward_of
+from hone.check.finding import Finding, failed, passed, skipped, warned
+from hone.check.probe import Probe
+from hone.measure import JUDGES
+from hone.reward.score import Combined, Scorer
+from hone.types import Outcome, Rollout, Task
+
+OFFLINE = "there is no reward: the algorithm is offline"
+GOLD = 16  # tasks whose answers are tried
+# The forms in which an answer is tried, the one that Hone's verifiers read first.
+FORMS = (
+    "<answer>{}</answer>",
+    "<think>\n</think>\n<answer>{}</answer>",
+    "{}",
+    r"\boxed{{{}}}",
+    "#### {}",
+    "The answer is {}.",
+)
+CLOSE = 1e-4  # a reward model's number depends a little on the rows beside it
+
+
+def _values(outcomes: Sequence[Outcome]) -> list[float | None]:
+    return [o.value for o in outcomes]
+
+
+def values(probe: Probe) -> Finding:
+    """How many rewards are invalid and why, their range, and whether they differ at all."""
+    if not probe.job.algo.online:
+        return skipped(OFFLINE)
+    outcomes = [r.outcome for g in probe.scored for r in g if r.outcome]
+    numbers = [o.value for o in outcomes if o.value is not None]
+    invalid = Counter(o.reason for o in outcomes if o.value is None)
+    if invalid:
+        reason, _ = invalid.most_common(1)[0]
+        seen = f"{invalid.total()} of {len(outcomes)} rewards are invalid, most often: {reason}"
+        too_many = invalid.total() > probe.job.recipe.train.max_invalid * len(outcomes)
+        return (failed if too_many else warned)(seen, "correct the reward function, or the rows it fails on")
+    low, high = min(numbers), max(numbers)
+    mean = sum(numbers) / len(numbers)
+    spread = (sum((x - mean) ** 2 for x in numbers) / len(numbers)) ** 0.5
+    seen = f"{len(numbers)} rewards from {low:.3g} to {high:.3g}, mean {mean:.3g}, standard deviation {spread:.3g}"
+    if low == high:
+        remedy = "check that the reward reads what the model writes; or start from a model that is sometimes right"
+        return warned(f"{seen}: the same for every completion", remedy)
+    return passed(seen)
+
+
+def repeatable(probe: Probe) -> Finding:
+    """The same completion gets the same reward again, in another order, alone; and the reward changes nothing."""
+    if not probe.job.algo.online:
+        return skipped(OFFLINE)
+    rows = [r for g in probe.groups for r in g]
+    before = repr(rows)
+    first, second = _values(probe.reward(rows)), _values(probe.reward(rows))
+    backwards = _values(probe.reward(rows[::-1]))[::-1]
+    alone = [_values(probe.reward([r]))[0] for r in rows[:4]]
+    if repr(rows) != before:
+        return failed("the reward changed the completions it was given", "let it work on copies")
+    if moved := _unlike(first, second):
+        return warned(
+            f"{moved} of {len(rows)} rewards differ when asked twice", "make the reward deterministic: fix its seed"
+        )
+    if moved := _unlike(first, backwards):
+        seen = f"{moved} of {len(rows)} rewards differ when the completions come in another order"
+        return failed(seen, "return the rewards in the order of the completions, and keep nothing between calls")
+    if moved := _unlike(first[: len(alone)], alone):
+        return warned(
+            f"{moved} of {len(alone)} rewards differ when scored alone", "a reward should read one completion only"
+        )
+    return passed(f"{len(rows)} rewards are the same twice, in reverse order, and {len(alone)} of them alone")
+
+
+def _unlike(left: Sequence[float | None], right: Sequence[float | None]) -> int:
+    def same(a: float | None, b: float | None) -> bool:
+        return a == b or (a is not None and b is not None and abs(a - b) <= CLOSE * max(1.0, abs(a)))
+
+    return sum(not same(a, b) for a, b in zip(left, right, strict=True))
+
+
+def signal(probe: Probe) -> Finding:
+    """The share of groups whose rewards are all equal: a method that compares within a group learns nothing there."""
+    if not probe.job.algo.online:
+        return skipped(OFFLINE)
+    groups = [[value for r in g if (value := reward_of(r)) is not None] for g in probe.scored]
+    equal = sum(len(set(values)) < 2 for values in groups)
+    seen = f"{equal} of {len(groups)} groups of {len(probe.scored[0])} have equal rewards"
+    if probe.job.algo.group < 2:
+        return skipped(f"the algorithm does not compare within a group ({seen})")
+    if equal == len(groups):
+        return warned(f"{seen}: nothing to learn from", "use easier problems, a larger sample.group, or a better start")
+    if equal > len(groups) / 2:
+        return warned(seen, "use problems of middling difficulty, or a larger sample.group")
+    return passed(seen)
+
+
+def judges_of(reward: Scorer | None) -> dict[str, Scorer]:
+    """The parts of the reward that are Hone's own verifiers of an answer."""
+    parts = reward.rewards if isinstance(reward, Combined) else {}
+    return {name: scorer for name, (scorer, _) in parts.items() if name in JUDGES}
+
+
+def _reads_no_answer(reward: Scorer | None) -> bool:
+    names = list(reward.rewards) if isinstance(reward, Combined) else []
+    return bool(names) and all(name == "format" or name.startswith("model:") for name in names)
+
+
+def gold(probe: Probe) -> Finding:
+    """The right answer is accepted, and another row's answer is not."""
+    if not probe.job.algo.online:
+        return skipped(OFFLINE)
+    tasks = [task for task in probe.tasks if task.answer is not None][:GOLD]
+    if found := judges_of(probe.job.reward):
+        name, judge = next(iter(found.items()))
+        if len(tasks) < min(GOLD, len(probe.tasks)):
+            lacking = sum(task.answer is None for task in probe.tasks)
+            return failed(
+                f"{lacking} of {len(probe.tasks)} tasks have no answer, {name} needs it", 'add the column "answer"'
+            )
+        return _by_verifier(name, judge, tasks)
+    if not tasks or _reads_no_answer(probe.job.reward):
+        return skipped("the rows have no answer, or no part of the reward reads it")
+    return _by_function(probe, tasks)
+
+
+def gold_of_verifiers(probe: Probe) -> Finding:
+    """As `gold`, but a function of the user's is never called: that may cost time or money."""
+    if probe.job.algo.online and not judges_of(probe.job.reward):
+        return skipped("the reward is not one of Hone's verifiers")
+    return gold(probe)
+
+
+def _written(task: Task, text: str) -> Rollout:
+    return Rollout(tokens=[0], mask=[True], task=task, text=text)
+
+
+def _other(task: Task, tasks: Sequence[Task]) -> str | None:
+    """The answer of another row that is not the same."""
+    different = (t.answer for t in tasks if t.answer is not None and t.answer.strip() != (task.answer or "").strip())
+    return next(different, None)
+
+
+def _by_verifier(name: str, judge: Scorer, tasks: Sequence[Task]) -> Finding:
+    tried = [[judge([_written(task, form.format(task.answer))])[0] for form in FORMS] for task in tasks]
+    invalid = [outcomes[0].reason for outcomes in tried if not any(o.valid for o in outcomes)]
+    if invalid:
+        seen = f"{name} cannot read {len(invalid)} of {len(tasks)} gold answers: {invalid[0]}"
+        return failed(seen, "correct the column answer, or use another verifier")
+    refused = sum(max(o.value or 0.0 for o in outcomes) < 1 for outcomes in tried)
+    if refused:
+        return failed(
+            f"{name} refuses {refused} of {len(tasks)} gold answers in every form", "correct the column answer"
+        )
+    swapped = [(task, other) for task in tasks if (other := _other(task, tasks)) is not None]
+    accepted = sum(judge([_written(task, FORMS[0].format(other))])[0].value == 1 for task, other in swapped)
+    seen = f"{name} accepts {len(tasks)} gold answers, and {accepted} of {len(swapped)} answers of other rows"
+    if accepted:
+        verdict = failed if accepted > len(swapped) / 2 else warned
+        return verdict(seen, "a verifier that accepts a wrong answer teaches nothing: compare the answers by hand")
+    return passed(f"{seen}, tried as {FORMS[0].format('X')}")
+
+
+def _by_function(probe: Probe, tasks: Sequence[Task]) -> Finding:
+    """The form in which the right answer is most often preferred to another row's."""
+    pairs = [(task, task.answer or "", other) for task in tasks if (other := _other(task, tasks)) is not None]
+    if not pairs:
+        return skipped("all answers are the same")
+    best, form = 0, FORMS[0]
+    for tried in FORMS:
+        rows = [_written(task, tried.format(text)) for task, own, other in pairs for text in (own, other)]
+        encoded = [probe.job.tokenizer.encode(r.text) for r in rows]
+        rows = [replace(r, tokens=t, mask=[True] * len(t)) for r, t in zip(rows, encoded, strict=True)]
+        found = [0.0 if o.value is None else o.value for o in probe.reward(rows)]
+        preferred = sum(found[i] > found[i + 1] for i in range(0, len(found), 2))
+        if preferred > best:
+            best, form = preferred, tried
+    shown = " ".join(form.format("X").split())
+    seen = f"the right answer, written as {shown}, earns more than another row's on {best} of {len(pairs)} tasks"
+    if best < len(pairs):
+        return warned(seen, "check by hand what the reward gives to a right answer")
+    return passed(seen)

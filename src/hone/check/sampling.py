@@ -1,0 +1,177 @@
+"""Checks of the sampler against the learner: the same weights, the same distribution, completions that differ."""
+
+import math
+from collections import Counter
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from hone.check.finding import Finding, failed, passed, skipped, warned
+from hone.check.perturb import moved
+from hone.check.probe import Probe
+from hone.data.chat import render_prompt
+from hone.data.collate import collate
+from hone.job import publish
+from hone.model.policy import Policy
+from hone.train.step import evaluate
+from hone.types import Batch, Group, Rollout, Stop
+
+WARN_GAP, FAIL_GAP = 1e-3, 1e-2  # nats at temperature 1: float32 leaves about 1e-5
+UNLIKELY = math.log(1e-6)  # how improbable a coincidence must be to be called a fault
+OFFLINE = "nothing is sampled: the algorithm is offline"
+
+
+def learner_logp(probe: Probe, batch: Batch) -> Tensor:
+    """The log-prob that the loss will see, [B, T]."""
+    return evaluate(probe.job.policy, batch, frozenset({"logp"}), rows=probe.job.learner.micro_rows).logp
+
+
+def gap(probe: Probe, groups: list[Group]) -> tuple[float, float]:
+    """Largest and mean |log-prob of the sampler - of the learner| over the tokens written."""
+    batch = collate(groups)
+    difference = (learner_logp(probe, batch) - batch.gen_logp).abs()[batch.mask].double()
+    return float(difference.max()), float(difference.mean())
+
+
+def _limits(probe: Probe) -> tuple[float, float]:
+    """A rounding error in a logit is divided by the temperature."""
+    grown = max(1.0, 1 / probe.job.recipe.sample.temperature)
+    return WARN_GAP * grown, FAIL_GAP * grown
+
+
+def agree(probe: Probe) -> Finding:
+    """log pi of each sampled token: sampler and learner must give the same number."""
+    if not probe.job.algo.online:
+        return skipped(OFFLINE)
+    largest, mean = gap(probe, probe.groups)
+    rows = [r for g in probe.groups for r in g]
+    seen = f"gap of log-probs at most {largest:.1e}, mean {mean:.1e}, over {sum(sum(r.mask) for r in rows)} tokens"
+    warn, fail = _limits(probe)
+    remedy = "sampler and learner must share weights, temperature and precision; then train.mismatch=truncate"
+    if not largest <= fail:
+        return failed(f"{seen} (limit {fail:.0e})", remedy)
+    return warned(f"{seen} (expected below {warn:.0e})", remedy) if largest > warn else passed(seen)
+
+
+def published(probe: Probe) -> Finding:
+    """Move the weights, publish, sample: the sampler must follow; put them back: the old numbers again."""
+    job = probe.job
+    if not job.algo.online:
+        return skipped(OFFLINE)
+    assert job.roller is not None
+    tasks, version = probe.tasks[:2], job.roller.sampler.version
+    before = probe.sample(tasks)
+    parameters = job.learner.policy.actor_parameters()
+    try:
+        with moved(parameters):
+            publish(job, version + 1)
+            after = probe.sample(tasks)
+            followed, _ = gap(probe, after)
+        stale, _ = gap(probe, after)  # the same tokens under the old weights: how far a stale sampler would be off
+    finally:
+        publish(job, version)
+    again = probe.sample(tasks)
+    limit = _limits(probe)[1]
+    seen = f"weights moved: sampler within {followed:.1e} of the learner, {stale:.2g} from the old weights"
+    remedy = (
+        "the sampler holds other weights than the learner: build it on the learner's own decoder, adapters included"
+    )
+    if not followed <= limit:
+        return failed(f"{seen} (limit {limit:.0e})", remedy)
+    if any(r.version != version + 1 for g in after for r in g):
+        return failed("completions carry the version of older weights", "publish(version) must reach the sampler")
+    if _written(again) != _written(before):
+        return failed(f"{seen}; put back, it writes something else than before", remedy)
+    return passed(f"{seen}; put back, it writes the same again")
+
+
+def _written(groups: list[Group]) -> list[tuple[list[int], list[float]]]:
+    return [(list(r.tokens), list(r.gen_logp)) for g in groups for r in g]
+
+
+def differ(probe: Probe) -> Finding:
+    """Completions of one prompt are independent draws: equal ones only as often as chance has it."""
+    if not probe.job.algo.online:
+        return skipped(OFFLINE)
+    size = len(probe.groups[0])
+    if size < 2:
+        return skipped("one sample a prompt: there is no group")
+    chance, equal = 0.0, 0
+    for group in probe.groups:
+        counts = Counter(tuple(r.tokens) for r in group)
+        likelihood = {tuple(r.tokens): sum(r.gen_logp) for r in group}
+        for tokens, n in counts.items():
+            if n > 1:
+                equal += n - 1
+                chance += math.log(math.comb(size, n)) + (n - 1) * likelihood[tokens]
+    rows = size * len(probe.groups)
+    seen = f"{rows - equal} of {rows} completions in {len(probe.groups)} groups are the first of their kind"
+    if chance < UNLIKELY:
+        seen += f"; so many equal ones have a chance of 1e{chance / math.log(10):.0f}"
+        return failed(seen, "give each request random numbers of its own: samples must not share a seed")
+    if equal >= rows - len(probe.groups):
+        return warned(
+            f"{seen}: the policy writes one thing only", "raise sample.temperature, or start from another model"
+        )
+    return passed(seen)
+
+
+def temperature(probe: Probe) -> Finding:
+    """The learner's log-prob is log softmax(logits / T) of the next token, worked out here row by row."""
+    policy, job = probe.job.policy, probe.job
+    if not isinstance(policy, Policy):
+        return skipped("a scorer has no log-probs")
+    if job.roller and job.roller.params.truncated:
+        seen = "top_k, top_p or min_p cuts the sampler's distribution, the learner's is whole"
+        return failed(seen, "train with sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0")
+    T = job.recipe.sample.temperature if job.algo.online else 1.0
+    if job.roller and job.roller.params.temperature != T:
+        return failed(f"the sampler's temperature is {job.roller.params.temperature}, the recipe's {T}", "use one")
+    rows = [r for g in probe.learned for r in g][:8]
+    worst = _largest_error(probe, rows, T)
+    limit = _limits(probe)[0]
+    seen = f"learner's log-prob within {worst:.1e} of log softmax(logits / {T:g}) on {len(rows)} rows"
+    if not worst <= limit:
+        return failed(f"{seen} (limit {limit:.0e})", "the policy's temperature must be sample.temperature")
+    return passed(f"{seen}; top-k, top-p and min-p are off" if job.algo.online else seen)
+
+
+@torch.no_grad()
+def _largest_error(probe: Probe, rows: list[Rollout], T: float) -> float:
+    decoder = cast(Policy, probe.job.policy).decoder
+    batch = collate([rows])
+    logp, worst = learner_logp(probe, batch), 0.0
+    for i, row in enumerate(rows):
+        tokens = torch.tensor([list(row.tokens)], device=decoder.device)
+        logits = decoder.lm_head(decoder(tokens, positions=None, mask=None, cache=None))[0, :-1]
+        expected = (logits.double() / T).log_softmax(-1).gather(-1, tokens[0, 1:, None]).squeeze(-1)
+        at = batch.mask[i, : len(expected)]
+        difference = (logp[i, : len(expected)].double() - expected)[at].abs()
+        worst = max(worst, float(difference.max()) if len(difference) else 0.0)
+    return worst
+
+
+def completions(probe: Probe) -> Finding:
+    """What was written is masked, prompts are those of the tasks, and a stop token that was written is trained on."""
+    if not probe.job.algo.online:
+        return skipped(OFFLINE)
+    assert probe.job.roller is not None
+    stops, rows = probe.job.roller.params.stop_ids, [r for g in probe.groups for r in g]
+    remedy = "this is a bug of the sampler: use hone.rollout.local, or report it"
+    for task, group in zip(probe.tasks, probe.groups, strict=False):
+        prompt = render_prompt(probe.job.tokenizer, task.prompt)
+        for r in group:
+            if list(r.tokens[: len(prompt)]) != prompt or r.task is not task:
+                return failed(f"a completion of {task.prompt!r:.40} was sampled from another prompt", remedy)
+            if any(r.mask[: len(prompt)]) or not all(r.mask[len(prompt) :]):
+                return failed("the mask is not exactly what the policy wrote", remedy)
+            if (r.stop is Stop.TOKEN) != (r.tokens[-1] in stops):
+                return failed("a completion ended without its stop token, or went on after it", remedy)
+    batch = collate(probe.groups, pad_id=probe.job.tokenizer.pad_id)
+    if int((batch.mask & ~batch.real).sum()) or int(batch.mask.sum()) != sum(sum(r.mask) for r in rows):
+        return failed("padding is trained on, or a written token is not", "this is a bug of Hone: please report it")
+    stopped = sum(r.stop is Stop.TOKEN for r in rows)
+    lengths = [sum(r.mask) for r in rows]
+    ends = f"{stopped} stopped by themselves, their stop token trained on" if stopped else "none stopped by itself"
+    return passed(f"{len(rows)} completions of {min(lengths)} to {max(lengths)} tokens, {ends}")

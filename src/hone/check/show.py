@@ -1,0 +1,50 @@
+"""The report for a person: one row in colour, then the table."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hone.check.finding import Report, Row
+
+STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+TRAINED = "black on green"
+LONGEST = 1200  # characters of the row that are shown
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the row and the table."""
+    if report.row.pieces:
+        how = "in colour" if console.color_system else "between [[ and ]]"
+        console.print(f"{report.row.note}; what is trained on is {how}:", markup=False, highlight=False)
+        console.print(coloured(report.row, colour=console.color_system is not None), soft_wrap=True)
+        console.print()
+    console.print(table(report))
+    counts = {verdict: sum(f.verdict == verdict for f in report.findings) for verdict in STYLES}
+    console.print(", ".join(f"{n} {verdict}" for verdict, n in counts.items()), highlight=False)
+
+
+def coloured(row: Row, *, colour: bool) -> Text:
+    """Trained text on a ground of its own, or in double brackets where there is no colour; white space made visible."""
+    text = Text()
+    for piece, trained in row.pieces:
+        seen = piece.replace("\n", "\u21b5\n")
+        if colour:
+            text.append(seen, style=TRAINED if trained else "")
+        else:
+            text.append(f"[[{seen}]]" if trained else seen)
+    if len(text) > LONGEST:
+        text = Text.assemble(text[: LONGEST // 2], " ... ", text[-LONGEST // 2 :])
+    return text
+
+
+def table(report: Report) -> Table:
+    """One finding a line."""
+    lines = Table(title=f"hone check {report.recipe}", title_justify="left", pad_edge=False)
+    lines.add_column("check", no_wrap=True)
+    lines.add_column("verdict", no_wrap=True)
+    lines.add_column("seen", overflow="fold", ratio=3)
+    lines.add_column("remedy", overflow="fold", ratio=2)
+    for f in report.findings:
+        style = STYLES[f.verdict]
+        lines.add_row(f.name, Text(f.verdict, style=style), Text(f.seen), Text(f.remedy))
+    return lines

@@ -1,0 +1,106 @@
+"""The checks as a table: a new one is one line. `check` makes all of them, `cheap` those that sample nothing."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from hone.check import data, learning, plan, rewards, sampling, text, update
+from hone.check.finding import Finding, Report, Row, failed
+from hone.check.probe import Probe
+from hone.errors import HoneError
+from hone.job import Run, prepare, set_torch
+from hone.recipe import Recipe, validate
+
+Check = Callable[[Probe], Finding]
+
+# What `hone run` looks at before its first step: rows and settings, no sampling, no function of the user's.
+CHEAP: dict[str, Check] = {
+    "template": text.template,
+    "stop token": text.stop_token,
+    "first token": text.first_token,
+    "padding": text.padding,
+    "mask": text.mask,
+    "round trip": text.round_trip,
+    "pairing": data.pairing,
+    "context": data.context,
+    "gold answers": rewards.gold_of_verifiers,
+    "disk": plan.disk,
+}
+ALL: dict[str, Check] = {
+    "plan": plan.step,
+    **CHEAP,
+    "gold answers": rewards.gold,
+    "copies": data.copies,
+    "completions": sampling.completions,
+    "groups differ": sampling.differ,
+    "log-probs agree": sampling.agree,
+    "published weights": sampling.published,
+    "temperature": sampling.temperature,
+    "reward values": rewards.values,
+    "reward repeats": rewards.repeatable,
+    "signal": rewards.signal,
+    "forward pass": learning.forward,
+    "layouts": learning.layouts,
+    "reference": learning.reference,
+    "gradient": learning.gradient,
+    "batch cut": learning.cut,
+    "one step": update.one_step,
+    "optimiser": update.settings,
+    "update in force": update.in_force,
+    "checkpoint": plan.saved,
+    "memory": plan.memory,
+}
+
+
+def check(recipe: Recipe) -> Report:
+    """Prepare the recipe's own run and examine its step 0; nothing is written to the run's folder."""
+    validate(recipe)
+    with _settings_of(recipe):
+        return examine(prepare(recipe))
+
+
+def examine(job: Run) -> Report:
+    """Every check on a run that is prepared and has not begun."""
+    probe = Probe(job)
+    findings = [_finding(name, one, probe) for name, one in ALL.items()]
+    return Report(recipe=job.recipe.name, findings=findings, row=_row(probe))
+
+
+def cheap(job: Run) -> list[Finding]:
+    """The checks that cost next to nothing."""
+    probe = Probe(job)
+    return [_finding(name, one, probe) for name, one in CHEAP.items()]
+
+
+def _finding(name: str, one: Check, probe: Probe) -> Finding:
+    """What the check found; one that cannot be made has failed, and the others go on."""
+    try:
+        return replace(one(probe), name=name)
+    except Exception as error:  # rewards and templates are the user's programs: they can raise anything
+        kind = "" if isinstance(error, HoneError) else f"{type(error).__name__}: "
+        seen = " ".join(f"{kind}{error}".split())
+        return replace(failed(seen, "put right what it says; the run would stop here"), name=name)
+
+
+def _row(probe: Probe) -> Row:
+    try:
+        return text.shown_row(probe)
+    except Exception as error:  # a check has said it already
+        return Row(note=f"no row can be shown: {' '.join(str(error).split())}")
+
+
+@contextmanager
+def _settings_of(recipe: Recipe) -> Iterator[None]:
+    """Threads, determinism and random numbers as in the run, then as they were."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore
+    with torch.random.fork_rng():
+        try:
+            set_torch(recipe)
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(deterministic)
+            torch.utils.deterministic.fill_uninitialized_memory = filled  # pyright: ignore

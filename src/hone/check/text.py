@@ -1,0 +1,171 @@
+"""Checks of what the model reads and is trained on: template, stop token, first token, padding, mask, round trip."""
+
+from collections.abc import Mapping
+from itertools import groupby, pairwise
+from typing import Any
+
+from hone.check.finding import Finding, Row, failed, passed, skipped, warned
+from hone.check.probe import Probe
+from hone.data.chat import render
+from hone.data.collate import collate
+from hone.data.tokenizer import Tokenizer
+from hone.types import Rollout
+
+Runs = list[tuple[list[int], bool]]  # neighbouring tokens that are all trained on, or all not
+
+
+def runs_of(row: Rollout) -> Runs:
+    """The row cut where training starts and stops."""
+    pairs = groupby(zip(row.tokens, row.mask, strict=True), key=lambda pair: bool(pair[1]))
+    return [([token for token, _ in run], trained) for trained, run in pairs]
+
+
+def shown_row(probe: Probe) -> Row:
+    """The first row of training, ready to be printed; online, with a completion the policy wrote."""
+    if probe.job.algo.online:
+        row, note = probe.groups[0][0], "a prompt, and a completion sampled before the first step"
+    else:
+        row, note = probe.rows[0], "the first row of training"
+    tokenizer = probe.job.tokenizer
+    return Row(pieces=[(tokenizer.decode(run), trained) for run, trained in runs_of(row)], note=note)
+
+
+def template(probe: Probe) -> Finding:
+    """A chat's every message is in the rendering, and the assistant's turn is opened."""
+    tokenizer, remedy = probe.job.tokenizer, "mend chat_template.jinja in the tokenizer's folder"
+    chats = _chats(probe)
+    if not chats:
+        if tokenizer.chat_template and any("prompt" in row for row in probe.raw[:1] if isinstance(row, Mapping)):
+            seen = "prompts are plain text, but the tokenizer has a chat template"
+            return warned(seen, "write prompts as messages if the model was trained on chats")
+        return skipped("no row is a chat")
+    for n, messages in enumerate(chats, start=1):
+        text = render(tokenizer, messages)
+        lost = [m for m in messages if m["content"].strip() not in text]
+        if lost:
+            return failed(f"chat {n}: the rendering lacks the {lost[0]['role']}'s {lost[0]['content'][:30]!r}", remedy)
+        if messages[-1]["role"] != "assistant" and render(tokenizer, messages, generation=True) == text:
+            return failed(
+                f"chat {n}: the template does not open the assistant's turn", f"{remedy}: add_generation_prompt"
+            )
+    return passed(f"{len(chats)} chats: every message is rendered and the assistant's turn is opened")
+
+
+def _chats(probe: Probe) -> list[Any]:
+    if probe.job.algo.online:
+        return [task.prompt for task in probe.tasks if not isinstance(task.prompt, str)]
+    rows = [row for row in probe.raw[: len(probe.items)] if isinstance(row, Mapping)]
+    found = [row.get("messages", row.get("prompt")) for row in rows]
+    return [messages for messages in found if messages and not isinstance(messages, str)]
+
+
+def stop_token(probe: Probe) -> Finding:
+    """Every trained turn ends with a stop token that is trained on; online, the sampler knows the stop tokens."""
+    tokenizer, job = probe.job.tokenizer, probe.job
+    names = " ".join(sorted((tokenizer.eos, *tokenizer.stops)))
+    if job.roller is not None:
+        vocabulary, stops = job.policy.decoder.config.vocab_size, job.roller.params.stop_ids
+        if not tokenizer.stop_ids <= stops or max(stops) >= vocabulary:
+            seen = f"the sampler stops at {sorted(stops)}, the tokenizer's {names} are {sorted(tokenizer.stop_ids)}"
+            return failed(seen, "use the tokenizer that the model was trained with")
+        return passed(f"the sampler stops at {names}")
+    if any(r.step_label for r in probe.rows):
+        return skipped("steps are judged, not written: they have no stop token")
+    ends = [run[-1] in tokenizer.stop_ids for r in probe.rows for run, trained in runs_of(r) if trained]
+    if not all(ends):
+        seen = f"{len(ends) - sum(ends)} of {len(ends)} trained turns do not end with {names}: it would never stop"
+        return failed(seen, "write eos_token after the content in the chat template, and name it as eos_token")
+    return passed(f"all {len(ends)} trained turns of {len(probe.rows)} rows end with {names}, trained on")
+
+
+def first_token(probe: Probe) -> Finding:
+    """No row begins with the first token twice, and none lacks it where the tokenizer puts it."""
+    tokenizer = probe.job.tokenizer
+    bos = tokenizer.bos_id
+    if bos is None:
+        return skipped("the tokenizer names no first token (bos_token)")
+    rows = probe.prompts or [list(r.tokens) for r in probe.rows]
+    doubled = sum((bos, bos) in pairwise(tokens) for tokens in rows)
+    if doubled:
+        seen = f"{doubled} of {len(rows)} rows have {tokenizer.bos} twice in a row"
+        return failed(seen, "write bos_token once in the chat template")
+    without = sum(tokens[:1] != [bos] for tokens in rows)
+    if without and tokenizer.start_ids:
+        return warned(
+            f"{without} of {len(rows)} rows do not begin with {tokenizer.bos}", "put bos_token in the template"
+        )
+    return passed(f"{len(rows)} rows, {len(rows) - without} begin with {tokenizer.bos}, none has it twice")
+
+
+def padding(probe: Probe) -> Finding:
+    """In the collated table every trained target is a real token, and none is the pad token."""
+    tokenizer = probe.job.tokenizer
+    if probe.job.algo.online:
+        return skipped("the policy writes what it is trained on: see the completions")
+    batch = collate(probe.items, pad_id=tokenizer.pad_id)
+    if wrong := int((batch.mask & ~batch.real).sum()):
+        return failed(f"{wrong} padded positions are trained on", "this is a bug of Hone: please report it")
+    written = [t for r in probe.rows for t, m in zip(r.tokens, r.mask, strict=True) if m]
+    name = tokenizer.pad or tokenizer.eos
+    if tokenizer.pad_id in tokenizer.stop_ids:
+        return passed(f"pad is the stop token {name}: padding is told apart by its place, the stop token is trained on")
+    if tokenizer.pad_id in written:
+        seen = f"the pad token {name} is trained on {written.count(tokenizer.pad_id)} times"
+        return failed(seen, "remove it from the data, or name another pad_token")
+    return passed(f"{len(batch)} rows: no padding and no {name} among {int(batch.mask.sum())} trained positions")
+
+
+def mask(probe: Probe) -> Finding:
+    """Every row has something to train on, and only pre-training trains on all of it."""
+    if probe.job.algo.online:
+        return skipped("the policy writes what it is trained on: see the completions")
+    rows = probe.rows
+    if any(r.step_label for r in rows):
+        steps = [sum(label == label for label in r.step_label) for r in rows]
+        if not all(steps):
+            return failed(f"{steps.count(0)} of {len(rows)} rows have no labelled step", "add step_labels")
+        return passed(f"{len(rows)} rows with {min(steps)} to {max(steps)} labelled steps")
+    empty, full = sum(not any(r.mask) for r in rows), sum(all(r.mask) for r in rows)
+    share = sum(sum(r.mask) for r in rows) / sum(len(r.tokens) for r in rows)
+    if empty:
+        return failed(f"{empty} of {len(rows)} rows have no trained token", "add completions to these rows")
+    whole_texts = all("text" in row for row in probe.raw[:1])
+    if full and not whole_texts:
+        return failed(f"{full} of {len(rows)} rows are trained on their prompt too", "mend the chat template")
+    if full < len(rows) and whole_texts:
+        return failed(
+            f"{len(rows) - full} of {len(rows)} texts are trained on in part", "this is a bug of Hone: please report it"
+        )
+    return passed(
+        f"{share:.0%} of the tokens of {len(rows)} rows are trained on{', as pre-training does' * whole_texts}"
+    )
+
+
+def round_trip(probe: Probe) -> Finding:
+    """Text -> tokens -> text loses nothing, and encode(decode(tokens)) gives the tokens again."""
+    tokenizer, remedy = probe.job.tokenizer, "use a tokenizer that keeps text: byte-level BPE, no normaliser"
+    for text in _texts(probe):
+        back = tokenizer.decode(tokenizer.encode(text))
+        if back != text:
+            same = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), 0)
+            return failed(f"{text[same:][:20]!r} comes back as {back[same:][:20]!r}", remedy)
+    rows = probe.rows or [Rollout(tokens=t, mask=[False] * len(t)) for t in probe.prompts]
+    runs = [run for row in rows for run in _plain_runs(row, tokenizer)]
+    changed = sum(tokenizer.encode(tokenizer.decode(run)) != run for run in runs)
+    if changed:
+        seen = f"{changed} of {len(runs)} runs of tokens are encoded differently when their text is read again"
+        return warned(seen, "end prompts with a line break or a special token, so that no token spans the border")
+    return passed(f"{len(rows)} rows: text -> tokens -> text and tokens -> text -> tokens are the identity")
+
+
+def _texts(probe: Probe) -> list[str]:
+    """What the rows say, as far as it is known as text."""
+    prompts = [task.prompt for task in probe.tasks if isinstance(task.prompt, str)]
+    return [*prompts, *(r.text for r in probe.rows if r.text)]
+
+
+def _plain_runs(row: Rollout, tokenizer: Tokenizer) -> list[list[int]]:
+    """Tokens between special ones, cut at the border between prompt and completion, where they were joined."""
+    special = {tokenizer.id_of(name) for name in tokenizer.special_tokens}
+    parts = [groupby(run, key=lambda token: token in special) for run, _ in runs_of(row)]
+    return [list(tokens) for part in parts for is_special, tokens in part if not is_special]

@@ -1,0 +1,145 @@
+"""Checks of the first update: the loss falls, and the numbers of the recipe are those that act on the weights."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hone.algo import terms
+from hone.algo.table import Algorithm, Loss, objective
+from hone.check.finding import Finding, failed, passed, warned
+from hone.check.learning import norm, trained
+from hone.check.perturb import kept, put_back
+from hone.check.probe import Probe
+from hone.log.stats import Stats
+from hone.train import optim, trust_region
+from hone.train.step import micro_batches
+from hone.train.step import update as take_update
+
+FRACTIONS = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the true update: the loss must fall along it, if only at first
+EPSILON = 1e-8  # AdamW's
+
+
+def one_step(probe: Probe) -> Finding:
+    """One true update on one batch lowers that batch's own objective.
+
+    At ratio 1 the value of a clipped or ratio loss is minus the mean advantage, often 0: it then becomes negative.
+    """
+    parameters = trained(probe)
+    loss = _measured(probe.job.algo)
+    before = _loss(probe, loss)
+    start = [p.detach().clone() for p in parameters]
+    with kept(probe.job.learner, parameters):
+        stats = _update(probe)
+        end = [p.detach().clone() for p in parameters]
+        after = {f: _at(probe, start, end, fraction=f, loss=loss) for f in FRACTIONS}
+    if stats.get("skipped") or stats.get("accepted", 1.0) == 0:
+        seen = "the update was skipped: its gradient is not finite, or no step inside the trust region improves"
+        return failed(seen, "check the rewards of the rows, or lower the trust region's damping")
+    seen = f"loss {before:.6g} -> {after[1.0]:.6g} on the same batch ({probe.about})"
+    if after[1.0] < before:
+        return passed(seen)
+    lower = next((f for f in FRACTIONS if after[f] < before), None)
+    rate = probe.job.learner.optimizer.param_groups[0]["base_lr"]
+    if lower is not None:
+        return warned(
+            f"{seen}; it falls along {lower:g} of the step", f"lower optim.lr ({rate:g}), or raise optim.warmup"
+        )
+    return failed(f"{seen}, nor along a hundredth of it", "the update does not follow the loss: please report it")
+
+
+def _measured(algo: Algorithm) -> Loss:
+    """The loss as a function that its gradient belongs to: of a trust region the surrogate alone, of CISPO's term the
+    one with its capped ratio held at 1, for its value moves with a ratio that its gradient holds fixed."""
+    loss = algo.loss[:1] if algo.trust_region else algo.loss
+    fixed = [(c, terms.policy_gradient if getattr(t, "func", t) is terms.truncated else t) for c, t in loss]
+    return tuple(fixed)
+
+
+def _update(probe: Probe) -> dict[str, float]:
+    take = trust_region.step if probe.job.algo.trust_region else take_update
+    stats: Stats = take(probe.job.learner, probe.batch, probe.job.algo)
+    return stats.means()
+
+
+@torch.no_grad()
+def _loss(probe: Probe, loss: Loss) -> float:
+    learner, algo = probe.job.learner, probe.job.algo
+    parts = micro_batches(probe.batch, rows=learner.micro_rows, unit=algo.unit)
+    return sum(objective(learner.policy(micro, algo.wants), micro, loss).double().item() for micro in parts)
+
+
+def _at(probe: Probe, start: Sequence[Tensor], end: Sequence[Tensor], *, fraction: float, loss: Loss) -> float:
+    put_back(trained(probe), [a + fraction * (b - a) for a, b in zip(start, end, strict=True)])
+    return _loss(probe, loss)
+
+
+def settings(probe: Probe) -> Finding:
+    """The optimiser holds every trained parameter once, with the recipe's rate, decay and clipping."""
+    o, learner = probe.job.recipe.optim, probe.job.learner
+    critic = {id(p) for p in learner.policy.critic_parameters()}
+    held = [id(p) for p in optim.parameters_of(learner.optimizer)]
+    remedy = "this is a bug of Hone or of code that builds the optimiser: please report it"
+    if sorted(held) != sorted(id(p) for p in trained(probe)):
+        return failed(f"the optimiser holds {len(held)} of {len(trained(probe))} trained parameters", remedy)
+    for group in learner.optimizer.param_groups:
+        of_critic = id(group["params"][0]) in critic
+        rate = o.critic_lr if of_critic and o.critic_lr is not None else o.lr
+        decay = o.weight_decay if group["params"][0].ndim >= 2 else 0.0
+        found = (group["base_lr"], group["weight_decay"], tuple(group["betas"]))
+        if found != (rate, decay, tuple(o.betas)):
+            return failed(f"rate, decay and betas {found}, the recipe says {(rate, decay, tuple(o.betas))}", remedy)
+    if learner.clip_norm != o.clip_norm:
+        return failed(f"gradients are clipped at {learner.clip_norm:g}, the recipe says {o.clip_norm:g}", remedy)
+    return _schedule(probe)
+
+
+def _schedule(probe: Probe) -> Finding:
+    o, t, learner = probe.job.recipe.optim, probe.job.recipe.train, probe.job.learner
+    steps = t.steps * t.epochs * t.minibatches
+    factors = [
+        learner.schedule(n) for n in sorted({0, *range(0, steps, max(1, steps // 50)), min(o.warmup, steps - 1)})
+    ]
+    seen = (
+        f"rate {o.lr:g} x {factors[0]:.3g} at first, x {max(factors):.3g} at most, x {factors[-1]:.3g} at last; "
+        f"decay {o.weight_decay:g}; clipped at {o.clip_norm:g}"
+    )
+    if min(factors) < 0 or max(factors) <= 0 or max(factors) > 1:
+        return failed(seen, "the schedule must stay between 0 and 1, and above 0 somewhere")
+    if o.warmup >= steps:
+        return warned(
+            f"{seen}; the warm-up of {o.warmup} updates outlasts the {steps} of the run", "lower optim.warmup"
+        )
+    return passed(seen)
+
+
+def in_force(probe: Probe) -> Finding:
+    """The first step is p (1 - lr decay) - lr g / (|g| + eps), where g is the clipped gradient."""
+    learner = probe.job.learner
+    parameters = trained(probe)
+    start = {id(p): p.detach().clone() for p in parameters}
+    with kept(learner, parameters):
+        _update(probe)
+        stepped = [p for p in optim.parameters_of(learner.optimizer) if learner.optimizer.state.get(p)]
+        clipped, worst, moved = [], 0.0, 0.0
+        for group in learner.optimizer.param_groups:
+            for p in (p for p in group["params"] if p in set(stepped)):
+                g = learner.optimizer.state[p]["exp_avg"] / (1 - group["betas"][0])
+                clipped.append(g)
+                rate = group["base_lr"] * learner.schedule(0)
+                before = start[id(p)].double()
+                by_gradient = g.double() / (g.double().abs() + EPSILON)
+                expected = before * (1 - rate * group["weight_decay"]) - rate * by_gradient
+                error = (p.detach().double() - expected).abs() - 1e-6 * before.abs()
+                worst = max(worst, float(error.max()) / rate)
+                moved = max(moved, float((p.detach().double() - before).abs().max()))
+    size = norm(clipped)
+    seen = (
+        f"largest change {moved:.3g}, within {max(worst, 0.0):.1e} of what rate and decay give; clipped norm {size:.3g}"
+    )
+    remedy = "learning rate, weight decay or clipping of the recipe do not act: please report it"
+    if not stepped or not worst <= 0.01:
+        return failed(seen, remedy)
+    if size > learner.clip_norm * (1 + 1e-4):
+        return failed(f"{seen} exceeds optim.clip_norm={learner.clip_norm:g}", remedy)
+    return passed(seen)

@@ -1,0 +1,133 @@
+"""The objects of a run and how they are built: every part before the first step, and the checkpoint of all of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hone import build
+from hone.algo import Algorithm
+from hone.data.source import Source
+from hone.data.tokenizer import Tokenizer
+from hone.errors import HoneError
+from hone.log.monitor import Monitor
+from hone.model.decoder import Decoder
+from hone.model.folder import load_decoder
+from hone.model.policy import Policy, Scorer
+from hone.recipe import Recipe
+from hone.reward.score import Scorer as RewardScorer
+from hone.rollout.local import LocalSampler
+from hone.rollout.roller import Roller
+from hone.state import restore, write_model, write_state
+from hone.train import checkpoint
+from hone.train.step import Learner
+from hone.types import Task
+
+START = "start"  # the model as the run found it: the reference, and the base under adapters
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """The objects of a run; what changes from step to step is in learner, source, roller and monitor."""
+
+    recipe: Recipe
+    algo: Algorithm
+    tokenizer: Tokenizer
+    policy: Policy | Scorer
+    learner: Learner
+    source: Source[Any]
+    monitor: Monitor
+    roller: Roller | None = None  # online only
+    reward: RewardScorer | None = None
+    held_out: Sequence[Task] = ()
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.learner.version
+
+
+def set_torch(recipe: Recipe) -> None:
+    """Threads and determinism as the recipe says."""
+    if recipe.train.threads:
+        torch.set_num_threads(recipe.train.threads)
+    torch.use_deterministic_algorithms(recipe.train.deterministic)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
+
+
+def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
+    """Build every part before the first step, so that what is wrong is said before anything is written."""
+    algo = build.algorithm(recipe)
+    vocabulary, decoder = _start(recipe, resumed=resume_from is not None)
+    policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed), algo)
+    learner = build.learner(recipe, policy, build.reference(recipe, policy, algo))
+    context = decoder.config.max_position_embeddings
+    if algo.online and recipe.sample.max_tokens >= context:
+        raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
+    job = Run(
+        recipe=recipe,
+        algo=algo,
+        tokenizer=vocabulary,
+        policy=policy,
+        learner=learner,
+        source=build.source(_items(recipe, vocabulary, algo, context=context), seed=recipe.seed),
+        monitor=Monitor(recipe.limits),
+    )
+    if algo.online:
+        params = build.sample_params(recipe.sample, vocabulary, seed=recipe.seed)
+        sampler = LocalSampler(decoder, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id)
+        job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
+        job.reward = build.reward(recipe.reward, vocabulary)
+        if recipe.eval_data:
+            job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1)
+    if resume_from is not None:
+        restore(resume_from, policy, learner, recipe=recipe, parts=parts(job))
+        if job.roller:
+            job.roller.sampler.version = job.step
+    return job
+
+
+def _start(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
+    """On resume from the run's own copy: the recipe's folders may have changed since."""
+    if not resumed:
+        vocabulary = build.tokenizer(recipe.model)
+        return vocabulary, build.decoder(recipe.model, vocabulary, seed=recipe.seed)
+    folder = recipe.run_dir / START
+    try:
+        checkpoint.verify(folder)
+    except HoneError as error:
+        raise HoneError(
+            f"{folder} is damaged, and the run goes on from it: start a new run, with model.path set to a checkpoint"
+        ) from error
+    return Tokenizer.load(folder), load_decoder(folder)
+
+
+def _items(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> Sequence[Any]:
+    if not algo.online:
+        return build.groups(recipe, vocabulary, algo, context=context)
+    return build.tasks(recipe.data, vocabulary, room=context - 1)
+
+
+def parts(job: Run) -> dict[str, Any]:
+    """What has a state of its own to save."""
+    found: dict[str, Any] = {"source": job.source, "monitor": job.monitor}
+    return found | ({"roller": job.roller} if job.roller else {})
+
+
+def publish(job: Run, version: int) -> None:
+    """The sampler reads the learner's own weights, so publishing is to say which they are."""
+    assert job.roller is not None
+    job.roller.sampler.version = version
+
+
+def save(job: Run, folder: Path) -> Path:
+    """A checkpoint of the run as it is now."""
+
+    def write(aside: Path) -> None:
+        write_model(aside, job.policy, job.tokenizer)
+        write_state(aside, job.policy, job.learner, recipe=job.recipe, parts=parts(job))
+
+    return checkpoint.save(folder / CHECKPOINTS, job.step, write, keep=job.recipe.save.keep)
