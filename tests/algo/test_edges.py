@@ -1,0 +1,294 @@
+"""Edges that other tests pass by: exact bounds, what stands off the mask, types, defaults of the parts, words of errors."""
+
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from algo_cases import grouped, one_token, ragged, row_of
+from torch import Tensor
+
+from hone import algo
+from hone.algo import assign_credit, control, credit, prefer, select, table, terms, weight
+from hone.algo.settings import NOT_NEGATIVE, POSITIVE, RANGES, SHARE, Range
+from hone.errors import HoneError
+from hone.types import Batch, Forward
+
+torch.set_num_threads(1)
+
+
+def pairs(*logp: float) -> tuple[Forward, Batch]:
+    """One token a row, ref_logp 0."""
+    x = torch.tensor(logp, dtype=torch.float64)[:, None]
+    return Forward(logp=x, value=x), one_token(ref_logp=torch.zeros_like(x), margin=torch.zeros(len(x)))
+
+
+# --- two pairs: each has its own loss, on both of its rows ---
+
+
+def test_a_pairs_number_stands_on_its_own_rows() -> None:
+    fwd, batch = pairs(-1.0, -2.0, -3.0, -5.0)
+    assert prefer.pair_margin(fwd.logp[:, 0]).tolist() == [1.0, 1.0, 2.0, 2.0]
+    assert prefer.chosen_nll(fwd, batch).tolist() == [1.0, 1.0, 3.0, 3.0]
+    assert prefer.gain_margin(fwd, batch).tolist() == [1.0, 1.0, 2.0, 2.0]
+    # centre 0.5: 0.5 (R_w + R_l)^2 = 0.5 * 9 and 0.5 * 64
+    pull = prefer.bradley_terry(fwd, batch, centre=0.5) - prefer.bradley_terry(fwd, batch)
+    assert pull.tolist() == pytest.approx([4.5, 4.5, 32.0, 32.0])
+
+
+def test_who_is_ahead_is_asked_of_each_pair_and_a_tie_is_not_ahead() -> None:
+    fwd, batch = pairs(-1.0, -2.0, -5.0, -3.0)
+    for watch in (prefer.gain_accuracy, prefer.likelihood_accuracy, prefer.score_accuracy):
+        assert watch(fwd, batch).tolist() == [1.0, 1.0, 0.0, 0.0]
+    fwd, batch = pairs(-2.0, -2.0)
+    assert prefer.likelihood_accuracy(fwd, batch).tolist() == [0.0, 0.0]
+    assert prefer.score_accuracy(fwd, batch).tolist() == [0.0, 0.0]
+
+
+# --- at the bound itself the gradient still flows ---
+
+
+def at(ratio: float, adv: float) -> tuple[Forward, Batch]:
+    x = torch.tensor([[math.log(ratio)]], dtype=torch.float64).requires_grad_()
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    return Forward(logp=x), one_token(old_logp=zero, adv=torch.full_like(zero, adv))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "adv", "dual", "cut"),
+    [
+        (0.5, -1.0, None, 0.0),
+        (2.0, 1.0, None, 0.0),
+        (4.0, -1.0, 4.0, 0.0),
+        (0.25, -1.0, None, 1.0),
+        (4.0, 1.0, 4.0, 1.0),
+    ],
+)
+def test_the_bound_itself_is_not_clipped(ratio: float, adv: float, dual: float | None, cut: float) -> None:
+    fwd, batch = at(ratio, adv)
+    assert fwd.logp.exp().item() == ratio, "exactly at the bound"
+    assert terms.is_clipped(fwd, batch, low=0.5, high=1.0, dual=dual).item() == cut
+
+
+def test_without_an_advantage_nothing_is_clipped() -> None:
+    for ratio in (0.25, 4.0):
+        fwd, batch = at(ratio, 0.0)
+        assert terms.is_clipped(fwd, batch, low=0.5, high=1.0, dual=3.0).item() == 0.0
+        assert terms.clipped(fwd, batch, low=0.5, high=1.0, dual=3.0).item() == 0.0
+
+
+def test_the_cap_itself_is_not_truncated() -> None:
+    assert terms.is_truncated(*at(2.0, 1.0), max_ratio=2.0).item() == 0.0
+    assert terms.is_truncated(*at(4.0, 1.0), max_ratio=2.0).item() == 1.0
+
+
+def test_the_bounds_of_the_mismatch_mask_are_inside() -> None:
+    batch = row_of([1, 1, 1, 1], old_logp=[math.log(x) for x in (2.0, 0.5, 4.0, 0.25)], gen_logp=[0.0] * 4)
+    found = weight.mismatch(batch, how="mask", cap=2.0)
+    assert found[0].tolist() == [1.0, 1.0, 0.0, 0.0]
+    assert found.dtype == torch.float64
+
+
+# --- off the mask ---
+
+
+def test_nothing_is_earned_or_charged_off_the_mask() -> None:
+    steps = [1.0, 100.0, math.nan, 100.0]
+    batch = row_of([1, 0, 1, 0], reward=2.0, step_reward=steps, old_logp=[-1.0] * 4, ref_logp=[-3.0] * 4, kl_coef=0.5)
+    assert credit.kl_cost(batch, kl="k1").tolist() == [[1.0, 0.0, 1.0, 0.0]]
+    assert credit.token_rewards(batch, kl="k1").tolist() == [[0.0, 0.0, 1.0, 0.0]]
+    assert credit.kl_cost(batch).tolist() == [[0.0] * 4]
+
+
+ROWWISE = [credit.group_centred, credit.group_zscore, credit.leave_one_out, credit.group_process, credit.gae]
+
+
+@pytest.mark.parametrize("how", [*ROWWISE, credit.reward_to_go])
+def test_advantages_are_zero_off_the_mask(how: Callable[[Batch], Tensor]) -> None:
+    batch = ragged()
+    adv = how(batch)
+    assert not adv[~batch.mask].any()
+    assert adv[batch.mask].any()
+
+
+def test_every_group_has_its_own_spread() -> None:
+    # stds 1 and 10: each group's z-scores are -1 and 1
+    batch = grouped([0.0, 2.0, 0.0, 20.0], group=[0, 0, 1, 1])
+    assert credit.group_zscore(batch, eps=0.0)[:, 0].tolist() == [-1.0, 1.0, -1.0, 1.0]
+
+
+@pytest.mark.parametrize("how", ROWWISE)
+def test_float32_in_is_float32_out(how: Callable[[Batch], Tensor]) -> None:
+    full = ragged()
+    half = replace(full, **{n: x.float() for n, x in full.columns().items() if x.dtype == torch.float64})
+    assert how(half).dtype == torch.float32
+    assert credit.whiten(half.old_value, half.mask).dtype == torch.float32
+    assert credit._group_mean(half.reward, half.group, half.valid)[1].dtype == torch.float32
+
+
+# --- defaults of the parts, where no algorithm names them ---
+
+
+@pytest.mark.parametrize(
+    ("part", "defaults"),
+    [
+        (credit.kl_cost, {"kl": ""}),
+        (credit.token_rewards, {"kl": ""}),
+        (credit.row_rewards, {"kl": ""}),
+        (credit.group_centred, {"kl": ""}),
+        (credit.group_zscore, {"kl": "", "eps": 1e-4}),
+        (credit.leave_one_out, {"kl": ""}),
+        (credit.group_process, {"eps": 1e-4}),
+        (credit.gae, {"gamma": 1.0, "lam": 0.95, "kl": ""}),
+        (credit.reward_to_go, {"gamma": 1.0, "kl": ""}),
+        (credit.whiten, {"reduce": credit.alone, "eps": 1e-8}),
+        (control.proportional, {"gain": 0.1}),
+        (prefer.dpo, {"beta": 0.1, "smoothing": 0.0}),
+        (prefer.ipo, {"beta": 0.1}),
+        (prefer.simpo, {"beta": 2.0, "gamma": 1.0}),
+        (prefer.kto, {"beta": 0.1, "good": 1.0, "bad": 1.0}),
+        (prefer.bradley_terry, {"centre": 0.0}),
+        (select.shape_overlong, {"limit": 0, "margin": 0}),
+        (select.verified, {"threshold": 1.0, "keep": 0}),
+        (terms.ratio_gradient, {"ratio": terms.token_ratio}),
+        (terms.clipped, {"low": 0.2, "high": 0.2, "dual": None, "ratio": terms.token_ratio}),
+        (terms.is_clipped, {"low": 0.2, "high": 0.2, "dual": None, "ratio": terms.token_ratio}),
+        (terms.truncated, {"max_ratio": 5.0}),
+        (terms.is_truncated, {"max_ratio": 5.0}),
+        (terms.kl_penalty, {"estimator": "k3", "through_ratio": False}),
+        (terms.old_penalty, {"exact": False}),
+        (terms.value_error, {"clip": None}),
+        (weight.fixed_length, {"max_tokens": 0}),
+    ],
+)
+def test_the_defaults_of_a_part(part: Callable[..., Any], defaults: dict[str, Any]) -> None:
+    parameters = inspect.signature(part).parameters.values()
+    assert {p.name: p.default for p in parameters if p.default is not p.empty} == defaults
+
+
+def test_the_defaults_of_the_records() -> None:
+    assert table.TrustRegion() == table.TrustRegion(delta=0.01, damping=0.1, cg_steps=10, backtracks=10, shrink=0.5)
+    plain = table.Algorithm(loss=())
+    assert (plain.name, plain.whiten, plain.online, plain.on_policy, plain.refill) == ("", False, False, False, False)
+    assert (plain.group, plain.unit, plain.credit, plain.trust_region) == (1, 1, None, None)
+    assert (plain.needs, plain.wants, plain.control, plain.watch) == (set(), {"logp"}, (), ())
+    assert (plain.select, plain.weigh) == (select.everything, weight.token_mean)
+    assert control.Control(column="x", start=1.0) == control.constant("x", 1.0)
+
+
+def test_the_steered_columns() -> None:
+    adaptive, penalty = control.adaptive_kl(0.2, target=0.1, reads="ref_kl"), control.penalty_kl(0.2, target=0.1)
+    assert (adaptive.column, adaptive.start, adaptive.reads) == ("kl_coef", 0.2, "ref_kl")
+    assert (penalty.column, penalty.start, penalty.reads) == ("kl_coef", 0.2, "update_kl")
+    assert adaptive.update(1.0, 9.0) == pytest.approx(1.02)
+    assert penalty.update(1.0, 9.0) == 2.0
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words"),
+    [
+        (POSITIVE, "above 0"),
+        (NOT_NEGATIVE, "at least 0"),
+        (SHARE, "at least 0 and at most 1"),
+        (Range(0, 1, below=True), "at least 0 and below 1"),
+        (Range(high=3), "at most 3"),
+        (Range(), "a finite number"),
+    ],
+)
+def test_a_range_in_words(allowed: Range, words: str) -> None:
+    assert str(allowed) == words
+
+
+def test_a_range_holds_its_ends_unless_they_are_left_out() -> None:
+    assert 0 in SHARE
+    assert 1 in SHARE
+    assert -0.1 not in SHARE
+    assert 1.1 not in SHARE
+    assert 0 not in POSITIVE
+    assert 1e-9 in POSITIVE
+    assert 1e9 in POSITIVE
+    assert 1 not in Range(0, 1, below=True)
+    assert 0.9 in Range(0, 1, below=True)
+    assert 2 not in Range(0, 1, below=True)
+    assert -5 in Range()
+
+
+def test_the_ranges_by_name() -> None:
+    above = {"clip", "low", "high", "value_clip", "max_ratio", "delta", "kl_target"}
+    not_below = {
+        "damping",
+        "beta",
+        "value",
+        "entropy",
+        "max_tokens",
+        "limit",
+        "margin",
+        "keep",
+        "centre",
+        "good",
+        "bad",
+    }
+    expected = dict.fromkeys(above, POSITIVE) | dict.fromkeys({*not_below, "odds"}, NOT_NEGATIVE)
+    expected |= {"gamma": SHARE, "lam": SHARE, "decay": Range(0, 1, below=True)}
+    expected |= {"smoothing": Range(0, 0.5, below=True)}
+    expected |= {"dual": Range(1, above=True), "cg_steps": Range(1), "backtracks": Range(1), "threshold": Range()}
+    assert expected == RANGES
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: algo.trpo(cg_steps=0), "trpo: cg_steps is 0: it must be a whole number, at least 1"),
+        (lambda: algo.trpo(cg_steps=2.5), "trpo: cg_steps is 2.5: it must be a whole number, at least 1"),
+        (lambda: algo.ppo(clip=0.0), "ppo: clip is 0.0: it must be above 0"),
+        (lambda: algo.simpo(gamma=-1.0), "simpo: gamma is -1.0: it must be at least 0"),
+        (lambda: algo.ppo(value_clip=-1.0), "ppo: value_clip is -1.0: it must be above 0"),
+        (lambda: algo.ppo(clip=None), "ppo: clip is None: it must be above 0"),
+    ],
+)
+def test_a_refusal_in_full(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(HoneError) as raised:
+        make()
+    assert str(raised.value) == message
+
+
+def test_a_setting_may_be_at_its_bound() -> None:
+    assert algo.trpo(cg_steps=1, backtracks=1).trust_region == table.TrustRegion(cg_steps=1, backtracks=1)
+    assert algo.ppo(value_clip=None, dual=None).online
+    assert algo.simpo(gamma=1.5).unit == 2  # its gamma is a margin, and no discount
+    assert algo.ppo(gamma=0, lam=1).online  # whole numbers are numbers
+    assert algo.expert_iteration(threshold=-2.0).online
+
+
+# --- the sum ---
+
+
+def test_the_objective_reads_rows_and_tokens_by_their_own_weights() -> None:
+    token, by_row = torch.tensor([[1.0, 2.0], [4.0, 8.0]]).double(), torch.tensor([16.0, 32.0]).double()
+    batch = replace(
+        grouped([0.0, 0.0], length=2),
+        token_weight=torch.tensor([[1.0, 0.5], [0.25, 0.0]]).double(),
+        row_weight=torch.tensor([0.5, 0.0]).double(),
+    )
+    fwd = Forward(logp=token)
+    # 2 * (1 + 1 + 1) + 3 * 8; the row that weighs nothing may hold anything
+    bad = torch.tensor([16.0, math.nan]).double()
+    loss = ((2.0, lambda f, b: token), (3.0, lambda f, b: bad))
+    assert table.objective(fwd, batch, loss).item() == 30.0
+    assert table.objective(fwd, batch, ((1.0, lambda f, b: by_row),)).item() == 8.0
+    assert table.objective(Forward(value=token), batch, ()).item() == 0.0
+
+
+def test_credit_without_a_critic_has_no_returns_and_whitens_only_where_told() -> None:
+    batch = grouped([0.0, 3.0])
+    plain = table.Algorithm(loss=(), credit=credit.group_centred)
+    assert {n: x[:, 0].tolist() for n, x in assign_credit(batch, plain).items()} == {"adv": [-1.5, 1.5]}
+    white = assign_credit(batch, replace(plain, whiten=True), reduce=lambda x: 2 * x)
+    assert white["adv"][:, 0].tolist() == pytest.approx([-1.0, 1.0])
+    assert assign_credit(batch, replace(plain, credit=None)) == {}
