@@ -10,7 +10,8 @@ import torch
 from hone.algo import Algorithm
 from hone.data.source import Source
 from hone.loop import Iteration, offline, online
-from hone.model.decoder import Decoder, DecoderConfig
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
 from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams

@@ -15,7 +15,8 @@ from hone.data.source import Source, read_rows
 from hone.data.tokenizer import Tokenizer, check_fits
 from hone.errors import HoneError
 from hone.load import load_function
-from hone.model.decoder import Decoder, DecoderConfig
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder, load_scorer
 from hone.model.lora import ReferenceView, add_lora
 from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.model.decoder import Decoder, DecoderConfig
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
 from hone.types import Batch
 
 VOCAB = 23

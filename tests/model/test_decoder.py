@@ -5,7 +5,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hone.errors import HoneError
-from hone.model.decoder import Decoder, DecoderConfig, KVCache, rope_tables
+from hone.model.config import DecoderConfig, Rope
+from hone.model.decoder import Decoder, KVCache, rope_tables
 
 torch.set_num_threads(1)
 
@@ -18,7 +19,7 @@ def test_logits_equal_those_of_hugging_face(tie, kv_heads, make_decoder):
     shape |= {"rms_norm_eps": 1e-5, "tie_word_embeddings": tie}
     rope = {"rope_type": "default", "rope_theta": 500.0}
     theirs = LlamaForCausalLM(LlamaConfig(**shape, rope_parameters=rope)).eval()
-    ours = make_decoder(**shape, rope_theta=500.0).float()
+    ours = make_decoder(**shape, rope=Rope(theta=500.0)).float()
     theirs.load_state_dict(ours.state_dict())
     tokens = torch.randint(0, 23, (3, 17), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -87,7 +88,9 @@ def test_only_relative_position_matters_to_attention(make_decoder):
 
 def test_rotation_by_hand():
     # head of 4: frequencies 1 and 100^(-2/4) = 0.1, the pair of each repeated half a head later
-    config = DecoderConfig(vocab_size=2, hidden_size=4, num_attention_heads=1, num_key_value_heads=1, rope_theta=100.0)
+    config = DecoderConfig(
+        vocab_size=2, hidden_size=4, num_attention_heads=1, num_key_value_heads=1, rope=Rope(theta=100.0)
+    )
     cos, sin = rope_tables(config, dtype=torch.float64)
     angle = torch.tensor([3.0, 0.3, 3.0, 0.3], dtype=torch.float64)
     torch.testing.assert_close(cos[3], angle.cos())

@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from hone.errors import HoneError
+from hone.model.config import Rope
 from hone.model.folder import (
     config_from_hf,
     config_to_hf,
@@ -45,7 +46,7 @@ def llama(tie, kv_heads=2, **more):
 
 @pytest.fixture
 def saved(make_decoder, tmp_path):
-    save_decoder(make_decoder(rope_theta=123.0).float(), tmp_path)
+    save_decoder(make_decoder(rope=Rope(theta=123.0)).float(), tmp_path)
     return tmp_path
 
 
@@ -65,7 +66,7 @@ def edit_weights(folder, change):
 @pytest.mark.parametrize("tie", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_transformers_loads_what_was_saved_with_equal_logits(tie, dtype, make_decoder, tmp_path):
-    decoder = make_decoder(tie_word_embeddings=tie, rope_theta=777.0).to(dtype)
+    decoder = make_decoder(tie_word_embeddings=tie, rope=Rope(theta=777.0)).to(dtype)
     save_decoder(decoder, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert theirs.dtype == dtype
@@ -153,7 +154,7 @@ def test_special_tokens_are_null_unless_given(make_decoder, tmp_path):
 
 
 def test_config_goes_there_and_back(make_decoder):
-    config = make_decoder(tie_word_embeddings=False, rope_theta=3.0, rms_norm_eps=1e-3).config
+    config = make_decoder(tie_word_embeddings=False, rope=Rope(theta=3.0), rms_norm_eps=1e-3).config
     assert config_from_hf(config_to_hf(config)) == config
     assert config_from_hf(json.loads(json.dumps(config_to_hf(config)))) == config
 
@@ -170,9 +171,9 @@ def test_absent_keys_have_hugging_faces_defaults():
     ours, theirs = config_from_hf({"model_type": "llama", **five}), LlamaConfig(**five)
     for name in ("rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "max_position_embeddings"):
         assert getattr(ours, name) == getattr(theirs, name), name
-    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
     old_style = config_from_hf({"model_type": "llama", **five, "rope_theta": 5e5, "rope_scaling": None})
-    assert old_style.rope_theta == 5e5
+    assert old_style.rope.theta == 5e5
 
 
 @pytest.mark.parametrize(
@@ -187,11 +188,17 @@ def test_absent_keys_have_hugging_faces_defaults():
         ({"num_attention_heads": 3, "head_dim": ...}, "heads"),
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1"),
         ({"rope_parameters": 7}, "rope_parameters 7"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1.0}}, "rope_type 'llama3'"),
-        ({"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
-        ({"head_dim": 8}, "head_dim 8, the decoder computes 4"),
-        ({"attention_bias": True}, "attention_bias True"),
-        ({"mlp_bias": True}, "mlp_bias True"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}}, "rope type 'longrope'"),
+        ({"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "rope factor is 'x'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"head_dim": 8}, r"q_proj.weight has shape \(16, 16\), config.json asks for \(32, 16\)"),
+        ({"head_dim": 3}, "heads of 3 dimensions"),
+        ({"attention_bias": True}, "lack model.layers.0.self_attn.k_proj.bias"),
+        ({"mlp_bias": True}, "lack model.layers.0.mlp.down_proj.bias"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias True"),
+        ({"model_type": "qwen3"}, r"lack .*k_norm.weight"),
+        ({"model_type": "qwen2", "sliding_window": 4, "use_sliding_window": True, "layer_types": ["mamba"]}, "'mamba'"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"vocab_size": 25}, "vocab_size is 25 but model.embed_tokens.weight has 23 rows"),
         ({"intermediate_size": 25}, r"gate_proj.weight has shape \(24, 16\), config.json asks for \(25, 16\)"),

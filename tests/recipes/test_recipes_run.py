@@ -17,7 +17,8 @@ from hone.demo import stages, world
 from hone.demo.data import FILES, make_data, make_tokenizer, write_rows
 from hone.demo.sizes import QUICK
 from hone.load import load_recipe
-from hone.model.decoder import Decoder, DecoderConfig
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder, load_scorer
 from hone.model.policy import Scorer
 from hone.recipe import Recipe, plan, validate

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hone.errors import HoneError
-from hone.model.decoder import Decoder, DecoderConfig
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
 from hone.rollout import local
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams

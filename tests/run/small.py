@@ -17,7 +17,8 @@ import torch
 from hone.algo import ALGORITHMS
 from hone.config import Choice, override
 from hone.data.tokenizer import Tokenizer, train_bpe
-from hone.model.decoder import Decoder, DecoderConfig
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
 from hone.model.policy import Scorer
 from hone.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
 from hone.state import write_model

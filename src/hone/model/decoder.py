@@ -5,7 +5,6 @@ Shapes: B rows, T new tokens, S keys (cached and new), D hidden, H query heads, 
 """
 
 import math
-from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -14,35 +13,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hone.errors import HoneError
+from hone.model.config import DecoderConfig
 
-
-@dataclass(frozen=True, kw_only=True)
-class DecoderConfig:
-    """The shape of a decoder, in Hugging Face's words."""
-
-    vocab_size: int
-    hidden_size: int = 128
-    intermediate_size: int = 512
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 4
-    max_position_embeddings: int = 256
-    rope_theta: float = 10_000.0
-    rms_norm_eps: float = 1e-5
-    tie_word_embeddings: bool = True
-    initializer_range: float = 0.02
-
-    def __post_init__(self) -> None:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(f"hidden_size {self.hidden_size} is not a multiple of {self.num_attention_heads} heads")
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise ValueError(
-                f"{self.num_attention_heads} query heads cannot share {self.num_key_value_heads} key-value heads"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_attention_heads
+TABLE = 4096  # positions whose rotation is kept from the start; longer contexts grow into it
 
 
 class KVCache:
@@ -82,12 +55,14 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def rope_tables(config: DecoderConfig, *, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Cosine and sine for every position, [P, E], the half-rotation layout of Hugging Face."""
-    half = torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-    angle = torch.arange(config.max_position_embeddings, dtype=torch.float64)[:, None] / config.rope_theta**half
+def rope_tables(
+    config: DecoderConfig, positions: int | None = None, *, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the first positions (None: of the context), [P, E], in Hugging Face's half-rotation layout."""
+    count = config.max_position_embeddings if positions is None else positions
+    angle = torch.arange(count, dtype=torch.float64)[:, None] * config.rope.frequencies(config.head_dim)
     angle = torch.cat([angle, angle], dim=-1)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    return (angle.cos() * config.rope.attention).to(dtype), (angle.sin() * config.rope.attention).to(dtype)
 
 
 def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -97,21 +72,28 @@ def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
+    q_norm: RMSNorm | None
+    k_norm: RMSNorm | None
+
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.E = layer, config.head_dim
         self.shares_keys = config.num_key_value_heads != config.num_attention_heads
-        D, E = config.hidden_size, config.head_dim
-        self.q_proj = nn.Linear(D, config.num_attention_heads * E, bias=False)
-        self.k_proj = nn.Linear(D, config.num_key_value_heads * E, bias=False)
-        self.v_proj = nn.Linear(D, config.num_key_value_heads * E, bias=False)
-        self.o_proj = nn.Linear(config.num_attention_heads * E, D, bias=False)
+        D, E, bias = config.hidden_size, config.head_dim, config.qkv_bias
+        self.q_proj = nn.Linear(D, config.num_attention_heads * E, bias=bias)
+        self.k_proj = nn.Linear(D, config.num_key_value_heads * E, bias=bias)
+        self.v_proj = nn.Linear(D, config.num_key_value_heads * E, bias=bias)
+        self.o_proj = nn.Linear(config.num_attention_heads * E, D, bias=config.o_bias)
+        self.q_norm = RMSNorm(E, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(E, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None) -> Tensor:
         B, T, _ = x_BTD.shape
         q, k, v = (
             proj(x_BTD).view(B, T, -1, self.E).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
@@ -125,9 +107,9 @@ class MLP(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         D, M = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(D, M, bias=False)
-        self.up_proj = nn.Linear(D, M, bias=False)
-        self.down_proj = nn.Linear(M, D, bias=False)
+        self.gate_proj = nn.Linear(D, M, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(D, M, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(M, D, bias=config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -167,9 +149,7 @@ class Decoder(nn.Module):
         self.config = config
         self.model = Backbone(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        cos, sin = rope_tables(config)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        self.rotations(min(config.max_position_embeddings, TABLE))
         self.apply(self._init)
         depth_std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
         for name, module in self.named_modules():  # keep the residual stream's variance independent of depth (GPT-2)
@@ -181,6 +161,14 @@ class Decoder(nn.Module):
     def _init(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range)
+        if isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+    def rotations(self, positions: int, *, device: torch.device | None = None) -> None:
+        """Make the tables of cosines and sines for so many positions."""
+        with torch.inference_mode(False):  # the sampler may be the first to need them, the learner differentiates
+            for name, table in zip(("cos", "sin"), rope_tables(self.config, positions), strict=True):
+                self.register_buffer(name, table.to(device), persistent=False)
 
     @property
     def device(self) -> torch.device:
@@ -211,23 +199,40 @@ class Decoder(nn.Module):
             raise ValueError("checkpointed layers cannot fill a cache: the recomputation would fill it again")
         if mask is None and past and tokens.shape[1] > 1:
             raise ValueError("several tokens after a filled cache need an explicit mask")
-        if positions is None:
-            end = past + tokens.shape[1]
-            if end > len(self.cos):  # a slice would come back short and broadcast
-                raise HoneError(
-                    f"a sequence of {end} tokens, the model's context is {len(self.cos)}: "
-                    "shorten it or raise model.max_position_embeddings"
-                )
-            rope = (self.cos[past:end], self.sin[past:end])
-        else:
-            rope = (self.cos[positions][:, None], self.sin[positions][:, None])
+        rope = self._rope(past, past + tokens.shape[1], positions)
         x = self.model.embed_tokens(tokens)
         rope = (rope[0].to(x.dtype), rope[1].to(x.dtype))
-        for layer in self.model.layers:
+        windows = self.config.windows or (0,) * len(self.model.layers)
+        masks = {w: windowed(mask, w, past, past + tokens.shape[1], device=x.device) for w in set(windows)}
+        for layer, window in zip(self.model.layers, windows, strict=True):
             if checkpoint_layers and torch.is_grad_enabled():
-                x = checkpoint(layer, x, rope, mask, None, use_reentrant=False)
+                x = checkpoint(layer, x, rope, masks[window], None, use_reentrant=False)
             else:
-                x = layer(x, rope, mask, cache)
+                x = layer(x, rope, masks[window], cache)
         if cache is not None:
             cache.advance(tokens.shape[1])
         return self.model.norm(x)
+
+    def _rope(self, first: int, last: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The rotations of columns first to last, or of the given positions, none of which is after its column."""
+        context = self.config.max_position_embeddings
+        if positions is None and last > context:  # a slice would come back short and broadcast
+            raise HoneError(
+                f"a sequence of {last} tokens, the model's context is {context}: "
+                "shorten it or raise model.max_position_embeddings"
+            )
+        if min(last, context) > len(self.cos):
+            self.rotations(min(max(last, 2 * len(self.cos)), context), device=self.device)
+        if positions is None:
+            return self.cos[first:last], self.sin[first:last]
+        return self.cos[positions][:, None], self.sin[positions][:, None]
+
+
+def windowed(mask: Tensor | None, window: int, first: int, last: int, *, device: torch.device) -> Tensor | None:
+    """The mask of columns first to last, which look back at most `window` columns; 0, or a window that holds them all,
+    leaves it as it is. Rows are contiguous, so that columns are as far apart as positions."""
+    if not window or last <= window:
+        return mask
+    far = torch.arange(first, last, device=device)[:, None] - torch.arange(last, device=device)
+    near = far < window
+    return near & (far >= 0) if mask is None else mask & near

@@ -17,97 +17,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hone.errors import HoneError
-from hone.model.decoder import Decoder, DecoderConfig, rope_tables
+from hone.model.config import DecoderConfig
+from hone.model.decoder import TABLE, Decoder
 from hone.model.heads import ScalarHead
+from hone.model.hf_config import CONFIG, FAMILIES, config_from_hf, config_to_hf
 from hone.model.lora import plain_state
 from hone.model.policy import Scorer
 
-CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD = 5 * 10**9  # bytes of a weights file, beyond which another is begun
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 DERIVED = "rotary_emb.inv_freq"  # a table that old checkpoints carry along
-
-
-def config_to_hf(config: DecoderConfig, *, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """The keys of a LlamaConfig; ids of special tokens are null, because absent ones would default to 1 and 2."""
-    name = str(dtype).removeprefix("torch.")
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "rms_norm_eps": config.rms_norm_eps,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "initializer_range": config.initializer_range,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "dtype": name,
-        "torch_dtype": name,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
-
-
-def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
-    """The DecoderConfig of a LlamaConfig; what the decoder does not compute is refused, not ignored."""
-    if hf.get("model_type") != "llama":
-        raise HoneError(f'model_type is {hf.get("model_type")!r}: only "llama" can be loaded, convert the model')
-    if missing := [key for key in SIZES if key not in hf]:
-        raise HoneError(f"{CONFIG} lacks {', '.join(missing)}: copy the whole file from the model's source")
-    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise HoneError(f"{CONFIG} has rope_parameters {rope!r}, not an object: copy it again")
-    heads = hf["num_attention_heads"]
-    try:
-        config = DecoderConfig(
-            **{key: _whole(hf[key], key) for key in SIZES},
-            num_key_value_heads=_whole(hf.get("num_key_value_heads") or heads, "num_key_value_heads"),
-            max_position_embeddings=_whole(hf.get("max_position_embeddings", 2048), "max_position_embeddings"),
-            rope_theta=_positive(rope.get("rope_theta", hf.get("rope_theta", 10_000.0)), "rope_theta"),
-            rms_norm_eps=_positive(hf.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
-            tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
-            initializer_range=_positive(hf.get("initializer_range", 0.02), "initializer_range"),
-        )
-    except ValueError as error:
-        raise HoneError(f"{CONFIG}: {error}: correct it") from error
-    _refuse_unknown_maths(hf, rope, config)
-    return config
-
-
-def _whole(value: Any, key: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key} is {value!r}, not a positive whole number")
-    return value
-
-
-def _positive(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ValueError(f"{key} is {value!r}, not a positive number")
-    return float(value)
-
-
-def _refuse_unknown_maths(hf: Mapping[str, Any], rope: Mapping[str, Any], config: DecoderConfig) -> None:
-    expected = {
-        "hidden_act": (hf.get("hidden_act", "silu"), "silu"),
-        "attention_bias": (bool(hf.get("attention_bias")), False),
-        "mlp_bias": (bool(hf.get("mlp_bias")), False),
-        "head_dim": (hf.get("head_dim") or config.head_dim, config.head_dim),
-        "rope_type": (rope.get("rope_type", rope.get("type", "default")), "default"),
-    }
-    for key, (value, known) in expected.items():
-        if value != known:
-            raise HoneError(f"{CONFIG} has {key} {value!r}, the decoder computes {known!r}: use another model")
 
 
 def save_decoder(decoder: Decoder, folder: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
@@ -131,7 +52,7 @@ def save_scorer(scorer: Scorer, folder: str | Path, *, extra: Mapping[str, Any] 
     del state[HEAD]
     config = config_to_hf(replace(scorer.decoder.config, tie_word_embeddings=True), dtype=state[EMBEDDING].dtype)
     config |= {
-        "architectures": ["LlamaForSequenceClassification"],
+        "architectures": [f"{FAMILIES[scorer.decoder.config.family].architecture}ForSequenceClassification"],
         "num_labels": 1,
         "id2label": {"0": "LABEL_0"},
         "label2id": {"LABEL_0": 0},
@@ -165,12 +86,36 @@ def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Sc
 def _write(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    shards = _shards(state, SHARD)
+    if len(shards) == 1:
+        return _write_weights(folder / WEIGHTS, shards[0])
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        _write_weights(folder / name, shard)
+    places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    index = {"metadata": {"total_size": sum(x.nbytes for x in state.values())}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(state: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor]]:
+    """The tensors in order, cut where a file would grow beyond `size` bytes."""
+    shards, held = [dict[str, Tensor]()], 0
+    for name, x in state.items():
+        if shards[-1] and held + x.nbytes > size:
+            shards.append({})
+            held = 0
+        shards[-1][name] = x
+        held += x.nbytes
+    return shards
+
+
+def _write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
     try:
-        save_file({n: x.contiguous() for n, x in state.items()}, folder / WEIGHTS, metadata={"format": "pt"})
+        save_file({n: x.contiguous() for n, x in state.items()}, path, metadata={"format": "pt"})
     except SafetensorError as error:  # it wraps what the disk said; give that back
         number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else 0, str(error), str(folder / WEIGHTS)) from error
-    shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors writes for the owner only
+        raise OSError(int(number[1]) if number else 0, str(error), str(path)) from error
+    shutil.copymode(path.parent / CONFIG, path)  # safetensors writes for the owner only
 
 
 def _read_config(folder: Path) -> tuple[DecoderConfig, dict[str, Any]]:
@@ -252,7 +197,5 @@ def _build(config: DecoderConfig, tensors: dict[str, Tensor]) -> Decoder:
     decoder.load_state_dict(tensors, strict=False, assign=True)
     if config.tie_word_embeddings:
         decoder.lm_head.weight = decoder.model.embed_tokens.weight
-    cos, sin = rope_tables(config)
-    decoder.register_buffer("cos", cos, persistent=False)
-    decoder.register_buffer("sin", sin, persistent=False)
+    decoder.rotations(min(config.max_position_embeddings, TABLE))
     return decoder

@@ -1,0 +1,207 @@
+"""config.json of a Hugging Face model to a DecoderConfig and back; what the decoder does not compute is refused."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hone.errors import HoneError
+from hone.model.config import DecoderConfig, Rope, yarn_attention
+
+CONFIG = "config.json"
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What a model_type says beyond its numbers."""
+
+    architecture: str
+    qkv_bias: bool = False  # always has them
+    bias_option: bool = False  # attention_bias puts them on all four projections
+    mlp_option: bool = False  # mlp_bias exists
+    qk_norm: bool = False
+    window: str = ""  # "all": sliding_window holds for every layer; "some": for those that layer_types names
+    eps: float = 1e-6
+    context: int = 2048
+
+
+FAMILIES = {
+    "llama": Family(architecture="Llama", bias_option=True, mlp_option=True),
+    "mistral": Family(architecture="Mistral", window="all", context=131_072),
+    "qwen2": Family(architecture="Qwen2", qkv_bias=True, window="some", context=32_768),
+    "qwen3": Family(architecture="Qwen3", bias_option=True, qk_norm=True, window="some", context=32_768),
+}
+
+
+# --- reading ---
+
+
+def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
+    """The decoder's shape, or HoneError with what is wrong."""
+    family = FAMILIES.get(str(hf.get("model_type")))
+    if family is None:
+        known = ", ".join(FAMILIES)
+        raise HoneError(f"model_type is {hf.get('model_type')!r}: the decoder computes {known}: use one of these")
+    if missing := [key for key in SIZES if key not in hf]:
+        raise HoneError(f"{CONFIG} lacks {', '.join(missing)}: copy the whole file from the model's source")
+    _refuse(hf, family)
+    try:
+        return _shape(hf, family)
+    except (ValueError, TypeError) as error:
+        raise HoneError(f"{CONFIG}: {error}: correct it") from error
+
+
+def _shape(hf: Mapping[str, Any], family: Family) -> DecoderConfig:
+    context = _whole(hf.get("max_position_embeddings", family.context), "max_position_embeddings")
+    layers, bias = _whole(hf["num_hidden_layers"], "num_hidden_layers"), bool(hf.get("attention_bias"))
+    return DecoderConfig(
+        family=str(hf["model_type"]),
+        **{key: _whole(hf[key], key) for key in SIZES},
+        num_key_value_heads=_whole(hf.get("num_key_value_heads") or hf["num_attention_heads"], "num_key_value_heads"),
+        head_dim=_whole(hf["head_dim"], "head_dim") if hf.get("head_dim") else 0,
+        max_position_embeddings=context,
+        rope=_rope(hf, context),
+        rms_norm_eps=_positive(hf.get("rms_norm_eps", family.eps), "rms_norm_eps"),
+        tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
+        initializer_range=_positive(hf.get("initializer_range", 0.02), "initializer_range"),
+        qkv_bias=family.qkv_bias or bias,
+        o_bias=bias,
+        mlp_bias=bool(hf.get("mlp_bias")),
+        qk_norm=family.qk_norm,
+        windows=_windows(hf, family, layers),
+    )
+
+
+def _refuse(hf: Mapping[str, Any], family: Family) -> None:
+    """Maths that another model of the family may ask for and the decoder does not have."""
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise HoneError(f"{CONFIG} has rope_parameters {rope!r}, not an object: copy it again")
+    partial = rope.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0))
+    expected = {
+        "hidden_act": (hf.get("hidden_act", "silu"), "silu"),
+        "attention_bias": (bool(hf.get("attention_bias")) and not family.bias_option, False),
+        "mlp_bias": (bool(hf.get("mlp_bias")) and not family.mlp_option, False),
+        "partial_rotary_factor": (partial, 1.0),
+    }
+    for key, (value, known) in expected.items():
+        if value != known:
+            raise HoneError(f"{CONFIG} has {key} {value!r}, the decoder computes {known!r}: use another model")
+
+
+def _rope(hf: Mapping[str, Any], context: int) -> Rope:
+    given: Mapping[str, Any] = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    kind = str(given.get("rope_type", given.get("type", "default")))
+    theta = _positive(given.get("rope_theta", hf.get("rope_theta", 10_000.0)), "rope_theta")
+    if kind == "default":
+        return Rope(theta=theta)
+    factor = _positive(given.get("factor", 1.0), "rope factor")
+    original = given.get("original_max_position_embeddings") or hf.get("original_max_position_embeddings") or context
+    attention = 1.0
+    if kind == "yarn":
+        scales = (float(given.get("mscale") or 0), float(given.get("mscale_all_dim") or 0))
+        attention = float(given.get("attention_factor") or yarn_attention(factor, *scales))
+    return Rope(
+        kind=kind,
+        theta=theta,
+        factor=factor,
+        original=_whole(original, "original_max_position_embeddings"),
+        low_freq=_positive(given.get("low_freq_factor", 1.0), "low_freq_factor"),
+        high_freq=_positive(given.get("high_freq_factor", 4.0), "high_freq_factor"),
+        beta_fast=_positive(given.get("beta_fast") or 32.0, "beta_fast"),
+        beta_slow=_positive(given.get("beta_slow") or 1.0, "beta_slow"),
+        truncate=bool(given.get("truncate", True)),
+        attention=attention,
+    )
+
+
+def _windows(hf: Mapping[str, Any], family: Family, layers: int) -> tuple[int, ...]:
+    window = hf.get("sliding_window")
+    if not family.window or not window or (family.window == "some" and not hf.get("use_sliding_window")):
+        return ()
+    window = _whole(window, "sliding_window")
+    if family.window == "all":
+        return (window,) * layers
+    first = hf.get("max_window_layers", 28)
+    kinds = hf.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
+    if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
+        raise ValueError(f"layer_types has {sorted(map(str, unknown))[0]!r}, which the decoder does not compute")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _whole(value: Any, key: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key} is {value!r}, not a positive whole number")
+    return value
+
+
+def _positive(value: Any, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{key} is {value!r}, not a positive number")
+    return float(value)
+
+
+# --- writing ---
+
+
+def config_to_hf(config: DecoderConfig, *, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """The keys of the family's config; ids of special tokens are null, because absent ones would have defaults."""
+    name = str(dtype).removeprefix("torch.")
+    family = FAMILIES[config.family]
+    return {
+        "architectures": [f"{family.architecture}ForCausalLM"],
+        "model_type": config.family,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": config.num_key_value_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_theta": config.rope.theta,
+        "rope_parameters": _rope_to_hf(config.rope),
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "initializer_range": config.initializer_range,
+        "hidden_act": "silu",
+        **({"attention_bias": config.o_bias} if family.bias_option else {}),
+        **({"mlp_bias": config.mlp_bias} if family.mlp_option else {}),
+        **_windows_to_hf(config, family),
+        "dtype": name,
+        "torch_dtype": name,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+
+
+def _rope_to_hf(rope: Rope) -> dict[str, Any]:
+    found: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
+    if rope.kind == "default":
+        return found
+    found |= {"factor": rope.factor}
+    if rope.kind == "linear":
+        return found
+    found["original_max_position_embeddings"] = rope.original
+    if rope.kind == "llama3":
+        return found | {"low_freq_factor": rope.low_freq, "high_freq_factor": rope.high_freq}
+    return found | {
+        "beta_fast": rope.beta_fast,
+        "beta_slow": rope.beta_slow,
+        "truncate": rope.truncate,
+        "attention_factor": rope.attention,
+    }
+
+
+def _windows_to_hf(config: DecoderConfig, family: Family) -> dict[str, Any]:
+    window = max(config.windows, default=0) or None
+    if family.window == "all":
+        return {"sliding_window": window}
+    if not family.window or window is None:
+        return {}
+    kinds = ["sliding_attention" if w else "full_attention" for w in config.windows]
+    first = next(i for i, w in enumerate(config.windows) if w)
+    return {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds, "max_window_layers": first}
