@@ -1,0 +1,6 @@
+"""The commands of the command line, one module a kind. None imports torch before it runs."""
+
+from hone.commands import look, score, train
+from hone.commands.command import Command
+
+COMMANDS: tuple[Command, ...] = (*train.COMMANDS, *score.COMMANDS, *look.COMMANDS)

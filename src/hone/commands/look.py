@@ -1,0 +1,60 @@
+"""hone algos, recipes: what there is to choose from."""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from hone.commands.command import Command
+from hone.config import settings_of, unknown
+from hone.errors import HoneError
+from hone.load import list_recipes, summary
+
+
+def _algos_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="NAME")
+
+
+def _recipes(arguments: argparse.Namespace) -> None:
+    found = list_recipes()
+    if not found:
+        raise HoneError("there are no recipes here: run this in the folder that has recipes/")
+    width = max(map(len, found))
+    for name, path in found.items():
+        print(f"{name:<{width}}  {summary(path)}")
+
+
+def _algos(arguments: argparse.Namespace) -> None:
+    from hone.algo import ALGORITHMS
+
+    if arguments.name is None:
+        width = max(map(len, ALGORITHMS))
+        for name, factory in ALGORITHMS.items():
+            print(f"{name:<{width}}  {_first_line(factory)}")
+        print("\n`hone algos NAME` lists the settings of one; `hone run RECIPE algo=NAME algo.SETTING=VALUE` uses it.")
+        return
+    if arguments.name not in ALGORITHMS:
+        raise unknown("algorithm", arguments.name, ALGORITHMS)
+    factory = ALGORITHMS[arguments.name]
+    print(f"{arguments.name}: {_first_line(factory)}")
+    settings = settings_of(factory)
+    width = max(map(len, settings), default=0)
+    for name, default in settings.items():
+        print(f"  {name:<{width}}  {_shown(default)}")
+    if not settings:
+        print("  (no settings)")
+
+
+def _first_line(factory: Callable[..., Any]) -> str:
+    return (factory.__doc__ or "").strip().partition("\n")[0]
+
+
+def _shown(default: Any) -> str:
+    if callable(default):
+        return getattr(default, "__name__", "required")
+    return "none" if default is None else str(default)
+
+
+COMMANDS = (
+    Command(name="algos", help="list the algorithms, or the settings of one", options=_algos_options, run=_algos),
+    Command(name="recipes", help="list the built-in recipes", run=_recipes),
+)

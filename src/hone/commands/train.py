@@ -1,0 +1,107 @@
+"""hone demo, run, check, resume: what turns a recipe into a run."""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+
+from hone.commands.command import Command
+from hone.config import from_yaml, override
+from hone.errors import HoneError
+from hone.load import load_recipe
+from hone.recipe import validate
+
+
+def _recipe_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a built-in name, FILE.py or FILE.py:function")
+    parser.add_argument("settings", nargs="*", metavar="a.b=value", help="change a setting of the recipe")
+    parser.add_argument("--config", metavar="FILE.yaml", help="settings from a file; a.b=value comes after it")
+
+
+def _check_options(parser: argparse.ArgumentParser) -> None:
+    _recipe_options(parser)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+
+
+def _run_options(parser: argparse.ArgumentParser) -> None:
+    _recipe_options(parser)
+    parser.add_argument("--resume", action="store_true", help="continue the run where its folder has a checkpoint")
+
+
+def _demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="runs/demo", metavar="DIR", help="default: runs/demo")
+    parser.add_argument("--quick", action="store_true", help="a smoke test: few steps, no lesson in the numbers")
+
+
+def _resume_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN_DIR")
+
+
+def _recipe(arguments: argparse.Namespace) -> Any:
+    recipe = load_recipe(arguments.recipe)()
+    if arguments.config:
+        recipe = from_yaml(arguments.config, recipe)
+    recipe = override(recipe, arguments.settings)
+    validate(recipe)
+    return recipe
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    recipe = _recipe(arguments)
+    from hone import runner
+
+    print(runner.run(recipe, resume=arguments.resume))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # what a reward prints is no part of the report
+            recipe = _recipe(arguments)
+            from hone.check import suite
+
+            report = suite.check(recipe)
+    except HoneError as error:
+        if arguments.json:
+            print(json.dumps({"recipe": arguments.recipe, "ok": False, "error": str(error), "findings": []}))
+        raise
+    if arguments.json:
+        print(json.dumps(report.plain()))
+    else:
+        from rich.console import Console
+
+        from hone.check.show import show
+
+        show(report, Console())
+    if not report.ok:
+        names = ", ".join(f.name for f in report.failures)
+        raise HoneError(f"{len(report.failures)} of {len(report.findings)} checks failed: {names}")
+
+
+def _resume(arguments: argparse.Namespace) -> None:
+    if not os.path.isdir(arguments.run_dir):
+        raise HoneError(f"no folder {arguments.run_dir}: give the folder of a run, as in runs/NAME")
+    from hone import runner
+
+    print(runner.resume(arguments.run_dir))
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from hone.demo import journey
+
+    journey.main(seed=arguments.seed, out=arguments.out, quick=arguments.quick)
+
+
+COMMANDS = (
+    Command(name="demo", help="train a small model through every stage on the CPU", options=_demo_options, run=_demo),
+    Command(name="run", help="train what a recipe says", options=_run_options, run=_run),
+    Command(
+        name="check",
+        help="examine a recipe's step 0: tokens, masks, rewards, weights, gradients",
+        options=_check_options,
+        run=_check,
+    ),
+    Command(name="resume", help="continue a run from its last checkpoint", options=_resume_options, run=_resume),
+)
