@@ -12,6 +12,7 @@ from hone import build, loop
 from hone.check import suite
 from hone.config import from_yaml
 from hone.data.tokenizer import Tokenizer
+from hone.dist import collect
 from hone.errors import HoneError, Interrupted
 from hone.job import CHECKPOINTS, START, Run, prepare, publish, save, set_torch
 from hone.log import samples
@@ -70,7 +71,7 @@ def _look(job: Run) -> None:
         if f.verdict == "fail":
             raise HoneError(f"{f.name}: {f.seen}: {f.remedy} (`hone check` says more)")
     for f in findings:
-        if f.verdict == "warn":
+        if f.verdict == "warn" and collect.world()[0] == 0:
             print(f"{job.recipe.name}: warn: {f.name}: {f.seen}: {f.remedy}", file=sys.stderr)
 
 

@@ -11,6 +11,7 @@ import torch
 
 import hone
 from hone.algo import ALGORITHMS
+from hone.check import suite
 from hone.config import build_choice, override
 from hone.data.tokenizer import Tokenizer
 from hone.demo import stages, world
@@ -118,6 +119,15 @@ def test_a_recipe_runs_two_steps(name: str, tmp_path: Path):
     assert tokenizer.encode("<think>", specials=True) == Tokenizer.load("runs/demo/tokenizer").encode(
         "<think>", specials=True
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recipe_passes_its_check(name: str, tmp_path: Path):
+    report = suite.check(tiny(name, tmp_path / "run"))
+    assert report.failures == []
+    warned = {f.name for f in report.findings if f.verdict == "warn"}
+    assert warned <= ({"reward values", "signal"} if name == "grpo" else set())  # nobody trained its model
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_recipes_are_the_demos_stages():

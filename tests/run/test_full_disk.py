@@ -73,7 +73,7 @@ def test_a_disk_full_from_the_start_leaves_nothing(world: World, disk: Path, cap
         fill(disk, leave=leave)
         assert main(arguments(recipe(world, "sft", disk / "run"), world)) == 2
         err = capsys.readouterr().err.splitlines()
-        assert "disk: 2 checkpoints of" in err[-1]  # refused before anything is written
+        assert "for checkpoints and the start need" in err[-1]  # refused before anything is written
         assert "free some space" in err[-1]
         assert [p.name for p in disk.iterdir()] == ["large"]
 

@@ -1,7 +1,7 @@
 """Checks of the dataset: prompts and answers still belong together, nothing is met twice, everything fits."""
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,8 +19,11 @@ REMEDY_BUG = "rows were mixed up after they were read: this is a bug of Hone or 
 def pairing(probe: Probe) -> Finding:
     """What the shuffled source hands out is the dataset's: each prompt with its own answer, or completion."""
     if probe.job.algo.online:
-        known = Counter(_key(task) for task in _as_tasks(probe.raw))
-        strange = [task for task in probe.tasks if _key(task) not in known]
+        strange = [task for task in probe.tasks if not _is_its_row(task, probe.raw)]
+        known = (
+            {_key(row) for row in _as_tasks(probe.raw)} if strange else set[str]()
+        )  # rows may carry ids of their own
+        strange = [task for task in strange if _key(task) not in known]
         if strange:
             seen = (
                 f"{len(strange)} of {len(probe.tasks)} shuffled tasks are no row of the data: {strange[0].prompt!r:.40}"
@@ -37,6 +40,12 @@ def pairing(probe: Probe) -> Finding:
         seen = f"{len(strange)} of {len(probe.items)} shuffled rows are no row of the data: {strange[0][0].text!r:.40}"
         return failed(seen, REMEDY_BUG)
     return passed(f"{len(probe.items)} rows in shuffled order, each prompt with the completions of its own row")
+
+
+def _is_its_row(task: Task, rows: list[Any]) -> bool:
+    """Whether the row that the task's number names says the same."""
+    number = int(task.id) if task.id.isdecimal() else 0
+    return 0 < number <= len(rows) and _key(_as_tasks([rows[number - 1]])[0]) == _key(task)
 
 
 def _as_tasks(rows: list[Any]) -> list[Task]:

@@ -1,6 +1,7 @@
 """Checks of the learner before its first step: the forward pass, the reference, the gradient and how it is cut."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 
 import torch
@@ -77,17 +78,25 @@ def reference(probe: Probe) -> Finding:
     return passed(f"{seen}; it stays when the policy moves")
 
 
-def gradients(learner: Learner, batch: Batch, algo: Algorithm, *, rows: int) -> tuple[float, list[Tensor | None]]:
-    """The loss of the whole batch and its gradient for each parameter of the optimiser, before clipping."""
-    parameters, loss = optim.parameters_of(learner.optimizer), 0.0
-    learner.optimizer.zero_grad(set_to_none=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradient:
+    """The loss of a batch and its gradient before clipping, None for a parameter that the loss does not reach."""
+
+    loss: float
+    tensors: list[Tensor | None]  # in the optimiser's order
+    summed: float  # of the norms of the micro-batches' own gradients: what rounding is measured against
+
+
+def gradients(learner: Learner, batch: Batch, algo: Algorithm, *, rows: int) -> Gradient:
+    """The sum over micro-batches of at most `rows` rows."""
+    parameters, loss, summed = optim.parameters_of(learner.optimizer), 0.0, 0.0
+    total: list[Tensor | None] = [None] * len(parameters)
     for micro in micro_batches(batch, rows=rows, unit=algo.unit):
         part = objective(learner.policy(micro, algo.wants), micro, algo.loss)
-        part.backward()
-        loss += part.item()
-    found = [None if p.grad is None else p.grad.detach().clone() for p in parameters]
-    learner.optimizer.zero_grad(set_to_none=True)
-    return loss, found
+        found = torch.autograd.grad(part, parameters, allow_unused=True)
+        total = [b if a is None else a if b is None else a + b for a, b in zip(total, found, strict=True)]
+        loss, summed = loss + part.item(), summed + norm(found)
+    return Gradient(loss=loss, tensors=total, summed=summed)
 
 
 def norm(tensors: Sequence[Tensor | None]) -> float:
@@ -95,12 +104,18 @@ def norm(tensors: Sequence[Tensor | None]) -> float:
     return float(sum(float(t.double().square().sum()) for t in tensors if t is not None) ** 0.5)
 
 
+def apart(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> float:
+    """The norm of the difference; what is on one side only counts whole."""
+    pairs = zip(left, right, strict=True)
+    return norm([a if b is None else b if a is None else a - b for a, b in pairs])
+
+
 def gradient(probe: Probe) -> Finding:
     """Finite and not zero, for actor and critic; parameters that no gradient reaches are named."""
     learner, algo = probe.job.learner, probe.job.algo
-    loss, found = gradients(learner, probe.batch, algo, rows=learner.micro_rows)
-    parameters = optim.parameters_of(learner.optimizer)
-    by_id = {id(p): g for p, g in zip(parameters, found, strict=True)}
+    found = gradients(learner, probe.batch, algo, rows=learner.micro_rows)
+    parameters, loss = optim.parameters_of(learner.optimizer), found.loss
+    by_id = {id(p): g for p, g in zip(parameters, found.tensors, strict=True)}
     parts = {"actor": learner.policy.actor_parameters(), "critic": learner.policy.critic_parameters()}
     if probe.job.recipe.lora.rank:
         parts = {"adapters": parts["actor"], "critic": parts["critic"]}
@@ -125,16 +140,12 @@ def _unreached(probe: Probe, by_id: dict[int, Tensor | None]) -> list[str]:
 def cut(probe: Probe) -> Finding:
     """The gradient does not depend on how the batch is cut into micro-batches."""
     learner, algo, batch = probe.job.learner, probe.job.algo, probe.batch
-    whole_loss, whole = gradients(learner, batch, algo, rows=len(batch))
-    parts_loss, parts = gradients(learner, batch, algo, rows=algo.unit)
-    size = norm(whole)
-    pairs = [(a, b) for a, b in zip(whole, parts, strict=True) if a is not None and b is not None]
-    gap = norm([a - b for a, b in pairs]) / max(size, 1e-30)
-    seen = f"{len(batch)} rows at once or {algo.unit} at a time: gradients differ by {gap:.1e} of their norm"
-    if size and not gap <= CUT:
-        return failed(
-            f"{seen}, losses {whole_loss:.5g} and {parts_loss:.5g}", "this is a bug of Hone: please report it"
-        )
+    whole, parts = (gradients(learner, batch, algo, rows=rows) for rows in (len(batch), algo.unit))
+    gap = apart(whole.tensors, parts.tensors) / max(parts.summed, 1e-30)
+    seen = f"{len(batch)} rows at once or {algo.unit} at a time: gradients differ by {gap:.1e} of their size"
+    if not gap <= CUT:
+        remedy = "the loss must be a sum over rows: weigh them in `weigh`, never by the size of a micro-batch"
+        return failed(f"{seen}, losses {whole.loss:.5g} and {parts.loss:.5g}", remedy)
     return passed(seen)
 
 

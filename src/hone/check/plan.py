@@ -62,12 +62,12 @@ def disk(probe: Probe) -> Finding:
     """Room for the checkpoints that are kept, one more while it is written, and the model of the start."""
     recipe = probe.job.recipe
     saves = 1 if not recipe.save.every else max(1, -(-recipe.train.steps // recipe.save.every))
-    kept_at_once = min(recipe.save.keep, saves) + 1
+    most = min(recipe.save.keep + 1, saves)  # the oldest goes when the new one is whole
     each = _checkpoint_size(probe)
-    need = kept_at_once * each + _bytes(probe.job.policy.decoder.parameters())
+    need = most * each + _bytes(probe.job.policy.decoder.parameters())
     place = next(path for path in (recipe.run_dir.absolute(), *recipe.run_dir.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free
-    seen = f"{kept_at_once} checkpoints of {_size(each)} and the start need {_size(need)}, {_size(free)} are free"
+    seen = f"{most} x {_size(each)} for checkpoints and the start need {_size(need)}, {_size(free)} are free"
     if free < need:
         return failed(seen, "free some space, lower save.keep, or set out= to another disk")
     if free < 2 * need:

@@ -17,7 +17,7 @@ from hone.rollout.roller import Roller
 from hone.train.step import annotate, credited, remember, weighed
 from hone.types import Batch, Group, Outcome, Rollout, Task
 
-ROWS = 64  # rows of the data that are looked at one by one
+ROWS, MANY = 64, 2000  # rows of the data that are looked at one by one: closely, and in passing
 PROMPTS, SAMPLES, TOKENS = 4, 8, 64  # the most that is sampled
 
 
@@ -31,6 +31,11 @@ class Probe:
     def items(self) -> list[Any]:
         """The first rows in the order of training: tasks, or groups of an offline run; each once."""
         return copy(self.job.source).take(min(ROWS, len(self.job.source)))
+
+    @cached_property
+    def many(self) -> list[Any]:
+        """As `items`, but enough of them that a rare fault is met."""
+        return copy(self.job.source).take(min(MANY, len(self.job.source)))
 
     @property
     def tasks(self) -> list[Task]:
@@ -94,9 +99,10 @@ class Probe:
             return self.items[: max(2, min(self.job.recipe.train.prompts, SAMPLES))]
         if not self.stands_in:
             return self.job.algo.select(self.scored)
-        made = [[replace(r, outcome=Outcome(value=float(i % 2))) for i, r in enumerate(g)] for g in self.groups]
-        if self.job.algo.group == 1 and len(made[0]) == 1:
-            made = [[replace(r, outcome=Outcome(value=float(n % 2))) for r in g] for n, g in enumerate(made)]
+        made = [
+            [replace(r, outcome=Outcome(value=float((n + i) % 2 == 0))) for i, r in enumerate(g)]
+            for n, g in enumerate(self.groups)
+        ]
         return self.job.algo.select(made)
 
     @cached_property

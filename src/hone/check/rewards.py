@@ -1,7 +1,7 @@
 """Checks of the reward: numbers that repeat, that tell completions apart, and that accept the right answer."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hone.algo.select import reward_of
@@ -12,7 +12,7 @@ from hone.reward.score import Combined, Scorer
 from hone.types import Outcome, Rollout, Task
 
 OFFLINE = "there is no reward: the algorithm is offline"
-GOLD = 16  # tasks whose answers are tried
+GOLD = 16  # tasks on which another row's answer, or a function of the user's, is tried
 # The forms in which an answer is tried, the one that Hone's verifiers read first.
 FORMS = (
     "<answer>{}</answer>",
@@ -112,27 +112,28 @@ def _reads_no_answer(reward: Scorer | None) -> bool:
 
 def gold(probe: Probe) -> Finding:
     """The right answer is accepted, and another row's answer is not."""
-    if not probe.job.algo.online:
-        return skipped(OFFLINE)
-    tasks = [task for task in probe.tasks if task.answer is not None][:GOLD]
-    if found := judges_of(probe.job.reward):
-        name, judge = next(iter(found.items()))
-        if len(tasks) < min(GOLD, len(probe.tasks)):
-            lacking = sum(task.answer is None for task in probe.tasks)
-            return failed(
-                f"{lacking} of {len(probe.tasks)} tasks have no answer, {name} needs it", 'add the column "answer"'
-            )
-        return _by_verifier(name, judge, tasks)
-    if not tasks or _reads_no_answer(probe.job.reward):
-        return skipped("the rows have no answer, or no part of the reward reads it")
-    return _by_function(probe, tasks)
+    return _gold(probe, probe.many)
 
 
 def gold_of_verifiers(probe: Probe) -> Finding:
-    """As `gold`, but a function of the user's is never called: that may cost time or money."""
+    """As `gold` on fewer rows, but a function of the user's is never called: that may cost time or money."""
     if probe.job.algo.online and not judges_of(probe.job.reward):
         return skipped("the reward is not one of Hone's verifiers")
-    return gold(probe)
+    return _gold(probe, probe.items)
+
+
+def _gold(probe: Probe, tasks: Sequence[Task]) -> Finding:
+    if not probe.job.algo.online:
+        return skipped(OFFLINE)
+    answered = [task for task in tasks if task.answer is not None]
+    if found := judges_of(probe.job.reward):
+        if len(answered) < len(tasks):
+            seen = f"{len(tasks) - len(answered)} of {len(tasks)} tasks have no answer, {next(iter(found))} needs it"
+            return failed(seen, 'add the column "answer"')
+        return _by_verifier(found, tasks, max_invalid=probe.job.recipe.train.max_invalid)
+    if not answered or _reads_no_answer(probe.job.reward):
+        return skipped("the rows have no answer, or no part of the reward reads it")
+    return _by_function(probe, answered[:GOLD])
 
 
 def _written(task: Task, text: str) -> Rollout:
@@ -145,24 +146,30 @@ def _other(task: Task, tasks: Sequence[Task]) -> str | None:
     return next(different, None)
 
 
-def _by_verifier(name: str, judge: Scorer, tasks: Sequence[Task]) -> Finding:
-    tried = [[judge([_written(task, form.format(task.answer))])[0] for form in FORMS] for task in tasks]
-    invalid = [outcomes[0].reason for outcomes in tried if not any(o.valid for o in outcomes)]
-    if invalid:
-        seen = f"{name} cannot read {len(invalid)} of {len(tasks)} gold answers: {invalid[0]}"
-        return failed(seen, "correct the column answer, or use another verifier")
-    refused = sum(max(o.value or 0.0 for o in outcomes) < 1 for outcomes in tried)
-    if refused:
-        return failed(
-            f"{name} refuses {refused} of {len(tasks)} gold answers in every form", "correct the column answer"
-        )
-    swapped = [(task, other) for task in tasks if (other := _other(task, tasks)) is not None]
+def _by_verifier(judges: Mapping[str, Scorer], tasks: Sequence[Task], *, max_invalid: float) -> Finding:
+    name, judge = next(iter(judges.items()))
+    tried = [_best(judge, task) for task in tasks]
+    invalid = [o.reason for o in tried if not o.valid]
+    refused = [task.answer for task, o in zip(tasks, tried, strict=True) if o.valid and o.value != 1]
+    if invalid or refused:
+        why = invalid[0] if invalid else f"{refused[0]!r:.40} is refused in every form"
+        seen = f"{name} does not accept {len(invalid + refused)} of {len(tasks)} gold answers: {why}"
+        verdict = failed if len(invalid + refused) > max_invalid * len(tasks) else warned
+        return verdict(seen, "correct the column answer, or use another verifier")
+    swapped = [(task, other) for task in tasks[:GOLD] if (other := _other(task, tasks)) is not None]
     accepted = sum(judge([_written(task, FORMS[0].format(other))])[0].value == 1 for task, other in swapped)
     seen = f"{name} accepts {len(tasks)} gold answers, and {accepted} of {len(swapped)} answers of other rows"
     if accepted:
         verdict = failed if accepted > len(swapped) / 2 else warned
         return verdict(seen, "a verifier that accepts a wrong answer teaches nothing: compare the answers by hand")
     return passed(f"{seen}, tried as {FORMS[0].format('X')}")
+
+
+def _best(judge: Scorer, task: Task) -> Outcome:
+    """What the gold answer gets in the first form that is accepted, else in the first one."""
+    outcomes = (judge([_written(task, form.format(task.answer))])[0] for form in FORMS)
+    first = next(outcomes)
+    return first if first.value == 1 else next((o for o in outcomes if o.value == 1), first)
 
 
 def _by_function(probe: Probe, tasks: Sequence[Task]) -> Finding:

@@ -10,6 +10,7 @@ from torch import Tensor
 from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.perturb import moved
 from hone.check.probe import Probe
+from hone.check.text import misplaced
 from hone.data.chat import render_prompt
 from hone.data.collate import collate
 from hone.job import publish
@@ -169,8 +170,8 @@ def completions(probe: Probe) -> Finding:
             if (r.stop is Stop.TOKEN) != (r.tokens[-1] in stops):
                 return failed("a completion ended without its stop token, or went on after it", remedy)
     batch = collate(probe.groups, pad_id=probe.job.tokenizer.pad_id)
-    if int((batch.mask & ~batch.real).sum()) or int(batch.mask.sum()) != sum(sum(r.mask) for r in rows):
-        return failed("padding is trained on, or a written token is not", "this is a bug of Hone: please report it")
+    if wrong := misplaced(batch, rows):
+        return failed(wrong, "this is a bug of Hone: please report it")
     stopped = sum(r.stop is Stop.TOKEN for r in rows)
     lengths = [sum(r.mask) for r in rows]
     ends = f"{stopped} stopped by themselves, their stop token trained on" if stopped else "none stopped by itself"

@@ -1,6 +1,6 @@
 """Checks of what the model reads and is trained on: template, stop token, first token, padding, mask, round trip."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -9,7 +9,7 @@ from hone.check.probe import Probe
 from hone.data.chat import render
 from hone.data.collate import collate
 from hone.data.tokenizer import Tokenizer
-from hone.types import Rollout
+from hone.types import Batch, Rollout
 
 Runs = list[tuple[list[int], bool]]  # neighbouring tokens that are all trained on, or all not
 
@@ -41,7 +41,8 @@ def template(probe: Probe) -> Finding:
         return skipped("no row is a chat")
     for n, messages in enumerate(chats, start=1):
         text = render(tokenizer, messages)
-        lost = [m for m in messages if m["content"].strip() not in text]
+        plain = " ".join(text.split())
+        lost = [m for m in messages if " ".join(m["content"].split()) not in plain]
         if lost:
             return failed(f"chat {n}: the rendering lacks the {lost[0]['role']}'s {lost[0]['content'][:30]!r}", remedy)
         if messages[-1]["role"] != "assistant" and render(tokenizer, messages, generation=True) == text:
@@ -85,7 +86,8 @@ def first_token(probe: Probe) -> Finding:
     if bos is None:
         return skipped("the tokenizer names no first token (bos_token)")
     rows = probe.prompts or [list(r.tokens) for r in probe.rows]
-    doubled = sum((bos, bos) in pairwise(tokens) for tokens in rows)
+    anywhere = bos not in tokenizer.stop_ids  # where one token begins and ends texts, two may meet between turns
+    doubled = sum((bos, bos) in pairwise(tokens if anywhere else tokens[:2]) for tokens in rows)
     if doubled:
         seen = f"{doubled} of {len(rows)} rows have {tokenizer.bos} twice in a row"
         return failed(seen, "write bos_token once in the chat template")
@@ -103,8 +105,8 @@ def padding(probe: Probe) -> Finding:
     if probe.job.algo.online:
         return skipped("the policy writes what it is trained on: see the completions")
     batch = collate(probe.items, pad_id=tokenizer.pad_id)
-    if wrong := int((batch.mask & ~batch.real).sum()):
-        return failed(f"{wrong} padded positions are trained on", "this is a bug of Hone: please report it")
+    if wrong := misplaced(batch, probe.rows):
+        return failed(wrong, "this is a bug of Hone: please report it")
     written = [t for r in probe.rows for t, m in zip(r.tokens, r.mask, strict=True) if m]
     name = tokenizer.pad or tokenizer.eos
     if tokenizer.pad_id in tokenizer.stop_ids:
@@ -113,6 +115,19 @@ def padding(probe: Probe) -> Finding:
         seen = f"the pad token {name} is trained on {written.count(tokenizer.pad_id)} times"
         return failed(seen, "remove it from the data, or name another pad_token")
     return passed(f"{len(batch)} rows: no padding and no {name} among {int(batch.mask.sum())} trained positions")
+
+
+def misplaced(batch: Batch, rows: Sequence[Rollout]) -> str:
+    """What is wrong with the table: the targets at its mask must be the trained tokens, in order; "" if they are."""
+    if wrong := int((batch.mask & ~batch.real).sum()):
+        return f"{wrong} padded positions are trained on"
+    if any(r.step_label for r in rows):  # the mask marks the ends of steps, not tokens to be written
+        return ""
+    # the first token of a row has nothing before it to be predicted from
+    expected = [t for r in rows for t, m in zip(r.tokens[1:], r.mask[1:], strict=True) if m]
+    if batch.targets[batch.mask].tolist() != expected:
+        return f"the {int(batch.mask.sum())} targets at the mask are not the {len(expected)} trained tokens of the rows"
+    return ""
 
 
 def mask(probe: Probe) -> Finding:
@@ -161,7 +176,9 @@ def round_trip(probe: Probe) -> Finding:
 def _texts(probe: Probe) -> list[str]:
     """What the rows say, as far as it is known as text."""
     prompts = [task.prompt for task in probe.tasks if isinstance(task.prompt, str)]
-    return [*prompts, *(r.text for r in probe.rows if r.text)]
+    texts = [row["text"] for row in probe.raw[: len(probe.items)] if isinstance(row, Mapping) and "text" in row]
+    spoken = [message["content"] for chat in _chats(probe) for message in chat]
+    return [*prompts, *spoken, *(texts if not probe.job.algo.online else ()), *(r.text for r in probe.rows if r.text)]
 
 
 def _plain_runs(row: Rollout, tokenizer: Tokenizer) -> list[list[int]]:

@@ -1,23 +1,23 @@
 """Checks of the first update: the loss falls, and the numbers of the recipe are those that act on the weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hone.algo import terms
 from hone.algo.table import Algorithm, Loss, objective
 from hone.check.finding import Finding, failed, passed, warned
-from hone.check.learning import norm, trained
+from hone.check.learning import CUT, apart, gradients, norm, trained
 from hone.check.perturb import kept, put_back
 from hone.check.probe import Probe
 from hone.log.stats import Stats
 from hone.train import optim, trust_region
-from hone.train.step import micro_batches
+from hone.train.step import Learner, micro_batches
 from hone.train.step import update as take_update
 
 FRACTIONS = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the true update: the loss must fall along it, if only at first
-EPSILON = 1e-8  # AdamW's
+EPSILON, ROUNDING = 1e-8, 1e-6  # AdamW's own, and of float32 weights
 
 
 def one_step(probe: Probe) -> Finding:
@@ -114,32 +114,47 @@ def _schedule(probe: Probe) -> Finding:
 
 
 def in_force(probe: Probe) -> Finding:
-    """The first step is p (1 - lr decay) - lr g / (|g| + eps), where g is the clipped gradient."""
-    learner = probe.job.learner
-    parameters = trained(probe)
-    start = {id(p): p.detach().clone() for p in parameters}
+    """The first step is p (1 - lr decay) - lr g / (|g| + eps), where g is the batch's gradient, clipped."""
+    learner, parameters = probe.job.learner, trained(probe)
+    start = {id(p): p.detach().to(torch.float64, copy=True) for p in parameters}
+    true = gradients(learner, probe.batch, probe.job.algo, rows=learner.micro_rows).tensors
     with kept(learner, parameters):
         _update(probe)
-        stepped = [p for p in optim.parameters_of(learner.optimizer) if learner.optimizer.state.get(p)]
-        clipped, worst, moved = [], 0.0, 0.0
-        for group in learner.optimizer.param_groups:
-            for p in (p for p in group["params"] if p in set(stepped)):
-                g = learner.optimizer.state[p]["exp_avg"] / (1 - group["betas"][0])
-                clipped.append(g)
-                rate = group["base_lr"] * learner.schedule(0)
-                before = start[id(p)].double()
-                by_gradient = g.double() / (g.double().abs() + EPSILON)
-                expected = before * (1 - rate * group["weight_decay"]) - rate * by_gradient
-                error = (p.detach().double() - expected).abs() - 1e-6 * before.abs()
-                worst = max(worst, float(error.max()) / rate)
-                moved = max(moved, float((p.detach().double() - before).abs().max()))
-    size = norm(clipped)
-    seen = (
-        f"largest change {moved:.3g}, within {max(worst, 0.0):.1e} of what rate and decay give; clipped norm {size:.3g}"
-    )
+        seen_by = [_moment(learner.optimizer, p) for p in optim.parameters_of(learner.optimizer)]
+        worst, moved = _off(learner, start)
+    size, limit = norm(seen_by), learner.clip_norm
+    seen = f"largest change {moved:.3g}, within {worst:.1e} of what rate and decay give; clipped norm {size:.3g}"
     remedy = "learning rate, weight decay or clipping of the recipe do not act: please report it"
-    if not stepped or not worst <= 0.01:
+    if not moved or not worst <= 0.01:
         return failed(seen, remedy)
-    if size > learner.clip_norm * (1 + 1e-4):
-        return failed(f"{seen} exceeds optim.clip_norm={learner.clip_norm:g}", remedy)
+    if size > limit * (1 + 1e-4):
+        return failed(f"{seen} exceeds optim.clip_norm={limit:g}", remedy)
+    factor = min(1.0, limit / max(norm(true), 1e-30))
+    expected = [None if g is None else factor * g for g in true]
+    if not probe.job.algo.trust_region and not apart(seen_by, expected) <= CUT * max(size, 1e-30):
+        return failed(f"{seen}; the optimiser was given another gradient than the batch's, clipped", remedy)
     return passed(seen)
+
+
+def _moment(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Tensor | None:
+    """The gradient that AdamW's first step was given: its mean is (1 - beta) g."""
+    state = optimizer.state.get(p)
+    beta = next(group["betas"][0] for group in optimizer.param_groups if any(p is q for q in group["params"]))
+    return state["exp_avg"] / (1 - beta) if state else None
+
+
+def _off(learner: Learner, start: Mapping[int, Tensor]) -> tuple[float, float]:
+    """(largest distance from AdamW's formula in units of the rate, largest change), of what the optimiser has moved."""
+    worst = moved = 0.0
+    for group in learner.optimizer.param_groups:
+        rate = group["base_lr"] * learner.schedule(0)
+        for p in group["params"]:
+            moment, before, now = _moment(learner.optimizer, p), start[id(p)], p.detach().double()
+            if moment is None:
+                continue
+            g = moment.double()
+            expected = before * (1 - rate * group["weight_decay"]) - rate * g / (g.abs() + EPSILON)
+            error = (now - expected).abs() - ROUNDING * before.abs()
+            worst = max(worst, float(error.max()) / rate)
+            moved = max(moved, float((now - before).abs().max()))
+    return worst, moved

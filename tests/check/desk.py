@@ -1,0 +1,132 @@
+"""A world of a few kilobytes to break things in: rows of every shape, plain and chat tokenizers, models, rewards."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hone.algo import ALGORITHMS
+from hone.check import suite
+from hone.check.finding import Report
+from hone.config import Choice, override
+from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.job import Run, prepare
+from hone.model.decoder import Decoder, DecoderConfig
+from hone.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
+from hone.state import write_model
+
+BOS = "<bos>"
+SYSTEM = {"role": "system", "content": "Be brief."}
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "text": [{"text": f"{a} and {a + 1} make {2 * a + 1}"} for a in range(9)],
+    "answers": [{"prompt": f"{a}+{a}=\n", "completion": f"{2 * a}. Yes"} for a in range(9)],
+    "pairs": [{"prompt": f"{a}+{a}=\n", "chosen": f"{2 * a}", "rejected": f"{2 * a + 1} no"} for a in range(9)],
+    "labels": [{"prompt": f"{a}+{a}=\n", "completion": f"{2 * a + a % 2}", "label": a % 2 == 0} for a in range(9)],
+    "steps": [{"prompt": f"{a}?\n", "steps": ["one", f"two {a}"], "step_labels": [1, a % 2]} for a in range(9)],
+    "problems": [{"prompt": f"{a}+{a}=\n", "answer": str(2 * a)} for a in range(9)],
+    "chats": [{"prompt": [SYSTEM, {"role": "user", "content": f"{a}+{a}"}], "answer": str(2 * a)} for a in range(9)],
+    "messages": [
+        {"messages": [SYSTEM, {"role": "user", "content": f"{a}?"}, {"role": "assistant", "content": f"{a}!"}]}
+        for a in range(9)
+    ],
+}
+SINGLE = {"pretrain": "text", "sft": "answers", "kto": "labels", "process_reward_model": "steps"}
+
+
+def tags(completion: str, task: Any) -> float:
+    """A reward that a model of random weights can earn, and that prefers the right answer."""
+    return float(f"<answer>{task.answer}</answer>" in completion) + sum(completion.encode()) % 7 / 70
+
+
+@dataclass(frozen=True)
+class Desk:
+    """Where everything is."""
+
+    folder: Path
+
+    def __truediv__(self, name: str) -> str:
+        return str(self.folder / name)
+
+
+def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> str:
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def decoder(vocab: int, *, context: int = 48) -> Decoder:
+    config = DecoderConfig(
+        vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.2,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Decoder(config)
+
+
+def chat_tokenizer(*, template: str = DEFAULT_TEMPLATE) -> Tokenizer:
+    inner = train_bpe([], vocab_size=259 + len(CHAT_SPECIALS), specials=[*CHAT_SPECIALS, BOS])
+    return Tokenizer(inner.inner, eos=inner.eos, pad=inner.pad, bos=BOS, chat_template=template)
+
+
+def make_desk(folder: Path) -> Desk:
+    """Data, `plain` and `chat` models with their tokenizers."""
+    for name, rows in ROWS.items():
+        write_rows(folder / f"{name}.jsonl", rows)
+    for name, tokenizer in (("plain", train_bpe([], vocab_size=258)), ("chat", chat_tokenizer())):
+        write_model(folder / name, decoder(tokenizer.vocab_size), tokenizer)
+    return Desk(folder)
+
+
+def rows_for(algo: str) -> str:
+    made = ALGORITHMS[algo]()
+    return "problems" if made.online else "pairs" if made.unit == 2 else SINGLE[algo]
+
+
+def recipe(desk: Desk, algo: Any, *settings: str, **fields: Any) -> Recipe:
+    """The algorithm on the desk's rows, with fields replaced and then strict `a.b=value` changes."""
+    name = algo if isinstance(algo, str) else algo.name
+    base = {
+        "name": "small",
+        "seed": 3,
+        "out": desk / "never",
+        "model": ModelSpec(path=desk / "plain"),
+        "data": desk / f"{rows_for(name)}.jsonl",
+        "reward": tags,
+        "algo": Choice(algo) if isinstance(algo, str) else algo,
+        "sample": SampleSpec(group=4, max_tokens=6),
+        "train": TrainSpec(steps=4, prompts=4),
+        "optim": OptimSpec(lr=1e-3),
+    }
+    return override(Recipe(**{**base, **fields}), settings)
+
+
+def job_of(desk: Desk, algo: Any, *settings: str, **fields: Any) -> Run:
+    with torch.random.fork_rng():
+        return prepare(recipe(desk, algo, *settings, **fields))
+
+
+def with_template(desk: Desk, template: str, folder: Path, *, name: str = "chat") -> str:
+    """A copy of the chat model whose tokenizer has another template."""
+    tokenizer = chat_tokenizer(template=template)
+    write_model(folder / name, decoder(tokenizer.vocab_size), tokenizer)
+    return str(folder / name)
+
+
+def names(report: Report, verdict: str) -> set[str]:
+    return {f.name for f in report.findings if f.verdict == verdict}
+
+
+def failing(job: Run) -> set[str]:
+    """What fails of all the checks."""
+    return names(suite.examine(job), "fail")
+
+
+def verdict(job: Run, name: str) -> tuple[str, str]:
+    """(verdict, what was seen) of one check."""
+    (finding,) = suite.examine(job, only=(name,)).findings
+    assert bool(finding.remedy) == (finding.verdict in ("warn", "fail")), finding
+    return finding.verdict, finding.seen

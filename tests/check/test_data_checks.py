@@ -1,0 +1,94 @@
+"""Rows that were mixed up, copied, leaked or are too long."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from desk import ROWS, Desk, failing, job_of, names, recipe, verdict, write_rows
+
+from hone.check import suite
+from hone.data.source import Source
+from hone.types import Task
+
+
+def test_answers_of_other_rows(desk: Desk):
+    job = job_of(desk, "grpo", reward={"math": 1.0})
+    tasks = job.source.take(9)
+    answers = [task.answer for task in tasks]
+    job.source = Source([replace(t, answer=a) for t, a in zip(tasks, answers[1:] + answers[:1], strict=True)], seed=0)
+    assert failing(job) == {"pairing"}
+    assert "9 of 9 shuffled tasks are no row of the data" in verdict(job, "pairing")[1]
+
+
+def test_one_wrong_pair_among_many_is_named(desk: Desk):
+    job = job_of(desk, "grpo")
+    tasks = job.source.take(9)
+    wrong = [replace(tasks[0], answer="77"), *tasks[1:]]
+    job.source = Source(wrong, seed=0)
+    state, seen = verdict(job, "pairing")
+    assert state == "fail"
+    assert seen.startswith("1 of 9 shuffled tasks")
+    assert "'77'" in seen
+
+
+def test_completions_of_other_rows(desk: Desk):
+    for algo in ("sft", "dpo", "kto", "process_reward_model"):
+        job = job_of(desk, algo)
+        groups = job.source.take(9)
+        swapped = [
+            [replace(r, tokens=o.tokens, mask=o.mask, step_label=o.step_label) for r, o in zip(g, other, strict=True)]
+            for g, other in zip(groups, groups[1:] + groups[:1], strict=True)
+        ]
+        job.source = Source(swapped, seed=0)
+        assert failing(job) == {"pairing"}, algo
+
+
+def test_a_label_turned_round_is_no_row_of_the_data(desk: Desk):
+    job = job_of(desk, "kto")
+    job.source = Source([[replace(r, label=1 - (r.label or 0)) for r in g] for g in job.source.take(9)], seed=0)
+    assert failing(job) == {"pairing"}
+
+
+def test_rows_with_ids_and_tasks_made_in_python_pair(desk: Desk, tmp_path: Path):
+    named = write_rows(tmp_path / "rows.jsonl", [{**row, "id": f"row {i}"} for i, row in enumerate(ROWS["problems"])])
+    numbered = [{**row, "id": i} for i, row in enumerate(ROWS["problems"])]  # off by one from the place in the file
+    tasks = [Task(prompt=row["prompt"], answer=row["answer"], extra={"prompt": "other"}) for row in ROWS["problems"]]
+    for data in (named, numbered, tasks):
+        assert verdict(job_of(desk, "grpo", data=data), "pairing")[0] == "pass"
+
+
+def test_copies_leaks_and_disputed_answers_are_noted(desk: Desk):
+    rows = ROWS["problems"]
+    plain = job_of(desk, "grpo", data=rows, eval_data=[{"prompt": "8+9=\n", "answer": "17"}])
+    assert verdict(plain, "copies") == (
+        "pass",
+        "0 of 9 rows are copies of others; none of 1 held-out prompts is in data",
+    )
+    assert "19 rows are copies" in verdict(job_of(desk, "grpo", data=rows + rows[:1] * 10), "copies")[1]
+    assert verdict(job_of(desk, "grpo", data=rows + rows[:1] * 10), "copies")[0] == "warn"
+    leaked = job_of(desk, "grpo", data=rows, eval_data=rows[:2])
+    assert verdict(leaked, "copies")[0] == "warn"
+    assert "2 of 2 prompts of eval_data are in data" in verdict(leaked, "copies")[1]
+    disputed = job_of(desk, "grpo", data=[*rows, {"prompt": rows[0]["prompt"], "answer": "5"}])
+    assert verdict(disputed, "copies") == ("warn", "1 prompts occur with different answers")
+
+
+def test_a_context_that_cuts_completions_short_is_noted(desk: Desk):
+    state, seen = verdict(job_of(desk, "grpo", "sample.max_tokens=44"), "context")
+    assert (state, seen) == (
+        "warn",
+        "longest of 9 prompts 5 + 44 to write, context 48: 9 prompts leave less than sample.max_tokens",
+    )
+    assert verdict(job_of(desk, "grpo", "sample.max_tokens=43"), "context")[0] == "pass"
+
+
+def test_rows_near_the_context_are_counted(desk: Desk):
+    rows = [{"text": "x" * 46}, {"text": "x" * 10}]  # 47 and 11 of 48 tokens
+    job = job_of(desk, "pretrain", data=rows)
+    assert verdict(job, "context") == ("pass", "longest of 2 rows 47 of 48 tokens, 1 near the limit, none cut")
+
+
+def test_a_step_that_takes_more_rows_than_there_are_is_noted(desk: Desk):
+    report = suite.check(recipe(desk, "sft", "train.prompts=10"))
+    assert names(report, "warn") == {"plan"}
+    (plan,) = (f for f in report.findings if f.name == "plan")
+    assert "10 rows; 1 epoch x 1 minibatch = 1 update" in plan.seen

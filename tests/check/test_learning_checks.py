@@ -1,0 +1,226 @@
+"""Learners whose forward pass, reference, gradient, update or files are not what they should be."""
+
+import copy
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from desk import Desk, failing, job_of, verdict
+
+import hone.algo
+from hone.check import plan
+from hone.check.perturb import moved
+from hone.model import forward
+from hone.model.policy import Policy, frozen_copy
+from hone.train import checkpoint, optim, step
+
+
+def test_dropout_in_the_forward_pass_is_found(desk: Desk):
+    job = job_of(desk, "sft")
+    embedding = job.policy.decoder.model.embed_tokens
+    embedding.register_forward_hook(lambda module, inputs, out: F.dropout(out, 0.2, training=module.training))
+    assert verdict(job, "forward pass")[0] == "fail"
+    job.policy.eval()
+    assert verdict(job, "forward pass")[0] == "pass"
+
+
+def test_rows_that_see_their_neighbour_in_a_packed_line_are_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    def leaky(document: torch.Tensor) -> torch.Tensor:
+        width = document.shape[1]
+        return torch.ones(width, width, dtype=torch.bool).tril().expand(len(document), 1, width, width)
+
+    monkeypatch.setattr(forward, "block_causal", leaky)
+    assert failing(job_of(desk, "sft")) == {"layouts"}
+
+
+def test_a_reference_that_is_another_model_is_found(desk: Desk):
+    job = job_of(desk, "dpo")
+    assert isinstance(job.policy, Policy)
+    with moved(list(job.policy.parameters())):
+        other = frozen_copy(job.policy)
+    job.learner.reference = job.policy.reference = other
+    assert failing(job) == {"reference"}
+
+
+def test_a_reference_that_moves_with_the_policy_is_found(desk: Desk):
+    job = job_of(desk, "grpo")
+    assert isinstance(job.policy, Policy)
+    job.learner.reference = job.policy.reference = job.policy
+    assert failing(job) == {"reference"}
+    assert "it moves when the policy moves" in verdict(job, "reference")[1]
+
+
+def test_a_critic_that_would_not_learn_is_found(desk: Desk):
+    job = job_of(desk, hone.algo.ppo(value=0.0))
+    assert failing(job) == {"gradient"}
+    assert "the critic would not learn" in verdict(job, "gradient")[1]
+
+
+def test_weights_that_are_not_finite_are_found(desk: Desk):
+    job = job_of(desk, "sft")
+    next(job.policy.decoder.parameters()).data.fill_(float("nan"))
+    assert {"gradient", "one step"} <= failing(job)
+    assert "not finite" in verdict(job, "gradient")[1]
+
+
+def test_a_parameter_that_no_gradient_reaches_is_named(desk: Desk):
+    job = job_of(desk, "sft")
+    job.policy.register_parameter("spare", torch.nn.Parameter(torch.zeros(2)))
+    state, seen = verdict(job, "gradient")
+    assert state == "warn"
+    assert "no gradient reaches spare" in seen
+
+
+def test_a_loss_that_depends_on_how_the_batch_is_cut_is_found(desk: Desk):
+    def mean(fwd: Any, batch: Any) -> torch.Tensor:
+        return -fwd.logp / len(batch)
+
+    job = job_of(desk, replace(hone.algo.sft(), loss=((1.0, mean),)))
+    assert failing(job) == {"batch cut"}
+
+
+def test_an_optimiser_that_climbs_is_found(desk: Desk):
+    job = job_of(desk, "sft")
+    for group in job.learner.optimizer.param_groups:
+        group["maximize"] = True
+    assert failing(job) == {"one step", "update in force"}
+
+
+def test_a_step_that_is_too_long_is_noted(desk: Desk):
+    state, seen = verdict(job_of(desk, "sft", "optim.lr=3.0"), "one step")
+    assert state == "warn"
+    assert "it falls along" in seen
+
+
+def test_numbers_of_the_optimiser_that_are_not_the_recipes_are_found(desk: Desk):
+    for name, value in (("base_lr", 0.5), ("weight_decay", 0.1), ("betas", (0.5, 0.5))):
+        job = job_of(desk, "sft")
+        job.learner.optimizer.param_groups[0][name] = value
+        assert verdict(job, "optimiser")[0] == "fail", name
+    job = job_of(desk, "ppo", "optim.critic_lr=0.5")
+    assert verdict(job, "optimiser")[0] == "pass"
+    job.learner.optimizer.param_groups[-1]["base_lr"] = 1e-3
+    assert verdict(job, "optimiser")[0] == "fail"
+
+
+def test_a_clip_that_is_not_the_recipes_is_found(desk: Desk):
+    job = job_of(desk, "sft")
+    job.learner.clip_norm = 9.0
+    assert failing(job) == {"optimiser"}
+
+
+def test_a_parameter_outside_the_optimiser_is_found(desk: Desk):
+    job = job_of(desk, "sft")
+    job.learner.optimizer.param_groups[0]["params"].pop()
+    assert verdict(job, "optimiser")[0] == "fail"
+
+
+def test_a_schedule_that_stays_at_zero_is_found(desk: Desk):
+    job = job_of(desk, "sft")
+    job.learner.schedule = lambda n: 0.0
+    assert verdict(job, "optimiser")[0] == "fail"
+    assert verdict(job_of(desk, "sft", "optim.warmup=9"), "optimiser")[0] == "warn"
+
+
+def test_clipping_that_is_not_done_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(optim, "clip_gradients", lambda ps, most: torch.tensor(1.0))
+    assert failing(job_of(desk, "sft")) == {"update in force"}
+    assert "exceeds optim.clip_norm=1" in verdict(job_of(desk, "sft"), "update in force")[1]
+
+
+def test_a_schedule_that_does_not_reach_the_step_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(optim, "set_rate", lambda optimizer, factor: 0.0)
+    assert failing(job_of(desk, "sft", "optim.warmup=3")) == {"update in force"}
+
+
+def test_weight_decay_that_does_not_reach_the_step_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    taken = step.apply_gradients
+
+    def without(learner: Any, *rest: Any) -> None:
+        groups = learner.optimizer.param_groups
+        before = [g["weight_decay"] for g in groups]
+        for g in groups:
+            g["weight_decay"] = 0.0
+        taken(learner, *rest)
+        for g, decay in zip(groups, before, strict=True):
+            g["weight_decay"] = decay
+
+    monkeypatch.setattr(step, "apply_gradients", without)
+    assert failing(job_of(desk, "sft", "optim.weight_decay=0.5")) == {"update in force"}
+
+
+# --- files and room ---
+
+
+def test_a_checkpoint_that_loses_precision_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    exact = checkpoint.save_tensors
+
+    def rounded(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+        exact(path, {name: x.bfloat16().to(x.dtype) if x.ndim else x for name, x in tensors.items()})
+
+    monkeypatch.setattr(checkpoint, "save_tensors", rounded)
+    assert failing(job_of(desk, "sft")) == {"checkpoint"}
+
+
+def test_a_cursor_that_is_not_restored_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    job = job_of(desk, "sft")
+    monkeypatch.setattr(type(job.source), "load", lambda self, state: None)
+    assert failing(job) == {"checkpoint"}
+    assert "source" in verdict(job, "checkpoint")[1]
+
+
+def test_the_trial_checkpoint_is_removed(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan.tempfile, "tempdir", str(tmp_path))
+    assert verdict(job_of(desk, "grpo", "lora.rank=2"), "checkpoint")[0] == "pass"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    job = job_of(desk, "sft", "save.every=1", "save.keep=2")
+    model = sum(p.numel() for p in job.policy.parameters()) * 4
+    need = 3 * 4 * model + model  # 3 checkpoints of weights, trained weights and two moments; and the start
+
+    def free(number: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=number))
+
+    free(need - 1)
+    assert verdict(job, "disk")[0] == "fail"
+    free(need)
+    assert verdict(job, "disk")[0] == "warn"
+    free(2 * need)
+    assert verdict(job, "disk")[0] == "pass"
+    free(100)
+    assert verdict(job, "checkpoint")[0] == "warn"
+
+
+def test_memory_that_is_too_little_is_found(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    job, told = job_of(desk, "sft"), tmp_path / "meminfo"
+    certain = 3 * 4 * sum(p.numel() for p in job.policy.parameters())
+    monkeypatch.setattr(plan, "MEMORY", str(told))
+    monkeypatch.setattr(plan, "LIMITS", (str(tmp_path / "none"),) * 2)
+    assert verdict(job, "memory")[0] == "skip"
+    for kilobytes, expected in ((certain // 1024 - 1, "fail"), (certain // 1024 + 1, "warn"), (10**9, "pass")):
+        told.write_text(f"MemTotal: 1 kB\nMemAvailable: {kilobytes} kB\n")
+        assert verdict(job, "memory")[0] == expected
+    most, used = tmp_path / "max", tmp_path / "current"
+    monkeypatch.setattr(plan, "LIMITS", (str(most), str(used)))
+    most.write_text("5000\n")
+    used.write_text("4000\n")
+    assert verdict(job, "memory")[0] == "fail"
+    most.write_text("max\n")
+    assert verdict(job, "memory")[0] == "pass"
+
+
+def test_moving_weights_and_putting_them_back_is_exact(desk: Desk):
+    job = job_of(desk, "sft", "lora.rank=2")
+    parameters = list(job.policy.parameters())
+    before = copy.deepcopy([p.data for p in parameters])
+    with moved(parameters):
+        assert all(not torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
+    assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
