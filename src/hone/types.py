@@ -128,8 +128,9 @@ class Batch:
         return replace(self, **{name: x[index] for name, x in self.columns().items()})
 
     def constant(self, value: float) -> Tensor:
-        """A [B] column of one number."""
-        return torch.full((len(self),), value, device=self.targets.device)
+        """A [B] column of one number, as precise as the columns there are."""
+        dtype = next((x.dtype for x in self.columns().values() if x.is_floating_point()), None)
+        return torch.full((len(self),), value, dtype=dtype, device=self.targets.device)
 
     def to(self, device: torch.device | str) -> Self:
         return replace(self, **{name: x.to(device) for name, x in self.columns().items()})

@@ -36,6 +36,7 @@ from hone.types import Batch, Forward, Rollout, sequence_mean
 from tests.parity import house, preference, rows
 from tests.parity.cases import CASES, TRAJECTORY, Case, group_batch
 from tests.parity.house import Result
+from tests.parity.llama import reward_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,9 +416,7 @@ def _baselines(found: list[rows.Row], *, shift: int, size: int) -> Tensor:
 @difference
 def a_stop_token_that_is_also_padding_is_not_scored() -> Found:
     """TRL (transformers): the score is read at the last token that is not the pad token, so before the stop token"""
-    from tests.parity import peer
-
-    model = peer.reward_model(pad=rows.STOP)
+    model = reward_model(pad=rows.STOP)
     found = rows.draw(share=2)
     width = max(len(r.prompt) + len(r.completion) for r in found)
     tokens = [[*r.prompt, *r.completion] for r in found]

@@ -14,6 +14,7 @@ from hone.model.folder import config_from_hf
 from hone.model.policy import Policy, Scorer
 from hone.train.step import evaluate, micro_batches, weighed
 from hone.types import Batch, Forward, Model
+from tests.parity.llama import language_model
 from tests.parity.rows import near
 
 
@@ -62,9 +63,7 @@ def decoder_of(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Deco
 
 @cache
 def _peer_models(seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    from tests.parity import peer
-
-    model = peer.language_model(seed)
+    model = language_model(seed)
     return model.config.to_dict(), model.state_dict()
 
 

@@ -13,6 +13,7 @@ from hone.train.step import Learner, annotate, weighed
 from hone.types import Batch, Forward, sequence_mean
 from tests.parity import house, rows
 from tests.parity.house import Result, grad
+from tests.parity.llama import reward_model
 
 CHOSEN_FIRST = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # TRL's rows as indices of Hone's
 
@@ -160,9 +161,7 @@ def drawn_scores() -> Tensor:
 def scores_ours(case: Settled, level: str) -> Result:
     batch = rows.pairs()
     if level == "model":
-        from tests.parity import peer
-
-        found = peer.reward_model()
+        found = reward_model()
         scorer = house.scorer(found.state_dict(), found.config.to_dict())
         result = house.step(scorer, batch, case.algo)
         named = {n.replace("head.", "score."): g for n, g in result.grads.items()}

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from hone.algo.kl import k3
-from hone.model.decoder import Decoder, DecoderConfig
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
 from hone.model.lora import LoRALinear
 from hone.train import optim
 

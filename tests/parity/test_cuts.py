@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("trl", reason="TRL is not installed: pip install -c constraints.txt -e .[dev]")
 
 from hone.algo import cispo, dapo, dpo, dr_grpo, grpo, gspo, reward_model
-from tests.parity import house, peer, preference, rows
+from tests.parity import house, llama, peer, preference, rows
 from tests.parity.cases import group_batch
 from tests.parity.differences import Settings
 
@@ -83,7 +83,7 @@ def test_hone_s_packed_layout_has_trl_s_gradient():
 
 def test_the_centring_term_has_the_same_scale_in_any_cut():
     algo = reward_model(centre=0.1)
-    found = peer.reward_model()
+    found = llama.reward_model()
     scorer = house.scorer(found.state_dict(), found.config.to_dict())
     whole, cut = (house.step(scorer, rows.pairs(), algo, micro_rows=n) for n in (8, 2))
     assert max(house.distance(cut, whole)) <= 1e-12
