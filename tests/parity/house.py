@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hone.algo import Algorithm, objective
 from hone.model.decoder import Decoder
-from hone.model.folder import config_from_hf
+from hone.model.hf_config import config_from_hf
 from hone.model.policy import Policy, Scorer
 from hone.train.step import evaluate, micro_batches, weighed
 from hone.types import Batch, Forward, Model
