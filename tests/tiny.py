@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from hone.algo import Algorithm
+from hone.data.collate import collate
 from hone.data.source import Source
 from hone.loop import Iteration, offline, online
 from hone.model.config import DecoderConfig
@@ -17,7 +18,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
 from hone.train.step import Learner
-from hone.types import Group, Outcome, Rollout, Stop, Task
+from hone.types import Batch, Group, Outcome, Rollout, Stop, Task
 
 VOCAB, STOP, LENGTH = 10, 9, 5
 TASKS = [Task(prompt=f"{a} {b}") for a, b in itertools.product(range(1, 5), range(5, 9))]
@@ -135,6 +136,10 @@ def random_rows(number: int, *, seed: int = 0) -> list[Rollout]:
             )
         )
     return rows
+
+
+def collated(rows: list[Rollout]) -> Batch:
+    return collate([[r] for r in rows])
 
 
 def groups_for(algo: Algorithm, *, groups: int = 3, size: int = 4, seed: int = 0) -> list[Group]:

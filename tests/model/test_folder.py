@@ -24,6 +24,7 @@ from hone.model.folder import (
     save_decoder,
     save_scorer,
 )
+from hone.model.hf_config import Unknown
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.policy import Scorer
 
@@ -179,8 +180,9 @@ def test_absent_keys_have_hugging_faces_defaults():
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
-        ({"model_type": ...}, "model_type is None"),
+        ({"model_type": "gpt2"}, "do not fit its config"),
+        ({"model_type": "unheard of"}, "transformers cannot load"),
+        ({"model_type": ...}, "has no model_type"),
         ({"hidden_size": ..., "vocab_size": ...}, "lacks vocab_size, hidden_size"),
         ({"hidden_size": "16"}, "hidden_size is '16', not a positive whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0"),
@@ -188,18 +190,12 @@ def test_absent_keys_have_hugging_faces_defaults():
         ({"num_attention_heads": 3, "head_dim": ...}, "heads"),
         ({"rms_norm_eps": -1}, "rms_norm_eps is -1"),
         ({"rope_parameters": 7}, "rope_parameters 7"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}}, "rope type 'longrope'"),
-        ({"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
         ({"rope_parameters": {"rope_type": "linear", "factor": "x"}}, "rope factor is 'x'"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
         ({"head_dim": 8}, r"q_proj.weight has shape \(16, 16\), config.json asks for \(32, 16\)"),
         ({"head_dim": 3}, "heads of 3 dimensions"),
         ({"attention_bias": True}, "lack model.layers.0.self_attn.k_proj.bias"),
         ({"mlp_bias": True}, "lack model.layers.0.mlp.down_proj.bias"),
-        ({"model_type": "mistral", "attention_bias": True}, "attention_bias True"),
         ({"model_type": "qwen3"}, r"lack .*k_norm.weight"),
-        ({"model_type": "qwen2", "sliding_window": 4, "use_sliding_window": True, "layer_types": ["mamba"]}, "'mamba'"),
-        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"vocab_size": 25}, "vocab_size is 25 but model.embed_tokens.weight has 23 rows"),
         ({"intermediate_size": 25}, r"gate_proj.weight has shape \(24, 16\), config.json asks for \(25, 16\)"),
         ({"num_hidden_layers": 3}, r"lack model.layers.2.* and 6 more"),
@@ -212,6 +208,24 @@ def test_a_config_that_does_not_fit_is_named(change, match, saved):
     with pytest.raises(HoneError, match=match) as error:
         load_decoder(saved)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"model_type": "gpt2"}, "model_type is 'gpt2'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1.0}}, "rope type 'longrope'"),
+        ({"rope_parameters": ..., "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"model_type": "mistral", "attention_bias": True}, "attention_bias True"),
+        ({"model_type": "qwen2", "sliding_window": 4, "use_sliding_window": True, "layer_types": ["mamba"]}, "'mamba'"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+    ],
+)
+def test_what_the_decoder_does_not_compute_is_named(change, match, saved):
+    edit_config(saved, **change)
+    with pytest.raises(Unknown, match=match):
+        config_from_hf(json.loads((saved / "config.json").read_text()))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '"x"', "\udcff"])

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+ROPES = ("default", "linear", "llama3", "yarn")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
@@ -23,8 +25,8 @@ class Rope:
     attention: float = 1.0  # yarn: cosine and sine are multiplied by it, which sharpens the attention
 
     def __post_init__(self) -> None:
-        if self.kind not in ("default", "linear", "llama3", "yarn"):
-            raise ValueError(f"rope type {self.kind!r} is not default, linear, llama3 or yarn")
+        if self.kind not in ROPES:
+            raise ValueError(f"rope type {self.kind!r} is none of {', '.join(ROPES)}")
         if self.kind in ("llama3", "yarn") and self.original < 1:
             raise ValueError(f"rope type {self.kind} needs original_max_position_embeddings")
 

@@ -5,6 +5,7 @@ Shapes: B rows, T new tokens, S keys (cached and new), D hidden, H query heads, 
 """
 
 import math
+from collections.abc import Callable
 from typing import Self
 
 import torch
@@ -143,6 +144,8 @@ class Decoder(nn.Module):
 
     cos: Tensor
     sin: Tensor
+    finish: Callable[[Tensor], Tensor] | None = None  # what is done to logits after the head's matrix
+    pads: bool = True  # rows of unequal length may share a batch
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -173,6 +176,17 @@ class Decoder(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.model.embed_tokens.weight.device
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.lm_head.weight is self.model.embed_tokens.weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V]"""
+        if self.finish is None:
+            return self.lm_head(hidden)
+        return self.finish(F.linear(hidden, self.lm_head.weight))
 
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """An empty cache on the model's device, in its dtype."""

@@ -19,8 +19,9 @@ from torch import Tensor
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import TABLE, Decoder
+from hone.model.foreign import Foreign, load_foreign
 from hone.model.heads import ScalarHead
-from hone.model.hf_config import CONFIG, FAMILIES, config_from_hf, config_to_hf
+from hone.model.hf_config import CONFIG, FAMILIES, Unknown, config_from_hf, config_to_hf
 from hone.model.lora import plain_state
 from hone.model.policy import Scorer
 
@@ -34,6 +35,8 @@ DERIVED = "rotary_emb.inv_freq"  # a table that old checkpoints carry along
 def save_decoder(decoder: Decoder, folder: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
     """Write config.json and model.safetensors, adapters merged; extra: more keys, such as eos_token_id."""
     state = plain_state(decoder)
+    if isinstance(decoder, Foreign):
+        return decoder.save(Path(folder), state)
     if decoder.config.tie_word_embeddings:
         del state[HEAD]
     config = config_to_hf(decoder.config, dtype=state[EMBEDDING].dtype)
@@ -41,9 +44,12 @@ def save_decoder(decoder: Decoder, folder: str | Path, *, extra: Mapping[str, An
 
 
 def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Decoder:
-    """The decoder of a folder, on the CPU."""
-    config, _ = _read_config(Path(folder))
-    return _build(config, _read_tensors(Path(folder), dtype))
+    """The decoder of a folder, on the CPU; what it does not compute runs through transformers."""
+    try:
+        config, _ = _read_config(Path(folder))
+    except Unknown:
+        return load_foreign(folder, dtype=dtype)
+    return assemble(config, _read_tensors(Path(folder), dtype))
 
 
 def save_scorer(scorer: Scorer, folder: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
@@ -74,7 +80,7 @@ def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Sc
         head = ScalarHead(config.hidden_size, bias="bias" in state)
     _check_shapes({n: tuple(p.shape) for n, p in head.state_dict().items()}, state)
     head.load_state_dict(state, assign=True)
-    decoder = _build(replace(config, tie_word_embeddings=True), tensors)
+    decoder = assemble(replace(config, tie_word_embeddings=True), tensors)
     made = hf.get("hone", {})
     try:
         mean, std = float(made.get("mean", 0.0)), float(made.get("std", 1.0))
@@ -183,7 +189,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _build(config: DecoderConfig, tensors: dict[str, Tensor]) -> Decoder:
+def assemble(config: DecoderConfig, tensors: dict[str, Tensor]) -> Decoder:
     """A decoder that holds these very tensors; made on the meta device, so no weights are drawn first."""
     with torch.device("meta"):
         decoder = Decoder(config)

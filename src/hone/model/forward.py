@@ -18,6 +18,7 @@ from hone.errors import HoneError
 from hone.model.decoder import Decoder
 
 LogRows = Callable[[slice], Tensor]  # positions -> their log-distributions [n, V]
+Finish = Callable[[Tensor], Tensor]  # what a model does to its logits after the head's matrix
 STATS = frozenset({"logp", "entropy", "ref_kl", "old_kl"})
 LAYOUTS = ("padded", "packed")
 LINE = 512  # slots of a packed line, unless a row is longer
@@ -129,9 +130,14 @@ def scatter(x_N: Tensor, where: Tensor) -> Tensor:
     return x_N.new_zeros(where.shape).index_put(where.nonzero(as_tuple=True), x_N)
 
 
-def log_rows(hidden_ND: Tensor, head_weight_VD: Tensor, temperature: float) -> LogRows:
+def log_rows(hidden_ND: Tensor, head_weight_VD: Tensor, temperature: float, *, finish: Finish | None = None) -> LogRows:
     """log softmax(h W' / temperature), computed when the positions are asked for."""
-    return lambda at: (wide(F.linear(hidden_ND[at], head_weight_VD)) / temperature).log_softmax(-1)
+    return lambda at: _log_softmax(hidden_ND[at], head_weight_VD, temperature, finish)
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float, finish: Finish | None) -> Tensor:
+    logits = wide(F.linear(hidden, weight))
+    return ((logits if finish is None else finish(logits)) / temperature).log_softmax(-1)
 
 
 def token_stats(
@@ -144,6 +150,7 @@ def token_stats(
     chunk: int | None = 4096,
     ref_logprobs: Tensor | LogRows | None = None,
     old_logprobs: Tensor | LogRows | None = None,
+    finish: Finish | None = None,
 ) -> dict[str, Tensor]:
     """What `want` names, [N] each; at most `chunk` positions meet the vocabulary at once (None: all).
 
@@ -158,7 +165,7 @@ def token_stats(
     others = {"ref_kl": _as_rows(ref_logprobs), "old_kl": _as_rows(old_logprobs)}
 
     def stats_at(hidden: Tensor, weight: Tensor, at: slice) -> tuple[Tensor, ...]:
-        logq = (wide(F.linear(hidden[at], weight)) / temperature).log_softmax(-1)
+        logq = _log_softmax(hidden[at], weight, temperature, finish)
         return tuple(_stat(name, logq, targets_N[at], at, others.get(name)) for name in names)
 
     N = len(hidden_ND)

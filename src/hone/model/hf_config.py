@@ -7,10 +7,14 @@ from typing import Any
 import torch
 
 from hone.errors import HoneError
-from hone.model.config import DecoderConfig, Rope, yarn_attention
+from hone.model.config import ROPES, DecoderConfig, Rope, yarn_attention
 
 CONFIG = "config.json"
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+
+
+class Unknown(HoneError):
+    """The model is whole, but computes something that the decoder does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +44,12 @@ FAMILIES = {
 
 def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
     """The decoder's shape, or HoneError with what is wrong."""
-    family = FAMILIES.get(str(hf.get("model_type")))
+    if "model_type" not in hf:
+        raise HoneError(f"{CONFIG} has no model_type: copy the whole file from the model's source")
+    family = FAMILIES.get(str(hf["model_type"]))
     if family is None:
         known = ", ".join(FAMILIES)
-        raise HoneError(f"model_type is {hf.get('model_type')!r}: the decoder computes {known}: use one of these")
+        raise Unknown(f"model_type is {hf['model_type']!r}: the decoder computes {known}: use one of these")
     if missing := [key for key in SIZES if key not in hf]:
         raise HoneError(f"{CONFIG} lacks {', '.join(missing)}: copy the whole file from the model's source")
     _refuse(hf, family)
@@ -88,12 +94,14 @@ def _refuse(hf: Mapping[str, Any], family: Family) -> None:
     }
     for key, (value, known) in expected.items():
         if value != known:
-            raise HoneError(f"{CONFIG} has {key} {value!r}, the decoder computes {known!r}: use another model")
+            raise Unknown(f"{CONFIG} has {key} {value!r}, the decoder computes {known!r}: use another model")
 
 
 def _rope(hf: Mapping[str, Any], context: int) -> Rope:
     given: Mapping[str, Any] = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     kind = str(given.get("rope_type", given.get("type", "default")))
+    if kind not in ROPES:
+        raise Unknown(f"{CONFIG} has rope type {kind!r}, the decoder computes {', '.join(ROPES)}: use another model")
     theta = _positive(given.get("rope_theta", hf.get("rope_theta", 10_000.0)), "rope_theta")
     if kind == "default":
         return Rope(theta=theta)
@@ -127,7 +135,7 @@ def _windows(hf: Mapping[str, Any], family: Family, layers: int) -> tuple[int, .
     first = hf.get("max_window_layers", 28)
     kinds = hf.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
-        raise ValueError(f"layer_types has {sorted(map(str, unknown))[0]!r}, which the decoder does not compute")
+        raise Unknown(f"layer_types has {sorted(map(str, unknown))[0]!r}, which the decoder does not compute")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 

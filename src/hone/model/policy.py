@@ -47,7 +47,7 @@ class OwnCritic(nn.Module):
 
 def freeze_unused_head(decoder: Decoder) -> None:
     """A scalar model never reads `lm_head`; untied, it is taken from the trainable parameters."""
-    if decoder.lm_head.weight is not decoder.model.embed_tokens.weight:
+    if not decoder.tied:
         decoder.lm_head.requires_grad_(False)
 
 
@@ -106,6 +106,7 @@ class Policy(nn.Module):
                 chunk=self.chunk,
                 ref_logprobs=_rows_of(self.reference, batch) if "ref_kl" in want else None,
                 old_logprobs=_rows_of(self.old, batch) if "old_kl" in want else None,
+                finish=self.decoder.finish,
             )
             fields |= {name: scatter(x, batch.mask) for name, x in at_mask.items()}
         return Forward(**fields)
@@ -114,7 +115,7 @@ class Policy(nn.Module):
         """The log-distributions at the masked positions, in row-major order, a slice at a time."""
         lines = lay_out(batch.inputs, batch.real, layout=self.layout, line=self.line)
         hidden = lines.gather(self._hidden(lines), batch.mask)
-        return log_rows(hidden, self.decoder.lm_head.weight, self.temperature)
+        return log_rows(hidden, self.decoder.lm_head.weight, self.temperature, finish=self.decoder.finish)
 
     def log_distribution(self, batch: Batch) -> Tensor:
         """log softmax(logits / temperature) at the masked positions in row-major order, [N, V]"""

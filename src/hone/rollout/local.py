@@ -1,6 +1,6 @@
 """The in-process sampler: it decodes with the learner's own weights, so nothing is copied or can go stale."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -42,7 +42,8 @@ class Decoder(Protocol):
     @property
     def device(self) -> torch.device: ...
     @property
-    def lm_head(self) -> Callable[[Tensor], Tensor]: ...
+    def pads(self) -> bool: ...
+    def logits(self, hidden: Tensor) -> Tensor: ...
     def __call__(self, tokens: Tensor, *, positions: Tensor | None, mask: Tensor | None, cache: Any) -> Tensor: ...
     def new_cache(self, rows: int, capacity: int) -> Cache: ...
     def modules(self) -> Iterator[nn.Module]: ...
@@ -126,12 +127,21 @@ class LocalSampler:
         order = sorted(range(len(prompts) * n), key=lambda request: len(prompts[request // n]))
         rollouts: dict[int, Rollout] = {}
         with torch.inference_mode(), evaluating(self.decoder):
-            for start in range(0, len(order), self.max_rows):
-                wave = order[start : start + self.max_rows]
+            for wave in self._waves(order, [len(prompts[request // n]) for request in order]):
                 requests = [first_request + request for request in wave]
                 written = self._wave([prompts[request // n] for request in wave], requests, params)
                 rollouts.update(zip(wave, written, strict=True))
         return [[rollouts[i * n + j] for j in range(n)] for i in range(len(prompts))]
+
+    def _waves(self, order: list[int], lengths: list[int]) -> Iterator[list[int]]:
+        """At most `max_rows` requests at a time; of one length each for a model that cannot be padded."""
+        start = 0
+        for end in range(1, len(order) + 1):
+            last = end == len(order)
+            other = not last and lengths[end] != lengths[start] and not self.decoder.pads
+            if last or other or end - start == self.max_rows:
+                yield order[start:end]
+                start = end
 
     def _check(self, prompts: Sequence[Sequence[int]], n: int, params: SampleParams, first_request: int) -> None:
         if n < 1 or first_request < 0:
@@ -216,9 +226,9 @@ class LocalSampler:
             # padding sits before 0; a finished row that waits for the others may run past the context
             end = self.decoder.config.max_position_embeddings - 1
             positions = (torch.arange(first, last, device=pad.device) - pad[:, None]).clamp(0, end)
-        mask = visible(first, last, pad, device=tokens.device)
+        mask = visible(first, last, pad, device=tokens.device) if self.decoder.pads else None
         hidden = self.decoder(tokens, positions=positions, mask=mask, cache=cache)
-        return self.decoder.lm_head(hidden[:, -1])
+        return self.decoder.logits(hidden[:, -1])
 
     def _decode(self, logits: Tensor, rows: _Rows, u: Tensor, params: SampleParams) -> _Written:
         """Write until every row has stopped: at a stop token or at its limit."""
