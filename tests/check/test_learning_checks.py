@@ -175,6 +175,18 @@ def test_a_cursor_that_is_not_restored_is_found(desk: Desk, monkeypatch: pytest.
     assert "source" in verdict(job, "checkpoint")[1]
 
 
+def test_moments_or_counters_that_are_not_restored_are_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    job = job_of(desk, "sft")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "load_optimizer", lambda optimizer, tensors: None)
+        assert failing(job) == {"checkpoint"}
+        assert "moment" in verdict(job, "checkpoint")[1]
+    whole = checkpoint.read_json
+    monkeypatch.setattr(checkpoint, "read_json", lambda path: {**whole(path), "updates": 0})
+    assert failing(job) == {"checkpoint"}
+    assert verdict(job, "checkpoint")[1] == "not as it was saved: updates"
+
+
 def test_the_trial_checkpoint_is_removed(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plan.tempfile, "tempdir", str(tmp_path))
     assert verdict(job_of(desk, "grpo", "lora.rank=2"), "checkpoint")[0] == "pass"

@@ -1,10 +1,12 @@
 """Checks of the run as a whole: what a step is, whether it fits disk and memory, and whether it can be resumed."""
 
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -145,12 +147,24 @@ def _differences(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor], *, he
 
 
 def _not_restored(probe: Probe, where: Path) -> list[str]:
-    """What `resume` would not bring back: the weights are moved and the cursors turned before it."""
+    """What `resume` would not bring back: weights, moments, counters and cursors are all moved before it."""
     job, parameters = probe.job, trained(probe)
-    before = [p.detach().clone() for p in parameters]
-    states = {name: dict(part.state()) for name, part in parts(job).items()}
+    before, weights = _state(probe), [p.detach().clone() for p in parameters]
     with moved(parameters):
         job.source.take(1)
+        job.learner.optimizer.state.clear()
+        job.learner.updates, job.learner.version = -1, -1
+        job.learner.control = dict.fromkeys(job.learner.control, math.nan)
         restore(where, job.policy, job.learner, recipe=job.recipe, parts=parts(job))
-        wrong = [f"parameter {i}" for i, p in enumerate(parameters) if not torch.equal(p, before[i])]
-    return wrong + [name for name, part in parts(job).items() if dict(part.state()) != states[name]]
+        wrong = [f"parameter {i}" for i, p in enumerate(parameters) if not torch.equal(p, weights[i])]
+        after = _state(probe)
+    moments = _differences(before.pop("moments"), after.pop("moments"))
+    return wrong + [f"moment {name}" for name in moments] + [name for name in before if before[name] != after[name]]
+
+
+def _state(probe: Probe) -> dict[str, Any]:
+    """All but the weights, as a checkpoint names it."""
+    job, learner = probe.job, probe.job.learner
+    moments = {name: x.clone() for name, x in checkpoint.optimizer_tensors(learner.optimizer).items()}
+    counters = {"updates": learner.updates, "version": learner.version, "control": dict(learner.control)}
+    return {"moments": moments, **counters, **{name: dict(part.state()) for name, part in parts(job).items()}}
