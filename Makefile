@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seeds browser test test-slow check static clean
+.PHONY: help setup demo demo-seeds browser old-trl real-model test test-slow check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,6 +23,12 @@ demo-seeds: $(VENV)/.dev ## the demo's promises on three seeds, as JSON (about 1
 
 browser: ## install Chromium (Debian, as root), so that the report is tested in a real browser
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
+
+real-model: $(VENV)/.dev ## fetch the real model that tests/real reads (98 MB; without a network those tests skip)
+	$(BIN)/hone fetch smollm2-135m --optional
+
+old-trl: $(VENV)/.dev ## the last TRL with a PPO trainer, beside the newest, for the comparison with it
+	test -d $(VENV)/trl-1.12.0/trl || $(BIN)/python -m pip install -q --no-deps --target $(VENV)/trl-1.12.0 trl==1.12.0
 
 test: $(VENV)/.dev ## the fast tests
 	$(PYTEST) -m "not slow and not gpu"
