@@ -1,21 +1,22 @@
-"""Edges that other tests pass by: exact bounds, what stands off the mask, types, defaults of the parts, words of errors."""
+"""Edges that other tests pass by: exact bounds, what stands off the mask, types, defaults of the parts, refusals."""
 
 import inspect
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from algo_cases import grouped, one_token, ragged, row_of
+from algo_cases import grouped, one_token, ragged, rollout, row_of
 from torch import Tensor
 
 from hone import algo
 from hone.algo import assign_credit, control, credit, prefer, select, table, terms, weight
 from hone.algo.settings import NOT_NEGATIVE, POSITIVE, RANGES, SHARE, Range
 from hone.errors import HoneError
-from hone.types import Batch, Forward
+from hone.types import Batch, Forward, Outcome
 
 torch.set_num_threads(1)
 
@@ -43,9 +44,37 @@ def test_who_is_ahead_is_asked_of_each_pair_and_a_tie_is_not_ahead() -> None:
     fwd, batch = pairs(-1.0, -2.0, -5.0, -3.0)
     for watch in (prefer.gain_accuracy, prefer.likelihood_accuracy, prefer.score_accuracy):
         assert watch(fwd, batch).tolist() == [1.0, 1.0, 0.0, 0.0]
+    for sure in (0.0, -2.0):
+        assert prefer.gain_accuracy(*pairs(sure, sure)).tolist() == [0.5, 0.5]
+    assert prefer.gain_accuracy(*pairs(-1.0, -1.0 - 1e-8)).tolist() == [0.5, 0.5]
+    assert prefer.gain_accuracy(*pairs(-1.0, -1.0 - 1e-5)).tolist() == [1.0, 1.0]
     fwd, batch = pairs(-2.0, -2.0)
     assert prefer.likelihood_accuracy(fwd, batch).tolist() == [0.0, 0.0]
     assert prefer.score_accuracy(fwd, batch).tolist() == [0.0, 0.0]
+
+
+def test_who_is_likelier_is_asked_of_the_mean_over_trained_tokens() -> None:
+    # chosen: one token of -2; rejected: -1.5 twice, the better mean and the worse sum, and rubbish that is not trained
+    mask = torch.tensor([[True, False, False], [True, True, False]])
+    logp = torch.tensor([[-2.0, 0.0, 50.0], [-1.5, -1.5, -50.0]]).double()
+    batch = replace(grouped([0.0, 0.0], length=3), mask=mask)
+    found = prefer.likelihood_accuracy(Forward(logp=logp), batch)
+    assert found.tolist() == [0.0, 0.0]
+    assert found.dtype == torch.float32
+
+
+def test_a_tie_is_relative_to_the_pairs_own_log_probs() -> None:
+    def accuracy(*logp: float) -> list[float]:
+        fwd, batch = pairs(*logp)
+        return prefer.gain_accuracy(fwd, batch).tolist()
+
+    # 1e-4 is rounding beside 1,000 and a lead beside 1; each pair is judged by its own size
+    assert accuracy(-1000.0, -1000.0001, -1.0, -1.0001) == [0.5, 0.5, 1.0, 1.0]
+    # what is not trained on has no part in the size
+    mask = torch.tensor([[True, False]] * 2)
+    logp = torch.tensor([[-1.0, -1e6], [-1.0001, -1e6]]).double()
+    batch = replace(grouped([0.0, 0.0], length=2), mask=mask, ref_logp=torch.zeros(2, 2).double())
+    assert prefer.gain_accuracy(Forward(logp=logp), batch).tolist() == [1.0, 1.0]
 
 
 # --- at the bound itself the gradient still flows ---
@@ -80,9 +109,48 @@ def test_without_an_advantage_nothing_is_clipped() -> None:
         assert terms.clipped(fwd, batch, low=0.5, high=1.0, dual=3.0).item() == 0.0
 
 
+@pytest.mark.parametrize(("estimator", "gradient"), [("k1", 2 * 1.5 + 2), ("k2", 2 * 1.5), ("k3", None)])
+def test_the_estimators_weighed_by_the_ratio_by_hand(estimator: str, gradient: float | None) -> None:
+    # r = 2, d = log pi - log ref = 1.5: k1 has d(r d) = r d + r, k2 held fixed has r d, k3 d(r k3) = r (k3 + 1 - e^-d)
+    logp = torch.tensor([[-1.0]], dtype=torch.float64).requires_grad_()
+    batch = row_of([1], old_logp=[-1.0 - math.log(2)], ref_logp=[-2.5], kl_coef=1.0)
+    loss = terms.kl_penalty(Forward(logp=logp), batch, estimator=estimator, through_ratio=True)
+    values = {"k1": 1.5, "k2": 1.125, "k3": math.exp(-1.5) - 1 + 1.5}
+    assert loss.item() == pytest.approx(2 * values[estimator])
+    loss.sum().backward()
+    expected = 2 * (values["k3"] + 1 - math.exp(-1.5)) if gradient is None else gradient
+    assert logp.grad is not None
+    assert logp.grad.item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("value", "near"), [(3.0, 1.5), (-3.0, 0.5), (1.2, 1.2)])
+def test_a_clipped_value_stays_near_the_old_one_on_both_sides(value: float, near: float) -> None:
+    # old value 1, clip 0.5, return chosen so that the clipped error is the worse one
+    target = 9.0 if value > 1 else -9.0
+    batch = row_of([1], old_value=[1.0], returns=[target])
+    fwd = Forward(value=torch.tensor([[value]], dtype=torch.float64))
+    assert terms.value_error(fwd, batch, clip=0.5).item() == pytest.approx((near - target) ** 2 / 2)
+
+
+def test_the_watched_shares_are_numbers() -> None:
+    fwd, batch = at(4.0, 1.0)
+    assert terms.is_clipped(fwd, batch).dtype == torch.float32
+    assert terms.is_truncated(fwd, batch).dtype == torch.float32
+    assert prefer.score_accuracy(*pairs(-1.0, -2.0)).dtype == torch.float32
+
+
 def test_the_cap_itself_is_not_truncated() -> None:
     assert terms.is_truncated(*at(2.0, 1.0), max_ratio=2.0).item() == 0.0
     assert terms.is_truncated(*at(4.0, 1.0), max_ratio=2.0).item() == 1.0
+
+
+def test_every_token_has_its_own_capped_weight() -> None:
+    # ratios 2 and 1/2, whose geometric mean is 1; -min(r, max) A log pi
+    batch = row_of([1, 1], old_logp=[-2 * math.log(2), 0.0], adv=[1.0, 3.0])
+    fwd = Forward(logp=torch.tensor([[-math.log(2), -math.log(2)]], dtype=torch.float64))
+    weights = terms.truncated(fwd, batch, max_ratio=1.5)[0] / math.log(2)
+    assert weights.tolist() == pytest.approx([1.5, 0.5 * 3])
+    assert terms.is_truncated(fwd, batch, max_ratio=1.5)[0].tolist() == [1.0, 0.0]
 
 
 def test_the_bounds_of_the_mismatch_mask_are_inside() -> None:
@@ -112,6 +180,42 @@ def test_advantages_are_zero_off_the_mask(how: Callable[[Batch], Tensor]) -> Non
     adv = how(batch)
     assert not adv[~batch.mask].any()
     assert adv[batch.mask].any()
+
+
+def test_off_the_mask_the_old_policy_is_no_distance_away() -> None:
+    batch = row_of([1, 0], old_logp=[-1.0, 5.0])
+    assert terms.kl_to_old(Forward(logp=torch.tensor([[-1.0, -7.0]]).double()), batch).tolist() == [[0.0, 0.0]]
+
+
+def test_the_mismatch_is_of_the_old_policy_and_the_sampler() -> None:
+    batch = row_of([1], old_logp=[-1.0], gen_logp=[-1.0 - math.log(1.5)])
+    assert weight.mismatch(batch, how="truncate", cap=2.0).item() == pytest.approx(1.5)
+
+
+def test_off_the_mask_q_learning_has_the_values_error_alone() -> None:
+    # (V - R)^2 / 2 = 2, whatever the log-probs there
+    batch = row_of([0], old_logp=[5.0], ref_logp=[7.0], returns=[1.0], kl_coef=0.5)
+    fwd = Forward(logp=torch.full((1, 1), 11.0).double(), value=torch.full((1, 1), 3.0).double())
+    assert terms.q_error(fwd, batch).item() == 2.0
+
+
+@pytest.mark.parametrize("how", [credit.group_centred, credit.group_zscore, credit.leave_one_out])
+def test_an_invalid_row_has_no_advantage_whatever_its_mask(how: Callable[[Batch], Tensor]) -> None:
+    batch = grouped([1.0, None, 3.0, 9.0, None], group=[0, 0, 0, 1, 1])
+    adv = how(replace(batch, mask=torch.ones_like(batch.mask)))[:, 0]
+    assert adv[[1, 3, 4]].tolist() == [0.0] * 3
+    assert adv[0].item() == -adv[2].item() < 0
+
+
+def test_steps_are_counted_exactly() -> None:
+    # two steps in three rows: mean 2, std 1; in float32 2/3 * 3 is not 2
+    steps = torch.tensor([[1.0], [3.0], [math.nan]]).double()
+    batch = replace(grouped([0.0] * 3), step_reward=steps)
+    assert credit.group_process(batch, eps=0.0)[:, 0].tolist() == pytest.approx([-1.0, 1.0, 0.0], abs=1e-13)
+    assert credit.group_process(batch, eps=1.0)[:, 0].tolist() == pytest.approx([-0.5, 0.5, 0.0], abs=1e-13)
+    # equal steps are no signal in float32 either: 0.1 is not the float32 mean of seven times 0.1
+    equal = replace(grouped([0.0] * 7), step_reward=torch.full((7, 1), 0.1))
+    assert not credit.group_process(equal).any()
 
 
 def test_every_group_has_its_own_spread() -> None:
@@ -179,12 +283,40 @@ def test_the_defaults_of_the_records() -> None:
     assert control.Control(column="x", start=1.0) == control.constant("x", 1.0)
 
 
+@pytest.mark.parametrize("how", [*weight.AVERAGES.values(), partial(weight.fixed_length, max_tokens=1)])
+def test_one_row_of_one_token_weighs_one_in_float64(how: weight.Weigh) -> None:
+    batch = weight.weigh(row_of([1]), how, weight.Totals(rows=1, tokens=1))
+    assert (batch.token_weight.item(), batch.row_weight.item()) == (1.0, 1.0)
+    assert (batch.token_weight.dtype, batch.row_weight.dtype) == (torch.float64, torch.float64)
+
+
+def test_the_averages_by_name() -> None:
+    assert {"token": weight.token_mean, "row": weight.row_mean, "sum": weight.row_sum} == weight.AVERAGES
+
+
+def test_shaping_adds_a_part_and_keeps_the_others_and_the_shortest_margin_is_one_token() -> None:
+    # a limit of 4: the margin is max(1, 4 // 5) = 1, so three tokens are free and four cost 1
+    free, full = rollout([1] * 3, 1.0, limit=4), rollout([1] * 4, 1.0, limit=4)
+    full = replace(full, outcome=Outcome(value=1.0, parts={"math": 1.0}))
+    ((a, b),) = select.shape_overlong([[free, full]])
+    assert a.outcome == Outcome(value=1.0, parts={"overlong": 0.0})
+    assert b.outcome == Outcome(value=0.0, parts={"math": 1.0, "overlong": -1.0})
+
+
+@pytest.mark.parametrize(("kl", "beta"), [(0.75, 1.0), (0.76, 2.0), (0.25, 0.5)])
+def test_beta_stays_at_the_edge_of_its_band(kl: float, beta: float) -> None:
+    # target 0.5: 1.5 * 0.5 = 0.75 exactly
+    assert control.double_or_halve(1.0, kl, target=0.5) == beta
+    assert control.double_or_halve(1.0, 0.5, target=0.75) == 1.0  # 0.75 / 1.5 = 0.5 exactly
+
+
 def test_the_steered_columns() -> None:
     adaptive, penalty = control.adaptive_kl(0.2, target=0.1, reads="ref_kl"), control.penalty_kl(0.2, target=0.1)
     assert (adaptive.column, adaptive.start, adaptive.reads) == ("kl_coef", 0.2, "ref_kl")
     assert (penalty.column, penalty.start, penalty.reads) == ("kl_coef", 0.2, "update_kl")
-    assert adaptive.update(1.0, 9.0) == pytest.approx(1.02)
-    assert penalty.update(1.0, 9.0) == 2.0
+    assert adaptive.update(2.0, 9.0) == pytest.approx(2.04)
+    assert penalty.update(3.0, 9.0) == 6.0
+    assert penalty.update(3.0, 0.0) == 1.5
 
 
 # --- settings ---
@@ -249,12 +381,22 @@ def test_the_ranges_by_name() -> None:
         (lambda: algo.ppo(clip=0.0), "ppo: clip is 0.0: it must be above 0"),
         (lambda: algo.simpo(gamma=-1.0), "simpo: gamma is -1.0: it must be at least 0"),
         (lambda: algo.ppo(value_clip=-1.0), "ppo: value_clip is -1.0: it must be above 0"),
+        *((m, f"{m.__name__}: beta is 0.0: it must be above 0") for m in (algo.dpo, algo.ipo, algo.kto, algo.simpo)),
+        *((m, f"{m.__name__}: beta is 0.0: it must be above 0") for m in (algo.online_dpo, algo.ppo_penalty, algo.klq)),
+        (
+            lambda: algo.ppo(kl="side:k1"),
+            "kl='side:k1' is not a KL setting: write reward: or loss:, then k1, k2, k3 or exact",
+        ),
         (lambda: algo.ppo(clip=None), "ppo: clip is None: it must be above 0"),
+        (
+            lambda: algo.dapo(limit=1, margin=2),
+            "margin=2 is more than limit=1: the margin is the last part of the limit",
+        ),
     ],
 )
-def test_a_refusal_in_full(make: Callable[[], Any], message: str) -> None:
+def test_a_refusal_in_full(make: Callable[..., Any], message: str) -> None:
     with pytest.raises(HoneError) as raised:
-        make()
+        make(**({"beta": 0.0} if "beta is" in message else {}))
     assert str(raised.value) == message
 
 
@@ -264,6 +406,8 @@ def test_a_setting_may_be_at_its_bound() -> None:
     assert algo.simpo(gamma=1.5).unit == 2  # its gamma is a margin, and no discount
     assert algo.ppo(gamma=0, lam=1).online  # whole numbers are numbers
     assert algo.expert_iteration(threshold=-2.0).online
+    assert algo.dapo(limit=2, margin=2).refill
+    assert algo.dapo(limit=0, margin=2).refill  # the rollout's own limit
 
 
 # --- the sum ---
@@ -289,6 +433,10 @@ def test_credit_without_a_critic_has_no_returns_and_whitens_only_where_told() ->
     batch = grouped([0.0, 3.0])
     plain = table.Algorithm(loss=(), credit=credit.group_centred)
     assert {n: x[:, 0].tolist() for n, x in assign_credit(batch, plain).items()} == {"adv": [-1.5, 1.5]}
-    white = assign_credit(batch, replace(plain, whiten=True), reduce=lambda x: 2 * x)
-    assert white["adv"][:, 0].tolist() == pytest.approx([-1.0, 1.0])
+    other = torch.tensor([1.5, 2.0]).double()  # another rank's sum and count, then its sum of squares
+    ranks = iter([other, torch.tensor([4.5]).double()])
+    white = assign_credit(batch, replace(plain, whiten=True), reduce=lambda x: x + next(ranks))
+    # -1.5 and 1.5 here and 1.5 there: mean (0 + 1.5) / 4 = 0.375; variance (1.875^2 + 1.125^2 + 4.5) / 4
+    std = ((1.875**2 + 1.125**2 + 4.5) / 4) ** 0.5
+    assert white["adv"][:, 0].tolist() == pytest.approx([-1.875 / std, 1.125 / std])
     assert assign_credit(batch, replace(plain, credit=None)) == {}

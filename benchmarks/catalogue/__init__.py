@@ -1,0 +1,17 @@
+"""The catalogue of seeded faults."""
+
+from dataclasses import replace
+
+from benchmarks.catalogue.algorithms import ALGORITHMS
+from benchmarks.catalogue.fault import Edit, Fault, Sight
+from benchmarks.catalogue.learner import LEARNER
+from benchmarks.catalogue.pipeline import DATA, MODEL, RESUME, REWARD, SAMPLER
+from benchmarks.catalogue.seen import SEEN
+from benchmarks.catalogue.user import USER
+
+_OURS = (*ALGORITHMS, *LEARNER, *DATA, *MODEL, *SAMPLER, *REWARD, *RESUME)
+assert {f.name for f in _OURS} >= SEEN.keys(), SEEN.keys() - {f.name for f in _OURS}
+
+FAULTS: tuple[Fault, ...] = (*(replace(f, sight=SEEN.get(f.name)) for f in _OURS), *USER)
+
+__all__ = ["FAULTS", "Edit", "Fault", "Sight"]

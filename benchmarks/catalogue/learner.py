@@ -1,0 +1,221 @@
+"""Faults between the batch and the weights: the loss's scale, the mask, the log-probs, the optimiser, the loop."""
+
+from benchmarks.catalogue.fault import Edit, fault
+
+STEP, LOOP, OPTIM, FORWARD = "train/step.py", "loop.py", "train/optim.py", "model/forward.py"
+
+LEARNER = (
+    # --- the scale of the loss ---
+    fault(
+        "the loss is divided by the micro-batches", "pain 1", "learner", STEP,
+        old="        loss.backward()\n",
+        new="        (loss / -(-len(batch) // learner.micro_rows)).backward()\n",
+        tests="train/test_step.py",
+    ),
+    fault(
+        "the critic's loss is multiplied by the micro-batches", "pain 1", "learner", STEP,
+        old="        loss = objective(fwd, micro, algo.loss)\n",
+        new=(
+            "        parts = -(-len(batch) // learner.micro_rows)\n"
+            "        scaled = tuple((c * (parts if 'value' in str(t) else 1), t) for c, t in algo.loss)\n"
+            "        loss = objective(fwd, micro, scaled)\n"
+        ),
+        tests="train/test_step.py",
+    ),
+    fault(
+        "every micro-batch has its own denominator", "pain 1", "learner", STEP,
+        old="        fwd = learner.policy(micro, algo.wants)\n        loss = objective(",
+        new=(
+            "        micro = weight.weigh(micro, algo.weigh, totals(micro))\n"
+            "        fwd = learner.policy(micro, algo.wants)\n        loss = objective("
+        ),
+        tests="train/test_step.py",
+    ),
+    fault(
+        "every rank has its own denominator", "pain 1", "learner", STEP,
+        old="    rows, tokens = collect.total(counts).tolist()", new="    rows, tokens = counts.tolist()",
+        tests="train/test_two_ranks.py",
+    ),
+    fault(
+        "gradients are not summed over ranks", "pain 1", "learner", STEP,
+        old="    collect.total_gradients(parameters)\n", new="",
+        tests="train/test_two_ranks.py",
+    ),
+    fault(
+        "gradients are averaged over ranks", "pain 1", "learner", "dist/collect.py",
+        old="        dist.all_reduce(flat)\n", new="        dist.all_reduce(flat)\n        flat /= world()[1]\n",
+        tests="train/test_two_ranks.py",
+    ),
+    fault(
+        "whitening for each rank alone", "pain 3", "learner", STEP,
+        old="assign_credit(batch, algo, reduce=collect.total)", new="assign_credit(batch, algo)",
+        tests="train/test_two_ranks.py",
+    ),
+    fault(
+        "rows without a trained token count in the denominator", "pain 1", "learner", STEP,
+        old="torch.stack([batch.mask.any(-1).sum(), batch.mask.sum()])",
+        new="torch.stack([batch.real.any(-1).sum(), batch.mask.sum()])",
+        tests="train/test_step.py",
+    ),
+    fault(
+        "the prompt's tokens count in the denominator", "pain 1", "learner", STEP,
+        old="torch.stack([batch.mask.any(-1).sum(), batch.mask.sum()])",
+        new="torch.stack([batch.mask.any(-1).sum(), batch.real.sum()])",
+        tests="train/test_step.py",
+    ),
+    fault(
+        "gradients add up from one update to the next", "issue 3 E", "learner", STEP,
+        old="    stats = Stats()\n    learner.optimizer.zero_grad(set_to_none=True)\n",
+        new="    stats = Stats()\n",
+        tests="train/test_step.py",
+        more=(
+            Edit(
+                file=STEP,
+                old='    stats.add("lr", rate, 1)\n    learner.optimizer.zero_grad(set_to_none=True)\n',
+                new='    stats.add("lr", rate, 1)\n',
+            ),
+        ),
+    ),
+    # --- log-probs ---
+    fault(
+        "temperature left out of the learner", "pain 9", "learner", "build.py",
+        old="temperature=recipe.sample.temperature if algo.online else 1.0", new="temperature=1.0",
+        tests="run/test_settings_take_effect.py run/test_end_to_end.py",
+    ),
+    fault(
+        "temperature left out of the learner's logits", "pain 9", "model", FORWARD,
+        old="        logq = (wide(F.linear(hidden[at], weight)) / temperature).log_softmax(-1)",
+        new="        logq = wide(F.linear(hidden[at], weight)).log_softmax(-1)",
+        tests="model/test_forward.py",
+    ),
+    fault(
+        "the reference at the wrong temperature", "pain 9", "model", "model/policy.py",
+        old="        temperature=policy.temperature,\n", new="",
+        tests="model/test_policy.py",
+    ),
+    fault(
+        "the log-prob of the input, not of the target", "pain 5", "model", "model/policy.py",
+        old="                batch.targets[batch.mask],", new="                batch.inputs[batch.mask],",
+        tests="model/test_policy.py",
+    ),
+    fault(
+        "old_logp is recomputed after each update", "pain 16", "loop", LOOP,
+        old="                    stats.merge(take(learner, part, algo))",
+        new=(
+            "                    stats.merge(take(learner, part, algo))\n"
+            "                    batch = annotate(batch, algo, learner)"
+        ),
+        tests="train/test_loop.py",
+    ),
+    fault(
+        "old_logp is the sampler's log-prob", "pain 16", "learner", STEP,
+        old="    batch = replace(batch, **columns)\n    if missing",
+        new=(
+            '    if "old_logp" in columns and batch.gen_logp is not ABSENT:\n'
+            '        columns["old_logp"] = batch.gen_logp\n'
+            "    batch = replace(batch, **columns)\n    if missing"
+        ),
+        tests="train/test_step.py",
+    ),
+    # --- reference ---
+    fault(
+        "the reference is the policy itself", "pain 10", "learner", "model/policy.py",
+        old="        copy.deepcopy(policy.decoder),\n", new="        policy.decoder,\n",
+        tests="model/test_policy.py",
+    ),
+    fault(
+        "the reference under LoRA has the adapter on", "pain 10", "model", "model/adapters.py",
+        old="        with adapter_off(self.policy.decoder):\n            return self.policy(batch, want)",
+        new="        with torch.no_grad():\n            return self.policy(batch, want)",
+        tests="model/test_lora.py",
+    ),
+    fault(
+        "the reference is refreshed at every step", "pain 10", "loop", "runner.py",
+        old="    if every and job.step % every == 0 and isinstance(job.policy, Policy)",
+        new="    if isinstance(job.policy, Policy)",
+        tests="run/test_settings_take_effect.py",
+    ),
+    # --- bootstrap and KTO ---
+    fault(
+        "bootstrap on finished episodes", "issue 3 E", "learner", STEP,
+        old="torch.where(batch.truncated, last_value(old, batch), 0.0)", new="last_value(old, batch)",
+        tests="train/test_step.py",
+    ),
+    fault(
+        "KTO's baseline is not clamped at zero", "issue 3 E", "learner", STEP,
+        old="    return max(0.0, summed / max(count, 1.0))", new="    return summed / max(count, 1.0)",
+        tests="train/test_step.py",
+    ),
+    fault(
+        "KTO's baseline is of the matched pairs", "issue 3 E", "loop", LOOP,
+        old="mismatched([r for g in groups for r in g], max_tokens=context)", new="[r for g in groups for r in g]",
+        tests="train/test_loop.py",
+    ),
+    # --- the optimiser ---
+    fault(
+        "the gradient is not clipped", "issue 3 E", "learner", OPTIM,
+        old="        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)", new="        pass",
+        tests="train/test_optim.py",
+    ),
+    fault(
+        "the gradient is clipped after the step", "issue 3 E", "learner", STEP,
+        old="    norm = optim.clip_gradients(parameters, learner.clip_norm)\n",
+        new="    norm = optim.clip_gradients(parameters, 0.0)\n",
+        tests="train/test_step.py",
+        more=(
+            Edit(
+                file=STEP,
+                old="        learner.optimizer.step()\n",
+                new="        learner.optimizer.step()\n        optim.clip_gradients(parameters, learner.clip_norm)\n",
+            ),
+        ),
+    ),
+    fault(
+        "the schedule is a step late", "issue 3 E", "learner", OPTIM,
+        old="            return (step + 1) / warmup", new="            return step / warmup",
+        tests="train/test_optim.py",
+    ),
+    fault(
+        "the schedule reads iterations, not updates", "issue 3 E", "learner", STEP,
+        old="learner.schedule(learner.updates)", new="learner.schedule(learner.version)",
+        tests="train/test_step.py",
+    ),
+    fault(
+        "the schedule ends too late: epochs and minibatches not counted", "issue 3 E", "recipe", "build.py",
+        old="steps=t.steps * t.epochs * t.minibatches", new="steps=t.steps",
+        tests="run/test_settings_take_effect.py",
+    ),
+    fault(
+        "weight decay on nothing", "issue 3 E", "learner", OPTIM,
+        old="            (weight_decay, [p for p in parameters if p.ndim >= 2]),",
+        new="            (0.0, [p for p in parameters if p.ndim >= 2]),",
+        tests="train/test_optim.py",
+    ),
+    fault(
+        "a NaN gradient is stepped on", "issue 3 E", "learner", STEP,
+        old="    if finite:\n        learner.optimizer.step()", new="    if True:\n        learner.optimizer.step()",
+        tests="train/test_step.py",
+    ),
+    # --- metrics ---
+    fault(
+        "metrics of ranks are averaged without their counts", "pain 2", "loop", "log/stats.py",
+        old="            self.add(name, total, count)\n        for name, value in other._maxima.items():",
+        new=(
+            "            self.add(name, total / count if count else 0.0)\n"
+            "        for name, value in other._maxima.items():"
+        ),
+        tests="log/test_stats.py",
+    ),
+    fault(
+        "invalid rewards are logged as zero", "pain 12", "loop", LOOP,
+        old='    stats.add("reward", sum(values), len(values))',
+        new='    stats.add("reward", sum(values), len(rollouts))',
+        tests="train/test_loop.py",
+    ),
+    fault(
+        "the KL is logged as zero", "pain 2", "learner", "train/diagnose.py",
+        old='mean("ref_kl", k3(torch.where(mask, logp - batch.ref_logp, 0.0)))',
+        new='mean("ref_kl", k3(torch.where(mask, logp - logp, 0.0)))',
+        tests="train/test_diagnose.py",
+    ),
+)  # fmt: skip

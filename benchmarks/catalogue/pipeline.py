@@ -1,0 +1,327 @@
+"""Faults on the way from data to batch, in the sampler, the reward and the checkpoint."""
+
+from benchmarks.catalogue.fault import fault
+
+COLLATE, CHAT, FORWARD, LOCAL = "data/collate.py", "data/chat.py", "model/forward.py", "rollout/local.py"
+
+DATA = (
+    fault(
+        "the mask is shifted by one", "pain 5", "data", COLLATE,
+        old="    mask = _shift(_pad([r.mask for r in rows], real, False, np.bool_), False)",
+        new="    mask = _pad([r.mask for r in rows], real, False, np.bool_)",
+        tests="data/test_collate.py",
+    ),
+    fault(
+        "the sampler's log-prob is recorded one token late", "pain 5", "data", COLLATE,
+        old="torch.from_numpy(_shift(_pad([getattr(r, name) for r in rows], real, 0.0, kind), 0.0))",
+        new="torch.from_numpy(_pad([getattr(r, name) for r in rows], real, 0.0, kind))",
+        tests="data/test_collate.py",
+    ),
+    fault(
+        "the stop token is dropped from the mask", "pain 4", "data", CHAT,
+        old="    return head + tail, [False] * len(head) + [True] * len(tail)",
+        new="    return head + tail, [False] * len(head) + [True] * (len(tail) - 1) + [False]",
+        tests="data/test_chat.py",
+    ),
+    fault(
+        "the stop token of a chat turn is dropped from the mask", "pain 6", "template", CHAT,
+        old="    return end + 1\n", new="    return end\n",
+        tests="data/test_chat.py",
+    ),
+    fault(
+        "no stop token is written at all", "pain 4", "data", CHAT,
+        old="specials=False), tokenizer.eos_id]", new="specials=False)]",
+        tests="data/test_chat.py",
+    ),
+    fault(
+        "the prompt is trained on", "pain 6", "data", CHAT,
+        old="    return head + tail, [False] * len(head) + [True] * len(tail)",
+        new="    return head + tail, [True] * len(head) + [True] * len(tail)",
+        tests="data/test_chat.py",
+    ),
+    fault(
+        "padding is trained on", "pain 4", "data", COLLATE,
+        old="_pad([r.mask for r in rows], real, False, np.bool_), False)",
+        new="_pad([r.mask for r in rows], real, True, np.bool_), True)",
+        tests="data/test_collate.py",
+    ),
+    fault(
+        "the user's turns of a chat are trained on", "pain 6", "template", CHAT,
+        old="        mask += [False] * (len(tokens) - len(mask)) + [True] * written",
+        new="        mask += [True] * (len(tokens) - len(mask)) + [True] * written",
+        tests="data/test_chat.py",
+    ),
+    fault(
+        "a template that rewrites earlier turns is accepted", "pain 17", "template", CHAT,
+        old="            if not longer.startswith(shorter):", new="            if not longer:",
+        tests="data/test_chat.py",
+    ),
+    fault(
+        "two beginnings of the text", "pain 5", "data", CHAT,
+        old="        return tokenizer.start_ids + tokenizer.encode(prompt)",
+        new="        return tokenizer.start_ids + tokenizer.start_ids + tokenizer.encode(prompt)",
+        tests="data/test_chat.py",
+    ),
+    fault(
+        "an invalid reward counts as zero", "pain 12", "data", COLLATE,
+        old="        mask &= valid[:, None]\n", new="        valid |= True\n",
+        tests="data/test_collate.py",
+    ),
+    fault(
+        "every epoch has the same order", "pain 19", "data", "data/source.py",
+        old="np.random.SeedSequence((self._seed, self._epoch))", new="np.random.SeedSequence((self._seed, 0))",
+        tests="data/test_source.py",
+    ),
+    fault(
+        "KTO's mismatched pair is the matched one", "issue 3 E", "data", COLLATE,
+        old="        j = (i + 1) % len(rows)", new="        j = i",
+        tests="data/test_collate.py",
+    ),
+)  # fmt: skip
+
+MODEL = (
+    fault(
+        "packing without the block mask", "pain 7", "model", FORWARD,
+        old="    same = document_LW[:, :, None] == document_LW[:, None, :]",
+        new="    same = torch.ones_like(document_LW[:, :, None] == document_LW[:, None, :])",
+        tests="model/test_forward.py",
+    ),
+    fault(
+        "positions are not reset in packing", "pain 7", "model", FORWARD,
+        old="        positions=place(rank),\n", new="",
+        tests="model/test_forward.py model/test_policy.py",
+    ),
+    fault(
+        "attention looks ahead in packed lines", "pain 7", "model", FORWARD,
+        old="device=same.device).tril())", new="device=same.device))",
+        tests="model/test_forward.py model/test_policy.py",
+    ),
+    fault(
+        "the merged adapter is not scaled", "pain 25", "model", "model/lora.py",
+        old="        return self.scale * (self.lora_B @ self.lora_A)", new="        return self.lora_B @ self.lora_A",
+        tests="model/test_lora.py",
+    ),
+)  # fmt: skip
+
+SAMPLER = (
+    fault(
+        "all samples of a group have the same random numbers", "pain 14", "sampler", LOCAL,
+        old="                requests = [first_request + request for request in wave]",
+        new="                requests = [first_request + request // n for request in wave]",
+        tests="rollout/test_local.py",
+    ),
+    fault(
+        "every step draws the same random numbers", "pain 14", "sampler", "rollout/roller.py",
+        old="        self.requests += len(", new="        self.requests += 0 * len(",
+        tests="run/test_end_to_end.py rollout train/test_loop.py",
+    ),
+    fault(
+        "the rollout never gets the weights", "pain 11", "sampler", LOCAL,
+        old="        self.decoder, self.max_rows, self.pad_id = decoder, max_rows, pad_id",
+        new=(
+            "        from copy import deepcopy\n\n"
+            "        self.decoder, self.max_rows, self.pad_id = deepcopy(decoder), max_rows, pad_id"
+        ),
+        tests="rollout/test_local.py",
+    ),
+    fault(
+        "the adapter is off in the sampler", "pain 11", "sampler", LOCAL,
+        old="            module.training = False\n        yield\n",
+        new=(
+            "            module.training = False\n"
+            "            if hasattr(module, 'enabled'):\n"
+            "                module.enabled = False\n"
+            "        yield\n"
+            "        for module, _ in modes:\n"
+            "            if hasattr(module, 'enabled'):\n"
+            "                module.enabled = True\n"
+        ),
+        tests="rollout/test_adapted_weights.py",
+    ),
+    fault(
+        "left padding counts in positions", "pain 15", "sampler", LOCAL,
+        old="torch.arange(first, last, device=pad.device) - pad[:, None])",
+        new="torch.arange(first, last, device=pad.device) - 0 * pad[:, None])",
+        tests="rollout/test_local.py",
+    ),
+    fault(
+        "left padding is looked at", "pain 15", "sampler", LOCAL,
+        old="((k <= q) & (k >= pad[:, None, None]) | (k == q))",
+        new="((k <= q) & (k >= 0 * pad[:, None, None]) | (k == q))",
+        tests="rollout/test_local.py",
+    ),
+    fault(
+        "the cache is off by one", "pain 15", "sampler", "model/decoder.py",
+        old="        past = cache.length if cache is not None else 0",
+        new="        past = max(cache.length - 1, 0) if cache is not None else 0",
+        tests="model/test_decoder.py rollout/test_local.py",
+    ),
+    fault(
+        "the sampler records log-probs at temperature 1", "pain 9", "sampler", "rollout/draw.py",
+        old="    return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)\n",
+        new="    return token.squeeze(-1), (logits * temperature).log_softmax(-1).gather(-1, token).squeeze(-1)\n",
+        tests="rollout/test_draw.py",
+    ),
+    fault(
+        "log-probs before top-k and top-p", "pain 9", "sampler", "rollout/draw.py",
+        old="    return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)\n",
+        new="    return token.squeeze(-1), logits.log_softmax(-1).gather(-1, token).squeeze(-1)\n",
+        tests="rollout/test_draw.py",
+    ),
+    fault(
+        "top-p is allowed in training", "pain 9", "recipe", "build.py",
+        old="    if sample.top_k or sample.top_p < 1 or sample.min_p:", new="    if sample.top_k or sample.min_p:",
+        tests="run/test_bad_input.py",
+    ),
+    fault(
+        "only one of several stop tokens stops", "pain 4", "sampler", LOCAL,
+        old="        stops[sorted(params.stop_ids)] = True", new="        stops[sorted(params.stop_ids)[:1]] = True",
+        tests="rollout/test_local.py",
+    ),
+    fault(
+        "a finished completion is called truncated", "pain 4", "sampler", LOCAL,
+        old="Stop.TOKEN if token[length - 1] in params.stop_ids else Stop.LENGTH",
+        new="Stop.TOKEN if length < limit else Stop.LENGTH",
+        tests="rollout/test_local.py",
+    ),
+    fault(
+        "prompts are paired with another prompt's answers", "pain 13", "sampler", LOCAL,
+        old="        return [[rollouts[i * n + j] for j in range(n)] for i in range(len(prompts))]",
+        new="        return [[rollouts[i * n + j] for j in range(n)] for i in reversed(range(len(prompts)))]",
+        tests="rollout/test_local.py",
+    ),
+    fault(
+        "a task is paired with the next task's completion", "pain 13", "sampler", "rollout/roller.py",
+        old="for g, task in zip(groups, tasks, strict=True)]",
+        new="for g, task in zip(groups, [*tasks[1:], *tasks[:1]], strict=True)]",
+        tests="run/test_end_to_end.py train/test_loop.py rollout",
+    ),
+    fault(
+        "the completion is tokenised again", "pain 17", "sampler", "rollout/roller.py",
+        old="        return replace(rollout, task=task, text=self.tokenizer.decode(written))",
+        new=(
+            "        text = self.tokenizer.decode(written)\n"
+            "        again = self.tokenizer.encode(text)\n"
+            "        start = next((i for i, m in enumerate(rollout.mask) if m), len(rollout.mask))\n"
+            "        tokens = [*rollout.tokens[:start], *again, *rollout.tokens[start + len(written) :]]\n"
+            "        pad = len(tokens) - len(rollout.tokens)\n"
+            "        mask = [*rollout.mask[:start], *[True] * (len(tokens) - start)]\n"
+            "        logp = [*rollout.gen_logp, *[0.0] * max(pad, 0)][: len(tokens)]\n"
+            "        return replace(rollout, task=task, text=text, tokens=tokens, mask=mask, gen_logp=logp)"
+        ),
+        tests="rollout run/test_end_to_end.py",
+    ),
+)  # fmt: skip
+
+REWARD = (
+    fault(
+        "a crashed verifier is a reward of zero", "pain 12", "reward", "reward/score.py",
+        old=(
+            "            return to_outcome(self.function(**arguments))\n"
+            "        except (Exception, SystemExit) as error:\n"
+            "            return _crashed(error)"
+        ),
+        new=(
+            "            return to_outcome(self.function(**arguments))\n"
+            "        except (Exception, SystemExit):\n"
+            "            return Outcome(value=0.0)"
+        ),
+        tests="reward/test_score.py",
+    ),
+    fault(
+        "a NaN reward is kept", "pain 3", "reward", "reward/score.py",
+        old="    return number if math.isfinite(number) else None", new="    return number",
+        tests="reward/test_score.py",
+    ),
+    fault(
+        "a reward of 0.0 is called missing", "pain 12", "reward", "types.py",
+        old="        return self.value is not None", new="        return bool(self.value)",
+        tests="reward/test_score.py",
+    ),
+    fault(
+        "one number is broadcast to all completions", "pain 12", "reward", "reward/score.py",
+        old="        values: Any = result.tolist() if hasattr(result, \"tolist\") else result  # numpy and torch",
+        new=(
+            "        values: Any = result.tolist() if hasattr(result, \"tolist\") else result\n"
+            "        values = [values] * n if isinstance(values, int | float) else values"
+        ),
+        tests="reward/test_score.py",
+    ),
+    fault(
+        "a run with a broken reward goes on", "pain 12", "loop", "runner.py",
+        old="        check_valid(groups, max_invalid=train.max_invalid)\n", new="",
+        tests="run/test_bad_input.py run/test_settings_take_effect.py",
+    ),
+)  # fmt: skip
+
+RESUME = (
+    fault(
+        "resume restarts the data", "pain 19", "resume", "data/source.py",
+        old="        self._epoch, self._position = epoch, position\n        self._order",
+        new="        self._epoch, self._position = 0, 0\n        self._order",
+        tests="data/test_source.py",
+    ),
+    fault(
+        "resume goes on in the order of the first epoch", "pain 19", "resume", "data/source.py",
+        old="        self._epoch, self._position = epoch, position\n        self._order = self._permutation()",
+        new="        self._epoch, self._position = epoch, position",
+        tests="data/test_source.py",
+    ),
+    fault(
+        "resume resets the optimiser", "pain 19", "resume", "state.py",
+        old="    checkpoint.load_optimizer(learner.optimizer, checkpoint.load_tensors(folder / MOMENTS))\n", new="",
+        tests="run/test_resume.py",
+    ),
+    fault(
+        "resume resets the KL controller", "pain 19", "resume", "state.py",
+        old='    learner.control = dict(state["control"])\n', new="",
+        tests="run/test_resume.py",
+    ),
+    fault(
+        "resume resets the request counter", "pain 19", "resume", "rollout/roller.py",
+        old='        self.requests = state["requests"]', new="        self.requests = 0",
+        tests="run/test_resume.py",
+    ),
+    fault(
+        "resume resets the schedule", "pain 19", "resume", "state.py",
+        old='    learner.updates, learner.version = state["updates"], state["version"]',
+        new='    learner.version = state["version"]',
+        tests="run/test_resume.py",
+    ),
+    fault(
+        "resume takes the start's weights", "pain 19", "resume", "state.py",
+        old="        p.copy_(tensors[name])", new="        p.copy_(p.clone())",
+        tests="run/test_resume.py",
+    ),
+    fault(
+        "resume with another dataset is accepted", "pain 19", "resume", "data/source.py",
+        old="            if saved != here or type(saved) is not type(here):", new="            if saved is None:",
+        tests="data/test_source.py",
+    ),
+    fault(
+        "resume is declared and never read", "pain 19", "resume", "cli.py",
+        old="runner.run(recipe, resume=arguments.resume)", new="runner.run(recipe)",
+        tests="run/test_resume.py",
+    ),
+    fault(
+        "checkpoints are not atomic", "pain 19", "resume", "train/checkpoint.py",
+        old="    aside, before = _aside(folder), _aside(folder, \"old.tmp\")\n",
+        new="    aside, before = folder, _aside(folder, \"old.tmp\")\n",
+        tests="train/test_checkpoint.py",
+    ),
+    fault(
+        "a damaged checkpoint is taken", "pain 19", "resume", "train/checkpoint.py",
+        old="        if not path.is_file() or digest(path) != expected:", new="        if not path.is_file():",
+        tests="train/test_checkpoint.py",
+    ),
+    fault(
+        "the old checkpoint goes before the new one is whole", "pain 19", "resume", "train/checkpoint.py",
+        old='    folder = save_folder(root / name_of(step), write)\n',
+        new=(
+            "    for old in list(checkpoints(root).values())[: -max(keep - 1, 0) or None]:\n"
+            "        shutil.rmtree(old)\n"
+            "    folder = save_folder(root / name_of(step), write)\n"
+        ),
+        tests="train/test_checkpoint.py",
+    ),
+)  # fmt: skip
