@@ -10,7 +10,7 @@ from torch import Tensor
 
 ABSENT = cast(Tensor, None)  # a column no stage has filled yet
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}; also tool_calls and reasoning_content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

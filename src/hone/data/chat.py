@@ -1,19 +1,20 @@
 """Prompts, completions and chats to tokens, with a mask of exactly what the policy writes, stop token included."""
 
-import json
+import warnings
 from collections.abc import Sequence
-from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Literal
 
-from jinja2 import Template, TemplateError, nodes
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+from hone.data.dialogue import Dialogue, Turn, not_a_prefix
+from hone.data.messages import Tool, check_messages, special_in
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.types import Message
+
+__all__ = [
+    "CHAT_SPECIALS", "DEFAULT_TEMPLATE", "Encoded", "Tool", "check_messages", "continue_chat", "encode_completion",
+    "encode_messages", "encode_steps", "encode_turns", "render", "render_prompt",
+]  # fmt: skip
 
 CHAT_SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 DEFAULT_TEMPLATE = (
@@ -27,71 +28,18 @@ DEFAULT_TEMPLATE = (
 )
 
 Encoded = tuple[list[int], list[bool]]  # tokens, and True where the token is trained on
+Turns = Literal["joined", "split"]  # one row a chat; or a new row wherever the template rewrites earlier turns
 
 
-class _Generation(Extension):
-    """`{% generation %}` marks assistant text in some published templates; here it only passes its body on."""
-
-    tags = {"generation"}  # noqa: RUF012  jinja2 declares it so
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)  # jinja2's own escapes for HTML
-
-
-@lru_cache(maxsize=16)
-def _compile(template: str) -> Template:
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
-    )
-    env.filters["tojson"] = _to_json
-    env.globals["raise_exception"] = _raise_exception
-    env.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return env.from_string(template)
-
-
-def render(tokenizer: Tokenizer, messages: Sequence[Message], *, generation: bool = False) -> str:
+def render(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    generation: bool = False,
+    tools: Sequence[Tool] | None = None,
+) -> str:
     """The text of a chat; with `generation`, followed by what opens the assistant's turn."""
-    if tokenizer.chat_template is None:
-        raise HoneError(
-            "the tokenizer has no chat template: add chat_template.jinja to its folder (hone.data.chat has a default)"
-        )
-    names = {"bos_token": tokenizer.bos or "", "eos_token": tokenizer.eos, "pad_token": tokenizer.pad or ""}
-    try:
-        return _compile(tokenizer.chat_template).render(
-            messages=[dict(m) for m in messages], add_generation_prompt=generation, tools=None, **names
-        )
-    except Exception as error:  # a template is the user's program: it can raise anything
-        reason = " ".join(str(error).split())
-        raise HoneError(f"the chat template failed on {len(messages)} messages: {reason}") from error
-
-
-def check_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
-    """Refuse what a template would render to something other than the messages say."""
-    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
-        raise HoneError("messages must be a list with at least one {role, content}")
-    for n, m in enumerate(messages, start=1):
-        for key in ("role", "content"):
-            if not hasattr(m, "get") or not isinstance(m.get(key), str):
-                raise HoneError(f'message {n} has no text as its "{key}": every message needs role and content')
-        if m["role"] == "assistant" and not m["content"]:
-            raise HoneError(f"message {n} is an empty assistant turn: remove it or fill it")
-        for value in m.values():
-            forged = isinstance(value, str) and _special_in(tokenizer, value)
-            if forged:
-                raise HoneError(f"message {n} contains the special token {forged}: remove it from the text")
-
-
-def _special_in(tokenizer: Tokenizer, text: str) -> str | None:
-    return next((s for s in sorted(tokenizer.special_tokens) if s in text), None)
+    return Dialogue(tokenizer, messages, tools=tools).render(generation=generation).text
 
 
 def _continue(tokenizer: Tokenizer, tokens: list[int], texts: tuple[str, str], *, specials: bool) -> list[int]:
@@ -104,7 +52,7 @@ def _continue(tokenizer: Tokenizer, tokens: list[int], texts: tuple[str, str], *
     if whole[: len(tokens)] == tokens:
         return whole[len(tokens) :]
     rest = tokenizer.encode(after[len(before) :], specials=specials)
-    if tokenizer.decode(tokens + rest) != after:
+    if tokenizer.decode(tokens + rest) != tokenizer.decode(whole):  # some decoders drop the first blank of a text
         raise HoneError(
             f"the tokens of the text up to {before[-20:]!r} change when {after[len(before) :][:20]!r} follows: "
             "end the prompt with a special token or a line break"
@@ -112,76 +60,171 @@ def _continue(tokenizer: Tokenizer, tokens: list[int], texts: tuple[str, str], *
     return rest
 
 
-def encode_messages(tokenizer: Tokenizer, messages: Sequence[Message], *, start: int = 0) -> Encoded:
+def encode_messages(
+    tokenizer: Tokenizer, messages: Sequence[Message], *, start: int = 0, tools: Sequence[Tool] | None = None
+) -> Encoded:
     """Tokens up to the last assistant turn's stop token; True on every assistant turn from message `start` on.
 
     Each rendering must be a prefix of the next: otherwise the model would be trained on a text it never sees.
     """
-    check_messages(tokenizer, messages)
-    text, tokens, mask = "", list[int](), list[bool]()
-    for i, message in enumerate(messages):
+    return encode_turns(tokenizer, messages, start=start, tools=tools)[0]
+
+
+def encode_turns(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    *,
+    start: int = 0,
+    tools: Sequence[Tool] | None = None,
+    turns: Turns = "joined",
+) -> list[Encoded]:
+    """As `encode_messages`, in as many rows as it takes for each turn to follow what a sampler reads before it."""
+    dialogue = Dialogue(tokenizer, messages, tools=tools)
+    rows, text, tokens, mask = list[Encoded](), "", list[int](), list[bool]()
+    for i, message in enumerate(dialogue.messages):
         if message["role"] != "assistant" or i < start:
             continue
-        before = render(tokenizer, messages[:i], generation=True)
-        after = render(tokenizer, messages[: i + 1])
-        for shorter, longer in ((text, before), (before, after)):
+        turn = dialogue.turn(i)
+        if turns == "split" and not turn.before.startswith(text):
+            rows.append((tokens, mask))
+            text, tokens, mask = "", list[int](), list[bool]()
+        for shorter, longer in ((text, turn.before), (turn.before, turn.after)):
             if not longer.startswith(shorter):
-                raise HoneError(_not_a_prefix(shorter, longer, turn=i + 1))
-        tokens += _continue(tokenizer, tokens, (text, before), specials=True)
-        turn = _continue(tokenizer, tokens, (before, after), specials=True)
-        written = _written(tokenizer, turn)
+                remedy = 'train with turns="split", or use a template that only appends'
+                raise HoneError(not_a_prefix(shorter, longer, turn=i + 1, remedy=remedy))
+        tokens += _continue(tokenizer, tokens, (text, turn.before), specials=True)
+        ids = _continue(tokenizer, tokens, (turn.before, turn.after), specials=True)
+        written = _written(tokenizer, ids)
         mask += [False] * (len(tokens) - len(mask)) + [True] * written
-        tokens += turn
-        text = after
-    if True not in mask:
-        raise HoneError("there is no assistant message to train on: add one with the role assistant")
-    return tokens[: len(mask)], mask
+        tokens += ids
+        if turn.marks is not None:
+            mask[-written:] = _marked(tokenizer, turn, ids)
+        text = turn.after
+    rows = [row for row in (*rows, (tokens, mask)) if True in row[1]]
+    if not rows:
+        raise HoneError(_nothing_to_train(dialogue, start))
+    return rows
 
 
-def _not_a_prefix(shorter: str, longer: str, *, turn: int) -> str:
-    same = next((i for i, (a, b) in enumerate(zip(shorter, longer, strict=False)) if a != b), len(longer))
-    return (
-        f"the chat template rewrites earlier text at message {turn}: {shorter[same:][:30]!r} becomes "
-        f"{longer[same:][:30]!r}; use a template that only appends"
-    )
+def _nothing_to_train(dialogue: Dialogue, start: int) -> str:
+    if any(m["role"] == "assistant" for m in dialogue.messages[start:]):
+        return "the chat template marks nothing with {% generation %}: mark the assistant's words, or remove the marks"
+    return "there is no assistant message to train on: add one with the role assistant"
 
 
 def _written(tokenizer: Tokenizer, turn: list[int]) -> int:
     """How many of the turn's tokens the policy writes: up to the first stop token, after which it is stopped."""
-    stops = " ".join(sorted((tokenizer.eos, *tokenizer.stops)))
     end = next((i for i, token in enumerate(turn) if token in tokenizer.stop_ids), None)
-    if end is None:
+    if end is None or end != len(turn) - 1:
         raise HoneError(
-            f"the chat template ends an assistant turn with {tokenizer.decode(turn)[-20:]!r}, not with a stop token "
-            f"({stops}): write eos_token after the content, or add its end marker to the tokenizer's stop tokens"
-        )
-    trailing = tokenizer.decode(turn[end + 1 :])
-    if trailing.strip():
-        raise HoneError(
-            f"the chat template writes {trailing[:30]!r} after the stop token of an assistant turn: move it before"
+            f"the text {tokenizer.decode(turn)[-20:]!r} of an assistant turn is not read as ending with its one stop "
+            "token: mark the stop tokens as special in tokenizer.json"
         )
     return end + 1
 
 
-def render_prompt(tokenizer: Tokenizer, prompt: str | Sequence[Message]) -> list[int]:
+def _marked(tokenizer: Tokenizer, turn: Turn, ids: list[int]) -> list[bool]:
+    """True on the turn's tokens that touch a mark, and on to the stop token, which the policy has to write."""
+    whole, places = tokenizer.encode_with_places(turn.after)
+    shift = 0
+    if whole[-len(ids) :] != ids:  # the prompt's last token would have merged with the first of the turn
+        shift = len(turn.before)
+        whole, places = tokenizer.encode_with_places(turn.after[shift:])
+    places = [(a + shift, b + shift) for a, b in places[-len(ids) :]]
+    marked = [any(a < end and b > first for first, end in turn.marks or ()) for a, b in places]
+    if True not in marked or marked[-1]:
+        return marked
+    last = len(marked) - 1 - marked[::-1].index(True)
+    between = turn.after[places[last][1] : places[-1][0]]
+    if between.strip():
+        raise HoneError(
+            f"the generation mark of message {turn.number} ends before {between.strip()[:30]!r}, not with the stop "
+            "token: put {% endgeneration %} after it"
+        )
+    _say_extended(tokenizer.decode(ids[-1:]))
+    return marked[: last + 1] + [True] * (len(marked) - 1 - last)
+
+
+@lru_cache(maxsize=16)
+def _say_extended(stop: str) -> None:
+    """Once a stop token."""
+    text = f"the chat template closes its generation mark before {stop}: {stop} is trained all the same"
+    warnings.warn(text, stacklevel=2)
+
+
+def continue_chat(
+    tokenizer: Tokenizer,
+    tokens: Sequence[int],
+    messages: Sequence[Message],
+    new: Sequence[Message],
+    *,
+    tools: Sequence[Tool] | None = None,
+    history: Literal["exact", "kept"] = "exact",
+) -> list[int]:
+    """The ids that lead from sampled `tokens` to the next assistant turn: only the `new` messages are tokenised.
+
+    tokens: prompt and sampled turn, stop token included; messages: what they say, that turn last. The rendering of
+    messages + new must begin with the text of the tokens ("exact"); or, where it would rewrite what was sampled,
+    the tokens stay and what the template writes after an assistant turn follows them ("kept").
+    """
+    if not tokens or tokens[-1] not in tokenizer.stop_ids:
+        raise HoneError("the sampled turn has no stop token, it was cut off: nothing can follow it, raise max_tokens")
+    if not messages or messages[-1]["role"] != "assistant":
+        raise HoneError("the messages must end with the assistant's sampled turn: append it")
+    if any(m["role"] == "assistant" for m in new) or not new:
+        raise HoneError("the new messages are those of users and tools: give at least one, and none of the assistant")
+    known, text = list(messages), tokenizer.decode(tokens)
+    full = Dialogue(tokenizer, [*known, *new], tools=tools).opened()
+    if history == "exact" and not full.startswith(text):
+        remedy = 'go on with history="kept", or end the episode'
+        raise HoneError(not_a_prefix(text, full, turn=len(known), remedy=remedy))
+    suffix = full[len(text) :] if history == "exact" else _suffix(tokenizer, known, new, tools)
+    ids = tokenizer.encode(suffix, specials=True)
+    if tokenizer.decode([*tokens, *ids]) != text + suffix:
+        raise HoneError(f"the text {suffix[:30]!r} is not read the same after a stop token: use byte-level BPE")
+    return ids
+
+
+def _suffix(tokenizer: Tokenizer, known: list[Message], new: Sequence[Message], tools: Sequence[Tool] | None) -> str:
+    """What follows the last assistant turn: the same after what was sampled and, if that is rewritten, after "x"."""
+    plain: list[Message] = [*known[:-1], {"role": "assistant", "content": "x"}]
+    for said in (known, plain):
+        dialogue = Dialogue(tokenizer, [*said, *new], tools=tools)
+        full, turn = dialogue.opened(), dialogue.turn(len(said) - 1)
+        if full.startswith(turn.after):
+            return full[len(turn.after) :]
+    raise HoneError(not_a_prefix(turn.after, full, turn=len(known), remedy="end the episode with this turn"))
+
+
+def render_prompt(
+    tokenizer: Tokenizer, prompt: str | Sequence[Message], *, tools: Sequence[Tool] | None = None
+) -> list[int]:
     """What the policy reads: plain text as it is (after bos where the tokenizer has one), or an opened chat."""
     if isinstance(prompt, str):
         return tokenizer.start_ids + tokenizer.encode(prompt)
-    check_messages(tokenizer, prompt)
+    return tokenizer.encode(_opened(tokenizer, prompt, tools), specials=True)
+
+
+def _opened(tokenizer: Tokenizer, prompt: Sequence[Message], tools: Sequence[Tool] | None) -> str:
+    dialogue = Dialogue(tokenizer, prompt, tools=tools)
     if prompt[-1]["role"] == "assistant":
         raise HoneError("the prompt ends with an assistant message: end it with the message to be answered")
-    return tokenizer.encode(render(tokenizer, prompt, generation=True), specials=True)
+    return dialogue.opened()
 
 
 def encode_completion(
-    tokenizer: Tokenizer, prompt: str | Sequence[Message], completion: str | Sequence[Message]
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[Message],
+    completion: str | Sequence[Message],
+    *,
+    tools: Sequence[Tool] | None = None,
 ) -> Encoded:
     """`render_prompt(prompt)` untrained, then the completion and its stop token trained."""
     if not isinstance(prompt, str):
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
         check_messages(tokenizer, completion)
-        return encode_messages(tokenizer, [*prompt, *completion], start=len(prompt))
+        return encode_messages(tokenizer, [*prompt, *completion], start=len(prompt), tools=tools)
     if not isinstance(completion, str):
         raise HoneError("the prompt is text but the completion is messages: give both in the same form")
     head = tokenizer.encode(prompt)
@@ -191,16 +234,20 @@ def encode_completion(
 
 
 def encode_steps(
-    tokenizer: Tokenizer, prompt: str | Sequence[Message], steps: Sequence[str]
+    tokenizer: Tokenizer,
+    prompt: str | Sequence[Message],
+    steps: Sequence[str],
+    *,
+    tools: Sequence[Tool] | None = None,
 ) -> tuple[Encoded, list[int]]:
     """Prompt, then the steps as one completion without a stop token; also the index of each step's last token."""
     chat = not isinstance(prompt, str)
     start = [] if chat else tokenizer.start_ids
-    text = render(tokenizer, prompt, generation=True) if chat else prompt
-    tokens = render_prompt(tokenizer, prompt)[len(start) :]
+    text = _opened(tokenizer, prompt, tools) if chat else prompt
+    tokens = tokenizer.encode(text, specials=chat)
     written, ends = len(start) + len(tokens), list[int]()
     for n, step in enumerate(steps, start=1):
-        forged = chat and _special_in(tokenizer, step)
+        forged = chat and special_in(tokenizer, step)
         if forged:
             raise HoneError(f"step {n} contains the special token {forged}: remove it from the text")
         tokens += _continue(tokenizer, tokens, (text, text + step), specials=chat)

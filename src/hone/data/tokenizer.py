@@ -1,8 +1,9 @@
 """Text to token ids and back, in the folder layout that `transformers.AutoTokenizer` reads and writes."""
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +11,7 @@ from typing import Any, Self
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from hone.data.tokenizer_folder import read_folder
 from hone.errors import HoneError
 
 PAD, EOS = "<pad>", "<eos>"
@@ -26,6 +28,9 @@ class Tokenizer:
     bos: str | None = None
     stops: tuple[str, ...] = ()  # stop tokens besides eos
     chat_template: str | None = None
+    tool_template: str | None = None  # the chat template where there are tools; None: chat_template
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # more variables of the templates
+    clock: datetime | None = None  # what strftime_now tells in templates; None: the time of rendering
 
     def __post_init__(self) -> None:
         names = [self.eos, *self.stops, *(name for name in (self.pad, self.bos) if name is not None)]
@@ -56,6 +61,11 @@ class Tokenizer:
             if not isinstance(text, str):
                 raise
             raise HoneError("the text holds half of a surrogate pair: it is not Unicode, repair it") from error
+
+    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """The ids with special tokens recognised, and the place (first character, end) of each in the text."""
+        encoding = self._aware.encode(text, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
     def decode(self, ids: Sequence[int], *, specials: bool = True) -> str:
         """The text of the ids; without `specials`, special tokens are left out."""
@@ -105,8 +115,14 @@ class Tokenizer:
     def special_tokens(self) -> frozenset[str]:
         return frozenset(t.content for t in self.inner.get_added_tokens_decoder().values() if t.special)
 
+    @cached_property
+    def reserved(self) -> tuple[str, ...]:
+        """Special and stop tokens, longest first: no message may contain one."""
+        names = {*self.special_tokens, self.eos, *self.stops, *(name for name in (self.pad, self.bos) if name)}
+        return tuple(sorted(names, key=lambda name: (-len(name), name)))
+
     def save(self, folder: str | Path) -> None:
-        """Write tokenizer.json, tokenizer_config.json and, if there is one, chat_template.jinja."""
+        """Write tokenizer.json, tokenizer_config.json and, where there are some, chat templates as .jinja files."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         config: dict[str, Any] = {
@@ -116,40 +132,26 @@ class Tokenizer:
             "pad_token": self.pad,
             "bos_token": self.bos,
             "stop_tokens": list(self.stops),
+            "chat_settings": {k: v for k, v in self.settings.items() if not k.endswith("_token")},
+            **{k: v for k, v in self.settings.items() if k.endswith("_token")},
         }
         self._aware.save(str(folder / "tokenizer.json"))
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-        template = folder / "chat_template.jinja"
-        if self.chat_template is None:
-            template.unlink(missing_ok=True)
-        else:
-            template.write_bytes(self.chat_template.encode())
+        for path, template in (
+            (folder / "chat_template.jinja", self.chat_template),
+            (folder / "additional_chat_templates" / "tool_use.jinja", self.tool_template),
+        ):
+            path.unlink(missing_ok=True)
+            if template is not None:
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(template.encode())
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """Read a folder written by `save` or by Hugging Face."""
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise HoneError(f"there is no tokenizer folder {folder}: give the folder that holds tokenizer.json")
-        config = _read_object(folder / "tokenizer_config.json")
-        _read_object(folder / "tokenizer.json")
-        try:
-            inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        except Exception as error:  # the library raises bare Exception
-            reason = " ".join(str(error).split())
-            raise HoneError(f"{folder / 'tokenizer.json'} is not a tokenizer: {reason}") from error
-        names = {key: _token_name(config, key, folder) for key in ("eos_token", "pad_token", "bos_token")}
-        if names["eos_token"] is None:
-            raise HoneError(f'{folder / "tokenizer_config.json"} names no "eos_token": add the stop token')
-        return cls(
-            inner,
-            eos=names["eos_token"],
-            pad=names["pad_token"],
-            bos=names["bos_token"],
-            stops=_stops(inner, config, folder),
-            chat_template=_template(config, folder),
-        )
+        inner, named = read_folder(Path(folder))
+        return cls(inner, **named)
 
 
 def check_fits(tokenizer: Tokenizer, model_vocab: int) -> None:
@@ -184,52 +186,3 @@ def train_bpe(
     )
     inner.train_from_iterator(rows, trainer)
     return Tokenizer(inner, eos=EOS, pad=PAD)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise HoneError(f"there is no {path.name} in {path.parent}: save the tokenizer there first")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise HoneError(f"{path} is not JSON ({error}): write it again") from error
-    if not isinstance(value, dict):
-        raise HoneError(f"{path} holds a {type(value).__name__}, not a JSON object: write it again")
-    return value
-
-
-def _token_name(config: dict[str, Any], key: str, folder: Path) -> str | None:
-    token = config.get(key)
-    if isinstance(token, dict):  # Hugging Face's AddedToken
-        token = token.get("content")
-    if token is not None and not isinstance(token, str):
-        raise HoneError(f"{folder / 'tokenizer_config.json'}: {key} is {token!r}, expected the token's text")
-    return token
-
-
-def _stops(inner: tokenizers.Tokenizer, config: dict[str, Any], folder: Path) -> tuple[str, ...]:
-    """Stop tokens besides eos: ours, and those of the model's generation_config.json."""
-    names = config.get("stop_tokens") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise HoneError(f"{folder / 'tokenizer_config.json'}: stop_tokens is not a list of tokens")
-    path = folder / "generation_config.json"
-    ids = _read_object(path).get("eos_token_id") if path.exists() else None
-    for i in ids if isinstance(ids, list) else [] if ids is None else [ids]:
-        name = inner.id_to_token(i) if isinstance(i, int) and i >= 0 else None
-        if name is None:
-            raise HoneError(f"{path}: eos_token_id {i!r} is not a token of this tokenizer: correct it")
-        names = [*names, name]
-    eos = _token_name(config, "eos_token", folder)
-    return tuple(name for name in dict.fromkeys(names) if name != eos)
-
-
-def _template(config: dict[str, Any], folder: Path) -> str | None:
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return path.read_bytes().decode()  # bytes: read_text would turn "\r\n" into "\n"
-    template = config.get("chat_template")
-    if isinstance(template, list):  # several named templates
-        template = next((t.get("template") for t in template if t.get("name") == "default"), None)
-    if template is not None and not isinstance(template, str):
-        raise HoneError(f"{folder / 'tokenizer_config.json'}: chat_template is not text: correct it")
-    return template
