@@ -12,8 +12,9 @@ import torch
 
 from hone.algo.select import reward_of
 from hone.algo.table import Algorithm
+from hone.data.budget import Budgeted
 from hone.data.collate import collate, mismatched
-from hone.data.source import Source
+from hone.data.source import Feed
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.monitor import repeated
@@ -47,7 +48,7 @@ class Iteration:
 
 
 def online(
-    tasks: Source[Task],
+    tasks: Feed[Task],
     roll: Roll,
     score: Score,
     learner: Learner,
@@ -77,7 +78,7 @@ def online(
         stats.add("seconds_sample", time.perf_counter() - start)
 
         if collect.count(len(kept)):  # a rank that kept nothing takes part with no rows
-            batch = numbered(collate(kept), rounds)
+            batch = numbered(collate(kept), rounds).to(learner.device)
             batch = annotate(batch, algo, learner)
             remember(learner, algo)
             batch = credited(batch, algo)
@@ -98,19 +99,19 @@ def online(
 
 
 def offline(
-    rows: Source[Group], learner: Learner, algo: Algorithm, *, size: int, context: int = 0
+    rows: Feed[Group], learner: Learner, algo: Algorithm, *, size: int, context: int = 0
 ) -> Iterator[Iteration]:
-    """Rows -> batch -> update, for as long as it is asked; `size` groups (rows or pairs) a step.
+    """Rows -> batch -> update, for as long as it is asked; `size` groups (rows or pairs) a step, or a budget of tokens.
 
     context: the most tokens the model reads (0: no limit), for KTO's mismatched pairs may be longer than any row.
     """
     learner.begin(algo)
     while True:
         start = time.perf_counter()
-        groups = rows.take(size)
-        mismatched = _mismatched(groups, algo, context)
+        groups = rows.step() if isinstance(rows, Budgeted) else rows.take(size)
+        mismatched = _mismatched(groups, algo, context, device=learner.device)
         groups = groups[collect.share(len(groups))]
-        batch = collate(groups)
+        batch = collate(groups).to(learner.device)
         batch = annotate(batch, algo, learner, mismatched=mismatched)
         batch = weighed(batch, algo)
         stats = update(learner, batch, algo)
@@ -123,7 +124,7 @@ def offline(
 
 
 def _fill(
-    tasks: Source[Task], roll: Roll, score: Score, algo: Algorithm, *, prompts: int, rounds: int
+    tasks: Feed[Task], roll: Roll, score: Score, algo: Algorithm, *, prompts: int, rounds: int
 ) -> tuple[list[Group], list[list[Group]]]:
     """This rank's part of (everything sampled, what was selected in each round of asking).
 
@@ -148,12 +149,12 @@ def numbered(batch: Batch, rounds: list[list[Group]]) -> Batch:
     return replace(batch, place=torch.tensor(collect.places(sizes), dtype=torch.int64))
 
 
-def _mismatched(groups: list[Group], algo: Algorithm, context: int) -> Batch | None:
+def _mismatched(groups: list[Group], algo: Algorithm, context: int, *, device: torch.device) -> Batch | None:
     """This rank's part of KTO's pairs, which are made of all ranks' rows."""
     if "kl_baseline" not in algo.needs:
         return None
     pairs = mismatched([r for g in groups for r in g], max_tokens=context)
-    return collate([[r] for r in pairs[collect.share(len(pairs))]])
+    return collate([[r] for r in pairs[collect.share(len(pairs))]]).to(device)
 
 
 def describe(groups: list[Group], kept: list[Group]) -> Stats:

@@ -16,6 +16,7 @@ from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.folder import save_decoder, save_scorer
+from hone.model.peft import save_peft
 from hone.model.policy import Policy, Scorer, frozen_copy
 from hone.recipe import Recipe, plan
 from hone.train import checkpoint
@@ -23,6 +24,7 @@ from hone.train.step import Learner
 
 STATE, WEIGHTS, MOMENTS = "state.json", "learner.safetensors", "optimizer.safetensors"
 REFERENCE = "reference.safetensors"  # where it is no longer the model of the start
+ADAPTER = "adapter"  # a folder in PEFT's format, where adapters are trained
 RECIPE, CONFIG = "recipe.json", "config.json"  # what `resume` reads, and what a person does
 
 
@@ -48,8 +50,7 @@ def write_state(
     folder: Path, policy: nn.Module, learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable]
 ) -> None:
     """Trained tensors as they are (adapters unmerged), optimiser moments, counters and cursors."""
-    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-    checkpoint.save_tensors(folder / WEIGHTS, trained)
+    checkpoint.save_tensors(folder / WEIGHTS, _trained(policy, learner))
     checkpoint.save_tensors(folder / MOMENTS, checkpoint.optimizer_tensors(learner.optimizer))
     state = {
         "updates": learner.updates,
@@ -58,6 +59,9 @@ def write_state(
         "parts": {name: part.state() for name, part in parts.items()},
     }
     (folder / STATE).write_text(json.dumps(state, indent=1))
+    if recipe.lora.used and isinstance(policy, Policy | Scorer):
+        task = "CAUSAL_LM" if isinstance(policy, Policy) else None
+        save_peft(policy.decoder, folder / ADAPTER, base=recipe.model.path, task=task)
     if recipe.train.reference_refresh and isinstance(learner.reference, Policy):
         checkpoint.save_tensors(folder / REFERENCE, learner.reference.decoder.state_dict())
 
@@ -67,7 +71,9 @@ def restore(
 ) -> None:
     """Put everything back as `write_state` found it."""
     checkpoint.verify(folder)
-    _load_weights(policy, checkpoint.load_tensors(folder / WEIGHTS), folder)
+    _load_weights(_trained(policy, learner), checkpoint.load_tensors(folder / WEIGHTS), folder)
+    if learner.masters is not None:
+        learner.masters.publish()
     checkpoint.load_optimizer(learner.optimizer, checkpoint.load_tensors(folder / MOMENTS))
     state = checkpoint.read_json(folder / STATE)
     learner.updates, learner.version = state["updates"], state["version"]
@@ -86,9 +92,16 @@ def _of_another_run(folder: Path) -> HoneError:
     return HoneError(f"{folder} was saved from another model: resume with the settings the run was started with")
 
 
+def _trained(policy: nn.Module, learner: Learner) -> dict[str, nn.Parameter]:
+    """What the optimiser steps, by name: the parameters, or their float32 copies."""
+    found = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    if learner.masters is None:
+        return found
+    return dict(zip(found, learner.masters.of(list(found.values())), strict=True))
+
+
 @torch.no_grad()
-def _load_weights(policy: nn.Module, tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+def _load_weights(trained: dict[str, nn.Parameter], tensors: dict[str, torch.Tensor], folder: Path) -> None:
     if trained.keys() != tensors.keys():
         raise _of_another_run(folder)
     for name, p in trained.items():
@@ -148,7 +161,7 @@ def _commit() -> str:
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
-FIXED = ("seed", "model", "data", "reward", "algo", "lora", "critic")  # a run with another of these is another run
+FIXED = ("seed", "model", "data", "read", "reward", "algo", "lora", "critic")  # with another of these, another run
 
 
 def check_same(recipe: Recipe, folder: Path) -> None:

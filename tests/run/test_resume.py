@@ -45,6 +45,10 @@ VARIANTS = {
     "refreshed reference with a LoRA": ("grpo", ["lora.rank=2", "train.reference_refresh=2"]),
     "refreshed reference of dpo": ("dpo", ["train.reference_refresh=1"]),
     "reward model with a LoRA": ("reward_model", ["lora.rank=2"]),
+    "sft in bfloat16": ("sft", ["train.dtype=bfloat16"]),
+    "ppo in bfloat16": ("ppo", ["train.dtype=bfloat16", "critic.kind=own"]),
+    "grpo with a LoRA in bfloat16": ("grpo", ["train.dtype=bfloat16", "lora.rank=2"]),
+    "moments of one byte": ("sft", ["optim.bits=8"]),
     "nothing learned yet": ("expert_iteration", ["algo.threshold=99.0"]),
 }
 CASES = {**{name: (name, []) for name in ALGORITHMS}, **VARIANTS}

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from hone.train.adam8 import AdamW8
+
 Schedule = Callable[[int], float]  # optimiser steps taken -> factor on the learning rate
 
 
@@ -36,8 +38,12 @@ def adamw(
     critic_lr: float | None = None,
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.0,
-) -> torch.optim.AdamW:
-    """Two groups, actor and critic; only matrices decay. `base_lr` of each group is what the schedule scales."""
+    bits: int = 32,
+) -> torch.optim.Optimizer:
+    """Two groups, actor and critic; only matrices decay. `base_lr` of each group is what the schedule scales.
+
+    bits: 32, or 8 for moments of one byte.
+    """
     groups = []
     for parameters, rate in ((actor, lr), (critic, critic_lr if critic_lr is not None else lr)):
         for decay, chosen in (
@@ -46,6 +52,8 @@ def adamw(
         ):
             if chosen:
                 groups.append({"params": chosen, "lr": rate, "base_lr": rate, "weight_decay": decay})
+    if bits == 8:
+        return AdamW8(groups, betas=betas)
     return torch.optim.AdamW(groups, betas=betas, fused=True)
 
 
