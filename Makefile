@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seeds browser old-trl real-model test test-slow check static clean
+.PHONY: help setup demo demo-seeds faults mutants browser old-trl real-model test test-slow check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,6 +20,12 @@ demo: $(VENV)/.core ## the whole journey on the CPU, with a table and runs/demo/
 
 demo-seeds: $(VENV)/.dev ## the demo's promises on three seeds, as JSON (about 12 minutes)
 	$(BIN)/python -m benchmarks.demo
+
+faults: $(VENV)/.dev ## inject every fault of the catalogue: tests or `hone check` must catch each; writes docs/faults.md
+	$(BIN)/python -m benchmarks.faults
+
+mutants: $(VENV)/.dev ## mutation testing of the algorithms (about 30 minutes on 2 cores); writes docs/mutants.md
+	$(BIN)/python -m benchmarks.mutants
 
 browser: ## install Chromium (Debian, as root), so that the report is tested in a real browser
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.catalogue import FAULTS, Fault, Sight
+from benchmarks.catalogue import FAULTS, Edit, Fault, Sight
 from benchmarks.catalogue.world import make_world
 from benchmarks.form import Row, main, row
 from benchmarks.patched import ROOT, Bench, bench
@@ -40,9 +40,21 @@ def patch_of(on: Bench, fault: Fault) -> dict[str, str]:
     """The whole text of every file of the source that the fault changes."""
     texts: dict[str, str] = {}
     for edit in fault.source:
-        path = f"hone/{edit.file}"
+        path = file_of(on, edit)
         texts[path] = edit.apply(texts.get(path) or on.source(path))
     return texts
+
+
+def file_of(on: Bench, edit: Edit) -> str:
+    """The path below src; in a folder, the only file that has the text."""
+    source = on.root / "src"
+    place = source / "hone" / edit.file
+    if place.is_file():
+        return str(place.relative_to(source))
+    found = [p for p in sorted(place.rglob("*.py")) if edit.old in p.read_text(encoding="utf-8")]
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} files of src/hone/{edit.file} have: {edit.old!r}")
+    return str(found[0].relative_to(source))
 
 
 def inject(on: Bench, fault: Fault, project: Path) -> Result:

@@ -8,7 +8,10 @@ Where = Literal["recipe", "data", "template", "reward", "sampler", "learner", "l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
-    """In one file the old text, which must be there exactly once, becomes the new one; old "" replaces all of it."""
+    """In one file the old text, which must be there exactly once, becomes the new one; old "" replaces all of it.
+
+    Of the source, `file` may be a folder, in one file of which the text is: code is moved more often than changed.
+    """
 
     file: str
     old: str

@@ -84,8 +84,7 @@ LEARNER = (
     ),
     fault(
         "temperature left out of the learner's logits", "pain 9", "model", FORWARD,
-        old="        logq = (wide(F.linear(hidden[at], weight)) / temperature).log_softmax(-1)",
-        new="        logq = wide(F.linear(hidden[at], weight)).log_softmax(-1)",
+        old=" / temperature).log_softmax(-1)", new=" / 1.0).log_softmax(-1)",
         tests="model/test_forward.py",
     ),
     fault(
@@ -124,7 +123,7 @@ LEARNER = (
         tests="model/test_policy.py",
     ),
     fault(
-        "the reference under LoRA has the adapter on", "pain 10", "model", "model/adapters.py",
+        "the reference under LoRA has the adapter on", "pain 10", "model", "model",
         old="        with adapter_off(self.policy.decoder):\n            return self.policy(batch, want)",
         new="        with torch.no_grad():\n            return self.policy(batch, want)",
         tests="model/test_lora.py",

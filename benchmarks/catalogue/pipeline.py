@@ -97,7 +97,7 @@ MODEL = (
         tests="model/test_forward.py model/test_policy.py",
     ),
     fault(
-        "the merged adapter is not scaled", "pain 25", "model", "model/lora.py",
+        "the merged adapter is not scaled", "pain 25", "model", "model",
         old="        return self.scale * (self.lora_B @ self.lora_A)", new="        return self.lora_B @ self.lora_A",
         tests="model/test_lora.py",
     ),
@@ -299,7 +299,7 @@ RESUME = (
         tests="data/test_source.py",
     ),
     fault(
-        "resume is declared and never read", "pain 19", "resume", "cli.py",
+        "resume is declared and never read", "pain 19", "resume", "",
         old="runner.run(recipe, resume=arguments.resume)", new="runner.run(recipe)",
         tests="run/test_resume.py",
     ),

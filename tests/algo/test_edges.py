@@ -70,11 +70,22 @@ def test_a_tie_is_relative_to_the_pairs_own_log_probs() -> None:
 
     # 1e-4 is rounding beside 1,000 and a lead beside 1; each pair is judged by its own size
     assert accuracy(-1000.0, -1000.0001, -1.0, -1.0001) == [0.5, 0.5, 1.0, 1.0]
+    # all tokens of a row count: 2,000 times 1e-6 is more than 0.0015
+    logp = torch.tensor([[-500.0, -500.0], [-500.0, -500.0015]]).double()
+    batch = replace(grouped([0.0, 0.0], length=2), ref_logp=torch.zeros(2, 2).double())
+    assert prefer.gain_accuracy(Forward(logp=logp), batch).tolist() == [0.5, 0.5]
     # what is not trained on has no part in the size
     mask = torch.tensor([[True, False]] * 2)
     logp = torch.tensor([[-1.0, -1e6], [-1.0001, -1e6]]).double()
     batch = replace(grouped([0.0, 0.0], length=2), mask=mask, ref_logp=torch.zeros(2, 2).double())
     assert prefer.gain_accuracy(Forward(logp=logp), batch).tolist() == [1.0, 1.0]
+
+
+def test_odds_of_a_certain_answer_are_those_of_the_nearest_one_that_is_not() -> None:
+    # p = exp(-1e-7) and exp(-1)
+    sure, half = -1e-7, -1.0
+    gap = (sure - math.log(-math.expm1(sure))) - (half - math.log(-math.expm1(half)))
+    assert prefer.odds(*pairs(-1e-9, half))[0].item() == pytest.approx(math.log1p(math.exp(-gap)), rel=1e-9)
 
 
 # --- at the bound itself the gradient still flows ---
@@ -123,13 +134,14 @@ def test_the_estimators_weighed_by_the_ratio_by_hand(estimator: str, gradient: f
     assert logp.grad.item() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("value", "near"), [(3.0, 1.5), (-3.0, 0.5), (1.2, 1.2)])
-def test_a_clipped_value_stays_near_the_old_one_on_both_sides(value: float, near: float) -> None:
-    # old value 1, clip 0.5, return chosen so that the clipped error is the worse one
-    target = 9.0 if value > 1 else -9.0
+@pytest.mark.parametrize(
+    ("value", "target", "worse"), [(3.0, 9.0, 1.5), (-3.0, -9.0, 0.5), (1.2, -9.0, 1.2), (0.8, 9.0, 0.8)]
+)
+def test_a_clipped_value_stays_near_the_old_one_on_both_sides(value: float, target: float, worse: float) -> None:
+    # old value 1, clip 0.5
     batch = row_of([1], old_value=[1.0], returns=[target])
     fwd = Forward(value=torch.tensor([[value]], dtype=torch.float64))
-    assert terms.value_error(fwd, batch, clip=0.5).item() == pytest.approx((near - target) ** 2 / 2)
+    assert terms.value_error(fwd, batch, clip=0.5).item() == pytest.approx((worse - target) ** 2 / 2)
 
 
 def test_the_watched_shares_are_numbers() -> None:
@@ -201,9 +213,10 @@ def test_off_the_mask_q_learning_has_the_values_error_alone() -> None:
 
 @pytest.mark.parametrize("how", [credit.group_centred, credit.group_zscore, credit.leave_one_out])
 def test_an_invalid_row_has_no_advantage_whatever_its_mask(how: Callable[[Batch], Tensor]) -> None:
-    batch = grouped([1.0, None, 3.0, 9.0, None], group=[0, 0, 0, 1, 1])
-    adv = how(replace(batch, mask=torch.ones_like(batch.mask)))[:, 0]
-    assert adv[[1, 3, 4]].tolist() == [0.0] * 3
+    batch = grouped([1.0, None, 3.0, 9.0, None, None], group=[0, 0, 0, 1, 1, 2])
+    left = torch.where(batch.valid, batch.reward, 100.0)  # what stands where there is no reward is not read
+    adv = how(replace(batch, mask=torch.ones_like(batch.mask), reward=left))[:, 0]
+    assert adv[[1, 3, 4, 5]].tolist() == [0.0] * 4
     assert adv[0].item() == -adv[2].item() < 0
 
 
@@ -213,6 +226,9 @@ def test_steps_are_counted_exactly() -> None:
     batch = replace(grouped([0.0] * 3), step_reward=steps)
     assert credit.group_process(batch, eps=0.0)[:, 0].tolist() == pytest.approx([-1.0, 1.0, 0.0], abs=1e-13)
     assert credit.group_process(batch, eps=1.0)[:, 0].tolist() == pytest.approx([-0.5, 0.5, 0.0], abs=1e-13)
+    # one row's steps are compared with each other
+    alone = replace(grouped([0.0], length=2), step_reward=torch.tensor([[1.0, 3.0]]).double())
+    assert credit.group_process(alone, eps=0.0).tolist() == [[0.0, 1.0]]
     # equal steps are no signal in float32 either: 0.1 is not the float32 mean of seven times 0.1
     equal = replace(grouped([0.0] * 7), step_reward=torch.full((7, 1), 0.1))
     assert not credit.group_process(equal).any()

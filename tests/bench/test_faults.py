@@ -1,0 +1,104 @@
+"""The catalogue of seeded faults: it fits the source, says who must notice, and the program tells caught from not."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from benchmarks import faults as program
+from benchmarks.catalogue import FAULTS, Edit, Fault, Sight
+from benchmarks.catalogue.world import make_world
+from benchmarks.faults import Result, examine, file_of, page, seen_in
+from benchmarks.patched import ROOT, Bench
+
+OURS = [f for f in FAULTS if f.source]
+USERS = [f for f in FAULTS if not f.source]
+HERE = Bench(ROOT, [])
+HERE.root = ROOT
+
+
+@pytest.mark.parametrize("fault", OURS, ids=lambda f: f.name)
+def test_a_fault_of_the_source_fits_and_compiles(fault: Fault) -> None:
+    for path, text in program.patch_of(HERE, fault).items():
+        compile(text, path, "exec")
+        assert text != HERE.source(path)
+    assert fault.tests
+    for test in fault.tests:
+        assert (ROOT / "tests" / test).exists(), test
+
+
+@pytest.mark.parametrize("fault", USERS, ids=lambda f: f.name)
+def test_a_fault_of_the_user_fits_the_project(fault: Fault, project: Path) -> None:
+    assert fault.sight
+    assert fault.sight.finding or fault.sight.refusal
+    assert bool(fault.project) != bool(fault.settings)
+    for edit in fault.project:
+        before = (project / edit.file).read_text()
+        assert edit.apply(before) != before
+
+
+def test_the_catalogue_is_large_and_says_what_it_mimics() -> None:
+    assert len(OURS) >= 45
+    assert len(USERS) >= 20
+    assert len({f.name for f in FAULTS}) == len(FAULTS)
+    assert all(re.fullmatch(r"pain (1?\d|2[0-7])|issue 3 [A-E]", f.mimics) for f in FAULTS)
+
+
+def test_a_patch_that_no_longer_fits_is_loud() -> None:
+    for old in ("no such text", "import"):
+        with pytest.raises(ValueError, match="not once"):
+            Edit(file="algo/kl.py", old=old, new="").apply("import a\nimport b\n")
+    with pytest.raises(ValueError, match="0 files"):
+        file_of(HERE, Edit(file="algo", old="no such text", new=""))
+    assert file_of(HERE, Edit(file="algo", old="(-d).expm1() + d", new="")) == "hone/algo/kl.py"
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    make_world(folder)
+    return folder
+
+
+def look(fault: Fault, project: Path, place: Path) -> program.Report:
+    (place / "src").symlink_to(ROOT / "src")
+    return examine(fault, project=project, place=place)
+
+
+def test_a_refusal_and_a_finding_are_seen_and_a_sound_project_is_not(project: Path, tmp_path: Path) -> None:
+    named = {f.name: f for f in USERS}
+    refused, found = named["top-p while training"], named["two beginnings of the text, by template"]
+    sound = Fault(name="none", mimics="", where="recipe", sight=Sight())
+    reports = {}
+    for name, fault in (("refused", refused), ("found", found), ("sound", sound)):
+        (tmp_path / name).mkdir()
+        reports[name] = look(fault, project, tmp_path / name)
+    assert refused.sight
+    assert found.sight
+    assert seen_in(reports["refused"], refused.sight) == "hone check: refused"
+    assert seen_in(reports["found"], found.sight) == "hone check: first token"
+    for sight in (refused.sight, found.sight):
+        assert seen_in(reports["sound"], sight) == ""
+    loud = [f for f in reports["sound"]["findings"] if f["verdict"] in ("warn", "fail")]
+    assert not loud
+
+
+def test_only_a_warning_or_a_failure_of_the_named_finding_counts() -> None:
+    def report(name: str, verdict: str) -> program.Report:
+        return {"findings": [{"name": name, "verdict": verdict}], "error": None}
+
+    sight = Sight(finding="mask", refusal="")
+    assert seen_in(report("mask", "warn"), sight)
+    assert seen_in(report("mask", "fail"), sight)
+    assert not seen_in(report("mask", "pass"), sight)
+    assert not seen_in(report("mask", "skip"), sight)
+    assert not seen_in(report("signal", "fail"), sight)
+    assert not seen_in({"findings": [], "error": "anything"}, sight)
+
+
+def test_the_page_says_what_was_not_caught() -> None:
+    text = page([Result(FAULTS[0], True, "algo/x.py::test", 1.0), Result(FAULTS[1], False, "", 2.0)], 60.0)
+    assert "2 faults, 1 caught" in text
+    assert f"| {FAULTS[1].name} | {FAULTS[1].mimics} | {FAULTS[1].where} | **not caught** | 2.0 |" in text
+    assert json.dumps(FAULTS[0].name)[1:-1] in text
