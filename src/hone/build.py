@@ -15,10 +15,12 @@ from hone.data.source import Source, read_rows
 from hone.data.tokenizer import Tokenizer, check_fits
 from hone.errors import HoneError
 from hone.load import load_function
+from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder, load_scorer
-from hone.model.lora import ReferenceView, add_lora
+from hone.model.lora import add_lora, plain_state
+from hone.model.peft import load_peft
 from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
 from hone.recipe import LoraSpec, ModelSpec, Recipe, SampleSpec
 from hone.reward.model import RewardModel
@@ -81,9 +83,11 @@ def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:
     return model
 
 
-def adapted(model: Decoder, spec: LoraSpec, *, seed: int) -> Decoder:
-    """The decoder with the adapters the recipe asks for, if any."""
-    if spec.rank:
+def adapted(model: Decoder, spec: LoraSpec, *, seed: int, saved: Path | None = None) -> Decoder:
+    """The decoder with the adapter the recipe asks for, if any; saved: the run's own copy of one from a folder."""
+    if spec.path:
+        load_peft(model, saved or spec.path)
+    elif spec.rank:
         add_lora(model, rank=spec.rank, alpha=spec.alpha, targets=spec.targets, rslora=spec.rslora, seed=seed)
     return model
 
@@ -103,8 +107,6 @@ def trainable(recipe: Recipe, model: Decoder, algo: Algorithm) -> Policy | Score
 
 def _twin(model: Decoder) -> Decoder:
     """A critic starts from the policy's weights: it has to understand the same text."""
-    from hone.model.lora import plain_state
-
     twin = Decoder(model.config)
     twin.load_state_dict(plain_state(model))
     return twin
@@ -114,7 +116,7 @@ def reference(recipe: Recipe, policy: Policy | Scorer, algo: Algorithm) -> Model
     """The frozen policy, or the base under the adapter, where the algorithm compares with one."""
     if not isinstance(policy, Policy) or not (algo.needs & {"ref_logp", "ref_kl"} or "ref_kl" in algo.wants):
         return None
-    model = ReferenceView(policy) if recipe.lora.rank else frozen_copy(policy)
+    model = ReferenceView(policy) if recipe.lora.used else frozen_copy(policy)
     policy.reference = model
     return model
 

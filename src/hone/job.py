@@ -20,7 +20,7 @@ from hone.recipe import Recipe
 from hone.reward.score import Scorer as RewardScorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.state import restore, write_model, write_state
+from hone.state import ADAPTER, restore, write_model, write_state
 from hone.train import checkpoint
 from hone.train.step import Learner
 from hone.types import Task
@@ -62,7 +62,9 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     """Build every part before the first step, so that what is wrong is said before anything is written."""
     algo = build.algorithm(recipe)
     vocabulary, decoder = _start(recipe, resumed=resume_from is not None)
-    policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed), algo)
+    # on resume the adapter, too, is the run's own copy: its weights follow, exactly, with the rest of the state
+    saved = resume_from / ADAPTER if resume_from is not None else None
+    policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed, saved=saved), algo)
     learner = build.learner(recipe, policy, build.reference(recipe, policy, algo))
     context = decoder.config.max_position_embeddings
     if algo.online and recipe.sample.max_tokens >= context:

@@ -83,12 +83,18 @@ class OptimSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSpec:
-    """A low-rank adapter; rank 0: train all the weights."""
+    """A low-rank adapter, fresh or from a folder in PEFT's format; neither rank nor path: train all the weights."""
 
     rank: int = 0
     alpha: float = 16.0
     targets: tuple[str, ...] = ("all-linear",)
     rslora: bool = False
+    path: str = ""  # start from this adapter; it brings the four settings above
+
+    @property
+    def used(self) -> bool:
+        """Whether adapters are trained, not the weights."""
+        return self.rank > 0 or bool(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +244,10 @@ def _naming(recipe: Recipe) -> list[tuple[bool, str]]:
         ),
         (spec.eval_every > 0 and not recipe.eval_data, "train.eval_every is set but there is no eval_data: set it"),
         (recipe.lora.rank > 0 and not recipe.lora.targets, "lora.targets is empty: use all-linear, or set lora.rank=0"),
+        (
+            bool(recipe.lora.path) and recipe.lora != LoraSpec(path=recipe.lora.path),
+            "lora.path brings its own rank, alpha, targets and rslora: leave those out, or leave out lora.path",
+        ),
     ]
 
 

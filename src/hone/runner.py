@@ -19,6 +19,7 @@ from hone.log import samples
 from hone.log.progress import Progress
 from hone.log.sinks import JsonlSink, truncate_after
 from hone.measure import measure
+from hone.model.adapters import adapter_off
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy, frozen_copy
 from hone.recipe import Recipe, plan, validate
@@ -132,7 +133,8 @@ def _begin(job: Run, folder: Path, *, fresh: bool) -> None:
         describe(job.recipe, folder)
     if fresh:
         decoder = job.policy.decoder
-        checkpoint.save_folder(folder / START, lambda aside: write_model(aside, decoder, job.tokenizer))
+        with adapter_off(decoder):  # resume goes on from the base under the adapters
+            checkpoint.save_folder(folder / START, lambda aside: write_model(aside, decoder, job.tokenizer))
 
 
 def _forget(folder: Path, made: Sequence[Path]) -> None:

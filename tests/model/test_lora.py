@@ -8,18 +8,16 @@ import torch
 from torch import nn
 
 from hone.errors import HoneError
+from hone.model.adapters import ReferenceView, adapter_off, load_lora_state, lora_state, use_adapter
 from hone.model.lora import (
+    Adapter,
     LoRALinear,
-    ReferenceView,
-    adapter_off,
+    adapter_names,
     add_lora,
-    effective_rank,
-    load_lora_state,
     lora_parameters,
-    lora_state,
     merge_lora,
     plain_state,
-    update_ranks,
+    select_adapter,
 )
 from hone.model.policy import Policy, SharedCritic, frozen_copy
 
@@ -29,15 +27,28 @@ TOKENS = torch.arange(10)[None]
 SEVEN = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
-def adapted(make_decoder, *, moved=True, **settings):
-    decoder = make_decoder()
+def adapted(make_decoder, *, moved=True, qkv_bias=False, **settings):
+    decoder = make_decoder(qkv_bias=qkv_bias)
     add_lora(decoder, **{"rank": 3, "alpha": 6.0, "targets": ("all-linear",), **settings})
     if moved:
-        g = torch.Generator().manual_seed(9)
-        with torch.no_grad():
-            for p in lora_parameters(decoder):
-                p.add_(torch.randn(p.shape, generator=g, dtype=torch.float64) * 0.2)
+        move(decoder)
     return decoder
+
+
+def move(decoder, seed=9):
+    """The selected adapter away from its start."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in lora_parameters(decoder):
+            p.add_(torch.randn(p.shape, generator=g, dtype=torch.float64) * 0.2)
+
+
+def layer_of(base, *, rank=1, alpha=1.0, seed=0):
+    """A layer with one adapter, on."""
+    layer = LoRALinear(base)
+    layer.adapters["default"] = Adapter(base, rank=rank, alpha=alpha, generator=torch.Generator().manual_seed(seed))
+    layer.selected = "default"
+    return layer, layer.adapters["default"]
 
 
 def test_the_adapted_model_starts_exactly_at_the_base_model(make_decoder):
@@ -60,26 +71,26 @@ def test_the_first_step_moves_only_b(make_decoder, make_batch, rows):
 def test_a_layer_by_hand():
     # W0 = [[1, 2]], A = [[3, 4]], B = [[5]], alpha 2, r 1: h = 1 + 2 + 2 * 5 * (3 + 4) = 73 on x = (1, 1)
     base = nn.Linear(2, 1, bias=False)
-    layer = LoRALinear(base, rank=1, scale=2.0, generator=torch.Generator())
+    layer, adapter = layer_of(base, alpha=2.0)
     with torch.no_grad():
         base.weight.copy_(torch.tensor([[1.0, 2.0]]))
-        layer.lora_A.copy_(torch.tensor([[3.0, 4.0]]))
-        layer.lora_B.copy_(torch.tensor([[5.0]]))
+        adapter.lora_A.copy_(torch.tensor([[3.0, 4.0]]))
+        adapter.lora_B.copy_(torch.tensor([[5.0]]))
     assert layer(torch.ones(1, 2)).item() == 73.0
     assert layer.weight.tolist() == [[31.0, 42.0]]
-    assert layer.update().tolist() == [[30.0, 40.0]]
+    assert adapter.update().tolist() == [[30.0, 40.0]]
 
 
 @pytest.mark.parametrize(("rslora", "scale"), [(False, 16 / 4), (True, 16 / 2)])
 def test_scale_is_alpha_over_r_or_over_its_root(rslora, scale, make_decoder):
     decoder = make_decoder()
     add_lora(decoder, rank=4, alpha=16.0, targets=("q_proj",), rslora=rslora)
-    assert decoder.model.layers[0].self_attn.q_proj.scale == scale
+    assert decoder.model.layers[0].self_attn.q_proj.adapter.scale == scale
 
 
 def test_a_is_gaussian_with_variance_one_over_d_in():
-    layer = LoRALinear(nn.Linear(400, 10), rank=200, scale=1.0, generator=torch.Generator().manual_seed(0))
-    z = layer.lora_A.detach() * math.sqrt(400)
+    _, adapter = layer_of(nn.Linear(400, 10), rank=200)
+    z = adapter.lora_A.detach() * math.sqrt(400)
     assert abs(float(z.mean())) < 0.01
     assert abs(float(z.var()) - 1) < 0.02
     assert abs(float((z**4).mean()) - 3) < 0.1  # the fourth moment of a Gaussian; a uniform's is 1.8
@@ -112,8 +123,8 @@ def test_parameter_count_is_r_times_d_out_plus_d_in(make_decoder):
 def numbers(d, rank):
     """Trained and frozen numbers of one square matrix, without its memory."""
     base = nn.Linear(d, d, bias=False, device="meta")
-    layer = LoRALinear(base, rank=rank, scale=1.0, generator=torch.Generator())
-    return layer.lora_A.numel() + layer.lora_B.numel(), base.weight.numel()
+    _, adapter = layer_of(base, rank=rank)
+    return adapter.lora_A.numel() + adapter.lora_B.numel(), base.weight.numel()
 
 
 def test_the_checked_numbers_of_the_specification():
@@ -152,22 +163,26 @@ def test_merging_gives_plain_layers_with_equal_outputs(make_decoder):
     assert set(decoder.state_dict()) == set(make_decoder().state_dict())
 
 
-def test_plain_state_is_the_merged_one_and_changes_nothing(make_decoder):
-    decoder = adapted(make_decoder)
+def test_plain_state_is_that_of_the_merged_model_and_changes_nothing(make_decoder):
+    decoder = adapted(make_decoder, qkv_bias=True)
     before = decoder(TOKENS)
-    with adapter_off(decoder):  # what is saved does not depend on the switch
-        state = plain_state(decoder)
+    state = plain_state(decoder)
     assert torch.equal(decoder(TOKENS), before)
+    with adapter_off(decoder):  # what is on now is what is saved
+        assert torch.equal(
+            plain_state(decoder)["model.layers.0.self_attn.q_proj.weight"],
+            decoder.model.layers[0].self_attn.q_proj.base.weight,
+        )
     merge_lora(decoder)
-    assert state.keys() == decoder.state_dict().keys()
+    assert list(state) == list(decoder.state_dict())
     for name, x in decoder.state_dict().items():
         assert torch.equal(x, state[name])
 
 
 def test_a_layer_keeps_its_bias():
     base = nn.Linear(3, 2)
-    layer = LoRALinear(base, rank=1, scale=1.0, generator=torch.Generator())
-    nn.init.normal_(layer.lora_B)
+    layer, adapter = layer_of(base)
+    nn.init.normal_(adapter.lora_B)
     x = torch.randn(4, 3)
     torch.testing.assert_close(layer(x), x @ layer.weight.T + base.bias)
 
@@ -232,9 +247,83 @@ def test_wrong_settings_name_the_remedy(wrong, match, make_decoder):
         add_lora(make_decoder(), **{"rank": 2, "alpha": 2.0, "targets": ("q_proj",), **wrong})
 
 
-def test_adapters_are_not_stacked(make_decoder):
-    with pytest.raises(HoneError, match="already"):
-        add_lora(adapted(make_decoder), rank=1, alpha=1.0)
+def test_a_name_is_given_once(make_decoder):
+    decoder = adapted(make_decoder)
+    with pytest.raises(HoneError, match='"default" already'):
+        add_lora(decoder, rank=1, alpha=1.0)
+    for name in ("", "a.b", "keys", "training"):  # a parameter's name, and nn.ModuleDict, could not hold them
+        with pytest.raises(HoneError, match="cannot be named"):
+            add_lora(decoder, name=name, rank=1, alpha=1.0)
+    assert adapter_names(decoder) == ["default"]
+
+
+def two(make_decoder):
+    """One decoder with "one" on every layer and "two" on q and v alone, and a decoder for each."""
+    settings = {"one": {"targets": ("all-linear",), "rank": 3}, "two": {"targets": ("q_proj", "v_proj"), "rank": 2}}
+    both, alone = make_decoder(), {}
+    for seed, (name, setting) in enumerate(settings.items()):
+        alone[name] = make_decoder()
+        for decoder in (both, alone[name]):
+            add_lora(decoder, name=name, alpha=4.0, seed=seed, **setting)
+            move(decoder, seed)
+    return both, alone
+
+
+def test_each_adapter_of_a_decoder_is_what_it_is_alone(make_decoder):
+    both, alone = two(make_decoder)
+    assert adapter_names(both) == ["one", "two"]
+    assert torch.equal(both(TOKENS), alone["two"](TOKENS))  # the last one added is on
+    for name in ("one", "two", "one"):
+        with use_adapter(both, name):
+            assert torch.equal(both(TOKENS), alone[name](TOKENS))
+            with use_adapter(both, None):
+                assert torch.equal(both(TOKENS), make_decoder()(TOKENS))
+            assert torch.equal(both(TOKENS), alone[name](TOKENS))
+        state = lora_state(both, name)
+        assert state.keys() == lora_state(alone[name]).keys()
+        assert all(torch.equal(x, state[key]) for key, x in lora_state(alone[name]).items())
+    assert torch.equal(both(TOKENS), alone["two"](TOKENS))
+    assert (alone["one"](TOKENS) - alone["two"](TOKENS)).abs().max() > 0.01
+
+
+def test_one_adapter_is_trained_at_a_time_and_the_others_stay(make_decoder, make_batch, rows):
+    both, _ = two(make_decoder)
+    for name, other in (("one", "two"), ("two", "one")):
+        select_adapter(both, name)
+        before = {n: x.clone() for n, x in lora_state(both, other).items()}
+        policy = Policy(both)
+        trained = {id(p) for p in policy.actor_parameters()}
+        assert trained == {id(p) for p in lora_parameters(both)}
+        with use_adapter(both, other):  # looking through another adapter does not train it
+            assert {id(p) for p in policy.actor_parameters()} == trained
+        optimizer = torch.optim.SGD(policy.actor_parameters(), lr=0.1)
+        policy(make_batch(rows), LOGP).logp.sum().backward()
+        optimizer.step()
+        assert all(torch.equal(x, before[n]) for n, x in lora_state(both, other).items())
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.actor_parameters())
+        both.zero_grad()
+
+
+def test_merging_takes_the_adapter_that_is_on(make_decoder):
+    both, alone = two(make_decoder)
+    state = plain_state(both)
+    with use_adapter(both, "one"):
+        first = plain_state(both)
+    for name, expected in (("one", first), ("two", state)):
+        merge_lora(alone[name])
+        assert all(torch.equal(x, expected[key]) for key, x in alone[name].state_dict().items())
+    merge_lora(both)
+    assert adapter_names(both) == []
+    torch.testing.assert_close(both(TOKENS), alone["two"](TOKENS), rtol=0, atol=1e-12)
+
+
+def test_an_unknown_adapter_lists_those_there_are(make_decoder):
+    both, _ = two(make_decoder)
+    for call in (lambda: select_adapter(both, "three"), lambda: use_adapter(both, "three").__enter__()):
+        with pytest.raises(HoneError, match="use one of one, two"):
+            call()
+    with pytest.raises(HoneError, match="add_lora first"):
+        select_adapter(make_decoder(), "one")
 
 
 @pytest.mark.parametrize("tie", [True, False])
@@ -250,12 +339,12 @@ def test_an_untied_head_can_be_adapted_on_request(make_decoder, make_batch, rows
     base = Policy(copy.deepcopy(decoder))
     add_lora(decoder, rank=2, alpha=4.0, targets=("lm_head",))
     policy, batch = Policy(decoder, chunk=5), make_batch(rows)
-    nn.init.normal_(decoder.lm_head.lora_B)
+    nn.init.normal_(decoder.lm_head.adapter.lora_B)
     logp = policy(batch, LOGP).logp
     logits = decoder.lm_head(decoder(torch.tensor([rows[0]])))[0]
     torch.testing.assert_close(policy.log_distribution(make_batch(rows[:1])), logits[1:-1].log_softmax(-1))
     logp.sum().backward()
-    assert decoder.lm_head.lora_A.grad.abs().sum() > 0
+    assert decoder.lm_head.adapter.lora_A.grad.abs().sum() > 0
     view = ReferenceView(policy)
     torch.testing.assert_close(view(batch, LOGP).logp, base(batch, LOGP).logp, rtol=0, atol=1e-12)
     three = slice(0, 3)
@@ -306,20 +395,3 @@ def test_a_checkpointed_adapter_has_equal_gradients(make_decoder, make_batch, ro
         grads.append([p.grad for p in policy.actor_parameters()])
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-def test_effective_rank_by_hand():
-    assert effective_rank(torch.diag(torch.tensor([3.0, 1.0]))) == pytest.approx(1.6)  # 4^2 / (9 + 1)
-    assert effective_rank(torch.eye(5)) == pytest.approx(5.0)
-    assert effective_rank(torch.outer(torch.randn(4), torch.randn(6))) == pytest.approx(1.0)
-    assert effective_rank(torch.zeros(3, 2)) == 0.0
-
-
-def test_update_ranks_equal_those_of_the_full_matrices(make_decoder):
-    decoder = adapted(make_decoder)
-    ranks = update_ranks(decoder)
-    assert len(ranks) == 14
-    for name, rank in ranks.items():
-        assert rank == pytest.approx(effective_rank(decoder.get_submodule(name).update()))
-        assert 1 < rank <= 3
-    assert set(update_ranks(adapted(make_decoder, moved=False)).values()) == {0.0}

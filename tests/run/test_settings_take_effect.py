@@ -10,7 +10,8 @@ from small import ROWS, World, contents, metrics, recipe, write_rows
 
 import hone
 from hone import build, job, runner
-from hone.model.lora import ReferenceView
+from hone.model.adapters import ReferenceView
+from hone.model.lora import LoRALinear
 from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic
 from hone.recipe import Recipe
 from hone.rollout.local import LocalSampler
@@ -147,13 +148,13 @@ def test_a_lora_has_the_rank_the_scale_and_the_seed_asked_for(prepare):
     settings = ["lora.rank=3", "lora.alpha=6", "lora.targets=q_proj,down_proj"]
     job, other = prepare("sft", *settings), prepare("sft", *settings, "seed=4", "lora.rslora=true")
     layers = dict(job.policy.decoder.named_modules())
-    adapted = {name for name, module in layers.items() if hasattr(module, "lora_A")}
+    adapted = {name for name, module in layers.items() if isinstance(module, LoRALinear)}
     assert {name.rpartition(".")[2] for name in adapted} == {"q_proj", "down_proj"}
     for name in adapted:
-        theirs = dict(other.policy.decoder.named_modules())[name]
-        assert layers[name].lora_A.shape[0] == 3
-        assert (layers[name].scale, theirs.scale) == pytest.approx((2.0, 6 / 3**0.5))
-        assert not torch.equal(layers[name].lora_A, theirs.lora_A)
+        ours, theirs = layers[name].adapter, dict(other.policy.decoder.named_modules())[name].adapter
+        assert ours.lora_A.shape[0] == 3
+        assert (ours.scale, theirs.scale) == pytest.approx((2.0, 6 / 3**0.5))
+        assert not torch.equal(ours.lora_A, theirs.lora_A)
 
 
 def test_rewards_are_weighed(world: World, tmp_path: Path):

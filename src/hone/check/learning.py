@@ -117,7 +117,7 @@ def gradient(probe: Probe) -> Finding:
     parameters, loss = optim.parameters_of(learner.optimizer), found.loss
     by_id = {id(p): g for p, g in zip(parameters, found.tensors, strict=True)}
     parts = {"actor": learner.policy.actor_parameters(), "critic": learner.policy.critic_parameters()}
-    if probe.job.recipe.lora.rank:
+    if probe.job.recipe.lora.used:
         parts = {"adapters": parts["actor"], "critic": parts["critic"]}
     norms = {name: norm([by_id[id(p)] for p in ps]) for name, ps in parts.items() if ps}
     seen = f"loss {loss:.4g}, gradient " + ", ".join(f"{name} {x:.3g}" for name, x in norms.items())

@@ -1,9 +1,9 @@
-"""Low-rank adapters: train B and A of h = W0 x + scale B A x; switched off, the policy is its own reference."""
+"""Low-rank adapters: train B and A of h = W0 x + scale B A x. A layer holds adapters by name, at most one is on."""
 
 import math
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -11,79 +11,168 @@ from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.forward import LogRows
-from hone.model.policy import Policy
-from hone.types import Batch, Forward
 
 ALL_LINEAR = "all-linear"  # every linear layer but the vocabulary head
+DEFAULT = "default"  # the name of an adapter that was given none
 
 
-class LoRALinear(nn.Module):
-    """A frozen linear layer with an adapter: A Gaussian of variance 1 / d_in, B zero."""
+class Adapter(nn.Module):
+    """scale B A beside one layer: A Gaussian of variance 1 / d_in, B zero; scale alpha / r, or alpha / sqrt(r)."""
 
-    def __init__(self, base: nn.Linear, *, rank: int, scale: float, generator: torch.Generator) -> None:
+    def __init__(
+        self, base: nn.Linear, *, rank: int, alpha: float, generator: torch.Generator, rslora: bool = False
+    ) -> None:
         super().__init__()
         like, std = base.weight, base.in_features**-0.5
         # drawn on the CPU in float32, so that a seed means the same adapter on every device
         start = torch.randn(rank, base.in_features, generator=generator) * std
-        self.base, self.scale, self.enabled = base, scale, True
+        self.rank, self.alpha, self.rslora = rank, alpha, rslora
+        self.scale = alpha / (math.sqrt(rank) if rslora else rank)
         self.lora_A = nn.Parameter(start.to(like.device, like.dtype))
         self.lora_B = nn.Parameter(like.new_zeros(base.out_features, rank))
+
+    def update(self) -> Tensor:
+        """scale B A, [d_out, d_in]"""
+        return self.scale * (self.lora_B @ self.lora_A)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * F.linear(F.linear(x, self.lora_A), self.lora_B)
+
+
+class LoRALinear(nn.Module):
+    """A frozen linear layer and its adapters; the selected one is added while `enabled`."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.adapters = base, nn.ModuleDict()
+        self.selected, self.enabled = "", True
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The selected adapter, on or off; None where it has no part in this layer."""
+        return cast(Adapter, self.adapters[self.selected]) if self.selected in self.adapters else None
 
     @property
     def weight(self) -> Tensor:
         """What the layer multiplies with now, so that it can stand where a plain layer's weight is read."""
         return self.merged() if self.enabled else self.base.weight
 
-    def update(self) -> Tensor:
-        """scale B A, [d_out, d_in]"""
-        return self.scale * (self.lora_B @ self.lora_A)
+    @property
+    def bias(self) -> Tensor | None:
+        return self.base.bias
 
     def merged(self) -> Tensor:
         """W0 + scale B A"""
-        return self.base.weight + self.update()
+        return self.base.weight if self.adapter is None else self.base.weight + self.adapter.update()
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.base(x)
-        if not self.enabled:
-            return out
-        return out + self.scale * F.linear(F.linear(x, self.lora_A), self.lora_B)
+        adapter = self.adapter if self.enabled else None
+        return out if adapter is None else out + adapter(x)
 
 
 def add_lora(
     decoder: Decoder,
     *,
+    name: str = DEFAULT,
     rank: int,
     alpha: float,
     targets: tuple[str, ...] = ("q_proj", "v_proj"),
     rslora: bool = False,
     seed: int = 0,
 ) -> list[str]:
-    """Freeze the decoder and adapt the layers `targets` name; scale alpha / r, or alpha / sqrt(r) (rsLoRA).
+    """Freeze the decoder, adapt the layers `targets` name, and select the adapter; scale alpha / r or alpha / sqrt(r).
 
     A target is the end of a layer's name, a regular expression for the whole name, or "all-linear".
     Gives the names of the adapted layers.
     """
     if rank < 1:
         raise HoneError(f"lora rank is {rank}: give at least 1")
-    if any(_adapted(decoder)):
-        raise HoneError("the model has adapters already: merge them first, or load the base model again")
-    layers = {name: m for name, m in decoder.named_modules() if isinstance(m, nn.Linear)}
-    names = _matching(list(layers), targets)
-    if "lm_head" in names and decoder.lm_head.weight is decoder.model.embed_tokens.weight:
-        raise HoneError("lm_head is tied to the embedding: leave it out of the targets or untie the embeddings")
-    decoder.requires_grad_(False)
+    layers = linear_layers(decoder)
+    check_new(decoder, name)
+    chosen = _matching([n for n in layers if layers[n] is not head_of(decoder)], list(layers), targets)
+    check_untied(decoder, chosen)
     generator = torch.Generator().manual_seed(seed)
-    scale = alpha / (math.sqrt(rank) if rslora else rank)
-    for name in names:
-        _replace(decoder, name, LoRALinear(layers[name], rank=rank, scale=scale, generator=generator))
-    return names
+    made = {n: Adapter(layers[n], rank=rank, alpha=alpha, rslora=rslora, generator=generator) for n in chosen}
+    put_adapter(decoder, name, made)
+    return chosen
 
 
-def _matching(layers: list[str], targets: tuple[str, ...]) -> list[str]:
+def check_new(decoder: Decoder, name: str) -> None:
+    """An adapter of this name can be added, or HoneError."""
+    if name in adapter_names(decoder):
+        raise HoneError(f'the model has an adapter "{name}" already: give another name, or load the base model again')
+    if not re.fullmatch(r"[\w-]+", name) or hasattr(nn.ModuleDict(), name):  # it becomes part of parameters' names
+        raise HoneError(f'an adapter cannot be named "{name}": use another word of letters, digits, "-" and "_"')
+
+
+def check_untied(decoder: Decoder, names: list[str]) -> None:
+    """None of the layers shares its weight with the embedding, or HoneError."""
+    layers = linear_layers(decoder)
+    tables = {id(m.weight) for m in decoder.modules() if isinstance(m, nn.Embedding)}
+    if tied := [name for name in names if id(layers[name].weight) in tables]:
+        raise HoneError(f"{tied[0]} is tied to the embedding: leave it out of the targets or untie the embeddings")
+
+
+def put_adapter(decoder: Decoder, name: str, made: Mapping[str, Adapter]) -> None:
+    """Freeze the decoder, put an adapter beside each named layer, and select it."""
+    layers = dict(adapted_layers(decoder))
+    for layer, adapter in made.items():
+        if layer not in layers:
+            layers[layer] = LoRALinear(cast(nn.Linear, decoder.get_submodule(layer)))
+            _replace(decoder, layer, layers[layer])
+        layers[layer].adapters[name] = adapter
+    decoder.requires_grad_(False)
+    select_adapter(decoder, name)
+
+
+def linear_layers(decoder: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers by the names they have without adapters."""
+    found = dict[str, nn.Linear]()
+    for name, module in decoder.named_modules():
+        if isinstance(module, LoRALinear):
+            found[name] = module.base
+        elif isinstance(module, nn.Linear) and name.removesuffix(".base") not in found:
+            found[name] = module
+    return found
+
+
+def head_of(decoder: Decoder) -> nn.Module:
+    """The plain vocabulary head."""
+    head: nn.Module = decoder.lm_head
+    return head.base if isinstance(head, LoRALinear) else head
+
+
+def adapted_layers(decoder: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
+    """The layers with adapters, by name."""
+    return ((name, m) for name, m in decoder.named_modules() if isinstance(m, LoRALinear))
+
+
+def adapter_names(decoder: nn.Module) -> list[str]:
+    """The adapters the model holds, in the order they were added."""
+    return list(dict.fromkeys(name for _, m in adapted_layers(decoder) for name in m.adapters))
+
+
+def check_adapter(decoder: nn.Module, name: str) -> None:
+    """The model has an adapter of this name, or HoneError lists those it has."""
+    if name not in (names := adapter_names(decoder)):
+        raise HoneError(f'no adapter "{name}": {"use one of " + ", ".join(names) if names else "add_lora first"}')
+
+
+def select_adapter(decoder: nn.Module, name: str) -> None:
+    """From now on this adapter is on, and its parameters are the only ones of any adapter that are trained."""
+    check_adapter(decoder, name)
+    for _, layer in adapted_layers(decoder):
+        layer.selected, layer.enabled = name, True
+        for other, adapter in layer.adapters.items():
+            adapter.requires_grad_(other == name)
+
+
+def _matching(linear: list[str], layers: list[str], targets: tuple[str, ...]) -> list[str]:
+    """The layers that any target names; `linear` are those that "all-linear" means."""
     chosen = set[str]()
     for target in targets:
-        hits = {name for name in layers if _matches(name, target)}
+        hits = set(linear) if target == ALL_LINEAR else {name for name in layers if _matches(name, target)}
         if not hits:
             kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in layers)
             raise HoneError(f'lora target "{target}" matches no layer: the linear layers are {", ".join(kinds)}')
@@ -94,8 +183,6 @@ def _matching(layers: list[str], targets: tuple[str, ...]) -> list[str]:
 
 
 def _matches(name: str, target: str) -> bool:
-    if target == ALL_LINEAR:
-        return name != "lm_head"
     try:
         return f".{name}".endswith(f".{target}") or re.fullmatch(target, name) is not None
     except re.error as error:
@@ -107,103 +194,27 @@ def _replace(decoder: Decoder, name: str, module: nn.Module) -> None:
     setattr(decoder.get_submodule(parent), leaf, module)
 
 
-def _adapted(decoder: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
-    return ((name, m) for name, m in decoder.named_modules() if isinstance(m, LoRALinear))
-
-
-@contextmanager
-def adapter_off(decoder: nn.Module) -> Iterator[None]:
-    """Inside, the decoder is its base model."""
-    before = [(m, m.enabled) for _, m in _adapted(decoder)]
-    try:
-        for module, _ in before:
-            module.enabled = False
-        yield
-    finally:
-        for module, enabled in before:
-            module.enabled = enabled
-
-
 def lora_parameters(decoder: nn.Module) -> list[nn.Parameter]:
-    """Every A and B: r (d_out + d_in) numbers a layer."""
-    return [p for _, m in _adapted(decoder) for p in (m.lora_A, m.lora_B)]
-
-
-def lora_state(decoder: nn.Module) -> dict[str, Tensor]:
-    """The adapters alone, with PEFT's endings of the names."""
-    return {
-        f"{name}.{part}.weight": getattr(m, part).detach()
-        for name, m in _adapted(decoder)
-        for part in ("lora_A", "lora_B")
-    }
-
-
-def load_lora_state(decoder: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Put `lora_state` back into a decoder with the same adapters."""
-    here = lora_state(decoder)
-    shapes = {name: tuple(x.shape) for name, x in here.items()}
-    if shapes != {name: tuple(x.shape) for name, x in state.items()}:
-        odd = sorted(n for n in shapes.keys() | state.keys() if n not in here or n not in state)
-        what = f"{odd[0]} is on one side only" if odd else "shapes differ"
-        raise HoneError(f"the adapter does not fit the model ({what}): use the rank and targets it was made with")
-    for name, x in here.items():
-        x.copy_(state[name])
+    """Every A and B of the selected adapter: r (d_out + d_in) numbers a layer."""
+    adapters = (m.adapter for _, m in adapted_layers(decoder))
+    return [p for adapter in adapters if adapter is not None for p in (adapter.lora_A, adapter.lora_B)]
 
 
 def plain_state(decoder: Decoder) -> dict[str, Tensor]:
-    """The state dict the decoder would have with its adapters merged; nothing is changed."""
-    state = {name: x.detach() for name, x in decoder.state_dict().items()}
-    for name, module in _adapted(decoder):
-        for part in ("lora_A", "lora_B", "base.weight"):
-            del state[f"{name}.{part}"]
-        state[f"{name}.weight"] = module.merged().detach()
+    """The state dict of plain layers that do what the decoder does now: an adapter that is on is merged."""
+    layers, state = dict(adapted_layers(decoder)), dict[str, Tensor]()
+    for key, x in decoder.state_dict().items():
+        layer, _, leaf = key.rpartition(".base.")
+        if layer in layers:
+            state[f"{layer}.{leaf}"] = layers[layer].weight.detach() if leaf == "weight" else x.detach()
+        elif key.partition(".adapters.")[0] not in layers:
+            state[key] = x.detach()
     return state
 
 
 @torch.no_grad()
 def merge_lora(decoder: Decoder) -> None:
-    """Add every adapter to its layer and put the plain layer back, with equal outputs; stays frozen."""
-    for name, module in list(_adapted(decoder)):
-        module.base.weight.copy_(module.merged())
+    """Put plain layers back, the adapter that is on added to them, with equal outputs; stays frozen."""
+    for name, module in list(adapted_layers(decoder)):
+        module.base.weight.copy_(module.weight)
         _replace(decoder, name, module.base)
-
-
-def effective_rank(matrix: Tensor) -> float:
-    """(sum sigma)^2 / sum sigma^2; 0 for a zero matrix"""
-    sigma = torch.linalg.svdvals(matrix.detach().double())
-    squares = float(sigma.square().sum())
-    return float(sigma.sum()) ** 2 / squares if squares else 0.0
-
-
-def update_ranks(decoder: nn.Module) -> dict[str, float]:
-    """The effective rank of each adapter's update, from r x r matrices: B A = Q_B (R_B R_A') Q_A'."""
-    ranks = dict[str, float]()
-    for name, m in _adapted(decoder):
-        r_b = torch.linalg.qr(m.lora_B.detach().double()).R
-        r_a = torch.linalg.qr(m.lora_A.detach().double().T).R
-        ranks[name] = effective_rank(r_b @ r_a.T)
-    return ranks
-
-
-class ReferenceView:
-    """The policy with its adapters off and no gradient: the reference, at no memory cost."""
-
-    def __init__(self, policy: Policy) -> None:
-        if not any(_adapted(policy.decoder)):
-            raise HoneError("the policy has no adapters to switch off: use frozen_copy(policy) as its reference")
-        self.policy = policy
-
-    @torch.no_grad()
-    def __call__(self, batch: Batch, want: frozenset[str]) -> Forward:
-        with adapter_off(self.policy.decoder):
-            return self.policy(batch, want)
-
-    @torch.no_grad()
-    def log_rows(self, batch: Batch) -> LogRows:
-        with adapter_off(self.policy.decoder):
-            return self.policy.log_rows(batch)
-
-    @torch.no_grad()
-    def log_distribution(self, batch: Batch) -> Tensor:
-        with adapter_off(self.policy.decoder):
-            return self.policy.log_distribution(batch)

@@ -1,0 +1,87 @@
+"""Adapters switched and moved: one decoder answers as its base model or with any adapter it holds."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from hone.errors import HoneError
+from hone.model.forward import LogRows
+from hone.model.lora import Adapter, adapted_layers, adapter_names, check_adapter
+from hone.model.policy import Policy
+from hone.types import Batch, Forward
+
+
+@contextmanager
+def use_adapter(decoder: nn.Module, name: str | None) -> Iterator[None]:
+    """Inside, the decoder has this adapter on, or none; which one is trained does not change."""
+    if name is not None:
+        check_adapter(decoder, name)
+    before = [(m, m.selected, m.enabled) for _, m in adapted_layers(decoder)]
+    try:
+        for module, selected, _ in before:
+            module.selected, module.enabled = selected if name is None else name, name is not None
+        yield
+    finally:
+        for module, selected, enabled in before:
+            module.selected, module.enabled = selected, enabled
+
+
+def adapter_off(decoder: nn.Module) -> AbstractContextManager[None]:
+    """Inside, the decoder is its base model."""
+    return use_adapter(decoder, None)
+
+
+def adapters_of(decoder: nn.Module, name: str | None = None) -> dict[str, Adapter]:
+    """The parts of one adapter by layer; None: of the selected one."""
+    if name is None:
+        return {layer: m.adapter for layer, m in adapted_layers(decoder) if m.adapter is not None}
+    check_adapter(decoder, name)
+    with use_adapter(decoder, name):
+        return adapters_of(decoder)
+
+
+def lora_state(decoder: nn.Module, name: str | None = None) -> dict[str, Tensor]:
+    """One adapter alone, with PEFT's endings of the names; None: the selected one."""
+    return {
+        f"{layer}.{part}.weight": getattr(adapter, part).detach()
+        for layer, adapter in adapters_of(decoder, name).items()
+        for part in ("lora_A", "lora_B")
+    }
+
+
+def load_lora_state(decoder: nn.Module, state: Mapping[str, Tensor], name: str | None = None) -> None:
+    """Put `lora_state` back into a decoder with the same adapter."""
+    here = lora_state(decoder, name)
+    shapes = {key: tuple(x.shape) for key, x in here.items()}
+    if shapes != {key: tuple(x.shape) for key, x in state.items()}:
+        odd = sorted(n for n in shapes.keys() | state.keys() if n not in here or n not in state)
+        what = f"{odd[0]} is on one side only" if odd else "shapes differ"
+        raise HoneError(f"the adapter does not fit the model ({what}): use the rank and targets it was made with")
+    for key, x in here.items():
+        x.copy_(state[key])
+
+
+class ReferenceView:
+    """The policy with its adapters off and no gradient: the reference, at no memory cost."""
+
+    def __init__(self, policy: Policy) -> None:
+        if not adapter_names(policy.decoder):
+            raise HoneError("the policy has no adapters to switch off: use frozen_copy(policy) as its reference")
+        self.policy = policy
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, want: frozenset[str]) -> Forward:
+        with adapter_off(self.policy.decoder):
+            return self.policy(batch, want)
+
+    @torch.no_grad()
+    def log_rows(self, batch: Batch) -> LogRows:
+        with adapter_off(self.policy.decoder):
+            return self.policy.log_rows(batch)
+
+    @torch.no_grad()
+    def log_distribution(self, batch: Batch) -> Tensor:
+        with adapter_off(self.policy.decoder):
+            return self.policy.log_distribution(batch)
