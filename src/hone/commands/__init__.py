@@ -1,6 +1,13 @@
 """The commands of the command line, one module a kind. None imports torch before it runs."""
 
-from hone.commands import look, score, train
+from hone.commands import corpus, fetch, look, plan, score, train
 from hone.commands.command import Command
 
-COMMANDS: tuple[Command, ...] = (*train.COMMANDS, *score.COMMANDS, *look.COMMANDS)
+COMMANDS: tuple[Command, ...] = (
+    *train.COMMANDS,
+    *score.COMMANDS,
+    *look.COMMANDS,
+    *fetch.COMMANDS,
+    *corpus.COMMANDS,
+    *plan.COMMANDS,
+)

@@ -1,0 +1,75 @@
+"""The steps that look at one document at a time: can it be read, its language, its quality, its toxicity."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from hone.data.corpus import language, quality, toxicity
+from hone.data.corpus.documents import Document
+from hone.data.corpus.quality import Facts
+from hone.data.corpus.settings import Settings
+from hone.data.corpus.tally import Tally
+
+BATCH_DOCUMENTS, BATCH_BYTES = 512, 4 << 20
+Judged = tuple[Facts, str, str]  # what is known of a text, the rule that drops it ("": none), what was measured
+
+
+def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Runs of documents that together stay small in memory."""
+    batch: list[Document] = []
+    held = 0
+    for document in documents:
+        batch.append(document)
+        held += document.size
+        if len(batch) >= BATCH_DOCUMENTS or held >= BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def by_language(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
+    """Kept: one of the languages, with enough confidence."""
+    for fact in facts:
+        code, probability = language.identify(fact.text)
+        fits = code in settings.languages and probability >= settings.confidence
+        yield Facts(fact.text, code), "" if fits else "language", f"{code} {probability:.2f}"
+
+
+def by_quality(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
+    """Kept: no rule broken."""
+    for fact in facts:
+        found = quality.broken(fact, settings.rules)
+        yield fact, f"quality:{found[0]}" if found else "", f"{found[1]:.4g}" if found else ""
+
+
+def by_toxicity(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
+    """Kept: a mean probability up to the limit."""
+    limit = 1.0 if settings.toxicity is None else settings.toxicity
+    for fact, score in zip(facts, toxicity.scores([fact.text for fact in facts]), strict=True):
+        yield fact, "toxicity" if score > limit else "", f"{score:.3f}"
+
+
+def judge(batch: Sequence[Document], settings: Settings, *, tally: Tally, file: str) -> list[Document]:
+    """The documents that pass every step; the others are counted under the first rule they break."""
+    for document in batch:
+        if document.problem:
+            place = {"file": file, "at": document.at, "text": document.text}
+            tally.drop(f"unreadable:{document.problem}", document.size, **place)
+    kept = [document for document in batch if not document.problem]
+    facts = [Facts(document.text) for document in kept]
+    steps = (
+        ("language", by_language, bool(settings.languages)),
+        ("quality", by_quality, any(limit is not None for limit in settings.rules.values())),
+        ("toxicity", by_toxicity, settings.toxicity is not None),
+    )
+    for name, step, wanted in steps:
+        if not wanted:
+            continue
+        with tally.timed(name, sum(document.size for document in kept)):
+            judged = list(zip(kept, step(facts, settings), strict=True))
+        for document, (_, rule, measured) in judged:
+            if rule:
+                place = {"file": file, "at": document.at, "measured": measured, "text": document.text}
+                tally.drop(rule, document.size, **place)
+        passed = [(document, fact) for document, (fact, rule, _) in judged if not rule]
+        kept, facts = [document for document, _ in passed], [fact for _, fact in passed]
+    return kept

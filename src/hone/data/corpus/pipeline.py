@@ -1,0 +1,191 @@
+"""Cleaning from end to end: filter every shard, find copies among all, write what is kept, train a tokenizer, report.
+
+Every stage writes its results aside and renames them, so that a run killed at any moment goes on where it stopped and
+ends with the same files; the number of workers changes the time and nothing else.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.data.corpus import duplicates, language
+from hone.data.corpus.pool import each
+from hone.data.corpus.report import build_report, show
+from hone.data.corpus.run import Run, begin
+from hone.data.corpus.settings import Settings
+from hone.data.corpus.shards import EXACT, KEPT, NEAR, filter_shard, finish_shard, index_of
+from hone.data.corpus.store import aside, locked, read_json, write_json
+from hone.data.corpus.tally import Tally
+from hone.errors import HoneError
+
+Say = Callable[[str], None]
+
+
+def silent(message: str) -> None:
+    """For who wants no progress."""
+
+
+def clean(
+    sources: Sequence[str],
+    out: str | Path,
+    settings: Settings | None = None,
+    *,
+    workers: int = 1,
+    restart: bool = False,
+    say: Say = silent,
+) -> dict[str, Any]:
+    """The report; what is kept lies in out/data/part-*.jsonl, in the order of the input."""
+    settings = settings or Settings()
+    _check(sources, settings, workers)
+    folder = Path(out)
+    with locked(folder):
+        run = begin(folder, sources, settings, restart=restart, say=say)
+        finished = folder / "report.json"
+        if not finished.exists():
+            _stages(run, workers=workers, say=say)
+            report = build_report(run)
+            with aside(folder / "report.txt") as file:
+                file.write(show(report).encode())
+            write_json(finished, report)
+        if run.work.exists():  # only once the report is there: it is built from these
+            shutil.rmtree(run.work)
+        return read_json(finished)
+
+
+def _check(sources: Sequence[str], settings: Settings, workers: int) -> None:
+    if not sources:
+        raise HoneError("nothing to clean: name at least one file or folder")
+    if workers < 1:
+        raise HoneError(f"workers is {workers}: give at least 1")
+    if settings.languages and (strange := sorted(set(settings.languages) - language.languages())):
+        raise HoneError(f"no language {strange[0]!r}: choose from {', '.join(sorted(language.languages()))}")
+    if settings.evals:
+        index_of(settings.evals, settings.eval_fields, settings.ngram, settings.short)
+
+
+def _stages(run: Run, *, workers: int, say: Say) -> None:
+    _over_shards(run, filter_shard, done=".json", workers=workers, say=partial(_said, say, "filter"))
+    _refuse_unreadable(run)
+    if not (run.work / "verdict.npy").exists():
+        say("copies: compare")
+        _find_copies(run, workers=workers)
+    _over_shards(run, finish_shard, done=".kept.json", workers=workers, say=partial(_said, say, "write"))
+    if run.settings.vocab is not None and not (run.folder / "tokenizer").exists():
+        say("tokenizer: train")
+        _train_tokenizer(run)
+
+
+def _said(say: Say, stage: str, done: int, total: int) -> None:
+    say(f"{stage}: {done} of {total} shards")
+
+
+def _over_shards(
+    run: Run, work: Callable[[tuple[str, str, int]], None], *, done: str, workers: int, say: Callable[[int, int], None]
+) -> None:
+    total = len(run.shards)
+    open_ones = [i for i in range(total) if not run.file(i, done).exists()]
+    tasks = [(str(run.folder), run.hash, i) for i in open_ones]
+    for count, _ in enumerate(each(work, tasks, workers=workers), start=1):
+        say(total - len(open_ones) + count, total)
+
+
+def _refuse_unreadable(run: Run) -> None:
+    """A source of which nothing can be read was described wrongly."""
+    for source in run.sources:
+        counts = [read_json(run.file(i, ".json")) for i, shard in enumerate(run.shards) if shard.source == source]
+        documents = sum(c["documents"] for c in counts)
+        reasons = {r: n[0] for c in counts for r, n in c["dropped"].items() if r.startswith("unreadable:")}
+        bad = sum(n[0] for c in counts for r, n in c["dropped"].items() if r.startswith("unreadable:"))
+        if documents and bad == documents:
+            why = ", ".join(reason.removeprefix("unreadable:").replace("_", " ") for reason in sorted(reasons))
+            raise HoneError(f"no record of {source} can be read ({why}): name its column with --column")
+
+
+def _joined(run: Run, ending: str) -> NDArray[Any]:
+    """The arrays of all shards as one on disk; [documents, ...]."""
+    parts = [np.load(run.file(i, ending), mmap_mode="r") for i in range(len(run.shards))]
+    shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    path = run.work / f"all{ending}"
+    with aside(path) as file:
+        np.lib.format.write_array_header_1_0(
+            file, {"descr": parts[0].dtype.str, "fortran_order": False, "shape": shape}
+        )
+        for part in parts:
+            file.write(np.ascontiguousarray(part).tobytes())
+    return np.load(path, mmap_mode="r" if shape[0] else None)
+
+
+def _find_copies(run: Run, *, workers: int) -> None:
+    """verdict.npy: [documents, 2], what kind of copy each one is and of which."""
+    settings, count, tally = run.settings, sum(run.counts), Tally()
+    verdict = np.full((count, 2), KEPT, dtype=np.int64)
+    size = sum(_passed_bytes(run, i) for i in range(len(run.shards)))
+    if settings.exact and count:
+        with tally.timed("exact", 0):
+            first = duplicates.first_copies(_joined(run, ".hashes.npy"))
+            copies = np.flatnonzero(first != np.arange(count))
+            verdict[copies] = np.stack((np.full(len(copies), EXACT), first[copies]), axis=1)
+    if settings.near is not None and count:
+        _joined(run, ".signed.npy")
+        rows = np.flatnonzero(verdict[:, 0] == KEPT)
+        with aside(run.work / "rows.npy") as file:
+            np.save(file, rows)
+        number, width = duplicates.bands(settings.near, settings.permutations)
+        tasks = [(str(run.work), band, width, settings.near) for band in range(number)]
+        found = list(each(_band, tasks, workers=workers))
+        tally.steps["near"] = [0, sum(seconds for _, seconds in found)]
+        with tally.timed("near", 0):
+            original = duplicates.nearest_kept([pairs for pairs, _ in found], count)
+        copies = np.flatnonzero(original != np.arange(count))
+        verdict[copies] = np.stack((np.full(len(copies), NEAR), original[copies]), axis=1)
+    write_json(run.work / "copies.json", {**tally.plain(), "compared": size})
+    with aside(run.work / "verdict.npy") as file:
+        np.save(file, verdict)
+
+
+def _passed_bytes(run: Run, shard: int) -> int:
+    counts = read_json(run.file(shard, ".json"))
+    return counts["bytes"] - sum(n[1] for n in counts["dropped"].values())
+
+
+def _band(task: tuple[str, int, int, float]) -> tuple[NDArray[np.int64], float]:
+    folder, band, width, threshold = task
+    tally = Tally()
+    with tally.timed("near", 0):
+        signed = np.load(Path(folder) / "all.signed.npy", mmap_mode="r")
+        rows = np.load(Path(folder) / "rows.npy")
+        pairs = duplicates.band_pairs(signed, rows, band=band, width=width, threshold=threshold)
+    return pairs, tally.steps["near"][1]
+
+
+def kept_texts(run: Run) -> Iterator[str]:
+    """The texts in the output, in order."""
+    for i in range(len(run.shards)):
+        with open(run.part(i), "rb") as lines:
+            for line in lines:
+                yield json.loads(line)["text"]
+
+
+def _train_tokenizer(run: Run) -> None:
+    """A sample by hash: which texts are in it does not depend on the order or on the workers."""
+    from hone.data.tokenizer import train_bpe
+
+    total = sum(len(text.encode()) for text in kept_texts(run))
+    share = min(1.0, run.settings.bpe_bytes / max(1, total))
+    texts = (text for text in kept_texts(run) if share == 1.0 or _chance(text) < share)
+    tokenizer = train_bpe(texts, vocab_size=run.settings.vocab or 0)
+    part = run.work / "tokenizer"
+    shutil.rmtree(part, ignore_errors=True)
+    tokenizer.save(part)
+    part.rename(run.folder / "tokenizer")
+
+
+def _chance(text: str) -> float:
+    """A number in [0, 1) that belongs to the text."""
+    return int.from_bytes(duplicates.text_hash(text)[:8], "little") / 2**64

@@ -1,0 +1,39 @@
+"""The same function over many arguments in several processes; results in the order of the arguments."""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
+
+from hone.errors import HoneError
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def each(function: Callable[[A], B], arguments: Sequence[A], *, workers: int) -> Iterator[B]:
+    """function(a) for every a; one worker is this process itself."""
+    if workers == 1 or len(arguments) < 2:
+        yield from map(function, arguments)
+        return
+    # Not forked: the parent may hold threads (torch), whose locks a fork would copy as they stand.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(min(workers, len(arguments)), mp_context=context, initializer=_end_with_parent)
+    try:
+        yield from pool.map(function, arguments)
+    except BrokenProcessPool as error:
+        raise HoneError(
+            "a worker process was killed (memory?): run the same command again to go on, with fewer --workers"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)

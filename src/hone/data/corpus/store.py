@@ -1,0 +1,48 @@
+"""Files that are either whole or not there: written aside, then renamed; and a lock: one run works in a folder."""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from hone.errors import HoneError
+
+ASIDE = ".part"
+
+
+@contextmanager
+def aside(path: Path) -> Iterator[IO[bytes]]:
+    """A file that takes its name when the block ends well; the process's id keeps two writers apart."""
+    part = path.with_name(f"{path.name}.{os.getpid()}{ASIDE}")
+    with open(part, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Sorted nowhere: the order of the keys is the order they were put in."""
+    with aside(path) as file:
+        file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_bytes())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Refuse a folder in which another process works; what a killed one left half-written is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise HoneError(f"another process is working in {folder}: wait for it or choose another folder") from error
+        for part in folder.rglob(f"*{ASIDE}"):
+            part.unlink(missing_ok=True)
+        yield
