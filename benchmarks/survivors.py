@@ -1,8 +1,37 @@
 """Mutants of algo/ that no test can or need kill, each with the reason. The program counts them apart, and says so when
 one is killed after all or no longer exists."""
 
+FEW_STEPS = "groups with fewer than two steps are set to 0 afterwards, whatever was divided"
+TIE = "u = 0 is a tie, which is decided before"
+
 # No input tells them from the original.
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "credit._centred: batch.valid & (size > 1)  ->  batch.valid & (size >= 1)": (
+        "the mean of one number in float64 is that number, so a group of one has 0 either way"
+    ),
+    "credit.group_process: square * rows / steps.clamp(min=1)  ->  square * rows / steps": FEW_STEPS,
+    "credit.group_process: total * rows / steps.clamp(min=1)  ->  total * rows / steps": FEW_STEPS,
+    "credit.group_process: min=1  ->  min=0": FEW_STEPS,
+    "credit.group_process: min=1  ->  min=0 (#2)": FEW_STEPS,
+    "credit.group_process: min=1  ->  min=2": FEW_STEPS,
+    "credit.group_process: min=1  ->  min=2 (#2)": FEW_STEPS,
+    "credit.kl_cost: torch.zeros_like(batch.mask, dtype=batch.reward.dtype)  ->  "
+    "torch.zeros_like(batch.real, dtype=batch.reward.dtype)": "only the shape is read, and it is the same",
+    "credit.row_rewards: sequence_sum(token_rewards(batch, kl=kl), batch.mask)  ->  "
+    "sequence_sum(token_rewards(batch, kl=kl), batch.real)": "token rewards are 0 off the mask",
+    "credit.whiten: total / count.clamp(min=1)  ->  total / count": "without a trained token the mean is not read",
+    "credit.whiten: min=1  ->  min=0": "without a trained token the mean is not read",
+    "credit.whiten: min=1  ->  min=2 (#2)": "one token deviates by 0 from its own mean: 0 / 1 and 0 / 2 are the same",
+    "credit.whiten: [x.sum(), mask.sum().to(x.dtype)]  ->  [x.sum(), mask.sum()]": "torch.stack promotes to float64",
+    "prefer.gain_accuracy: (u > 0).float  ->  (u >= 0).float": TIE,
+    "prefer.gain_accuracy: torch.where(u.abs() <= 1e-06 * size, 0.5, (u > 0).float())  ->  "
+    "torch.where(u.abs() <= 1e-06 * size, 0.5, u > 0)": "torch.where promotes the truth values to float32 beside 0.5",
+    "prefer.last_value: sequence_sum(fwd.value, last)  ->  sequence_mean(fwd.value, last)": (
+        "a row has one last position: sum and mean of one number are the same"
+    ),
+    "terms.clipped: -torch.minimum(r * batch.adv, r.clamp(1 - low, 1 + high) * batch.adv)  ->  "
+    "-torch.minimum(r.clamp(1 - low, 1 + high) * batch.adv, r * batch.adv)": "the minimum is symmetric",
+}
 
 # They differ, but in nothing that is promised.
 ACCEPTED: dict[str, str] = {}

@@ -11,7 +11,7 @@ ALGORITHMS = (
         "group std over the whole batch", "pain 3", "algorithm", CREDIT,
         old="var, _ = _group_mean(centred.square(), batch.group, batch.valid)",
         new="var, _ = _group_mean(centred.square(), torch.zeros_like(batch.group), batch.valid)",
-        tests="algo/test_credit.py",
+        tests="algo/test_edges.py",
     ),
     fault(
         "std as E[x^2] - E[x]^2", "pain 3", "algorithm", CREDIT,
@@ -44,7 +44,7 @@ ALGORITHMS = (
         "advantage not masked", "issue 3 E", "algorithm", CREDIT,
         old="    return torch.where(mask, per_row[:, None], 0.0)",
         new="    return per_row[:, None].expand(mask.shape)",
-        tests="algo/test_credit.py",
+        tests="algo/test_edges.py",
     ),
     fault(
         "GAE goes across observation tokens", "pain 18", "algorithm", CREDIT,

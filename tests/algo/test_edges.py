@@ -102,14 +102,20 @@ def at(ratio: float, adv: float) -> tuple[Forward, Batch]:
     [
         (0.5, -1.0, None, 0.0),
         (2.0, 1.0, None, 0.0),
+        (0.5, -1.0, 4.0, 0.0),
         (4.0, -1.0, 4.0, 0.0),
         (0.25, -1.0, None, 1.0),
+        (4.0, 1.0, None, 1.0),
+        (0.25, -1.0, 4.0, 1.0),
+        (8.0, -1.0, 4.0, 1.0),
         (4.0, 1.0, 4.0, 1.0),
+        (8.0, -1.0, None, 0.0),
+        (0.25, 1.0, None, 0.0),
     ],
 )
 def test_the_bound_itself_is_not_clipped(ratio: float, adv: float, dual: float | None, cut: float) -> None:
     fwd, batch = at(ratio, adv)
-    assert fwd.logp.exp().item() == ratio, "exactly at the bound"
+    assert ratio == 8.0 or fwd.logp.exp().item() == ratio, "exactly at the bound"
     assert terms.is_clipped(fwd, batch, low=0.5, high=1.0, dual=dual).item() == cut
 
 
@@ -118,6 +124,11 @@ def test_without_an_advantage_nothing_is_clipped() -> None:
         fwd, batch = at(ratio, 0.0)
         assert terms.is_clipped(fwd, batch, low=0.5, high=1.0, dual=3.0).item() == 0.0
         assert terms.clipped(fwd, batch, low=0.5, high=1.0, dual=3.0).item() == 0.0
+
+
+def test_the_dual_clip_is_of_negative_advantages_alone() -> None:
+    # A = 0.5 and r = 0.25: -min(0.125, 0.25) = -0.125, and not -dual A = -1.5
+    assert terms.clipped(*at(0.25, 0.5), low=0.5, high=1.0, dual=3.0).item() == -0.125
 
 
 @pytest.mark.parametrize(("estimator", "gradient"), [("k1", 2 * 1.5 + 2), ("k2", 2 * 1.5), ("k3", None)])
@@ -194,6 +205,13 @@ def test_advantages_are_zero_off_the_mask(how: Callable[[Batch], Tensor]) -> Non
     assert adv[batch.mask].any()
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_off_the_mask_the_reference_is_no_distance_away(estimator: str) -> None:
+    batch = row_of([0], ref_logp=[-1.0], kl_coef=1.0)
+    fwd = Forward(logp=torch.full((1, 1), -3.0).double())
+    assert terms.kl_penalty(fwd, batch, estimator=estimator).item() == 0.0
+
+
 def test_off_the_mask_the_old_policy_is_no_distance_away() -> None:
     batch = row_of([1, 0], old_logp=[-1.0, 5.0])
     assert terms.kl_to_old(Forward(logp=torch.tensor([[-1.0, -7.0]]).double()), batch).tolist() == [[0.0, 0.0]]
@@ -221,16 +239,27 @@ def test_an_invalid_row_has_no_advantage_whatever_its_mask(how: Callable[[Batch]
 
 
 def test_steps_are_counted_exactly() -> None:
-    # two steps in three rows: mean 2, std 1; in float32 2/3 * 3 is not 2
-    steps = torch.tensor([[1.0], [3.0], [math.nan]]).double()
-    batch = replace(grouped([0.0] * 3), step_reward=steps)
-    assert credit.group_process(batch, eps=0.0)[:, 0].tolist() == pytest.approx([-1.0, 1.0, 0.0], abs=1e-13)
-    assert credit.group_process(batch, eps=1.0)[:, 0].tolist() == pytest.approx([-0.5, 0.5, 0.0], abs=1e-13)
-    # one row's steps are compared with each other
+    # seven steps in thirteen rows, 0 three times and 7 four times: mean 4, variance (3 * 16 + 4 * 9) / 7 = 12
+    # in float32 7/13 * 13 is not 7
+    steps = torch.tensor([[0.0]] * 3 + [[7.0]] * 4 + [[math.nan]] * 6).double()
+    batch = replace(grouped([0.0] * 13), step_reward=steps)
+    z = [-4 / 12**0.5] * 3 + [3 / 12**0.5] * 4 + [0.0] * 6
+    assert credit.group_process(batch, eps=0.0)[:, 0].tolist() == pytest.approx(z, rel=1e-14)
+
+
+def test_steps_are_divided_by_their_spread_and_eps() -> None:
+    batch = replace(grouped([0.0] * 2), step_reward=torch.tensor([[1.0], [3.0]]).double())
+    assert credit.group_process(batch, eps=1.0)[:, 0].tolist() == [-0.5, 0.5]
+
+
+def test_one_rows_steps_are_compared_with_each_other() -> None:
     alone = replace(grouped([0.0], length=2), step_reward=torch.tensor([[1.0, 3.0]]).double())
     assert credit.group_process(alone, eps=0.0).tolist() == [[0.0, 1.0]]
-    # equal steps are no signal in float32 either: 0.1 is not the float32 mean of seven times 0.1
-    equal = replace(grouped([0.0] * 7), step_reward=torch.full((7, 1), 0.1))
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7])
+def test_equal_steps_are_no_signal_in_float32_either(value: float) -> None:
+    equal = replace(grouped([0.0] * 7, length=3), step_reward=torch.full((7, 3), value))
     assert not credit.group_process(equal).any()
 
 
@@ -315,6 +344,8 @@ def test_shaping_adds_a_part_and_keeps_the_others_and_the_shortest_margin_is_one
     free, full = rollout([1] * 3, 1.0, limit=4), rollout([1] * 4, 1.0, limit=4)
     full = replace(full, outcome=Outcome(value=1.0, parts={"math": 1.0}))
     ((a, b),) = select.shape_overlong([[free, full]])
+    unscored = rollout([1] * 4, scored=False)
+    assert select.shape_overlong([[unscored]]) == [[unscored]]
     assert a.outcome == Outcome(value=1.0, parts={"overlong": 0.0})
     assert b.outcome == Outcome(value=0.0, parts={"math": 1.0, "overlong": -1.0})
 
@@ -443,6 +474,15 @@ def test_the_objective_reads_rows_and_tokens_by_their_own_weights() -> None:
     assert table.objective(fwd, batch, loss).item() == 30.0
     assert table.objective(fwd, batch, ((1.0, lambda f, b: by_row),)).item() == 8.0
     assert table.objective(Forward(value=token), batch, ()).item() == 0.0
+
+
+def test_an_empty_micro_batch_adds_a_zero_that_takes_a_gradient() -> None:
+    logp = torch.zeros(0, 3, dtype=torch.float64).requires_grad_()
+    none = ragged().rows(slice(0, 0))
+    none = replace(none, adv=none.old_logp, token_weight=none.old_logp, row_weight=none.reward)
+    loss = table.objective(Forward(logp=logp), replace(none), ((1.0, lambda f, b: f.logp[:, :1].expand_as(b.adv)),))
+    assert loss.item() == 0.0
+    loss.backward()
 
 
 def test_credit_without_a_critic_has_no_returns_and_whitens_only_where_told() -> None:
