@@ -1,7 +1,7 @@
 """The in-process sampler: it decodes with the learner's own weights, so nothing is copied or can go stale."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.rollout.draw import draw, uniforms
-from hone.rollout.protocol import SampleParams
+from hone.rollout.protocol import Adapters, SampleParams
 from hone.types import Group, Rollout, Stop
 
 COMPACT_BELOW = 0.7  # drop finished rows when a smaller share still writes; on a CPU 0.65 and 0.75 were fastest
@@ -102,36 +102,71 @@ class _Written:
     length: Tensor  # int64 [B]
 
 
+Switch = Callable[[str | None], AbstractContextManager[None]]  # inside, an adapter is on; None: the base model
+
+
 class LocalSampler:
     """Batched, cached sampling from `decoder`, at most `max_rows` completions at a time.
+
+    switch: partial(use_adapter, decoder), for requests that name an adapter.
 
     A request draws the same random numbers whatever is sampled with it. Its completion is then the same too,
     unless a number falls within rounding of the edge between two tokens: the last bits of a logit depend on the
     shape of the batch.
     """
 
-    def __init__(self, decoder: Decoder, *, max_rows: int = 512, pad_id: int = 0) -> None:
+    def __init__(self, decoder: Decoder, *, max_rows: int = 512, pad_id: int = 0, switch: Switch | None = None) -> None:
         if max_rows < 1:
             raise HoneError(f"max_rows is {max_rows}: set it to 1 or more")
         if not 0 <= pad_id < decoder.config.vocab_size:
             raise HoneError(f"pad_id is {pad_id}: use any token of the model's {decoder.config.vocab_size}")
-        self.decoder, self.max_rows, self.pad_id = decoder, max_rows, pad_id
+        self.decoder, self.max_rows, self.pad_id, self.switch = decoder, max_rows, pad_id, switch
         self.version = 0
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], *, n: int, params: SampleParams, first_request: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        n: int,
+        params: SampleParams,
+        first_request: int = 0,
+        adapter: Adapters = None,
     ) -> list[Group]:
         """n rollouts of each prompt; greedy ones record the log-prob at temperature 1."""
         self._check(prompts, n, params, first_request)
-        # prompts of one length side by side need no padding
-        order = sorted(range(len(prompts) * n), key=lambda request: len(prompts[request // n]))
         rollouts: dict[int, Rollout] = {}
         with torch.inference_mode(), evaluating(self.decoder):
-            for wave in self._waves(order, [len(prompts[request // n]) for request in order]):
-                requests = [first_request + request for request in wave]
-                written = self._wave([prompts[request // n] for request in wave], requests, params)
-                rollouts.update(zip(wave, written, strict=True))
-        return [[rollouts[i * n + j] for j in range(n)] for i in range(len(prompts))]
+            for on, chosen in self._by_adapter(len(prompts), adapter):
+                owners = {first_request + i * n + j: prompts[i] for i in chosen for j in range(n)}
+                with on:
+                    rollouts |= self._answer(owners, params)
+        return [[rollouts[first_request + i * n + j] for j in range(n)] for i in range(len(prompts))]
+
+    def _answer(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> dict[int, Rollout]:
+        """A rollout of each request."""
+        # prompts of one length side by side need no padding
+        order = sorted(prompts, key=lambda request: len(prompts[request]))
+        rollouts: dict[int, Rollout] = {}
+        for wave in self._waves(order, [len(prompts[request]) for request in order]):
+            written = self._wave([prompts[request] for request in wave], wave, params)
+            rollouts.update(zip(wave, written, strict=True))
+        return rollouts
+
+    def _by_adapter(self, count: int, adapter: Adapters) -> Iterator[tuple[AbstractContextManager[None], list[int]]]:
+        """The prompts that share an adapter: no row is in a wave with one of another."""
+        if adapter is None:
+            yield nullcontext(), list(range(count))
+            return
+        if self.switch is None:
+            raise HoneError("this sampler was given no adapters: LocalSampler(decoder, switch=...), or leave it out")
+        names = [adapter] * count if isinstance(adapter, str) else list(adapter)
+        if len(names) != count:
+            raise HoneError(f"{len(names)} adapters for {count} prompts: give one name, or one for each prompt")
+        for name in dict.fromkeys(names):
+            with self.switch(name):
+                pass  # a name that is not there is said before anything is sampled
+        for name in dict.fromkeys(names):
+            yield self.switch(name), [i for i, other in enumerate(names) if other == name]
 
     def _waves(self, order: list[int], lengths: list[int]) -> Iterator[list[int]]:
         """At most `max_rows` requests at a time; of one length each for a model that cannot be padded."""

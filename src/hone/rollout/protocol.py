@@ -43,13 +43,23 @@ class SampleParams:
         return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
+# One adapter by name for all prompts, or one for each, where None is the base model; None: the weights as they are.
+Adapters = str | Sequence[str | None] | None
+
+
 class Sampler(Protocol):
     """Writes completions with the weights called `version`."""
 
     version: int
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], *, n: int, params: SampleParams, first_request: int = 0
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        n: int,
+        params: SampleParams,
+        first_request: int = 0,
+        adapter: Adapters = None,
     ) -> list[Group]:
         """n rollouts of each prompt; sample j of prompt i is request `first_request + i * n + j`."""
         ...
