@@ -13,7 +13,7 @@ from hone.algo import grpo, sft
 from hone.data.source import Source
 from hone.errors import HoneError
 from hone.loop import online
-from hone.model.folder import load_decoder, save_decoder
+from hone.model.folder import load_decoder, load_scorer, save_decoder, save_scorer
 from hone.model.foreign import Foreign
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, Scorer, frozen_copy
@@ -118,6 +118,16 @@ def test_a_scorer_and_an_adapter_stand_on_it(folder):
     if any(isinstance(m, torch.nn.Linear) for n, m in ours.inner.named_modules() if "head" not in n):
         names = add_lora(load_decoder(folder), rank=2, alpha=4.0, targets=("all-linear",))
         assert names
+
+
+@pytest.mark.parametrize("kind", ["reward", "step"])
+def test_a_scorer_goes_there_and_back(kind, folder, tmp_path):
+    scorer = Scorer(load_decoder(folder), kind=kind, mean=0.5, std=2.0)
+    save_scorer(scorer, tmp_path / "scorer")
+    twin = load_scorer(tmp_path / "scorer")
+    assert (twin.kind, twin.mean, twin.std) == (kind, 0.5, 2.0)
+    batch = tiny.collated(tiny.random_rows(3))
+    assert torch.equal(twin(batch, frozenset({"value"})).value, scorer(batch, frozenset({"value"})).value)
 
 
 def test_packed_rows_are_refused_with_the_remedy(folder):

@@ -107,7 +107,7 @@ def test_a_packed_line_may_be_longer_than_the_context_but_a_row_may_not(make_dec
 def test_statistics_against_the_direct_computation():
     hidden, weight, targets, ref, old = problem()
     T = 0.7
-    got = token_stats(hidden, weight, targets, want=EVERYTHING, temperature=T, ref_logprobs=ref, old_logprobs=old)
+    got = token_stats(hidden, weight, targets, want=EVERYTHING, temperature=T, against={"ref_kl": ref, "old_kl": old})
     p = torch.softmax(hidden @ weight.T / T, -1)
     exact(got["logp"], torch.stack([p[n, t].log() for n, t in enumerate(targets)]))
     exact(got["entropy"], torch.distributions.Categorical(probs=p).entropy())
@@ -119,7 +119,7 @@ def test_statistics_by_hand():
     # logits log 1, log 3 -> p = 1/4, 3/4; against the fair coin KL(p || c) = 1/4 log 1/2 + 3/4 log 3/2
     hidden, weight = torch.ones(1, 1).double(), torch.tensor([[1.0], [3.0]]).double().log()
     coin = torch.full((1, 2), 0.5).double().log()
-    got = token_stats(hidden, weight, torch.tensor([1]), want=EVERYTHING, ref_logprobs=coin, old_logprobs=coin)
+    got = token_stats(hidden, weight, torch.tensor([1]), want=EVERYTHING, against={"ref_kl": coin, "old_kl": coin})
     assert got["logp"].item() == pytest.approx(-0.2876820724517809, abs=1e-12)  # log 3/4
     assert got["entropy"].item() == pytest.approx(0.5623351446188083, abs=1e-12)
     assert got["ref_kl"].item() == pytest.approx(0.13081203594113697, abs=1e-12)
@@ -131,7 +131,13 @@ def test_chunk_size_changes_neither_values_nor_gradients(chunk):
     def run(chunk):
         hidden, weight, targets, ref, old = problem()
         got = token_stats(
-            hidden, weight, targets, want=EVERYTHING, temperature=1.3, chunk=chunk, ref_logprobs=ref, old_logprobs=old
+            hidden,
+            weight,
+            targets,
+            want=EVERYTHING,
+            temperature=1.3,
+            chunk=chunk,
+            against={"ref_kl": ref, "old_kl": old},
         )
         loss = sum(x @ torch.arange(11).double() * (i + 1) for i, x in enumerate(got.values()))
         return got, torch.autograd.grad(loss, (hidden, weight))
@@ -166,16 +172,16 @@ def test_distributions_may_be_computed_a_chunk_at_a_time():
         return ref[at]
 
     want = frozenset({"ref_kl"})
-    lazy = token_stats(hidden, weight, targets, want=want, chunk=4, ref_logprobs=rows)["ref_kl"]
+    lazy = token_stats(hidden, weight, targets, want=want, chunk=4, against={"ref_kl": rows})["ref_kl"]
     assert asked == [(0, 4), (4, 8), (8, 11)]
-    exact(lazy, token_stats(hidden, weight, targets, want=want, ref_logprobs=ref)["ref_kl"])
+    exact(lazy, token_stats(hidden, weight, targets, want=want, against={"ref_kl": ref})["ref_kl"])
 
 
 def test_no_gradient_reaches_the_other_distribution():
     hidden, weight, targets, *_ = problem()
     other_hidden, other_weight, *_ = problem(seed=5)
     rows = log_rows(other_hidden, other_weight, 1.0)
-    out = token_stats(hidden, weight, targets, want=frozenset({"ref_kl"}), ref_logprobs=rows)["ref_kl"].sum()
+    out = token_stats(hidden, weight, targets, want=frozenset({"ref_kl"}), against={"ref_kl": rows})["ref_kl"].sum()
     grads = torch.autograd.grad(out, (other_hidden, other_weight), allow_unused=True)
     assert grads == (None, None)
 
@@ -183,7 +189,7 @@ def test_no_gradient_reaches_the_other_distribution():
 @pytest.mark.parametrize("chunk", [4096, 4])
 def test_no_positions_give_empty_results_that_depend_on_the_head(chunk):
     hidden, weight, targets, ref, old = problem(N=0)
-    got = token_stats(hidden, weight, targets, want=EVERYTHING, chunk=chunk, ref_logprobs=ref, old_logprobs=old)
+    got = token_stats(hidden, weight, targets, want=EVERYTHING, chunk=chunk, against={"ref_kl": ref, "old_kl": old})
     assert all(x.shape == (0,) for x in got.values())
     grads = torch.autograd.grad(sum(x.sum() for x in got.values()), (hidden, weight))
     assert torch.equal(grads[1], torch.zeros_like(weight))
@@ -193,7 +199,7 @@ def test_statistics_can_be_differentiated_twice():
     hidden, weight, targets, ref, old = problem(N=3, V=4, D=2)
 
     def f(h, w):
-        return tuple(token_stats(h, w, targets, want=EVERYTHING, ref_logprobs=ref, old_logprobs=old).values())
+        return tuple(token_stats(h, w, targets, want=EVERYTHING, against={"ref_kl": ref, "old_kl": old}).values())
 
     assert torch.autograd.gradgradcheck(f, (hidden, weight))
 
@@ -206,7 +212,7 @@ def test_fisher_vector_product_through_the_decoder(make_decoder, make_batch, row
     def kl_gradient(old, create_graph=False):
         hidden = lines.gather(hidden_states(decoder, lines), batch.mask)
         args = (hidden, decoder.lm_head.weight, batch.targets[batch.mask])
-        kl = token_stats(*args, want=frozenset({"old_kl"}), old_logprobs=old)["old_kl"].sum()
+        kl = token_stats(*args, want=frozenset({"old_kl"}), against={"old_kl": old})["old_kl"].sum()
         return torch.autograd.grad(kl, params, create_graph=create_graph)
 
     with plain_attention():
@@ -244,9 +250,9 @@ def test_half_precision_logits_are_widened_before_the_softmax():
     ("wrong", "match"),
     [
         ({"want": frozenset({"perplexity"})}, "unknown statistics"),
-        ({"want": frozenset({"ref_kl"})}, "needs ref_logprobs"),
-        ({"want": frozenset({"old_kl"})}, "needs old_logprobs"),
-        ({"want": frozenset({"ref_kl"}), "ref_logprobs": torch.zeros(11, 1)}, "expected"),
+        ({"want": frozenset({"ref_kl"})}, "ref_kl needs"),
+        ({"want": frozenset({"old_kl"})}, "old_kl needs"),
+        ({"want": frozenset({"ref_kl"}), "against": {"ref_kl": torch.zeros(11, 1)}}, "expected"),
         ({"want": frozenset({"logp"}), "temperature": 0.0}, "positive"),
         ({"want": frozenset({"logp"}), "chunk": 0}, "positive"),
     ],

@@ -26,6 +26,7 @@ from hone.model.lora import plain_state
 from hone.model.policy import Scorer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SCORE = "score.safetensors"  # the head beside a model of transformers
 SHARD = 5 * 10**9  # bytes of a weights file, beyond which another is begun
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -55,6 +56,12 @@ def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> D
 def save_scorer(scorer: Scorer, folder: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
     """As save_decoder, with the head as score.* and no vocabulary head: tied, so that none is made at loading."""
     state = plain_state(scorer.decoder)
+    head = {f"score.{name}": x.detach() for name, x in scorer.head.state_dict().items()}
+    made = {"hone": {"kind": scorer.kind, "mean": scorer.mean, "std": scorer.std}}
+    if isinstance(scorer.decoder, Foreign):  # the whole language model, and the head in a file of its own
+        scorer.decoder.save(Path(folder), state)
+        (Path(folder) / CONFIG).write_text(json.dumps(_read_hf(Path(folder)) | made, indent=2) + "\n")
+        return _write_weights(Path(folder) / SCORE, head)
     del state[HEAD]
     config = config_to_hf(replace(scorer.decoder.config, tie_word_embeddings=True), dtype=state[EMBEDDING].dtype)
     config |= {
@@ -62,26 +69,33 @@ def save_scorer(scorer: Scorer, folder: str | Path, *, extra: Mapping[str, Any] 
         "num_labels": 1,
         "id2label": {"0": "LABEL_0"},
         "label2id": {"LABEL_0": 0},
-        "hone": {"kind": scorer.kind, "mean": scorer.mean, "std": scorer.std},
+        **made,
     }
-    state |= {f"score.{name}": x.detach() for name, x in scorer.head.state_dict().items()}
-    _write(Path(folder), config | dict(extra or {}), state)
+    _write(Path(folder), config | dict(extra or {}), state | head)
 
 
 def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Scorer:
     """The scorer of a folder; one of Hugging Face's, without calibration, is a reward model."""
-    config, hf = _read_config(Path(folder))
-    tensors = _read_tensors(Path(folder), dtype)
+    foreign = (Path(folder) / SCORE).is_file()
+    tensors = _read_file(Path(folder) / SCORE, dtype) if foreign else _read_tensors(Path(folder), dtype)
     if "score.weight" not in tensors:
         raise HoneError(f"{folder} has no score.weight: it is a language model, train a reward model from it first")
     state = {name: tensors.pop(f"score.{name}") for name in ("weight", "bias") if f"score.{name}" in tensors}
-    tensors.pop(HEAD, None)
+    if foreign:
+        hf, decoder = _read_hf(Path(folder)), load_decoder(folder, dtype=dtype)
+    else:
+        config, hf = _read_config(Path(folder))
+        tensors.pop(HEAD, None)
+        decoder = assemble(replace(config, tie_word_embeddings=True), tensors)
+    return _scorer(decoder, state, hf.get("hone", {}))
+
+
+def _scorer(decoder: Decoder, state: dict[str, Tensor], made: Any) -> Scorer:
+    """The decoder with its head, and the calibration that was saved with them."""
     with torch.device("meta"):
-        head = ScalarHead(config.hidden_size, bias="bias" in state)
+        head = ScalarHead(decoder.config.hidden_size, bias="bias" in state)
     _check_shapes({n: tuple(p.shape) for n, p in head.state_dict().items()}, state)
     head.load_state_dict(state, assign=True)
-    decoder = assemble(replace(config, tie_word_embeddings=True), tensors)
-    made = hf.get("hone", {})
     try:
         mean, std = float(made.get("mean", 0.0)), float(made.get("std", 1.0))
     except (AttributeError, TypeError, ValueError) as error:
@@ -125,6 +139,11 @@ def _write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def _read_config(folder: Path) -> tuple[DecoderConfig, dict[str, Any]]:
+    hf = _read_hf(folder)
+    return config_from_hf(hf), hf
+
+
+def _read_hf(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise HoneError(f"no model folder {folder}: check the path")
     try:
@@ -135,25 +154,29 @@ def _read_config(folder: Path) -> tuple[DecoderConfig, dict[str, Any]]:
         raise HoneError(f"{folder / CONFIG} is not JSON ({error}): copy it again") from error
     if not isinstance(hf, dict):
         raise HoneError(f"{folder / CONFIG} is not a JSON object: copy it again")
-    return config_from_hf(hf), hf
+    return hf
 
 
 def _read_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     tensors = dict[str, Tensor]()
-    for name in _weight_files(folder):
+    for name in weight_files(folder):
         path = folder / name
         if not path.is_file():
             raise HoneError(f"{folder} has no {name}: convert the weights to safetensors or copy them again")
-        try:
-            with safe_open(path, framework="pt") as file:
-                # a copy: a view of the mapped file would change when the file is written again
-                tensors |= {key: _float(file.get_tensor(key), key).to(dtype, copy=True) for key in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise HoneError(f"{path} is damaged ({error}): copy it again") from error
+        tensors |= _read_file(path, dtype)
     return {key: x for key, x in tensors.items() if not key.endswith(DERIVED)}
 
 
-def _weight_files(folder: Path) -> list[str]:
+def _read_file(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            # a copy: a view of the mapped file would change when the file is written again
+            return {key: _float(file.get_tensor(key), key).to(dtype, copy=True) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise HoneError(f"{path} is damaged ({error}): copy it again") from error
+
+
+def weight_files(folder: Path) -> list[str]:
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [WEIGHTS]
     try:

@@ -4,7 +4,7 @@ Shapes: B rows and T columns of the table, L lines of W slots for the decoder, N
 V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -20,6 +20,7 @@ from hone.model.decoder import Decoder
 LogRows = Callable[[slice], Tensor]  # positions -> their log-distributions [n, V]
 Finish = Callable[[Tensor], Tensor]  # what a model does to its logits after the head's matrix
 STATS = frozenset({"logp", "entropy", "ref_kl", "old_kl"})
+NONE: Mapping[str, Tensor | LogRows] = {}
 LAYOUTS = ("padded", "packed")
 LINE = 512  # slots of a packed line, unless a row is longer
 
@@ -148,12 +149,12 @@ def token_stats(
     want: frozenset[str],
     temperature: float = 1.0,
     chunk: int | None = 4096,
-    ref_logprobs: Tensor | LogRows | None = None,
-    old_logprobs: Tensor | LogRows | None = None,
+    against: Mapping[str, Tensor | LogRows] = NONE,
     finish: Finish | None = None,
 ) -> dict[str, Tensor]:
     """What `want` names, [N] each; at most `chunk` positions meet the vocabulary at once (None: all).
 
+    against: the distributions that ref_kl and old_kl compare with, by those names; finish: see Finish.
     Several chunks are recomputed in the backward pass, so no more than one chunk of logits is ever held;
     one chunk is not, and can be differentiated twice.
     """
@@ -162,7 +163,7 @@ def token_stats(
     if temperature <= 0 or (chunk is not None and chunk < 1):
         raise ValueError(f"temperature {temperature} and chunk {chunk} must be positive")
     names = sorted(want)
-    others = {"ref_kl": _as_rows(ref_logprobs), "old_kl": _as_rows(old_logprobs)}
+    others = {name: x.__getitem__ if isinstance(x, Tensor) else x for name, x in against.items()}
 
     def stats_at(hidden: Tensor, weight: Tensor, at: slice) -> tuple[Tensor, ...]:
         logq = _log_softmax(hidden[at], weight, temperature, finish)
@@ -178,10 +179,6 @@ def token_stats(
     return {name: torch.cat(columns) for name, columns in zip(names, zip(*parts, strict=True), strict=True)}
 
 
-def _as_rows(logprobs: Tensor | LogRows | None) -> LogRows | None:
-    return logprobs.__getitem__ if isinstance(logprobs, Tensor) else logprobs
-
-
 def _stat(name: str, logq_nV: Tensor, targets_n: Tensor, at: slice, other: LogRows | None) -> Tensor:
     """logp = log q(target), entropy = -sum q log q, ref_kl = KL(q || ref), old_kl = KL(old || q)"""
     if name == "logp":
@@ -189,7 +186,7 @@ def _stat(name: str, logq_nV: Tensor, targets_n: Tensor, at: slice, other: LogRo
     if name == "entropy":
         return -(logq_nV.exp() * logq_nV).sum(-1)
     if other is None:
-        raise ValueError(f"{name} needs {name.removesuffix('kl')}logprobs")
+        raise ValueError(f"{name} needs a distribution to be compared with")
     with torch.no_grad():
         logr = other(at)
     if logr.shape != logq_nV.shape:

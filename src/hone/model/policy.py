@@ -104,8 +104,11 @@ class Policy(nn.Module):
                 want=frozenset(stats),
                 temperature=self.temperature,
                 chunk=self.chunk,
-                ref_logprobs=_rows_of(self.reference, batch) if "ref_kl" in want else None,
-                old_logprobs=_rows_of(self.old, batch) if "old_kl" in want else None,
+                against={
+                    name: _rows_of(model, batch)
+                    for name, model in (("ref_kl", self.reference), ("old_kl", self.old))
+                    if name in want
+                },
                 finish=self.decoder.finish,
             )
             fields |= {name: scatter(x, batch.mask) for name, x in at_mask.items()}
