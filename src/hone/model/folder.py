@@ -177,6 +177,7 @@ def _read_file(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> list[str]:
+    """The names of a folder's safetensors files: one, or those that its index names."""
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [WEIGHTS]
     try:

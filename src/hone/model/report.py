@@ -1,0 +1,135 @@
+"""What `hone inspect` tells of a model or adapter: its parameters by kind, and how it differs from its base."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hone.errors import HoneError
+from hone.model import peft
+from hone.model.fetch import resolve
+from hone.model.ranks import Update, difference, low_rank_values, update_of
+from hone.model.stored import Stored, kind_of, stored
+
+BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """The tensors of one kind."""
+
+    kind: str
+    tensors: int
+    numbers: int
+    bytes: int | None  # None where a dtype's size is not known
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """The update of one weight."""
+
+    name: str
+    shape: tuple[int, ...]
+    update: Update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """All that is told; `changes` is empty where there is nothing to compare with."""
+
+    model: str
+    base: str  # "" if none
+    kinds: tuple[Kind, ...]
+    changes: tuple[Change, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def norm(self) -> float:
+        """The Frobenius norm of the whole update."""
+        return math.sqrt(sum(c.update.norm**2 for c in self.changes))
+
+
+def inspect(model: str, base: str = "") -> Report:
+    """Read the model's files, and the base's where one is given or an adapter names a folder that is there."""
+    folder = resolve(model)
+    if not folder.is_dir():
+        raise HoneError(f"no model folder {folder}: check the path")
+    if peft.is_adapter(folder):
+        return _adapter(folder, base)
+    here = stored(folder)
+    if not base:
+        return Report(model=str(folder), base="", kinds=_kinds(here))
+    other = stored(_folder(base))
+    both = [name for name in here if name in other]
+    if not both:
+        raise HoneError(f"{folder} and {base} have no weight of one name: {base} is no base of it")
+    return Report(
+        model=str(folder),
+        base=base,
+        kinds=_kinds(here),
+        changes=tuple(_change(name, here[name], other[name], base) for name in both),
+        notes=tuple(_one_sided(here, other, base)),
+    )
+
+
+def _folder(base: str) -> Path:
+    found = resolve(base)
+    if not found.is_dir():
+        raise HoneError(f"no model folder {base}: check --base")
+    if peft.is_adapter(found):
+        raise HoneError(f"{base} is an adapter: give the model it belongs to as --base")
+    return found
+
+
+def _kinds(tensors: Mapping[str, Stored]) -> tuple[Kind, ...]:
+    by_kind = dict[str, list[Stored]]()
+    for name, x in tensors.items():
+        by_kind.setdefault(kind_of(name), []).append(x)
+    return tuple(_kind(kind, found) for kind, found in by_kind.items())
+
+
+def _kind(kind: str, found: list[Stored]) -> Kind:
+    dtypes = tuple(dict.fromkeys(x.dtype for x in found))
+    known = all(dtype in BYTES for dtype in dtypes)
+    return Kind(
+        kind=kind,
+        tensors=len(found),
+        numbers=sum(math.prod(x.shape) for x in found),
+        bytes=sum(math.prod(x.shape) * BYTES[x.dtype] for x in found) if known else None,
+        dtypes=dtypes,
+    )
+
+
+def _change(name: str, here: Stored, other: Stored, base: str) -> Change:
+    if here.shape != other.shape:
+        raise HoneError(f"{name} is {here.shape}, in {base} {other.shape}: {base} is no base of it")
+    for x in (here, other):
+        if x.dtype not in BYTES:
+            raise HoneError(f"{name} is {x.dtype} in {x.path}: only plain floating-point weights can be compared")
+    return Change(name=name, shape=here.shape, update=difference(here.read(), other.read()))
+
+
+def _one_sided(here: Mapping[str, Stored], other: Mapping[str, Stored], base: str) -> Iterator[str]:
+    for what, names in (("the model", here.keys() - other.keys()), (base, other.keys() - here.keys())):
+        if names:
+            yield f"only in {what}: {', '.join(sorted(names))}"
+
+
+def _adapter(folder: Path, base: str) -> Report:
+    found = peft.read_peft(folder)
+    named = base or found.base
+    # what an adapter says of its base may be of another machine; what the user says must be there
+    other = stored(_folder(named)) if base or (named and resolve(named).is_dir()) else {}
+    changes = list[Change]()
+    for layer, (a, b) in found.tensors.items():
+        name, shape = f"{layer}.weight", (len(b), a.shape[1])
+        if other and (name not in other or other[name].shape != shape):
+            raise HoneError(f"{folder} adapts {name} of {shape}, which {named} does not have: it is of another model")
+        size = float(other[name].read().double().norm()) if other else None
+        changes.append(
+            Change(name=name, shape=shape, update=update_of(abs(found.scale(layer)) * low_rank_values(a, b), base=size))
+        )
+    notes = found.notes if other else (*found.notes, "no base model at hand: give --base for relative norms")
+    kinds = _kinds(stored(folder, [peft.WEIGHTS]))
+    return Report(model=str(folder), base=named if other else "", kinds=kinds, changes=tuple(changes), notes=notes)
