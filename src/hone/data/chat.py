@@ -48,16 +48,24 @@ def _continue(tokenizer: Tokenizer, tokens: list[int], texts: tuple[str, str], *
     A sampler has already committed to the prompt's tokens, so a merge across the boundary is not allowed.
     """
     before, after = texts
-    whole = tokenizer.encode(after, specials=specials)
-    if whole[: len(tokens)] == tokens:
-        return whole[len(tokens) :]
+    at, first = _last_special(tokenizer, before, tokens) if specials else (0, 0)
+    tail, whole = tokens[first:], tokenizer.encode(after[at:], specials=specials)
+    if whole[: len(tail)] == tail:
+        return whole[len(tail) :]
     rest = tokenizer.encode(after[len(before) :], specials=specials)
-    if tokenizer.decode(tokens + rest) != tokenizer.decode(whole):  # some decoders drop the first blank of a text
+    if tokenizer.decode(tail + rest) != tokenizer.decode(whole):  # some decoders drop the first blank of a text
         raise HoneError(
             f"the tokens of the text up to {before[-20:]!r} change when {after[len(before) :][:20]!r} follows: "
             "end the prompt with a special token or a line break"
         )
     return rest
+
+
+def _last_special(tokenizer: Tokenizer, text: str, tokens: list[int]) -> tuple[int, int]:
+    """Its place in the text and in the tokens; what comes after a special token is encoded by itself. (0, 0): none."""
+    at, name = max(((text.rfind(name), name) for name in tokenizer.special_tokens), default=(-1, ""))
+    first = next((i for i in range(len(tokens) - 1, -1, -1) if tokens[i] in tokenizer.special_ids), -1)
+    return (at, first) if min(at, first) >= 0 and tokens[first] == tokenizer.id_of(name) else (0, 0)
 
 
 def encode_messages(
@@ -125,11 +133,10 @@ def _written(tokenizer: Tokenizer, turn: list[int]) -> int:
 
 def _marked(tokenizer: Tokenizer, turn: Turn, ids: list[int]) -> list[bool]:
     """True on the turn's tokens that touch a mark, and on to the stop token, which the policy has to write."""
-    whole, places = tokenizer.encode_with_places(turn.after)
-    shift = 0
-    if whole[-len(ids) :] != ids:  # the prompt's last token would have merged with the first of the turn
-        shift = len(turn.before)
-        whole, places = tokenizer.encode_with_places(turn.after[shift:])
+    shift = len(turn.before)
+    alone, places = tokenizer.encode_with_places(turn.after[shift:])
+    if alone != ids:  # its first token looks different after the prompt
+        shift, (_, places) = 0, tokenizer.encode_with_places(turn.after)
     places = [(a + shift, b + shift) for a, b in places[-len(ids) :]]
     marked = [any(a < end and b > first for first, end in turn.marks or ()) for a, b in places]
     if True not in marked or marked[-1]:
@@ -173,27 +180,41 @@ def continue_chat(
         raise HoneError("the messages must end with the assistant's sampled turn: append it")
     if any(m["role"] == "assistant" for m in new) or not new:
         raise HoneError("the new messages are those of users and tools: give at least one, and none of the assistant")
-    known, text = list(messages), tokenizer.decode(tokens)
-    full = Dialogue(tokenizer, [*known, *new], tools=tools).opened()
-    if history == "exact" and not full.startswith(text):
-        remedy = 'go on with history="kept", or end the episode'
-        raise HoneError(not_a_prefix(text, full, turn=len(known), remedy=remedy))
-    suffix = full[len(text) :] if history == "exact" else _suffix(tokenizer, known, new, tools)
+    text = tokenizer.decode(tokens)
+    suffix = (_exact if history == "exact" else _kept)(tokenizer, text, (messages, new), tools)
     ids = tokenizer.encode(suffix, specials=True)
     if tokenizer.decode([*tokens, *ids]) != text + suffix:
         raise HoneError(f"the text {suffix[:30]!r} is not read the same after a stop token: use byte-level BPE")
     return ids
 
 
-def _suffix(tokenizer: Tokenizer, known: list[Message], new: Sequence[Message], tools: Sequence[Tool] | None) -> str:
-    """What follows the last assistant turn: the same after what was sampled and, if that is rewritten, after "x"."""
-    plain: list[Message] = [*known[:-1], {"role": "assistant", "content": "x"}]
-    for said in (known, plain):
-        dialogue = Dialogue(tokenizer, [*said, *new], tools=tools)
-        full, turn = dialogue.opened(), dialogue.turn(len(said) - 1)
-        if full.startswith(turn.after):
-            return full[len(turn.after) :]
-    raise HoneError(not_a_prefix(turn.after, full, turn=len(known), remedy="end the episode with this turn"))
+Talk = tuple[Sequence[Message], Sequence[Message]]  # up to the sampled turn, and after it
+
+
+def _exact(tokenizer: Tokenizer, text: str, talk: Talk, tools: Sequence[Tool] | None) -> str:
+    """What the rendering of all messages adds to the text of the tokens, with which it must begin."""
+    full = Dialogue(tokenizer, [*talk[0], *talk[1]], tools=tools).opened()
+    if not full.startswith(text):
+        remedy = 'go on with history="kept", or end the episode'
+        raise HoneError(not_a_prefix(text, full, turn=len(talk[0]), remedy=remedy))
+    return full[len(text) :]
+
+
+def _kept(tokenizer: Tokenizer, text: str, talk: Talk, tools: Sequence[Tool] | None) -> str:
+    """What the template writes after the stop token of the turn; a turn without calls is stood in for by a word."""
+    (*known, last), new = talk
+    word = next(f"answer{n}" for n in range(len(text) + 2) if f"answer{n}" not in str(talk))
+    turn: Message = last if last.get("tool_calls") else {"role": "assistant", "content": word}
+    dialogue = Dialogue(tokenizer, [*known, turn, *new], tools=tools)
+    full = dialogue.opened()
+    if turn is last:
+        after = dialogue.turn(len(known)).after
+        end = len(after) if full.startswith(after) else None
+    else:
+        end = dialogue.stop_end(full, full.index(word)) if full.count(word) == 1 else None
+    if end is None:
+        raise HoneError("the chat template does not show where the sampled turn ends: end the episode with it")
+    return full[end:]
 
 
 def render_prompt(

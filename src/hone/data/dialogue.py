@@ -109,15 +109,14 @@ class Dialogue:
 
     def _stop(self, text: str, start: int) -> int:
         """Where the first stop token after `start` ends; nothing but blanks and special tokens may follow it."""
-        names = sorted((self.tokenizer.eos, *self.tokenizer.stops))
-        ends = [(at, -at - len(name)) for name in names if (at := text.find(name, start)) >= 0]
-        if not ends:
+        end = self.stop_end(text, start)
+        if end is None:
+            names = sorted((self.tokenizer.eos, *self.tokenizer.stops))
             raise HoneError(
                 f"the chat template ends an assistant turn with {text[start:][-20:]!r}, not with a stop token "
                 f"({' '.join(names)}): write eos_token after the content, or add the end marker to stop_tokens in "
                 "tokenizer_config.json"
             )
-        end = -min(ends)[1]  # of two that begin at one place, the tokenizer reads the longer
         trailing = text[end:]
         for name in self.tokenizer.reserved:
             trailing = trailing.replace(name, "")
@@ -127,6 +126,12 @@ class Dialogue:
                 "move it before"
             )
         return end
+
+    def stop_end(self, text: str, start: int) -> int | None:
+        """Where the first stop token after `start` ends; of two that begin at one place, the longer is read."""
+        names = (self.tokenizer.eos, *self.tokenizer.stops)
+        found = [(at, -at - len(name)) for name in names if (at := text.find(name, start)) >= 0]
+        return -min(found)[1] if found else None
 
     def _check_nothing_lost(self, i: int, written: str) -> None:
         message = self.messages[i]

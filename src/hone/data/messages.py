@@ -9,6 +9,7 @@ from hone.errors import HoneError
 from hone.types import Message
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # the names a message's reasoning goes by
+ROLES = ("system", "user", "assistant", "tool")  # Phi-3 has its role markers among its stop tokens
 Tool = Mapping[str, Any]  # a JSON schema: {"type": "function", "function": {"name": ..., "parameters": ...}}
 
 
@@ -24,7 +25,8 @@ def check_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
         if m["role"] == "assistant" and empty:
             raise HoneError(f"message {n} is an empty assistant turn: remove it or fill it")
         _refuse_special(tokenizer, clean, f"message {n}")
-        if any(m["role"] == stop.strip("<|>") for stop in (tokenizer.eos, *tokenizer.stops)):
+        spelt = any(m["role"] == stop.strip("<|>") for stop in (tokenizer.eos, *tokenizer.stops))
+        if spelt and m["role"] not in ROLES:
             raise HoneError(f"message {n} has the role {m['role']!r}, the name of a stop token: use another role")
 
 
