@@ -1,6 +1,7 @@
 """From a recipe to the objects of a run. The only place that turns settings into things."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ import torch
 from hone.algo import ALGORITHMS, Algorithm
 from hone.algo.weight import mismatch
 from hone.config import Choice, build_choice, unknown
+from hone.data import assemble
 from hone.data import rows as dataset
-from hone.data.source import Source, read_rows
+from hone.data.assemble import Loaded, Reading
+from hone.data.budget import WINDOW, Budgeted
+from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer, check_fits
 from hone.errors import HoneError
 from hone.load import load_function
@@ -30,7 +34,7 @@ from hone.reward.verify import VERIFIERS
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
 from hone.train.step import Correct, Learner, Trainable
-from hone.types import Group, Model, Task
+from hone.types import Model, Task
 
 SCORERS = {"reward_model": "reward", "process_reward_model": "step"}  # algorithms that train a head, and its kind
 
@@ -143,27 +147,49 @@ def learner(recipe: Recipe, policy: Trainable, ref: Model | None) -> Learner:
     )
 
 
-def load_rows(data: str | Sequence[Any]) -> tuple[list[Any], str]:
-    """The rows and what to call them in an error."""
-    if isinstance(data, str):
-        return read_rows(data), data
-    for n, row in enumerate(data, start=1):
-        if not isinstance(row, Mapping | Task):
-            raise HoneError(f"data row {n} is {type(row).__name__}: write each row as {{column: value}} or a hone.Task")
-    return list(data), "data"
+def reading(recipe: Recipe, vocabulary: Tokenizer) -> Reading:
+    """How the recipe's data is read."""
+    r = recipe.read
+    chat = r.chat == "always" or (r.chat == "auto" and vocabulary.chat_template is not None)
+    return Reading(skip_bad=r.skip_bad, overlong=r.overlong, stream=r.stream, buffer=r.buffer, chunk=r.chunk, chat=chat)
 
 
-def tasks(data: str | Sequence[Any], vocabulary: Tokenizer, *, room: int) -> list[Task]:
-    """Problems whose prompts leave room for a completion."""
-    rows, name = load_rows(data)
-    plain = [_row(r) if isinstance(r, Task) else r for r in rows]
-    return dataset.to_tasks(plain, vocabulary, name=name, max_tokens=room)
+def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
+    """The rows in Hone's columns and what to call them in an error; no row of what stays on the disk."""
+    parts = assemble.locate(data, how)
+    held = [part for part in parts if not assemble.is_streamed(part, how)]
+    rows = [row for part in held for row, _ in assemble.plain_rows(part, how, dataset.Tally())]
+    return rows, " + ".join(part.name for part in parts)
 
 
-def _row(task: Task) -> dict[str, Any]:
-    """A Task written in Python passes the same checks as a row of a file."""
-    named = {"prompt": task.prompt, "answer": task.answer, "id": task.id or None}
-    return {**task.extra, **{name: value for name, value in named.items() if value is not None}}
+def tasks(data: str | Sequence[Any], vocabulary: Tokenizer, *, room: int, how: Reading | None = None) -> list[Task]:
+    """Problems whose prompts leave room for a completion, in order."""
+    how = how or Reading(chat=vocabulary.chat_template is not None)
+    parts = assemble.locate(data, how)
+    return [task for part in parts for task in assemble.held(part, how, _tasker(vocabulary, how, room))]
+
+
+def feed(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> Loaded:
+    """The data of a run in its endless order: problems online, groups of rows offline."""
+    how = reading(recipe, vocabulary)
+    if algo.online:
+        make = partial(_tasker, vocabulary, how, context - 1)
+        return assemble.load(recipe.data, how, make, seed=recipe.seed)
+    if not isinstance(recipe.data, str) and any(isinstance(row, Task) for row in recipe.data):
+        raise HoneError(f"data has tasks, {recipe.algo_name} reads rows: write each as {{column: value}}")
+    loaded = assemble.load(recipe.data, how, partial(_grouper, vocabulary, how, context), seed=recipe.seed)
+    for name, converter in loaded.converters.items():
+        _check_shape(recipe, algo, name, converter.shape if isinstance(converter, dataset.Grouper) else None)
+    return _budgeted(recipe, loaded) if recipe.train.tokens else loaded
+
+
+        micro_tokens=t.micro_tokens or t.tokens,
+def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> dataset.Tasker:
+    return dataset.Tasker(tokenizer=vocabulary, max_tokens=room, overlong=how.overlong, skip_bad=how.skip_bad)
+
+
+def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> dataset.Grouper:
+    return dataset.Grouper(tokenizer=vocabulary, max_tokens=context, overlong=how.overlong, skip_bad=how.skip_bad)
 
 
 SHAPES = {
@@ -174,17 +200,12 @@ SHAPES = {
 }
 
 
-def groups(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> list[Group]:
-    """The rows of an offline run, of the shape its algorithm reads."""
-    rows, name = load_rows(recipe.data)
-    if any(isinstance(row, Task) for row in rows):
-        raise HoneError(f"{name} has tasks, {recipe.algo_name} reads rows: write each as {{column: value}}")
-    converted = dataset.to_groups(rows, vocabulary, name=name, max_tokens=context)
+def _check_shape(recipe: Recipe, algo: Algorithm, name: str, shape: dataset.Shape | None) -> None:
     expected = SHAPES.get(recipe.algo_name, (dataset.Shape.PREFERENCE,) if algo.unit == 2 else ())
-    if expected and converted.shape not in expected:
+    if expected and shape not in expected:
         wanted = " or ".join(f"({s})" for s in expected)
-        raise HoneError(f"{name} has the columns ({converted.shape}), {recipe.algo_name} reads {wanted}: rename them")
-    return converted.groups
+        raise HoneError(f"{name} has the columns ({shape}), {recipe.algo_name} reads {wanted}: rename them")
+
 
 
 def reward(spec: str | Mapping[str, float] | Callable[..., Any], vocabulary: Tokenizer) -> RewardScorer:
@@ -207,6 +228,11 @@ def _named_reward(name: str, vocabulary: Tokenizer) -> Callable[..., Any]:
     scorer = load_scorer(Path(folder))
     check_fits(vocabulary, scorer.decoder.config.vocab_size)
     return RewardModel(score=scorer.eval(), pad_id=vocabulary.pad_id)
+def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:
+    """Batches by tokens; a window is no more than the data, so that small data comes in whole epochs."""
+    inner = loaded.feed
+    window = min(WINDOW, len(inner)) if isinstance(inner, Source) else WINDOW
+    return replace(loaded, feed=Budgeted(inner, tokens=recipe.train.tokens, seed=recipe.seed, window=window))
 
 
 def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int) -> SampleParams:
@@ -227,8 +253,3 @@ def correction(recipe: Recipe) -> Correct | None:
     if recipe.train.mismatch == "none":
         return None
     return partial(mismatch, how=recipe.train.mismatch, cap=recipe.train.mismatch_cap)
-
-
-def source(items: Sequence[Any], *, seed: int) -> Source[Any]:
-    """Shuffled by the seed, endless, resumable."""
-    return Source(items, seed=seed)

@@ -1,5 +1,6 @@
 """The objects of a run and how they are built: every part before the first step, and the checkpoint of all of it."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 
 from hone import build
 from hone.algo import Algorithm
-from hone.data.source import Source
+from hone.data.source import Feed
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.log.monitor import Monitor
@@ -38,11 +39,12 @@ class Run:
     tokenizer: Tokenizer
     policy: Policy | Scorer
     learner: Learner
-    source: Source[Any]
+    source: Feed[Any]
     monitor: Monitor
     roller: Roller | None = None  # online only
     reward: RewardScorer | None = None
     held_out: Sequence[Task] = ()
+    notes: Sequence[str] = ()  # what became of the data
 
     @property
     def step(self) -> int:
@@ -74,8 +76,10 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         algo=algo,
         tokenizer=vocabulary,
         policy=policy,
+    loaded = build.feed(recipe, vocabulary, algo, context=context)
         learner=learner,
-        source=build.source(_items(recipe, vocabulary, algo, context=context), seed=recipe.seed),
+        source=loaded.feed,
+        notes=loaded.notes,
         monitor=Monitor(recipe.limits),
     )
     if algo.online:
@@ -84,7 +88,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
         job.reward = build.reward(recipe.reward, vocabulary)
         if recipe.eval_data:
-            job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1)
+            how = build.reading(recipe, vocabulary)
+            job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)
     if resume_from is not None:
         restore(resume_from, policy, learner, recipe=recipe, parts=parts(job))
         if job.roller:
@@ -105,12 +110,6 @@ def _start(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
             f"{folder} is damaged, and the run goes on from it: start a new run, with model.path set to a checkpoint"
         ) from error
     return Tokenizer.load(folder), load_decoder(folder)
-
-
-def _items(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> Sequence[Any]:
-    if not algo.online:
-        return build.groups(recipe, vocabulary, algo, context=context)
-    return build.tasks(recipe.data, vocabulary, room=context - 1)
 
 
 def parts(job: Run) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Only the edge (command line, runner, recipes) reads these; everything below takes plain arguments.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -55,7 +55,9 @@ class TrainSpec:
     prompts: int = 32  # online: prompts a step; offline: rows, or pairs, a step
     epochs: int = 1
     minibatches: int = 1
+    tokens: int = 0  # offline: the most tokens a step, padding included, in place of `prompts`; 0: off
     micro_rows: int = 64  # rows in memory at once; changes no number
+    micro_tokens: int = 0  # tokens in memory at once, in place of micro_rows; 0: `tokens`, or off
     layout: Literal["padded", "packed"] = "padded"
     refill_rounds: int = 8  # how often an algorithm may ask for more prompts to fill a step
     mismatch: Literal["none", "truncate", "mask"] = "none"  # what corrects old_logp against gen_logp
@@ -70,6 +72,19 @@ class TrainSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimSpec:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSpec:
+    """How data is read."""
+
+    skip_bad: bool = False  # skip, count and list rows that cannot be used, instead of refusing the data
+    # rows longer than the context: refused, dropped, or cut at their end (never a prompt of an online run)
+    overlong: Literal["error", "drop", "truncate"] = "error"
+    stream: Literal["auto", "always", "never"] = "auto"  # auto: what is over 256 MiB stays on the disk
+    buffer: int = 10_000  # rows of a stream in memory, among which they are shuffled
+    chunk: int = 0  # characters of a .txt document, in whole lines; 0: a document ends at a blank line
+    chat: Literal["auto", "always", "never"] = "auto"  # instructions as messages; auto: where there is a chat template
+
+
     """AdamW and its learning rate."""
 
     lr: float = 1e-4
@@ -119,7 +134,10 @@ class Recipe:
     name: str = "run"
     seed: int = 0
     model: ModelSpec = field(default_factory=ModelSpec)
-    data: str | Sequence[Any] = ""  # a JSONL file; in Python also rows (dicts) or Tasks
+    # A file (.jsonl .json .csv .tsv .parquet .arrow .txt, text also .gz), a pattern, "gsm8k:train" or
+    # "hf:owner/name:split"; several as "a.jsonl*0.7+b.jsonl*0.3".
+    # In Python also rows (dicts), Tasks, or a list of (data, weight).
+    data: str | Sequence[Any] = ""
     eval_data: str | Sequence[Any] = ""
     # {"math": 1.0, "format": 0.1}, one name, "rewards.py:function", or in Python a function
     reward: str | Mapping[str, float] | Callable[..., Any] = field(default_factory=dict[str, float])
@@ -130,6 +148,7 @@ class Recipe:
     optim: OptimSpec = field(default_factory=OptimSpec)
     lora: LoraSpec = field(default_factory=LoraSpec)
     critic: CriticSpec = field(default_factory=CriticSpec)
+    read: ReadSpec = field(default_factory=ReadSpec)
     save: SaveSpec = field(default_factory=SaveSpec)
     limits: Limits = field(default_factory=Limits)
     out: str = "runs/{name}"
@@ -138,6 +157,9 @@ class Recipe:
         if isinstance(self.reward, str) and _is_reward_name(self.reward):
             object.__setattr__(self, "reward", {self.reward: 1.0})
 
+        for name in ("data", "eval_data"):  # an iterator can be read once, a recipe's data more often
+            if isinstance(given := getattr(self, name), Iterable) and not isinstance(given, str | Sequence | Mapping):
+                object.__setattr__(self, name, list(given))
     @property
     def run_dir(self) -> Path:
         """Where the run is written."""
@@ -158,7 +180,8 @@ _AT_LEAST: dict[str, float] = {
     "seed": 0, "model.vocab_size": 0, "model.hidden_size": 1, "model.intermediate_size": 1, "model.layers": 1,
     "model.heads": 1, "model.kv_heads": 1, "model.context": 2, "sample.group": 1, "sample.max_tokens": 1,
     "sample.top_k": 0, "sample.min_p": 0, "sample.max_rows": 1, "train.steps": 1, "train.prompts": 1,
-    "train.epochs": 1, "train.minibatches": 1, "train.micro_rows": 1, "train.refill_rounds": 1,
+    "train.epochs": 1, "train.minibatches": 1, "train.micro_rows": 1, "train.refill_rounds": 1, "train.tokens": 0,
+    "train.micro_tokens": 0, "read.buffer": 1, "read.chunk": 0,
     "train.max_invalid": 0, "train.reference_refresh": 0, "train.eval_every": 0, "train.eval_samples": 1,
     "train.threads": 0, "optim.critic_lr": 0, "optim.weight_decay": 0, "optim.warmup": 0, "lora.rank": 0,
     "save.every": 0, "save.keep": 1,
@@ -188,6 +211,9 @@ def plan(recipe: Recipe) -> str:
     made = f"{_count(train.prompts, 'prompt')} x {_count(each, 'sample')} = {_count(train.prompts * each, 'row')}"
     if not recipe.online:
         each = 2 if recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2 else 1
+    if train.tokens:
+        most = train.micro_tokens or train.tokens
+        return f"at most {train.tokens} tokens = 1 update; micro-batches of at most {most} tokens"
         made = f"{_count(train.prompts, 'pair')} = " if each == 2 else ""
         made += _count(train.prompts * each, "row")
     cut = f"{_count(train.epochs, 'epoch')} x {_count(train.minibatches, 'minibatch')}"
@@ -200,6 +226,8 @@ def _micro_batches(train: TrainSpec, rows: int) -> str:
     small, larger = divmod(rows, train.minibatches)
     sizes = [small + (i < larger) for i in range(train.minibatches)]
     number = train.epochs * sum(-(-size // train.micro_rows) for size in sizes)
+    if train.micro_tokens:
+        return f"micro-batches of at most {train.micro_tokens} tokens"
     most = min(max(sizes), train.micro_rows)
     even = all(size % most == 0 for size in sizes)
     shown = f"{_count(most, 'row')} each" if even else f"at most {_count(most, 'row')}"
@@ -285,6 +313,18 @@ def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
         (not all(0 <= beta < 1 for beta in optim.betas), f"optim.betas is {optim.betas}: each must be in [0, 1)"),
         (
             train.mismatch != "none" and train.mismatch_cap < 1,
+        (
+            recipe.online and train.tokens > 0,
+            f"train.tokens cuts rows that are read, {recipe.algo_name} samples its own: set train.micro_tokens",
+        ),
+        (
+            recipe.online and recipe.read.overlong == "truncate",
+            "read.overlong is truncate, but a prompt is never cut: set read.overlong=drop",
+        ),
+        (
+            recipe.algo_name == "kto" and train.tokens > 0,
+            "kto compares each row with the next, so a step needs two: set train.prompts and train.micro_tokens",
+        ),
             f"train.mismatch_cap is {train.mismatch_cap}: it must be at least 1, the ratio of two equal policies",
         ),
     ]

@@ -161,7 +161,7 @@ def _train(job: Run, folder: Path) -> Path:
             f"{recipe.name}: {job.step} of {steps} steps are done; for more: hone run RECIPE --resume train.steps=N"
         )
     else:
-        progress.note(f"{recipe.name}: {plan(recipe)}")
+        progress.note("; ".join([f"{recipe.name}: {plan(recipe)}", *job.notes]))
         try:
             _turn(job, folder, progress)
         finally:
@@ -177,7 +177,7 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
         truncate_after(path, job.step)
     with Stopper() as stopper:
         for iteration in _iterations(job):
-            metrics = dict(iteration.metrics) | _evaluation(job)
+            metrics = dict(iteration.metrics) | job.source.progress() | _evaluation(job)
             sink.write(job.step, metrics)
             progress.step(metrics)
             if job.algo.online:

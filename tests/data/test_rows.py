@@ -179,7 +179,7 @@ def test_a_missing_column_is_named(shape):
 
 
 def test_rows_of_two_shapes_in_one_dataset_are_refused():
-    with pytest.raises(HoneError, match="row 2 has the columns"):
+    with pytest.raises(HoneError, match="dataset row 2: it has the columns"):
         to_groups([GOLD[Shape.COMPLETION], GOLD[Shape.LABELLED]], TOK)
     forced = to_groups([GOLD[Shape.COMPLETION], GOLD[Shape.LABELLED]], TOK, shape=Shape.COMPLETION)
     assert len(forced.groups) == 2

@@ -42,7 +42,8 @@ def test_jsonl_and_json_give_the_same_rows(tmp_path):
         ("a.json", b'{"a": 1}', "holds an object, not a list"),
         ("a.json", b'[{"a": 1}, 3]', "item 2 is a number"),
         ("a.json", b"", "is not valid JSON"),
-        ("a.parquet", b"PAR1", "is not .jsonl or .json"),
+        ("a.parquet", b"PAR1", "is not a whole parquet file"),
+        ("a.xlsx", b"PK", "is not a kind of file Hone reads (.jsonl, "),
     ],
 )
 def test_a_broken_file_is_named_with_its_line(tmp_path, name, data, says):

@@ -119,7 +119,11 @@ def test_a_wrong_settings_file(text: str | None, says: str, refuse, tmp_path: Pa
 def test_a_missing_or_strange_data_file(refuse, tmp_path: Path):
     assert "No such file or directory: give the path of a dataset file" in refuse("sft", f"data={tmp_path}/no.jsonl")
     (tmp_path / "rows.csv").write_text("prompt,answer\n")
-    assert "rows.csv is not .jsonl or .json: convert it" in refuse("sft", f"data={tmp_path}/rows.csv")
+    assert "rows.csv is empty: it needs at least one row" in refuse("sft", f"data={tmp_path}/rows.csv")
+    (tmp_path / "rows.xlsx").write_text("PK")
+    assert "rows.xlsx is not a kind of file Hone reads" in refuse("sft", f"data={tmp_path}/rows.xlsx")
+    assert "no file matches" in refuse("sft", f"data={tmp_path}/*.jsonl")
+    assert "no dataset of that name is known (gsm8k, " in refuse("sft", "data=gsm9k")
     (tmp_path / "folder.jsonl").mkdir()
     assert "Is a directory" in refuse("sft", f"data={tmp_path}/folder.jsonl")
 
@@ -132,7 +136,7 @@ def test_a_missing_or_strange_data_file(refuse, tmp_path: Path):
         ("\n  \n", "rows.jsonl is empty: it needs at least one row"),
         ('{"prompt": "a", "completion": "b"}\n{"prompt": \n', "rows.jsonl line 2 is not valid JSON"),
         ("[1, 2]\n", "rows.jsonl line 1 is a list, not an object: write one row as {column: value}"),
-        ('{"question": "a"}\n', "row 1"),
+        ('{"question": "a"}\n', "line 1"),
         ('{"prompt": "", "completion": "b", "chosen": "b", "rejected": "c"}\n', 'column "prompt" is empty'),
         ('{"prompt": 3, "completion": "b", "chosen": "b", "rejected": "c"}\n', 'column "prompt" is int'),
         ('{"prompt": null, "completion": "b", "chosen": "b", "rejected": "c"}\n', 'column "prompt" is null'),
@@ -168,7 +172,7 @@ def test_rows_longer_than_the_context(refuse, tmp_path: Path):
     rows = [{"prompt": "1", "completion": "2", "chosen": "3", "rejected": "4"}]
     rows += [{"prompt": long, "completion": "2", "chosen": "3", "rejected": "4"}]
     data = f"data={write_rows(tmp_path / 'rows.jsonl', rows)}"
-    assert "rows.jsonl row 2: the prompt has 60 tokens, the limit is 47: shorten it" in refuse("grpo", data)
+    assert "rows.jsonl line 2: the prompt has 60 tokens, the limit is 47: shorten it" in refuse("grpo", data)
     for algo in ("sft", "dpo"):
         settings = [data]
         if algo == "sft":

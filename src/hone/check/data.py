@@ -18,6 +18,8 @@ REMEDY_BUG = "rows were mixed up after they were read: this is a bug of Hone or 
 
 def pairing(probe: Probe) -> Finding:
     """What the shuffled source hands out is the dataset's: each prompt with its own answer, or completion."""
+    if not probe.raw:
+        return skipped("the data is read from the disk as the run goes on: there is nothing to compare it with")
     if probe.job.algo.online:
         strange = [task for task in probe.tasks if not _is_its_row(task, probe.raw)]
         known = (
@@ -69,6 +71,7 @@ def _written(row: Mapping[str, Any]) -> str:
 
 def _same(group: Group, row: Mapping[str, Any], probe: Probe) -> bool:
     again = dataset.CONVERTERS[dataset.shape_of(row)](row, probe.job.tokenizer)
+    again = dataset.cut(again, probe.job.policy.decoder.config.max_position_embeddings)  # what fits stays whole
     return list(map(_content, group)) == list(map(_content, again))
 
 
@@ -106,7 +109,7 @@ def _leaks(probe: Probe, rows: list[dict[str, Any]]) -> tuple[int, int]:
     if not probe.job.recipe.eval_data:
         return 0, 0
     known = {_prompt(row) for row in rows if "prompt" in row}
-    held_out = [_prompt(_plain(row)) for row in build.load_rows(probe.job.recipe.eval_data)[0]]
+    held_out = [_prompt(_plain(row)) for row in build.load_rows(probe.job.recipe.eval_data, probe.how)[0]]
     return sum(prompt in known for prompt in held_out), len(held_out)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from hone import build
 from hone.algo.select import reward_of
+from hone.data.assemble import Reading
 from hone.data.chat import render_prompt
 from hone.data.collate import collate, mismatched
 from hone.errors import HoneError
@@ -54,7 +55,12 @@ class Probe:
     @cached_property
     def raw(self) -> list[Any]:
         """The dataset as it is read, before anything of ours has touched it."""
-        return build.load_rows(self.job.recipe.data)[0]
+        return build.load_rows(self.job.recipe.data, self.how)[0]
+
+    @property
+    def how(self) -> Reading:
+        """How the run reads its data."""
+        return build.reading(self.job.recipe, self.job.tokenizer)
 
     @cached_property
     def groups(self) -> list[Group]:

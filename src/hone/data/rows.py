@@ -1,30 +1,49 @@
 """Dataset rows, in the ecosystem's column names, to records; a bad row is refused by file, number and column."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hone.data.chat import encode_completion, encode_messages, encode_steps, render_prompt
+from hone.data.parse import shown
+from hone.data.shapes import Row, Shape, names_of, shape_of
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.types import Group, Message, Rollout, Stop, Task
 
-Row = Mapping[str, Any]
 Overlong = Literal["error", "drop", "truncate"]
+LISTED = 3  # bad rows that are shown when they are skipped
 
 
-class Shape(StrEnum):
-    """What a row is for, told by its columns."""
+@dataclass(kw_only=True)
+class Tally:
+    """What became of the rows, for the first line of a run."""
 
-    TEXT = "text"  # pre-training
-    COMPLETION = "prompt, completion"  # SFT
-    MESSAGES = "messages"  # SFT on every assistant turn
-    PREFERENCE = "prompt, chosen, rejected"  # reward models, DPO and its kin
-    LABELLED = "prompt, completion, label"  # KTO
-    STEPS = "prompt, steps, step_labels"  # process reward models
-    TASK = "prompt"  # reinforcement learning; `answer` and other columns go to the reward
+    rows: int = 0  # that are trained on
+    truncated: int = 0
+    dropped: int = 0  # longer than the limit
+    skipped: int = 0  # bad
+    reasons: list[str] = field(default_factory=list[str])  # of the first bad ones
+    written: Counter[str] = field(default_factory=Counter[str])  # rows converted, by the way they were written
+    left_out: Counter[str] = field(default_factory=Counter[str])  # rows a named dataset is known to be better without
+
+    def skip(self, reason: str) -> None:
+        """Count a bad row."""
+        self.skipped += 1
+        self.reasons += [reason] if len(self.reasons) < LISTED else []
+
+    def words(self, limit: int) -> str:
+        """All that is worth saying: "" where every row is trained on as it was written."""
+        said = [f"{n} rows converted from {how}" for how, n in self.written.items()]
+        said += [f"{n} rows left out ({why})" for why, n in self.left_out.items()]
+        said += [f"{self.truncated} rows cut to {limit} tokens"] if self.truncated else []
+        said += [f"{self.dropped} rows of more than {limit} tokens dropped"] if self.dropped else []
+        if self.skipped:
+            shown = "; ".join(self.reasons)
+            said.append(f"{self.skipped} bad rows skipped: {shown}{'; ...' if self.skipped > LISTED else ''}")
+        return ", ".join(said)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,32 +56,10 @@ class Converted:
     truncated: int = 0
 
 
-def shape_of(row: Row) -> Shape:
-    """The most specific shape whose telling column is there."""
-    telling = (
-        (Shape.PREFERENCE, row.keys() & {"chosen", "rejected"}),
-        (Shape.STEPS, row.keys() & {"steps", "step_labels", "completions"}),
-        (Shape.LABELLED, row.keys() >= {"completion", "label"}),
-        (Shape.COMPLETION, "completion" in row),
-        (Shape.MESSAGES, "messages" in row),
-        (Shape.TASK, "prompt" in row),
-        (Shape.TEXT, "text" in row),
-    )
-    for shape, found in telling:
-        if found:
-            return shape
-    known = "; ".join(Shape)
-    raise HoneError(f"columns {_names(row)} are no shape Hone knows: rename them to one of: {known}")
-
-
-def _names(row: Row) -> str:
-    return ", ".join(map(str, row)) or "(none)"
-
-
 def _column(row: Row, name: str) -> Any:
     """The value of a column that must be there and filled."""
     if name not in row:
-        raise HoneError(f'column "{name}" is missing (found: {_names(row)}): add it or rename one')
+        raise HoneError(f'column "{name}" is missing (found: {names_of(row)}): add it or rename one')
     value = row[name]
     if value is None:
         raise HoneError(f'column "{name}" is null: fill it or remove the row')
@@ -198,6 +195,80 @@ CONVERTERS: dict[Shape, Callable[[Row, Tokenizer], Group]] = {
 }
 
 
+@dataclass(kw_only=True)
+class Grouper:
+    """Rows to groups, one at a time. All have one shape, the first one's unless it is given.
+
+    max_tokens 0 is no limit. A row over it is refused, dropped, or cut at its end and marked as unfinished.
+    """
+
+    tokenizer: Tokenizer
+    shape: Shape | None = None
+    max_tokens: int = 0
+    overlong: Overlong = "error"
+    skip_bad: bool = False
+    tally: Tally = field(default_factory=Tally)
+    first: str = ""  # where the shape was seen
+
+    def __call__(self, row: Row, where: str) -> Group | None:
+        """The group, or None where the row is skipped or dropped; else HoneError that shows the row."""
+        try:
+            group = self._convert(row, where)
+        except HoneError as error:
+            return _refused(error, row, where, skip=self.skip_bad, tally=self.tally)
+        longest = max(len(r.tokens) for r in group)
+        if self.max_tokens and longest > self.max_tokens:
+            if self.overlong == "error":
+                raise HoneError(_too_long(where, longest, self.max_tokens))
+            group = cut(group, self.max_tokens) if self.overlong == "truncate" else []
+            self.tally.truncated += bool(group)
+            self.tally.dropped += not group
+        self.tally.rows += bool(group)
+        return group or None
+
+    def _convert(self, row: Row, where: str) -> Group:
+        if self.shape is None:
+            self.shape, self.first = shape_of(row), where
+        if self.shape is Shape.TASK:
+            raise HoneError("the data has prompts but nothing to train on: add completions, or train with a reward")
+        group = CONVERTERS[self.shape](row, self.tokenizer)
+        if self.first and (found := shape_of(row)) is not self.shape:
+            raise HoneError(f"it has the columns ({found}), {self.first} ({self.shape}): split the dataset")
+        return group
+
+
+@dataclass(kw_only=True)
+class Tasker:
+    """Rows to problems, one at a time, whose prompts have at most max_tokens tokens (0: no limit); never cut."""
+
+    tokenizer: Tokenizer
+    max_tokens: int = 0
+    overlong: Overlong = "error"
+    skip_bad: bool = False
+    tally: Tally = field(default_factory=Tally)
+
+    def __call__(self, row: Row, where: str, *, id: str = "") -> Task | None:
+        """The problem, or None where the row is skipped or dropped; else HoneError that shows the row."""
+        try:
+            task = task_row(row, id=id or where)
+            length = len(render_prompt(self.tokenizer, task.prompt))
+        except HoneError as error:
+            return _refused(error, row, where, skip=self.skip_bad, tally=self.tally)
+        if self.max_tokens and length > self.max_tokens:
+            if self.overlong != "drop":
+                raise HoneError(_too_long(f"{where}: the prompt", length, self.max_tokens))
+            self.tally.dropped += 1
+            return None
+        self.tally.rows += 1
+        return task
+
+
+def _refused(error: HoneError, row: Row, where: str, *, skip: bool, tally: Tally) -> None:
+    if not skip:
+        raise HoneError(f"{where}: {error} (the row: {shown(row)})") from error
+    tally.skip(f"{where}: {error}")
+
+
 def to_groups(
     rows: Sequence[Row],
     tokenizer: Tokenizer,
@@ -208,24 +279,13 @@ def to_groups(
     overlong: Overlong = "error",
 ) -> Converted:
     """Every row to a group; all rows have one shape, told by the first unless given; max_tokens 0 is no limit."""
-    first = _at(name, 1, shape_of, _first(rows, name)) if shape is None else shape
-    if first is Shape.TASK:
-        raise HoneError(f"{name} has prompts but nothing to train on: add completions, or train with a reward")
-    groups, dropped, truncated = list[Group](), 0, 0
-    for n, row in enumerate(rows, start=1):
-        group = _at(name, n, CONVERTERS[first], row, tokenizer)
-        if shape is None and shape_of(row) is not first:
-            raise HoneError(f"{name} row {n} has the columns ({shape_of(row)}), row 1 ({first}): split the dataset")
-        longest = max(len(r.tokens) for r in group)
-        if max_tokens and longest > max_tokens:
-            if overlong == "error":
-                raise HoneError(_too_long(f"{name} row {n}", longest, max_tokens))
-            group = _cut(group, max_tokens) if overlong == "truncate" else []
-            truncated, dropped = truncated + bool(group), dropped + (not group)
-        groups += [group] if group else []
-    if not groups:
+    convert = Grouper(tokenizer=tokenizer, shape=shape, max_tokens=max_tokens, overlong=overlong)
+    made = [convert(row, f"{name} row {n}") for n, row in enumerate(_some(rows, name), start=1)]
+    groups = [group for group in made if group]
+    if not groups or convert.shape is None:
         raise HoneError(f"{name}: all {len(rows)} rows exceed {max_tokens} tokens: shorten them or raise the context")
-    return Converted(shape=first, groups=groups, dropped=dropped, truncated=truncated)
+    tally = convert.tally
+    return Converted(shape=convert.shape, groups=groups, dropped=tally.dropped, truncated=tally.truncated)
 
 
 def to_tasks(
@@ -237,41 +297,27 @@ def to_tasks(
     overlong: Literal["error", "drop"] = "error",
 ) -> list[Task]:
     """Every row to a problem whose prompt has at most max_tokens tokens (0: no limit); a prompt is never cut."""
-    _first(rows, name)
-    tasks = list[Task]()
-    for n, row in enumerate(rows, start=1):
-        task = _at(name, n, task_row, row, id=str(n))
-        length = len(_at(name, n, render_prompt, tokenizer, task.prompt))
-        if not max_tokens or length <= max_tokens:
-            tasks.append(task)
-        elif overlong != "drop":
-            raise HoneError(_too_long(f"{name} row {n}: the prompt", length, max_tokens))
+    convert = Tasker(tokenizer=tokenizer, max_tokens=max_tokens, overlong=overlong)
+    made = [convert(row, f"{name} row {n}", id=str(n)) for n, row in enumerate(_some(rows, name), start=1)]
+    tasks = [task for task in made if task is not None]
     if not tasks:
         raise HoneError(f"{name}: all {len(rows)} prompts exceed {max_tokens} tokens: shorten them")
     return tasks
 
 
-def _first(rows: Sequence[Row], name: str) -> Row:
+def _some(rows: Sequence[Row], name: str) -> Sequence[Row]:
     if not rows:
         raise HoneError(f"{name} has no rows: give it at least one")
-    return rows[0]
-
-
-def _at(name: str, n: int, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Call a function on row n, naming file and row in its error."""
-    try:
-        return function(*args, **named)
-    except HoneError as error:
-        raise HoneError(f"{name} row {n}: {error}") from error
+    return rows
 
 
 def _too_long(where: str, length: int, limit: int) -> str:
     return f"{where} has {length} tokens, the limit is {limit}: shorten it or raise the context"
 
 
-def _cut(group: Group, limit: int) -> Group:
+def cut(group: Group, limit: int) -> Group:
     """The group cut to `limit` tokens a row, or nothing where that leaves a row without a trained token."""
-    cut = list[Rollout]()
+    kept = list[Rollout]()
     for r in group:
         short = replace(
             r,
@@ -283,5 +329,5 @@ def _cut(group: Group, limit: int) -> Group:
         labelled = any(not math.isnan(x) for x in short.step_label)
         if not any(short.mask) or (short.step_label and not labelled):
             return []
-        cut.append(short)
-    return cut
+        kept.append(short)
+    return kept

@@ -1,63 +1,47 @@
 """Reading dataset files, and an endless, resumable order over their rows."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from hone.data.files import File
 from hone.errors import HoneError
 
 T = TypeVar("T")
 
 
+class Feed(Protocol[T]):
+    """An endless, resumable order over rows: from memory, from files, or mixed of several."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def epoch(self) -> float: ...
+
+    def take(self, n: int) -> list[T]: ...
+
+    def progress(self) -> dict[str, float]: ...
+
+    def state(self) -> Mapping[str, Any]: ...
+
+    def load(self, state: Mapping[str, Any]) -> None: ...
+
+
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The objects of a .jsonl file (one a line, blank lines skipped) or of a .json list."""
-    path = Path(path)
-    if path.suffix not in (".jsonl", ".json"):
-        raise HoneError(f"{path} is not .jsonl or .json: convert it to JSON lines, one object a line")
-    try:
-        data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    except OSError as error:
-        raise HoneError(f"cannot read {path}: {error.strerror}: give the path of a dataset file") from error
-    if path.suffix == ".json":
-        value = _parse(data, str(path))
-        if not isinstance(value, list):
-            raise HoneError(f"{path} holds {_kind(value)}, not a list: write a list of objects, or use .jsonl")
-        rows = [_object(item, f"{path} item {n}") for n, item in enumerate(value, start=1)]
-    else:  # only b"\n" ends a line: str.splitlines would also cut at U+2028 inside a JSON string
-        lines = ((f"{path} line {n}", line) for n, line in enumerate(data.split(b"\n"), start=1))
-        rows = [_object(_parse(line, where), where) for where, line in lines if line.strip()]
+    """The rows of a dataset file, all of them; a bad one is an error that names its line."""
+    file = File(path=Path(path))
+    rows = list[dict[str, Any]]()
+    for read in file.read():
+        if read.problem:
+            raise HoneError(f"{file.name} {file.unit} {read.number} {read.problem}")
+        rows.append(read.row)
     if not rows:
         raise HoneError(f"{path} is empty: it needs at least one row")
     return rows
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _parse(data: bytes, where: str) -> Any:
-    try:
-        return json.loads(data.decode("utf-8"), parse_constant=_refuse_constant)
-    except UnicodeDecodeError as error:
-        raise HoneError(f"{where} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
-    except (ValueError, RecursionError) as error:
-        raise HoneError(f"{where} is not valid JSON ({error}): correct it") from error
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise HoneError(f"{where} is {_kind(value)}, not an object: write one row as {{column: value}}")
-    return value
 
 
 class Source(Generic[T]):
@@ -89,6 +73,10 @@ class Source(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def progress(self) -> dict[str, float]:
+        """Nothing: what the log says of one dataset follows from its steps."""
+        return {}
 
     def take(self, n: int) -> list[T]:
         """The next n rows; a batch may straddle epochs."""

@@ -39,6 +39,7 @@ class Learner:
     micro_rows: int = 64
     clip_norm: float = 1.0
     updates: int = 0  # optimiser steps taken
+    micro_tokens: int = 0  # in place of micro_rows, where it is set
     version: int = 0  # iterations done: the version of the weights the sampler reads
     control: dict[str, float] = field(default_factory=dict[str, float])  # adaptive numbers, by column
 
@@ -51,16 +52,19 @@ class Learner:
 # --- cutting ---
 
 
-def micro_batches(batch: Batch, *, rows: int, unit: int = 1) -> Iterator[Batch]:
+def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1) -> Iterator[Batch]:
     """Slices of about `rows` rows, longest first so that padding is little and memory peaks at once.
 
-    Rows of a unit (a preference pair) stay together. Weights are columns by now, so any cut gives the same gradient.
+    With `tokens`, slices of as many rows as that many tokens hold, padding included, and at least one unit: rows of
+    a unit (a preference pair) stay together. Weights are columns by now, so any cut gives the same gradient.
     """
     length = batch.real.sum(-1).view(-1, unit).amax(-1)
     units = length.argsort(descending=True, stable=True)
     index = (units[:, None] * unit + torch.arange(unit, device=units.device)).flatten()
-    size = max(1, rows // unit) * unit
-    for start in range(0, len(index), size):
+    start, widths = 0, length[units].tolist()
+    while start < len(index):
+        fit = tokens // max(1, widths[start // unit]) if tokens else rows  # the first of a slice is its longest
+        size = max(1, fit // unit) * unit
         yield batch.rows(index[start : start + size])
 
 
@@ -69,6 +73,7 @@ def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[
 
     The parts are cut from the rows of all ranks, so that each step learns from the same rows whatever their number.
     """
+        start += size
     if count == 1:
         yield batch
         return
@@ -171,7 +176,7 @@ def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     """
     stats = Stats()
     learner.optimizer.zero_grad(set_to_none=True)
-    for micro in micro_batches(batch, rows=learner.micro_rows, unit=algo.unit):
+    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
         fwd = learner.policy(micro, algo.wants)
         loss = objective(fwd, micro, algo.loss)
         loss.backward()

@@ -102,7 +102,7 @@ def _critic_step(learner: Learner, batch: Batch, algo: Algorithm, *, stats: Stat
     parameters = learner.policy.critic_parameters()
     learner.optimizer.zero_grad(set_to_none=True)
     want = frozenset({"value"})
-    for micro in micro_batches(batch, rows=learner.micro_rows, unit=algo.unit):
+    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
         loss = objective(learner.policy(micro, want), micro, algo.loss[1:])
         for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             p.grad = g if p.grad is None else p.grad + g
@@ -117,7 +117,7 @@ def _gradient(
 ) -> tuple[float, Tensor]:
     """The surrogate's value and flat gradient, float64, over all ranks."""
     value, gradient = 0.0, torch.zeros_like(_flat(parameters), dtype=torch.float64)
-    for micro in micro_batches(batch, rows=learner.micro_rows, unit=algo.unit):
+    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
         fwd = learner.policy(micro, algo.wants)
         part = objective(fwd, micro, loss)
         gradient += _flat(torch.autograd.grad(part, parameters)).double()
@@ -131,7 +131,7 @@ def _gradient(
 def _fisher_product(learner: Learner, batch: Batch, parameters: Sequence[nn.Parameter], v: Tensor, unit: int) -> Tensor:
     """F v: the gradient of (gradient of the mean KL(now || .)) . v, over all ranks."""
     result, tokens = torch.zeros_like(v), max(totals(batch).tokens, 1)
-    for micro in micro_batches(batch, rows=learner.micro_rows, unit=unit):
+    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=unit):
         kl = learner.policy(micro, frozenset({"old_kl"})).old_kl.sum() / tokens
         first = torch.autograd.grad(kl, parameters, create_graph=True)
         along = sum((g.double() * w).sum() for g, w in zip(first, _split(v, parameters), strict=True))
@@ -146,7 +146,7 @@ def _measure(learner: Learner, batch: Batch, loss: Loss, unit: int) -> tuple[flo
     sums = torch.zeros(2, dtype=torch.float64, device=batch.mask.device)
     # a mean over tokens, whatever their loss weighs: tokens that a correction leaves out still move
     tokens = max(totals(batch).tokens, 1)
-    for micro in micro_batches(batch, rows=learner.micro_rows, unit=unit):
+    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=unit):
         fwd = learner.policy(micro, frozenset({"logp", "old_kl"}))
         sums += torch.stack([objective(fwd, micro, loss).double(), fwd.old_kl.double().sum() / tokens])
     value, kl = collect.total(sums).tolist()

@@ -1,0 +1,269 @@
+"""Dataset files row by row, from any place in them: a reader yields each row with the cursor of the next one.
+
+A row that cannot be read is yielded with the reason, so that the caller may refuse or skip it.
+"""
+
+import csv
+import gzip
+import hashlib
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from hone.data import columnar
+from hone.data.parse import LIMIT, Unreadable, kind_of, object_of, over, parse, too_long
+from hone.errors import HoneError
+
+EDGE = 64 * 1024  # bytes at each end of a file that identify it, with its length
+BOM = b"\xef\xbb\xbf"
+Cursor = tuple[int, int]  # the byte (or row) where the next row begins, and how many lines (or rows) lie before it
+START: Cursor = (0, 0)
+
+
+class Read(NamedTuple):
+    """A row as it was read, or the reason why it could not be."""
+
+    row: dict[str, Any]
+    number: int  # of its line or row, from 1
+    after: Cursor
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """One dataset file. `kind` is its suffix without .gz unless given; `chunk`: characters of a .txt document."""
+
+    path: Path
+    kind: str = ""
+    chunk: int = 0
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    @property
+    def form(self) -> str:
+        """The reader's name in READERS."""
+        return self.kind or (Path(self.path.stem) if self.path.suffix == ".gz" else self.path).suffix
+
+    @property
+    def unit(self) -> str:
+        """What the rows are called in an error."""
+        return {".json": "item", ".txt": "document"}.get(self.form, "row" if self.form in columnar.FORMS else "line")
+
+    @property
+    def size(self) -> int:
+        """Bytes on the disk."""
+        return self._checked(lambda: self.path.stat().st_size)
+
+    def read(self, start: Cursor = START) -> Iterator[Read]:
+        """The rows from `start` on."""
+        if self.form not in READERS:
+            known = ", ".join(READERS)
+            raise HoneError(f"{self.path} is not a kind of file Hone reads ({known}): convert it to JSON lines")
+        try:
+            yield from READERS[self.form](self, start)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise HoneError(f"{self.path} is a damaged gzip file ({error}): copy it again") from error
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise HoneError(f"cannot read {self.path}: {reason}: give the path of a dataset file") from error
+
+    def count(self) -> int:
+        """How many rows there are, where the file says so; 0: only reading it would tell."""
+        return columnar.count(self.path, self.form) if self.form in columnar.FORMS else 0
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the length, both ends of the content and how it is cut; never of a date."""
+
+        def digest() -> str:
+            with self.path.open("rb") as file:
+                head, size = file.read(EDGE), file.seek(0, io.SEEK_END)
+                file.seek(max(0, size - EDGE))
+                about = f"{size} {self.form} {self.chunk}".encode()
+                return hashlib.sha256(about + b"\0" + head + file.read()).hexdigest()
+
+        return self._checked(digest)
+
+    def open(self) -> IO[bytes]:
+        """The content, unpacked."""
+        return gzip.open(self.path, "rb") if self.path.suffix == ".gz" else self.path.open("rb")  # type: ignore
+
+    def _checked(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except OSError as error:
+            raise HoneError(f"cannot read {self.path}: {error.strerror}: give the path of a dataset file") from error
+
+
+def _lines(file: IO[bytes], start: Cursor) -> Iterator[tuple[bytes, int, int]]:
+    """(line, its number, offset after it); of a line over the limit only so much that its length is over it too."""
+    offset, number = start
+    file.seek(offset)
+    while line := file.readline(LIMIT + 1):
+        number, offset = number + 1, offset + len(line)
+        if len(line) > LIMIT and not line.endswith(b"\n"):
+            while rest := file.readline(LIMIT):
+                offset += len(rest)
+                if rest.endswith(b"\n"):
+                    break
+            line = line[: LIMIT + 1]
+        yield line, number, offset
+
+
+def _jsonl(file: File, start: Cursor) -> Iterator[Read]:
+    """One object a line; only b"\\n" ends a line, for U+2028 may stand inside a JSON string."""
+    with file.open() as content:
+        for line, number, offset in _lines(content, start):
+            if number == 1:
+                line = line.removeprefix(BOM)
+            if not line.strip():
+                continue
+            try:
+                row, problem = object_of(parse(line)), ""
+            except Unreadable as error:
+                row, problem = {}, str(error)
+            yield Read(row, number, (offset, number), problem)
+
+
+def _json(file: File, start: Cursor) -> Iterator[Read]:
+    """A list of objects, read whole."""
+    with file.open() as content:
+        try:
+            value = parse(content.read().removeprefix(BOM), limit=0)
+        except Unreadable as error:
+            raise HoneError(f"{file.path} {error}") from error
+    if not isinstance(value, list):
+        raise HoneError(f"{file.path} holds {kind_of(value)}, not a list: write a list of objects, or use .jsonl")
+    for number, item in enumerate(value[start[1] :], start=start[1] + 1):
+        try:
+            row, problem = object_of(item), too_long(item)
+        except Unreadable as error:
+            row, problem = {}, str(error)
+        yield Read(row, number, (number, number), problem)
+
+
+def _text(file: File, start: Cursor) -> Iterator[Read]:
+    """Documents of a text: what lies between blank lines, or with `chunk` about so many characters, whole lines."""
+    held, before, number = list[str](), start[0], start[1]
+    with file.open() as content:
+        for line, _, offset in _lines(content, start):
+            text, problem = _decoded(line.removeprefix(BOM) if offset == len(line) else line)
+            if problem:
+                number, held, before = number + 1, [], offset
+                yield Read({}, number, (offset, number), problem)
+                continue
+            full = file.chunk and held and sum(map(len, held)) + len(text) > file.chunk
+            ends = full or (not file.chunk and not text.strip())
+            if ends and "".join(held).strip():
+                number += 1
+                yield Read({"text": "".join(held).strip("\r\n")}, number, (before, number))
+            held = [] if ends else held
+            held += [text] if file.chunk or text.strip() else []
+            before = offset
+        if "".join(held).strip():
+            yield Read({"text": "".join(held).strip("\r\n")}, number + 1, (before, number + 1))
+
+
+def _plain_lines(file: File, start: Cursor) -> Iterator[Read]:
+    """Each line a row {"line": ...}, for the formats of named datasets."""
+    with file.open() as content:
+        for line, number, offset in _lines(content, start):
+            text, problem = _decoded(line)
+            if problem or text.strip():
+                yield Read({} if problem else {"line": text.rstrip("\r\n")}, number, (offset, number), problem)
+
+
+def _decoded(line: bytes) -> tuple[str, str]:
+    """The text, or what is wrong with it."""
+    if len(line) > LIMIT:
+        return "", over(LIMIT)
+    try:
+        return line.decode(), ""
+    except UnicodeDecodeError as error:
+        return "", f"is not UTF-8 (byte {error.start}): save the file as UTF-8"
+
+
+JSON_COLUMNS = frozenset(
+    {"label", "margin", "labels", "completions", "steps", "step_labels", "messages", "conversations"}
+)
+
+
+class _Table:
+    """The lines of a CSV file as its parser asks for them, with the offset after the last one given out."""
+
+    def __init__(self, content: IO[bytes], start: Cursor) -> None:
+        self.offset, self.number, self._lines = *start, _lines(content, start)
+        self.over = False  # a line was cut short
+
+    def __iter__(self) -> Iterator[str]:
+        for line, number, offset in self._lines:
+            self.number, self.offset = number, offset
+            self.over |= len(line) > LIMIT
+            # bytes that are no UTF-8 become surrogates, so that the row they are in can be named
+            yield (line.removeprefix(BOM) if number == 1 else line).decode("utf-8", "surrogateescape")
+
+
+def _csv(file: File, start: Cursor) -> Iterator[Read]:
+    """A header, then a row a record; columns that hold numbers, lists or truth are read as JSON."""
+    csv.field_size_limit(max(csv.field_size_limit(), LIMIT))
+    mark = "\t" if file.form == ".tsv" else ","
+    with file.open() as content:
+        head = _Table(content, START)
+        names = next(csv.reader(iter(head), delimiter=mark), [])
+        if len(set(names)) < len(names):
+            raise HoneError(f"{file.path} names a column twice in its first line: rename one")
+        table = _Table(content, (max(start[0], head.offset), max(start[1], head.number)))
+        reader = csv.reader(iter(table), delimiter=mark, strict=True)
+        while True:
+            number, table.over = table.number + 1, False
+            try:
+                cells = next(reader, None)
+                row, problem = _cells(names, cells or [])
+            except csv.Error as error:
+                cells, row, problem = [""], {}, f"is not valid CSV ({error}): correct its quotes"
+            problem = over(LIMIT) if table.over else problem
+            if cells is None:
+                return
+            if cells:
+                yield Read(row, number, (table.offset, table.number), problem)
+
+
+def _cells(names: list[str], cells: list[str]) -> tuple[dict[str, Any], str]:
+    if len(cells) != len(names):
+        return {}, f"has {len(cells)} fields, the first line names {len(names)}: correct it"
+    row: dict[str, Any] = dict(zip(names, cells, strict=True))
+    if any("\udc80" <= c <= "\udcff" for cell in cells if not cell.isascii() for c in cell):
+        return {}, "is not UTF-8: save the file as UTF-8"
+    for name in row.keys() & JSON_COLUMNS:
+        text = row[name].strip()
+        try:
+            row[name] = parse((text.lower() if text in ("True", "False") else text).encode()) if text else None
+        except Unreadable:
+            continue  # it stays text, and whoever needs a number there says so
+    return row, too_long(row)
+
+
+def _columns(file: File, start: Cursor) -> Iterator[Read]:
+    if not file.path.is_file():
+        file.path.open("rb").close()  # says what is wrong, as for every other kind
+    for number, row in columnar.rows(file.path, file.form, start[1]):
+        yield Read(row, number, (number, number), too_long(row))
+
+
+READERS: dict[str, Callable[[File, Cursor], Iterator[Read]]] = {
+    ".jsonl": _jsonl,
+    ".ndjson": _jsonl,
+    ".json": _json,
+    ".csv": _csv,
+    ".tsv": _csv,
+    ".parquet": _columns,
+    ".arrow": _columns,
+    ".feather": _columns,
+    ".txt": _text,
+    "lines": _plain_lines,
+}

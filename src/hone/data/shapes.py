@@ -1,0 +1,159 @@
+"""What a row is for, told by its columns, and the other ways of writing a row that are accepted and converted.
+
+Alpaca: instruction, input, output. ShareGPT: conversations of from and value. HH-RLHF: chosen and rejected
+transcripts of "\\n\\nHuman:" and "\\n\\nAssistant:" turns. Everything else goes through as it is.
+"""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from hone.errors import HoneError
+
+Row = Mapping[str, Any]
+
+
+class Shape(StrEnum):
+    """What a row is for, told by its columns."""
+
+    TEXT = "text"  # pre-training
+    COMPLETION = "prompt, completion"  # SFT
+    MESSAGES = "messages"  # SFT on every assistant turn
+    PREFERENCE = "prompt, chosen, rejected"  # reward models, DPO and its kin
+    LABELLED = "prompt, completion, label"  # KTO
+    STEPS = "prompt, steps, step_labels"  # process reward models
+    TASK = "prompt"  # reinforcement learning; `answer` and other columns go to the reward
+
+
+def shape_of(row: Row) -> Shape:
+    """The most specific shape whose telling column is there."""
+    telling = (
+        (Shape.PREFERENCE, row.keys() & {"chosen", "rejected"}),
+        (Shape.STEPS, row.keys() & {"steps", "step_labels", "completions"}),
+        (Shape.LABELLED, row.keys() >= {"completion", "label"}),
+        (Shape.COMPLETION, "completion" in row),
+        (Shape.MESSAGES, "messages" in row),
+        (Shape.TASK, "prompt" in row),
+        (Shape.TEXT, "text" in row),
+    )
+    for shape, found in telling:
+        if found:
+            return shape
+    known = "; ".join(Shape)
+    raise HoneError(
+        f"columns {names_of(row)} are no shape Hone knows: rename them to one of: {known} "
+        "(Alpaca and ShareGPT are read too)"
+    )
+
+
+def names_of(row: Row) -> str:
+    """The columns in words."""
+    return ", ".join(map(str, row)) or "(none)"
+
+
+# --- other ways of writing a row ---
+
+ROLES = {
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant",
+    "bot": "assistant", "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
+}  # fmt: skip
+
+
+def plainly(row: Row, *, chat: bool) -> tuple[Row, str]:
+    """The row in Hone's columns, and the name of the way it was written in ("" for Hone's own).
+
+    chat: an instruction becomes a user message, and not a text that ends with a line break.
+    """
+    if "conversations" in row and "messages" not in row:
+        return _sharegpt(row), "ShareGPT"
+    if "instruction" in row and row.keys() & {"output", "chosen", "rejected"} and "prompt" not in row:
+        return _alpaca(row, chat=chat), "Alpaca"
+    sides = [row.get("chosen"), row.get("rejected")]
+    if "prompt" not in row and all(isinstance(side, str) and side.lstrip().startswith("Human:") for side in sides):
+        return {**row, **{name: transcript(row[name]) for name in ("chosen", "rejected")}}, "HH-RLHF"
+    return row, ""
+
+
+def asked(question: str, *, chat: bool) -> Any:
+    """A question as a prompt: a user message, or a text whose line break ends its last token."""
+    return [{"role": "user", "content": question}] if chat else question.rstrip("\n") + "\n"
+
+
+def answered(text: str, *, chat: bool) -> Any:
+    """The completion in the form of its prompt."""
+    return [{"role": "assistant", "content": text}] if chat else text
+
+
+def _sharegpt(row: Row) -> Row:
+    messages = _turns(row["conversations"], "conversations")
+    if isinstance(row.get("system"), str) and row["system"]:
+        messages = [{"role": "system", "content": row["system"]}, *messages]
+    rest = {name: value for name, value in row.items() if name not in ("conversations", "system")}
+    if not row.keys() & {"chosen", "rejected"}:
+        return {**rest, "messages": messages}
+    sides = {n: _turns([row[n]] if isinstance(row[n], Mapping) else row[n], n) for n in ("chosen", "rejected")}
+    return {**rest, "prompt": messages, **sides}
+
+
+def _turns(turns: Any, column: str) -> list[dict[str, Any]]:
+    if not isinstance(turns, list | tuple):
+        raise HoneError(f'column "{column}" is {type(turns).__name__}, expected a list of turns')
+    return [_turn(turn, n) for n, turn in enumerate(turns, start=1)]
+
+
+def _turn(turn: Any, n: int) -> dict[str, Any]:
+    if not isinstance(turn, Mapping):
+        raise HoneError(f"turn {n} is {type(turn).__name__}, expected from and value")
+    role, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
+    if role not in ROLES:
+        raise HoneError(f"turn {n} is from {role!r}: expected one of {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise HoneError(f'turn {n} has no text as its "value": fill it or remove the row')
+    return {"role": ROLES[role], "content": content}
+
+
+def _alpaca(row: Row, *, chat: bool) -> Row:
+    """instruction, a blank line and the input, where there is one, are the prompt."""
+    for name in ("instruction", "input", "output", "chosen", "rejected"):
+        if name in row and not (isinstance(row[name], str) or (name == "input" and row[name] is None)):
+            raise HoneError(f'column "{name}" is {type(row[name]).__name__}, expected text: fill it or remove the row')
+    if row.get("history"):
+        raise HoneError('column "history" is not read: write the turns of the chat as "messages"')
+    if not row["instruction"].strip():
+        raise HoneError('column "instruction" is empty: fill it or remove the row')
+    question = row["instruction"] + (f"\n\n{row['input']}" if row.get("input") else "")
+    if isinstance(row.get("system"), str) and row["system"]:
+        system = [{"role": "system", "content": row["system"]}] if chat else f"{row['system']}\n\n"
+    else:
+        system = [] if chat else ""
+    sides = {"output": "completion", "chosen": "chosen", "rejected": "rejected"}
+    if row.keys() & {"chosen", "rejected"}:
+        sides.pop("output")
+    written = {
+        there: answered(row[here], chat=chat and bool(row[here])) for here, there in sides.items() if here in row
+    }
+    taken = {"instruction", "input", "output", "history", "system", *written}
+    rest = {name: value for name, value in row.items() if name not in taken}
+    return {**rest, "prompt": system + asked(question, chat=chat), **written}
+
+
+_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):[ ]?")
+
+
+def transcript(text: str) -> list[dict[str, str]]:
+    """A "\\n\\nHuman: ...\\n\\nAssistant: ..." transcript as messages; a speaker's turns in a row are one turn.
+
+    >>> transcript("\\n\\nHuman: hi\\n\\nAssistant: hello")
+    [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': 'hello'}]
+    """
+    parts = _TURN.split("\n\n" + text.lstrip("\n"))
+    if parts[0].strip():
+        raise HoneError("the transcript does not begin with Human: or Assistant:")
+    turns = list[dict[str, str]]()
+    for speaker, said in zip(parts[1::2], parts[2::2], strict=True):
+        role, said = "user" if speaker == "Human" else "assistant", said.strip()
+        if turns and turns[-1]["role"] == role:
+            said = f"{turns.pop()['content']}\n\n{said}".strip()
+        turns.append({"role": role, "content": said})
+    return turns

@@ -1,0 +1,139 @@
+"""Where rows come from, read in order from any place: files, the Hub, or rows in memory. All look the same."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
+
+from hone.data.files import START, Cursor, Read
+from hone.data.shapes import Row
+from hone.errors import HoneError
+
+# A row as it is written -> rows in Hone's columns and how it was written ("" for plainly); or none, and why.
+Translate = Callable[[Row], tuple[list[Row], str]]
+HEAD = 200  # rows from which the number of rows of a large file is estimated
+
+
+class Place(Protocol):
+    """A file, a split of a Hub dataset, or a list."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def unit(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def count(self) -> int: ...
+
+    def read(self, start: Cursor = START) -> Iterator[Read]: ...
+
+
+def as_it_is(row: Row) -> tuple[list[Row], str]:
+    """Translates nothing."""
+    return [row], ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelf:
+    """A place, and how its rows are turned into Hone's columns."""
+
+    place: Place
+    translate: Translate = as_it_is
+
+    def where(self, number: int) -> str:
+        """A row's address in an error."""
+        return f"{self.place.name} {self.place.unit} {number}"
+
+    def estimate(self) -> int:
+        """How many rows there are; where only reading all would tell, about how many, from the first ones."""
+        if exact := self.place.count():
+            return exact
+        rows, end = 0, 0
+        for read in self.place.read():
+            rows, end = rows + 1, read.after[0]
+            if rows == HEAD:
+                return max(rows, rows * self.place.size // max(1, end))
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Rows in a Python sequence."""
+
+    rows: Sequence[Row] = field(repr=False)
+    name: str = "data"
+    unit: str = "row"
+
+    @property
+    def size(self) -> int:
+        return 0  # it is in memory already
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the rows' content."""
+        return hashlib.sha256(repr(self.rows).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.rows)
+
+    def read(self, start: Cursor = START) -> Iterator[Read]:
+        """The rows from `start` on."""
+        for number in range(start[1] + 1, len(self.rows) + 1):
+            yield Read(dict(self.rows[number - 1]), number, (number, number))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub:
+    """One split of a Hub dataset, or of a local folder that `datasets` reads; its rows lie on the disk."""
+
+    path: str  # owner/name
+    config: str | None = None
+    split: str = "train"
+    unit: str = "row"
+
+    @property
+    def name(self) -> str:
+        config = f"/{self.config}" if self.config else ""
+        return f"hf:{self.path}{config}:{self.split}"
+
+    @cached_property
+    def table(self) -> Any:
+        """The dataset, downloaded where it is not in the cache."""
+        try:
+            import datasets
+        except ImportError as error:
+            raise HoneError(f'{self.name} needs the datasets package: pip install "hone[data]"') from error
+        datasets.disable_progress_bars()
+        try:
+            return datasets.load_dataset(self.path, self.config, split=self.split)
+        except Exception as error:  # a download can fail in any way; what it says is all there is
+            reason = " ".join(str(error).split())[:160]
+            raise HoneError(f"cannot read {self.name}: {reason}: check the name, the split and the network") from error
+
+    @property
+    def size(self) -> int:
+        return int(self.table.dataset_size or self.table.nbytes)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the number of rows, the columns, the first row and the last."""
+        table = self.table
+        ends = [table[i] for i in (0, len(table) - 1)] if len(table) else []
+        return hashlib.sha256(repr((len(table), table.column_names, ends)).encode("utf-8", "replace")).hexdigest()
+
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.table)
+
+    def read(self, start: Cursor = START) -> Iterator[Read]:
+        """The rows from `start` on."""
+        for number in range(start[1] + 1, len(self.table) + 1):
+            yield Read(dict(self.table[number - 1]), number, (number, number))
