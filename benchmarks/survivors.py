@@ -2,13 +2,15 @@
 one is killed after all or no longer exists."""
 
 FEW_STEPS = "groups with fewer than two steps are set to 0 afterwards, whatever was divided"
+ONE = "the mean of one number in float64 is that number, so a group of one has 0 either way"
 TIE = "u = 0 is a tie, which is decided before"
 
 # No input tells them from the original.
 EQUIVALENT: dict[str, str] = {
-    "credit._centred: batch.valid & (size > 1)  ->  batch.valid & (size >= 1)": (
-        "the mean of one number in float64 is that number, so a group of one has 0 either way"
-    ),
+    "credit._centred: batch.valid & (size > 1)  ->  batch.valid & (size >= 1)": ONE,
+    "credit._centred: size > 1  ->  size > 0": ONE,
+    "credit._centred: torch.where(batch.valid & (size > 1), reward - mean, 0.0)  ->  "
+    "torch.where(batch.valid, reward - mean, 0.0)": ONE,
     "credit.group_process: square * rows / steps.clamp(min=1)  ->  square * rows / steps": FEW_STEPS,
     "credit.group_process: total * rows / steps.clamp(min=1)  ->  total * rows / steps": FEW_STEPS,
     "credit.group_process: min=1  ->  min=0": FEW_STEPS,
@@ -29,6 +31,8 @@ EQUIVALENT: dict[str, str] = {
     "prefer.last_value: sequence_sum(fwd.value, last)  ->  sequence_mean(fwd.value, last)": (
         "a row has one last position: sum and mean of one number are the same"
     ),
+    "terms.clipped: torch.where(batch.adv < 0, torch.minimum(loss, -dual * batch.adv), loss)  ->  "
+    "torch.where(batch.adv <= 0, torch.minimum(loss, -dual * batch.adv), loss)": "with A = 0 both are 0",
     "terms.clipped: -torch.minimum(r * batch.adv, r.clamp(1 - low, 1 + high) * batch.adv)  ->  "
     "-torch.minimum(r.clamp(1 - low, 1 + high) * batch.adv, r * batch.adv)": "the minimum is symmetric",
 }

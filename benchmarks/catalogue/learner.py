@@ -121,6 +121,9 @@ LEARNER = (
         "the reference is the policy itself", "pain 10", "learner", "model/policy.py",
         old="        copy.deepcopy(policy.decoder),\n", new="        policy.decoder,\n",
         tests="model/test_policy.py",
+        more=(
+            Edit(file="model/policy.py", old="    return twin.requires_grad_(False).eval()", new="    return twin"),
+        ),
     ),
     fault(
         "the reference under LoRA has the adapter on", "pain 10", "model", "model",

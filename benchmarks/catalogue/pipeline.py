@@ -106,21 +106,22 @@ MODEL = (
 SAMPLER = (
     fault(
         "all samples of a group have the same random numbers", "pain 14", "sampler", LOCAL,
-        old="                requests = [first_request + request for request in wave]",
-        new="                requests = [first_request + request // n for request in wave]",
+        old="        u = uniforms(params.seed, requests, max(limits))",
+        new="        u = uniforms(params.seed, [0 * request for request in requests], max(limits))",
         tests="rollout/test_local.py",
     ),
     fault(
         "every step draws the same random numbers", "pain 14", "sampler", "rollout/roller.py",
         old="        self.requests += len(", new="        self.requests += 0 * len(",
-        tests="run/test_end_to_end.py rollout train/test_loop.py",
+        tests="rollout/test_roller.py",
     ),
     fault(
         "the rollout never gets the weights", "pain 11", "sampler", LOCAL,
-        old="        self.decoder, self.max_rows, self.pad_id = decoder, max_rows, pad_id",
+        old="            raise HoneError(f\"max_rows is {max_rows}: set it to 1 or more\")\n",
         new=(
+            "            raise HoneError(f\"max_rows is {max_rows}: set it to 1 or more\")\n"
             "        from copy import deepcopy\n\n"
-            "        self.decoder, self.max_rows, self.pad_id = deepcopy(decoder), max_rows, pad_id"
+            "        decoder = deepcopy(decoder)\n"
         ),
         tests="rollout/test_local.py",
     ),
@@ -186,15 +187,15 @@ SAMPLER = (
     ),
     fault(
         "prompts are paired with another prompt's answers", "pain 13", "sampler", LOCAL,
-        old="        return [[rollouts[i * n + j] for j in range(n)] for i in range(len(prompts))]",
-        new="        return [[rollouts[i * n + j] for j in range(n)] for i in reversed(range(len(prompts)))]",
+        old="for i in range(len(prompts))]",
+        new="for i in reversed(range(len(prompts)))]",
         tests="rollout/test_local.py",
     ),
     fault(
         "a task is paired with the next task's completion", "pain 13", "sampler", "rollout/roller.py",
         old="for g, task in zip(groups, tasks, strict=True)]",
         new="for g, task in zip(groups, [*tasks[1:], *tasks[:1]], strict=True)]",
-        tests="run/test_end_to_end.py train/test_loop.py rollout",
+        tests="rollout/test_roller.py",
     ),
     fault(
         "the completion is tokenised again", "pain 17", "sampler", "rollout/roller.py",
