@@ -147,15 +147,21 @@ def test_layers_come_in_order_and_the_table_has_every_weight(tmp_path, capsys):
     shape = {"num_hidden_layers": 11, "hidden_size": 4, "intermediate_size": 4, "vocab_size": 5}
     deep = Decoder(DecoderConfig(num_attention_heads=1, num_key_value_heads=1, max_position_embeddings=8, **shape))
     save_decoder(deep, tmp_path / "deep")
+    numbers = sum(p.numel() for p in deep.parameters())
     names = [c["name"] for c in told(capsys, tmp_path / "deep", "--base", tmp_path / "deep")["changes"]]
     layers = [int(name.split(".")[2]) for name in names if ".layers." in name]
     assert layers == sorted(layers)
+    add_lora(deep, rank=1, alpha=1.0)
+    save_peft(deep, tmp_path / "adapter")
+    layers = [int(c["name"].split(".")[2]) for c in told(capsys, tmp_path / "adapter")["changes"]]
+    assert layers == sorted(layers)
+    assert len(layers) == 22
     assert main(["inspect", str(tmp_path / "deep"), "--base", str(tmp_path / "deep")]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in names)
     assert "effective rank" in out
     assert "float32" in out
-    assert f"{sum(p.numel() for p in deep.parameters()):,}" in out
+    assert f"{numbers:,}" in out
 
 
 def test_weights_of_one_side_are_named(base, tmp_path, capsys):

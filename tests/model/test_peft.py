@@ -13,6 +13,7 @@ from hone.model.adapters import lora_state, use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder, save_decoder
+from hone.model.foreign import Foreign
 from hone.model.lora import LoRALinear, adapter_names, add_lora, lora_parameters, merge_lora, plain_state
 from hone.model.peft import CONFIG, WEIGHTS, is_adapter, load_peft, read_peft, save_peft
 from hone.model.policy import Policy
@@ -363,3 +364,24 @@ def test_saving_one_adapter_while_another_is_selected(make_decoder, tmp_path):
         assert torch.equal(state[f"base_model.model.{name}"], x)
     with pytest.raises(HoneError, match="use one of a, b"):
         save_peft(decoder, tmp_path, name="c")
+
+
+@pytest.mark.parametrize("way", ["query and value", "all linear"])
+def test_a_model_that_runs_through_transformers_takes_and_gives_adapters(way, tmp_path):
+    config = transformers.Olmo2Config(
+        vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, initializer_range=0.3, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    decoder = in_ours(tmp_path / "base", **WAYS[way][0])
+    assert isinstance(decoder, Foreign)
+    save_peft(decoder, tmp_path / "adapter")
+    model = peft.PeftModel.from_pretrained(theirs(tmp_path / "base"), tmp_path / "adapter")
+    torch.testing.assert_close(their_logits(model), our_logits(decoder), **CLOSE)
+    again = ours(tmp_path / "base")
+    load_peft(again, tmp_path / "adapter")
+    assert torch.equal(our_logits(again), our_logits(decoder))
+    with use_adapter(decoder, None):
+        assert torch.equal(our_logits(decoder), our_logits(ours(tmp_path / "base")))
+    save_decoder(decoder, tmp_path / "merged")
+    torch.testing.assert_close(our_logits(ours(tmp_path / "merged")), our_logits(decoder), **CLOSE)

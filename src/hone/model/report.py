@@ -9,7 +9,7 @@ from hone.errors import HoneError
 from hone.model import peft
 from hone.model.fetch import resolve
 from hone.model.ranks import Update, difference, low_rank_values, update_of
-from hone.model.stored import Stored, kind_of, stored
+from hone.model.stored import Stored, in_order, kind_of, stored
 
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -122,7 +122,8 @@ def _adapter(folder: Path, base: str) -> Report:
     # what an adapter says of its base may be of another machine; what the user says must be there
     other = stored(_folder(named)) if base or (named and resolve(named).is_dir()) else {}
     changes = list[Change]()
-    for layer, (a, b) in found.tensors.items():
+    for layer in sorted(found.tensors, key=in_order):
+        a, b = found.tensors[layer]
         name, shape = f"{layer}.weight", (len(b), a.shape[1])
         if other and (name not in other or other[name].shape != shape):
             raise HoneError(f"{folder} adapts {name} of {shape}, which {named} does not have: it is of another model")

@@ -51,10 +51,11 @@ def stored(folder: Path, files: list[str] | None = None) -> dict[str, Stored]:
                     found[key] = Stored(path=path, key=key, shape=tuple(part.get_shape()), dtype=dtype)
         except SafetensorError as error:
             raise HoneError(f"{path} is damaged ({error}): copy it again") from error
-    return {key: found[key] for key in sorted(found, key=_in_order)}
+    return {key: found[key] for key in sorted(found, key=in_order)}
 
 
-def _in_order(name: str) -> list[tuple[int, str]]:
+def in_order(name: str) -> list[tuple[int, str]]:
+    """Sorts names by their numbers: layer 2 before layer 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
