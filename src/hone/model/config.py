@@ -32,7 +32,7 @@ class Rope:
 
     def frequencies(self, size: int) -> Tensor:
         """Radians a position for each pair of a head's dimensions, float64 [E / 2]."""
-        plain = self.theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+        plain = self.theta ** -(torch.arange(0, size, 2, dtype=torch.float64, device="cpu") / size)
         if self.kind == "default":
             return plain
         if self.kind == "linear":
@@ -55,7 +55,7 @@ class Rope:
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, size - 1)
-        ramp = (torch.arange(size // 2, dtype=torch.float64) - low) / max(high - low, 0.001)
+        ramp = (torch.arange(size // 2, dtype=torch.float64, device="cpu") - low) / max(high - low, 0.001)
         return 1 - ramp.clamp(0, 1)
 
 

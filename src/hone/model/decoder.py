@@ -61,7 +61,7 @@ def rope_tables(
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the first positions (None: of the context), [P, E], in Hugging Face's half-rotation layout."""
     count = config.max_position_embeddings if positions is None else positions
-    angle = torch.arange(count, dtype=torch.float64)[:, None] * config.rope.frequencies(config.head_dim)
+    angle = torch.arange(count, dtype=torch.float64, device="cpu")[:, None] * config.rope.frequencies(config.head_dim)
     angle = torch.cat([angle, angle], dim=-1)
     return (angle.cos() * config.rope.attention).to(dtype), (angle.sin() * config.rope.attention).to(dtype)
 
@@ -152,7 +152,7 @@ class Decoder(nn.Module):
         self.config = config
         self.model = Backbone(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.rotations(min(config.max_position_embeddings, TABLE))
+        self.rotations(min(config.max_position_embeddings, TABLE), device=self.device)
         self.apply(self._init)
         depth_std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
         for name, module in self.named_modules():  # keep the residual stream's variance independent of depth (GPT-2)

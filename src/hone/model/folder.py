@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
@@ -27,6 +28,7 @@ from hone.model.policy import Scorer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCORE = "score.safetensors"  # the head beside a model of transformers
+MAPPED = 2**26  # bytes copied before a file is mapped anew: what was read of a mapped file counts as memory
 SHARD = 5 * 10**9  # bytes of a weights file, beyond which another is begun
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -168,12 +170,31 @@ def _read_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _read_file(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Copies: a view of the mapped file would change when the file is written again."""
+    tensors, before = dict[str, Tensor](), path.stat()
     try:
         with safe_open(path, framework="pt") as file:
-            # a copy: a view of the mapped file would change when the file is written again
-            return {key: _float(file.get_tensor(key), key).to(dtype, copy=True) for key in file.keys()}  # noqa: SIM118
+            left = list(file.keys())[::-1]
+        while left:
+            with safe_open(path, framework="pt") as file:
+                held = 0
+                while left and held < MAPPED:
+                    tensors[left[-1]] = _float(file.get_tensor(left[-1]), left[-1]).to(dtype, copy=True)
+                    held += tensors[left.pop()].nbytes
     except SafetensorError as error:
         raise HoneError(f"{path} is damaged ({error}): copy it again") from error
+    if (path.stat().st_ino, path.stat().st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
+        raise HoneError(f"{path} was written while it was read: load it again")
+    return tensors
+
+
+class _Unfilled(TorchFunctionMode):
+    """Modules made under it get no values: even on the meta device, drawing them imports torch's compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -215,7 +236,7 @@ def _some(names: list[str]) -> str:
 
 def assemble(config: DecoderConfig, tensors: dict[str, Tensor]) -> Decoder:
     """A decoder that holds these very tensors; made on the meta device, so no weights are drawn first."""
-    with torch.device("meta"):
+    with torch.device("meta"), _Unfilled():
         decoder = Decoder(config)
     expected = {name: tuple(p.shape) for name, p in decoder.state_dict().items()}
     if config.tie_word_embeddings:
