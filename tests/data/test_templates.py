@@ -1,5 +1,6 @@
 """Published chat formats: the text is transformers', and what is trained is what a sampler would write at each turn."""
 
+import json
 import re
 import warnings
 from dataclasses import replace
@@ -25,6 +26,7 @@ from template_zoo import (
 )  # fmt: skip
 
 from hone.data.chat import encode_completion, encode_messages, encode_turns, render, render_prompt
+from hone.data.messages import text_of
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 
@@ -348,6 +350,18 @@ def test_malformed_messages_are_refused_in_one_line(message, says):
 def test_malformed_tools_are_refused(tools):
     with pytest.raises(HoneError, match="tool"):
         encode_messages(tokenizer_of("qwen25"), [QUESTION, ANSWER], tools=tools)
+
+
+def test_tools_may_be_json_text():
+    tok = tokenizer_of("qwen25")
+    assert render(tok, [QUESTION], tools=json.dumps(TOOLS)) == render(tok, [QUESTION], tools=TOOLS)
+    assert render(tok, [QUESTION], tools="") == render(tok, [QUESTION])
+
+
+def test_text_of_a_message():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    found = [text_of(said("user", content)) for content in ("é", parts, None)]
+    assert [*found, text_of(said("tool", {"é": 1}))] == ["é", "ab", "", '{"é": 1}']
 
 
 def test_a_format_without_a_system_role_says_so():

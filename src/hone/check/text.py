@@ -8,6 +8,7 @@ from hone.check.finding import Finding, Row, failed, passed, skipped, warned
 from hone.check.probe import Probe
 from hone.data.chat import render
 from hone.data.collate import collate
+from hone.data.messages import text_of
 from hone.data.tokenizer import Tokenizer
 from hone.types import Batch, Rollout
 
@@ -42,9 +43,9 @@ def template(probe: Probe) -> Finding:
     for n, messages in enumerate(chats, start=1):
         text = render(tokenizer, messages)
         plain = " ".join(text.split())
-        lost = [m for m in messages if " ".join(m["content"].split()) not in plain]
+        lost = [m for m in messages if " ".join(text_of(m).split()) not in plain]
         if lost:
-            return failed(f"chat {n}: the rendering lacks the {lost[0]['role']}'s {lost[0]['content'][:30]!r}", remedy)
+            return failed(f"chat {n}: the rendering lacks the {lost[0]['role']}'s {text_of(lost[0])[:30]!r}", remedy)
         if messages[-1]["role"] != "assistant" and render(tokenizer, messages, generation=True) == text:
             return failed(
                 f"chat {n}: the template does not open the assistant's turn", f"{remedy}: add_generation_prompt"
@@ -177,7 +178,7 @@ def _texts(probe: Probe) -> list[str]:
     """What the rows say, as far as it is known as text."""
     prompts = [task.prompt for task in probe.tasks if isinstance(task.prompt, str)]
     texts = [row["text"] for row in probe.raw[: len(probe.items)] if isinstance(row, Mapping) and "text" in row]
-    spoken = [message["content"] for chat in _chats(probe) for message in chat]
+    spoken = [text_of(message) for chat in _chats(probe) for message in chat]
     return [*prompts, *spoken, *(texts if not probe.job.algo.online else ()), *(r.text for r in probe.rows if r.text)]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from hone.data.messages import Tool, check_messages, check_tools, clean_message, with_written_arguments
+from hone.data.messages import Tool, check_messages, clean_message, clean_tools, with_written_arguments
 from hone.data.template import Rendered, Span, run_template
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
@@ -32,10 +32,9 @@ class Dialogue:
         self, tokenizer: Tokenizer, messages: Sequence[Message], *, tools: Sequence[Tool] | None = None
     ) -> None:
         check_messages(tokenizer, messages)
-        check_tools(tokenizer, tools or ())
         self.tokenizer = tokenizer
         self.messages = [clean_message(m, n) for n, m in enumerate(messages, start=1)]
-        self.tools = [dict(tool) for tool in tools] if tools else None
+        self.tools = clean_tools(tokenizer, tools)
         self.now = tokenizer.clock or datetime.now()
         self.template = self._template()
 

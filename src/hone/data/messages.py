@@ -30,8 +30,18 @@ def check_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> None:
             raise HoneError(f"message {n} has the role {m['role']!r}, the name of a stop token: use another role")
 
 
-def check_tools(tokenizer: Tokenizer, tools: Sequence[Tool]) -> None:
-    """Refuse tools that are no JSON schemas."""
+def clean_tools(tokenizer: Tokenizer, tools: Sequence[Tool] | str | None) -> list[dict[str, Any]] | None:
+    """JSON schemas, checked; datasets whose columns have one type each hold them as JSON text."""
+    if isinstance(tools, str) and tools:
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError) as error:
+            raise HoneError(f"tools is text that is not JSON ({error}): write a list of JSON schemas") from error
+    _check_tools(tokenizer, tools or ())
+    return [dict(tool) for tool in tools if isinstance(tool, Mapping)] if tools else None
+
+
+def _check_tools(tokenizer: Tokenizer, tools: Any) -> None:
     if isinstance(tools, str) or not isinstance(tools, Sequence):
         raise HoneError(f"tools is {type(tools).__name__}, expected a list of JSON schemas")
     for n, tool in enumerate(tools, start=1):
@@ -85,6 +95,12 @@ def clean_message(message: Message, n: int) -> dict[str, Any]:
     if content is None and not calls:
         raise HoneError(f'message {n} has no text as its "content": every message needs role and content')
     return {**clean, "content": content}  # None is what templates look for in a message that only calls tools
+
+
+def text_of(message: Message) -> str:
+    """A message's content as one text: parts joined, the object a tool returned as JSON, "" where there is none."""
+    content = _text_of(message.get("content"), role=str(message.get("role")))
+    return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
 
 
 def _text_of(content: Any, *, role: str) -> Any:
