@@ -1,6 +1,7 @@
 """From a recipe to the objects of a run. The only place that turns settings into things."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from hone.data import assemble
 from hone.data import rows as dataset
 from hone.data.assemble import Loaded, Reading
 from hone.data.budget import WINDOW, Budgeted
+from hone.data.budget import check_fits as check_fits_budget
 from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer, check_fits
 from hone.errors import HoneError
@@ -22,6 +24,7 @@ from hone.load import load_function
 from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.fetch import resolve
 from hone.model.folder import load_decoder, load_scorer
 from hone.model.lora import add_lora, plain_state
 from hone.model.peft import load_peft
@@ -33,6 +36,7 @@ from hone.reward.score import as_scorer, combine
 from hone.reward.verify import VERIFIERS
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
+from hone.train.masters import Masters
 from hone.train.step import Correct, Learner, Trainable
 from hone.types import Model, Task
 
@@ -60,15 +64,32 @@ def algorithm(recipe: Recipe) -> Algorithm:
     return algo
 
 
+def place(recipe: Recipe) -> tuple[torch.device, torch.dtype]:
+    """Where the policy computes and in what, as the recipe says or as the machine suggests."""
+    name = recipe.train.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise HoneError(f"train.device is {name!r}: use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise HoneError(f"train.device is {name}, but torch sees no GPU here: set train.device=cpu")
+    dtype = torch.bfloat16 if recipe.train.dtype == "bfloat16" else torch.float32
+    if recipe.train.dtype == "auto" and device.type == "cuda":
+        dtype = torch.bfloat16
+    return device, dtype
+
+
 def tokenizer(spec: ModelSpec) -> Tokenizer:
-    """From its own folder or the model's."""
-    return Tokenizer.load(spec.tokenizer or spec.path)
+    """From its own folder or the model's; either may be a name in the model cache."""
+    return Tokenizer.load(resolve(spec.tokenizer or spec.path))
 
 
 def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:
     """The folder's model, or a fresh one of the given shape."""
     if spec.path:
-        model = load_decoder(spec.path)
+        model = load_decoder(resolve(spec.path))
     else:
         torch.manual_seed(seed)
         size = spec.vocab_size or vocabulary.vocab_size
@@ -128,21 +149,24 @@ def reference(recipe: Recipe, policy: Policy | Scorer, algo: Algorithm) -> Model
 def learner(recipe: Recipe, policy: Trainable, ref: Model | None) -> Learner:
     """The policy with its optimiser and schedule."""
     o, t = recipe.optim, recipe.train
+    actor, critic, masters = policy.actor_parameters(), policy.critic_parameters(), None
+    if any(p.dtype not in (torch.float32, torch.float64) for p in (*actor, *critic)):
+        masters = Masters([*actor, *critic])
+        actor, critic = masters.of(actor), masters.of(critic)
     optimizer = optim.adamw(
-        policy.actor_parameters(),
-        policy.critic_parameters(),
-        lr=o.lr,
-        critic_lr=o.critic_lr,
-        betas=o.betas,
-        weight_decay=o.weight_decay,
+        actor, critic, lr=o.lr, critic_lr=o.critic_lr, betas=o.betas, weight_decay=o.weight_decay, bits=o.bits
     )
+    if masters is not None:
+        optimizer.register_step_post_hook(masters.publish)
     schedule = optim.warmed(o.schedule, warmup=o.warmup, steps=t.steps * t.epochs * t.minibatches)
     return Learner(
         policy=policy,
         optimizer=optimizer,
         schedule=schedule,
         reference=ref,
+        masters=masters,
         micro_rows=t.micro_rows,
+        micro_tokens=t.micro_tokens or t.tokens,
         clip_norm=o.clip_norm,
     )
 
@@ -183,7 +207,6 @@ def feed(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int
     return _budgeted(recipe, loaded) if recipe.train.tokens else loaded
 
 
-        micro_tokens=t.micro_tokens or t.tokens,
 def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> dataset.Tasker:
     return dataset.Tasker(tokenizer=vocabulary, max_tokens=room, overlong=how.overlong, skip_bad=how.skip_bad)
 
@@ -207,17 +230,28 @@ def _check_shape(recipe: Recipe, algo: Algorithm, name: str, shape: dataset.Shap
         raise HoneError(f"{name} has the columns ({shape}), {recipe.algo_name} reads {wanted}: rename them")
 
 
+def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:
+    """Batches by tokens; a window is no more than the data, so that small data comes in whole epochs."""
+    inner = loaded.feed
+    if isinstance(inner, Source):
+        check_fits_budget(copy(inner).take(len(inner)), tokens=recipe.train.tokens)
+    window = min(WINDOW, len(inner)) if isinstance(inner, Source) else WINDOW
+    return replace(loaded, feed=Budgeted(inner, tokens=recipe.train.tokens, seed=recipe.seed, window=window))
 
-def reward(spec: str | Mapping[str, float] | Callable[..., Any], vocabulary: Tokenizer) -> RewardScorer:
+
+def reward(
+    spec: str | Mapping[str, float] | Callable[..., Any], vocabulary: Tokenizer, *, device: torch.device | str = "cpu"
+) -> RewardScorer:
     """Named verifiers with weights, a reward model's folder, a function in a file, or a function."""
     if isinstance(spec, str):
         spec = load_function(spec) if ".py:" in spec else {spec: 1.0}
     if callable(spec):
         return as_scorer(spec)
-    return combine({name: (_named_reward(name, vocabulary), weight) for name, weight in spec.items() if weight})
+    named = {name: weight for name, weight in spec.items() if weight}
+    return combine({name: (_named_reward(name, vocabulary, device), weight) for name, weight in named.items()})
 
 
-def _named_reward(name: str, vocabulary: Tokenizer) -> Callable[..., Any]:
+def _named_reward(name: str, vocabulary: Tokenizer, device: torch.device | str) -> Callable[..., Any]:
     kind, _, folder = name.partition(":")
     if ".py:" in name:
         return load_function(name)
@@ -225,14 +259,9 @@ def _named_reward(name: str, vocabulary: Tokenizer) -> Callable[..., Any]:
         if name not in VERIFIERS:
             raise unknown("reward", name, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])
         return VERIFIERS[name]
-    scorer = load_scorer(Path(folder))
+    scorer = load_scorer(resolve(folder))
     check_fits(vocabulary, scorer.decoder.config.vocab_size)
-    return RewardModel(score=scorer.eval(), pad_id=vocabulary.pad_id)
-def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:
-    """Batches by tokens; a window is no more than the data, so that small data comes in whole epochs."""
-    inner = loaded.feed
-    window = min(WINDOW, len(inner)) if isinstance(inner, Source) else WINDOW
-    return replace(loaded, feed=Budgeted(inner, tokens=recipe.train.tokens, seed=recipe.seed, window=window))
+    return RewardModel(score=scorer.eval().to(device), pad_id=vocabulary.pad_id, device=device)
 
 
 def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int) -> SampleParams:

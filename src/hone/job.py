@@ -56,6 +56,7 @@ def set_torch(recipe: Recipe) -> None:
     """Threads and determinism as the recipe says."""
     if recipe.train.threads:
         torch.set_num_threads(recipe.train.threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
     torch.use_deterministic_algorithms(recipe.train.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
 
@@ -67,16 +68,20 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     # on resume the adapter, too, is the run's own copy: its weights follow, exactly, with the rest of the state
     saved = resume_from / ADAPTER if resume_from is not None else None
     policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed, saved=saved), algo)
+    device, dtype = build.place(recipe)
+    if algo.trust_region and dtype is torch.bfloat16:  # its curvature is a difference of small numbers
+        raise HoneError(f"{recipe.algo_name} needs float32: set train.dtype=float32")
+    policy.to(device, dtype)
     learner = build.learner(recipe, policy, build.reference(recipe, policy, algo))
     context = decoder.config.max_position_embeddings
     if algo.online and recipe.sample.max_tokens >= context:
         raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
+    loaded = build.feed(recipe, vocabulary, algo, context=context)
     job = Run(
         recipe=recipe,
         algo=algo,
         tokenizer=vocabulary,
         policy=policy,
-    loaded = build.feed(recipe, vocabulary, algo, context=context)
         learner=learner,
         source=loaded.feed,
         notes=loaded.notes,
@@ -86,7 +91,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         params = build.sample_params(recipe.sample, vocabulary, seed=recipe.seed)
         sampler = LocalSampler(decoder, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id)
         job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
-        job.reward = build.reward(recipe.reward, vocabulary)
+        job.reward = build.reward(recipe.reward, vocabulary, device=device)
         if recipe.eval_data:
             how = build.reading(recipe, vocabulary)
             job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)

@@ -66,12 +66,12 @@ class TrainSpec:
     reference_refresh: int = 0  # copy the policy into the reference every so many steps; 0: never
     eval_every: int = 0  # 0: only at the end
     eval_samples: int = 1
+    device: str = "auto"  # cpu, cuda or cuda:N; auto: a GPU where there is one
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on a CPU, bfloat16 on a GPU
     threads: int = 0  # 0: as torch chooses
     deterministic: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadSpec:
     """How data is read."""
@@ -85,6 +85,8 @@ class ReadSpec:
     chat: Literal["auto", "always", "never"] = "auto"  # instructions as messages; auto: where there is a chat template
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimSpec:
     """AdamW and its learning rate."""
 
     lr: float = 1e-4
@@ -94,6 +96,7 @@ class ReadSpec:
     warmup: int = 0
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     clip_norm: float = 1.0
+    bits: Literal[8, 32] = 32  # of each optimiser moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,21 +148,21 @@ class Recipe:
     algo: Choice | Any = field(default_factory=lambda: Choice("grpo"))
     sample: SampleSpec = field(default_factory=SampleSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
+    read: ReadSpec = field(default_factory=ReadSpec)
     optim: OptimSpec = field(default_factory=OptimSpec)
     lora: LoraSpec = field(default_factory=LoraSpec)
     critic: CriticSpec = field(default_factory=CriticSpec)
-    read: ReadSpec = field(default_factory=ReadSpec)
     save: SaveSpec = field(default_factory=SaveSpec)
     limits: Limits = field(default_factory=Limits)
     out: str = "runs/{name}"
 
     def __post_init__(self) -> None:
-        if isinstance(self.reward, str) and _is_reward_name(self.reward):
-            object.__setattr__(self, "reward", {self.reward: 1.0})
-
         for name in ("data", "eval_data"):  # an iterator can be read once, a recipe's data more often
             if isinstance(given := getattr(self, name), Iterable) and not isinstance(given, str | Sequence | Mapping):
                 object.__setattr__(self, name, list(given))
+        if isinstance(self.reward, str) and _is_reward_name(self.reward):
+            object.__setattr__(self, "reward", {self.reward: 1.0})
+
     @property
     def run_dir(self) -> Path:
         """Where the run is written."""
@@ -208,12 +211,12 @@ def validate(recipe: Recipe) -> None:
 def plan(recipe: Recipe) -> str:
     """What one step does, in one unit: rows."""
     train, each = recipe.train, recipe.sample.group
-    made = f"{_count(train.prompts, 'prompt')} x {_count(each, 'sample')} = {_count(train.prompts * each, 'row')}"
-    if not recipe.online:
-        each = 2 if recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2 else 1
     if train.tokens:
         most = train.micro_tokens or train.tokens
         return f"at most {train.tokens} tokens = 1 update; micro-batches of at most {most} tokens"
+    made = f"{_count(train.prompts, 'prompt')} x {_count(each, 'sample')} = {_count(train.prompts * each, 'row')}"
+    if not recipe.online:
+        each = 2 if recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2 else 1
         made = f"{_count(train.prompts, 'pair')} = " if each == 2 else ""
         made += _count(train.prompts * each, "row")
     cut = f"{_count(train.epochs, 'epoch')} x {_count(train.minibatches, 'minibatch')}"
@@ -223,11 +226,11 @@ def plan(recipe: Recipe) -> str:
 
 def _micro_batches(train: TrainSpec, rows: int) -> str:
     """Minibatches are nearly equal parts of the rows, micro-batches slices of those."""
+    if train.micro_tokens:
+        return f"micro-batches of at most {train.micro_tokens} tokens"
     small, larger = divmod(rows, train.minibatches)
     sizes = [small + (i < larger) for i in range(train.minibatches)]
     number = train.epochs * sum(-(-size // train.micro_rows) for size in sizes)
-    if train.micro_tokens:
-        return f"micro-batches of at most {train.micro_tokens} tokens"
     most = min(max(sizes), train.micro_rows)
     even = all(size % most == 0 for size in sizes)
     shown = f"{_count(most, 'row')} each" if even else f"at most {_count(most, 'row')}"
@@ -310,9 +313,6 @@ def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
             not recipe.online and repeats,
             f"{recipe.algo_name} is offline: leave train.epochs and train.minibatches at 1, and set train.steps",
         ),
-        (not all(0 <= beta < 1 for beta in optim.betas), f"optim.betas is {optim.betas}: each must be in [0, 1)"),
-        (
-            train.mismatch != "none" and train.mismatch_cap < 1,
         (
             recipe.online and train.tokens > 0,
             f"train.tokens cuts rows that are read, {recipe.algo_name} samples its own: set train.micro_tokens",
@@ -325,6 +325,9 @@ def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
             recipe.algo_name == "kto" and train.tokens > 0,
             "kto compares each row with the next, so a step needs two: set train.prompts and train.micro_tokens",
         ),
+        (not all(0 <= beta < 1 for beta in optim.betas), f"optim.betas is {optim.betas}: each must be in [0, 1)"),
+        (
+            train.mismatch != "none" and train.mismatch_cap < 1,
             f"train.mismatch_cap is {train.mismatch_cap}: it must be at least 1, the ratio of two equal policies",
         ),
     ]

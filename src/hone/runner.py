@@ -20,6 +20,7 @@ from hone.log.progress import Progress
 from hone.log.sinks import JsonlSink, truncate_after
 from hone.measure import measure
 from hone.model.adapters import adapter_off
+from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy, frozen_copy
 from hone.recipe import Recipe, plan, validate
@@ -259,9 +260,9 @@ def evaluate(
     max_tokens: int = 64,
     seed: int = 0,
 ) -> dict[str, float]:
-    """Score a model folder on problems: mean reward with its standard error, pass@k, format, length."""
-    vocabulary = Tokenizer.load(model)
-    decoder = load_decoder(model)
+    """Score a model, by folder or name, on problems: mean reward with its standard error, pass@k, format, length."""
+    folder = resolve(model)
+    vocabulary, decoder = Tokenizer.load(folder), load_decoder(folder)
     tasks = build.tasks(data, vocabulary, room=decoder.config.max_position_embeddings - 1)
     spec = build.SampleSpec(max_tokens=max_tokens, temperature=temperature)
     params = build.sample_params(spec, vocabulary, seed=seed)

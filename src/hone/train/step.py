@@ -15,6 +15,7 @@ from hone.errors import HoneError
 from hone.log.stats import Stats
 from hone.model.policy import Policy, frozen_copy
 from hone.train import diagnose, optim
+from hone.train.masters import Masters
 from hone.types import ABSENT, Batch, Forward, Model
 
 
@@ -36,12 +37,18 @@ class Learner:
     optimizer: torch.optim.Optimizer
     schedule: optim.Schedule = optim.constant
     reference: Model | None = None
+    masters: Masters | None = None  # float32 copies of a model in half precision
     micro_rows: int = 64
+    micro_tokens: int = 0  # in place of micro_rows, where it is set
     clip_norm: float = 1.0
     updates: int = 0  # optimiser steps taken
-    micro_tokens: int = 0  # in place of micro_rows, where it is set
     version: int = 0  # iterations done: the version of the weights the sampler reads
     control: dict[str, float] = field(default_factory=dict[str, float])  # adaptive numbers, by column
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy computes, and its batches have to be."""
+        return optim.parameters_of(self.optimizer)[0].device
 
     def begin(self, algo: Algorithm) -> None:
         """Give each adaptive number its start unless a checkpoint has given it a value."""
@@ -66,6 +73,7 @@ def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1) ->
         fit = tokens // max(1, widths[start // unit]) if tokens else rows  # the first of a slice is its longest
         size = max(1, fit // unit) * unit
         yield batch.rows(index[start : start + size])
+        start += size
 
 
 def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[Batch]:
@@ -73,18 +81,17 @@ def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[
 
     The parts are cut from the rows of all ranks, so that each step learns from the same rows whatever their number.
     """
-        start += size
     if count == 1:
         yield batch
         return
     rows = collect.count(len(batch))
     here = torch.full((rows,), -1)  # where each row of all ranks lies on this one
     mine = torch.arange(len(batch))
-    here[mine if batch.place is ABSENT else batch.place] = mine
+    here[mine if batch.place is ABSENT else batch.place.cpu()] = mine
     order = torch.randperm(rows // unit, generator=torch.Generator().manual_seed(seed))
     for part in order.tensor_split(count):
         index = here[(part[:, None] * unit + torch.arange(unit)).flatten()]
-        yield batch.rows(index[index >= 0])
+        yield batch.rows(index[index >= 0].to(batch.mask.device))
 
 
 @torch.no_grad()
