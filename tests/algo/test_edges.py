@@ -70,6 +70,7 @@ def test_a_tie_is_relative_to_the_pairs_own_log_probs() -> None:
 
     # 1e-4 is rounding beside 1,000 and a lead beside 1; each pair is judged by its own size
     assert accuracy(-1000.0, -1000.0001, -1.0, -1.0001) == [0.5, 0.5, 1.0, 1.0]
+    assert accuracy(-1.0, -1.000003) == [1.0, 1.0], "3e-6 is more than 1e-6 of 2"
     # all tokens of a row count: 2,000 times 1e-6 is more than 0.0015
     logp = torch.tensor([[-500.0, -500.0], [-500.0, -500.0015]]).double()
     batch = replace(grouped([0.0, 0.0], length=2), ref_logp=torch.zeros(2, 2).double())
@@ -79,6 +80,13 @@ def test_a_tie_is_relative_to_the_pairs_own_log_probs() -> None:
     logp = torch.tensor([[-1.0, -1e6], [-1.0001, -1e6]]).double()
     batch = replace(grouped([0.0, 0.0], length=2), mask=mask, ref_logp=torch.zeros(2, 2).double())
     assert prefer.gain_accuracy(Forward(logp=logp), batch).tolist() == [1.0, 1.0]
+
+
+def test_the_score_is_read_at_the_last_real_token_whatever_stands_on_padding() -> None:
+    real = torch.tensor([[False, True, False], [True, True, False]])
+    batch = replace(grouped([0.0, 0.0], length=3), real=real)
+    fwd = Forward(value=torch.tensor([[5.0, 3.0, 7.0], [5.0, 4.0, 7.0]]).double())
+    assert prefer.last_value(fwd, batch).tolist() == [3.0, 4.0]
 
 
 def test_odds_of_a_certain_answer_are_those_of_the_nearest_one_that_is_not() -> None:
@@ -474,6 +482,11 @@ def test_the_objective_reads_rows_and_tokens_by_their_own_weights() -> None:
     assert table.objective(fwd, batch, loss).item() == 30.0
     assert table.objective(fwd, batch, ((1.0, lambda f, b: by_row),)).item() == 8.0
     assert table.objective(Forward(value=token), batch, ()).item() == 0.0
+
+
+def test_the_objective_has_the_precision_of_the_forward_pass() -> None:
+    batch = weight.weigh(row_of([1]), weight.token_mean, weight.Totals(rows=1, tokens=1))
+    assert table.objective(Forward(logp=torch.zeros(1, 1)), batch, ((1.0, terms.nll),)).dtype == torch.float32
 
 
 def test_an_empty_micro_batch_adds_a_zero_that_takes_a_gradient() -> None:
