@@ -78,15 +78,16 @@ def save_scorer(scorer: Scorer, folder: str | Path, *, extra: Mapping[str, Any] 
 
 def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Scorer:
     """The scorer of a folder; one of Hugging Face's, without calibration, is a reward model."""
+    hf = _read_hf(Path(folder))
     foreign = (Path(folder) / SCORE).is_file()
     tensors = _read_file(Path(folder) / SCORE, dtype) if foreign else _read_tensors(Path(folder), dtype)
     if "score.weight" not in tensors:
         raise HoneError(f"{folder} has no score.weight: it is a language model, train a reward model from it first")
     state = {name: tensors.pop(f"score.{name}") for name in ("weight", "bias") if f"score.{name}" in tensors}
     if foreign:
-        hf, decoder = _read_hf(Path(folder)), load_decoder(folder, dtype=dtype)
+        decoder = load_decoder(folder, dtype=dtype)
     else:
-        config, hf = _read_config(Path(folder))
+        config = config_from_hf(hf)
         tensors.pop(HEAD, None)
         decoder = assemble(replace(config, tie_word_embeddings=True), tensors)
     return _scorer(decoder, state, hf.get("hone", {}))
