@@ -160,6 +160,7 @@ def page(found: Sequence[Judged], seconds: float) -> str:
     return "\n".join(
         [
             *HEAD,
+            "",
             f"{len(found)} mutants, {killed} killed: {100 * killed / len(found):.1f} % of all, "
             f"{100 * killed / other:.1f} % of the {other} that are not equivalent.",
             f"Of the killed, {', '.join(f'{n} {name}' for name, n in how.most_common())}. "
