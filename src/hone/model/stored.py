@@ -44,14 +44,20 @@ def stored(folder: Path, files: list[str] | None = None) -> dict[str, Stored]:
         if not path.is_file():
             raise HoneError(f"{folder} has no {name}: give a model folder or an adapter's, with safetensors")
         try:
-            with safe_open(path, framework="pt") as file:
-                for key in file.keys():  # noqa: SIM118
-                    part = file.get_slice(key)
-                    dtype = DTYPES.get(str(part.get_dtype()), str(part.get_dtype()))
-                    found[key] = Stored(path=path, key=key, shape=tuple(part.get_shape()), dtype=dtype)
+            found |= _tensors_of(path)
         except SafetensorError as error:
             raise HoneError(f"{path} is damaged ({error}): copy it again") from error
     return {key: found[key] for key in sorted(found, key=in_order)}
+
+
+def _tensors_of(path: Path) -> dict[str, Stored]:
+    with safe_open(path, framework="pt") as file:
+        parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+        kinds = {key: str(part.get_dtype()) for key, part in parts.items()}
+        return {
+            key: Stored(path=path, key=key, shape=tuple(part.get_shape()), dtype=DTYPES.get(kinds[key], kinds[key]))
+            for key, part in parts.items()
+        }
 
 
 def in_order(name: str) -> list[tuple[int, str]]:
