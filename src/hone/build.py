@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -179,11 +180,17 @@ def reading(recipe: Recipe, vocabulary: Tokenizer) -> Reading:
 
 
 def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
-    """The rows in Hone's columns and what to call them in an error; no row of what stays on the disk."""
-    parts = assemble.locate(data, how)
-    held = [part for part in parts if not assemble.is_streamed(part, how)]
-    rows = [row for part in held for row, _ in assemble.plain_rows(part, how, dataset.Tally())]
+    """The rows in Hone's columns and what to call them in an error; of what stays on the disk, the first rows."""
+    parts, rows = assemble.locate(data, how), list[Any]()
+    for part in parts:
+        most = assemble.PREVIEW if assemble.is_streamed(part, how) else None
+        rows += [row for row, _ in islice(assemble.plain_rows(part, how, dataset.Tally()), most)]
     return rows, " + ".join(part.name for part in parts)
+
+
+def is_streamed(data: str | Sequence[Any], how: Reading) -> bool:
+    """Whether any of the data stays on the disk."""
+    return any(assemble.is_streamed(part, how) for part in assemble.locate(data, how))
 
 
 def tasks(data: str | Sequence[Any], vocabulary: Tokenizer, *, room: int, how: Reading | None = None) -> list[Task]:

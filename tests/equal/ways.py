@@ -57,6 +57,7 @@ class Way:
     """How the same numbers are computed."""
 
     micro_rows: int = 64
+    micro_tokens: int = 0
     layout: str = "padded"
     left: int = 0  # columns of padding before and after the table
     right: int = 0
@@ -117,6 +118,7 @@ def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
         algo, base=base, lr=0.01, micro_rows=way.micro_rows, layout=way.layout, seed=way.seed,
         shared=not case.own_critic,
     )  # fmt: skip
+    learner.micro_tokens = way.micro_tokens
     learner.policy.to(way.dtype)  # pyright: ignore[reportAttributeAccessIssue]
     for model in (learner.policy, learner.reference):
         if model is not None:

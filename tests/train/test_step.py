@@ -197,6 +197,18 @@ def test_micro_batches_lose_no_row_and_keep_pairs_together(rows: int, unit: int)
         assert all(a % 2 == 0 and b == a + 1 for a, b in zip(flat[::2], flat[1::2], strict=True))
 
 
+@pytest.mark.parametrize("unit", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 7, 20, 33, 10_000])
+def test_micro_batches_by_tokens_hold_as_many_rows_as_fit_and_no_more(tokens: int, unit: int) -> None:
+    batch = numbered(12)
+    parts = list(step.micro_batches(batch, rows=1, tokens=tokens, unit=unit))
+    assert sorted(n for m in parts for n in m.group.tolist()) == list(range(12))
+    for m in parts:
+        longest = int(m.real.sum(-1).max())
+        assert len(m) == unit or len(m) * longest <= tokens
+        assert m is parts[-1] or (len(m) + unit) * longest > tokens
+
+
 def test_micro_batches_begin_with_the_longest_rows() -> None:
     lengths = [int(m.real.sum(-1).max()) for m in step.micro_batches(numbered(12), rows=3)]
     assert lengths == sorted(lengths, reverse=True)

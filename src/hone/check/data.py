@@ -18,8 +18,8 @@ REMEDY_BUG = "rows were mixed up after they were read: this is a bug of Hone or 
 
 def pairing(probe: Probe) -> Finding:
     """What the shuffled source hands out is the dataset's: each prompt with its own answer, or completion."""
-    if not probe.raw:
-        return skipped("the data is read from the disk as the run goes on: there is nothing to compare it with")
+    if build.is_streamed(probe.job.recipe.data, probe.how):
+        return skipped("the data is read from the disk as the run goes on: it is not compared row by row")
     if probe.job.algo.online:
         strange = [task for task in probe.tasks if not _is_its_row(task, probe.raw)]
         known = (

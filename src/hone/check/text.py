@@ -10,7 +10,7 @@ from hone.data.chat import render
 from hone.data.collate import collate
 from hone.data.messages import text_of
 from hone.data.tokenizer import Tokenizer
-from hone.types import Batch, Rollout
+from hone.types import Batch, Rollout, Stop
 
 Runs = list[tuple[list[int], bool]]  # neighbouring tokens that are all trained on, or all not
 
@@ -73,7 +73,10 @@ def stop_token(probe: Probe) -> Finding:
         return passed(f"the sampler stops at {names}")
     if any(r.step_label for r in probe.rows):
         return skipped("steps are judged, not written: they have no stop token")
-    ends = [run[-1] in tokenizer.stop_ids for r in probe.rows for run, trained in runs_of(r) if trained]
+    finished = [
+        runs_of(r)[: -1 if r.stop is Stop.LENGTH else None] for r in probe.rows
+    ]  # a row that was cut has no end
+    ends = [run[-1] in tokenizer.stop_ids for runs in finished for run, trained in runs if trained]
     if not all(ends):
         seen = f"{len(ends) - sum(ends)} of {len(ends)} trained turns do not end with {names}: it would never stop"
         return failed(seen, "write eos_token after the content in the chat template, and name it as eos_token")

@@ -219,7 +219,7 @@ def _items(read: Read, shelf: Shelf, *, how: Reading, convert: Converter) -> lis
 
 def _look(part: Part, how: Reading, convert: Converter) -> None:
     """The first rows of a stream, so that what is wrong with all of them is said before the run."""
-    first = list(islice(plain_rows(part, how, Tally()), PREVIEW))
+    first = list(islice(plain_rows(part, how, convert.tally), PREVIEW))
     for row, where in first:
         convert(row, where)
     if not convert.tally.rows:

@@ -17,14 +17,20 @@ def area(group: Group) -> tuple[int, int]:
     return max(len(r.tokens) for r in group), len(group)
 
 
+def check_fits(groups: Sequence[Group], *, tokens: int) -> None:
+    """HoneError where a group alone is over the budget."""
+    most, rows = max(((longest * rows, rows) for longest, rows in map(area, groups)), default=(0, 0))
+    if most > tokens:
+        what = "a row has" if rows == 1 else f"a pair of {rows} rows takes"
+        raise HoneError(f"{what} {most} tokens: raise train.tokens ({tokens}), or shorten it")
+
+
 def by_length(groups: Sequence[Group], *, tokens: int) -> list[list[Group]]:
     """Cut, shortest first, where the next group would make rows x longest row exceed `tokens`."""
+    check_fits(groups, tokens=tokens)
     batches, rows = list[list[Group]](), 0
     for group in sorted(groups, key=lambda g: area(g)[0]):  # stable: equal lengths keep their shuffled order
         longest, more = area(group)
-        if longest * more > tokens:
-            what = "row has" if more == 1 else f"pair of {more} rows takes"
-            raise HoneError(f"a {what} {longest * more} tokens: raise train.tokens ({tokens}), or shorten it")
         if not batches or (rows + more) * longest > tokens:
             batches.append([])
             rows = 0

@@ -107,12 +107,16 @@ def _lines(file: IO[bytes], start: Cursor) -> Iterator[tuple[bytes, int, int]]:
     while line := file.readline(LIMIT + 1):
         number, offset = number + 1, offset + len(line)
         if len(line) > LIMIT and not line.endswith(b"\n"):
-            while rest := file.readline(LIMIT):
-                offset += len(rest)
-                if rest.endswith(b"\n"):
-                    break
-            line = line[: LIMIT + 1]
+            offset += _pass_over(file)
         yield line, number, offset
+
+
+def _pass_over(file: IO[bytes]) -> int:
+    """The bytes up to the end of the line, read and dropped."""
+    passed, part = 0, b""
+    while not part.endswith(b"\n") and (part := file.readline(LIMIT)):
+        passed += len(part)
+    return passed
 
 
 def _jsonl(file: File, start: Cursor) -> Iterator[Read]:
@@ -203,7 +207,8 @@ class _Table:
     def __iter__(self) -> Iterator[str]:
         for line, number, offset in self._lines:
             self.number, self.offset = number, offset
-            self.over |= len(line) > LIMIT
+            if len(line) > LIMIT:  # a part of it could end inside quotes and swallow what follows
+                self.over, line = True, b"\n"
             # bytes that are no UTF-8 become surrogates, so that the row they are in can be named
             yield (line.removeprefix(BOM) if number == 1 else line).decode("utf-8", "surrogateescape")
 
@@ -229,7 +234,7 @@ def _csv(file: File, start: Cursor) -> Iterator[Read]:
             problem = over(LIMIT) if table.over else problem
             if cells is None:
                 return
-            if cells:
+            if cells or table.over:
                 yield Read(row, number, (table.offset, table.number), problem)
 
 

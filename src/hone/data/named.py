@@ -65,7 +65,8 @@ def _svamp(row: Row, *, chat: bool) -> list[Row]:
     """Body and question make the prompt, the equation the completion."""
     body = row["Body"].strip()
     body += "" if body[-1] in ".?!" else "."
-    answer = f"{row['Answer']:g}"
+    value = float(row["Answer"])
+    answer = str(int(value) if value.is_integer() else value)
     solution = f"{row['Equation']} = {answer}"
     return [_problem(f"{body} {row['Question'].strip()}", solution, answer, chat=chat, id=row["ID"])]
 

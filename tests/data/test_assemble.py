@@ -1,0 +1,196 @@
+"""From what a recipe calls its data to a feed: found, joined, mixed, skipped, streamed."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from hone.data import assemble
+from hone.data.assemble import Reading
+from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.mix import Mixed
+from hone.data.rows import Grouper, Tasker
+from hone.data.source import Source
+from hone.data.stream import Stream
+from hone.data.tokenizer import train_bpe
+from hone.errors import HoneError
+from hone.types import Task
+
+TOK = replace(train_bpe(["ab\n"], vocab_size=262, specials=CHAT_SPECIALS), chat_template=DEFAULT_TEMPLATE)
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def texts(prefix, n):
+    return [{"text": f"{prefix}{i}"} for i in range(n)]
+
+
+def load(data, how=Reading(), seed=0, **limits):  # noqa: B008
+    make = lambda: Grouper(tokenizer=TOK, skip_bad=how.skip_bad, overlong=how.overlong, **limits)  # noqa: E731
+    return assemble.load(data, how, make, seed=seed)
+
+
+def said(groups):
+    return [TOK.decode(list(g[0].tokens)[:-1]) for g in groups]
+
+
+def test_a_pattern_reads_its_files_in_order_of_name(tmp_path):
+    for name in ("b", "a", "c"):
+        write(tmp_path / f"{name}.jsonl", texts(name, 2))
+    (part,) = assemble.locate(f"{tmp_path}/*.jsonl", Reading())
+    assert [shelf.place.name[-7:] for shelf in part.shelves] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    feed = load(f"{tmp_path}/*.jsonl").feed
+    assert sorted(said(feed.take(6))) == ["a0", "a1", "b0", "b1", "c0", "c1"]
+
+
+def test_parts_without_weights_are_one_dataset_and_with_weights_a_mix(tmp_path):
+    a, b = write(tmp_path / "a.jsonl", texts("a", 3)), write(tmp_path / "b.jsonl", texts("b", 9))
+    joined = load(f"{a}+{b}").feed
+    assert isinstance(joined, Source)
+    assert len({*said(joined.take(12))}) == 12
+    mixed = load(f"{a}*0.25 + {b}*0.75").feed
+    assert isinstance(mixed, Mixed)
+    assert sum(text[0] == "a" for text in said(mixed.take(100))) == 25
+    assert mixed.progress() == {f"epoch/{a}": 25 / 3, f"epoch/{b}": 75 / 9}
+    with pytest.raises(HoneError, match="some parts have a weight and some have none"):
+        load(f"{a}*0.25+{b}")
+
+
+def test_a_file_whose_name_has_a_plus_or_a_star_is_a_file(tmp_path):
+    for name in ("a+b.jsonl", "c*2.jsonl"):
+        path = write(tmp_path / name, texts("x", 2))
+        assert len(load(path).feed) == 2
+
+
+def test_in_python_rows_and_lists_of_data_with_weights(tmp_path):
+    path = write(tmp_path / "a.jsonl", texts("a", 3))
+    assert said(load(texts("m", 1)).feed.take(1)) == ["m0"]
+    mixed = load([(path, 1), (texts("m", 2), 1.0)]).feed
+    assert sorted(text[0] for text in said(mixed.take(10))) == ["a"] * 5 + ["m"] * 5
+    with pytest.raises(HoneError, match="data row 2 is str"):
+        load([{"text": "a"}, "b"])
+
+
+def test_two_parts_of_one_file_do_not_go_in_step(tmp_path):
+    path = write(tmp_path / "a.jsonl", texts("a", 50))
+    rows = said(load([(path, 1), (path, 1)]).feed.take(40))
+    assert rows[::2] != rows[1::2]
+
+
+BAD = ['{"text": "good"}', '{"text": ', '{"text": null}', '{"text": ""}', '{"other": 1}', '{"messages": [1]}', "[]"]
+
+
+def test_a_bad_row_is_refused_with_file_line_and_the_row(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for bad in BAD[1:]:
+        path.write_text(BAD[0] + "\n\n" + bad + "\n")
+        with pytest.raises(HoneError) as caught:
+            load(str(path))
+        message = str(caught.value)
+        assert message.startswith(f"{path} line 3")
+        assert "\n" not in message
+        assert "the row: " in message or "not valid JSON" in message or "not an object" in message
+
+
+def test_bad_rows_are_skipped_counted_and_the_first_few_listed(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([*BAD, BAD[0]]))
+    for stream in ("never", "always"):
+        loaded = load(str(path), Reading(skip_bad=True, stream=stream))
+        assert said(loaded.feed.take(2)) == ["good", "good"]
+        (converter,) = loaded.converters.values()
+        assert converter.tally.skipped == 6
+        assert len(converter.tally.reasons) == 3
+    (note,) = load(str(path), Reading(skip_bad=True)).notes
+    assert "6 bad rows skipped: " in note
+    assert "line 2 is not valid JSON" in note
+    assert note.endswith("; ...")
+    path.write_text("\n".join(BAD[1:]))
+    for stream in ("never", "always"):
+        with pytest.raises(HoneError, match=r"has no good row: .* line 1 is not valid JSON"):
+            load(str(path), Reading(skip_bad=True, stream=stream))
+
+
+def test_long_rows_are_cut_or_dropped_and_said_so(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"text": "b" * 30}, {"text": "c"}])
+    with pytest.raises(HoneError, match="line 1 has 31 tokens, the limit is 9"):
+        load(path, max_tokens=9)
+    cut = load(path, Reading(overlong="truncate"), max_tokens=9)
+    assert cut.notes == (f"{path}: 1 rows cut to 9 tokens",)
+    assert sorted(len(g[0].tokens) for g in cut.feed.take(2)) == [2, 9]
+    dropped = load(path, Reading(overlong="drop"), max_tokens=9)
+    assert dropped.notes == (f"{path}: 1 rows of more than 9 tokens dropped",)
+    with pytest.raises(HoneError, match="all 2 rows exceed 1 tokens"):
+        load(path, Reading(overlong="drop"), max_tokens=1)
+
+
+def test_converted_rows_are_said_so_once(tmp_path):
+    rows = [{"instruction": f"do {i}", "input": "", "output": "ok"} for i in range(4)]
+    loaded = load(write(tmp_path / "a.jsonl", rows))
+    assert loaded.notes == (f"{tmp_path}/a.jsonl: 4 rows converted from Alpaca",)
+    assert load(texts("a", 2)).notes == ()
+
+
+def test_a_stream_and_memory_have_the_same_rows(tmp_path):
+    path = write(tmp_path / "a.jsonl", texts("a", 30))
+    held, streamed = load(path).feed, load(path, Reading(stream="always", buffer=7)).feed
+    assert isinstance(held, Source)
+    assert isinstance(streamed, Stream)
+    assert sorted(said(held.take(30))) == sorted(said(streamed.take(30)))
+
+
+def test_what_is_large_is_streamed(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", texts("a", 30))
+    monkeypatch.setattr(assemble, "HELD", 100)
+    assert isinstance(load(path).feed, Stream)
+    assert isinstance(load(path, Reading(stream="never")).feed, Source)
+
+
+def test_a_stream_whose_first_rows_are_wrong_is_refused_before_the_run(tmp_path):
+    how = Reading(stream="always")
+    with pytest.raises(HoneError, match="line 1: columns question are no shape"):
+        load(write(tmp_path / "a.jsonl", [{"question": "a"}]), how)
+    (tmp_path / "b.jsonl").write_text("")
+    with pytest.raises(HoneError, match="is empty"):
+        load(str(tmp_path / "b.jsonl"), how)
+
+
+def test_tasks_keep_their_columns_and_their_numbers(tmp_path):
+    rows = [{"prompt": f"p{i}", "answer": i, "level": i} for i in range(3)]
+    for data in (
+        write(tmp_path / "a.jsonl", rows),
+        rows,
+        [Task(prompt=f"p{i}", answer=str(i), extra={"level": i}) for i in range(3)],
+    ):
+        (part,) = assemble.locate(data, Reading())
+        tasks = assemble.held(part, Reading(), Tasker(tokenizer=TOK))
+        assert [(t.prompt, t.answer, t.extra["level"], t.id) for t in tasks] == [
+            (f"p{i}", str(i), i, str(i + 1)) for i in range(3)
+        ]
+
+
+def test_a_folder_that_the_datasets_package_reads(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write(folder / "train.jsonl", texts("a", 5))
+    for stream in ("never", "always"):
+        feed = load(f"hf:{folder}:train", Reading(stream=stream, buffer=2)).feed
+        assert sorted(said(feed.take(5))) == [f"a{i}" for i in range(5)]
+        state = json.loads(json.dumps(feed.state()))
+        rest = said(feed.take(7))
+        again = load(f"hf:{folder}:train", Reading(stream=stream, buffer=2)).feed
+        again.load(state)
+        assert said(again.take(7)) == rest
+    with pytest.raises(HoneError, match=r"cannot read hf:.*:dev"):
+        load(f"hf:{folder}:dev")
+
+
+def test_hub_names():
+    place = assemble.locate("hf:owner/name/main:test", Reading())[0].shelves[0].place
+    assert (place.path, place.config, place.split) == ("owner/name", "main", "test")
+    place = assemble.locate("hf:owner/name", Reading())[0].shelves[0].place
+    assert (place.path, place.config, place.split) == ("owner/name", None, "train")

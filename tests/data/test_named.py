@@ -1,0 +1,168 @@
+"""Datasets by name, on the real files: every row counted, every gold answer found, every mask exact."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hone.data import assemble, named
+from hone.data.assemble import Reading
+from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
+from hone.data.rows import Grouper, Tally, Tasker
+from hone.data.shapes import Shape
+from hone.data.tokenizer import train_bpe
+from hone.errors import HoneError
+from hone.reward.verify.math import math_reward
+from hone.types import Rollout
+
+DATA = Path(__file__).parents[2].parent / "shared" / "data"
+real = pytest.mark.skipif(not DATA.is_dir(), reason="the real datasets are not here: ../shared/data")
+PLAIN = train_bpe(["the quick brown fox and two more of them\n"] * 5, vocab_size=300, specials=CHAT_SPECIALS)
+CHAT = replace(PLAIN, chat_template=DEFAULT_TEMPLATE)
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.setenv(named.FOLDER, str(DATA))
+
+
+def rows_of(spec: str, *, chat: bool = False) -> tuple[list, Tally]:
+    tally = Tally()
+    (part,) = assemble.locate(spec, Reading(chat=chat))
+    return [row for row, _ in assemble.plain_rows(part, Reading(chat=chat), tally)], tally
+
+
+COUNTS = {
+    "gsm8k:train": 7473, "gsm8k:test": 1319, "gsm8k": 7473, "math500": 500, "svamp": 1000, "humaneval": 164,
+    "hh_harmless": 2312 - 4, "instruct_pref": 1100 - 6, "instruct_pref:answers": 1100, "sst2:train": 6920,
+    "sst2:test": 1821, "seed_tasks": 175, "tinyshakespeare": 7222,
+}  # fmt: skip
+
+
+@real
+@pytest.mark.parametrize("spec", COUNTS)
+def test_every_row_of_a_dataset_is_read(spec, here):
+    rows, tally = rows_of(spec)
+    assert len(rows) == COUNTS[spec]
+    left_out = {"hh_harmless": {"one reply is empty": 4}, "instruct_pref": {"both replies are the same": 6}}
+    assert tally.left_out == left_out.get(spec, {})
+    assert tally.skipped == 0
+
+
+@real
+@pytest.mark.parametrize("spec", ["gsm8k:train", "gsm8k:test", "math500", "svamp", "sst2:train", "sst2:test"])
+def test_every_problem_has_its_gold_answer(spec, here):
+    rows, _ = rows_of(spec)
+    for row in rows:
+        assert isinstance(row["answer"], str)
+        assert row["answer"].strip() == row["answer"] != ""
+    if spec.startswith("gsm8k"):
+        raw = [json.loads(line) for line in (DATA / f"gsm8k/{spec[6:]}.jsonl").open()]
+        assert [float(row["answer"]) for row in rows] == [
+            float(re.sub(r"[^\d.-]", "", r["answer"].split("#### ")[1])) for r in raw
+        ]
+        assert not any("<<" in row["completion"] for row in rows)
+    if spec == "svamp":
+        raw = json.loads((DATA / "svamp/SVAMP.json").read_text())
+        assert [float(row["answer"]) for row in rows] == [r["Answer"] for r in raw]
+    if spec.startswith("sst2"):
+        assert {row["answer"] for row in rows} == {"positive", "negative"}
+        first = (DATA / f"sst2/stsa.binary.{spec[5:]}").read_text().split("\n")[0]
+        assert (rows[0]["answer"] == "positive") == (first[0] == "1")
+        assert rows[0]["sentence"] == first[2:].strip()
+
+
+@real
+def test_the_math_verifier_accepts_every_gold_answer(here):
+    for spec in ("gsm8k:train", "gsm8k:test", "svamp"):
+        rows, _ = rows_of(spec)
+        tasks = [Tasker(tokenizer=PLAIN)(row, "x") for row in rows[:1500]]
+        assert all(math_reward(f"\\boxed{{{t.answer}}}", t).value == 1.0 for t in tasks if t)
+        if spec.startswith("gsm8k"):  # and the worked solution, which is what supervised learning teaches
+            assert all(math_reward(t.extra["completion"], t).value == 1.0 for t in tasks if t)
+
+
+def converted(spec, tokenizer):
+    rows, _ = rows_of(spec, chat=tokenizer.chat_template is not None)
+    convert = Grouper(tokenizer=tokenizer)
+    groups = [convert(row, f"row {n}") for n, row in enumerate(rows[:400], start=1)]
+    return rows[:400], groups, convert.shape
+
+
+def trained(rollout: Rollout) -> str:
+    return PLAIN.decode([t for t, m in zip(rollout.tokens, rollout.mask, strict=True) if m])
+
+
+OFFLINE = [s for s in COUNTS if s != "gsm8k"]
+
+
+@real
+@pytest.mark.parametrize("tokenizer", [PLAIN, CHAT], ids=["plain", "chat"])
+@pytest.mark.parametrize("spec", OFFLINE)
+def test_what_is_trained_on_is_exactly_the_completion_and_its_stop_token(spec, tokenizer, here):
+    if spec == "hh_harmless" and tokenizer is PLAIN:
+        pytest.skip("transcripts are chats: they need a template")
+    rows, groups, shape = converted(spec, tokenizer)
+    for row, group in zip(rows, groups, strict=True):
+        if shape is Shape.TEXT:
+            assert trained(group[0]) == row["text"] + PLAIN.eos
+            continue
+        sides = ["chosen", "rejected"] if shape is Shape.PREFERENCE else ["completion"]
+        for side, rollout in zip(sides, group, strict=True):
+            value = row[side] if isinstance(row[side], str) else row[side][-1]["content"]
+            assert trained(rollout) == value + PLAIN.eos
+    assert shape is {"hh_harmless": Shape.PREFERENCE, "instruct_pref": Shape.PREFERENCE}.get(
+        spec, Shape.TEXT if spec == "tinyshakespeare" else Shape.COMPLETION
+    )
+
+
+@real
+def test_one_row_serves_reinforcement_learning_too(here):
+    for tokenizer in (PLAIN, CHAT):
+        rows, _ = rows_of("gsm8k:test", chat=tokenizer.chat_template is not None)
+        task = Tasker(tokenizer=tokenizer)(rows[0], "x")
+        assert task is not None
+        assert task.answer == "18"
+        read = tokenizer.decode(render_prompt(tokenizer, task.prompt))
+        assert "Janet" in read
+        assert "18" not in read  # the model is not shown the solution
+    tests, _ = rows_of("humaneval")
+    task = Tasker(tokenizer=PLAIN)(tests[0], "x")
+    assert task is not None
+    assert task.extra["entry_point"] == "has_close_elements"
+    assert "def check(candidate)" in task.extra["test"]
+    assert task.id == "HumanEval/0"
+
+
+@real
+def test_humanevals_own_solution_follows_its_prompt_as_a_program(here):
+    rows, _ = rows_of("humaneval", chat=True)
+    for row in rows:
+        compile(row["prompt"] + row["completion"] + row["test"], row["id"], "exec")
+
+
+def test_a_wrong_split_or_a_missing_folder_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.delenv(named.FOLDER, raising=False)
+    with pytest.raises(HoneError, match="gsm8k has no split 'dev': use gsm8k:train or gsm8k:test"):
+        named.find("gsm8k:dev", chat=False)
+    with pytest.raises(HoneError, match=r"set HONE_DATA to one that has seed_tasks/seed_tasks.jsonl"):
+        named.find("seed_tasks", chat=False)
+    assert named.find("gsm9k", chat=False) is None
+    shelf = named.find("gsm8k:test", chat=False)
+    assert shelf is not None
+    assert shelf.place.name == "hf:openai/gsm8k/main:test"
+
+
+def test_a_row_that_is_not_the_datasets_is_named(monkeypatch, tmp_path):
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "gsm8k" / "train.jsonl").write_text('{"question": "a", "answer": "b"}\n{"text": "c"}\n')
+    monkeypatch.setenv(named.FOLDER, str(tmp_path))
+    with pytest.raises(HoneError, match=r"train.jsonl line 1: the solution has no answer after ####"):
+        rows_of("gsm8k")
+    tally = Tally()
+    (part,) = assemble.locate("gsm8k", Reading(skip_bad=True))
+    assert list(assemble.plain_rows(part, Reading(skip_bad=True), tally)) == []
+    assert tally.skipped == 2
+    assert "KeyError" in tally.reasons[1]

@@ -1,0 +1,118 @@
+"""How a run reads its data: streamed, mixed and by tokens it trains, resumes to the bit, and says what it did."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small import World, assert_same_run, metrics, recipe, write_rows
+
+import hone as package
+from hone.check import suite
+from hone.config import override
+from hone.data.budget import Budgeted
+from hone.data.stream import Stream
+from hone.errors import HoneError
+from hone.job import prepare
+from hone.recipe import plan
+
+torch.set_num_threads(1)
+
+
+def settings_of(world: World, kind: str, algo: str) -> list[str]:
+    data = world.data({"sft": "answers", "dpo": "pairs", "grpo": "problems", "pretrain": "text"}[algo])
+    return {
+        "streamed": ["read.stream=always", "read.buffer=3"],
+        "mixed": [f"data={data}*0.6+{data}*0.4"],
+        "mixed streams": [f"data={data}*0.6+{data}*0.4", "read.stream=always", "read.buffer=2"],
+        "by tokens": ["train.tokens=60"],
+        "streamed by tokens": ["train.tokens=60", "read.stream=always", "read.buffer=4", "train.micro_tokens=30"],
+        "few tokens in memory": ["train.micro_tokens=20"],
+    }[kind]
+
+
+CASES = [(kind, algo) for kind in ("streamed", "mixed", "mixed streams") for algo in ("sft", "grpo")]
+CASES += [(kind, algo) for kind in ("by tokens", "streamed by tokens") for algo in ("sft", "dpo", "pretrain")]
+CASES += [("few tokens in memory", "grpo")]
+
+
+@pytest.mark.parametrize(("kind", "algo"), CASES)
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(kind: str, algo: str, world: World, tmp_path: Path):
+    given = settings_of(world, kind, algo)
+    package.run(recipe(world, algo, tmp_path / "whole", "train.steps=6", *given))
+    made = recipe(world, algo, tmp_path / "parts", "train.steps=3", *given)
+    package.run(made)
+    package.run(override(made, ["train.steps=6"]), resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", step=6)
+
+
+def test_a_mix_logs_how_often_each_part_was_read(world: World, tmp_path: Path):
+    data, other = world.data("answers"), write_rows(tmp_path / "b.jsonl", [{"prompt": "a", "completion": "b"}])
+    package.run(recipe(world, "sft", tmp_path / "run", f"data={data}*0.5+{other}*0.5", "train.steps=4"))
+    last = metrics(tmp_path / "run")[-1]
+    assert last[f"epoch/{data}"] == pytest.approx(6 / 7)
+    assert last[f"epoch/{other}"] == 6
+
+
+def test_the_first_line_says_what_became_of_the_rows(world: World, tmp_path: Path, capsys):
+    rows = [{"instruction": "a", "input": "", "output": "b"}, {"instruction": "a", "input": "", "output": "c" * 99}]
+    path = write_rows(tmp_path / "a.jsonl", [*rows, {"instruction": "", "input": "", "output": "b"}])
+    given = [f"data={path}", "read.skip_bad=true", "read.overlong=truncate", "train.steps=1"]
+    package.run(recipe(world, "sft", tmp_path / "run", *given))
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first.startswith("small: 3 rows; ")
+    assert "2 rows converted from Alpaca, 1 rows cut to 48 tokens, 1 bad rows skipped: " in first
+    assert 'a.jsonl line 3: column "instruction" is empty' in first
+
+
+def test_a_stream_whose_file_changed_is_not_resumed(world: World, tmp_path: Path):
+    path = write_rows(tmp_path / "a.jsonl", [{"prompt": f"{i}", "completion": "b"} for i in range(9)])
+    made = recipe(world, "sft", tmp_path / "run", f"data={path}", "read.stream=always", "train.steps=2")
+    package.run(made)
+    Path(path).write_text(Path(path).read_text().replace('"8"', '"7"'))
+    with pytest.raises(HoneError, match="cannot resume: the data's content has changed"):
+        package.run(override(made, ["train.steps=4"]), resume=True)
+
+
+def test_the_settings_reach_the_feed_and_the_learner(world: World, tmp_path: Path):
+    made = recipe(world, "sft", tmp_path, "train.tokens=60", "read.stream=always", "read.buffer=5")
+    job = prepare(made)
+    assert isinstance(job.source, Budgeted)
+    assert isinstance(job.source._feed, Stream)
+    assert (job.source._feed._buffer, job.learner.micro_tokens) == (5, 60)
+    assert plan(made) == "at most 60 tokens = 1 update; micro-batches of at most 60 tokens"
+    steps = [job.source.step() for _ in range(9)]
+    assert max(sum(map(len, s)) * max(len(r.tokens) for g in s for r in g) for s in steps) <= 60
+
+
+@pytest.mark.parametrize(
+    ("algo", "setting", "says"),
+    [
+        ("grpo", "train.tokens=60", "grpo samples its own: set train.micro_tokens"),
+        ("grpo", "read.overlong=truncate", "a prompt is never cut: set read.overlong=drop"),
+        ("kto", "train.tokens=60", "a step needs two"),
+        ("sft", "read.buffer=0", "read.buffer is 0: it must be at least 1"),
+        ("sft", "train.tokens=3", r"tokens: raise train.tokens \(3\)"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(algo: str, setting: str, says: str, world: World, tmp_path: Path):
+    made = recipe(world, algo, tmp_path, setting)
+    with pytest.raises(HoneError, match=says):
+        package.run(made)
+
+
+def test_an_iterator_is_data_too(world: World, tmp_path: Path):
+    rows = ({"prompt": f"{i}", "completion": "b"} for i in range(4))
+    job = prepare(replace(recipe(world, "sft", tmp_path), data=rows))
+    assert len(job.source) == 4
+
+
+def test_check_passes_on_a_stream_and_on_truncated_rows(world: World, tmp_path: Path):
+    path = write_rows(tmp_path / "a.jsonl", [{"prompt": f"{i}", "completion": "b" * (9 * i + 1)} for i in range(9)])
+    for given in (["read.overlong=truncate"], ["read.overlong=truncate", "read.stream=always"]):
+        job = prepare(recipe(world, "sft", tmp_path, f"data={path}", *given))
+        before = json.dumps(job.source.state())
+        findings = suite.cheap(job)
+        assert [f for f in findings if f.verdict == "fail"] == []
+        assert json.dumps(job.source.state()) == before
