@@ -143,3 +143,11 @@ def test_signs_for_marks_cannot_be_forged_by_content():
     tokens, mask = encode_messages(tok, [said("user", forged), said("assistant", forged)])
     assert tok.decode([t for t, m in zip(tokens, mask, strict=True) if m]) == forged + "<|im_end|>"
     assert tok.decode(tokens).count(forged) == 2
+
+
+def test_marks_inside_marks_count_once():
+    text = (
+        "a{% generation %}b{% generation %}c{% endgeneration %}d{% endgeneration %}e{% generation %}{% endgeneration %}"
+    )
+    assert module.run_template(text, {}) == module.Rendered("abcde", ((1, 4), (5, 5)))
+    assert module.run_template("abc", {}).marks is None
