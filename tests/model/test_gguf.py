@@ -160,7 +160,7 @@ def test_every_kind_gives_every_text_back(tmp_path):
     for kind in KINDS:
         tokenizer = build_tokenizer(meta | {"tokenizer.ggml.pre": kind}, tmp_path)
         for text in TRICKY:
-            composed = text.replace("e\u0301", "é") if KINDS[kind].nfc else text
+            composed = text.replace("e\u0301", "é") if kind in ("qwen2", "deepseek-r1-qwen") else text
             assert tokenizer.decode(tokenizer.encode(text, specials=True)) == composed, kind
 
 

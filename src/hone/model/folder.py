@@ -175,17 +175,26 @@ def _read_file(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     tensors, before = dict[str, Tensor](), path.stat()
     try:
         with safe_open(path, framework="pt") as file:
-            left = list(file.keys())[::-1]
+            left = list(file.keys())
         while left:
-            with safe_open(path, framework="pt") as file:
-                held = 0
-                while left and held < MAPPED:
-                    tensors[left[-1]] = _float(file.get_tensor(left[-1]), left[-1]).to(dtype, copy=True)
-                    held += tensors[left.pop()].nbytes
+            tensors |= _read_part(path, left, dtype)
+            left = [key for key in left if key not in tensors]
     except SafetensorError as error:
         raise HoneError(f"{path} is damaged ({error}): copy it again") from error
     if (path.stat().st_ino, path.stat().st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
         raise HoneError(f"{path} was written while it was read: load it again")
+    return tensors
+
+
+def _read_part(path: Path, keys: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    """As many of the tensors as one mapping is kept for."""
+    tensors, held = dict[str, Tensor](), 0
+    with safe_open(path, framework="pt") as file:
+        for key in keys:
+            tensors[key] = _float(file.get_tensor(key), key).to(dtype, copy=True)
+            held += tensors[key].nbytes
+            if held >= MAPPED:
+                break
     return tensors
 
 
