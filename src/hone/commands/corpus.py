@@ -26,7 +26,9 @@ def _shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sources", nargs="+", metavar="IN", help="a .jsonl or .txt file (or .gz of it), or a folder")
     parser.add_argument("--column", default="text", help="the text's column in JSON lines (default: text)")
     parser.add_argument("--split", default="blank", help="documents of a .txt file: blank (lines between), line, file")
-    parser.add_argument("--eval", nargs="+", default=[], metavar="EVAL", help="evaluation sets (.jsonl, .json, .txt)")
+    parser.add_argument(
+        "--eval", nargs="+", default=[], metavar="EVAL", help="files (.jsonl, .json, .txt) or names (gsm8k)"
+    )
     parser.add_argument("--eval-field", nargs="+", default=[], metavar="COLUMN", help="default: every text of a row")
     parser.add_argument("--ngram", type=int, default=13, metavar="N", help="words that must agree (default: 13)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="W", help="default: every core")

@@ -122,6 +122,14 @@ def test_compressed_files_and_byte_order_marks(tmp_path):
     assert [d.text for d in read(path, size=5)] == ["a", "b"]
 
 
+@pytest.mark.parametrize("cut", [5, 20, -4])
+def test_a_damaged_gzip_file_is_named(tmp_path, cut):
+    path = tmp_path / "a.txt.gz"
+    path.write_bytes(gzip.compress(b"some text\n" * 1000)[:cut])
+    with pytest.raises(HoneError, match=r"a\.txt\.gz is a damaged gzip file"):
+        read(path)
+
+
 def test_a_folder_is_its_files_in_order(tmp_path):
     (tmp_path / "sub").mkdir()
     for name in ("b.txt", "a.txt", "sub/c.jsonl", "ignored.csv"):

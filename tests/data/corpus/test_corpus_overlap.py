@@ -145,6 +145,21 @@ def test_every_source_is_compared_with_every_evaluation_set(tmp_path, workers):
     assert example["words"] == " ".join(normal_words(questions[12])[:13])
 
 
+def test_evaluation_sets_have_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("HONE_DATA", str(tmp_path))
+    for split, items in (("train", [prose(1)]), ("test", [prose(2), prose(3)])):
+        (tmp_path / "gsm8k").mkdir(exist_ok=True)
+        rows = [json.dumps({"question": item, "answer": "#### 3"}) + "\n" for item in items]
+        (tmp_path / "gsm8k" / f"{split}.jsonl").write_text("".join(rows))
+    assert read_items("gsm8k", ["question"]) == [[prose(2)], [prose(3)]]
+    assert read_items("gsm8k:train") == [[prose(1), "#### 3"]]
+    source = write(tmp_path / "a.jsonl", [prose(3), prose(4)])
+    (pair,) = compare([source], Settings(evals=("gsm8k",)))["pairs"]
+    assert (pair["items"], pair["overlap"]) == (2, 1)
+    with pytest.raises(HoneError, match="no split"):
+        read_items("gsm8k:dev")
+
+
 def test_nothing_to_compare_is_an_error(tmp_path):
     source = write(tmp_path / "a.jsonl", [prose(0)])
     with pytest.raises(HoneError, match="--eval"):

@@ -4,6 +4,7 @@ cutting changes nothing, and no more than one record is held in memory."""
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,13 @@ def plan(sources: Sequence[str], *, shard_bytes: int, split: str) -> list[Shard]
 
 def read(shard: Shard, *, column: str, split: str, limit: int) -> Iterator[Document]:
     """The documents of a shard; one that cannot be read has a `problem` instead of a text."""
+    try:
+        yield from _read(shard, column=column, split=split, limit=limit)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise HoneError(f"{shard.path} is a damaged gzip file ({error}): copy it again") from error
+
+
+def _read(shard: Shard, *, column: str, split: str, limit: int) -> Iterator[Document]:
     name = shard.path.removesuffix(".gz")
     with _open(shard.path) as file:
         if name.endswith(".txt") and split == "file":

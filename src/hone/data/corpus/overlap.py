@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.data import named
 from hone.data.corpus.words import normal_words, run_hashes
+from hone.data.shelf import Shelf
 from hone.data.source import read_rows
 from hone.errors import HoneError
 
@@ -103,17 +105,24 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(inner)
 
 
+def named_set(name: str) -> Shelf | None:
+    """The dataset of that name (its test split where it has one, or name:split), if there is one."""
+    known = named.NAMED.get(name)
+    return named.find(f"{name}:test" if known and "test" in known.files else name, chat=False)
+
+
 def read_items(path: str, fields: Sequence[str] = ()) -> list[list[str]]:
     """The texts of every item: the rows of a JSON file (their `fields`, or every text), or the lines of a text file."""
-    if not Path(path).is_file():
-        raise HoneError(f"there is no evaluation file {path}: give a .jsonl, .json or .txt file")
+    shelf = named_set(path)
+    if shelf is None and not Path(path).is_file():
+        raise HoneError(f"there is no evaluation set {path}: give a .jsonl, .json or .txt file, or a name like gsm8k")
     if path.endswith(".txt"):
         try:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise HoneError(f"{path} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
         return [[line] for line in lines if line.strip()]
-    rows = read_rows(path)
+    rows = [read.row for read in shelf.place.read() if not read.problem] if shelf else read_rows(path)
     for number, row in enumerate(rows, start=1):
         missing = [name for name in fields if name not in row]
         if missing:

@@ -12,6 +12,7 @@ from typing import Any
 
 from hone.data.corpus import documents
 from hone.data.corpus.documents import Shard
+from hone.data.corpus.overlap import named_set
 from hone.data.corpus.settings import Settings
 from hone.data.corpus.store import read_json, write_json
 from hone.errors import HoneError
@@ -55,12 +56,14 @@ class Run:
 
 def _manifest(sources: Sequence[str], settings: Settings) -> dict[str, Any]:
     shards = documents.plan(sources, shard_bytes=settings.shard_bytes, split=settings.split)
-    paths = [*dict.fromkeys(shard.path for shard in shards), *settings.evals]
-    stats = [(path, Path(path).stat()) for path in paths if Path(path).exists()]
+    paths = [*dict.fromkeys(shard.path for shard in shards), *(e for e in settings.evals if Path(e).is_file())]
+    stats = [(path, Path(path).stat()) for path in paths]
+    sets = {name: shelf.place.fingerprint for name in settings.evals if (shelf := named_set(name)) is not None}
     promise = {
         "format": FORMAT,
         "sources": list(sources),
         "inputs": [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats],
+        "evals": sets,
         "settings": settings.plain(),
         "versions": {name: _version(name) for key, name in LIBRARIES.items() if getattr(settings, key)},
     }
@@ -133,9 +136,10 @@ def _wipe(folder: Path) -> None:
 
 
 def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
-    for key in ("format", "sources", "inputs", "versions"):
+    for key in ("format", "sources", "inputs", "evals", "versions"):
         if old[key] != new[key]:
-            return {"inputs": "input files (size or time changed)", "versions": "library versions"}.get(key, key)
+            words = {"inputs": "input files (size or time changed)", "evals": "evaluation sets"}
+            return {**words, "versions": "library versions"}.get(key, key)
     changed = [key for key, value in new["settings"].items() if old["settings"].get(key) != value]
     rules = (new["settings"]["rules"], old["settings"].get("rules", {}))
     changed += [f"rules.{name}" for name, value in rules[0].items() if rules[1].get(name) != value]
