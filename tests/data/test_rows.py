@@ -236,3 +236,17 @@ def test_long_prompts_are_refused_or_dropped_but_never_cut():
     assert [t.prompt for t in to_tasks(rows, TOK, max_tokens=limit, overlong="drop")] == ["hi"]
     with pytest.raises(HoneError, match="all 1 prompts"):
         to_tasks(rows[1:], TOK, max_tokens=limit, overlong="drop")
+
+
+def test_the_tools_of_a_row_are_rendered_in_its_prompt():
+    template = "{%- if tools -%}{{- tools | tojson -}}{%- endif -%}" + DEFAULT_TEMPLATE
+    tokenizer = replace(TOK, chat_template=template)
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    for row in ({"messages": [USER, GOOD]}, {"prompt": [USER], "completion": [GOOD]}):
+        (rollout,) = to_groups([{**row, "tools": tools}], tokenizer).groups[0]
+        assert '"name": "add"' in tokenizer.decode(rollout.tokens)
+        assert written(rollout) == "good<eos>"
+        (plain,) = to_groups([{**row, "tools": []}], tokenizer).groups[0]
+        assert plain == to_groups([row], TOK).groups[0][0]
+    with pytest.raises(HoneError, match="tools is text that is not JSON"):
+        to_groups([{"messages": [USER, GOOD], "tools": "add"}], tokenizer)

@@ -102,7 +102,7 @@ def text_row(row: Row, tokenizer: Tokenizer) -> Rollout:
 def completion_row(row: Row, tokenizer: Tokenizer, *, name: str = "completion") -> Rollout:
     """SFT: the prompt untrained, the completion in column `name` and its stop token trained."""
     prompt, completion = _turns(row, "prompt"), _turns(row, name)
-    tokens, mask = encode_completion(tokenizer, prompt, completion)
+    tokens, mask = encode_completion(tokenizer, prompt, completion, tools=row.get("tools"))
     text = completion if isinstance(completion, str) else completion[-1]["content"]
     return Rollout(tokens=tokens, mask=mask, text=text)
 
@@ -112,7 +112,7 @@ def messages_row(row: Row, tokenizer: Tokenizer) -> Rollout:
     messages = _turns(row, "messages")
     if isinstance(messages, str):
         raise _wrong("messages", messages, "a list of messages")
-    tokens, mask = encode_messages(tokenizer, messages)
+    tokens, mask = encode_messages(tokenizer, messages, tools=row.get("tools"))
     return Rollout(tokens=tokens, mask=mask)
 
 
@@ -161,7 +161,7 @@ def steps_row(row: Row, tokenizer: Tokenizer, *, separator: str = "\n") -> Rollo
         if not isinstance(step, str) or not step:
             raise _wrong(steps_name, step, "text in every step")
     closed = [step if separator and step.endswith(separator) else step + separator for step in steps]
-    (tokens, mask), ends = encode_steps(tokenizer, prompt, closed)
+    (tokens, mask), ends = encode_steps(tokenizer, prompt, closed, tools=row.get("tools"))
     step_label = [math.nan] * len(tokens)
     for end, label in zip(ends, labels, strict=True):
         step_label[end] = _number(labels_name, label, low=0, high=1)

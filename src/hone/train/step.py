@@ -50,6 +50,11 @@ class Learner:
         """Where the policy computes, and its batches have to be."""
         return optim.parameters_of(self.optimizer)[0].device
 
+    def rows_of(self, batch: Batch) -> int:
+        """How many rows of the batch are in memory at once when they are only read."""
+        longest = int(batch.real.sum(-1).max()) if self.micro_tokens and len(batch) else 0
+        return max(1, self.micro_tokens // longest) if longest else self.micro_rows
+
     def begin(self, algo: Algorithm) -> None:
         """Give each adaptive number its start unless a checkpoint has given it a value."""
         for c in algo.control:
@@ -113,7 +118,7 @@ def annotate(batch: Batch, algo: Algorithm, learner: Learner, *, mismatched: Bat
     }
     sources = {"old_logp": "logp", "old_value": "value", "bootstrap": "value", "ref_kl": "ref_kl"}
     if want := frozenset(sources[c] for c in algo.needs & sources.keys()):
-        old = evaluate(learner.policy, batch, want, rows=learner.micro_rows)
+        old = evaluate(learner.policy, batch, want, rows=learner.rows_of(batch))
         columns |= {c: getattr(old, sources[c]) for c in algo.needs & (sources.keys() - {"bootstrap"})}
         if "bootstrap" in algo.needs:
             columns["bootstrap"] = torch.where(batch.truncated, last_value(old, batch), 0.0)
@@ -137,14 +142,14 @@ def remember(learner: Learner, algo: Algorithm) -> None:
 def _reference(learner: Learner, batch: Batch) -> Tensor:
     if learner.reference is None:
         raise ValueError("the algorithm compares with a reference model and the learner has none")
-    return evaluate(learner.reference, batch, frozenset({"logp"}), rows=learner.micro_rows).logp
+    return evaluate(learner.reference, batch, frozenset({"logp"}), rows=learner.rows_of(batch)).logp
 
 
 def _mismatched_kl(learner: Learner, batch: Batch | None) -> float:
     """KTO's z0 = max(0, mean log pi/ref over mismatched pairs), over every rank's rows."""
     if batch is None:
         raise ValueError("KTO needs the mismatched pairs of its rows")
-    now = evaluate(learner.policy, batch, frozenset({"logp"}), rows=learner.micro_rows)
+    now = evaluate(learner.policy, batch, frozenset({"logp"}), rows=learner.rows_of(batch))
     gain = reference_gain(now, replace(batch, ref_logp=_reference(learner, batch)))
     summed, count = collect.total(torch.stack([gain.double().sum(), gain.new_tensor(len(gain)).double()])).tolist()
     return max(0.0, summed / max(count, 1.0))
@@ -212,7 +217,7 @@ def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Para
 @torch.no_grad()
 def update_kl(learner: Learner, batch: Batch) -> float:
     """Mean k3 of KL(old || now) per trained token after the update, over all ranks."""
-    now = evaluate(learner.policy, batch, frozenset({"logp"}), rows=learner.micro_rows)
+    now = evaluate(learner.policy, batch, frozenset({"logp"}), rows=learner.rows_of(batch))
     d = torch.where(batch.mask, now.logp - batch.old_logp, 0.0)
     sums = torch.stack([(d.expm1() - d).double().sum(), batch.mask.double().sum()])
     summed, count = collect.total(sums).tolist()
