@@ -39,7 +39,7 @@ from hone.rollout.protocol import SampleParams
 from hone.train import optim
 from hone.train.masters import Masters
 from hone.train.step import Correct, Learner, Trainable
-from hone.types import Model, Task
+from hone.types import Group, Model, Task
 
 SCORERS = {"reward_model": "reward", "process_reward_model": "step"}  # algorithms that train a head, and its kind
 
@@ -65,9 +65,8 @@ def algorithm(recipe: Recipe) -> Algorithm:
     return algo
 
 
-def place(recipe: Recipe) -> tuple[torch.device, torch.dtype]:
-    """Where the policy computes and in what, as the recipe says or as the machine suggests."""
-    name = recipe.train.device
+def place(name: str = "auto", precision: str = "auto") -> tuple[torch.device, torch.dtype]:
+    """Where a model computes and in what, as it is told or as the machine suggests."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -76,10 +75,8 @@ def place(recipe: Recipe) -> tuple[torch.device, torch.dtype]:
         raise HoneError(f"train.device is {name!r}: use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise HoneError(f"train.device is {name}, but torch sees no GPU here: set train.device=cpu")
-    dtype = torch.bfloat16 if recipe.train.dtype == "bfloat16" else torch.float32
-    if recipe.train.dtype == "auto" and device.type == "cuda":
-        dtype = torch.bfloat16
-    return device, dtype
+    half = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
+    return device, torch.bfloat16 if half else torch.float32
 
 
 def tokenizer(spec: ModelSpec) -> Tokenizer:
@@ -212,6 +209,16 @@ def feed(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int
     for name, converter in loaded.converters.items():
         _check_shape(recipe, algo, name, converter.shape if isinstance(converter, dataset.Grouper) else None)
     return _budgeted(recipe, loaded) if recipe.train.tokens else loaded
+
+
+def held_out_rows(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> list[Group]:
+    """The rows that an offline run is examined on, in order."""
+    how, found = reading(recipe, vocabulary), list[Group]()
+    for part in assemble.locate(recipe.eval_data, how):
+        grouper = _grouper(vocabulary, how, context)
+        found += assemble.held(part, how, grouper)
+        _check_shape(recipe, algo, part.name, grouper.shape)
+    return found
 
 
 def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> dataset.Tasker:

@@ -24,7 +24,7 @@ from hone.rollout.roller import Roller
 from hone.state import ADAPTER, restore, write_model, write_state
 from hone.train import checkpoint
 from hone.train.step import Learner
-from hone.types import Task
+from hone.types import Group, Task
 
 START = "start"  # the model as the run found it: the reference, and the base under adapters
 CHECKPOINTS = "checkpoints"
@@ -43,7 +43,8 @@ class Run:
     monitor: Monitor
     roller: Roller | None = None  # online only
     reward: RewardScorer | None = None
-    held_out: Sequence[Task] = ()
+    held_out: Sequence[Task] = ()  # what an online run is examined on
+    held_rows: Sequence[Group] = ()  # and an offline one
     notes: Sequence[str] = ()  # what became of the data
 
     @property
@@ -68,7 +69,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     # on resume the adapter, too, is the run's own copy: its weights follow, exactly, with the rest of the state
     saved = resume_from / ADAPTER if resume_from is not None else None
     policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed, saved=saved), algo)
-    device, dtype = build.place(recipe)
+    device, dtype = build.place(recipe.train.device, recipe.train.dtype)
     if algo.trust_region and dtype is torch.bfloat16:  # its curvature is a difference of small numbers
         raise HoneError(f"{recipe.algo_name} needs float32: set train.dtype=float32")
     policy.to(device, dtype)
@@ -95,6 +96,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         if recipe.eval_data:
             how = build.reading(recipe, vocabulary)
             job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)
+    elif recipe.eval_data:
+        job.held_rows = build.held_out_rows(recipe, vocabulary, algo, context=context)
     if resume_from is not None:
         restore(resume_from, policy, learner, recipe=recipe, parts=parts(job))
         if job.roller:

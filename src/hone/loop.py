@@ -109,7 +109,7 @@ def offline(
     while True:
         start = time.perf_counter()
         groups = rows.step() if isinstance(rows, Budgeted) else rows.take(size)
-        mismatched = _mismatched(groups, algo, context, device=learner.device)
+        mismatched = mismatched_batch(groups, algo, context, device=learner.device)
         groups = groups[collect.share(len(groups))]
         batch = collate(groups).to(learner.device)
         batch = annotate(batch, algo, learner, mismatched=mismatched)
@@ -149,7 +149,7 @@ def numbered(batch: Batch, rounds: list[list[Group]]) -> Batch:
     return replace(batch, place=torch.tensor(collect.places(sizes), dtype=torch.int64))
 
 
-def _mismatched(groups: list[Group], algo: Algorithm, context: int, *, device: torch.device) -> Batch | None:
+def mismatched_batch(groups: list[Group], algo: Algorithm, context: int, *, device: torch.device) -> Batch | None:
     """This rank's part of KTO's pairs, which are made of all ranks' rows."""
     if "kl_baseline" not in algo.needs:
         return None

@@ -1,18 +1,27 @@
-"""Held-out evaluation: the same tasks, sampler and rewards as in training, other random numbers."""
+"""Held-out evaluation: tasks by the same sampler and rewards as in training with other random numbers, rows by the
+algorithm's own loss."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
+
 from hone.algo.select import reward_of
+from hone.algo.table import Algorithm, objective
+from hone.data.collate import collate
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.eval.pass_at_k import mean_and_error, mean_pass_at_k
+from hone.log.stats import Stats
+from hone.loop import mismatched_batch
 from hone.model.decoder import Decoder
 from hone.reward.score import Scorer, score
 from hone.reward.verify.format import format_reward
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
+from hone.train import diagnose
+from hone.train.step import Learner, annotate, micro_batches, weighed
 from hone.types import Group, Rollout, Stop, Task
 
 JUDGES = ("math", "choice", "exact")  # parts of a reward that say right or wrong
@@ -75,3 +84,19 @@ def measure(
 ) -> dict[str, float]:
     """Sample, score and summarise."""
     return summarise(score(sample_groups(decoder, tokenizer, tasks, params=params, samples=samples), reward))
+
+
+@torch.no_grad()
+def assess(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, context: int = 0) -> dict[str, float]:
+    """What an update of an offline algorithm would see on these rows, without one: loss, NLL, accuracy."""
+    rows = list(groups)
+    batch = collate(rows).to(learner.device)
+    batch = annotate(batch, algo, learner, mismatched=mismatched_batch(rows, algo, context, device=learner.device))
+    batch = weighed(batch, algo)
+    stats = Stats()
+    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
+        fwd = learner.policy(micro, algo.wants)
+        stats.add("loss", objective(fwd, micro, algo.loss), 0)
+        diagnose.observe(stats, fwd, micro, algo)
+    stats.add("loss", 0.0, 1)
+    return diagnose.derived(stats.means()) | {"rows": float(len(batch))}

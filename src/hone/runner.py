@@ -18,7 +18,7 @@ from hone.job import CHECKPOINTS, START, Run, prepare, publish, save, set_torch
 from hone.log import samples
 from hone.log.progress import Progress
 from hone.log.sinks import JsonlSink, truncate_after
-from hone.measure import measure
+from hone.measure import assess, measure
 from hone.model.adapters import adapter_off
 from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
@@ -240,9 +240,13 @@ def _refresh(job: Run) -> None:
 
 
 def _evaluation(job: Run) -> dict[str, float]:
-    """Held-out reward, every so many steps and after the last one."""
+    """Held-out reward, or loss offline, every so many steps and after the last one."""
     train = job.recipe.train
     due = job.step >= train.steps or (train.eval_every and job.step % train.eval_every == 0)
+    if due and job.held_rows:
+        context = job.policy.decoder.config.max_position_embeddings
+        found = assess(job.learner, job.held_rows, job.algo, context=context)
+        return {f"eval/{name}": value for name, value in found.items()}
     if not due or not job.held_out or job.roller is None or job.reward is None:
         return {}
     params, reward = job.roller.params, job.reward
@@ -259,11 +263,14 @@ def evaluate(
     temperature: float = 1.0,
     max_tokens: int = 64,
     seed: int = 0,
+    device: str = "auto",
 ) -> dict[str, float]:
     """Score a model, by folder or name, on problems: mean reward with its standard error, pass@k, format, length."""
     folder = resolve(model)
-    vocabulary, decoder = Tokenizer.load(folder), load_decoder(folder)
+    where, dtype = build.place(device)
+    vocabulary, decoder = Tokenizer.load(folder), load_decoder(folder).to(where, dtype)
     tasks = build.tasks(data, vocabulary, room=decoder.config.max_position_embeddings - 1)
     spec = build.SampleSpec(max_tokens=max_tokens, temperature=temperature)
     params = build.sample_params(spec, vocabulary, seed=seed)
-    return measure(decoder, vocabulary, tasks, build.reward(reward, vocabulary), params=params, samples=samples)
+    judge = build.reward(reward, vocabulary, device=where)
+    return measure(decoder, vocabulary, tasks, judge, params=params, samples=samples)
