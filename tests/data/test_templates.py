@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
+import tokenizers
 from template_zoo import (
     ANSWER,
     BY_NAME,
@@ -24,6 +25,7 @@ from template_zoo import (
     said,
     tokenizer_of,
 )  # fmt: skip
+from tokenizers import pre_tokenizers
 
 from hone.data.chat import encode_completion, encode_messages, encode_turns, render, render_prompt
 from hone.data.messages import text_of
@@ -180,6 +182,12 @@ def test_arguments_of_calls_may_be_an_object_or_json_text(arguments):
         assert form in render(tokenizer_of(family), [QUESTION, turn])
 
 
+def test_arguments_are_never_written_as_python_prints_them():
+    loose = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ 'call ' ~ c.function.arguments }}{% endfor %}"
+    tok = replace(tokenizer_of("chatml"), chat_template=loose + "{% endfor %}")
+    assert render(tok, [QUESTION, said("assistant", None, tool_calls=[call("é")])]) == 'call {"town": "é"}'
+
+
 def test_a_template_that_would_print_none_gets_empty_content():
     loose = (
         "{% for m in messages %}{{ m.role ~ ':' ~ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}"
@@ -311,6 +319,7 @@ def test_special_tokens_in_any_text_are_refused(family):
             [QUESTION, said("assistant", None, tool_calls=[call(token)])],
             [QUESTION, said("assistant", "x", reasoning_content=token)],
             [QUESTION, ANSWER, said("tool", {"found": [token]}), ANSWER],
+            [QUESTION, ANSWER, said("tool", {token: 1}), ANSWER],
         ]
         for chat in chats:
             with pytest.raises(HoneError, match="contains the special token"):
@@ -367,3 +376,13 @@ def test_text_of_a_message():
 def test_a_format_without_a_system_role_says_so():
     with pytest.raises(HoneError, match="System role not supported"):
         encode_messages(tokenizer_of("gemma"), [said("system", "x"), QUESTION, ANSWER])
+
+
+def test_marks_are_found_where_a_text_alone_is_read_differently():
+    plain = tokenizer_of("marked", BY_NAME["marked"].template.replace("{% generation %}", "oh {% generation %}"))
+    inner = tokenizers.Tokenizer.from_str(plain.inner.to_str())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tok = replace(plain, inner=inner)
+    assert tok.encode("oh I") != plain.encode("oh I")
+    tokens, mask = encode_messages(tok, [QUESTION, ANSWER])
+    assert tok.decode([t for t, m in zip(tokens, mask, strict=True) if m]) == " I think 4.<|im_end|>"
