@@ -134,6 +134,7 @@ def page(results: Sequence[Result], seconds: float) -> str:
     caught = sum(r.caught for r in results)
     lines = [
         *HEAD,
+        "",
         f"{len(results)} faults, {caught} caught, in {seconds / 60:.1f} minutes on two cores.",
         "",
         "| fault | mimics | where | caught by | seconds |",

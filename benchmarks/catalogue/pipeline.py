@@ -210,7 +210,7 @@ SAMPLER = (
             "        logp = [*rollout.gen_logp, *[0.0] * max(pad, 0)][: len(tokens)]\n"
             "        return replace(rollout, task=task, text=text, tokens=tokens, mask=mask, gen_logp=logp)"
         ),
-        tests="rollout run/test_end_to_end.py",
+        tests="rollout/test_roller.py",
     ),
 )  # fmt: skip
 
@@ -251,7 +251,7 @@ REWARD = (
     fault(
         "a run with a broken reward goes on", "pain 12", "loop", "runner.py",
         old="        check_valid(groups, max_invalid=train.max_invalid)\n", new="",
-        tests="run/test_bad_input.py run/test_settings_take_effect.py",
+        tests="run/test_settings_take_effect.py",
     ),
 )  # fmt: skip
 

@@ -23,7 +23,6 @@ SEEN: dict[str, Sight] = {
     "all samples of a group have the same random numbers": Sight(finding="groups differ"),
     "the rollout never gets the weights": Sight(finding="published weights"),
     "the adapter is off in the sampler": Sight(settings=LORA, finding="published weights"),
-    "the cache is off by one": Sight(finding="log-probs agree"),
     "the sampler records log-probs at temperature 1": Sight(
         settings=("sample.temperature=0.7",), finding="log-probs agree"
     ),

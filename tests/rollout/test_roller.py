@@ -54,3 +54,14 @@ def test_parts_of_the_tasks_are_what_the_whole_would_be() -> None:
     whole = written(roller()(TASKS))
     parts = [roller()(TASKS, slice(0, 1)), roller()(TASKS, slice(1, 3))]
     assert [row for part in parts for row in written(part)] == whole
+
+
+def test_sampled_tokens_are_kept_though_their_text_would_be_encoded_otherwise() -> None:
+    roll, again = roller(group=4), roller(group=4)
+    prompts = [again.tokenizer.encode(str(task.prompt)) for task in TASKS]
+    sampled = again.sampler.sample(prompts, n=4, params=again.params)
+    found = roll(TASKS)
+    assert written(found) == written(sampled)
+    assert [r.gen_logp for g in found for r in g] == [r.gen_logp for g in sampled for r in g]
+    tails = [(r.text, [t for t, m in zip(r.tokens, r.mask, strict=True) if m]) for g in found for r in g]
+    assert any(roll.tokenizer.encode(text) != tail for text, tail in tails), "the case is met"
