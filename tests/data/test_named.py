@@ -143,6 +143,13 @@ def test_humanevals_own_solution_follows_its_prompt_as_a_program(here):
         compile(row["prompt"] + row["completion"] + row["test"], row["id"], "exec")
 
 
+def test_the_answer_of_a_worked_solution():
+    assert named.answer_of_gsm8k("1 #### 2\n#### 1,234,567 ") == "1234567"
+    for none in ("", "no mark", "1 ####", "#### \n"):
+        with pytest.raises(HoneError, match="no answer after ####"):
+            named.answer_of_gsm8k(none)
+
+
 def test_a_wrong_split_or_a_missing_folder_says_what_to_do(monkeypatch, tmp_path):
     monkeypatch.delenv(named.FOLDER, raising=False)
     with pytest.raises(HoneError, match="gsm8k has no split 'dev': use gsm8k:train or gsm8k:test"):
