@@ -1,7 +1,7 @@
 """The objects of a run and how they are built: every part before the first step, and the checkpoint of all of it."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ class Run:
     held_out: Sequence[Task] = ()  # what an online run is examined on
     held_rows: Sequence[Group] = ()  # and an offline one
     notes: Sequence[str] = ()  # what became of the data
+    news: Callable[[], Sequence[str]] = tuple  # and of what was read since
 
     @property
     def step(self) -> int:
@@ -86,6 +87,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         learner=learner,
         source=loaded.feed,
         notes=loaded.notes,
+        news=loaded.news,
         monitor=Monitor(recipe.limits),
     )
     if algo.online:

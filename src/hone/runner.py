@@ -166,6 +166,8 @@ def _train(job: Run, folder: Path) -> Path:
         try:
             _turn(job, folder, progress)
         finally:
+            for text in job.news():
+                progress.note(f"{recipe.name}: {text}")
             progress.close()
     return folder / CHECKPOINTS / checkpoint.name_of(job.step)
 

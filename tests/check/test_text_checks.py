@@ -47,7 +47,7 @@ def test_a_first_token_written_twice(desk: Desk, tmp_path: Path):
 def test_a_stop_token_outside_the_mask(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     whole = dataset.encode_completion
 
-    def without(*parts: Any) -> tuple[list[int], list[bool]]:
+    def without(*parts: Any, **_) -> tuple[list[int], list[bool]]:
         tokens, mask = whole(*parts)
         return tokens, [*mask[:-1], False]
 
@@ -69,7 +69,7 @@ def test_a_sampler_that_does_not_know_the_stop_token(desk: Desk):
 def test_a_mask_that_is_full_or_empty(desk: Desk, monkeypatch: pytest.MonkeyPatch, trained: bool, seen: str):
     whole = dataset.encode_completion
     monkeypatch.setattr(
-        dataset, "encode_completion", lambda *parts: (whole(*parts)[0], [trained] * len(whole(*parts)[0]))
+        dataset, "encode_completion", lambda *parts, **_: (whole(*parts)[0], [trained] * len(whole(*parts)[0]))
     )
     job = job_of(desk, "sft")
     assert verdict(job, "mask")[0] == "fail"

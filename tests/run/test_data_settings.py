@@ -66,6 +66,16 @@ def test_the_first_line_says_what_became_of_the_rows(world: World, tmp_path: Pat
     assert 'a.jsonl line 3: column "instruction" is empty' in first
 
 
+def test_a_stream_says_at_the_end_what_became_of_its_rows(world: World, tmp_path: Path, capsys):
+    rows = [{"prompt": "a", "completion": "b" * (1 + 99 * (i == 2))} for i in range(4)]
+    path = write_rows(tmp_path / "a.jsonl", [*rows, {"prompt": "a", "completion": None}])
+    given = [f"data={path}", "read.stream=always", "read.skip_bad=true", "read.overlong=truncate", "train.steps=1"]
+    package.run(recipe(world, "sft", tmp_path / "run", *given, "train.prompts=4"))
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert "cut to" not in first
+    assert f"small: {path}: 1 rows cut to 48 tokens, 1 bad rows skipped: {path} line 5: " in last
+
+
 def test_a_stream_whose_file_changed_is_not_resumed(world: World, tmp_path: Path):
     path = write_rows(tmp_path / "a.jsonl", [{"prompt": f"{i}", "completion": "b"} for i in range(9)])
     made = recipe(world, "sft", tmp_path / "run", f"data={path}", "read.stream=always", "train.steps=2")

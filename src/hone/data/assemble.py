@@ -55,7 +55,11 @@ class Loaded:
 
     feed: Feed[Any]
     converters: Mapping[str, Converter]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # before the run
+
+    def news(self) -> tuple[str, ...]:
+        """What there is to say by now that the notes did not: rows of a stream are met as the run goes on."""
+        return tuple(text for text in _notes(self.converters) if text not in self.notes)
 
 
 # --- where it is ---
@@ -181,8 +185,12 @@ def load(data: Data, how: Reading, make: Callable[[], Converter], *, seed: int) 
         feeds[name] = _feed(part, how, converters[name], seed=own)
     weights = [part.weight for part in parts if part.weight is not None]
     feed = Mixed(feeds, weights) if weights else next(iter(feeds.values()))
+    return Loaded(feed=feed, converters=converters, notes=_notes(converters))
+
+
+def _notes(converters: Mapping[str, Converter]) -> tuple[str, ...]:
     said = [(name, c.tally.words(c.max_tokens)) for name, c in converters.items()]
-    return Loaded(feed=feed, converters=converters, notes=tuple(f"{name}: {words}" for name, words in said if words))
+    return tuple(f"{name}: {words}" for name, words in said if words)
 
 
 def is_streamed(part: Part, how: Reading) -> bool:
@@ -194,7 +202,8 @@ def is_streamed(part: Part, how: Reading) -> bool:
 
 def _feed(part: Part, how: Reading, convert: Converter, *, seed: int) -> Feed[Any]:
     if is_streamed(part, how):
-        stream = Stream(part.shelves, partial(_items, how=how, convert=convert), seed=seed, buffer=how.buffer)
+        convert_once = partial(_items, how=how, convert=convert, furthest={})
+        stream = Stream(part.shelves, convert_once, seed=seed, buffer=how.buffer)
         _look(part, how, convert)
         return stream
     return Source(held(part, how, convert), seed=seed)
@@ -212,8 +221,15 @@ def held(part: Part, how: Reading, convert: Converter) -> list[Any]:
     return items
 
 
-def _items(read: Read, shelf: Shelf, *, how: Reading, convert: Converter) -> list[Any]:
-    made = [convert(row, where) for row, where in _translated(read, shelf, how, convert.tally)]
+def _items(read: Read, shelf: Shelf, *, how: Reading, convert: Converter, furthest: dict[str, int]) -> list[Any]:
+    """A row of a stream; counted when it is first met, for every epoch meets it again."""
+    tally, name = convert.tally, shelf.place.name
+    convert.tally = tally if read.number > furthest.get(name, 0) else Tally()
+    furthest[name] = max(read.number, furthest.get(name, 0))
+    try:
+        made = [convert(row, where) for row, where in _translated(read, shelf, how, convert.tally)]
+    finally:
+        convert.tally = tally
     return [item for item in made if item]
 
 
