@@ -195,7 +195,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
         if int(index) >= len(parameters):
             raise HoneError(f"the checkpoint's optimiser has parameter {index}, this model has {len(parameters)}")
         parameter = parameters[int(index)]
-        device = parameter.device if x.ndim else x.device  # AdamW keeps its step count on the CPU
+        # the step count lies on the CPU, but for fused kernels
+        device = parameter.device if x.ndim or optimizer.defaults.get("fused") else x.device
         optimizer.state[parameter][key] = x.to(device)
 
 
