@@ -25,7 +25,8 @@ DATA = (
     ),
     fault(
         "the stop token of a chat turn is dropped from the mask", "pain 6", "template", CHAT,
-        old="    return end + 1\n", new="    return end\n",
+        old="        mask += [False] * (len(tokens) - len(mask)) + [True] * written",
+        new="        mask += [False] * (len(tokens) - len(mask)) + [True] * (written - 1) + [False]",
         tests="data/test_chat.py",
     ),
     fault(
