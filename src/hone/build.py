@@ -87,7 +87,7 @@ def tokenizer(spec: ModelSpec) -> Tokenizer:
 def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:
     """The folder's model, or a fresh one of the given shape."""
     if spec.path:
-        model = load_decoder(resolve(spec.path))
+        model = load_decoder(resolve(spec.path), trust_remote_code=spec.trust_remote_code)
     else:
         torch.manual_seed(seed)
         size = spec.vocab_size or vocabulary.vocab_size
@@ -173,7 +173,8 @@ def reading(recipe: Recipe, vocabulary: Tokenizer) -> Reading:
     """How the recipe's data is read."""
     r = recipe.read
     chat = r.chat == "always" or (r.chat == "auto" and vocabulary.chat_template is not None)
-    return Reading(skip_bad=r.skip_bad, overlong=r.overlong, stream=r.stream, buffer=r.buffer, chunk=r.chunk, chat=chat)
+    plain = {name: getattr(r, name) for name in ("skip_bad", "overlong", "stream", "buffer", "chunk", "turns")}
+    return Reading(**plain, chat=chat)
 
 
 def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
@@ -226,7 +227,8 @@ def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> dataset.Tasker:
 
 
 def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> dataset.Grouper:
-    return dataset.Grouper(tokenizer=vocabulary, max_tokens=context, overlong=how.overlong, skip_bad=how.skip_bad)
+    plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns")}
+    return dataset.Grouper(tokenizer=vocabulary, max_tokens=context, **plain)
 
 
 SHAPES = {

@@ -119,7 +119,7 @@ def _start(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
         raise HoneError(
             f"{folder} is damaged, and the run goes on from it: start a new run, with model.path set to a checkpoint"
         ) from error
-    return Tokenizer.load(folder), load_decoder(folder)
+    return Tokenizer.load(folder), load_decoder(folder, trust_remote_code=recipe.model.trust_remote_code)
 
 
 def parts(job: Run) -> dict[str, Any]:

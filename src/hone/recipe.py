@@ -32,6 +32,7 @@ class ModelSpec:
     heads: int = 4
     kv_heads: int = 4
     context: int = 256  # the most tokens of a row, prompt and completion together
+    trust_remote_code: bool = False  # let a model of transformers bring code of its own, which then runs here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class ReadSpec:
     buffer: int = 10_000  # rows of a stream in memory, among which they are shuffled
     chunk: int = 0  # characters of a .txt document, in whole lines; 0: a document ends at a blank line
     chat: Literal["auto", "always", "never"] = "auto"  # instructions as messages; auto: where there is a chat template
+    turns: Literal["joined", "split"] = "joined"  # split: a chat in several rows where its template rewrites history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hone.data import named
+from hone.data.chat import Turns
 from hone.data.files import READERS, File, Read
 from hone.data.mix import Mixed
 from hone.data.parse import shown
@@ -38,6 +39,7 @@ class Reading:
     buffer: int = BUFFER
     chunk: int = 0
     chat: bool = False
+    turns: Turns = "joined"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

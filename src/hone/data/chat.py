@@ -98,7 +98,7 @@ def encode_turns(
             text, tokens, mask = "", list[int](), list[bool]()
         for shorter, longer in ((text, turn.before), (turn.before, turn.after)):
             if not longer.startswith(shorter):
-                remedy = 'train with turns="split", or use a template that only appends'
+                remedy = "set read.turns=split, or use a template that only appends"
                 raise HoneError(not_a_prefix(shorter, longer, turn=i + 1, remedy=remedy))
         tokens += _continue(tokenizer, tokens, (text, turn.before), specials=True)
         ids = _continue(tokenizer, tokens, (turn.before, turn.after), specials=True)

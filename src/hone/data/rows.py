@@ -4,9 +4,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
-from hone.data.chat import encode_completion, encode_messages, encode_steps, render_prompt
+from hone.data.chat import Turns, encode_completion, encode_steps, encode_turns, render_prompt
 from hone.data.parse import shown
 from hone.data.shapes import Row, Shape, names_of, shape_of
 from hone.data.tokenizer import Tokenizer
@@ -107,13 +108,13 @@ def completion_row(row: Row, tokenizer: Tokenizer, *, name: str = "completion") 
     return Rollout(tokens=tokens, mask=mask, text=text)
 
 
-def messages_row(row: Row, tokenizer: Tokenizer) -> Rollout:
-    """SFT: every assistant turn trained."""
+def messages_rows(row: Row, tokenizer: Tokenizer, *, turns: Turns = "joined") -> Group:
+    """SFT: every assistant turn trained; split, in as many rows as a template needs that rewrites earlier turns."""
     messages = _turns(row, "messages")
     if isinstance(messages, str):
         raise _wrong("messages", messages, "a list of messages")
-    tokens, mask = encode_messages(tokenizer, messages, tools=row.get("tools"))
-    return Rollout(tokens=tokens, mask=mask)
+    encoded = encode_turns(tokenizer, messages, tools=row.get("tools"), turns=turns)
+    return [Rollout(tokens=tokens, mask=mask) for tokens, mask in encoded]
 
 
 def preference_row(row: Row, tokenizer: Tokenizer) -> Group:
@@ -188,7 +189,7 @@ def _one(convert: Callable[[Row, Tokenizer], Rollout]) -> Callable[[Row, Tokeniz
 CONVERTERS: dict[Shape, Callable[[Row, Tokenizer], Group]] = {
     Shape.TEXT: _one(text_row),
     Shape.COMPLETION: _one(completion_row),
-    Shape.MESSAGES: _one(messages_row),
+    Shape.MESSAGES: messages_rows,
     Shape.PREFERENCE: preference_row,
     Shape.LABELLED: _one(labelled_row),
     Shape.STEPS: _one(steps_row),
@@ -207,6 +208,7 @@ class Grouper:
     max_tokens: int = 0
     overlong: Overlong = "error"
     skip_bad: bool = False
+    turns: Turns = "joined"
     tally: Tally = field(default_factory=Tally)
     first: str = ""  # where the shape was seen
 
@@ -231,7 +233,10 @@ class Grouper:
             self.shape, self.first = shape_of(row), where
         if self.shape is Shape.TASK:
             raise HoneError("the data has prompts but nothing to train on: add completions, or train with a reward")
-        group = CONVERTERS[self.shape](row, self.tokenizer)
+        convert = CONVERTERS[self.shape]
+        if self.shape is Shape.MESSAGES:
+            convert = partial(messages_rows, turns=self.turns)
+        group = convert(row, self.tokenizer)
         if self.first and (found := shape_of(row)) is not self.shape:
             raise HoneError(f"it has the columns ({found}), {self.first} ({self.shape}): split the dataset")
         return group
@@ -251,7 +256,7 @@ class Tasker:
         """The problem, or None where the row is skipped or dropped; else HoneError that shows the row."""
         try:
             task = task_row(row, id=id or where)
-            length = len(render_prompt(self.tokenizer, task.prompt))
+            length = len(render_prompt(self.tokenizer, task.prompt, tools=task.extra.get("tools")))
         except HoneError as error:
             return _refused(error, row, where, skip=self.skip_bad, tally=self.tally)
         if self.max_tokens and length > self.max_tokens:

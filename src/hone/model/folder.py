@@ -46,12 +46,12 @@ def save_decoder(decoder: Decoder, folder: str | Path, *, extra: Mapping[str, An
     _write(Path(folder), config | dict(extra or {}), state)
 
 
-def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Decoder:
+def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Decoder:
     """The decoder of a folder, on the CPU; what it does not compute runs through transformers."""
     try:
         config, _ = _read_config(Path(folder))
     except Unknown:
-        return load_foreign(folder, dtype=dtype)
+        return load_foreign(folder, dtype=dtype, trust_remote_code=trust_remote_code)
     return assemble(config, _read_tensors(Path(folder), dtype))
 
 

@@ -20,7 +20,7 @@ class Roller:
         first = self.requests + mine.indices(len(tasks))[0] * self.group
         self.requests += len(tasks) * self.group
         tasks = tasks[mine]
-        prompts = [render_prompt(self.tokenizer, task.prompt) for task in tasks]
+        prompts = [render_prompt(self.tokenizer, task.prompt, tools=task.extra.get("tools")) for task in tasks]
         groups = self.sampler.sample(prompts, n=self.group, params=self.params, first_request=first)
         return [[self._finish(r, task) for r in g] for g, task in zip(groups, tasks, strict=True)]
 
