@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.catalogue import FAULTS, Edit, Fault, Sight
 from benchmarks.catalogue.world import make_world
 from benchmarks.form import Row, main, row
-from benchmarks.patched import ROOT, Bench, bench
+from benchmarks.patched import ROOT, WORKERS, Bench, bench
 
 PAGE = ROOT / "docs" / "faults.md"
 QUICK = 12  # faults in a quick run
@@ -135,7 +135,7 @@ def page(results: Sequence[Result], seconds: float) -> str:
     lines = [
         *HEAD,
         "",
-        f"{len(results)} faults, {caught} caught, in {seconds / 60:.1f} minutes on two cores.",
+        f"{len(results)} faults, {caught} caught, in {seconds / 60:.1f} minutes on {WORKERS} cores.",
         "",
         "| fault | mimics | where | caught by | seconds |",
         "|---|---|---|---|---|",

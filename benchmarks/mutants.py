@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks import survivors
 from benchmarks.form import Row, main, row
 from benchmarks.mutation import Mutant, mutants
-from benchmarks.patched import ROOT, Bench, Verdict, bench
+from benchmarks.patched import ROOT, WORKERS, Bench, Verdict, bench
 
 PAGE = ROOT / "docs" / "mutants.md"
 FOLDER = "hone/algo"
@@ -164,7 +164,7 @@ def page(found: Sequence[Judged], seconds: float) -> str:
             f"{len(found)} mutants, {killed} killed: {100 * killed / len(found):.1f} % of all, "
             f"{100 * killed / other:.1f} % of the {other} that are not equivalent.",
             f"Of the killed, {', '.join(f'{n} {name}' for name, n in how.most_common())}. "
-            f"It took {seconds / 60:.0f} minutes on two cores.",
+            f"It took {seconds / 60:.0f} minutes on {WORKERS} cores.",
             "",
             "| module | mutants | killed | % |",
             "|---|---|---|---|",

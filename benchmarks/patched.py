@@ -2,6 +2,7 @@
 on in the tree changes nothing, and each run has a tree of its own."""
 
 import json
+import os
 import queue
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[1]
 PARTS = ("src", "tests", "recipes", "examples", "benchmarks", "conftest.py", "pyproject.toml")
-WORKERS = 2
+WORKERS = os.cpu_count() or 2
 
 PASSED, NO_TESTS = 0, 5  # pytest's exit codes
 ENDS = {-1: "timed out", -2: "died", 1: "red", 2: "does not import", 3: "pytest broke", 4: "does not import"}

@@ -55,8 +55,7 @@ def test_in_single_precision_only_rounding_differs_and_has_no_direction(name: st
     other = trajectory(CASES[name], Way(dtype=SINGLE, micro_rows=3, layout="packed", left=2, order=1, chunk=5))
     difference = residual(one.weights, other.weights)
     assert difference.abs().max() < 5e-6, "each weight has moved by about 0.03"
-    error = difference.std() / len(difference) ** 0.5
-    assert abs(difference.mean()) <= 5 * error
+    assert abs(difference.mean()) <= 0.2 * difference.std(), "rounding goes either way"
 
 
 def residual(a: list[Tensor], b: list[Tensor]) -> Tensor:
