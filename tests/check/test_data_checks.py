@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from desk import ROWS, Desk, failing, job_of, names, recipe, verdict, write_rows
+from desk import ROWS, Desk, failing, job_of, names, recipe, rows_for, verdict, write_rows
 
 from hone.check import suite
 from hone.data.source import Source
@@ -54,6 +54,33 @@ def test_rows_with_ids_and_tasks_made_in_python_pair(desk: Desk, tmp_path: Path)
     tasks = [Task(prompt=row["prompt"], answer=row["answer"], extra={"prompt": "other"}) for row in ROWS["problems"]]
     for data in (named, numbered, tasks):
         assert verdict(job_of(desk, "grpo", data=data), "pairing")[0] == "pass"
+
+
+BAD = {
+    "sft": ({"prompt": "x", "completion": None}, {"prompt": None, "completion": "x"}),
+    "dpo": ({"prompt": "x", "chosen": None, "rejected": "y"}, {"prompt": "x", "chosen": "y", "rejected": 3}),
+    "process_reward_model": ({"prompt": "x", "steps": None, "step_labels": [1]},),
+    "pretrain": ({"text": None},),
+    "grpo": ({"prompt": None, "answer": "1"}, {"prompt": 7, "answer": "1"}),
+}
+
+
+def test_rows_that_the_run_skips_are_not_looked_at(desk: Desk, tmp_path: Path):
+    for algo, bad in BAD.items():
+        good = ROWS[rows_for(algo)]
+        data = write_rows(tmp_path / f"{algo}.jsonl", [good[0], *bad, *good[1:]])
+        job = job_of(desk, algo, "read.skip_bad=true", data=data)
+        assert failing(job) == set(), algo
+        seen = verdict(job, "copies")[1]
+        assert seen.startswith(f"0 of {len(good)} rows"), "the skipped ones are not counted"
+
+
+def test_a_mixed_up_row_is_found_among_skipped_ones(desk: Desk, tmp_path: Path):
+    data = write_rows(tmp_path / "rows.jsonl", [*BAD["grpo"], *ROWS["problems"]])
+    job = job_of(desk, "grpo", "read.skip_bad=true", data=data)
+    tasks = job.source.take(9)
+    job.source = Source([replace(tasks[0], answer="77"), *tasks[1:]], seed=0)
+    assert verdict(job, "pairing")[1].startswith("1 of 9 shuffled tasks")
 
 
 def test_copies_leaks_and_disputed_answers_are_noted(desk: Desk):

@@ -7,6 +7,7 @@ from typing import Any
 
 from hone import build
 from hone.algo.select import reward_of
+from hone.data import rows as dataset
 from hone.data.assemble import Reading
 from hone.data.chat import render_prompt
 from hone.data.collate import collate, mismatched
@@ -54,8 +55,19 @@ class Probe:
 
     @cached_property
     def raw(self) -> list[Any]:
-        """The dataset as it is read, before anything of ours has touched it."""
-        return build.load_rows(self.job.recipe.data, self.how)[0]
+        """The dataset as it is read, before anything of ours has touched it; less the bad rows that the run skips."""
+        rows = build.load_rows(self.job.recipe.data, self.how)[0]
+        return [row for row in rows if self._usable(row)] if self.how.skip_bad else rows
+
+    def _usable(self, row: Any) -> bool:
+        """Whether the run takes the row, whatever its length."""
+        if isinstance(row, Task):
+            return True
+        tokenizer = self.job.tokenizer
+        take = dataset.Tasker(tokenizer=tokenizer, skip_bad=True)
+        if not self.job.algo.online:
+            take = dataset.Grouper(tokenizer=tokenizer, skip_bad=True, turns=self.how.turns)
+        return take(row, "row") is not None
 
     @property
     def how(self) -> Reading:
