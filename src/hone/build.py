@@ -81,7 +81,10 @@ def place(name: str = "auto", precision: str = "auto") -> tuple[torch.device, to
 
 def tokenizer(spec: ModelSpec) -> Tokenizer:
     """From its own folder or the model's; either may be a name in the model cache."""
-    return Tokenizer.load(resolve(spec.tokenizer or spec.path))
+    folder = resolve(spec.tokenizer or spec.path)
+    if not spec.tokenizer and not folder.is_dir():
+        raise HoneError(f"no model folder {folder}: give a folder, or a name that `hone fetch` knows")
+    return Tokenizer.load(folder)
 
 
 def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:
@@ -206,29 +209,26 @@ def feed(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int
         return assemble.load(recipe.data, how, make, seed=recipe.seed)
     if not isinstance(recipe.data, str) and any(isinstance(row, Task) for row in recipe.data):
         raise HoneError(f"data has tasks, {recipe.algo_name} reads rows: write each as {{column: value}}")
-    loaded = assemble.load(recipe.data, how, partial(_grouper, vocabulary, how, context), seed=recipe.seed)
-    for name, converter in loaded.converters.items():
-        _check_shape(recipe, algo, name, converter.shape if isinstance(converter, dataset.Grouper) else None)
+    make = _grouper(vocabulary, how, context, **_reader(recipe, algo))
+    loaded = assemble.load(recipe.data, how, make, seed=recipe.seed)
     return _budgeted(recipe, loaded) if recipe.train.tokens else loaded
 
 
 def held_out_rows(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> list[Group]:
     """The rows that an offline run is examined on, in order."""
-    how, found = reading(recipe, vocabulary), list[Group]()
-    for part in assemble.locate(recipe.eval_data, how):
-        grouper = _grouper(vocabulary, how, context)
-        found += assemble.held(part, how, grouper)
-        _check_shape(recipe, algo, part.name, grouper.shape)
-    return found
+    how = reading(recipe, vocabulary)
+    make = _grouper(vocabulary, how, context, **_reader(recipe, algo))
+    return [group for part in assemble.locate(recipe.eval_data, how) for group in assemble.held(part, how, make())]
 
 
 def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> dataset.Tasker:
     return dataset.Tasker(tokenizer=vocabulary, max_tokens=room, overlong=how.overlong, skip_bad=how.skip_bad)
 
 
-def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> dataset.Grouper:
+def _grouper(vocabulary: Tokenizer, how: Reading, context: int, **reader: Any) -> Callable[[], dataset.Grouper]:
+    """Makes a converter for each part of the data: parts may differ in shape."""
     plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns")}
-    return dataset.Grouper(tokenizer=vocabulary, max_tokens=context, **plain)
+    return lambda: dataset.Grouper(tokenizer=vocabulary, max_tokens=context, **plain, **reader)
 
 
 SHAPES = {
@@ -239,11 +239,10 @@ SHAPES = {
 }
 
 
-def _check_shape(recipe: Recipe, algo: Algorithm, name: str, shape: dataset.Shape | None) -> None:
-    expected = SHAPES.get(recipe.algo_name, (dataset.Shape.PREFERENCE,) if algo.unit == 2 else ())
-    if expected and shape not in expected:
-        wanted = " or ".join(f"({s})" for s in expected)
-        raise HoneError(f"{name} has the columns ({shape}), {recipe.algo_name} reads {wanted}: rename them")
+def _reader(recipe: Recipe, algo: Algorithm) -> dict[str, Any]:
+    """The shapes that the algorithm reads, none where it takes any, and what to call it."""
+    pairs = (dataset.Shape.PREFERENCE,) if algo.unit == 2 else ()
+    return {"expected": SHAPES.get(recipe.algo_name, pairs), "reader": recipe.algo_name}
 
 
 def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hone import build, loop
+from hone.algo.select import reward_of
 from hone.check import suite
 from hone.config import from_yaml
 from hone.data.tokenizer import Tokenizer
@@ -18,7 +19,7 @@ from hone.job import CHECKPOINTS, START, Run, prepare, publish, save, set_torch
 from hone.log import samples
 from hone.log.progress import Progress
 from hone.log.sinks import JsonlSink, truncate_after
-from hone.measure import assess, measure
+from hone.measure import assess, measure, sampled, summarise
 from hone.model.adapters import adapter_off
 from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
@@ -256,6 +257,9 @@ def _evaluation(job: Run) -> dict[str, float]:
     return {f"eval/{name}": value for name, value in found.items()}
 
 
+AT_ONCE = 32  # problems between two lines of progress
+
+
 def evaluate(
     model: str | Path,
     data: str | Sequence[Any],
@@ -265,14 +269,30 @@ def evaluate(
     temperature: float = 1.0,
     max_tokens: int = 64,
     seed: int = 0,
-    device: str = "auto",
+    limit: int = 0,
 ) -> dict[str, float]:
-    """Score a model, by folder or name, on problems: mean reward with its standard error, pass@k, format, length."""
+    """Score a model, by folder or name, on problems: mean reward with its standard error, pass@k, format, length.
+
+    limit: the first so many problems only (0: all). How far it is, and the first completion, go to stderr.
+    """
     folder = resolve(model)
-    where, dtype = build.place(device)
+    where, dtype = build.place()
     vocabulary, decoder = Tokenizer.load(folder), load_decoder(folder).to(where, dtype)
     tasks = build.tasks(data, vocabulary, room=decoder.config.max_position_embeddings - 1)
     spec = build.SampleSpec(max_tokens=max_tokens, temperature=temperature)
     params = build.sample_params(spec, vocabulary, seed=seed)
-    judge = build.reward(reward, vocabulary, device=where)
-    return measure(decoder, vocabulary, tasks, judge, params=params, samples=samples)
+    tasks = tasks[: limit or None]
+    if vocabulary.chat_template is not None and any(isinstance(task.prompt, str) for task in tasks):
+        _say("prompts are plain text, the model has a chat template: write messages if it was trained on chats")
+    judge, groups = build.reward(reward, vocabulary, device=where), list[Group]()
+    for part in sampled(decoder, vocabulary, tasks, params=params, samples=samples, at_once=AT_ONCE):
+        groups += score(part, judge)
+        if len(groups) <= AT_ONCE:
+            first = groups[0][0]
+            _say(f"the first completion (reward {reward_of(first)}): {first.text[:300]!r}")
+        _say(f"{len(groups)} of {len(tasks)} problems")
+    return summarise(groups)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ from hone.config import Choice, to_json
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
+from hone.model.fetch import resolve
 from hone.model.folder import save_decoder, save_scorer
 from hone.model.peft import save_peft
 from hone.model.policy import Policy, Scorer, frozen_copy
@@ -44,6 +45,15 @@ def write_model(folder: Path, model: Policy | Scorer | Decoder, tokenizer: Token
     else:
         save_decoder(model.decoder if isinstance(model, Policy) else model, folder, extra=extra)
     tokenizer.save(folder)
+    if not isinstance(model, Scorer):
+        stops = [tokenizer.eos_id, *sorted(tokenizer.stop_ids - {tokenizer.eos_id})]
+        text = json.dumps(extra | {"eos_token_id": stops}, indent=2) + "\n"
+        (folder / "generation_config.json").write_text(text, encoding="utf-8")
+
+
+def _base(recipe: Recipe) -> str:
+    """The base model's folder in full: a name of the model cache means nothing to peft."""
+    return str(resolve(recipe.model.path).resolve()) if recipe.model.path else ""
 
 
 def write_state(
@@ -61,7 +71,7 @@ def write_state(
     (folder / STATE).write_text(json.dumps(state, indent=1))
     if recipe.lora.used and isinstance(policy, Policy | Scorer):
         task = "CAUSAL_LM" if isinstance(policy, Policy) else None
-        save_peft(policy.decoder, folder / ADAPTER, base=recipe.model.path, task=task)
+        save_peft(policy.decoder, folder / ADAPTER, base=_base(recipe), task=task)
     if recipe.train.reference_refresh and isinstance(learner.reference, Policy):
         checkpoint.save_tensors(folder / REFERENCE, learner.reference.decoder.state_dict())
 

@@ -139,3 +139,10 @@ def test_the_recipes_are_the_demos_stages():
             assert getattr(ours, name) == getattr(theirs, name), f"{stage}: {name}"
         assert set(ours.reward) == set(theirs.reward), stage  # pyright: ignore
         assert ours.model.path == theirs.model.path, stage
+
+
+def test_the_example_in_the_readme_runs_as_it_stands():
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    (example,) = (block.partition("```")[0] for block in blocks if "hone.run(" in block)
+    exec(compile(example.replace("steps=3", "steps=1"), "README.md", "exec"), {})
+    assert (Path("runs") / "mine" / "checkpoints" / "step-000001").is_dir()

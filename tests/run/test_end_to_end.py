@@ -178,7 +178,9 @@ def test_the_command_prints_where_the_model_is(world: World, tmp_path: Path):
 def test_the_command_scores_a_model(world: World):
     reward = world / "rewards.py:bytes_sum"
     code, out, err = hone("eval", world / "model", world.data("problems"), "--reward", reward)
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert err.startswith("the first completion (reward ")
+    assert err.endswith("7 of 7 problems\n")
     assert out.startswith("reward ")
 
 
@@ -198,3 +200,10 @@ def test_transformers_reads_every_model_with_equal_logits(world: World, tmp_path
         tokens = torch.tensor([ids])
         with torch.no_grad():
             torch.testing.assert_close(theirs(tokens).logits, ours.lm_head(ours(tokens)), rtol=1e-5, atol=1e-5)
+
+
+def test_the_command_scores_the_first_problems_only(world: World):
+    code, out, err = hone("eval", world / "model", world.data("problems"), "--limit", "3", "--max-tokens", "4")
+    assert code == 0
+    assert err.endswith("3 of 3 problems\n")
+    assert "problems" in out

@@ -67,6 +67,8 @@ def main(*, seed: int = 0, out: str | Path = "runs/demo", quick: bool = False) -
         raise
     rows, machine = summary.rows(journey.done), summary.machine()
     summary.show(rows)
+    if quick:
+        print("a quick demo is a smoke test: its models have learnt nothing yet", file=sys.stderr)
     report = finish(journey, rows, machine)
     print(f"\nReport: {report} (opens offline)", file=sys.stderr)
     return report
