@@ -41,7 +41,7 @@ ALGORITHMS = (
         tests="algo/test_credit.py",
     ),
     fault(
-        "advantage not masked", "issue 3 E", "algorithm", CREDIT,
+        "advantage not masked", "contract", "algorithm", CREDIT,
         old="    return torch.where(mask, per_row[:, None], 0.0)",
         new="    return per_row[:, None].expand(mask.shape)",
         tests="algo/test_edges.py",
@@ -65,60 +65,60 @@ ALGORITHMS = (
         tests="algo/test_credit.py",
     ),
     fault(
-        "lambda left out of GAE", "issue 3 A", "algorithm", CREDIT,
+        "lambda left out of GAE", "contract", "algorithm", CREDIT,
         old="gamma * lam * next_adv", new="gamma * next_adv",
         tests="oracle/test_exact_gae.py",
     ),
     fault(
-        "whitening divides by the variance", "issue 3 E", "algorithm", CREDIT,
+        "whitening divides by the variance", "contract", "algorithm", CREDIT,
         old="((square / count.clamp(min=1)).sqrt() + eps)", new="(square / count.clamp(min=1) + eps)",
         tests="algo/test_credit.py",
     ),
     fault(
-        "whitening counts masked tokens", "issue 3 E", "algorithm", CREDIT,
+        "whitening counts masked tokens", "contract", "algorithm", CREDIT,
         old="mask.sum().to(x.dtype)]", new="torch.ones_like(mask).sum().to(x.dtype)]",
         tests="algo/test_credit.py",
     ),
     # --- ratios and clips ---
     fault(
-        "max instead of min in the clipped loss", "issue 3 E", "algorithm", TERMS,
+        "max instead of min in the clipped loss", "contract", "algorithm", TERMS,
         old="-torch.minimum(r * batch.adv,", new="-torch.maximum(r * batch.adv,",
         tests="algo/test_terms.py",
     ),
     fault(
-        "the clip has the wrong sign", "issue 3 E", "algorithm", TERMS,
+        "the clip has the wrong sign", "contract", "algorithm", TERMS,
         old="    loss = -torch.minimum(r * batch.adv, r.clamp", new="    loss = torch.minimum(r * batch.adv, r.clamp",
         tests="algo/test_terms.py",
     ),
     fault(
-        "the upper clip bound is the lower one", "issue 3 E", "algorithm", TERMS,
+        "the upper clip bound is the lower one", "contract", "algorithm", TERMS,
         old="r.clamp(1 - low, 1 + high)", new="r.clamp(1 - low, 1 + low)",
         tests="algo/test_terms.py",
     ),
     fault(
-        "the ratio is taken before the mask", "issue 3 E", "algorithm", TERMS,
+        "the ratio is taken before the mask", "contract", "algorithm", TERMS,
         old="    return torch.where(batch.mask, fwd.logp - batch.old_logp, 0.0).exp()",
         new="    return torch.where(batch.mask, (fwd.logp - batch.old_logp).exp(), 1.0)",
         tests=EVERY,
     ),
     fault(
-        "the value loss takes the better of the two errors", "issue 3 E", "algorithm", TERMS,
+        "the value loss takes the better of the two errors", "contract", "algorithm", TERMS,
         old="error = torch.maximum(error,", new="error = torch.minimum(error,",
         tests="algo/test_terms.py",
     ),
     fault(
-        "the value loss is not clipped", "issue 3 E", "algorithm", TERMS,
+        "the value loss is not clipped", "contract", "algorithm", TERMS,
         old="    if clip is not None:\n        near", new="    if clip is not None and False:\n        near",
         tests="algo/test_terms.py",
     ),
     fault(
-        "GSPO's ratio is not divided by the length", "issue 3 E", "algorithm", TERMS,
+        "GSPO's ratio is not divided by the length", "contract", "algorithm", TERMS,
         old="    return sequence_mean(fwd.logp - batch.old_logp, batch.mask).exp()",
         new="    return sequence_sum(fwd.logp - batch.old_logp, batch.mask).exp()",
         tests="algo/test_terms.py",
     ),
     fault(
-        "CISPO's gradient goes through its weight", "issue 3 E", "algorithm", TERMS,
+        "CISPO's gradient goes through its weight", "contract", "algorithm", TERMS,
         old=".clamp(max=max_ratio).detach()", new=".clamp(max=max_ratio)",
         tests="algo/test_terms.py",
     ),
@@ -150,7 +150,7 @@ ALGORITHMS = (
         tests="algo/test_credit.py",
     ),
     fault(
-        "PPO-penalty's beta moves the wrong way", "issue 3 E", "algorithm", "algo/control.py",
+        "PPO-penalty's beta moves the wrong way", "contract", "algorithm", "algo/control.py",
         old="        return beta * 2\n", new="        return beta / 2\n",
         tests="algo/test_weight_and_control.py",
     ),
@@ -161,7 +161,7 @@ ALGORITHMS = (
         tests="algo/test_select.py",
     ),
     fault(
-        "the overlong penalty is a bonus", "issue 3 E", "algorithm", "algo/select.py",
+        "the overlong penalty is a bonus", "contract", "algorithm", "algo/select.py",
         old="value=r.outcome.value + penalty", new="value=r.outcome.value - penalty",
         tests="algo/test_select.py",
     ),
@@ -173,7 +173,7 @@ ALGORITHMS = (
     ),
     # --- weights ---
     fault(
-        "Dr. GRPO is divided by the row's length", "issue 3 E", "algorithm", "algo/weight.py",
+        "Dr. GRPO is divided by the row's length", "contract", "algorithm", "algo/weight.py",
         old="    length = max_tokens if max_tokens else batch.limit[:, None]",
         new="    length = batch.mask.sum(-1, keepdim=True).clamp(min=1)",
         tests="algo/test_weight_and_control.py",
@@ -197,7 +197,7 @@ ALGORITHMS = (
     ),
     # --- preferences ---
     fault(
-        "chosen and rejected are swapped", "issue 3 E", "algorithm", PREFER,
+        "chosen and rejected are swapped", "contract", "algorithm", PREFER,
         old="(chosen - rejected).repeat_interleave(2)", new="(rejected - chosen).repeat_interleave(2)",
         tests="algo/test_prefer.py",
     ),
@@ -208,18 +208,18 @@ ALGORITHMS = (
         tests="algo/test_prefer.py",
     ),
     fault(
-        "SimPO is not normalised by length", "issue 3 E", "algorithm", PREFER,
+        "SimPO is not normalised by length", "contract", "algorithm", PREFER,
         old="gamma - beta * pair_margin(sequence_mean(fwd.logp, batch.mask))",
         new="gamma - beta * pair_margin(sequence_sum(fwd.logp, batch.mask))",
         tests="algo/test_prefer.py",
     ),
     fault(
-        "ORPO's odds have the wrong sign", "issue 3 E", "algorithm", PREFER,
+        "ORPO's odds have the wrong sign", "contract", "algorithm", PREFER,
         old="logp - torch.log(-torch.expm1(logp))", new="logp + torch.log(-torch.expm1(logp))",
         tests="algo/test_prefer.py",
     ),
     fault(
-        "KTO's labels are swapped", "issue 3 E", "algorithm", PREFER,
+        "KTO's labels are swapped", "contract", "algorithm", PREFER,
         old="    return torch.where(batch.label == 1, good", new="    return torch.where(batch.label == 0, good",
         tests="algo/test_prefer.py",
     ),

@@ -64,7 +64,7 @@ LEARNER = (
         tests="train/test_step.py",
     ),
     fault(
-        "gradients add up from one update to the next", "issue 3 E", "learner", STEP,
+        "gradients add up from one update to the next", "contract", "learner", STEP,
         old="    stats = Stats()\n    learner.optimizer.zero_grad(set_to_none=True)\n",
         new="    stats = Stats()\n",
         tests="train/test_step.py",
@@ -139,28 +139,28 @@ LEARNER = (
     ),
     # --- bootstrap and KTO ---
     fault(
-        "bootstrap on finished episodes", "issue 3 E", "learner", STEP,
+        "bootstrap on finished episodes", "contract", "learner", STEP,
         old="torch.where(batch.truncated, last_value(old, batch), 0.0)", new="last_value(old, batch)",
         tests="train/test_step.py",
     ),
     fault(
-        "KTO's baseline is not clamped at zero", "issue 3 E", "learner", STEP,
+        "KTO's baseline is not clamped at zero", "contract", "learner", STEP,
         old="    return max(0.0, summed / max(count, 1.0))", new="    return summed / max(count, 1.0)",
         tests="train/test_step.py",
     ),
     fault(
-        "KTO's baseline is of the matched pairs", "issue 3 E", "loop", LOOP,
+        "KTO's baseline is of the matched pairs", "contract", "loop", LOOP,
         old="mismatched([r for g in groups for r in g], max_tokens=context)", new="[r for g in groups for r in g]",
         tests="train/test_loop.py",
     ),
     # --- the optimiser ---
     fault(
-        "the gradient is not clipped", "issue 3 E", "learner", OPTIM,
+        "the gradient is not clipped", "contract", "learner", OPTIM,
         old="        nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)", new="        pass",
         tests="train/test_optim.py",
     ),
     fault(
-        "the gradient is clipped after the step", "issue 3 E", "learner", STEP,
+        "the gradient is clipped after the step", "contract", "learner", STEP,
         old="    norm = optim.clip_gradients(parameters, learner.clip_norm)\n",
         new="    norm = optim.clip_gradients(parameters, 0.0)\n",
         tests="train/test_step.py",
@@ -173,28 +173,28 @@ LEARNER = (
         ),
     ),
     fault(
-        "the schedule is a step late", "issue 3 E", "learner", OPTIM,
+        "the schedule is a step late", "contract", "learner", OPTIM,
         old="            return (step + 1) / warmup", new="            return step / warmup",
         tests="train/test_optim.py",
     ),
     fault(
-        "the schedule reads iterations, not updates", "issue 3 E", "learner", STEP,
+        "the schedule reads iterations, not updates", "contract", "learner", STEP,
         old="learner.schedule(learner.updates)", new="learner.schedule(learner.version)",
         tests="train/test_step.py",
     ),
     fault(
-        "the schedule ends too late: epochs and minibatches not counted", "issue 3 E", "recipe", "build.py",
+        "the schedule ends too late: epochs and minibatches not counted", "contract", "recipe", "build.py",
         old="steps=t.steps * t.epochs * t.minibatches", new="steps=t.steps",
         tests="run/test_settings_take_effect.py",
     ),
     fault(
-        "weight decay on nothing", "issue 3 E", "learner", OPTIM,
+        "weight decay on nothing", "contract", "learner", OPTIM,
         old="            (weight_decay, [p for p in parameters if p.ndim >= 2]),",
         new="            (0.0, [p for p in parameters if p.ndim >= 2]),",
         tests="train/test_optim.py",
     ),
     fault(
-        "a NaN gradient is stepped on", "issue 3 E", "learner", STEP,
+        "a NaN gradient is stepped on", "contract", "learner", STEP,
         old="    if finite:\n        learner.optimizer.step()", new="    if True:\n        learner.optimizer.step()",
         tests="train/test_step.py",
     ),

@@ -74,7 +74,7 @@ DATA = (
         tests="data/test_source.py",
     ),
     fault(
-        "KTO's mismatched pair is the matched one", "issue 3 E", "data", COLLATE,
+        "KTO's mismatched pair is the matched one", "contract", "data", COLLATE,
         old="        j = (i + 1) % len(rows)", new="        j = i",
         tests="data/test_collate.py",
     ),

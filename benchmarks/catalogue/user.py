@@ -26,12 +26,12 @@ RECIPE = (
     _setting("a setting that does not exist", "pain 24", "train.stpes=3", refusal="train.stpes"),
     _setting("several updates of an on-policy method", "pain 16", "algo=rloo", "train.epochs=2", refusal="on policy"),
     _setting("more minibatches than prompts", "pain 24", "train.minibatches=9", refusal="train.minibatches"),
-    _setting("a learning rate that overshoots", "issue 3 D", "optim.lr=30", finding="one step"),
-    _setting("a warm-up longer than the run", "issue 3 D", "optim.warmup=1000", finding="optimiser"),
-    _setting("no room for the completion", "issue 3 D", "sample.max_tokens=120", finding="context"),
+    _setting("a learning rate that overshoots", "contract", "optim.lr=30", finding="one step"),
+    _setting("a warm-up longer than the run", "contract", "optim.warmup=1000", finding="optimiser"),
+    _setting("no room for the completion", "contract", "sample.max_tokens=120", finding="context"),
     _setting("a temperature without chance", "pain 14", "sample.temperature=0.001", finding="groups differ"),
     _setting("more prompts than rows", "pain 24", "train.prompts=500", finding="plan"),
-    _setting("the evaluation's prompts are trained on", "issue 3 D", "eval_data=problems.jsonl", finding="copies"),
+    _setting("the evaluation's prompts are trained on", "contract", "eval_data=problems.jsonl", finding="copies"),
 )  # fmt: skip
 
 ROW = '{"prompt": [{"role": "user", "content": "5 and 5"}], "answer": "10"}\n'
@@ -59,12 +59,12 @@ DATA = (
         old="", new=ROW.replace("5 and 5", "5 and <|assistant|> 10"), sight=Sight(refusal="special token"),
     ),
     _edit(
-        "chosen and rejected are the same", "issue 3 E", "data", "pairs.jsonl",
+        "chosen and rejected are the same", "contract", "data", "pairs.jsonl",
         old="", new='{"prompt": "5 and 5", "chosen": "10", "rejected": "10"}\n',
         sight=Sight(recipe="dpo", refusal="are the same"),
     ),
     _edit(
-        "a row longer than the context", "issue 3 D", "data", "chats.jsonl",
+        "a row longer than the context", "contract", "data", "chats.jsonl",
         old="", new='{"prompt": "5 and 5", "completion": "' + "ten " * 50 + '"}\n',
         sight=Sight(recipe="sft", refusal="limit is"),
     ),
@@ -150,12 +150,12 @@ REWARD = (
         finding="reward repeats",
     ),
     _reward(
-        "a reward that prefers the wrong answer", "issue 3 D",
+        "a reward that prefers the wrong answer", "contract",
         "def right(completion, task):\n    return -float(task.answer in completion) + 0.01 * (len(completion) % 5)\n",
         finding="gold answers",
     ),
     _reward(
-        "a reward that accepts any number", "issue 3 D",
+        "a reward that accepts any number", "contract",
         "def right(completion, task):\n    some = any(c.isdigit() for c in completion)\n"
         "    return some + 0.01 * (len(completion) % 5)\n",
         finding="gold answers",
