@@ -167,6 +167,7 @@ def describe(groups: list[Group], kept: list[Group]) -> Stats:
     stats.add("invalid", len(rollouts) - len(values), len(rollouts))
     stats.add("length", sum(lengths), len(rollouts))
     stats.add("truncated", sum(r.stop is Stop.LENGTH for r in rollouts), len(rollouts))
+    stats.add("varied", *varied(groups))
     stats.add("kept", len(kept), len(groups))
     stats.add("tokens", sum(lengths), 1 / collect.world()[1])  # of all ranks
     written = [[t for t, m in zip(r.tokens, r.mask, strict=True) if m] for r in rollouts]
@@ -175,6 +176,14 @@ def describe(groups: list[Group], kept: list[Group]) -> Stats:
     for name, x in parts:
         stats.add(f"reward/{name}", x)
     return stats
+
+
+def varied(groups: list[Group]) -> tuple[int, int]:
+    """(groups whose valid rewards differ, groups of more than one); single rollouts are compared with each other."""
+    compared = groups if any(len(g) > 1 for g in groups) else [[r for g in groups for r in g]]
+    compared = [g for g in compared if len(g) > 1]
+    found = [{value for r in g if (value := reward_of(r)) is not None} for g in compared]
+    return sum(len(values) > 1 for values in found), len(compared)
 
 
 def summary(stats: Stats, *, seconds: float) -> dict[str, float]:

@@ -159,10 +159,19 @@ def test_a_statistic_that_is_nan_warns_and_infinity_stops() -> None:
 def test_a_healthy_run_says_nothing() -> None:
     healthy = {
         "loss": 0.1, "grad_norm": 1.0, "entropy": 0.4, "clip_fraction": 0.05, "ess": 0.95, "gen_kl": 1e-4,
-        "explained_variance": 0.6, "repetition": 0.02, "ref_kl": 0.05, "truncated": 0.02, "invalid": 0.0, "other": 1e9,
+        "explained_variance": 0.6, "repetition": 0.02, "ref_kl": 0.05, "truncated": 0.02, "invalid": 0.0,
+        "varied": 0.01, "other": 1e9,
     }  # fmt: skip
     monitor = Monitor()
     assert [w for step in range(50) for w in monitor.check(step, healthy)] == []
+
+
+def test_a_reward_that_never_differs_is_said_once_with_the_remedy_and_stops_nothing() -> None:
+    monitor = Monitor()
+    said = [monitor.check(step, {"varied": 0.0}) for step in range(1, 30)]
+    assert [n for n, found in enumerate(said, start=1) if found] == [3]
+    assert said[2][0].severity == "warn"
+    assert said[2][0].message.startswith("varied 0 below 0.001 for 3 steps: rewards do not differ within any group")
 
 
 def test_the_state_goes_through_json_and_on_as_if_never_interrupted() -> None:

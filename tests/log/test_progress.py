@@ -65,6 +65,16 @@ def test_columns_stay_aligned_when_metrics_go_missing_or_wild() -> None:
     assert "reward  0.00" in rows[3], "no negative zero"
 
 
+def test_invalid_rewards_are_shown_once_there_are_any() -> None:
+    stream = io.StringIO()
+    progress = Progress(100, title="grpo", stream=stream, clock=Clock())
+    for invalid in (0.0, 0.04, 0.001, 0.0, 1.0):
+        progress.step(FULL | {"invalid": invalid})
+    rows = stream.getvalue().splitlines()
+    assert "invalid" not in rows[0]
+    assert [row.split("invalid")[1][:5] for row in rows[1:]] == ["  4% ", " <1% ", "  0% ", " 100%"]
+
+
 def test_time_left_follows_recent_steps() -> None:
     clock = Clock()
     progress = Progress(1000, title="x", stream=io.StringIO(), clock=clock)

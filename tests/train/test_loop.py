@@ -26,7 +26,7 @@ from hone.algo import (
 from hone.algo.weight import mismatch
 from hone.data.source import Source
 from hone.errors import HoneError
-from hone.loop import describe, hash_seed, offline, online
+from hone.loop import describe, hash_seed, offline, online, varied
 from hone.train.step import Learner
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
@@ -199,8 +199,19 @@ def test_describe_averages_what_is_valid_and_counts_what_is_not() -> None:
     # repetition: of the 4-grams there are two, both (2, 2, 2, 2)
     assert means == {
         "reward": pytest.approx(0.5), "invalid": 0.25, "length": 11 / 4, "truncated": 0.25, "kept": 0.5, "tokens": 11.0,
-        "repetition": 0.5, "reward/format": 0.5,
+        "repetition": 0.5, "varied": 0.5, "reward/format": 0.5,
     }  # fmt: skip
+
+
+def test_rewards_vary_where_a_group_has_two_valid_values() -> None:
+    def rows(*values: float | None) -> list[Rollout]:
+        return [finished([2], value) for value in values]
+
+    assert varied([rows(0, 0), rows(1, 1), rows(0, 1), rows(None, 1), rows(None, 0, 1)]) == (2, 5)
+    assert varied([rows(0, 0), rows(1)]) == (0, 1), "a single rollout has nothing to be compared with"
+    assert varied([rows(0), rows(1), rows(0)]) == (1, 1), "singles are compared with each other"
+    assert varied([rows(0), rows(0)]) == (0, 1)
+    assert varied([rows(0)]) == varied([]) == (0, 0)
 
 
 def test_a_seed_depends_on_every_part_and_on_their_order() -> None:

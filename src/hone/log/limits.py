@@ -33,6 +33,8 @@ class Limits:
     ref_kl_stop: float | None = 10.0
     truncated_warn: float | None = 0.5
     truncated_stop: float | None = 0.98
+    varied_warn: float | None = 0.001  # the share of groups whose rewards differ
+    varied_stop: float | None = None  # a run that has learned all there is may end like this
     invalid_warn: float | None = 0.05
     invalid_stop: float | None = 0.5
 

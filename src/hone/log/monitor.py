@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hone.log.limits import Limits, Severity
 
-LOW = frozenset({"entropy", "ess", "explained_variance"})  # these go wrong when low, all others when high
+LOW = frozenset({"entropy", "ess", "explained_variance", "varied"})  # these go wrong when low, all others when high
 
 
 class GenKL(NamedTuple):
@@ -78,6 +78,8 @@ REMEDIES = {
     "repetition": "completions repeat themselves; raise the KL coefficient or lower optim.lr",
     "ref_kl": "the policy runs from its reference; raise the KL coefficient or lower optim.lr",
     "truncated": "completions hit the length limit; raise sample.max_tokens or penalise overlong ones",
+    "varied": "rewards do not differ within any group, so nothing is learned; see what the reward gives in "
+    "samples.jsonl and with `hone check`, or use problems of middling difficulty or a larger sample.group",
     "invalid": "the verifier gives no reward; read the reasons in the samples and mend it",
 }
 

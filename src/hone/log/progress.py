@@ -26,6 +26,10 @@ class Column:
     show: Callable[[float], str]
     width: int
     unit: str = ""
+    from_zero: bool = True  # False: takes no room before it is above 0
+
+    def shows(self, value: float) -> bool:
+        return self.from_zero or value > 0
 
 
 def compact(x: float) -> str:
@@ -47,11 +51,21 @@ def duration(seconds: float) -> str:
     return f"{s // 60}:{s % 60:02d}"
 
 
+def share(x: float) -> str:
+    """4%, and <1% for what would be rounded away.
+
+    >>> share(0.04), share(0.001), share(0.0)
+    ('4%', '<1%', '0%')
+    """
+    return "<1%" if 0 < x < 0.005 else f"{x:.0%}"
+
+
 HEADS = (
     Column("reward", ("reward",), "{:z.2f}".format, 5),
     Column("loss", ("loss",), "{:z.3f}".format, 6),
 )
 COLUMNS = (
+    Column("invalid", ("invalid",), share, 3, from_zero=False),
     Column("kl", ("ref_kl", "kl"), "{:z.3f}".format, 5),
     Column("len", ("length", "len"), "{:z.1f}".format, 5),
     Column("", ("tokens_per_second", "tok/s"), compact, 4, " tok/s"),
@@ -125,7 +139,7 @@ class Progress:
 
     def _columns(self, metrics: Mapping[str, float]) -> list[Column]:
         """The columns reported so far: one that was seen keeps its place when a step lacks it."""
-        self._seen |= {c.label for c in HEADS + COLUMNS if any(name in metrics for name in c.names)}
+        self._seen |= {c.label for c in HEADS + COLUMNS if any(c.shows(metrics[n]) for n in c.names if n in metrics)}
         head = [c for c in HEADS if c.label in self._seen][:1]
         return head + [c for c in COLUMNS if c.label in self._seen]
 
@@ -137,7 +151,7 @@ class Progress:
         for width in BARS[1:]:
             if _width(cells) > room:
                 cells["bar"] = self._bar(width)
-        for name in ("bar", " tok/s", "len", "kl", "left"):
+        for name in ("bar", " tok/s", "len", "kl", "left", "invalid"):
             if _width(cells) > room:
                 cells.pop(name, None)
         return cells
