@@ -156,7 +156,8 @@ HEAD = """# Seeded faults
 `make faults` (`python -m benchmarks.faults`) writes this page. Each fault is a small patch of the kind that other
 frameworks have shipped, or that a user can make. It is put into a copy of the source, and a test must go red that is
 green without it; or into a small project of a user, on which `hone check` must warn, fail or refuse, and says nothing
-without it. Where both are named, both caught it. "pain n" is a row of [pains.md](pains.md), "contract" a line of [contract.md](contract.md).
+without it. Where both are named, both caught it. "pain n" is a row of [pains.md](pains.md),
+"contract" a line of [contract.md](contract.md).
 """.splitlines()
 
 

@@ -65,8 +65,9 @@ def summary(path: Path) -> str:
 
 def _built_in(name: str) -> Path:
     known = list_recipes()
-    if name in known:
-        return known[name]
+    plain = name.replace("-", "_")
+    if plain in known:
+        return known[plain]
     if not known:
         raise HoneError(f"no recipe {name!r}: give the path of a .py file, or run in the folder that has recipes/")
     raise HoneError(f"{unknown('recipe', name, known)}; or give the path of a .py file")

@@ -110,3 +110,11 @@ def test_a_reward_function_is_loaded_by_reference(folder):
     assert "did you mean 'score'" in error_of("rewards.py:scores", load_function)
     assert "write path/file.py:function" in error_of("rewards.py", load_function)
     assert "write path/file.py:function" in error_of("rewards:score", load_function)
+
+
+def test_a_recipes_name_may_be_written_with_hyphens(tmp_path, monkeypatch):
+    (tmp_path / "recipes").mkdir()
+    text = "import hone\n\n\ndef recipe():\n    return hone.Recipe(name='x')\n"
+    (tmp_path / "recipes" / "sft_mine.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert load_recipe("sft-mine")().name == load_recipe("sft_mine")().name == "x"
