@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from hone.model import folder
 from hone.model.decoder import Decoder
-from hone.model.folder import load_decoder, save_decoder
+from hone.model.folder import load_decoder, save_decoder, save_scorer
+from hone.model.forward import hidden_states, lay_out
+from hone.model.policy import Scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 
@@ -158,3 +160,18 @@ def test_weights_are_cut_into_files_that_both_sides_read(name, tmp_path, monkeyp
         torch.testing.assert_close(theirs(TOKENS).logits, logits_of(ours), rtol=2e-5, atol=2e-5)
     again = load_decoder(tmp_path / "ours")
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), ours.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["Llama 3", "Mistral with a window", "Qwen2 with windows", "Qwen3"])
+def test_a_reward_model_of_every_family_is_one_of_transformers(name, tmp_path):
+    theirs_of(name).save_pretrained(tmp_path / "base")
+    scorer = Scorer(load_decoder(tmp_path / "base"))
+    save_scorer(scorer, tmp_path / "scorer", extra={"pad_token_id": 0})
+    theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "scorer", attn_implementation="eager").eval()
+    row = TOKENS[:1, :20] % 22 + 1  # none is the pad token
+    with torch.no_grad():
+        expected = theirs(row).logits[0, 0]
+        lines = lay_out(row, torch.ones_like(row, dtype=torch.bool))
+        got = scorer.head(hidden_states(scorer.decoder, lines))[0, -1]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert float(expected.abs()) > 1e-3
