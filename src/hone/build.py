@@ -18,6 +18,7 @@ from hone.data import rows as dataset
 from hone.data.assemble import Loaded, Reading
 from hone.data.budget import WINDOW, Budgeted
 from hone.data.budget import check_fits as check_fits_budget
+from hone.data.shapes import has_shape
 from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer, check_fits
 from hone.errors import HoneError
@@ -30,7 +31,7 @@ from hone.model.folder import load_decoder, load_scorer
 from hone.model.lora import add_lora, plain_state
 from hone.model.peft import load_peft
 from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
-from hone.recipe import LoraSpec, ModelSpec, Recipe, SampleSpec
+from hone.recipe import PAIRED, LoraSpec, ModelSpec, Recipe, SampleSpec
 from hone.reward.model import RewardModel
 from hone.reward.score import Scorer as RewardScorer
 from hone.reward.score import as_scorer, combine
@@ -177,7 +178,7 @@ def reading(recipe: Recipe, vocabulary: Tokenizer) -> Reading:
     r = recipe.read
     chat = r.chat == "always" or (r.chat == "auto" and vocabulary.chat_template is not None)
     plain = {name: getattr(r, name) for name in ("skip_bad", "overlong", "stream", "buffer", "chunk", "turns")}
-    return Reading(**plain, chat=chat)
+    return Reading(**plain, chat=chat, shapes=_shapes(recipe), reader=recipe.algo_name)
 
 
 def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
@@ -185,7 +186,8 @@ def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
     parts, rows = assemble.locate(data, how), list[Any]()
     for part in parts:
         most = assemble.PREVIEW if assemble.is_streamed(part, how) else None
-        rows += [row for row, _ in islice(assemble.plain_rows(part, how, dataset.Tally()), most)]
+        found = [row for row, _ in islice(assemble.plain_rows(part, how, dataset.Tally()), most)]
+        rows += [row for row in found if not how.skip_bad or has_shape(row, how.shapes)]
     return rows, " + ".join(part.name for part in parts)
 
 
@@ -209,26 +211,24 @@ def feed(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int
         return assemble.load(recipe.data, how, make, seed=recipe.seed)
     if not isinstance(recipe.data, str) and any(isinstance(row, Task) for row in recipe.data):
         raise HoneError(f"data has tasks, {recipe.algo_name} reads rows: write each as {{column: value}}")
-    make = _grouper(vocabulary, how, context, **_reader(recipe, algo))
-    loaded = assemble.load(recipe.data, how, make, seed=recipe.seed)
+    loaded = assemble.load(recipe.data, how, partial(_grouper, vocabulary, how, context), seed=recipe.seed)
     return _budgeted(recipe, loaded) if recipe.train.tokens else loaded
 
 
-def held_out_rows(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> list[Group]:
+def held_out_rows(recipe: Recipe, vocabulary: Tokenizer, *, context: int) -> list[Group]:
     """The rows that an offline run is examined on, in order."""
     how = reading(recipe, vocabulary)
-    make = _grouper(vocabulary, how, context, **_reader(recipe, algo))
-    return [group for part in assemble.locate(recipe.eval_data, how) for group in assemble.held(part, how, make())]
+    parts = assemble.locate(recipe.eval_data, how)
+    return [group for part in parts for group in assemble.held(part, how, _grouper(vocabulary, how, context))]
 
 
 def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> dataset.Tasker:
     return dataset.Tasker(tokenizer=vocabulary, max_tokens=room, overlong=how.overlong, skip_bad=how.skip_bad)
 
 
-def _grouper(vocabulary: Tokenizer, how: Reading, context: int, **reader: Any) -> Callable[[], dataset.Grouper]:
-    """Makes a converter for each part of the data: parts may differ in shape."""
-    plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns")}
-    return lambda: dataset.Grouper(tokenizer=vocabulary, max_tokens=context, **plain, **reader)
+def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> dataset.Grouper:
+    plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns", "reader")}
+    return dataset.Grouper(tokenizer=vocabulary, max_tokens=context, expected=how.shapes, **plain)
 
 
 SHAPES = {
@@ -239,10 +239,12 @@ SHAPES = {
 }
 
 
-def _reader(recipe: Recipe, algo: Algorithm) -> dict[str, Any]:
-    """The shapes that the algorithm reads, none where it takes any, and what to call it."""
-    pairs = (dataset.Shape.PREFERENCE,) if algo.unit == 2 else ()
-    return {"expected": SHAPES.get(recipe.algo_name, pairs), "reader": recipe.algo_name}
+def _shapes(recipe: Recipe) -> tuple[dataset.Shape, ...]:
+    """The shapes that an offline algorithm reads; none: any."""
+    if recipe.online:
+        return ()
+    pairs = recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2
+    return SHAPES.get(recipe.algo_name, (dataset.Shape.PREFERENCE,) if pairs else ())
 
 
 def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:

@@ -99,7 +99,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
             how = build.reading(recipe, vocabulary)
             job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)
     elif recipe.eval_data:
-        job.held_rows = build.held_out_rows(recipe, vocabulary, algo, context=context)
+        job.held_rows = build.held_out_rows(recipe, vocabulary, context=context)
     if resume_from is not None:
         restore(resume_from, policy, learner, recipe=recipe, parts=parts(job))
         if job.roller:

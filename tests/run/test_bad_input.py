@@ -134,7 +134,7 @@ def test_a_missing_or_strange_data_file(refuse, tmp_path: Path):
     [
         ("", "rows.jsonl is empty: it needs at least one row"),
         ("\n  \n", "rows.jsonl is empty: it needs at least one row"),
-        ('{"prompt": "a", "completion": "b"}\n{"prompt": \n', "rows.jsonl line 2 is not valid JSON"),
+        ('\n{"prompt": \n', "rows.jsonl line 2 is not valid JSON"),
         ("[1, 2]\n", "rows.jsonl line 1 is a list, not an object: write one row as {column: value}"),
         ('{"question": "a"}\n', "line 1"),
         ('{"prompt": "", "completion": "b", "chosen": "b", "rejected": "c"}\n', 'column "prompt" is empty'),

@@ -66,6 +66,24 @@ def test_the_first_line_says_what_became_of_the_rows(world: World, tmp_path: Pat
     assert 'a.jsonl line 3: column "instruction" is empty' in first
 
 
+MISFITS = [{"prompt": "x"}, {"text": "x"}, {"prompt": "x", "chosen": "y", "rejected": "z"}, {"messages": None}]
+
+
+@pytest.mark.parametrize("stream", ["always", "never"])
+@pytest.mark.parametrize("misfit", MISFITS, ids=lambda row: "-".join(row))
+def test_a_misfit_in_the_first_line_decides_nothing(misfit, stream: str, world: World, tmp_path: Path, capsys):
+    good = [{"prompt": f"{i}", "completion": "b"} for i in range(40)]
+    path = write_rows(tmp_path / "a.jsonl", [misfit, *good])
+    made = recipe(world, "sft", tmp_path / "run", f"data={path}", f"eval_data={path}", f"read.stream={stream}")
+    with pytest.raises(HoneError, match=r"a.jsonl line 1: .*the row: "):
+        prepare(made)
+    job = prepare(override(made, ["read.skip_bad=true"]))
+    assert len({bytes(job.source.take(1)[0][0].tokens) for _ in range(40)}) == 40
+    assert len(job.held_rows) == 40
+    package.run(override(made, ["read.skip_bad=true", "train.steps=20"]))
+    assert f"1 bad rows skipped: {path} line 1: " in capsys.readouterr().err
+
+
 def test_a_stream_says_at_the_end_what_became_of_its_rows(world: World, tmp_path: Path, capsys):
     rows = [{"prompt": "a", "completion": "b" * (1 + 99 * (i == 2))} for i in range(4)]
     path = write_rows(tmp_path / "a.jsonl", [*rows, {"prompt": "a", "completion": None}])

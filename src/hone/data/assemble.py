@@ -15,7 +15,7 @@ from hone.data.files import READERS, File, Read
 from hone.data.mix import Mixed
 from hone.data.parse import shown
 from hone.data.rows import Grouper, Overlong, Tally, Tasker
-from hone.data.shapes import Row, plainly
+from hone.data.shapes import Row, Shape, plainly
 from hone.data.shelf import Hub, Memory, Shelf
 from hone.data.source import Feed, Source
 from hone.data.stream import BUFFER, Stream
@@ -40,6 +40,8 @@ class Reading:
     chunk: int = 0
     chat: bool = False
     turns: Turns = "joined"
+    shapes: tuple[Shape, ...] = ()  # that `reader`, an algorithm, can use; none: any
+    reader: str = "training"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,8 +198,9 @@ CONVERTERS: dict[Shape, Callable[[Row, Tokenizer], Group]] = {
 
 @dataclass(kw_only=True)
 class Grouper:
-    """Rows to groups, one at a time. All have one shape, the first one's unless it is given.
+    """Rows to groups, one at a time. All have one shape: the given one, or that of the first row which can be used.
 
+    expected: the shapes that `reader`, an algorithm, can use; none: any.
     max_tokens 0 is no limit. A row over it is refused, dropped, or cut at its end and marked as unfinished.
     """
 
@@ -209,6 +210,8 @@ class Grouper:
     overlong: Overlong = "error"
     skip_bad: bool = False
     turns: Turns = "joined"
+    expected: tuple[Shape, ...] = ()
+    reader: str = "training"
     tally: Tally = field(default_factory=Tally)
     first: str = ""  # where the shape was seen
 
@@ -229,17 +232,24 @@ class Grouper:
         return group or None
 
     def _convert(self, row: Row, where: str) -> Group:
-        if self.shape is None:
-            self.shape, self.first = shape_of(row), where
-        if self.shape is Shape.TASK:
+        shape = self.shape or shape_of(row)
+        if shape is Shape.TASK:
             raise HoneError("the data has prompts but nothing to train on: add completions, or train with a reward")
-        convert = CONVERTERS[self.shape]
-        if self.shape is Shape.MESSAGES:
+        convert = CONVERTERS[shape]
+        if shape is Shape.MESSAGES:
             convert = partial(messages_rows, turns=self.turns)
         group = convert(row, self.tokenizer)
-        if self.first and (found := shape_of(row)) is not self.shape:
-            raise HoneError(f"it has the columns ({found}), {self.first} ({self.shape}): split the dataset")
+        if self.shape is None:  # a bad row decides nothing
+            self.shape, self.first = self._usable(shape), where
+        elif self.first and (found := shape_of(row)) is not shape:
+            raise HoneError(f"it has the columns ({found}), {self.first} ({shape}): split the dataset")
         return group
+
+    def _usable(self, shape: Shape) -> Shape:
+        if self.expected and shape not in self.expected:
+            wanted = " or ".join(f"({s})" for s in self.expected)
+            raise HoneError(f"it has the columns ({shape}), {self.reader} reads {wanted}: rename them")
+        return shape
 
 
 @dataclass(kw_only=True)

@@ -5,7 +5,7 @@ transcripts of "\\n\\nHuman:" and "\\n\\nAssistant:" turns. Everything else goes
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -45,6 +45,14 @@ def shape_of(row: Row) -> Shape:
         f"columns {names_of(row)} are no shape Hone knows: rename them to one of: {known} "
         "(Alpaca and ShareGPT are read too)"
     )
+
+
+def has_shape(row: Row, shapes: Collection[Shape]) -> bool:
+    """Whether the row has one of the shapes; none: any will do."""
+    try:
+        return not shapes or shape_of(row) in shapes
+    except HoneError:
+        return False
 
 
 def names_of(row: Row) -> str:
