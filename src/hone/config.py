@@ -21,6 +21,7 @@ from hone.values import Misfit, fit, mapping_value, read, words
 
 C = TypeVar("C")
 T = TypeVar("T")
+_NOTHING = ("", "none", "null", '""', "''")
 Source = Callable[[Any], Any]  # annotation -> a value that fits it, or Misfit
 
 
@@ -162,8 +163,15 @@ def _set(node: Any, path: list[str], source: Source, whole: str) -> Any:
     elif rest:
         new = _set_key(old, hint, rest, source, whole)
     else:
-        new = _value(source, hint, whole)
+        new = "" if _unsets(type(node), name, source) else _value(source, hint, whole)
     return replace(node, **{name: new})
+
+
+def _unsets(kind: type, name: str, source: Source) -> bool:
+    """Whether `none` is given for a text that is empty unless it is set: no file or folder is meant by it."""
+    (default,) = (f.default for f in dataclasses.fields(kind) if f.name == name)
+    given = source.args[0] if isinstance(source, partial) else ""
+    return default == "" and (given is None or (isinstance(given, str) and given.strip().lower() in _NOTHING))
 
 
 def _choose(old: Any, rest: list[str], source: Source, whole: str) -> Choice:

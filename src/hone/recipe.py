@@ -275,7 +275,10 @@ def _naming(recipe: Recipe) -> list[tuple[bool, str]]:
             not model.path and not model.tokenizer,
             "model.path is empty, so the model is fresh: set model.tokenizer=FOLDER",
         ),
-        (spec.eval_every > 0 and not recipe.eval_data, "train.eval_every is set but there is no eval_data: set it"),
+        (
+            spec.eval_every > 0 and not recipe.eval_data,
+            "train.eval_every is set but there is no eval_data: set eval_data, or train.eval_every=0",
+        ),
         (recipe.lora.rank > 0 and not recipe.lora.targets, "lora.targets is empty: use all-linear, or set lora.rank=0"),
         (
             bool(recipe.lora.path) and recipe.lora != LoraSpec(path=recipe.lora.path),

@@ -65,6 +65,7 @@ def error_of(function, *arguments) -> str:
         ("fast=true", "fast", True),
         ("fast=False", "fast", False),
         ("data=a,b.jsonl", "data", "a,b.jsonl"),
+        ("data=none.jsonl", "data", "none.jsonl"),
         ("reward.math=1", "reward", {"math": 1.0}),
         ("reward.model:runs/rm.v2=0.5", "reward", {"model:runs/rm.v2": 0.5}),
         ("reward={'math': 2}", "reward", {"math": 2.0}),
@@ -137,6 +138,13 @@ def test_the_order_of_an_algorithm_and_its_settings_does_not_matter():
     assert override(Run(), ["algo=dapo", "algo.high=0.3"]).algo == expected
     assert override(Run(), ["algo.high=0.3", "algo=dapo"]).algo == expected
     assert override(Run(), ["algo.high=0.3", "algo.name=dapo"]).algo == expected
+
+
+@pytest.mark.parametrize("written", ["none", "None", "null", "", " ", '""', "''"])
+def test_none_empties_a_text_that_is_empty_unless_it_is_set(written, tmp_path):
+    assert override(Run(data="a.jsonl"), [f"data={written}"]).data == ""
+    (tmp_path / "a.yaml").write_text(f"data: {written}\n")
+    assert from_yaml(tmp_path / "a.yaml", Run(data="a.jsonl")).data == ""
 
 
 def test_none_as_a_setting_of_an_algorithm_is_read_by_its_signature():

@@ -79,6 +79,8 @@ def refuse(world: World, tmp_path: Path, capsys):
         ("grpo", "reward=maths", "no reward 'maths'; did you mean 'math'?"),
         ("grpo", "reward={}", "there is no reward: set reward.math=1.0"),
         ("grpo", "data=", "there is no data: set data=FILE.jsonl"),
+        ("grpo", "data=none", "there is no data: set data=FILE.jsonl"),
+        ("sft", "train.eval_every=2 eval_data=null", "no eval_data: set eval_data, or train.eval_every=0"),
         ("grpo", "out=", "out is empty"),
         ("grpo", "name=a/b", "name is 'a/b': it must be a plain word"),
         ("grpo", "algo.process=true", "the algorithm reads step_reward, which the rows lack"),
