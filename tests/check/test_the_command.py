@@ -1,6 +1,7 @@
 """`hone check` as a user meets it: table, JSON, exit codes, and what `hone run` says before its first step."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -150,6 +151,18 @@ def test_what_was_seen_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]):
     assert "[red]not markup[/red]" in out
     assert "do [this]" in out
     assert "0 pass, 1 warn, 0 fail, 0 skip" in out
+
+
+def test_the_gravest_come_first_and_what_is_skipped_is_one_line(capsys: pytest.CaptureFixture[str]):
+    verdicts = ("pass", "skip", "warn", "pass", "fail", "skip", "warn")
+    findings = [Finding(name=f"check{i}", seen=f"seen{i}", verdict=v) for i, v in enumerate(verdicts)]
+    show(Report(recipe="x", findings=findings), Console(width=100))
+    *table, skipped, counts = capsys.readouterr().out.splitlines()
+    assert re.findall(r"seen\d", "".join(table)) == ["seen4", "seen2", "seen6", "seen0", "seen3"]
+    assert skipped == "skipped, as they do not apply here (--json says why): check1, check5"
+    assert counts == "2 pass, 2 warn, 1 fail, 2 skip"
+    show(Report(recipe="x", findings=findings[:1]), Console(width=100))
+    assert "skipped" not in capsys.readouterr().out
 
 
 def test_a_check_that_raises_is_a_failure_and_not_a_crash(desk: Desk, monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@ from rich.text import Text
 from hone.check.finding import Report, Row
 
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
+GRAVEST = ("fail", "warn", "pass")
 TRAINED = "black on green"
 LONGEST = 1200  # characters of the row that are shown
 
@@ -19,6 +20,9 @@ def show(report: Report, console: Console) -> None:
         console.print(coloured(report.row, colour=console.color_system is not None), soft_wrap=True)
         console.print()
     console.print(table(report))
+    if names := [f.name for f in report.findings if f.verdict == "skip"]:
+        line = f"skipped, as they do not apply here (--json says why): {', '.join(names)}"
+        console.print(Text(line, style=STYLES["skip"]), soft_wrap=True)
     counts = {verdict: sum(f.verdict == verdict for f in report.findings) for verdict in STYLES}
     console.print(", ".join(f"{n} {verdict}" for verdict, n in counts.items()), highlight=False)
 
@@ -38,13 +42,14 @@ def coloured(row: Row, *, colour: bool) -> Text:
 
 
 def table(report: Report) -> Table:
-    """One finding a line."""
+    """One finding a line, the gravest first; what was skipped is left out."""
     lines = Table(title=f"hone check {report.recipe}", title_justify="left", pad_edge=False)
     lines.add_column("check", no_wrap=True)
     lines.add_column("verdict", no_wrap=True)
     lines.add_column("seen", overflow="fold", ratio=3)
     lines.add_column("remedy", overflow="fold", ratio=2)
-    for f in report.findings:
+    told = [f for f in report.findings if f.verdict in GRAVEST]
+    for f in sorted(told, key=lambda f: GRAVEST.index(f.verdict)):
         style = STYLES[f.verdict]
         lines.add_row(f.name, Text(f.verdict, style=style), Text(f.seen), Text(f.remedy))
     return lines
