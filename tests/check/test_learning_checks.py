@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from desk import Desk, failing, job_of, verdict
 
 import hone.algo
-from hone.check import plan
+from hone.check import plan, suite
+from hone.check.finding import Finding
 from hone.check.perturb import moved
 from hone.model import forward
 from hone.model.policy import Policy, frozen_copy
@@ -96,6 +97,63 @@ def test_a_step_that_is_too_long_is_noted(desk: Desk):
     state, seen = verdict(job_of(desk, "sft", "optim.lr=3.0"), "one step")
     assert state == "warn"
     assert "it falls along" in seen
+
+
+def one_step(desk: Desk, *settings: str, algo: str = "sft") -> Finding:
+    (found,) = suite.examine(job_of(desk, algo, *settings), only=("one step",)).findings
+    return found
+
+
+@pytest.mark.parametrize("algo", ["sft", "dpo", "grpo"])
+@pytest.mark.parametrize("rate", ["10.0", "1000.0"])
+def test_a_rate_that_is_far_too_high_is_blamed_on_the_rate(desk: Desk, rate: str, algo: str):
+    found = one_step(desk, f"optim.lr={rate}", algo=algo)
+    assert found.verdict in ("warn", "pass")
+    if algo == "sft":
+        assert found.remedy.startswith(f"lower optim.lr ({float(rate):g}), towards ")
+
+
+@pytest.mark.parametrize("algo", ["sft", "grpo"])
+@pytest.mark.parametrize("rate", ["1e-12", "1e-20", "1e-30"])
+def test_a_rate_that_changes_no_weights_is_blamed_on_the_rate(desk: Desk, rate: str, algo: str):
+    found = one_step(desk, f"optim.lr={rate}", algo=algo)
+    assert (found.verdict, found.remedy) == (
+        "fail", f"too small to change float32 weights: raise optim.lr ({float(rate):g})",
+    )  # fmt: skip
+    assert "report" not in " ".join(
+        f.remedy for f in suite.examine(job_of(desk, algo, f"optim.lr={rate}")).findings if f.name != "optimiser"
+    )
+
+
+def test_the_largest_rate_of_a_warm_up_is_tried_too(desk: Desk):
+    warm = ("train.steps=4000", "optim.warmup=2000")
+    high = one_step(desk, "optim.lr=30.0", *warm)
+    assert high.verdict == "warn"
+    assert "at the largest rate 30 " in high.seen
+    good = one_step(desk, "optim.lr=1e-3", *warm)
+    assert good.verdict == "pass"
+    assert "at the first rate 5e-07 " in good.seen
+    assert good.seen.endswith("at the largest rate 0.001")
+    late = one_step(desk, "optim.lr=1e-5", *warm)
+    assert late.verdict == "pass", "a first rate that is lost in rounding is no fault where the largest one is not"
+
+
+def test_trying_the_largest_rate_leaves_the_schedule_and_the_weights(desk: Desk):
+    job = job_of(desk, "sft", "optim.warmup=3")
+    before, schedule = copy.deepcopy([p.data for p in job.policy.parameters()]), job.learner.schedule
+    assert verdict(job, "one step")[0] == "pass"
+    assert job.learner.schedule is schedule
+    assert all(torch.equal(p, b) for p, b in zip(job.policy.parameters(), before, strict=True))
+    assert job.learner.updates == 0
+
+
+def test_only_a_step_that_no_part_of_helps_is_blamed_on_hone(desk: Desk):
+    for rate in ("1e-3", "1.0"):
+        job = job_of(desk, "sft", f"optim.lr={rate}")
+        for group in job.learner.optimizer.param_groups:
+            group["maximize"] = True
+        (found,) = suite.examine(job, only=("one step",)).findings
+        assert (found.verdict, found.remedy) == ("fail", "the update does not follow the loss: please report it")
 
 
 def test_numbers_of_the_optimiser_that_are_not_the_recipes_are_found(desk: Desk):

@@ -1,13 +1,14 @@
 """Checks of the first update: the loss falls, and the numbers of the recipe are those that act on the weights."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from hone.algo import terms
 from hone.algo.table import Algorithm, Loss, objective
-from hone.check.finding import Finding, failed, passed, warned
+from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.learning import CUT, apart, gradients, norm, trained
 from hone.check.perturb import kept, put_back
 from hone.check.probe import Probe
@@ -16,36 +17,105 @@ from hone.train import optim, trust_region
 from hone.train.step import Learner, micro_batches
 from hone.train.step import update as take_update
 
-FRACTIONS = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the true update: the loss must fall along it, if only at first
+FRACTIONS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5)  # of the true update: the loss must fall along one of them
+FAR = 0.03  # a warm-up is there for a largest rate that is too long at first, but not for one this much too long
+SMALL = 1e-7  # rates below it are near the rounding of float32 weights
 EPSILON, ROUNDING = 1e-8, 1e-6  # AdamW's own, and of float32 weights
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One true update at one rate, and the largest part of it along which the loss falls."""
+
+    rate: float
+    before: float
+    after: float
+    falls: float | None  # 1 for the whole step, None where no part of it helps
+    taken: bool  # False where the update was skipped
+
+    @property
+    def moves(self) -> bool:
+        """Whether the loss changed by more than float32 rounds."""
+        return not abs(self.after - self.before) <= _noise(self.before)
+
+    @property
+    def too_small(self) -> bool:
+        """A step of this rate is lost in the rounding of the weights."""
+        return self.rate < SMALL and not self.moves
+
+
 def one_step(probe: Probe) -> Finding:
-    """One true update on one batch lowers that batch's own objective.
+    """One true update on one batch lowers that batch's own objective, at the first rate and at the schedule's largest.
 
     At ratio 1 the value of a clipped or ratio loss is minus the mean advantage, often 0: it then becomes negative.
     """
-    parameters = trained(probe)
-    loss = _measured(probe.job.algo)
+    first = _try(probe)
+    if not first.taken:
+        seen = "the update was skipped: its gradient is not finite, or no step inside the trust region improves"
+        return failed(seen, "check the rewards of the rows, or lower the trust region's damping")
+    schedule, peak = probe.job.learner.schedule, _peak(probe)
+    if probe.job.algo.trust_region or peak <= schedule(0):  # a trust region has a length of its own
+        return _judged(first, probe, at="")
+    probe.job.learner.schedule = lambda n: peak
+    try:
+        largest = _try(probe)
+    finally:
+        probe.job.learner.schedule = schedule
+    if first.too_small or (first.falls == 1 and (largest.falls or 0) < FAR):
+        return _judged(largest, probe, at=f" at the largest rate {largest.rate:g}")
+    found = _judged(first, probe, at=f" at the first rate {first.rate:.3g}")
+    return replace(found, seen=f"{found.seen}; {largest.after:.6g} at the largest rate {largest.rate:g}")
+
+
+def _judged(trial: Trial, probe: Probe, *, at: str) -> Finding:
+    """What the trial says of the rate, and only where no part of the step helps, of Hone."""
+    seen = f"loss {trial.before:.6g} -> {trial.after:.6g} on the same batch{at} ({probe.about})"
+    if trial.too_small:
+        remedy = f"too small to change float32 weights: raise optim.lr ({_rate(probe):g})"
+        return failed(f"{seen}: it does not move", remedy)
+    if trial.falls == 1:
+        return passed(seen)
+    if trial.falls is not None:
+        remedy = f"lower optim.lr ({_rate(probe):g}), towards {_rate(probe) * trial.falls:.1g}, or raise optim.warmup"
+        return warned(f"{seen}; it falls along {trial.falls:g} of the step", remedy)
+    if probe.job.learner.masters is not None and not trial.moves:
+        seen = f"{seen}: one step is lost in the rounding of the weights, their float32 copies add steps up"
+        return warned(seen, f"raise optim.lr ({_rate(probe):g}), if the loss of the run does not fall")
+    seen = f"{seen}, nor along any part of it down to {FRACTIONS[-1]:g}"
+    return failed(seen, "the update does not follow the loss: please report it")
+
+
+def _rate(probe: Probe) -> float:
+    return probe.job.learner.optimizer.param_groups[0]["base_lr"]
+
+
+def _peak(probe: Probe) -> float:
+    """The schedule's largest factor."""
+    t = probe.job.recipe.train
+    return max(map(probe.job.learner.schedule, range(t.steps * t.epochs * t.minibatches)))
+
+
+def _noise(loss: float) -> float:
+    return ROUNDING * max(1.0, abs(loss))
+
+
+def _try(probe: Probe) -> Trial:
+    """Step, look, and where the loss did not fall, go back towards the start until it does."""
+    parameters, loss = trained(probe), _measured(probe.job.algo)
     before = _loss(probe, loss)
     start = [p.detach().clone() for p in parameters]
     with kept(probe.job.learner, parameters):
         stats = _update(probe)
         end = [p.detach().clone() for p in parameters]
-        after = {f: _at(probe, start, end, fraction=f, loss=loss) for f in FRACTIONS}
-    if stats.get("skipped") or stats.get("accepted", 1.0) == 0:
-        seen = "the update was skipped: its gradient is not finite, or no step inside the trust region improves"
-        return failed(seen, "check the rewards of the rows, or lower the trust region's damping")
-    seen = f"loss {before:.6g} -> {after[1.0]:.6g} on the same batch ({probe.about})"
-    if after[1.0] < before:
-        return passed(seen)
-    lower = next((f for f in FRACTIONS if after[f] < before), None)
-    rate = probe.job.learner.optimizer.param_groups[0]["base_lr"]
-    if lower is not None:
-        return warned(
-            f"{seen}; it falls along {lower:g} of the step", f"lower optim.lr ({rate:g}), or raise optim.warmup"
-        )
-    return failed(f"{seen}, nor along a hundredth of it", "the update does not follow the loss: please report it")
+        after = _loss(probe, loss)
+        falls = 1.0 if after < before else None
+        for fraction in () if falls else FRACTIONS:
+            if _at(probe, start, end, fraction=fraction, loss=loss) < before - _noise(before):
+                falls = fraction
+                break
+    rate = _rate(probe) * probe.job.learner.schedule(probe.job.learner.updates)
+    taken = not stats.get("skipped") and stats.get("accepted", 1.0) != 0
+    return Trial(rate=rate, before=before, after=after, falls=falls, taken=taken)
 
 
 def _measured(algo: Algorithm) -> Loss:
@@ -125,6 +195,9 @@ def in_force(probe: Probe) -> Finding:
     size, limit = norm(seen_by), learner.clip_norm
     seen = f"largest change {moved:.3g}, within {worst:.1e} of what rate and decay give; clipped norm {size:.3g}"
     remedy = "learning rate, weight decay or clipping of the recipe do not act: please report it"
+    rate = _rate(probe) * learner.schedule(learner.updates)
+    if rate < SMALL and not moved:
+        return skipped(f"the first rate, {rate:.3g}, changes no weight: see one step")
     if not moved or not worst <= 0.01:
         return failed(seen, remedy)
     if size > limit * (1 + 1e-4):
