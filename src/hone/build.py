@@ -177,7 +177,9 @@ def reading(recipe: Recipe, vocabulary: Tokenizer) -> Reading:
     """How the recipe's data is read."""
     r = recipe.read
     chat = r.chat == "always" or (r.chat == "auto" and vocabulary.chat_template is not None)
-    plain = {name: getattr(r, name) for name in ("skip_bad", "overlong", "stream", "buffer", "chunk", "turns")}
+    plain = {
+        name: getattr(r, name) for name in ("skip_bad", "overlong", "stream", "buffer", "chunk", "turns", "columns")
+    }
     return Reading(**plain, chat=chat, shapes=_shapes(recipe), reader=recipe.algo_name)
 
 

@@ -17,6 +17,11 @@ VERIFIERS = ("math", "format", "choice", "exact")  # rewards by name; "model:FOL
 SINGLE = frozenset({"pretrain", "sft", "kto", "process_reward_model"})  # offline algorithms on rows
 PAIRED = frozenset({"dpo", "ipo", "orpo", "simpo", "reward_model"})  # offline algorithms on pairs of rows
 OFFLINE = SINGLE | PAIRED
+# What a column may be called for Hone, Alpaca or ShareGPT to read it; others go to the reward under their own names.
+COLUMNS = (
+    "text", "messages", "prompt", "completion", "chosen", "rejected", "margin", "label", "steps", "step_labels",
+    "completions", "labels", "answer", "id", "tools", "instruction", "input", "output", "system", "conversations",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +90,8 @@ class ReadSpec:
     chunk: int = 0  # characters of a .txt document, in whole lines; 0: a document ends at a blank line
     chat: Literal["auto", "always", "never"] = "auto"  # instructions as messages; auto: where there is a chat template
     turns: Literal["joined", "split"] = "joined"  # split: a chat in several rows where its template rewrites history
+    # Hone's names of columns to those of the files, as in read.columns.prompt=question
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +215,7 @@ def validate(recipe: Recipe) -> None:
     _validate_ranges(recipe)
     _validate_together(recipe)
     _validate_reward(recipe)
+    _validate_columns(recipe.read.columns)
 
 
 def plan(recipe: Recipe) -> str:
@@ -348,6 +356,14 @@ def _validate_reward(recipe: Recipe) -> None:
             raise HoneError("there is no reward: set reward.math=1.0, or reward=FILE.py:function")
     elif isinstance(reward, str) and ".py:" not in reward:
         raise unknown("reward", reward, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])
+
+
+def _validate_columns(columns: Mapping[str, str]) -> None:
+    for name, theirs in columns.items():
+        if name not in COLUMNS:
+            raise unknown("column", name, COLUMNS, owner="read.columns")
+        if not theirs:
+            raise HoneError(f"read.columns.{name} is empty: give the name of a column of the data")
 
 
 def _is_reward_name(name: str) -> bool:

@@ -3,8 +3,9 @@ from dataclasses import replace
 import pytest
 
 from hone.config import Choice, from_yaml, override, to_json
+from hone.data.shapes import Shape
 from hone.errors import HoneError
-from hone.recipe import OFFLINE, PAIRED, LoraSpec, ModelSpec, Recipe, TrainSpec, plan, validate
+from hone.recipe import COLUMNS, OFFLINE, PAIRED, LoraSpec, ModelSpec, Recipe, TrainSpec, plan, validate
 
 RIGHT = Recipe(data="tasks.jsonl", model=ModelSpec(path="models/sft"), reward={"math": 1.0})
 FRESH = replace(RIGHT, model=ModelSpec(tokenizer="tokenizers/small"))
@@ -160,3 +161,9 @@ def test_an_algorithm_may_be_a_value_made_in_python():
         override(recipe, ["algo.high=0.3"])
     with pytest.raises(HoneError, match=r"use Choice\('grpo'\)"):
         validate(replace(RIGHT, algo="grpo"))
+
+
+def test_every_column_of_a_shape_can_be_mapped():
+    assert {name for shape in Shape for name in shape.split(", ")} <= set(COLUMNS)
+    mapped = override(FRESH, [f"read.columns.{name}=theirs" for name in COLUMNS])
+    assert mapped.read.columns == dict.fromkeys(COLUMNS, "theirs")

@@ -74,6 +74,36 @@ def test_in_python_rows_and_lists_of_data_with_weights(tmp_path):
         load([{"text": "a"}, "b"])
 
 
+def test_columns_are_renamed_before_the_shape_is_told(tmp_path):
+    how = Reading(columns={"chosen": "rejected", "rejected": "chosen"})
+    row = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    ((better, worse),) = load([row], how).feed.take(1)
+    assert (better.text, worse.text) == ("b", "a")
+    (alpaca,) = load([{"q": "a", "r": "b"}], Reading(chat=True, columns={"instruction": "q", "output": "r"})).feed.take(
+        1
+    )
+    (plain,) = load([{"instruction": "a", "output": "b"}], Reading(chat=True)).feed.take(1)
+    assert (alpaca[0].tokens, alpaca[0].mask) == (plain[0].tokens, plain[0].mask)
+    with pytest.raises(HoneError, match=r"data row 1: read.columns.text is t, which is no column: use one of q, r"):
+        load([{"q": "a", "r": "b"}], Reading(columns={"text": "t"}))
+
+
+def test_a_column_of_a_table_that_is_read_as_a_label_holds_truth(tmp_path):
+    (tmp_path / "a.csv").write_text("prompt,completion,good\na,b,true\na,c,False\n")
+    feed = load(str(tmp_path / "a.csv"), Reading(columns={"label": "good"})).feed
+    assert sorted((group[0].text, group[0].label) for group in feed.take(2)) == [("b", 1.0), ("c", 0.0)]
+
+
+def test_a_bad_row_that_lacks_a_mapped_column_is_skipped_and_named_tasks_are_left_alone():
+    how = Reading(skip_bad=True, columns={"text": "t"})
+    loaded = load([{"x": "a"}, {"t": "b"}], how)
+    assert said(loaded.feed.take(1)) == ["b"]
+    assert "1 bad rows skipped: data row 1: read.columns.text is t" in loaded.notes[0]
+    make = lambda: Tasker(tokenizer=TOK)  # noqa: E731
+    tasks = assemble.load([Task(prompt="a")], Reading(columns={"prompt": "q"}), make, seed=0)
+    assert tasks.feed.take(1)[0].prompt == "a"
+
+
 def test_two_parts_of_one_file_do_not_go_in_step(tmp_path):
     path = write(tmp_path / "a.jsonl", texts("a", 50))
     rows = said(load([(path, 1), (path, 1)]).feed.take(40))

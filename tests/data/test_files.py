@@ -195,3 +195,27 @@ def test_a_row_is_shown_on_one_short_line():
     assert "\n" not in text
     assert len(text) < 200
     assert text.startswith('{"prompt": "a\\na')
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "says"),
+    [
+        ("a.csv", "prompt;completion", "separated by a semicolon, a .csv file's are by a comma: save it with a comma"),
+        ("a.csv", "prompt|completion", "separated by a bar"),
+        ("a.csv", "prompt\tcompletion", "separated by a tab, a .csv file's are by a comma: rename the file to .tsv"),
+        ("a.tsv", "prompt,completion", "separated by a comma, a .tsv file's are by a tab: rename the file to .csv"),
+    ],
+)
+def test_a_table_with_another_separator_says_so(tmp_path, name, header, says):
+    (tmp_path / name).write_text(header + "\n1;2\n")
+    with pytest.raises(HoneError, match="has a single column") as caught:
+        list(File(path=tmp_path / name).read())
+    assert says in str(caught.value)
+    assert repr(header) in str(caught.value)
+
+
+def test_a_separator_in_one_name_of_several_or_in_a_text_is_no_complaint(tmp_path):
+    (tmp_path / "a.csv").write_text("text,a;b\nx;y,z\n")
+    assert [read.row for read in File(path=tmp_path / "a.csv").read()] == [{"text": "x;y", "a;b": "z"}]
+    (tmp_path / "b.csv").write_text("text\nx;y\n")
+    assert [read.row for read in File(path=tmp_path / "b.csv").read()] == [{"text": "x;y"}]

@@ -81,6 +81,9 @@ def refuse(world: World, tmp_path: Path, capsys):
         ("grpo", "data=", "there is no data: set data=FILE.jsonl"),
         ("grpo", "data=none", "there is no data: set data=FILE.jsonl"),
         ("sft", "train.eval_every=2 eval_data=null", "no eval_data: set eval_data, or train.eval_every=0"),
+        ("sft", "read.columns.promt=a", "no column 'promt'; did you mean 'prompt'"),
+        ("sft", "read.columns.prompt=", "read.columns.prompt is empty: give the name of a column of the data"),
+        ("sft", "read.columns.prompt=question", "line 1: read.columns.prompt is question, which is no column: use one"),
         ("grpo", "out=", "out is empty"),
         ("grpo", "name=a/b", "name is 'a/b': it must be a plain word"),
         ("grpo", "algo.process=true", "the algorithm reads step_reward, which the rows lack"),
@@ -167,6 +170,16 @@ def test_a_wrong_row_is_named(algo: str, text: str, says: str, refuse, tmp_path:
 )
 def test_rows_of_another_algorithm(algo: str, rows: str, says: str, refuse, world: World):
     assert says in refuse(algo, f"data={world.data(rows)}")
+
+
+def test_columns_of_other_names_are_met_with_the_setting_that_maps_them(refuse, tmp_path: Path):
+    data = f"data={write_rows(tmp_path / 'rows.jsonl', [{'question': '1+1', 'answer': '2'}])}"
+    assert "read.columns.prompt=question" in refuse("sft", data)
+    assert "read.columns.prompt=question" in refuse("grpo", data)
+    assert "read.columns.completion=answer" in refuse("sft", data, "read.columns.prompt=question")
+    told = refuse("dpo", f"data={write_rows(tmp_path / 'b.jsonl', [{'prompt': 'a', 'chosen': 'b', 'worse': 'c'}])}")
+    assert 'column "rejected" is missing' in told
+    assert "as with read.columns.rejected=worse" in told
 
 
 def test_rows_longer_than_the_context(refuse, tmp_path: Path):

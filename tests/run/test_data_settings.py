@@ -84,6 +84,20 @@ def test_a_misfit_in_the_first_line_decides_nothing(misfit, stream: str, world: 
     assert f"1 bad rows skipped: {path} line 1: " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("stream", ["always", "never"])
+def test_mapped_columns_train_as_if_they_had_our_names(stream: str, world: World, tmp_path: Path):
+    ours = [{"prompt": f"{i}+{i}=", "completion": f"{2 * i}"} for i in range(7)]
+    theirs = [{"question": row["prompt"], "answer": row["completion"], "prompt": "no"} for row in ours]
+    mapping = ["read.columns.prompt=question", "read.columns.completion=answer"]
+    for name, rows, given in (("ours", ours, []), ("theirs", theirs, mapping)):
+        path = write_rows(tmp_path / f"{name}.jsonl", rows)
+        made = recipe(world, "sft", tmp_path / name, f"data={path}", f"eval_data={path}", f"read.stream={stream}")
+        package.run(override(made, ["train.steps=3", *given]))
+    losses = [[row["loss"] for row in metrics(tmp_path / name) if "loss" in row] for name in ("ours", "theirs")]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
+
+
 def test_a_stream_says_at_the_end_what_became_of_its_rows(world: World, tmp_path: Path, capsys):
     rows = [{"prompt": "a", "completion": "b" * (1 + 99 * (i == 2))} for i in range(4)]
     path = write_rows(tmp_path / "a.jsonl", [*rows, {"prompt": "a", "completion": None}])

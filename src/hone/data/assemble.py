@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import glob, has_magic
 from itertools import islice
@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from hone.data import named
 from hone.data.chat import Turns
-from hone.data.files import READERS, File, Read
+from hone.data.files import JSON_COLUMNS, READERS, File, Read
 from hone.data.mix import Mixed
 from hone.data.parse import shown
 from hone.data.rows import Grouper, Overlong, Tally, Tasker
-from hone.data.shapes import Row, Shape, plainly
+from hone.data.shapes import Row, Shape, plainly, renamed
 from hone.data.shelf import Hub, Memory, Shelf
 from hone.data.source import Feed, Source
 from hone.data.stream import BUFFER, Stream
@@ -42,6 +42,7 @@ class Reading:
     turns: Turns = "joined"
     shapes: tuple[Shape, ...] = ()  # that `reader`, an algorithm, can use; none: any
     reader: str = "training"
+    columns: Mapping[str, str] = field(default_factory=dict[str, str])  # Hone's names to those of files and rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ def _part(text: str, how: Reading) -> Part:
 
 def _shelves(name: str, how: Reading) -> list[Shelf]:
     if name.startswith("hf:"):
-        return [Shelf(place=_hub(name), translate=partial(_plainly, chat=how.chat))]
+        return [Shelf(place=_hub(name), translate=partial(_plainly, how=how))]
     if (shelf := named.find(name, chat=how.chat, chunk=how.chunk)) is not None:
         return [shelf]
     paths = [Path(name)]
@@ -118,7 +119,9 @@ def _shelves(name: str, how: Reading) -> list[Shelf]:
     elif File(path=paths[0]).form not in READERS and not paths[0].exists():
         known = ", ".join(named.NAMED)
         raise HoneError(f"{name} is no file, and no dataset of that name is known ({known}): check the path")
-    return [Shelf(place=File(path=path, chunk=how.chunk), translate=partial(_plainly, chat=how.chat)) for path in paths]
+    values = JSON_COLUMNS | {theirs for name, theirs in how.columns.items() if name in JSON_COLUMNS}
+    files = [File(path=path, chunk=how.chunk, values=values) for path in paths]
+    return [Shelf(place=file, translate=partial(_plainly, how=how)) for file in files]
 
 
 def _hub(name: str) -> Hub:
@@ -135,7 +138,9 @@ def _memory(data: Sequence[Any], how: Reading) -> Shelf:
         if not isinstance(row, Mapping | Task):
             raise HoneError(f"data row {n} is {type(row).__name__}: write each row as {{column: value}} or a hone.Task")
     rows = [_row(row) if isinstance(row, Task) else row for row in data]
-    return Shelf(place=Memory(rows=rows), translate=partial(_plainly, chat=how.chat))
+    if any(isinstance(row, Task) for row in data):
+        how = replace(how, columns={})  # a Task says what is what
+    return Shelf(place=Memory(rows=rows), translate=partial(_plainly, how=how))
 
 
 def _row(task: Task) -> dict[str, Any]:
@@ -144,8 +149,8 @@ def _row(task: Task) -> dict[str, Any]:
     return {**task.extra, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _plainly(row: Row, *, chat: bool) -> tuple[list[Row], str]:
-    made, written = plainly(row, chat=chat)
+def _plainly(row: Row, *, how: Reading) -> tuple[list[Row], str]:
+    made, written = plainly(renamed(row, how.columns) if how.columns else row, chat=how.chat)
     return [made], written
 
 

@@ -21,6 +21,10 @@ EDGE = 64 * 1024  # bytes at each end of a file that identify it, with its lengt
 BOM = b"\xef\xbb\xbf"
 Cursor = tuple[int, int]  # the byte (or row) where the next row begins, and how many lines (or rows) lie before it
 START: Cursor = (0, 0)
+JSON_COLUMNS = frozenset(
+    {"label", "margin", "labels", "completions", "steps", "step_labels", "messages", "conversations"}
+)
+SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
 
 class Read(NamedTuple):
@@ -34,11 +38,13 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One dataset file. `kind` is its suffix without .gz unless given; `chunk`: characters of a .txt document."""
+    """One dataset file. `kind` is its suffix without .gz unless given; `chunk`: characters of a .txt document;
+    `values`: columns of a table that hold numbers, lists or truth."""
 
     path: Path
     kind: str = ""
     chunk: int = 0
+    values: frozenset[str] = JSON_COLUMNS
 
     @property
     def name(self) -> str:
@@ -192,11 +198,6 @@ def _decoded(line: bytes) -> tuple[str, str]:
         return "", f"is not UTF-8 (byte {error.start}): save the file as UTF-8"
 
 
-JSON_COLUMNS = frozenset(
-    {"label", "margin", "labels", "completions", "steps", "step_labels", "messages", "conversations"}
-)
-
-
 class _Table:
     """The lines of a CSV file as its parser asks for them, with the offset after the last one given out."""
 
@@ -220,15 +221,14 @@ def _csv(file: File, start: Cursor) -> Iterator[Read]:
     with file.open() as content:
         head = _Table(content, START)
         names = next(csv.reader(iter(head), delimiter=mark), [])
-        if len(set(names)) < len(names):
-            raise HoneError(f"{file.path} names a column twice in its first line: rename one")
+        _check_header(file, names, mark)
         table = _Table(content, (max(start[0], head.offset), max(start[1], head.number)))
         reader = csv.reader(iter(table), delimiter=mark, strict=True)
         while True:
             number, table.over = table.number + 1, False
             try:
                 cells = next(reader, None)
-                row, problem = _cells(names, cells or [])
+                row, problem = _cells(names, cells or [], file.values)
             except csv.Error as error:
                 cells, row, problem = [""], {}, f"is not valid CSV ({error}): correct its quotes"
             problem = over(LIMIT) if table.over else problem
@@ -238,13 +238,26 @@ def _csv(file: File, start: Cursor) -> Iterator[Read]:
                 yield Read(row, number, (table.offset, table.number), problem)
 
 
-def _cells(names: list[str], cells: list[str]) -> tuple[dict[str, Any], str]:
+def _check_header(file: File, names: list[str], mark: str) -> None:
+    if len(set(names)) < len(names):
+        raise HoneError(f"{file.path} names a column twice in its first line: rename one")
+    others = [other for other in SEPARATORS if other != mark and len(names) == 1 and other in names[0]]
+    if others:
+        suffix = {",": ".csv", "\t": ".tsv"}.get(others[0], "")
+        remedy = f"rename the file to {suffix}" if suffix else f"save it with {SEPARATORS[mark]} between fields"
+        raise HoneError(
+            f"{file.path} has a single column, {names[0]!r}: its fields look separated by "
+            f"{SEPARATORS[others[0]]}, a {file.form} file's are by {SEPARATORS[mark]}: {remedy}"
+        )
+
+
+def _cells(names: list[str], cells: list[str], values: frozenset[str]) -> tuple[dict[str, Any], str]:
     if len(cells) != len(names):
         return {}, f"has {len(cells)} fields, the first line names {len(names)}: correct it"
     row: dict[str, Any] = dict(zip(names, cells, strict=True))
     if any("\udc80" <= c <= "\udcff" for cell in cells if not cell.isascii() for c in cell):
         return {}, "is not UTF-8: save the file as UTF-8"
-    for name in row.keys() & JSON_COLUMNS:
+    for name in row.keys() & values:
         text = row[name].strip()
         try:
             row[name] = parse((text.lower() if text in ("True", "False") else text).encode()) if text else None

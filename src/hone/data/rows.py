@@ -15,6 +15,7 @@ from hone.errors import HoneError
 from hone.types import Group, Message, Rollout, Stop, Task
 
 Overlong = Literal["error", "drop", "truncate"]
+OWN = {"id", "tools", "margin", *(name for shape in Shape for name in shape.split(", "))}  # never another's column
 LISTED = 3  # bad rows that are shown when they are skipped
 
 
@@ -60,13 +61,21 @@ class Converted:
 def _column(row: Row, name: str) -> Any:
     """The value of a column that must be there and filled."""
     if name not in row:
-        raise HoneError(f'column "{name}" is missing (found: {names_of(row)}): add it or rename one')
+        raise HoneError(
+            f'column "{name}" is missing (found: {names_of(row)}): add it or rename one{_mapping(row, name)}'
+        )
     value = row[name]
     if value is None:
         raise HoneError(f'column "{name}" is null: fill it or remove the row')
     if isinstance(value, str | list | tuple) and not value:
         raise HoneError(f'column "{name}" is empty: fill it or remove the row')
     return value
+
+
+def _mapping(row: Row, name: str) -> str:
+    """The remedy that leaves the file as it is, where a column might be the missing one."""
+    theirs = next((column for column in row if column not in OWN), "")
+    return f", as with read.columns.{name}={theirs}" if theirs else ""
 
 
 def _wrong(name: str, value: Any, expected: str) -> HoneError:
@@ -234,7 +243,10 @@ class Grouper:
     def _convert(self, row: Row, where: str) -> Group:
         shape = self.shape or shape_of(row)
         if shape is Shape.TASK:
-            raise HoneError("the data has prompts but nothing to train on: add completions, or train with a reward")
+            raise HoneError(
+                "the data has prompts but nothing to train on: add completions, or train with a reward, "
+                "or say which column has them, as in read.columns.completion=answer"
+            )
         convert = CONVERTERS[shape]
         if shape is Shape.MESSAGES:
             convert = partial(messages_rows, turns=self.turns)

@@ -42,8 +42,8 @@ def shape_of(row: Row) -> Shape:
             return shape
     known = "; ".join(Shape)
     raise HoneError(
-        f"columns {names_of(row)} are no shape Hone knows: rename them to one of: {known} "
-        "(Alpaca and ShareGPT are read too)"
+        f"columns {names_of(row)} are no shape Hone knows: rename them, in the data or with "
+        f"read.columns.prompt={next(iter(row), 'NAME')}, to one of: {known} (Alpaca and ShareGPT are read too)"
     )
 
 
@@ -58,6 +58,20 @@ def has_shape(row: Row, shapes: Collection[Shape]) -> bool:
 def names_of(row: Row) -> str:
     """The columns in words."""
     return ", ".join(map(str, row)) or "(none)"
+
+
+def renamed(row: Row, columns: Mapping[str, str]) -> Row:
+    """The row with the columns named that `columns` maps Hone's names to; one of Hone's name makes way.
+
+    >>> renamed({"question": "1+1", "answer": "2", "n": 3}, {"prompt": "question", "completion": "answer"})
+    {'n': 3, 'prompt': '1+1', 'completion': '2'}
+    """
+    for name, theirs in columns.items():
+        if theirs not in row:
+            raise HoneError(f"read.columns.{name} is {theirs}, which is no column: use one of {names_of(row)}")
+    taken = {*columns, *columns.values()}
+    rest = {name: value for name, value in row.items() if name not in taken}
+    return {**rest, **{name: row[theirs] for name, theirs in columns.items()}}
 
 
 # --- other ways of writing a row ---
