@@ -104,13 +104,12 @@ def one_step(desk: Desk, *settings: str, algo: str = "sft") -> Finding:
     return found
 
 
-@pytest.mark.parametrize("algo", ["sft", "dpo", "grpo"])
+@pytest.mark.parametrize("algo", ["sft", "grpo"])
 @pytest.mark.parametrize("rate", ["10.0", "1000.0"])
 def test_a_rate_that_is_far_too_high_is_blamed_on_the_rate(desk: Desk, rate: str, algo: str):
     found = one_step(desk, f"optim.lr={rate}", algo=algo)
-    assert found.verdict in ("warn", "pass")
-    if algo == "sft":
-        assert found.remedy.startswith(f"lower optim.lr ({float(rate):g}), towards ")
+    assert found.verdict == "warn"
+    assert found.remedy.startswith(f"lower optim.lr ({float(rate):g}), towards ")
 
 
 @pytest.mark.parametrize("algo", ["sft", "grpo"])
@@ -120,9 +119,8 @@ def test_a_rate_that_changes_no_weights_is_blamed_on_the_rate(desk: Desk, rate: 
     assert (found.verdict, found.remedy) == (
         "fail", f"too small to change float32 weights: raise optim.lr ({float(rate):g})",
     )  # fmt: skip
-    assert "report" not in " ".join(
-        f.remedy for f in suite.examine(job_of(desk, algo, f"optim.lr={rate}")).findings if f.name != "optimiser"
-    )
+    whole = suite.examine(job_of(desk, algo, f"optim.lr={rate}"))
+    assert all("report" not in f.remedy for f in whole.findings)
 
 
 def test_the_largest_rate_of_a_warm_up_is_tried_too(desk: Desk):
@@ -145,6 +143,13 @@ def test_trying_the_largest_rate_leaves_the_schedule_and_the_weights(desk: Desk)
     assert job.learner.schedule is schedule
     assert all(torch.equal(p, b) for p, b in zip(job.policy.parameters(), before, strict=True))
     assert job.learner.updates == 0
+
+
+def test_an_optimiser_that_does_nothing_is_blamed_on_hone(desk: Desk):
+    job = job_of(desk, "sft")
+    job.learner.optimizer.step = lambda closure=None: None  # pyright: ignore
+    (found,) = suite.examine(job, only=("one step",)).findings
+    assert (found.verdict, found.remedy) == ("fail", "the update does not follow the loss: please report it")
 
 
 def test_only_a_step_that_no_part_of_helps_is_blamed_on_hone(desk: Desk):

@@ -1,6 +1,7 @@
 """Broken rewards and answers."""
 
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from desk import ROWS, Desk, failing, job_of, names, recipe, tags, verdict
 
 from hone.check import suite
+from hone.recipe import ModelSpec
 from hone.reward import verify
 from hone.types import Outcome
 
@@ -45,7 +47,11 @@ def sometimes_invalid(completion: str, task: Any) -> float | None:
 @pytest.mark.parametrize(
     ("reward", "fails", "seen"),
     [
-        (raises, {"reward values"}, "16 of 16 rewards are invalid, most often: RuntimeError: two lines"),
+        (
+            raises,
+            {"reward values", "gold answers"},
+            "16 of 16 rewards are invalid, most often: RuntimeError: two lines",
+        ),
         (too_few, {"reward values", "reward repeats", "signal", "gold answers"}, "expected a list of 16"),
         (one_for_all, {"reward values", "reward repeats", "signal", "gold answers"}, "returned a float"),
     ],
@@ -60,7 +66,47 @@ def test_a_few_invalid_rewards_are_noted_and_many_fail(desk: Desk):
     job = job_of(desk, "grpo", "train.max_invalid=0.9", reward=sometimes_invalid)
     assert verdict(job, "reward values")[0] == "warn"
     job.recipe = replace(job.recipe, train=replace(job.recipe.train, max_invalid=0.0))
-    assert failing(job) == {"reward values"}
+    assert "reward values" in failing(job)
+
+
+def shorter(completion: str, task: Any) -> float:
+    """Reads a column that only some rows have, and a number that only some answers are."""
+    return float(task.answer) + len(task.extra["hint"]) + sum(completion.encode()) % 7
+
+
+def test_one_prompt_on_which_the_reward_raises_is_named_with_the_exception(desk: Desk):
+    rows = [{"prompt": f"{'so ' * 11}is\n{a}?", "answer": str(a)} for a in range(4)]
+    state, seen = verdict(job_of(desk, "grpo", "sample.max_tokens=1", data=rows, reward=shorter), "reward values")
+    assert state == "fail"
+    assert "16 of 16 rewards are invalid, most often: KeyError: 'hint'; as for the prompt '..." in seen
+    assert re.search(r"so is \d\?'$", seen), "the end of the prompt, on one line"
+
+
+def test_a_rare_row_on_which_the_reward_raises_is_found_with_its_answer(desk: Desk):
+    rows = [{"prompt": f"{a}?", "answer": str(a), "hint": "x"} for a in range(180)]
+    rows[50]["answer"] = "fifty"
+    job = job_of(desk, "grpo", data=rows, reward=shorter)
+    state, seen = verdict(job, "gold answers")
+    assert state == "warn"
+    assert seen == (
+        "1 of 180 gold answers get an invalid reward, at first: "
+        "ValueError: could not convert string to float: 'fifty'; for the prompt '50?'"
+    )
+    job.recipe = replace(job.recipe, train=replace(job.recipe.train, max_invalid=0.0))
+    assert verdict(job, "gold answers")[0] == "fail"
+
+
+def test_rows_without_an_answer_are_tried_too_and_not_more_than_two_hundred(desk: Desk):
+    rows = [{"prompt": f"{a}?", "hint": "x", **({"answer": str(a)} if a % 2 else {})} for a in range(300)]
+    state, seen = verdict(job_of(desk, "grpo", data=rows, reward=shorter), "gold answers")
+    assert state == "fail"
+    assert re.match(r"\d+ of 200 gold answers get an invalid reward, at first: TypeError: float\(\)", seen)
+
+
+def test_of_a_chat_the_last_message_is_named(desk: Desk):
+    model = ModelSpec(path=desk / "chat")
+    job = job_of(desk, "grpo", data=desk / "chats.jsonl", model=model, reward=raises)
+    assert re.search(r"RuntimeError: two lines; for the prompt '\d\+\d'$", verdict(job, "gold answers")[1])
 
 
 def test_a_reward_that_is_the_same_for_everything_is_noted(desk: Desk):

@@ -82,6 +82,7 @@ def test_samples_that_share_their_random_numbers_are_found(desk: Desk):
 
     job = job_of(desk, "grpo")
     assert failing(put(job, Shared(job.policy.decoder))) == {"groups differ"}
+    assert "the weights move, the loss does not" in verdict(job, "one step")[1]
     assert "4 of 16 completions in 4 groups are the first of their kind" in verdict(job, "groups differ")[1]
 
 

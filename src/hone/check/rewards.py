@@ -7,12 +7,15 @@ from dataclasses import replace
 from hone.algo.select import reward_of
 from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.probe import Probe
+from hone.data.messages import text_of
 from hone.measure import JUDGES
 from hone.reward.score import Combined, Scorer
 from hone.types import Outcome, Rollout, Task
 
 OFFLINE = "there is no reward: the algorithm is offline"
-GOLD = 16  # tasks on which another row's answer, or a function of the user's, is tried
+GOLD = 16  # tasks on which another row's answer is tried
+TRIED = 200  # tasks on which a function of the user's is called with the right answer, once
+SHOWN = 30  # characters of a prompt
 # The forms in which an answer is tried, the one that Hone's verifiers read first.
 FORMS = (
     "<answer>{}</answer>",
@@ -38,7 +41,12 @@ def values(probe: Probe) -> Finding:
     invalid = Counter(o.reason for o in outcomes if o.value is None)
     if invalid:
         reason, _ = invalid.most_common(1)[0]
-        seen = f"{invalid.total()} of {len(outcomes)} rewards are invalid, most often: {reason}"
+        row = next(
+            r for g in probe.scored for r in g if r.outcome and not r.outcome.valid and r.outcome.reason == reason
+        )
+        seen = (
+            f"{invalid.total()} of {len(outcomes)} rewards are invalid, most often: {reason}; as for {_short(row.task)}"
+        )
         too_many = invalid.total() > probe.job.recipe.train.max_invalid * len(outcomes)
         return (failed if too_many else warned)(seen, "correct the reward function, or the rows it fails on")
     low, high = min(numbers), max(numbers)
@@ -49,6 +57,14 @@ def values(probe: Probe) -> Finding:
         remedy = "check that the reward reads what the model writes; or start from a model that is sometimes right"
         return warned(f"{seen}: the same for every completion", remedy)
     return passed(seen)
+
+
+def _short(task: Task | None) -> str:
+    """The task's prompt on one line, its end where it is long: of a chat, the last message."""
+    prompt = task.prompt if task else ""
+    text = prompt if isinstance(prompt, str) else text_of(prompt[-1])
+    plain = " ".join(text.split())
+    return f"the prompt {plain if len(plain) <= SHOWN else '...' + plain[-SHOWN:]!r}"
 
 
 def repeatable(probe: Probe) -> Finding:
@@ -131,9 +147,29 @@ def _gold(probe: Probe, tasks: Sequence[Task]) -> Finding:
             seen = f"{len(tasks) - len(answered)} of {len(tasks)} tasks have no answer, {next(iter(found))} needs it"
             return failed(seen, 'add the column "answer"')
         return _by_verifier(found, tasks, max_invalid=probe.job.recipe.train.max_invalid)
-    if not answered or _reads_no_answer(probe.job.reward):
-        return skipped("the rows have no answer, or no part of the reward reads it")
-    return _by_function(probe, answered[:GOLD])
+    if _reads_no_answer(probe.job.reward):
+        return skipped("no part of the reward reads an answer")
+    if found := _invalid_gold(probe, tasks[:TRIED]):
+        return found
+    return _by_function(probe, answered[:GOLD]) if answered else skipped("the rows have no answer")
+
+
+def _invalid_gold(probe: Probe, tasks: Sequence[Task]) -> Finding | None:
+    """Where the function fails on a right answer: a rare row is not met by the few completions that are sampled."""
+    rows = _encoded(probe, [_written(task, FORMS[0].format(task.answer or "")) for task in tasks])
+    bad = [(r, o.reason) for r, o in zip(rows, probe.reward(rows), strict=True) if not o.valid]
+    if not bad:
+        return None
+    row, reason = bad[0]
+    seen = f"{len(bad)} of {len(tasks)} gold answers get an invalid reward, at first: {reason}; for {_short(row.task)}"
+    verdict = failed if len(bad) > probe.job.recipe.train.max_invalid * len(tasks) else warned
+    return verdict(seen, "correct the reward function, or the rows it fails on")
+
+
+def _encoded(probe: Probe, rows: Sequence[Rollout]) -> list[Rollout]:
+    """With the tokens of their own text."""
+    tokens = [probe.job.tokenizer.encode(r.text) for r in rows]
+    return [replace(r, tokens=t, mask=[True] * len(t)) for r, t in zip(rows, tokens, strict=True)]
 
 
 def _written(task: Task, text: str) -> Rollout:
@@ -179,9 +215,8 @@ def _by_function(probe: Probe, tasks: Sequence[Task]) -> Finding:
         return skipped("all answers are the same")
     best, form = 0, FORMS[0]
     for tried in FORMS:
-        rows = [_written(task, tried.format(text)) for task, own, other in pairs for text in (own, other)]
-        encoded = [probe.job.tokenizer.encode(r.text) for r in rows]
-        rows = [replace(r, tokens=t, mask=[True] * len(t)) for r, t in zip(rows, encoded, strict=True)]
+        written = [_written(task, tried.format(text)) for task, own, other in pairs for text in (own, other)]
+        rows = _encoded(probe, written)
         found = [0.0 if o.value is None else o.value for o in probe.reward(rows)]
         preferred = sum(found[i] > found[i + 1] for i in range(0, len(found), 2))
         if preferred > best:

@@ -32,6 +32,7 @@ class Trial:
     after: float
     falls: float | None  # 1 for the whole step, None where no part of it helps
     taken: bool  # False where the update was skipped
+    changed: bool  # whether any weight did
 
     @property
     def moves(self) -> bool:
@@ -78,6 +79,9 @@ def _judged(trial: Trial, probe: Probe, *, at: str) -> Finding:
     if trial.falls is not None:
         remedy = f"lower optim.lr ({_rate(probe):g}), towards {_rate(probe) * trial.falls:.1g}, or raise optim.warmup"
         return warned(f"{seen}; it falls along {trial.falls:g} of the step", remedy)
+    if trial.changed and not trial.moves:
+        remedy = "the gradients of these rows cancel: see signal and groups differ, or raise optim.lr"
+        return warned(f"{seen}: the weights move, the loss does not", remedy)
     if probe.job.learner.masters is not None and not trial.moves:
         seen = f"{seen}: one step is lost in the rounding of the weights, their float32 copies add steps up"
         return warned(seen, f"raise optim.lr ({_rate(probe):g}), if the loss of the run does not fall")
@@ -115,7 +119,8 @@ def _try(probe: Probe) -> Trial:
                 break
     rate = _rate(probe) * probe.job.learner.schedule(probe.job.learner.updates)
     taken = not stats.get("skipped") and stats.get("accepted", 1.0) != 0
-    return Trial(rate=rate, before=before, after=after, falls=falls, taken=taken)
+    changed = any(not torch.equal(a, b) for a, b in zip(start, end, strict=True))
+    return Trial(rate=rate, before=before, after=after, falls=falls, taken=taken, changed=changed)
 
 
 def _measured(algo: Algorithm) -> Loss:
