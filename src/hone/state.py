@@ -16,9 +16,9 @@ from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.fetch import resolve
-from hone.model.folder import save_decoder, save_scorer
 from hone.model.peft import save_peft
 from hone.model.policy import Policy, Scorer, frozen_copy
+from hone.model.whole import save_whole
 from hone.recipe import Recipe, plan
 from hone.train import checkpoint
 from hone.train.step import Learner
@@ -39,16 +39,7 @@ class Resumable(Protocol):
 
 def write_model(folder: Path, model: Policy | Scorer | Decoder, tokenizer: Tokenizer) -> None:
     """The folder that `hone eval`, `hone run model.path=` and transformers load."""
-    extra = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.bos_id}
-    if isinstance(model, Scorer):
-        save_scorer(model, folder, extra=extra)
-    else:
-        save_decoder(model.decoder if isinstance(model, Policy) else model, folder, extra=extra)
-    tokenizer.save(folder)
-    if not isinstance(model, Scorer):
-        stops = [tokenizer.eos_id, *sorted(tokenizer.stop_ids - {tokenizer.eos_id})]
-        text = json.dumps(extra | {"eos_token_id": stops}, indent=2) + "\n"
-        (folder / "generation_config.json").write_text(text, encoding="utf-8")
+    save_whole(model.decoder if isinstance(model, Policy) else model, tokenizer, folder)
 
 
 def _base(recipe: Recipe) -> str:

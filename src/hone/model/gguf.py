@@ -3,7 +3,6 @@
 What a file asks for and the decoder does not compute is refused; what is read is checked for shape and finiteness.
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ from hone.data.tokenizer import Tokenizer, check_fits
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig, Rope, yarn_attention
 from hone.model.decoder import Decoder
-from hone.model.folder import assemble, save_decoder
+from hone.model.folder import assemble
 from hone.model.gguf_tokenizer import build_tokenizer
 from hone.model.hf_config import CONFIG, config_from_hf
+from hone.model.whole import save_whole
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
-GENERATION = "generation_config.json"
 SIZES = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -286,9 +285,4 @@ def load_gguf(path: str | Path) -> tuple[Decoder, Tokenizer]:
 def convert_gguf(path: str | Path, folder: str | Path) -> None:
     """Write the file's model as a folder that Hone and Hugging Face's Auto classes load."""
     decoder, tokenizer = load_gguf(path)
-    ids = {"bos_token_id": tokenizer.bos_id, "pad_token_id": tokenizer.pad_id}
-    save_decoder(decoder, folder, extra={**ids, "eos_token_id": tokenizer.eos_id})
-    tokenizer.save(folder)
-    stops = [tokenizer.eos_id, *sorted(tokenizer.stop_ids - {tokenizer.eos_id})]
-    about = {**ids, "eos_token_id": stops if len(stops) > 1 else stops[0]}
-    (Path(folder) / GENERATION).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    save_whole(decoder, tokenizer, folder)
