@@ -9,7 +9,7 @@ from hone.data import assemble
 from hone.data.assemble import Reading
 from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.mix import Mixed
-from hone.data.rows import Grouper, Tasker
+from hone.data.rows import Grouper, Tally, Tasker
 from hone.data.source import Source
 from hone.data.stream import Stream
 from hone.data.tokenizer import train_bpe
@@ -226,3 +226,57 @@ def test_hub_names():
     assert (place.path, place.config, place.split) == ("owner/name", "main", "test")
     place = assemble.locate("hf:owner/name", Reading())[0].shelves[0].place
     assert (place.path, place.config, place.split) == ("owner/name", None, "train")
+
+
+def test_a_slice_takes_the_first_rows_of_every_kind_of_data(tmp_path, monkeypatch):
+    a, b = write(tmp_path / "a.jsonl", texts("a", 9)), write(tmp_path / "b.jsonl", texts("b", 9))
+    for spec, expected in {
+        f"{a}[:2]": ["a0", "a1"],
+        f"{a}[:99]": [f"a{i}" for i in range(9)],
+        f"{a}[:1]+{b}[:2]": ["a0", "b0", "b1"],
+        f"{tmp_path}/*.jsonl[:11]": [*(f"a{i}" for i in range(9)), "b0", "b1"],
+        f"{tmp_path}/*.jsonl[:9]": [f"a{i}" for i in range(9)],
+        f"{tmp_path}/[a].jsonl[:1]": ["a0"],
+    }.items():
+        for stream in ("never", "always"):
+            feed = load(spec, Reading(stream=stream)).feed
+            assert len(feed) == len(expected)
+            assert sorted(said(feed.take(2 * len(expected)))) == sorted(2 * expected)
+    mixed = load(f"{a}[:1]*0.5+{b}[:1]*0.5").feed
+    assert sorted(said(mixed.take(4))) == ["a0", "a0", "b0", "b0"]
+    (tmp_path / "gsm8k").mkdir()
+    write(tmp_path / "gsm8k" / "test.jsonl", [{"question": f"q{i}", "answer": f"#### {i}"} for i in range(5)])
+    monkeypatch.setenv("HONE_DATA", str(tmp_path))
+    (part,) = assemble.locate("gsm8k:test[:3]", Reading())
+    assert [row["answer"] for row, _ in assemble.plain_rows(part, Reading(), Tally())] == ["0", "1", "2"]
+
+
+def test_a_slice_of_a_file_with_blank_lines_resumes_in_a_stream(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n\n".join(json.dumps(row) for row in texts("a", 9)))
+    how = Reading(stream="always", buffer=2)
+    whole = said(load(f"{path}[:5]", how).feed.take(23))
+    assert set(whole) == {f"a{i}" for i in range(5)}
+    for before in range(1, 12):
+        first, again = load(f"{path}[:5]", how).feed, load(f"{path}[:5]", how).feed
+        first.take(before)
+        again.load(json.loads(json.dumps(first.state())))
+        assert said(again.take(23 - before)) == whole[before:]
+    with pytest.raises(HoneError, match="cannot resume"):
+        load(f"{path}[:6]", how).feed.load(first.state())
+
+
+def test_a_few_rows_of_a_large_file_are_held_in_memory(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", texts("a", 99))
+    monkeypatch.setattr(assemble, "HELD", 200)
+    assert isinstance(load(path).feed, Stream)
+    assert isinstance(load(f"{path}[:9]").feed, Source)
+
+
+@pytest.mark.parametrize("cut", ["[:0]", "[3:5]", "[5:]", "[:-1]", "[:]", "[:10%]"])
+def test_other_slices_are_refused_with_the_one_there_is(tmp_path, cut):
+    path = write(tmp_path / "a.jsonl", texts("a", 3))
+    with pytest.raises(HoneError, match=r"only the first rows can be taken: write .*a.jsonl\[:N\]"):
+        load(path + cut)
+    named = write(tmp_path / f"b{cut}.jsonl".replace("/", ""), texts("b", 2))
+    assert len(load(named).feed) == 2

@@ -16,7 +16,7 @@ from hone.data.mix import Mixed
 from hone.data.parse import shown
 from hone.data.rows import Grouper, Overlong, Tally, Tasker
 from hone.data.shapes import Row, Shape, plainly, renamed
-from hone.data.shelf import Hub, Memory, Shelf
+from hone.data.shelf import First, Hub, Memory, Shelf
 from hone.data.source import Feed, Source
 from hone.data.stream import BUFFER, Stream
 from hone.errors import HoneError
@@ -25,6 +25,7 @@ from hone.types import Task
 HELD = 256 * 2**20  # bytes of files that are read into memory whole, unless told otherwise
 PREVIEW = 100  # rows of a stream that are looked at before the run
 WEIGHT = re.compile(r"^(.+?)\*(\d+(?:\.\d+)?(?:e-?\d+)?)$")
+SLICE = re.compile(r"^(.+)\[(?::(\d+)|[^\[\]]*:[^\[\]]*)\]$")  # the number of a [:N]; none in any other slice
 Data = str | Sequence[Any]
 Converter = Grouper | Tasker
 
@@ -72,7 +73,8 @@ class Loaded:
 
 def locate(data: Data, how: Reading) -> list[Part]:
     """The datasets that `data` names: "a.jsonl", "part-*.parquet", "gsm8k:train", "hf:owner/name:split", several
-    joined with + or mixed as "a.jsonl*0.7+b.jsonl*0.3"; in Python rows, or a list of (data, weight)."""
+    joined with + or mixed as "a.jsonl*0.7+b.jsonl*0.3", each with [:N] for its first N rows;
+    in Python rows, or a list of (data, weight)."""
     if not isinstance(data, str):
         return _mixture(data, how) if _is_mixture(data) else [Part(name="data", shelves=(_memory(data, how),))]
     if "+" not in data or Path(data).is_file():
@@ -103,7 +105,25 @@ def _mixture(data: Sequence[Any], how: Reading) -> list[Part]:
 def _part(text: str, how: Reading) -> Part:
     found = None if Path(text).is_file() else WEIGHT.match(text)
     name, weight = (found[1], float(found[2])) if found else (text, None)
-    return Part(name=name, shelves=tuple(_shelves(name, how)), weight=weight)
+    return Part(name=name, shelves=tuple(_sliced(name, how)), weight=weight)
+
+
+def _sliced(name: str, how: Reading) -> list[Shelf]:
+    """The shelves of `name`, or of "name[:N]" the first N rows; the Hub cuts its splits itself."""
+    found = None if name.startswith("hf:") or Path(name).is_file() else SLICE.match(name)
+    if found is None:
+        return _shelves(name, how)
+    whole, most = found[1], int(found[2]) if found[2] else 0
+    if not most:
+        raise HoneError(f"{name}: only the first rows can be taken: write {whole}[:N], with N of 1 or more")
+    shelves, whole_shelves = list[Shelf](), _shelves(whole, how)
+    for shelf in whole_shelves:
+        part = First(place=shelf.place, most=most)
+        shelves.append(replace(shelf, place=part))
+        most -= part.count() if len(whole_shelves) > 1 else 0
+        if not most:
+            break
+    return shelves
 
 
 def _shelves(name: str, how: Reading) -> list[Shelf]:

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import Any, Protocol
 
 from hone.data.files import START, Cursor, Read
@@ -61,6 +62,56 @@ class Shelf:
             if rows == HEAD:
                 return max(rows, rows * self.place.size // max(1, end))
         return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class First:
+    """The first rows of a place, as many as `most`."""
+
+    place: Place
+    most: int
+
+    @property
+    def name(self) -> str:
+        return self.place.name
+
+    @property
+    def unit(self) -> str:
+        return self.place.unit
+
+    @cached_property
+    def _ends(self) -> tuple[int, int, int]:
+        """How many rows there are, the last one's number, and the bytes (or rows) up to its end."""
+        rows, number, end = 0, 0, 0
+        for read in islice(self.place.read(), self.most):
+            rows, number, end = rows + 1, read.number, read.after[0]
+        return rows, number, end
+
+    @property
+    def size(self) -> int:
+        """Bytes of these rows: by their share where rows are counted, else by where they end."""
+        if whole := self.place.count():
+            return self.place.size * self._ends[0] // whole
+        return self._ends[2]
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.place.fingerprint} first {self.most}".encode()).hexdigest()
+
+    def count(self) -> int:
+        """How many there are."""
+        return self._ends[0]
+
+    def read(self, start: Cursor = START) -> Iterator[Read]:
+        """The rows from `start` on."""
+        if start == START:
+            yield from islice(self.place.read(), self.most)
+            return
+        last = self._ends[1]  # a cursor counts lines, of which some are no rows
+        for read in self.place.read(start):
+            if read.number > last:
+                return
+            yield read
 
 
 @dataclass(frozen=True, kw_only=True)
