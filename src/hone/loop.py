@@ -179,7 +179,7 @@ def describe(groups: list[Group], kept: list[Group]) -> Stats:
 
 
 def varied(groups: list[Group]) -> tuple[int, int]:
-    """(groups whose valid rewards differ, groups of more than one); single rollouts are compared with each other."""
+    """(groups whose valid rewards differ, groups of more than one); a rank's single rollouts count as one group."""
     compared = groups if any(len(g) > 1 for g in groups) else [[r for g in groups for r in g]]
     compared = [g for g in compared if len(g) > 1]
     found = [{value for r in g if (value := reward_of(r)) is not None} for g in compared]

@@ -43,12 +43,13 @@ def test_nothing_is_said_of_what_is_not_held_out(world: World, tmp_path: Path, c
     assert lines(capsys, "held-out") == []
 
 
-@pytest.mark.parametrize("algo", ["grpo", "reinforce"])
+@pytest.mark.parametrize(("algo", "group"), [("grpo", 3), ("reinforce", 1)])
 def test_a_reward_that_never_differs_is_said(
-    algo: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    algo: str, group: int, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     (tmp_path / "dead.py").write_text('"""A reward that gives nothing."""\n\n\ndef zero(completion):\n    return 0.0\n')
-    package.run(recipe(world, algo, tmp_path / "run", f"reward={tmp_path / 'dead.py'}:zero"))
+    settings = [f"reward={tmp_path / 'dead.py'}:zero", f"sample.group={group}"]
+    package.run(recipe(world, algo, tmp_path / "run", *settings))
     assert [row["varied"] for row in metrics(tmp_path / "run")] == [0.0] * 4
     (line,) = lines(capsys, "varied")
     assert line.startswith("step 3: warn: varied 0 below 0.001 for 3 steps: rewards do not differ within any group")
