@@ -54,7 +54,7 @@ def test_in_single_precision_only_rounding_differs_and_has_no_direction(name: st
     one = trajectory(CASES[name], Way(dtype=SINGLE))
     other = trajectory(CASES[name], Way(dtype=SINGLE, micro_rows=3, layout="packed", left=2, order=1, chunk=5))
     difference = residual(one.weights, other.weights)
-    assert difference.abs().max() < 5e-6, "each weight has moved by about 0.03"
+    assert difference.abs().max() < 2e-5, "each weight has moved by about 0.03"
     assert abs(difference.mean()) <= 0.2 * difference.std(), "rounding goes either way"
 
 
