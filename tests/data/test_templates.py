@@ -90,7 +90,7 @@ def test_tokens_and_masks_are_those_of_an_episode_played_turn_by_turn(family, ch
     if len(expected) == 1:
         assert encode_messages(tok, messages, tools=tools) == expected[0]
     else:
-        with pytest.raises(HoneError, match=r'rewrites earlier text .*turns=split'):
+        with pytest.raises(HoneError, match=r"rewrites earlier text .*turns=split"):
             encode_messages(tok, messages, tools=tools)
 
 
