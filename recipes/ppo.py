@@ -12,7 +12,7 @@ def recipe() -> Recipe:
         load_recipe("grpo")(),
         name="ppo",
         reward={"model:runs/demo/reward/model": 1.0},
-        algo=Choice("ppo", {"beta": 0.02, "value_clip": None}),
+        algo=Choice("ppo", {"beta": 0.1, "value_clip": None}),
         critic=CriticSpec(kind="own"),
         optim=OptimSpec(lr=1e-4, critic_lr=5e-4, warmup=10),
     )

@@ -22,7 +22,7 @@ class Sizes:
     sft: int = 60
     reward: int = 60
     grpo: int = 40
-    ppo: int = 40
+    ppo: int = 20  # more of it serves the reward model and not the verifier
     dpo: int = 50
     preference_problems: int = 300  # problems whose sampled answers are compared
     examined: int = 4  # samples a held-out problem

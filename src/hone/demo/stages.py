@@ -110,7 +110,7 @@ def _ppo(out: Path, sizes: Sizes, seed: int) -> Recipe:
         name="ppo",
         seed=seed,
         reward={f"model:{model_folder(out, 'reward')}": 1.0},
-        algo=Choice("ppo", {"beta": 0.02, "lam": 0.95, "value_clip": None}),
+        algo=Choice("ppo", {"beta": 0.1, "lam": 0.95, "value_clip": None}),
         critic=CriticSpec(kind="own"),
         train=TrainSpec(steps=sizes.ppo, prompts=24, minibatches=4, micro_rows=96),
         optim=OptimSpec(lr=1e-4, critic_lr=5e-4, warmup=min(10, 4 * sizes.ppo)),
