@@ -40,6 +40,7 @@ class Stop(StrEnum):
     """Why a rollout ended."""
 
     TOKEN = "token"  # the policy wrote a stop token
+    STRING = "string"  # it wrote a stop string
     LENGTH = "length"  # the limit cut it off: the episode is truncated, not finished
 
 
@@ -50,6 +51,7 @@ class Rollout:
     tokens: Sequence[int]  # the prompt, then every turn
     mask: Sequence[bool]  # True where the token is trained on: the policy wrote it
     gen_logp: Sequence[float] = ()  # the sampler's log-prob, 0.0 where mask is False; () for dataset rows
+    raw_logp: Sequence[float] = ()  # the same under softmax(logits): no temperature, truncation or penalty
     stop: Stop = Stop.TOKEN
     limit: int = 0  # the most tokens the policy was allowed to write; 0 for dataset rows
     outcome: Outcome | None = None  # None: not scored
@@ -62,7 +64,7 @@ class Rollout:
     text: str = ""  # the completion, decoded
 
     def __post_init__(self) -> None:
-        for name in ("mask", "gen_logp", "step_reward", "step_label"):
+        for name in ("mask", "gen_logp", "raw_logp", "step_reward", "step_label"):
             n = len(getattr(self, name))
             if n != len(self.tokens) and (n or name == "mask"):
                 raise ValueError(f"rollout has {len(self.tokens)} tokens but {n} entries in {name}")

@@ -1,8 +1,8 @@
 """What every sampler promises, in-process or remote: the settings it obeys and the call it answers."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from hone.errors import HoneError
@@ -18,7 +18,12 @@ class SampleParams:
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # positive logits of tokens seen are divided by it, negative ones multiplied
+    bias: Mapping[int, float] = field(default_factory=dict[int, float])  # added to a token's logit
+    banned: frozenset[int] = frozenset()  # never written
     stop_ids: frozenset[int]  # writing any of these ends the completion
+    stop: tuple[str, ...] = ()  # as does text that contains any of these
+    top_logprobs: int = 0  # report so many of the most probable tokens at each position
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -31,6 +36,15 @@ class SampleParams:
             (self.top_k >= 0, f"top_k is {self.top_k}: set it to 0 (off) or more"),
             (0 < self.top_p <= 1, f"top_p is {self.top_p}: set it above 0 and at most 1 (off)"),
             (0 <= self.min_p <= 1, f"min_p is {self.min_p}: set it between 0 (off) and 1"),
+            (
+                0 < self.repetition_penalty < math.inf,
+                f"repetition_penalty is {self.repetition_penalty}: set it to a finite positive number, 1 is off",
+            ),
+            (all(map(math.isfinite, self.bias.values())), "a bias is not finite: give a number, or use banned"),
+            (min(self.bias, default=0) >= 0, "bias has a negative token: give token ids, 0 or more"),
+            (min(self.banned, default=0) >= 0, "banned has a negative number: give token ids, 0 or more"),
+            ("" not in self.stop, "a stop string is empty: leave it out"),
+            (0 <= self.top_logprobs <= 20, f"top_logprobs is {self.top_logprobs}: set it between 0 and 20"),
             (0 <= self.seed < 2**64, f"seed is {self.seed}: set it between 0 and 2**64 - 1"),
             (min(self.stop_ids, default=0) >= 0, "stop_ids has a negative number: give token ids, 0 or more"),
         ):

@@ -1,0 +1,34 @@
+"""What goes into the engine and what comes out."""
+
+from dataclasses import dataclass
+
+from hone.rollout.protocol import SampleParams
+from hone.types import Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One completion to write. Its tokens depend on (params.seed, id, prompt), not on what else is in the batch."""
+
+    id: int  # unique among those in the engine; with the seed, it names the stream of random numbers
+    prompt: tuple[int, ...]
+    params: SampleParams
+    adapter: str | None = None
+    stream: bool = False  # report every token as it comes, not only the end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """Tokens a request wrote since the last news of it; `stop` says why it ended, None while it goes on.
+
+    Without `stream` there is one News a request, with everything. A request with stop strings reports a token only
+    once no stop string can begin in it; tokens after the one that completed the stop string are never reported.
+    """
+
+    id: int
+    tokens: tuple[int, ...]
+    logp: tuple[float, ...]  # under the distribution drawn from
+    raw: tuple[float, ...]  # under softmax(logits)
+    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # per token the params.top_logprobs most probable (token, raw)
+    stop: Stop | None = None
+    text: str = ""  # set at the end when stop strings were given: the completion before the stop string
