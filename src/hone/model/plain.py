@@ -1,0 +1,141 @@
+"""The runner in plain torch: what samples on a CPU, and on any device or dtype that the kernels do not cover."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hone.errors import HoneError
+from hone.model.decoder import Decoder
+from hone.model.plain_layers import Piece, PlainLayers
+from hone.model.plain_rows import Rows
+from hone.rollout.runner import Part, Seat, Ticket, Written
+
+PREFILL_TOKENS = 4_096  # the most prompt tokens in one forward pass: bounds the activations
+
+Switch = Callable[[str | None], AbstractContextManager[None]]  # inside, an adapter is on; None: the base model
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """A launch that has been computed already."""
+
+    written: Written
+
+    def read(self) -> Written:
+        return self.written
+
+
+class PlainRunner:
+    """Row r is block r of `capacity` columns; the weights are the learner's own tensors.
+
+    switch: partial(use_adapter, decoder), for `use`.
+    """
+
+    lag = 0
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        max_rows: int,
+        capacity: int,
+        switch: Switch | None = None,
+        invariant: bool = False,
+    ) -> None:
+        context = decoder.config.max_position_embeddings
+        if max_rows < 1:
+            raise HoneError(f"max_rows is {max_rows}: set it to 1 or more")
+        if not 1 <= capacity <= context:
+            raise HoneError(f"capacity is {capacity}: set it between 1 and the model's context, {context}")
+        self.decoder, self.switch, self.adapter = decoder, switch, None
+        self.max_rows = self.num_blocks = max_rows
+        self.block_size = self.capacity = capacity
+        with torch.inference_mode():
+            self.layers = PlainLayers(decoder, max_rows, capacity)
+            self.rows = Rows(max_rows, capacity, decoder.config.vocab_size, decoder.device)
+
+    def use(self, adapter: str | None) -> None:
+        """From now on compute with this adapter; None: the weights as they are. HoneError where there is none."""
+        if adapter is not None:
+            if self.switch is None:
+                raise HoneError("this runner was given no adapters: PlainRunner(decoder, switch=...), or leave it out")
+            with self.switch(adapter):
+                pass  # a name that is not there is said now
+        self.adapter = adapter
+
+    def prefill(self, parts: Sequence[Part]) -> Ticket:
+        """Compute the parts, and draw the first token of each seat."""
+        with torch.inference_mode(), self._adapted():
+            for source, target, columns in (part.copy for part in parts if part.copy is not None):
+                self.layers.slab.copy(source, [target], columns)
+            seats, logits = list[Seat](), list[Tensor]()
+            for chunk in _passes(parts):
+                last = self.layers.read([piece for _, piece in chunk])
+                ready = [(i, p) for i, (p, piece) in enumerate(chunk) if p.seats and piece.end == p.end]
+                if ready:
+                    logits.append(self._seat(last, ready))
+                seats += [seat for _, p in ready for seat in p.seats]
+            index = np.array([seat.row for seat in seats], dtype=np.int64)
+            return _Done(self.rows.draw(index, torch.cat(logits) if logits else None))
+
+    def _seat(self, last: Tensor, ready: list[tuple[int, Part]]) -> Tensor:
+        """Seat the readers of each part, whose hidden state is last[i]; their logits [seats, V]."""
+        for _, part in ready:
+            self.layers.slab.copy(part.blocks[0], [seat.blocks[0] for seat in part.seats], part.end)
+            for seat in part.seats:
+                self.rows.seat(seat, part.prompt[: part.end])
+        logits = self.decoder.logits(last[torch.tensor([i for i, _ in ready], device=last.device)])
+        return logits.repeat_interleave(torch.tensor([len(p.seats) for _, p in ready], device=last.device), 0)
+
+    def decode(self, rows: int) -> Ticket:
+        """One more token for each row in [0, rows) that is seated and has not ended."""
+        index = np.flatnonzero(self.rows.alive[:rows])
+        if not len(index):
+            return _Done(self.rows.draw(index, None))
+        with torch.inference_mode(), self._adapted():
+            # holes write into the scratch column, and see the first one: finite, and read by nobody
+            positions = np.where(self.rows.alive[:rows], self.rows.length[:rows], 0)
+            columns = np.where(self.rows.alive[:rows], self.rows.length[:rows], self.capacity)
+            device, slab = self.decoder.device, self.layers.slab
+            where = slab.slots(torch.arange(rows, device=device), torch.from_numpy(columns).to(device))
+            tokens = torch.from_numpy(self.rows.token[:rows]).to(device)
+            seen = int(positions.max()) + 1
+            hidden = self.layers.step(tokens, torch.from_numpy(positions).to(device), where, seen)
+            self.rows.length[index] += 1
+            alive = hidden if len(index) == rows else hidden[torch.from_numpy(index).to(device)]
+            return _Done(self.rows.draw(index, self.decoder.logits(alive)))
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Row `a` goes on as row `b`, free until now, for each (a, b)."""
+        with torch.inference_mode():
+            for a, b in moves:
+                self.layers.slab.copy(a, [b], int(self.rows.length[a]))
+                self.rows.move(a, b)
+
+    def stop(self, rows: Sequence[int]) -> None:
+        """These rows write no more."""
+        self.rows.alive[list(rows)] = False
+
+    def _adapted(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapter is None or self.switch is None else self.switch(self.adapter)
+
+
+def _passes(parts: Sequence[Part]) -> Iterator[list[tuple[Part, Piece]]]:
+    """The parts in forward passes of bounded size; a part that is longer is read in several."""
+    chunk, room = list[tuple[Part, Piece]](), PREFILL_TOKENS
+    for part in parts:
+        start = part.start
+        while start < part.end:
+            end = min(part.end, start + room)
+            chunk.append((part, Piece(row=part.blocks[0], start=start, tokens=part.prompt[start:end])))
+            room -= end - start
+            start = end
+            if not room:
+                yield chunk
+                chunk, room = [], PREFILL_TOKENS
+    if chunk:
+        yield chunk
