@@ -8,13 +8,14 @@ from hone.types import Stop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One completion to write. Its tokens depend on (params.seed, id, prompt), not on what else is in the batch."""
+    """One completion to write. Its tokens depend on (params.seed, noise, prompt), not on what else is in the batch."""
 
-    id: int  # unique among those in the engine; with the seed, it names the stream of random numbers
+    id: int  # unique among those in the engine
     prompt: tuple[int, ...]
     params: SampleParams
     adapter: str | None = None
     stream: bool = False  # report every token as it comes, not only the end
+    noise: int | None = None  # with the seed, names the stream of random numbers; None: the id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
