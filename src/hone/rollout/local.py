@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from hone.errors import HoneError
-from hone.rollout.draw import draw, uniforms
+from hone.rollout.draw import Knobs, check_params, draw, uniforms
 from hone.rollout.protocol import Adapters, SampleParams
 from hone.types import Group, Rollout, Stop
 
@@ -182,11 +182,7 @@ class LocalSampler:
         if n < 1 or first_request < 0:
             raise HoneError(f"n is {n} and first_request {first_request}: set n to 1 or more, the other to 0 or more")
         context, vocab = self.decoder.config.max_position_embeddings, self.decoder.config.vocab_size
-        if max(params.stop_ids, default=0) >= vocab:
-            raise HoneError(
-                f"stop id {max(params.stop_ids)} is outside the model's vocabulary of {vocab}: "
-                "the tokenizer does not fit the model, use the one it was trained with"
-            )
+        check_params(params, vocab)
         for i, prompt in enumerate(prompts):
             if not len(prompt):
                 raise HoneError(
@@ -209,7 +205,8 @@ class LocalSampler:
         limits = [min(params.max_tokens, context - len(prompt)) for prompt in prompts]
         logits, rows = self._prefill(prompts, limits)
         u = uniforms(params.seed, requests, max(limits)).to(self.decoder.device)
-        written = self._decode(logits, rows, u, params)
+        knobs = Knobs.of([params] * len(prompts), logits.shape[-1], logits.device, prompts)
+        written = self._decode(logits, rows, u, knobs, params.stop_ids)
         if not written.logp.isfinite().all():
             raise HoneError(
                 "the model's logits are not finite, its weights have diverged: go back to an earlier checkpoint "
@@ -265,7 +262,7 @@ class LocalSampler:
         hidden = self.decoder(tokens, positions=positions, mask=mask, cache=cache)
         return self.decoder.logits(hidden[:, -1])
 
-    def _decode(self, logits: Tensor, rows: _Rows, u: Tensor, params: SampleParams) -> _Written:
+    def _decode(self, logits: Tensor, rows: _Rows, u: Tensor, knobs: Knobs, stop_ids: frozenset[int]) -> _Written:
         """Write until every row has stopped: at a stop token or at its limit."""
         out = _Written(
             token=torch.zeros(u.shape, dtype=torch.int64, device=u.device),
@@ -273,9 +270,10 @@ class LocalSampler:
             length=torch.zeros(u.shape[1], dtype=torch.int64, device=u.device),
         )
         stops = torch.zeros(logits.shape[-1], dtype=torch.bool, device=u.device)
-        stops[sorted(params.stop_ids)] = True
+        stops[sorted(stop_ids)] = True
         for t in range(len(u)):
-            token, logp = draw(logits, u[t, rows.index], params)
+            token, logp, _ = draw(logits, u[t, rows.index], knobs)
+            knobs.see(token)
             out.token[t].index_copy_(0, rows.index, token)
             out.logp[t].index_copy_(0, rows.index, logp.double())
             out.length.index_add_(0, rows.index, rows.alive.long())
@@ -284,7 +282,8 @@ class LocalSampler:
             if not writing:
                 break
             if writing < COMPACT_BELOW * len(token):
-                token = token[rows.compact()]
+                keep = rows.compact()
+                token, knobs = token[keep], knobs.rows(keep)
             logits = self._forward(token[:, None], rows.cache, rows.pad)
         return out
 
