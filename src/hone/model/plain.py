@@ -56,7 +56,8 @@ class PlainRunner:
         self.block_size = self.capacity = capacity
         with torch.inference_mode():
             self.layers = PlainLayers(decoder, max_rows, capacity)
-            self.rows = Rows(max_rows, capacity, decoder.config.vocab_size, decoder.device)
+            self.slots = np.arange(max_rows) * (capacity + 1)  # where a row's memory begins
+            self.rows = Rows(max_rows, decoder.config.vocab_size, decoder.device)
 
     def use(self, adapter: str | None) -> None:
         """From now on compute with this adapter; None: the weights as they are. HoneError where there is none."""
@@ -80,7 +81,7 @@ class PlainRunner:
                     logits.append(self._seat(last, ready))
                 seats += [seat for _, p in ready for seat in p.seats]
             index = np.array([seat.row for seat in seats], dtype=np.int64)
-            return _Done(self.rows.draw(index, torch.cat(logits) if logits else None))
+            return _Done(self.rows.begin(index, torch.cat(logits)) if logits else self.rows.nothing())
 
     def _seat(self, last: Tensor, ready: list[tuple[int, Part]]) -> Tensor:
         """Seat the readers of each part, whose hidden state is last[i]; their logits [seats, V]."""
@@ -93,21 +94,19 @@ class PlainRunner:
 
     def decode(self, rows: int) -> Ticket:
         """One more token for each row in [0, rows) that is seated and has not ended."""
-        index = np.flatnonzero(self.rows.alive[:rows])
+        alive = self.rows.alive[:rows]
+        index = np.flatnonzero(alive)
         if not len(index):
-            return _Done(self.rows.draw(index, None))
+            return _Done(self.rows.nothing())
         with torch.inference_mode(), self._adapted():
             # holes write into the scratch column, and see the first one: finite, and read by nobody
-            positions = np.where(self.rows.alive[:rows], self.rows.length[:rows], 0)
-            columns = np.where(self.rows.alive[:rows], self.rows.length[:rows], self.capacity)
-            device, slab = self.decoder.device, self.layers.slab
-            where = slab.slots(torch.arange(rows, device=device), torch.from_numpy(columns).to(device))
-            tokens = torch.from_numpy(self.rows.token[:rows]).to(device)
-            seen = int(positions.max()) + 1
-            hidden = self.layers.step(tokens, torch.from_numpy(positions).to(device), where, seen)
+            positions = np.where(alive, self.rows.length[:rows], 0)
+            slots = self.slots[:rows] + np.where(alive, positions, self.capacity)
+            state = np.stack([self.rows.token[:rows], positions, slots])
+            tokens, places, where = torch.from_numpy(state).to(self.decoder.device)
+            hidden = self.layers.step(tokens, places, where, int(positions.max()) + 1)
             self.rows.length[index] += 1
-            alive = hidden if len(index) == rows else hidden[torch.from_numpy(index).to(device)]
-            return _Done(self.rows.draw(index, self.decoder.logits(alive)))
+            return _Done(self.rows.go_on(rows, index, self.decoder.logits(hidden)))
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Row `a` goes on as row `b`, free until now, for each (a, b)."""

@@ -3,15 +3,15 @@
 Shapes: N tokens of any rows, H query heads, K key-value heads, E head size, S columns of memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.model.decoder import Attention, Decoder
+from hone.model.decoder import Attention, Decoder, Layer
 from hone.model.plain_slab import Slab
 
 Attend = Callable[[int, Tensor], Tensor]  # layer, queries [N, H, E] -> [N, H E]
@@ -89,7 +89,7 @@ class PlainLayers:
         cos, sin = (t[positions][:, None].to(x.dtype) for t in (self.decoder.cos, self.decoder.sin))
         half = self.E // 2
         sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-        for i, layer in enumerate(backbone.layers):
+        for i, layer in enumerate(cast(Iterable[Layer], backbone.layers)):
             q, kv = self._project(layer.self_attn, layer.input_layernorm(x), cos, sin)
             self.slab.write(i, slots, kv)
             x = x + layer.self_attn.o_proj(attend(i, q))

@@ -2,64 +2,101 @@
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.rollout.draw import draw, uniforms
-from hone.rollout.protocol import SampleParams
+from hone.rollout.draw import Knobs, draw, top_logprobs
+from hone.rollout.philox import Streams
 from hone.rollout.runner import Seat, Written
 
 NO_TOKEN = -1
+
+Index = NDArray[np.int64]
 
 
 class Rows:
     """Arrays with one entry a row, on the host: a launch is read at once, so nothing waits for them."""
 
-    def __init__(self, rows: int, capacity: int, vocab: int, device: torch.device) -> None:
-        self.device, self.vocab = device, vocab
+    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
+        self.device = device
         self.alive = np.zeros(rows, dtype=np.bool_)
         self.token = np.zeros(rows, dtype=np.int64)  # the last one written: the next decode reads it
         self.length = np.zeros(rows, dtype=np.int64)  # columns in memory: all tokens but the last
-        self.written = np.zeros(rows, dtype=np.int64)
-        self.limit = np.zeros(rows, dtype=np.int64)
+        self.left = np.zeros(rows, dtype=np.int64)  # tokens it may still write
+        self.top = np.zeros(rows, dtype=np.int64)  # how many of the most probable tokens it reports
         self.stops = np.full((rows, 1), NO_TOKEN)
-        self.u = np.zeros((rows, capacity + 1))
-        self.params: list[SampleParams | None] = [None] * rows
+        self.noise = Streams(rows)
+        self.knobs = Knobs.plain(rows, vocab, device)
 
     def seat(self, seat: Seat, prompt: tuple[int, ...]) -> None:
-        """A request begins in its row."""
-        r, stops = seat.row, sorted(seat.params.stop_ids)
-        self.alive[r], self.length[r], self.written[r], self.limit[r] = True, len(prompt), 0, seat.limit
-        self.u[r, : seat.limit] = uniforms(seat.params.seed, [seat.request], seat.limit)[:, 0].numpy()
+        """A request that has read its prompt begins in its row."""
+        r, params, stops = seat.row, seat.params, sorted(seat.params.stop_ids)
+        self.alive[r], self.length[r], self.left[r] = True, len(prompt), seat.limit
+        self.top[r] = params.top_logprobs
         if len(stops) > self.stops.shape[1]:
             more = np.full((len(self.stops), len(stops) - self.stops.shape[1]), NO_TOKEN)
             self.stops = np.concatenate([self.stops, more], 1)
         self.stops[r] = NO_TOKEN
         self.stops[r, : len(stops)] = stops
-        self.params[r] = seat.params
+        self.noise.seat(r, params.seed, seat.request)
+        self.knobs.seat(r, params, prompt)
 
     def move(self, a: int, b: int) -> None:
         """Row `a` goes on as row `b`."""
-        for x in (self.alive, self.token, self.length, self.written, self.limit, self.stops, self.u):
+        for x in (self.alive, self.token, self.length, self.left, self.top, self.stops):
             x[b] = x[a]
-        self.params[b], self.alive[a] = self.params[a], False
+        self.noise.move(a, b)
+        self.knobs.move(a, b)
+        self.alive[a] = False
 
-    def draw(self, index: np.ndarray, logits: Tensor | None) -> Written:
-        """A token for each of the rows from its logits [n, V], put into place for the next step."""
-        n = len(index)
-        token, logp, raw = np.zeros(n, dtype=np.int64), np.zeros(n), np.zeros(n)
-        if logits is not None:
-            u = torch.from_numpy(self.u[index, self.written[index]]).to(self.device)
-            by = dict[int, list[int]]()
-            for i, r in enumerate(index.tolist()):
-                by.setdefault(id(self.params[r]), []).append(i)
-            for some in by.values():
-                params = self.params[index[some[0]]]
-                assert params is not None
-                t, lp = draw(logits[some], u[some], params)
-                full = logits[some].log_softmax(-1).gather(-1, t[:, None])[:, 0]
-                token[some], logp[some], raw[some] = t.cpu().numpy(), lp.double().cpu().numpy(), full.cpu().numpy()
+    def begin(self, index: Index, logits: Tensor) -> Written:
+        """The first token of rows just seated, from logits [n, V]."""
+        where = torch.from_numpy(index)
+        knobs = self.knobs.rows(where)
+        u = torch.from_numpy(self.noise.next(index)).to(self.device)
+        token, logp, raw = draw(logits, u, knobs)
+        if self.knobs.seen is not None:
+            self.knobs.seen[where.to(self.device), token] = True
+        return self._note(index, (token, logp, raw), self._tops(index, logits))
+
+    def go_on(self, rows: int, index: Index, logits: Tensor) -> Written:
+        """The next token of the rows `index`, alive, from the logits [rows, V] of those before `rows`."""
+        u = np.zeros(rows)
+        u[index] = self.noise.next(index)
+        knobs = self.knobs.head(rows)
+        drawn = draw(logits, torch.from_numpy(u).to(self.device), knobs)
+        knobs.see(drawn[0])
+        top = self._tops(index, logits)
+        if len(index) < rows:
+            here = torch.from_numpy(index).to(self.device)
+            drawn = (drawn[0][here], drawn[1][here], drawn[2][here])
+            top = None if top is None else (top[0][here], top[1][here])
+        return self._note(index, drawn, top)
+
+    def nothing(self) -> Written:
+        """A launch in which no row wrote."""
+        none = np.zeros(0)
+        whole = none.astype(np.int64)
+        return Written(row=whole, token=whole, logp=none, raw=none, ended=none.astype(np.bool_))
+
+    def _tops(self, index: Index, logits: Tensor) -> tuple[Tensor, Tensor] | None:
+        most = int(self.top[index].max())
+        return top_logprobs(logits, most) if most else None
+
+    def _note(self, index: Index, drawn: tuple[Tensor, Tensor, Tensor], top: tuple[Tensor, Tensor] | None) -> Written:
+        """Put the tokens into place for the next step, and tell."""
+        token = drawn[0].cpu().numpy()
+        logp, raw = (x.double().cpu().numpy() for x in drawn[1:])
         self.token[index] = token
-        self.written[index] += 1
-        ended = (token[:, None] == self.stops[index]).any(1) | (self.written[index] >= self.limit[index])
+        self.left[index] -= 1
+        ended = (token[:, None] == self.stops[index]).any(1) | (self.left[index] <= 0)
         self.alive[index] = ~ended
-        return Written(row=index, token=token, logp=logp, raw=raw, ended=ended)
+        return Written(
+            row=index,
+            token=token,
+            logp=logp,
+            raw=raw,
+            ended=ended,
+            top_token=None if top is None else top[0].cpu().numpy(),
+            top_logp=None if top is None else top[1].double().cpu().numpy(),
+        )
