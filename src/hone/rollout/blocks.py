@@ -1,0 +1,202 @@
+"""KV memory in blocks: who holds each, and which chunks of which prompts are still in them, so that a prefix is computed
+once. A block that nobody holds keeps its content until it is taken for something else."""
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+CHUNK = 32  # prefixes are shared in steps of so many tokens
+
+Key = tuple[int, tuple[int, ...]]  # the id of the chunk before, and the tokens: a dictionary compares them
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """So many tokens of a prompt after the ones of `parent`, in at least one block."""
+
+    id: int  # never used again, so that the children of a chunk that is gone are found by nobody
+    key: Key
+    blocks: dict[int, None]  # in the order they were filled
+
+
+class PrefixIndex:
+    """The chunks in memory, as a tree; the root of each tree is an adapter, for its keys and values are its own."""
+
+    def __init__(self) -> None:
+        self.chunks: dict[Key, Chunk] = {}
+        self.held: dict[int, list[Chunk]] = {}  # by block
+        self.roots: dict[str | None, int] = {}
+        self._ids = 0
+
+    def find(self, adapter: str | None, prompt: Sequence[int]) -> list[Chunk]:
+        """The chunks that begin the prompt, without its last token: that one is always computed."""
+        found: list[Chunk] = []
+        while len(found) < (len(prompt) - 1) // CHUNK:
+            chunk = self.chunks.get(self.next_key(adapter, prompt, found))
+            if chunk is None:
+                break
+            found.append(chunk)
+        return found
+
+    def next_key(self, adapter: str | None, prompt: Sequence[int], found: Sequence[Chunk]) -> Key:
+        """What the chunk of the prompt after those found is called."""
+        above = found[-1].id if found else self._root(adapter)
+        return above, tuple(prompt[len(found) * CHUNK : (len(found) + 1) * CHUNK])
+
+    def add(self, adapter: str | None, prompt: Sequence[int], columns: int, blocks: Sequence[int]) -> None:
+        """The first columns of the prompt are in memory: one block a chunk, or all in one block."""
+        found: list[Chunk] = []
+        for number in range(columns // CHUNK):
+            key = self.next_key(adapter, prompt, found)
+            chunk = self.chunks.get(key)
+            if chunk is None:
+                chunk = self.chunks[key] = Chunk(id=self._new_id(), key=key, blocks={})
+            block = blocks[0] if len(blocks) == 1 else blocks[number]
+            if block not in chunk.blocks:
+                chunk.blocks[block] = None
+                self.held.setdefault(block, []).append(chunk)
+            found.append(chunk)
+
+    def drop(self, block: int, keep: int = 0) -> None:
+        """The block is written anew, but for its first `keep` chunks."""
+        held = self.held.pop(block, [])
+        for chunk in held[keep:]:
+            del chunk.blocks[block]
+            if not chunk.blocks:
+                del self.chunks[chunk.key]
+        if held[:keep]:
+            self.held[block] = held[:keep]
+
+    def move(self, a: int, b: int) -> None:
+        """What was in block `a` is in `b`."""
+        self.drop(b)
+        if held := self.held.pop(a, []):
+            self.held[b] = held
+        for chunk in held:
+            del chunk.blocks[a]
+            chunk.blocks[b] = None
+
+    def forget(self) -> None:
+        """The weights changed: nothing in memory is what they would compute."""
+        self.chunks, self.held, self.roots = {}, {}, {}
+
+    def _root(self, adapter: str | None) -> int:
+        if adapter not in self.roots:
+            self.roots[adapter] = self._new_id()
+        return self.roots[adapter]
+
+    def _new_id(self) -> int:
+        self._ids += 1
+        return self._ids
+
+
+class BlockPool:
+    """Reference counts of `num_blocks` blocks. Blank ones are taken first, lowest first, then the longest unused.
+
+    Where a row is its block, the caller says which block it takes (`claim`); otherwise the pool chooses (`take`).
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.index = PrefixIndex()
+        self.refs = [0] * num_blocks
+        self.free = num_blocks
+        self._blank = list(range(num_blocks))  # a heap; may hold blocks that are in use, or kept, or twice
+        self._queued = [True] * num_blocks  # stands in _blank
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free, content in the index; the longest unused first
+
+    def take(self) -> int:
+        """A block to write into; the caller holds it."""
+        while self._blank:
+            block = heapq.heappop(self._blank)
+            self._queued[block] = False
+            if not self.refs[block] and block not in self._kept:
+                return self.claim(block)
+        block, _ = self._kept.popitem(last=False)
+        return self.claim(block)
+
+    def claim(self, block: int, keep: int = 0) -> int:
+        """This free block, to write into but for its first `keep` chunks."""
+        if self.refs[block]:
+            raise ValueError(f"block {block} is held already")
+        self._kept.pop(block, None)
+        self.index.drop(block, keep)
+        self.refs[block] = 1
+        self.free -= 1
+        return block
+
+    def hold(self, block: int) -> int:
+        """One more reader of a block, which may be a free one that has kept its content."""
+        if not self.refs[block]:
+            self._kept.pop(block, None)
+            self.free -= 1
+        self.refs[block] += 1
+        return block
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """One reader less of each; give a sequence's last block first, for what begins it is wanted longest."""
+        for block in blocks:
+            if not self.refs[block]:
+                raise ValueError(f"block {block} is held by nobody")
+            self.refs[block] -= 1
+            if not self.refs[block]:
+                self._free_one(block)
+
+    def move(self, a: int, b: int) -> None:
+        """Block `a`, held once, goes on as `b`, which was free."""
+        self.claim(b)
+        self.index.move(a, b)
+        self.release([a])
+
+    def forget(self) -> None:
+        """Empty the index; what is held stays held."""
+        self.index.forget()
+        for block in self._kept:
+            self._push(block)
+        self._kept.clear()
+
+    def _free_one(self, block: int) -> None:
+        self.free += 1
+        if block in self.index.held:
+            self._kept[block] = None
+        else:
+            self._push(block)
+
+    def _push(self, block: int) -> None:
+        if not self._queued[block]:
+            self._queued[block] = True
+            heapq.heappush(self._blank, block)
+
+
+def claim_rows(pool: BlockPool, rows: Sequence[int], chunks: Sequence[Chunk]) -> tuple[int, int, int] | None:
+    """The blocks of these rows, for a prompt that begins with the chunks; the columns to copy into the first row."""
+    holders = chunks[-1].blocks if chunks else {}
+    kept = rows[0] in holders  # what it needs is in place already
+    source = next(reversed(holders)) if holders else -1
+    pool.claim(rows[0], keep=len(chunks) if kept else 0)
+    for row in rows[1:]:
+        pool.claim(row)
+    return None if kept or not chunks else (source, rows[0], CHUNK * len(chunks))
+
+
+def claim_blocks(pool: BlockPool, prompt: int, limits: Sequence[int], chunks: Sequence[Chunk]) -> list[tuple[int, ...]]:
+    """Blocks for sequences that share a prompt of so many tokens, as many sequences as there is room for.
+
+    The whole blocks of the prompt are everybody's, and those of `chunks` are in memory; a last one that is not full
+    belongs to the first sequence, and each other one has its own.
+    """
+    shared = [next(reversed(chunk.blocks)) for chunk in chunks]
+    whole = prompt // CHUNK
+    own = [-(-(prompt + limit) // CHUNK) - whole for limit in limits]
+    room = pool.free - (whole - len(shared)) - sum(not pool.refs[block] for block in shared)
+    claimed: list[tuple[int, ...]] = []
+    for count in own:
+        room -= count
+        if room < 0:
+            break
+        if claimed:
+            start = [pool.hold(block) for block in claimed[0][:whole]]
+        else:
+            start = [pool.hold(block) for block in shared] + [pool.take() for _ in range(whole - len(shared))]
+        claimed.append((*start, *(pool.take() for _ in range(count))))
+    return claimed

@@ -1,0 +1,275 @@
+"""Continuous batching over a runner: requests go in at any time, and each leaves when it ends; nobody waits for others."""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.errors import HoneError
+from hone.rollout.record import Record
+from hone.rollout.refuse import check_params, check_prompt
+from hone.rollout.request import News, Request
+from hone.rollout.runner import Runner, Ticket, Written
+from hone.rollout.schedule import Place, Scheduler
+from hone.rollout.stops import Decode, StopFinder
+from hone.types import Stop
+
+PREFILL_TOKENS = 4_096  # the most prompt tokens in one launch: between two of them, rows that write go on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """How busy the engine is, and what it has done."""
+
+    running: int  # requests that have a row
+    waiting: int
+    free_blocks: int
+    written: int  # tokens
+    computed: int  # prompt tokens
+    saved: int  # prompt tokens that were in memory already
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """A request that is looked at after every token: it streams, or has stop strings."""
+
+    place: Place
+    finder: StopFinder | None
+    reported: int = 0
+
+
+class Engine:
+    """Writes completions of the requests submitted. `step` launches what can be, and gives the news.
+
+    The oldest of `runner.lag + 1` launches is read when the next has begun, always that one, so that a run is the same
+    every time. A request that ended in a launch not yet read is computed on, and what it writes then is dropped.
+    decode: token ids to text, for stop strings.
+    """
+
+    def __init__(
+        self, runner: Runner, *, vocab_size: int, decode: Decode | None = None, prefill_tokens: int = PREFILL_TOKENS
+    ) -> None:
+        if prefill_tokens < 1:
+            raise HoneError(f"prefill_tokens is {prefill_tokens}: set it to 1 or more")
+        self.runner, self.vocab_size, self.decode, self.prefill_tokens = runner, vocab_size, decode, prefill_tokens
+        self.known: set[str | None] = {None}  # adapters the runner has
+        self.using: str | None = None  # the adapter that the runner computes with
+        self.written = 0
+        self._clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self.schedule.owner or self.flight)
+
+    @property
+    def counts(self) -> Counts:
+        """How busy it is, and what it has done since the start or the last failure."""
+        schedule = self.schedule
+        return Counts(
+            running=schedule.running,
+            waiting=len(schedule.queues),
+            free_blocks=schedule.pool.free,
+            written=self.written,
+            computed=schedule.computed,
+            saved=schedule.saved,
+        )
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Take the requests, those of one prompt as a group; HoneError with the reason if one cannot be taken, and
+        then none is."""
+        seen: set[int] = set()
+        for request in requests:
+            if request.id in seen or request.id in self.schedule.owner:
+                raise HoneError(f"request {request.id} is in the engine already: give each its own id")
+            seen.add(request.id)
+        self._check(requests)
+        self.schedule.add(requests)
+
+    def cancel(self, ids: Iterable[int]) -> list[int]:
+        """No more news of these; gives those that had not ended."""
+        here = [number for number in dict.fromkeys(ids) if number in self.schedule.owner]
+        for number in here:
+            place = self.schedule.cancel(number)
+            if place is not None:
+                self.runner.stop([place.row])
+                self._close(place)
+        return here
+
+    def forget(self) -> None:
+        """The weights changed: prompts read before are not shared with later ones."""
+        self.schedule.forget()
+
+    def step(self) -> list[News]:
+        """Launch the prompts and the token that are next, read what is due, and say what came of it.
+
+        HoneError when the model's weights have diverged. After any failure the engine is empty, and can be used.
+        """
+        news: list[News] = []
+        try:
+            before = self.launched
+            self._prefill(news)
+            self._decode(news)
+            if self.launched == before and self.flight:
+                self._read(news)
+        except BaseException:
+            self._abandon()
+            raise
+        return news
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        context, blocks = self.schedule.capacity, self.runner.num_blocks
+        settings = {id(request.params): request.params for request in requests}
+        for params in settings.values():
+            check_params(params, vocab_size=self.vocab_size, reads_text=self.decode is not None)
+        prompts = {id(request.prompt): request for request in requests}
+        for request in prompts.values():
+            check_prompt(f"request {request.id}", request.prompt, context=context, vocab_size=self.vocab_size)
+        for request in requests:
+            if (needed := self.schedule.blocks_for(request)) > blocks:
+                raise HoneError(
+                    f"request {request.id} needs {needed} blocks of memory for its prompt and max_tokens, there are "
+                    f"{blocks}: shorten it, lower max_tokens or give the sampler more memory"
+                )
+        for adapter in {request.adapter for request in requests} - self.known:
+            self.runner.use(adapter)  # a name that is not there is said now, not when its turn comes
+            self.runner.use(self.using)
+            self.known.add(adapter)
+
+    def _prefill(self, news: list[News]) -> None:
+        self.schedule.turn()
+        launch = self.schedule.prefill()
+        if not launch.parts:
+            return
+        if self.using != self.schedule.queues.adapter:
+            self.using = self.schedule.queues.adapter
+            self.runner.use(self.using)
+        for place in launch.begin:
+            self._open(place)
+        self._fly(self.runner.prefill(launch.parts), news)
+
+    def _decode(self, news: list[News]) -> None:
+        moves, rows = self.schedule.decode()
+        if not rows:
+            return
+        if moves:
+            self.runner.move(moves)
+            for a, b in moves:
+                self.line_of[b], self.line_of[a] = self.line_of[a], -1
+        self._fly(self.runner.decode(rows), news)
+
+    def _fly(self, ticket: Ticket, news: list[News]) -> None:
+        """A launch is on its way; the ones that it pushes out are read."""
+        self.launched += 1
+        self.schedule.launches += 1
+        self.flight.append((ticket, self.line_of.copy()))
+        while len(self.flight) > self.runner.lag:
+            self._read(news)
+
+    def _read(self, news: list[News]) -> None:
+        ticket, line_of = self.flight.popleft()
+        written = ticket.read()
+        lines = line_of[written.row]  # whose row it was at the launch
+        wanted = self.record.is_open[lines] & (lines >= 0)
+        if not wanted.all():
+            lines, written = lines[wanted], _picked(written, wanted)
+        if not np.isfinite(written.logp).all():
+            raise HoneError(
+                "the model's logits are not finite, its weights have diverged: go back to an earlier checkpoint "
+                "and lower the learning rate"
+            )
+        self.record.add(lines, written)
+        self.written += len(lines)
+        if self.watches:
+            self._watch(lines, written, news)
+        for line in lines[written.ended].tolist():
+            if line in self.places:
+                self._end(self.places[line], news)
+        self.record.recycle(self.launched - len(self.flight))
+
+    def _watch(self, lines: NDArray[np.int64], written: Written, news: list[News]) -> None:
+        """Requests that stream or have stop strings, a token further."""
+        for line, token, ended in zip(lines.tolist(), written.token.tolist(), written.ended.tolist(), strict=True):
+            watch = self.watches.get(line)
+            if watch is None:
+                continue
+            finder, place, count = watch.finder, watch.place, int(self.record.count[line])
+            if finder is not None and token not in place.request.params.stop_ids and finder.push(token):
+                if not ended:
+                    self.runner.stop([place.row])
+                self._end(place, news, found=True)
+            elif not ended and place.request.stream:
+                safe = count if finder is None else finder.safe
+                if safe > watch.reported:
+                    news.append(self._news(place, watch.reported, safe))
+                    watch.reported = safe
+
+    def _end(self, place: Place, news: list[News], *, found: bool = False) -> None:
+        """The last news of a request; `found` is a stop string."""
+        line, watch = place.slot, self.watches.get(place.slot)
+        count = int(self.record.count[line])
+        item = self._news(place, watch.reported if watch else 0, count)
+        stopped = int(self.record.token[line, count - 1]) in place.request.params.stop_ids
+        text = ""
+        if watch and watch.finder:
+            text = watch.finder.text() if found else watch.finder.close()
+        stop = Stop.STRING if found else Stop.TOKEN if stopped else Stop.LENGTH
+        news.append(replace(item, stop=stop, text=text))
+        self.schedule.release(place)
+        self._close(place)
+
+    def _news(self, place: Place, first: int, last: int) -> News:
+        tokens, logp, raw = self.record.since(place.slot, first, last)
+        k = place.request.params.top_logprobs
+        top = self.record.most_probable(place.slot, first, last, k) if k else ()
+        return News(id=place.request.id, tokens=tokens, logp=logp, raw=raw, top=top)
+
+    def _open(self, place: Place) -> None:
+        """It begins to write."""
+        request = place.request
+        line = place.slot = self.record.open(top=request.params.top_logprobs > 0)
+        self.places[line], self.line_of[place.row] = place, line
+        if request.params.stop and self.decode is not None:
+            self.watches[line] = _Watch(place, StopFinder(request.params.stop, self.decode))
+        elif request.stream:
+            self.watches[line] = _Watch(place, None)
+
+    def _close(self, place: Place) -> None:
+        """Nothing more is heard of it."""
+        self.line_of[place.row] = -1
+        del self.places[place.slot]
+        self.watches.pop(place.slot, None)
+        self.record.close(place.slot, self.launched)
+
+    def _abandon(self) -> None:
+        """After a failure: nobody writes, and nothing in memory is trusted."""
+        try:
+            self.runner.stop(range(self.runner.max_rows))
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
+        rows = self.runner.max_rows
+        self.schedule = Scheduler(self.runner, prefill_tokens=self.prefill_tokens)
+        self.record = Record(rows)
+        self.line_of = np.full(rows, -1)  # by row
+        self.places: dict[int, Place] = {}  # by line
+        self.watches: dict[int, _Watch] = {}
+        self.flight: deque[tuple[Ticket, NDArray[np.int64]]] = deque()
+        self.launched = 0
+
+
+def _picked(written: Written, chosen: NDArray[np.bool_]) -> Written:
+    """Some of the entries."""
+    top = written.top_token is not None and written.top_logp is not None
+    return Written(
+        row=written.row[chosen],
+        token=written.token[chosen],
+        logp=written.logp[chosen],
+        raw=written.raw[chosen],
+        ended=written.ended[chosen],
+        top_token=written.top_token[chosen] if top else None,  # pyright: ignore[reportOptionalSubscript]
+        top_logp=written.top_logp[chosen] if top else None,  # pyright: ignore[reportOptionalSubscript]
+    )

@@ -1,0 +1,33 @@
+"""What no sampler can do, said before anything is computed, with the remedy."""
+
+from collections.abc import Sequence
+
+from hone.errors import HoneError
+from hone.rollout.protocol import SampleParams
+
+TOKENIZER = "the tokenizer does not fit the model, use the one it was trained with"
+
+
+def check_prompt(name: str, prompt: Sequence[int], *, context: int, vocab_size: int) -> None:
+    """A prompt that the model can read, with room for a token after it."""
+    if not len(prompt):
+        raise HoneError(f"{name} has 0 tokens, the model's context is {context}: give it at least one token")
+    if len(prompt) + 1 > context:
+        raise HoneError(
+            f"{name} has {len(prompt)} tokens, the model's context is {context} and a completion needs "
+            "one: shorten the prompt or raise model.max_position_embeddings"
+        )
+    if min(prompt) < 0 or max(prompt) >= vocab_size:
+        wrong = next(token for token in prompt if not 0 <= token < vocab_size)
+        raise HoneError(f"{name} has token {wrong}, outside the model's vocabulary of {vocab_size}: {TOKENIZER}")
+
+
+def check_params(params: SampleParams, *, vocab_size: int, reads_text: bool) -> None:
+    """Settings that fit the vocabulary and can be obeyed."""
+    for what, tokens in (("stop id", params.stop_ids), ("bias on token", params.bias), ("banned token", params.banned)):
+        if max(tokens, default=0) >= vocab_size:
+            raise HoneError(f"{what} {max(tokens)} is outside the model's vocabulary of {vocab_size}: {TOKENIZER}")
+    if len(params.banned) >= vocab_size:
+        raise HoneError("every token of the vocabulary is banned: leave at least one")
+    if params.stop and not reads_text:
+        raise HoneError("stop strings need the text of tokens: give the sampler decode=tokenizer.decode")
