@@ -30,7 +30,7 @@ def drawn(logits: Tensor, u: Tensor, **settings: Any) -> tuple[Tensor, Tensor]:
 def kept(p: Tensor = P, **settings: Any) -> Tensor:
     """bool [V]: the support that top-k, top-p and min-p leave."""
     z = (p / p.max()).log()[None]
-    return (p > 0) & (z >= threshold(z, Knobs.of([params(**settings)], len(p), "cpu")))[0]
+    return (p > 0) & (z >= threshold(z, z.exp(), Knobs.of([params(**settings)], len(p), "cpu")))[0]
 
 
 @pytest.mark.parametrize(

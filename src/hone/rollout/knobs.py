@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from enum import IntFlag
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -17,8 +16,8 @@ HUGE = 1e30  # settings are kept within what float32 can multiply
 PLAIN = SampleParams(max_tokens=1, stop_ids=frozenset())
 
 
-class Uses(IntFlag):
-    """What a row's settings ask for; what no row asks for costs nothing."""
+class Uses:
+    """Bits for what a row's settings ask for; what no row asks for costs nothing."""
 
     SAMPLED = 1
     GREEDY = 2
@@ -28,12 +27,13 @@ class Uses(IntFlag):
     MIN_P = 32
     PENALTY = 64
     BIAS = 128
+    RESTRICT = TOP_K | TOP_P | MIN_P
 
     @staticmethod
-    def of(params: SampleParams) -> "Uses":
+    def of(params: SampleParams) -> int:
         """Greedy rows are neither tempered nor restricted."""
-        uses = Uses.PENALTY if params.repetition_penalty != 1 else Uses(0)
-        uses |= Uses.BIAS if params.bias or params.banned else Uses(0)
+        uses = Uses.PENALTY if params.repetition_penalty != 1 else 0
+        uses |= Uses.BIAS if params.bias or params.banned else 0
         if params.temperature == 0:
             return uses | Uses.GREEDY
         for asked, use in (
@@ -42,11 +42,8 @@ class Uses(IntFlag):
             (params.top_p < 1, Uses.TOP_P),
             (params.min_p > 0, Uses.MIN_P),
         ):
-            uses |= use if asked else Uses(0)
+            uses |= use if asked else 0
         return uses | Uses.SAMPLED
-
-
-RESTRICT = Uses.TOP_K | Uses.TOP_P | Uses.MIN_P
 
 
 def check_params(params: SampleParams, vocab: int) -> None:
@@ -83,6 +80,7 @@ class Knobs:
     vocab: int
     bias: Tensor | None = None  # float32 [B, V]  added to the logits, -inf where banned; None: no row has any
     seen: Tensor | None = None  # bool [B, V]  tokens a row has read or written; None: no row has a penalty
+    space: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # working memory of draw, by name
 
     @classmethod
     def plain(cls, rows: int, vocab: int, device: torch.device | str) -> "Knobs":
@@ -99,16 +97,16 @@ class Knobs:
     ) -> "Knobs":
         """A row for each of `params`; read: the tokens each has read, for the penalty."""
         host = np.array([_column(each, vocab) for each in params], dtype=np.float64).reshape(-1, 6).T.copy()
-        uses = np.array([int(Uses.of(each)) for each in params], dtype=np.int64)
+        uses = np.array([Uses.of(each) for each in params], dtype=np.int64)
         knobs = cls(table=torch.from_numpy(host).to(device, copy=True), uses=uses, host=host, vocab=vocab)
-        for row in np.flatnonzero(uses & int(Uses.BIAS | Uses.PENALTY)).tolist():
+        for row in np.flatnonzero(uses & (Uses.BIAS | Uses.PENALTY)).tolist():
             knobs._dense(row, params[row], () if read is None else read[row])
         return knobs
 
     @property
-    def any(self) -> Uses:
-        """What at least one row uses."""
-        return Uses(int(np.bitwise_or.reduce(self.uses)))
+    def any(self) -> int:
+        """The bits of Uses that at least one row has."""
+        return int(np.bitwise_or.reduce(self.uses))
 
     @property
     def temperature(self) -> Tensor:
@@ -134,19 +132,27 @@ class Knobs:
     def penalty(self) -> Tensor:
         return self.table[5]
 
+    def buffer(self, name: str, like: Tensor) -> Tensor:
+        """Working memory like this tensor: the pages of a fresh one cost a CPU more than the arithmetic."""
+        have = self.space.get(name)
+        if have is None or have.dtype != like.dtype or have.shape[1] != like.shape[1] or len(have) < len(like):
+            with torch.inference_mode(False):  # to be written in either mode
+                have = self.space[name] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return have if len(have) == len(like) else have[: len(like)]
+
     def seat(self, row: int, params: SampleParams, read: Sequence[int] = ()) -> None:
         """The row gets these settings, and has read these tokens."""
         column = torch.tensor(_column(params, self.vocab), dtype=torch.float64)
         self.host[:, row] = column.numpy()
         self.table[:, row] = column.to(self.table.device)
-        self.uses[row] = int(Uses.of(params))
+        self.uses[row] = Uses.of(params)
         self._dense(row, params, read)
 
     def _dense(self, row: int, params: SampleParams, read: Sequence[int]) -> None:
         uses, shape, device = Uses.of(params), (len(self.uses), self.vocab), self.table.device
-        if Uses.BIAS in uses and self.bias is None:
+        if uses & Uses.BIAS and self.bias is None:
             self.bias = torch.zeros(shape, device=device)
-        if Uses.PENALTY in uses and self.seen is None:
+        if uses & Uses.PENALTY and self.seen is None:
             self.seen = torch.zeros(shape, dtype=torch.bool, device=device)
         if self.bias is not None:
             self.bias[row] = 0.0
@@ -156,7 +162,7 @@ class Knobs:
             self.bias[row, sorted(params.banned)] = -math.inf
         if self.seen is not None:
             self.seen[row] = False
-            if Uses.PENALTY in uses:
+            if uses & Uses.PENALTY:
                 self.seen[row, list(read)] = True
 
     def see(self, token: Tensor) -> None:
