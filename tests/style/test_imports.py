@@ -9,7 +9,7 @@ from tree import MODULES, name_of, parsed
 ORDER = [
     "types", "algo", "data", "reward", "rollout", "model", "dist", "train", "search", "eval",
     "loop", "signals", "measure", "state", "build", "job", "check", "runner",
-    "demo", "board", "commands", "cli", "__main__",
+    "demo", "board", "serve", "commands", "cli", "__main__",
 ]  # fmt: skip
 LEAVES = {  # may be imported from anywhere, and import only these
     "errors": set[str](),

@@ -1,6 +1,6 @@
 """The commands of the command line, one module a kind. None imports torch before it runs."""
 
-from hone.commands import corpus, fetch, inspect, look, plan, score, train
+from hone.commands import chat, corpus, fetch, inspect, look, plan, score, serve, train
 from hone.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
@@ -8,6 +8,8 @@ COMMANDS: tuple[Command, ...] = (
     *score.COMMANDS,
     *look.COMMANDS,
     *fetch.COMMANDS,
+    *chat.COMMANDS,
+    *serve.COMMANDS,
     *inspect.COMMANDS,
     *corpus.COMMANDS,
     *plan.COMMANDS,

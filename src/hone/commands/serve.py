@@ -1,0 +1,149 @@
+"""hone serve: a model behind an OpenAI-compatible server on this machine."""
+
+import argparse
+import os
+import secrets
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from hone.commands.command import Command
+from hone.errors import HoneError
+
+if TYPE_CHECKING:
+    from hone.serve.load import Loaded
+
+EXAMPLE = """\
+models: {models}
+{rows} completions at a time, {context} tokens of context each; Ctrl-C stops the server
+
+  from openai import OpenAI
+  client = OpenAI(base_url="{url}/v1", api_key={key})
+  client.{call}
+
+  curl {url}/v1/{path} -H "Authorization: Bearer {shell}" \\
+    -H "Content-Type: application/json" -d '{body}'
+"""
+
+
+def _serve_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a model folder, or the name of a fetched model")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: any that is free")
+    parser.add_argument("--token", default="", help="what clients must send; better in HONE_TOKEN (default: random)")
+    parser.add_argument(
+        "--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA adapter, served as model NAME"
+    )
+    parser.add_argument("--max-rows", type=int, default=32, metavar="N", help="completions at a time (default: 32)")
+    parser.add_argument("--max-tokens", type=int, default=0, metavar="N", help="the most a completion may ask for")
+    parser.add_argument("--concurrency", type=int, default=64, metavar="N", help="requests at a time (default: 64)")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds a request (default: 600)")
+    add_model_options(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Where and in what a model computes."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="default: auto")
+    parser.add_argument("--int8", action="store_true", help="weights in 8 bits: faster on a CPU, a little less exact")
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    _check(arguments)
+    adapters = dict(map(_named, arguments.adapter))
+    if len(adapters) < len(arguments.adapter):
+        raise HoneError("two adapters have one name: give each its own, as in --adapter NAME=FOLDER")
+    given = arguments.token or os.environ.get("HONE_TOKEN", "")
+    try:
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise HoneError("hone serve needs uvicorn: pip install 'hone[serve]'") from None
+    from hone.serve.app import App, Limits
+    from hone.serve.ask import Served
+    from hone.serve.desk import Desk
+    from hone.serve.guard import Guard, is_loopback
+    from hone.serve.load import load
+    from hone.serve.server import listen, serve
+
+    token = given or secrets.token_urlsafe(32)
+    guard = Guard(host=arguments.host, token=token)
+    sock = listen(arguments.host, arguments.port)
+    loaded = load(
+        arguments.model,
+        adapters=adapters,
+        max_rows=arguments.max_rows,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        int8=arguments.int8,
+    )
+    if loaded.name in adapters:
+        raise HoneError(f"an adapter has the base model's name {loaded.name}: give it another")
+    served = Served(
+        tokenizer=loaded.tokenizer,
+        adapters={loaded.name: None, **loaded.adapters},
+        vocab=loaded.vocab,
+        context=loaded.context,
+        max_tokens=arguments.max_tokens,
+        created=int(time.time()),
+    )
+    limits = Limits(concurrency=arguments.concurrency, seconds=arguments.timeout)
+    desk = Desk(loaded.engine, note=_say)
+    if not is_loopback(arguments.host):
+        _say(f"warning: {arguments.host} can be reached from other machines, and what is sent is not encrypted")
+    port = sock.getsockname()[1]
+    app = App(served, desk, guard, limits=limits, note=_say)
+    serve(app, desk, sock, ready=lambda: _greet(loaded, arguments.host, port, token="" if given else token))
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    for name, value, least in (
+        ("max-rows", arguments.max_rows, 1),
+        ("concurrency", arguments.concurrency, 1),
+        ("max-tokens", arguments.max_tokens, 0),
+    ):
+        if value < least:
+            raise HoneError(f"--{name} is {value}: set it to {least} or more")
+    if not 0 < arguments.timeout < 1e9:
+        raise HoneError(f"--timeout is {arguments.timeout}: give a positive number of seconds")
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, _, folder = text.partition("=")
+    if not name or not folder or not name.isprintable() or name != name.strip():
+        raise HoneError(f"--adapter {text}: write NAME=FOLDER")
+    return name, folder
+
+
+def _say(text: str) -> None:
+    print(f"hone: {text}", file=sys.stderr, flush=True)
+
+
+def _greet(loaded: "Loaded", host: str, port: int, *, token: str) -> None:
+    """token: to be shown, this once; "" where the person who starts the server has chosen it."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
+    if loaded.tokenizer.chat_template is None:
+        path, call = "completions", f'completions.create(model="{loaded.name}", prompt="Once", max_tokens=32)'
+        body = f'{{"model": "{loaded.name}", "prompt": "Once", "max_tokens": 32}}'
+    else:
+        message = '[{"role": "user", "content": "Hello"}]'
+        path, call = "chat/completions", f'chat.completions.create(model="{loaded.name}", messages={message})'
+        body = f'{{"model": "{loaded.name}", "messages": {message}}}'
+    print(f"serving {loaded.name} at {url}/v1" + (f"  token {token}" if token else "  with your token"))
+    text = EXAMPLE.format(
+        models=", ".join([loaded.name, *loaded.adapters]),
+        rows=loaded.rows,
+        context=loaded.context,
+        url=url,
+        key=f'"{token}"' if token else 'os.environ["HONE_TOKEN"]',
+        shell=token or "$HONE_TOKEN",
+        call=call,
+        path=path,
+        body=body,
+    )
+    print(text, flush=True)
+
+
+COMMANDS = (
+    Command(name="serve", help="serve a model to OpenAI clients on this machine", options=_serve_options, run=_serve),
+)

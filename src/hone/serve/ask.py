@@ -1,0 +1,182 @@
+"""A request's body to prompts in tokens and the settings to sample with. It may take long: never in the event loop."""
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hone.data.chat import render_prompt
+from hone.data.tokenizer import Tokenizer
+from hone.errors import HoneError
+from hone.rollout.protocol import SampleParams
+from hone.serve.fields import CHAT, COMPLETION, checked
+from hone.serve.refusal import Refusal, bad
+
+PLAIN_TOKENS = 16  # a completion's default, as OpenAI's
+MOST_CHOICES = 256  # completions of one request: prompts x n
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What the server has: models by name, one tokenizer, and how much a completion may ask for."""
+
+    tokenizer: Tokenizer
+    adapters: Mapping[str, str | None]  # by model name; None: the base model
+    vocab: int
+    context: int  # prompt and completion together
+    max_tokens: int  # of a completion; 0: what the context has room for
+    created: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A request that can be sampled: choice i * n + j is sample j of prompt i."""
+
+    chat: bool
+    model: str
+    adapter: str | None
+    prompts: list[list[int]]
+    params: list[SampleParams]  # one a prompt: they differ in max_tokens
+    n: int
+    stream: bool
+    usage: bool  # at the end of a stream
+    logprobs: int | None  # how many alternatives are told at each position; None: no log-probs
+
+
+def read_json(raw: bytes) -> Any:
+    """The body; NaN and Infinity are not JSON."""
+    try:
+        return json.loads(raw, parse_constant=_no_constant)
+    except RecursionError:
+        raise bad("the body is nested too deeply", code="invalid_json") from None
+    except ValueError:  # covers bad UTF-8 and numbers of thousands of digits
+        raise bad("the body is not JSON in UTF-8", code="invalid_json") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(name)
+
+
+def read_ask(raw: bytes, served: Served, *, chat: bool) -> Ask:
+    """Everything that can be wrong with a request is found here."""
+    given = checked(read_json(raw), CHAT if chat else COMPLETION)
+    model = given.get("model")
+    if model is None:
+        raise bad(f"model is missing: name one of {', '.join(served.adapters)}", "model", "missing_parameter")
+    if model not in served.adapters:
+        known = ", ".join(served.adapters)
+        raise Refusal(404, f"no model of that name: this server has {known}", param="model", code="model_not_found")
+    prompts = _chat_prompt(given, served) if chat else _plain_prompts(given, served)
+    n = given.get("n", 1)
+    if n * len(prompts) > MOST_CHOICES:
+        raise bad(f"{len(prompts)} prompts x n = {n}: ask for at most {MOST_CHOICES} completions at once", "n")
+    if "stream_options" in given and not given.get("stream"):
+        raise bad("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
+    return Ask(
+        chat=chat,
+        model=model,
+        adapter=served.adapters[model],
+        prompts=prompts,
+        params=_params(given, prompts, served, chat=chat),
+        n=n,
+        stream=given.get("stream", False),
+        usage=given.get("stream_options", False),
+        logprobs=_logprobs(given, chat=chat),
+    )
+
+
+def _logprobs(given: Body, *, chat: bool) -> int | None:
+    if not chat:
+        return given.get("logprobs")
+    if given.get("top_logprobs") is not None and not given.get("logprobs"):
+        raise bad("top_logprobs needs logprobs: set logprobs to true", "top_logprobs", "invalid_value")
+    return given.get("top_logprobs", 0) if given.get("logprobs") else None
+
+
+def _params(given: Body, prompts: list[list[int]], served: Served, *, chat: bool) -> list[SampleParams]:
+    for token in given.get("logit_bias", {}):
+        if token >= served.vocab:
+            raise bad(f"logit_bias: token {token} is outside the vocabulary of {served.vocab}", "logit_bias")
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop")
+    try:
+        params = SampleParams(
+            max_tokens=1,
+            stop_ids=served.tokenizer.stop_ids,
+            bias=given.get("logit_bias", {}),
+            top_logprobs=_logprobs(given, chat=chat) or 0,
+            seed=given["seed"] % 2**64 if "seed" in given else secrets.randbits(64),
+            **{name: given[name] for name in names if name in given},
+        )
+    except HoneError as error:
+        raise bad(str(error)) from None
+    asked = _asked(given, served, chat=chat)
+    rooms = [served.context - len(prompt) for prompt in prompts]
+    if min(rooms) < 1:
+        longest = max(map(len, prompts))
+        raise bad(
+            f"the prompt has {longest} tokens, the model's context is {served.context} and a completion needs one: "
+            "shorten it",
+            "messages" if chat else "prompt",
+            "context_length_exceeded",
+        )
+    return [replace(params, max_tokens=min(asked or room, room)) for room in rooms]
+
+
+def _asked(given: Body, served: Served, *, chat: bool) -> int:
+    """The most tokens of a completion; 0: as many as there is room for."""
+    name = next((name for name in ("max_completion_tokens", "max_tokens") if name in given), None)
+    if name is None:
+        return served.max_tokens if chat else min(PLAIN_TOKENS, served.max_tokens or PLAIN_TOKENS)
+    if served.max_tokens and given[name] > served.max_tokens:
+        raise bad(f"{name} is {given[name]}: this server writes at most {served.max_tokens}", name, "invalid_value")
+    return given[name]
+
+
+def _chat_prompt(given: Body, served: Served) -> list[list[int]]:
+    messages = given.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise bad("messages is missing or empty: give a list of {role, content}", "messages", "missing_parameter")
+    if served.tokenizer.chat_template is None:
+        raise bad("the model has no chat template: ask /v1/completions to continue a text", "messages")
+    try:
+        return [render_prompt(served.tokenizer, [_message(m) for m in messages])]
+    except HoneError as error:
+        raise bad(str(error), "messages", "invalid_value") from None
+
+
+def _message(message: Any) -> Any:
+    """OpenAI's name for the system role of some models."""
+    if isinstance(message, dict) and message.get("role") == "developer":
+        return {**message, "role": "system"}
+    return message
+
+
+def _plain_prompts(given: Body, served: Served) -> list[list[int]]:
+    """A text, texts, token ids, or lists of token ids."""
+    prompt = given.get("prompt")
+    found: list[Any] = [prompt]
+    if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt):
+        found = prompt
+    if len(found) > MOST_CHOICES:
+        raise bad(f"prompt has {len(found)} entries: give at most {MOST_CHOICES}", "prompt", "invalid_value")
+    return [_tokens(one, served) for one in found]
+
+
+def _tokens(prompt: Any, served: Served) -> list[int]:
+    if isinstance(prompt, str):
+        try:
+            tokens = render_prompt(served.tokenizer, prompt)
+        except HoneError as error:
+            raise bad(str(error), "prompt", "invalid_value") from None
+    elif isinstance(prompt, list) and all(type(token) is int for token in prompt):
+        tokens = prompt
+    else:
+        raise bad("prompt: give a string, strings, token ids or lists of token ids", "prompt", "invalid_type")
+    if not tokens:
+        raise bad("the prompt has no token: give at least one", "prompt", "invalid_value")
+    if not 0 <= min(tokens) <= max(tokens) < served.vocab:
+        raise bad(f"prompt has a token outside the vocabulary of {served.vocab}", "prompt", "invalid_value")
+    return tokens

@@ -1,0 +1,94 @@
+"""Text from tokens as they come: a character is told once all its bytes are there, and never taken back."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+from hone.data.tokenizer import UNKNOWN, Tokenizer
+
+HELD = 3  # bytes of a character that may still be missing its last: each shows as one UNKNOWN at most
+KEPT, LONG = 8, 32  # tokens decoded again for what they do to their neighbours, and when the window is cut to them
+BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class TextStream:
+    """The text of a completion, a piece at a time; special tokens are left out.
+
+    before: the tokens it continues, for tokenizers that drop the blank a text begins with.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.window = list(before[-KEPT:])
+        self.told = _settled(self._text())  # characters of the window's text
+
+    def _text(self) -> str:
+        return self.tokenizer.decode(self.window, specials=False)
+
+    def push(self, token: int) -> str:
+        """What this token adds; "" while a character is incomplete."""
+        self.window.append(token)
+        text = self._text()
+        end = max(_settled(text), self.told)
+        piece, self.told = text[self.told : end], end
+        if len(self.window) > LONG and end == len(text):
+            self.window = self.window[-KEPT:]
+            self.told = len(self._text())
+        return piece
+
+    def end(self) -> str:
+        """What was held back: bytes that never became a character."""
+        piece = self._text()[self.told :]
+        self.told += len(piece)
+        return piece
+
+
+def _settled(text: str) -> int:
+    """How many characters no later token can change."""
+    trailing = len(text) - len(text.rstrip(UNKNOWN))
+    return len(text) - min(trailing, HELD)
+
+
+def before_stop(text: str, stops: Iterable[str]) -> str:
+    """The text up to the first of the stop strings."""
+    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
+
+
+@lru_cache(maxsize=1)
+def _byte_of() -> dict[str, int]:
+    """Byte-level BPE writes each byte as a character: printable ones as they are, the others from U+0100 on."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(plain)]
+    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+class TokenBytes:
+    """The bytes a token stands for, which log-probs are reported with."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.inner, self.tokenizer = tokenizer.inner, tokenizer
+        decoder = json.dumps(json.loads(tokenizer.inner.to_str()).get("decoder"))
+        self.level, self.fallback = '"ByteLevel"' in decoder, '"ByteFallback"' in decoder
+        self.blank = "\u2581" if json.dumps("\u2581") in decoder or '"Metaspace"' in decoder else None
+        self.added = {i: t.content.encode() for i, t in tokenizer.inner.get_added_tokens_decoder().items()}
+
+    def __call__(self, token: int) -> bytes:
+        if token in self.added:
+            return self.added[token]
+        name = self.inner.id_to_token(token) if token < self.tokenizer.vocab_size else None
+        if name is None:
+            return UNKNOWN.encode()
+        if self.level and all(c in _byte_of() for c in name):
+            return bytes(_byte_of()[c] for c in name)
+        if self.fallback and (found := BYTE.fullmatch(name)):
+            return bytes([int(found[1], 16)])
+        return (name.replace(self.blank, " ") if self.blank else name).encode()
+
+
+def shown(raw: bytes) -> str:
+    """The text of a token's bytes; half a character as OpenAI writes it, so that no two tokens look alike."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

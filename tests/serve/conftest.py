@@ -1,0 +1,22 @@
+"""One set of tiny models and one server for all tests of serving."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from little import Server, make_folders, start_server
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folders(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def server(folders: Path) -> Iterator[Server]:
+    made = start_server(folders / "chatty", "--adapter", f"tuned={folders / 'tuned'}", "--max-rows", "8")
+    yield made
+    assert made.close() == 0

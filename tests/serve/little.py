@@ -1,0 +1,155 @@
+"""A model of a few kilobytes that chats, an adapter for it, and `hone serve` on it in a process of its own."""
+
+import json
+import os
+import re
+import select
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
+from hone.model.lora import add_lora, lora_parameters
+from hone.model.peft import save_peft
+from hone.model.whole import save_whole
+
+CONTEXT = 1024
+WORDS = ["the cat sat on the mat", "Größe €5 日本 😀", "one two three four five six seven"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONUNBUFFERED": "1"}
+
+
+def make_tokenizer(*, chats: bool = True) -> Tokenizer:
+    tokenizer = train_bpe(WORDS * 3, vocab_size=320, specials=CHAT_SPECIALS)
+    return replace(tokenizer, chat_template=DEFAULT_TEMPLATE) if chats else tokenizer
+
+
+def make_decoder(vocab: int, *, context: int = CONTEXT, seed: int = 0) -> Decoder:
+    config = DecoderConfig(
+        vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.3,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Decoder(config)
+
+
+def make_folders(folder: Path) -> Path:
+    """`chatty`, `plain` without a chat template, `brief` with a context of 64, and `tuned`, an adapter of `chatty`."""
+    tokenizer = make_tokenizer()
+    save_whole(make_decoder(tokenizer.vocab_size), tokenizer, folder / "chatty")
+    save_whole(make_decoder(tokenizer.vocab_size), make_tokenizer(chats=False), folder / "plain")
+    save_whole(make_decoder(tokenizer.vocab_size, context=64), tokenizer, folder / "brief")
+    decoder = make_decoder(tokenizer.vocab_size)
+    add_lora(decoder, rank=2, alpha=64, seed=1)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(2)
+        for p in lora_parameters(decoder):
+            p.copy_(0.2 * torch.randn(p.shape, generator=generator))
+    save_peft(decoder, folder / "tuned")
+    return folder
+
+
+@dataclass
+class Server:
+    """One that runs; `close` ends it as Ctrl-C would."""
+
+    process: subprocess.Popen[str]
+    port: int
+    token: str
+    greeting: str
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def connect(self, timeout: float = 20.0) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+
+    def head(self, method: str, path: str, **headers: str | None) -> bytes:
+        """A request's head; a header that is None is left out."""
+        fields = {"host": f"127.0.0.1:{self.port}", "authorization": f"Bearer {self.token}", **headers}
+        lines = [f"{name.replace('_', '-')}: {value}" for name, value in fields.items() if value is not None]
+        return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
+
+    def raw(self, data: bytes, *, timeout: float = 20.0) -> tuple[int, dict[str, str], bytes]:
+        """What comes back over a connection of its own."""
+        with self.connect(timeout) as sock:
+            sock.sendall(data)
+            return read_answer(sock)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str | None) -> tuple[int, dict[str, str], Any]:
+        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        length = {} if body is None else {"content_length": str(len(data))}
+        status, found, answer = self.raw(self.head(method, path, **{**length, **headers}) + data)
+        return status, found, json.loads(answer) if answer else None
+
+    def busy(self) -> dict[str, Any]:
+        return self.ask("GET", "/health")[2]
+
+    def idle(self, seconds: float = 10.0) -> dict[str, Any]:
+        """Wait until the engine has nothing to do."""
+        end = time.monotonic() + seconds
+        while (found := self.busy())["running"] or found["waiting"]:
+            assert time.monotonic() < end, found
+            time.sleep(0.02)
+        return found
+
+    def close(self) -> int:
+        self.process.terminate()
+        self.process.communicate(timeout=20)
+        return self.process.returncode
+
+
+def read_answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers, body; (0, {}, b"") where the connection was closed without an answer."""
+    data = b""
+    try:
+        while b"\r\n\r\n" not in data:
+            piece = sock.recv(65536)
+            if not piece:
+                return 0, {}, data
+            data += piece
+        head, _, body = data.partition(b"\r\n\r\n")
+        first, *lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        while len(body) < int(headers.get("content-length", "0")) and first.split()[1] != "100":
+            piece = sock.recv(65536)
+            if not piece:
+                break
+            body += piece
+    except ConnectionResetError:
+        return 0, {}, data
+    return int(first.split()[1]), headers, body
+
+
+def start_server(model: Path | str, *options: str, environment: dict[str, str] | None = None) -> Server:
+    """Wait until it says that it serves."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hone", "serve", str(model), "--port", "0", *options],
+        env={**ENVIRONMENT, **(environment or {})}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert select.select([process.stdout], [], [], 60)[0]
+    first = process.stdout.readline()
+    found = re.match(r"serving \S+ at http://\S+:(\d+)/v1(?:  token (\S+))?", first)
+    if not found:
+        process.kill()
+        raise AssertionError(first + process.communicate()[1])
+    lines = [process.stdout.readline() for _ in range(9)]
+    return Server(process, int(found[1]), found[2] or "", first + "".join(lines))
+
+
+def hone(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """A command that ends by itself."""
+    command = [sys.executable, "-m", "hone", *arguments]
+    return subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, timeout=60, **options)
