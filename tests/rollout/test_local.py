@@ -10,7 +10,7 @@ import torch
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.rollout import local
+from hone.rollout import local, schedule
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.types import Group, Rollout, Stop
@@ -144,7 +144,7 @@ def test_completion_does_not_depend_on_the_company_or_its_order():
 def test_completion_does_not_depend_on_compaction(share: float, monkeypatch: pytest.MonkeyPatch):
     sampler, settings = LocalSampler(decoder()), params(30, stop_ids=[0, 5])
     expected = sampler.sample(ragged(), n=8, params=settings)
-    monkeypatch.setattr(local, "COMPACT_BELOW", share)
+    monkeypatch.setattr(schedule, "COMPACT_BELOW", share)
     for rollout, other in zip(flat(sampler.sample(ragged(), n=8, params=settings)), flat(expected), strict=True):
         assert rollout.tokens == other.tokens
         assert rollout.gen_logp == pytest.approx(other.gen_logp, abs=1e-10)
@@ -219,7 +219,7 @@ def test_prompt_tokens_are_kept_unmasked_with_zero_logp():
 
 @pytest.mark.parametrize("share", [0.0, 1.0], ids=["full rows wait", "full rows are dropped"])
 def test_limit_shrinks_to_what_fits_the_context(share: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local, "COMPACT_BELOW", share)
+    monkeypatch.setattr(schedule, "COMPACT_BELOW", share)
     model, prompts = decoder(), [[1] * (CONTEXT - 1), [2] * (CONTEXT - 5), [3]]
     for rollout, limit in zip(
         flat(LocalSampler(model).sample(prompts, n=1, params=params(30))), (1, 5, 30), strict=True
@@ -227,13 +227,6 @@ def test_limit_shrinks_to_what_fits_the_context(share: float, monkeypatch: pytes
         assert rollout.limit == limit == len(completion(rollout))
         assert rollout.stop is Stop.LENGTH
         assert rollout.gen_logp == pytest.approx(plain_logp(model, rollout, 1.0), abs=1e-10)
-
-
-def test_padding_is_seen_by_itself_alone():
-    assert local.visible(0, 3, torch.tensor([0, 2]), device=torch.device("cpu")).int().tolist() == [  # pyright: ignore
-        [[[1, 0, 0], [1, 1, 0], [1, 1, 1]]],
-        [[[1, 0, 0], [0, 1, 0], [0, 0, 1]]],
-    ]
 
 
 def test_empty_list_of_prompts_gives_no_groups():

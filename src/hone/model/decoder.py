@@ -6,7 +6,7 @@ Shapes: B rows, T new tokens, S keys (cached and new), D hidden, H query heads, 
 
 import math
 from collections.abc import Callable
-from typing import Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from hone.rollout.runner import Runner
 
 TABLE = 4096  # positions whose rotation is kept from the start; longer contexts grow into it
 
@@ -145,7 +148,6 @@ class Decoder(nn.Module):
     cos: Tensor
     sin: Tensor
     finish: Callable[[Tensor], Tensor] | None = None  # what is done to logits after the head's matrix
-    pads: bool = True  # rows of unequal length may share a batch
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -191,6 +193,12 @@ class Decoder(nn.Module):
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """An empty cache on the model's device, in its dtype."""
         return KVCache(self.config, rows, capacity, like=self.model.embed_tokens.weight)
+
+    def runner(self, **settings: Any) -> "Runner":
+        """What samples from it: see model/runners.make_runner for the settings."""
+        from hone.model.runners import make_runner  # imports this module
+
+        return make_runner(self, **settings)
 
     def forward(
         self,

@@ -37,7 +37,7 @@ class Foreign(Decoder):
     the same length (or padding after their end): no model needs to be told about padding.
     """
 
-    pads = False
+    runner = None  # pyright: ignore[reportAssignmentType]  # it is sampled in waves
 
     def __init__(self, inner: Any) -> None:
         super(Decoder, self).__init__()  # an nn.Module, without the decoder's own weights

@@ -1,5 +1,5 @@
-"""KV memory in blocks: who holds each, and which chunks of which prompts are still in them, so that a prefix is computed
-once. A block that nobody holds keeps its content until it is taken for something else."""
+"""KV memory in blocks: who holds each, and which chunks of which prompts are still in them, so that a prefix is
+computed once. A block that nobody holds keeps its content until it is taken for something else."""
 
 import heapq
 from collections import OrderedDict

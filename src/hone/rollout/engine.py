@@ -1,4 +1,4 @@
-"""Continuous batching over a runner: requests go in at any time, and each leaves when it ends; nobody waits for others."""
+"""Continuous batching over a runner: requests go in at any time, and each leaves when it ends; nobody waits."""
 
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.errors import HoneError
+from hone.rollout.draw import check_params
 from hone.rollout.record import Record
-from hone.rollout.refuse import check_params, check_prompt
+from hone.rollout.refuse import DIVERGED, check_prompt, check_text
 from hone.rollout.request import News, Request
 from hone.rollout.runner import Runner, Ticket, Written
 from hone.rollout.schedule import Place, Scheduler
@@ -57,7 +58,8 @@ class Engine:
         self.known: set[str | None] = {None}  # adapters the runner has
         self.using: str | None = None  # the adapter that the runner computes with
         self.written = 0
-        self._clear()
+        self.runner.use(None)
+        self._abandon()  # the runner may come from an engine that was left in the middle
 
     @property
     def busy(self) -> bool:
@@ -91,11 +93,11 @@ class Engine:
     def cancel(self, ids: Iterable[int]) -> list[int]:
         """No more news of these; gives those that had not ended."""
         here = [number for number in dict.fromkeys(ids) if number in self.schedule.owner]
-        for number in here:
-            place = self.schedule.cancel(number)
-            if place is not None:
-                self.runner.stop([place.row])
-                self._close(place)
+        places = [place for number in here if (place := self.schedule.cancel(number)) is not None]
+        for place in places:
+            self._close(place)
+        if places:
+            self.runner.stop([place.row for place in places])
         return here
 
     def forget(self) -> None:
@@ -123,7 +125,8 @@ class Engine:
         context, blocks = self.schedule.capacity, self.runner.num_blocks
         settings = {id(request.params): request.params for request in requests}
         for params in settings.values():
-            check_params(params, vocab_size=self.vocab_size, reads_text=self.decode is not None)
+            check_params(params, self.vocab_size)
+            check_text(params, reads_text=self.decode is not None)
         prompts = {id(request.prompt): request for request in requests}
         for request in prompts.values():
             check_prompt(f"request {request.id}", request.prompt, context=context, vocab_size=self.vocab_size)
@@ -176,10 +179,7 @@ class Engine:
         if not wanted.all():
             lines, written = lines[wanted], _picked(written, wanted)
         if not np.isfinite(written.logp).all():
-            raise HoneError(
-                "the model's logits are not finite, its weights have diverged: go back to an earlier checkpoint "
-                "and lower the learning rate"
-            )
+            raise HoneError(DIVERGED)
         self.record.add(lines, written)
         self.written += len(lines)
         if self.watches:

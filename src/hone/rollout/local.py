@@ -1,52 +1,36 @@
 """The in-process sampler: it decodes with the learner's own weights, so nothing is copied or can go stale."""
 
+import copy as copies
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hone.errors import HoneError
-from hone.rollout.draw import Knobs, check_params, draw, uniforms
+from hone.rollout.draw import check_params
+from hone.rollout.engine import Engine
 from hone.rollout.protocol import Adapters, SampleParams
+from hone.rollout.refuse import check_prompt, check_text
+from hone.rollout.request import News, Request
+from hone.rollout.runner import Runner
+from hone.rollout.stops import Decode
+from hone.rollout.waves import Decoder, Waves
 from hone.types import Group, Rollout, Stop
 
-COMPACT_BELOW = 0.7  # drop finished rows when a smaller share still writes; on a CPU 0.65 and 0.75 were fastest
-PREFILL_TOKENS = 4_096  # the most prompt tokens in one forward pass: bounds the activations
+PREFILL_TOKENS = 4_096  # the most prompt tokens in one launch
+COLUMNS = 64  # memory for sequences grows in steps of so many tokens, so that it seldom has to be made anew
+
+Switch = Callable[[str | None], AbstractContextManager[None]]  # inside, an adapter is on; None: the base model
 
 
-class Cache(Protocol):
-    """Keys and values of the columns fed so far."""
+class Running(Protocol):
+    """A decoder that makes its own runner."""
 
-    length: int
-
-    def rows(self, index: Tensor) -> Self: ...
-
-
-class Shape(Protocol):
-    """The two numbers a prompt is checked against."""
-
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def max_position_embeddings(self) -> int: ...
-
-
-class Decoder(Protocol):
-    """What the sampler needs of model.decoder.Decoder, which is to the right of this package."""
-
-    @property
-    def config(self) -> Shape: ...
-    @property
-    def device(self) -> torch.device: ...
-    @property
-    def pads(self) -> bool: ...
-    def logits(self, hidden: Tensor) -> Tensor: ...
-    def __call__(self, tokens: Tensor, *, positions: Tensor | None, mask: Tensor | None, cache: Any) -> Tensor: ...
-    def new_cache(self, rows: int, capacity: int) -> Cache: ...
-    def modules(self) -> Iterator[nn.Module]: ...
+    def runner(
+        self, *, max_rows: int, capacity: int, switch: Switch | None, invariant: bool, memory: int | None
+    ) -> Runner: ...
 
 
 @contextmanager
@@ -62,66 +46,50 @@ def evaluating(decoder: Decoder) -> Iterator[None]:
             module.training = training
 
 
-def visible(first: int, last: int, pad: Tensor | None, *, device: torch.device) -> Tensor | None:
-    """bool [B or 1, 1, last - first, last]: column q sees k where pad <= k <= q; None where causal says it all."""
-    if pad is None and (first == 0 or last - first == 1):
-        return None
-    k = torch.arange(last, device=device)
-    q = torch.arange(first, last, device=device)[:, None]
-    if pad is None:
-        return (k <= q)[None, None]
-    # padding looks at itself: a row that sees nothing would be NaN, and NaN leaks through a zero weight
-    return ((k <= q) & (k >= pad[:, None, None]) | (k == q))[:, None]
-
-
-@dataclass(slots=True)
-class _Rows:
-    """The rows being decoded, b of them; finished ones stay until `compact` drops them."""
-
-    cache: Cache
-    index: Tensor  # int64 [b]  which row of the wave each one is
-    limit: Tensor  # int64 [b]  the most tokens it may write
-    pad: Tensor | None  # int64 [b]  columns of left padding; None: no row has any
-    alive: Tensor  # bool  [b]
-
-    def compact(self) -> Tensor:
-        """Keep the rows still writing and return where they were."""
-        keep = self.alive.nonzero().squeeze(1)
-        self.cache = self.cache.rows(keep)
-        self.index, self.limit, self.alive = self.index[keep], self.limit[keep], self.alive[keep]
-        self.pad = None if self.pad is None else self.pad[keep]
-        return keep
-
-
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """What a wave of B rows wrote; a row's column is rubbish past its length."""
-
-    token: Tensor  # int64 [steps, B]
-    logp: Tensor  # float64 [steps, B]
-    length: Tensor  # int64 [B]
-
-
-Switch = Callable[[str | None], AbstractContextManager[None]]  # inside, an adapter is on; None: the base model
-
-
 class LocalSampler:
-    """Batched, cached sampling from `decoder`, at most `max_rows` completions at a time.
+    """Continuous batching of `decoder`, at most `max_rows` completions at a time.
 
     switch: partial(use_adapter, decoder), for requests that name an adapter.
-
-    A request draws the same random numbers whatever is sampled with it. Its completion is then the same too,
-    unless a number falls within rounding of the edge between two tokens: the last bits of a logit depend on the
-    shape of the batch.
+    invariant: a completion depends on its request alone, to the last bit, whatever is sampled with it; slower.
+    Without it a request still draws the same random numbers, and its completion is the same unless one falls within
+    rounding of the edge between two tokens.
+    copy: sample from a copy of the weights, which follows the learner's at `publish` alone.
+    decode: tokens to text, for stop strings.
+    kv_memory: the most bytes for keys and values; None: a share of what is free. With less, fewer rows run at a time.
     """
 
-    def __init__(self, decoder: Decoder, *, max_rows: int = 512, pad_id: int = 0, switch: Switch | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        max_rows: int = 512,
+        pad_id: int = 0,
+        switch: Switch | None = None,
+        invariant: bool = False,
+        copy: bool = False,
+        decode: Decode | None = None,
+        kv_memory: int | None = None,
+    ) -> None:
         if max_rows < 1:
             raise HoneError(f"max_rows is {max_rows}: set it to 1 or more")
         if not 0 <= pad_id < decoder.config.vocab_size:
             raise HoneError(f"pad_id is {pad_id}: use any token of the model's {decoder.config.vocab_size}")
-        self.decoder, self.max_rows, self.pad_id, self.switch = decoder, max_rows, pad_id, switch
+        self.source, self.max_rows, self.pad_id, self.invariant = decoder, max_rows, pad_id, invariant
+        self.decode, self.kv_memory = decode, kv_memory
+        self.decoder, self.switch = _copied(decoder, switch) if copy else (decoder, switch)
         self.version = 0
+        self._runner: Runner | None = None
+        self._rows = 0  # as asked for: memory may have granted fewer
+
+    def publish(self, version: int) -> None:
+        """From now on sample from the learner's weights as they are, and call them `version`."""
+        if self.decoder is not self.source:
+            _copy_weights(cast(nn.Module, self.source), cast(nn.Module, self.decoder))
+        self.version = version
+
+    def release(self) -> None:
+        """Give the memory back; the next call takes what it needs."""
+        self._runner, self._rows = None, 0
 
     def sample(
         self,
@@ -134,26 +102,65 @@ class LocalSampler:
     ) -> list[Group]:
         """n rollouts of each prompt; greedy ones record the log-prob at temperature 1."""
         self._check(prompts, n, params, first_request)
+        kept = [tuple(prompt) for prompt in prompts]
         rollouts: dict[int, Rollout] = {}
         with torch.inference_mode(), evaluating(self.decoder):
-            for on, chosen in self._by_adapter(len(prompts), adapter):
-                owners = {first_request + i * n + j: prompts[i] for i in chosen for j in range(n)}
+            for on, chosen in self._by_adapter(len(kept), adapter):
+                owners = {first_request + i * n + j: kept[i] for i in chosen for j in range(n)}
                 with on:
-                    rollouts |= self._answer(owners, params)
-        return [[rollouts[first_request + i * n + j] for j in range(n)] for i in range(len(prompts))]
+                    written = list(self._write(owners, params))
+                rollouts |= {news.id: self._rollout(owners[news.id], news, params) for news in written}
+        return [[rollouts[first_request + i * n + j] for j in range(n)] for i in range(len(kept))]
 
-    def _answer(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> dict[int, Rollout]:
-        """A rollout of each request."""
-        # prompts of one length side by side need no padding
-        order = sorted(prompts, key=lambda request: len(prompts[request]))
-        rollouts: dict[int, Rollout] = {}
-        for wave in self._waves(order, [len(prompts[request]) for request in order]):
-            written = self._wave([prompts[request] for request in wave], wave, params)
-            rollouts.update(zip(wave, written, strict=True))
-        return rollouts
+    def _write(self, prompts: Mapping[int, tuple[int, ...]], params: SampleParams) -> Iterator[News]:
+        """A completion of each request, with the weights as they are."""
+        if not prompts:
+            return
+        if getattr(self.decoder, "runner", None) is None:
+            yield from Waves(self.decoder, max_rows=self.max_rows, decode=self.decode).write(prompts, params)
+            return
+        longest = max(len(prompt) + self._limit(prompt, params) for prompt in prompts.values())
+        runner, vocab = self._memory(len(prompts), longest), self.decoder.config.vocab_size
+        engine = Engine(runner, vocab_size=vocab, decode=self.decode, prefill_tokens=PREFILL_TOKENS)
+        engine.submit([Request(id=i, prompt=prompt, params=params) for i, prompt in prompts.items()])
+        while engine.busy:
+            yield from engine.step()
+
+    def _memory(self, rows: int, columns: int) -> Runner:
+        """A runner for so many sequences of this length; the one there is, if it will do."""
+        rows = min(rows, self.max_rows)
+        runner = self._runner
+        if runner is None or rows > self._rows or columns > runner.capacity:
+            context = self.decoder.config.max_position_embeddings
+            columns = max(min(-(-columns // COLUMNS) * COLUMNS, context), runner.capacity if runner else 0)
+            rows = max(rows, self._rows)
+            del runner
+            self.release()  # before the memory of the next is taken
+            runner = self._runner = cast(Running, self.decoder).runner(
+                max_rows=rows, capacity=columns, switch=self.switch, invariant=self.invariant, memory=self.kv_memory
+            )
+            self._rows = rows
+        return runner
+
+    def _limit(self, prompt: Sequence[int], params: SampleParams) -> int:
+        return min(params.max_tokens, self.decoder.config.max_position_embeddings - len(prompt))
+
+    def _rollout(self, prompt: tuple[int, ...], news: News, params: SampleParams) -> Rollout:
+        before, written = len(prompt), len(news.tokens)
+        assert news.stop is not None
+        return Rollout(
+            tokens=[*prompt, *news.tokens],
+            mask=[False] * before + [True] * written,
+            gen_logp=[0.0] * before + list(news.logp),
+            raw_logp=[0.0] * before + list(news.raw),
+            stop=news.stop,
+            limit=self._limit(prompt, params),
+            version=self.version,
+            text=news.text if news.stop is Stop.STRING else "",
+        )
 
     def _by_adapter(self, count: int, adapter: Adapters) -> Iterator[tuple[AbstractContextManager[None], list[int]]]:
-        """The prompts that share an adapter: no row is in a wave with one of another."""
+        """The prompts that share an adapter: no row runs beside one of another."""
         if adapter is None:
             yield nullcontext(), list(range(count))
             return
@@ -168,126 +175,31 @@ class LocalSampler:
         for name in dict.fromkeys(names):
             yield self.switch(name), [i for i, other in enumerate(names) if other == name]
 
-    def _waves(self, order: list[int], lengths: list[int]) -> Iterator[list[int]]:
-        """At most `max_rows` requests at a time; of one length each for a model that cannot be padded."""
-        start = 0
-        for end in range(1, len(order) + 1):
-            last = end == len(order)
-            other = not last and lengths[end] != lengths[start] and not self.decoder.pads
-            if last or other or end - start == self.max_rows:
-                yield order[start:end]
-                start = end
-
-    def _check(self, prompts: Sequence[Sequence[int]], n: int, params: SampleParams, first_request: int) -> None:
+    def _check(self, prompts: Iterable[Sequence[int]], n: int, params: SampleParams, first_request: int) -> None:
         if n < 1 or first_request < 0:
             raise HoneError(f"n is {n} and first_request {first_request}: set n to 1 or more, the other to 0 or more")
-        context, vocab = self.decoder.config.max_position_embeddings, self.decoder.config.vocab_size
-        check_params(params, vocab)
+        config = self.decoder.config
+        check_params(params, config.vocab_size)
+        check_text(params, reads_text=self.decode is not None)
         for i, prompt in enumerate(prompts):
-            if not len(prompt):
-                raise HoneError(
-                    f"prompt {i} has 0 tokens, the model's context is {context}: give it at least one token"
-                )
-            if len(prompt) + 1 > context:
-                raise HoneError(
-                    f"prompt {i} has {len(prompt)} tokens, the model's context is {context} and a completion needs "
-                    "one: shorten the prompt or raise model.max_position_embeddings"
-                )
-            if min(prompt) < 0 or max(prompt) >= vocab:
-                wrong = next(token for token in prompt if not 0 <= token < vocab)
-                raise HoneError(
-                    f"prompt {i} has token {wrong}, outside the model's vocabulary of {vocab}: "
-                    "the tokenizer does not fit the model, use the one it was trained with"
-                )
-
-    def _wave(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], params: SampleParams) -> list[Rollout]:
-        context = self.decoder.config.max_position_embeddings
-        limits = [min(params.max_tokens, context - len(prompt)) for prompt in prompts]
-        logits, rows = self._prefill(prompts, limits)
-        u = uniforms(params.seed, requests, max(limits)).to(self.decoder.device)
-        knobs = Knobs.of([params] * len(prompts), logits.shape[-1], logits.device, prompts)
-        written = self._decode(logits, rows, u, knobs, params.stop_ids)
-        if not written.logp.isfinite().all():
-            raise HoneError(
-                "the model's logits are not finite, its weights have diverged: go back to an earlier checkpoint "
-                "and lower the learning rate"
-            )
-        columns = zip(written.token.T.tolist(), written.logp.T.tolist(), written.length.tolist(), strict=True)
-        rollouts: list[Rollout] = []
-        for prompt, limit, (token, logp, length) in zip(prompts, limits, columns, strict=True):
-            rollouts.append(
-                Rollout(
-                    tokens=[*prompt, *token[:length]],
-                    mask=[False] * len(prompt) + [True] * length,
-                    gen_logp=[0.0] * len(prompt) + logp[:length],
-                    stop=Stop.TOKEN if token[length - 1] in params.stop_ids else Stop.LENGTH,
-                    limit=limit,
-                    version=self.version,
-                )
-            )
-        return rollouts
-
-    def _prefill(self, prompts: Sequence[Sequence[int]], limits: Sequence[int]) -> tuple[Tensor, _Rows]:
-        """The logits after each prompt, and the rows to go on with; equal prompts are computed once."""
-        device = self.decoder.device
-        place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
-        width = max(map(len, place))
-        padded = [[self.pad_id] * (width - len(prompt)) + list(prompt) for prompt in place]
-        tokens = torch.tensor(padded, device=device)
-        pad = torch.tensor([width - len(prompt) for prompt in place], device=device) if mixed(place) else None
-        cache = self.decoder.new_cache(len(place), width + max(limits) - 1)
-        *early, final = tokens.split(max(1, PREFILL_TOKENS // len(place)), dim=1)
-        for columns in early:
-            self._forward(columns, cache, pad)
-        logits = self._forward(final, cache, pad)
-        owner = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=device)
-        rows = _Rows(
-            cache=cache.rows(owner),
-            index=torch.arange(len(prompts), device=device),
-            limit=torch.tensor(limits, device=device),
-            pad=None if pad is None else pad[owner],
-            alive=torch.ones(len(prompts), dtype=torch.bool, device=device),
-        )
-        return logits[owner], rows
-
-    def _forward(self, tokens: Tensor, cache: Cache, pad: Tensor | None) -> Tensor:
-        """int64 [b, t] new columns -> logits [b, V] after the last one."""
-        first, last = cache.length, cache.length + tokens.shape[1]
-        positions = None
-        if pad is not None:
-            # padding sits before 0; a finished row that waits for the others may run past the context
-            end = self.decoder.config.max_position_embeddings - 1
-            positions = (torch.arange(first, last, device=pad.device) - pad[:, None]).clamp(0, end)
-        mask = visible(first, last, pad, device=tokens.device) if self.decoder.pads else None
-        hidden = self.decoder(tokens, positions=positions, mask=mask, cache=cache)
-        return self.decoder.logits(hidden[:, -1])
-
-    def _decode(self, logits: Tensor, rows: _Rows, u: Tensor, knobs: Knobs, stop_ids: frozenset[int]) -> _Written:
-        """Write until every row has stopped: at a stop token or at its limit."""
-        out = _Written(
-            token=torch.zeros(u.shape, dtype=torch.int64, device=u.device),
-            logp=torch.zeros_like(u),
-            length=torch.zeros(u.shape[1], dtype=torch.int64, device=u.device),
-        )
-        stops = torch.zeros(logits.shape[-1], dtype=torch.bool, device=u.device)
-        stops[sorted(stop_ids)] = True
-        for t in range(len(u)):
-            token, logp, _ = draw(logits, u[t, rows.index], knobs)
-            knobs.see(token)
-            out.token[t].index_copy_(0, rows.index, token)
-            out.logp[t].index_copy_(0, rows.index, logp.double())
-            out.length.index_add_(0, rows.index, rows.alive.long())
-            rows.alive &= ~(stops[token] | (rows.limit <= t + 1))
-            writing = int(rows.alive.sum())  # the one wait for the device in a step
-            if not writing:
-                break
-            if writing < COMPACT_BELOW * len(token):
-                keep = rows.compact()
-                token, knobs = token[keep], knobs.rows(keep)
-            logits = self._forward(token[:, None], rows.cache, rows.pad)
-        return out
+            context = config.max_position_embeddings
+            check_prompt(f"prompt {i}", prompt, context=context, vocab_size=config.vocab_size)
 
 
-def mixed(prompts: Iterable[Sequence[int]]) -> bool:
-    """Whether lengths differ, so that padding is needed."""
-    return len({len(prompt) for prompt in prompts}) > 1
+def _copied(decoder: Decoder, switch: Switch | None) -> tuple[Decoder, Switch | None]:
+    """A decoder of its own, and what switches its adapters."""
+    twin, other = copies.deepcopy((decoder, switch))
+    if switch is not None and other is switch:  # a plain function: it would switch the learner's
+        raise HoneError("copy needs a switch that can be copied: give switch=partial(use_adapter, decoder)")
+    return twin, other
+
+
+@torch.no_grad()
+def _copy_weights(source: nn.Module, target: nn.Module) -> None:
+    """In place: a runner holds on to the tensors."""
+    there, here = source.state_dict(keep_vars=True), target.state_dict(keep_vars=True)
+    if there.keys() != here.keys():
+        odd = sorted(there.keys() ^ here.keys())[0]
+        raise HoneError(f"{odd} was added to or taken from the model since it was copied: make the sampler anew")
+    for name, x in there.items():
+        here[name].copy_(x)

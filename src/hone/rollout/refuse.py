@@ -5,6 +5,10 @@ from collections.abc import Sequence
 from hone.errors import HoneError
 from hone.rollout.protocol import SampleParams
 
+DIVERGED = (
+    "the model's logits are not finite, its weights have diverged: go back to an earlier checkpoint "
+    "and lower the learning rate"
+)
 TOKENIZER = "the tokenizer does not fit the model, use the one it was trained with"
 
 
@@ -22,12 +26,7 @@ def check_prompt(name: str, prompt: Sequence[int], *, context: int, vocab_size: 
         raise HoneError(f"{name} has token {wrong}, outside the model's vocabulary of {vocab_size}: {TOKENIZER}")
 
 
-def check_params(params: SampleParams, *, vocab_size: int, reads_text: bool) -> None:
-    """Settings that fit the vocabulary and can be obeyed."""
-    for what, tokens in (("stop id", params.stop_ids), ("bias on token", params.bias), ("banned token", params.banned)):
-        if max(tokens, default=0) >= vocab_size:
-            raise HoneError(f"{what} {max(tokens)} is outside the model's vocabulary of {vocab_size}: {TOKENIZER}")
-    if len(params.banned) >= vocab_size:
-        raise HoneError("every token of the vocabulary is banned: leave at least one")
+def check_text(params: SampleParams, *, reads_text: bool) -> None:
+    """Stop strings can be looked for."""
     if params.stop and not reads_text:
         raise HoneError("stop strings need the text of tokens: give the sampler decode=tokenizer.decode")

@@ -1,0 +1,57 @@
+"""Which runner samples from a decoder, and how many rows its memory allows."""
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+
+from hone.errors import HoneError
+from hone.model.decoder import Decoder
+from hone.model.plain import PlainRunner
+from hone.rollout.runner import Runner
+
+SHARE = 0.5  # of the free memory, where no bound was given: activations and others need some too
+MEMINFO = Path("/proc/meminfo")
+
+Switch = Callable[[str | None], AbstractContextManager[None]]
+
+
+def make_runner(
+    decoder: Decoder,
+    *,
+    max_rows: int,
+    capacity: int,
+    switch: Switch | None = None,
+    invariant: bool = False,
+    memory: int | None = None,
+) -> Runner:
+    """At most `max_rows` rows of `capacity` columns, and no more than fit into `memory` bytes (None: half the free)."""
+    room = int(SHARE * free_memory(decoder.device)) if memory is None else memory
+    needed = column_bytes(decoder) * (capacity + 1)
+    rows = min(max_rows, room // needed)
+    if rows < 1:
+        raise HoneError(
+            f"keys and values of one sequence of {capacity} tokens take {needed / 2**20:.1f} MiB, "
+            f"{room / 2**20:.1f} MiB are there: shorten prompts or max_tokens, or give more memory"
+        )
+    return PlainRunner(decoder, max_rows=rows, capacity=capacity, switch=switch, invariant=invariant)
+
+
+def column_bytes(decoder: Decoder) -> int:
+    """Keys and values of one token in every layer."""
+    config, size = decoder.config, decoder.model.embed_tokens.weight.element_size()
+    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * size
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that could be allocated there now."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    if MEMINFO.exists():
+        for line in MEMINFO.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
