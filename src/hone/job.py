@@ -103,7 +103,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     if resume_from is not None:
         restore(resume_from, policy, learner, recipe=recipe, parts=parts(job))
         if job.roller:
-            job.roller.sampler.version = job.step
+            publish(job, job.step)
     return job
 
 
@@ -129,9 +129,9 @@ def parts(job: Run) -> dict[str, Any]:
 
 
 def publish(job: Run, version: int) -> None:
-    """The sampler reads the learner's own weights, so publishing is to say which they are."""
+    """The sampler is told that the learner's weights have changed."""
     assert job.roller is not None
-    job.roller.sampler.version = version
+    job.roller.sampler.publish(version)
 
 
 def save(job: Run, folder: Path) -> Path:

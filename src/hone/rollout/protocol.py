@@ -66,6 +66,10 @@ class Sampler(Protocol):
 
     version: int
 
+    def publish(self, version: int) -> None:
+        """From now on sample from the learner's weights as they are, and call them `version`."""
+        ...
+
     def sample(
         self,
         prompts: Sequence[Sequence[int]],

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hone.data.chat import render_prompt
 from hone.data.tokenizer import Tokenizer
 from hone.rollout.protocol import SampleParams, Sampler
-from hone.types import Group, Rollout, Task
+from hone.types import Group, Rollout, Stop, Task
 
 
 class Roller:
@@ -25,7 +25,9 @@ class Roller:
         return [[self._finish(r, task) for r in g] for g, task in zip(groups, tasks, strict=True)]
 
     def _finish(self, rollout: Rollout, task: Task) -> Rollout:
-        """Attach the task and the completion's text, without the stop token."""
+        """Attach the task and the completion's text, without the stop token or stop string."""
+        if rollout.stop is Stop.STRING:
+            return replace(rollout, task=task)
         written = [t for t, m in zip(rollout.tokens, rollout.mask, strict=True) if m]
         if written and written[-1] in self.params.stop_ids:
             written.pop()
