@@ -29,6 +29,11 @@ def functions(path: Path) -> Iterator[Function]:
     return (node for node in ast.walk(parsed(path)) if isinstance(node, Function))
 
 
+def is_kernel(function: Function) -> bool:
+    """Compiled by Triton: its arguments are pointers and sizes, a struct cannot hold them."""
+    return any(ast.unparse(decorator) == "triton.jit" for decorator in function.decorator_list)
+
+
 def tracked() -> list[Path]:
     """What is, or would be, committed; outside a clone everything but caches."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
