@@ -160,14 +160,14 @@ SAMPLER = (
     ),
     fault(
         "the sampler records log-probs at temperature 1", "pain 9", "sampler", "rollout/draw.py",
-        old="    return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)\n",
-        new="    return token.squeeze(-1), (logits * temperature).log_softmax(-1).gather(-1, token).squeeze(-1)\n",
+        old="    return token.squeeze(-1), logp.squeeze(-1), raw.squeeze(-1)\n",
+        new="    return token.squeeze(-1), raw.squeeze(-1), raw.squeeze(-1)\n",
         tests="rollout/test_draw.py",
     ),
     fault(
         "log-probs before top-k and top-p", "pain 9", "sampler", "rollout/draw.py",
-        old="    return token.squeeze(-1), logp.gather(-1, token).squeeze(-1)\n",
-        new="    return token.squeeze(-1), logits.log_softmax(-1).gather(-1, token).squeeze(-1)\n",
+        old="(z.gather(-1, token) - running[:, -1:].log())",
+        new="(z.gather(-1, token) - _running(z.exp())[:, -1:].log())",
         tests="rollout/test_draw.py",
     ),
     fault(

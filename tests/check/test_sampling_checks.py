@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from desk import Desk, failing, job_of, verdict
 
 from hone.job import Run
@@ -64,12 +65,15 @@ def test_a_policy_with_another_temperature_is_found(desk: Desk):
     assert "log softmax(logits / 0.7)" in verdict(job, "temperature")[1]
 
 
-def test_a_truncated_distribution_is_found(desk: Desk):
+@pytest.mark.parametrize(
+    "setting", [{"top_k": 5}, {"repetition_penalty": 1.5}, {"bias": {5: 2.0}}, {"banned": frozenset({5})}]
+)
+def test_a_distribution_the_learner_does_not_see_is_found(setting: dict[str, Any], desk: Desk):
     job = job_of(desk, "grpo")
     assert job.roller is not None
-    job.roller.params = replace(job.roller.params, top_k=5)
-    assert failing(job) == {"temperature", "log-probs agree", "published weights"}
-    assert "top_k" in verdict(job, "temperature")[1]
+    job.roller.params = replace(job.roller.params, **setting)
+    assert failing(job) >= {"temperature", "log-probs agree"}
+    assert next(iter(setting)) in verdict(job, "temperature")[1]
 
 
 def test_samples_that_share_their_random_numbers_are_found(desk: Desk):

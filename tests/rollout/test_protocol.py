@@ -25,6 +25,16 @@ from hone.rollout.protocol import SampleParams
         ({"seed": -1}, "seed is -1"),
         ({"seed": 2**64}, "seed is"),
         ({"stop_ids": frozenset({3, -1})}, "stop_ids"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty is nan"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty is inf"),
+        ({"bias": {1: math.nan}}, "bias is not finite"),
+        ({"bias": {1: -math.inf}}, "bias is not finite"),
+        ({"bias": {-1: 1.0}}, "bias has a negative token"),
+        ({"banned": frozenset({-2})}, "banned has a negative"),
+        ({"stop": ("end", "")}, "a stop string is empty"),
+        ({"top_logprobs": 21}, "top_logprobs is 21"),
+        ({"top_logprobs": -1}, "top_logprobs is -1"),
     ],
 )
 def test_wrong_setting_is_refused_in_one_line_with_the_remedy(wrong: dict[str, Any], words: str):
@@ -40,8 +50,20 @@ def test_bounds_themselves_are_allowed():
 
 
 @pytest.mark.parametrize(
-    ("settings", "truncated"),
-    [({}, False), ({"temperature": 0.5}, False), ({"top_k": 1}, True), ({"top_p": 0.9}, True), ({"min_p": 0.1}, True)],
+    ("settings", "altered"),
+    [
+        ({}, ()),
+        ({"temperature": 0.5}, ()),
+        ({"temperature": 0.0, "stop": ("x",), "top_logprobs": 3}, ()),
+        ({"bias": {4: 0.0}}, ()),
+        ({"top_k": 1}, ("top_k",)),
+        ({"top_p": 0.9}, ("top_p",)),
+        ({"min_p": 0.1}, ("min_p",)),
+        ({"repetition_penalty": 0.9}, ("repetition_penalty",)),
+        ({"bias": {4: -1.0}}, ("bias",)),
+        ({"banned": frozenset({0})}, ("banned",)),
+        ({"top_k": 2, "banned": frozenset({1})}, ("top_k", "banned")),
+    ],
 )
-def test_truncated_says_whether_the_support_may_be_cut(settings: dict[str, Any], truncated: bool):
-    assert SampleParams(max_tokens=1, stop_ids=frozenset(), **settings).truncated is truncated
+def test_altered_names_what_the_learner_does_not_see(settings: dict[str, Any], altered: tuple[str, ...]):
+    assert SampleParams(max_tokens=1, stop_ids=frozenset(), **settings).altered == altered

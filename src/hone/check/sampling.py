@@ -123,9 +123,10 @@ def temperature(probe: Probe) -> Finding:
     policy, job = probe.job.policy, probe.job
     if not isinstance(policy, Policy):
         return skipped("a scorer has no log-probs")
-    if job.roller and job.roller.params.truncated:
-        seen = "top_k, top_p or min_p cuts the sampler's distribution, the learner's is whole"
-        return failed(seen, "train with sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0")
+    if job.roller and job.roller.params.altered:
+        seen = f"{', '.join(job.roller.params.altered)} changes the sampler's distribution and not the learner's"
+        remedy = "train with sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0, no penalty, bias or banned tokens"
+        return failed(seen, remedy)
     T = job.recipe.sample.temperature if job.algo.online else 1.0
     if job.roller and job.roller.params.temperature != T:
         return failed(f"the sampler's temperature is {job.roller.params.temperature}, the recipe's {T}", "use one")
@@ -135,7 +136,7 @@ def temperature(probe: Probe) -> Finding:
     seen = f"learner's log-prob within {worst:.1e} of log softmax(logits / {T:g}) on {len(rows)} rows"
     if not worst <= limit:
         return failed(f"{seen} (limit {limit:.0e})", "the policy's temperature must be sample.temperature")
-    return passed(f"{seen}; top-k, top-p and min-p are off" if job.algo.online else seen)
+    return passed(f"{seen}; nothing but the temperature changes what is sampled" if job.algo.online else seen)
 
 
 @torch.no_grad()

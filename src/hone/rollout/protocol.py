@@ -52,9 +52,20 @@ class SampleParams:
                 raise HoneError(message)
 
     @property
-    def truncated(self) -> bool:
-        """Whether top-k, top-p or min-p may cut the support, so that gen_logp is renormalised on what is left."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+    def altered(self) -> tuple[str, ...]:
+        """The settings in force that make the distribution drawn from another than softmax(logits / temperature)."""
+        return tuple(
+            name
+            for name, on in (
+                ("top_k", self.top_k > 0),
+                ("top_p", self.top_p < 1),
+                ("min_p", self.min_p > 0),
+                ("repetition_penalty", self.repetition_penalty != 1),
+                ("bias", any(self.bias.values())),
+                ("banned", bool(self.banned)),
+            )
+            if on
+        )
 
 
 # One adapter by name for all prompts, or one for each, where None is the base model; None: the weights as they are.
