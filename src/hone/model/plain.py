@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.plain_layers import Piece, PlainLayers
+from hone.model.plain_attention import Piece
+from hone.model.plain_layers import PlainLayers
+from hone.model.plain_product import product
 from hone.model.plain_rows import Rows
 from hone.rollout.runner import Part, Seat, Ticket, Written
 
@@ -56,7 +58,6 @@ class PlainRunner:
         self.block_size = self.capacity = capacity
         with torch.inference_mode():
             self.layers = PlainLayers(decoder, max_rows, capacity)
-            self.slots = np.arange(max_rows) * (capacity + 1)  # where a row's memory begins
             self.rows = Rows(max_rows, decoder.config.vocab_size, decoder.device)
 
     def use(self, adapter: str | None) -> None:
@@ -89,7 +90,7 @@ class PlainRunner:
             self.layers.slab.copy(part.blocks[0], [seat.blocks[0] for seat in part.seats], part.end)
             for seat in part.seats:
                 self.rows.seat(seat, part.prompt[: part.end])
-        logits = self.decoder.logits(last[torch.tensor([i for i, _ in ready], device=last.device)])
+        logits = self._logits(last[torch.tensor([i for i, _ in ready], device=last.device)])
         return logits.repeat_interleave(torch.tensor([len(p.seats) for _, p in ready], device=last.device), 0)
 
     def decode(self, rows: int) -> Ticket:
@@ -101,12 +102,19 @@ class PlainRunner:
         with torch.inference_mode(), self._adapted():
             # holes write into the scratch column, and see the first one: finite, and read by nobody
             positions = np.where(alive, self.rows.length[:rows], 0)
-            slots = self.slots[:rows] + np.where(alive, positions, self.capacity)
-            state = np.stack([self.rows.token[:rows], positions, slots])
-            tokens, places, where = torch.from_numpy(state).to(self.decoder.device)
-            hidden = self.layers.step(tokens, places, where, int(positions.max()) + 1)
+            state = np.stack([self.rows.token[:rows], positions, np.where(alive, positions, self.capacity)])
+            tokens, places, written = torch.from_numpy(state).to(self.decoder.device)
+            columns = int(positions.max()) + 1
+            even = bool((positions[index] == columns - 1).all())
+            hidden = self.layers.step(tokens, places, written, columns=columns, even=even)
             self.rows.length[index] += 1
-            return _Done(self.rows.go_on(rows, index, self.decoder.logits(hidden)))
+            return _Done(self.rows.go_on(rows, index, self._logits(hidden)))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        head = self.decoder.lm_head
+        if type(head) is nn.Linear and self.decoder.finish is None:
+            return product(head.weight, hidden)
+        return self.decoder.logits(hidden)
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Row `a` goes on as row `b`, free until now, for each (a, b)."""

@@ -9,36 +9,47 @@ from hone.model.config import DecoderConfig
 
 
 class Slab:
-    """A tensor a layer, [rows, capacity + 1, 2, K, E]: keys, then values; the last column takes what nobody reads."""
+    """A tensor a layer, [2, rows, K, capacity + 1, E]: keys, values; the last column takes what nobody reads."""
 
     def __init__(self, config: DecoderConfig, rows: int, capacity: int, *, like: Tensor) -> None:
-        shape = (rows, capacity + 1, 2, config.num_key_value_heads, config.head_dim)
-        self.capacity = capacity
-        self.layers = [like.new_zeros(shape) for _ in range(config.num_hidden_layers)]
-        self._flat = [x.view(rows * (capacity + 1), -1) for x in self.layers]
+        K, E = config.num_key_value_heads, config.head_dim
+        self.layers = [like.new_zeros(2, rows, K, capacity + 1, E) for _ in range(config.num_hidden_layers)]
+        self._lines = [x.view(-1, E) for x in self.layers]
+        heads = torch.arange(rows)[:, None] * K + torch.arange(K)
+        self._first = (torch.cat([heads, heads + rows * K], 1) * (capacity + 1)).to(like.device)  # [rows, 2 K]
 
-    def slots(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Where `write` puts the columns of the rows."""
-        return rows * (self.capacity + 1) + columns
+    def slots(self, rows: slice | Tensor, columns: Tensor) -> Tensor:
+        """Where `write` puts a token: a line for each head's key, and for its value, [N 2 K]."""
+        return (self._first[rows] + columns[:, None]).flatten()
 
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
-        """Keys and values side by side, [N, 2 K E], one line a slot."""
-        self._flat[layer].index_copy_(0, slots, kv)
+        """Keys and values of N tokens, [N, 2 K, E]."""
+        self._lines[layer].index_copy_(0, slots, kv.reshape(len(slots), -1))
 
     def read(self, layer: int, rows: slice | Tensor, columns: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first columns of some rows, [B, K, columns, E] both."""
-        kv = self.layers[layer][:, :columns][rows]
-        return kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
+        k, v = self.layers[layer][:, :, :, :columns][:, rows]
+        return k, v
+
+    def heads(self, layer: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """The same of the first rows, a head a matrix: [B K, columns, E] both, no number copied."""
+        x = self.layers[layer].flatten(1, 2)[:, : rows * self.layers[layer].shape[2], :columns]
+        return x[0], x[1]
 
     def copy(self, source: int, targets: Sequence[int], columns: int) -> None:
         """The first columns of a row into other rows."""
-        where = torch.tensor([t for t in targets if t != source], device=self.layers[0].device)
-        if not columns or not len(where):
+        where = [t for t in targets if t != source]
+        if not columns or not where:
             return
+        index = torch.tensor(where, device=self._first.device)
         for x in self.layers:
-            x[where, :columns] = x[source, :columns]
+            x[:, index, :, :columns] = x[:, source : source + 1, :, :columns]
+
+    def clear(self, rows: Sequence[int]) -> None:
+        """Zero all that the rows hold: a weight of 0 does not hide a number that is not finite."""
+        for x in self.layers:
+            x[:, list(rows)] = 0
 
     @property
-    def bytes(self) -> int:
-        """What it holds."""
+    def nbytes(self) -> int:
         return sum(x.nbytes for x in self.layers)
