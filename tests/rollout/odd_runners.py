@@ -1,6 +1,7 @@
 """Runners for tests, which compute with a real model: one checks its orders and is read late, one has pages."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,9 @@ class Watched:
             assert b not in self.seats
             self.moved += 1
             if a in self.seats:  # it may have ended in a launch that is not read yet
-                self.seats[b] = self.seats.pop(a)
+                seat, prompt = self.seats.pop(a)
+                blocks = (b,) if self.block_size == self.capacity else seat.blocks
+                self.seats[b] = replace(seat, row=b, blocks=blocks), prompt
         self.inner.move(moves)
 
     def stop(self, rows: Sequence[int]) -> None:
