@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from hone.errors import HoneError
+from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.lora import add_lora, lora_parameters
 from hone.rollout import local, schedule
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
@@ -270,6 +274,23 @@ def test_diverged_model_is_an_error_and_not_a_completion():
         LocalSampler(model).sample([[1]], n=2, params=params())
 
 
+def test_an_interrupted_call_leaves_a_sampler_that_works():
+    model, seen = decoder(), []
+    sampler = LocalSampler(model)
+    expected = sampler.sample(ragged(), n=4, params=params())
+
+    def interrupt(*_: Any) -> None:
+        seen.append(1)
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+
+    hook = model.model.embed_tokens.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        sampler.sample(ragged(), n=4, params=params())
+    hook.remove()
+    assert sampler.sample(ragged(), n=4, params=params()) == expected
+
+
 def test_each_module_gets_its_own_mode_back():
     model = decoder().train()
     model.model.layers[1].eval()
@@ -285,7 +306,7 @@ def test_each_module_gets_its_own_mode_back():
 
 def test_model_is_in_eval_mode_while_sampling():
     model, modes = decoder().train(), []
-    model.model.norm.register_forward_hook(lambda module, *_: modes.append(module.training))
+    model.model.embed_tokens.register_forward_hook(lambda module, *_: modes.append(module.training))
     LocalSampler(model).sample([[1]], n=1, params=params(3))
     assert modes == [False] * 3
 
@@ -293,7 +314,8 @@ def test_model_is_in_eval_mode_while_sampling():
 def test_version_is_recorded():
     sampler = LocalSampler(decoder())
     assert sampler.sample([[1]], n=1, params=params())[0][0].version == 0
-    sampler.version = 7
+    sampler.publish(7)
+    assert sampler.version == 7
     assert [r.version for r in flat(sampler.sample(ragged(), n=2, params=params()))] == [7] * 12
 
 
@@ -316,3 +338,146 @@ def test_repeated_prompts_are_separate_requests():
     sampler = LocalSampler(decoder(initializer_range=0.1))
     groups = sampler.sample([[1, 2], [1, 2]], n=2, params=params())
     assert len({tuple(r.tokens) for r in flat(groups)}) == 4
+
+
+def test_raw_logp_is_without_temperature_or_truncation():
+    model = decoder()
+    settings = params(temperature=0.6, top_k=4, stop_ids=[0])
+    for rollout in flat(LocalSampler(model).sample(ragged(), n=3, params=settings)):
+        assert rollout.raw_logp == pytest.approx(plain_logp(model, rollout, 1.0), abs=1e-10)
+        assert list(rollout.raw_logp) != pytest.approx(list(rollout.gen_logp), abs=1e-3)
+
+
+def nudge(model: Decoder) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.2)
+
+
+def test_a_copy_follows_the_learner_when_it_is_published():
+    model = decoder()
+    shared, apart = LocalSampler(model), LocalSampler(model, copy=True)
+    assert apart.decoder is not model
+    before = shared.sample(ragged(), n=2, params=params())
+    assert apart.sample(ragged(), n=2, params=params()) == before
+    nudge(model)
+    assert apart.sample(ragged(), n=2, params=params()) == before
+    after = shared.sample(ragged(), n=2, params=params())
+    assert after != before
+    for sampler in (shared, apart):
+        sampler.publish(3)
+    assert apart.sample(ragged(), n=2, params=params()) == shared.sample(ragged(), n=2, params=params())
+    assert [r.tokens for r in flat(apart.sample(ragged(), n=2, params=params()))] == [r.tokens for r in flat(after)]
+    assert [p.requires_grad for p in model.parameters()] == [True] * len(list(model.parameters()))
+
+
+def test_a_copy_switches_its_own_adapters():
+    model = decoder()
+    add_lora(model, name="one", rank=2, alpha=64.0)
+    with torch.no_grad():
+        for p in lora_parameters(model):
+            p.normal_()
+    apart = LocalSampler(model, copy=True, switch=partial(use_adapter, model))
+    shared = LocalSampler(model, switch=partial(use_adapter, model))
+    names = ["one", None, "one", None, "one", None]
+    expected = shared.sample(ragged(), n=2, params=params(), adapter=names)
+    with use_adapter(model, None):  # what the learner does meanwhile is its own affair
+        assert apart.sample(ragged(), n=2, params=params(), adapter=names) == expected
+    with pytest.raises(HoneError, match=r"partial\(use_adapter, decoder\)"):
+        LocalSampler(model, copy=True, switch=lambda name: use_adapter(model, name))
+    add_lora(model, name="two", rank=2, alpha=64.0)
+    with pytest.raises(HoneError, match="make the sampler anew"):
+        apart.publish(1)
+
+
+def memory_of(sampler: LocalSampler) -> tuple[int, int] | None:
+    runner = sampler._runner
+    return None if runner is None else (runner.max_rows, runner.capacity)
+
+
+def test_memory_is_kept_while_it_fits_and_given_back_when_asked():
+    sampler = LocalSampler(decoder(max_position_embeddings=500), max_rows=20)
+    assert memory_of(sampler) is None
+    expected = sampler.sample(ragged(), n=2, params=params())
+    first = sampler._runner
+    assert memory_of(sampler) == (12, 64)
+    sampler.sample(ragged(), n=1, params=params(30))
+    assert sampler._runner is first
+    sampler.sample([[1] * 60], n=50, params=params())  # longer, and more than there may be rows
+    assert memory_of(sampler) == (20, 128)
+    assert sampler.sample(ragged(), n=2, params=params()) == expected  # more room changes nothing
+    sampler.release()
+    assert memory_of(sampler) is None
+    assert sampler.sample(ragged(), n=2, params=params()) == expected
+    sampler.sample([[1] * 499], n=1, params=params())
+    assert memory_of(sampler) == (12, 500)  # never more than the context
+
+
+def test_with_little_memory_fewer_rows_run_at_a_time():
+    model = decoder()
+    expected = LocalSampler(model).sample(ragged(), n=4, params=params())
+    column = 2 * 2 * 2 * model.config.head_dim * 8  # keys and values, layers, heads, bytes of a float64
+    few = LocalSampler(model, kv_memory=3 * 49 * column)
+    for got, other in zip(flat(few.sample(ragged(), n=4, params=params())), flat(expected), strict=True):
+        assert got.tokens == other.tokens
+    assert memory_of(few) == (3, 48)
+    runner = few._runner
+    few.sample(ragged(), n=4, params=params())
+    assert few._runner is runner  # it asked for 24, and does not ask again
+    with pytest.raises(HoneError, match="keys and values of one sequence of 48 tokens take"):
+        LocalSampler(model, kv_memory=48 * column).sample([[1]], n=1, params=params(47))
+
+
+def test_a_prompt_of_another_call_is_not_taken_for_one_of_this():
+    model = decoder(max_position_embeddings=200)
+    sampler, prompt = LocalSampler(model), [3, 1, 4, 1, 5] * 12
+    sampler.sample([prompt], n=2, params=params())
+    nudge(model)
+    got = sampler.sample([prompt], n=2, params=params())
+    assert got == LocalSampler(model).sample([prompt], n=2, params=params())
+
+
+def letters(tokens: Sequence[int]) -> str:
+    return "".join(chr(97 + t) for t in tokens)
+
+
+def test_stop_strings_end_a_rollout_and_its_text():
+    model = decoder()
+    whole = flat(LocalSampler(model).sample(ragged(), n=8, params=params(20, stop_ids=[0])))
+    text = letters(completion(whole[0]))
+    stops = (text[2:4], text[1:3] + "!")
+    sampler = LocalSampler(model, decode=letters)
+    rollouts = flat(sampler.sample(ragged(), n=8, params=params(20, stop_ids=[0], stop=stops)))
+    assert rollouts[0].stop is Stop.STRING
+    for rollout, other in zip(rollouts, whole, strict=True):
+        text = letters(completion(other))
+        at = text.find(stops[0])
+        if at < 0:
+            assert (rollout.tokens, rollout.stop, rollout.text) == (other.tokens, other.stop, "")
+        else:
+            assert letters(completion(rollout)) == text[: at + 2]
+            assert (rollout.stop, rollout.text, rollout.limit) == (Stop.STRING, text[:at], 20)
+    with pytest.raises(HoneError, match=r"decode=tokenizer\.decode"):
+        LocalSampler(model).sample([[1]], n=1, params=params(stop=("a",)))
+
+
+def test_models_without_a_runner_are_sampled_in_waves():
+    class Other(Decoder):
+        runner = None  # pyright: ignore[reportAssignmentType]
+
+    model = decoder()
+    other = Other(model.config).double()
+    other.load_state_dict(model.state_dict())
+    settings = params(20, stop_ids=[0, 5], temperature=0.8, repetition_penalty=1.2, seed=4)
+    stop = letters(completion(LocalSampler(model).sample(ragged(), n=1, params=settings)[2][0]))[:2]
+    for max_rows, stops in ((512, ()), (3, ()), (5, (stop,))):
+        told = replace(settings, stop=stops)
+        expected = flat(LocalSampler(model, decode=letters).sample(ragged(), n=4, params=told))
+        waves = LocalSampler(other, max_rows=max_rows, decode=letters)
+        for got, rollout in zip(flat(waves.sample(ragged(), n=4, params=told)), expected, strict=True):
+            same = [(r.tokens, r.mask, r.stop, r.limit, r.text) for r in (got, rollout)]
+            assert same[0] == same[1]
+            assert got.gen_logp == pytest.approx(rollout.gen_logp, abs=1e-10)
+            assert got.raw_logp == pytest.approx(rollout.raw_logp, abs=1e-10)
+    assert any(r.stop is Stop.STRING for r in expected)
+    assert waves._runner is None
