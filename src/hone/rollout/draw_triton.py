@@ -79,6 +79,12 @@ def _key(z):
 
 
 @triton.jit
+def _weight(z, low):
+    """exp(z) of what is kept; NaN is kept, so that it shows"""
+    return tl.where((_key(z) <= low) | (z != z), tl.exp(z), 0.0)
+
+
+@triton.jit
 def _scan(
     LOGITS, stride, V: tl.constexpr, ACTIVE, TEMPERATURE, PENALTY, BIAS, SEEN, PART, plane,
     HAS_BIAS: tl.constexpr, HAS_SEEN: tl.constexpr, SIZE: tl.constexpr,
@@ -199,7 +205,7 @@ def _cut(
             z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, temperature, HAS_BIAS, HAS_SEEN)
             to = PART + row * chunks + chunk
             tl.store(to + 2 * plane, top)
-            tl.store(to + 3 * plane, tl.sum(tl.where(_key(z) <= low, tl.exp(z), 0.0)))
+            tl.store(to + 3 * plane, tl.sum(_weight(z, low)))
     tl.store(LOW + row, low)
 
 
@@ -224,11 +230,11 @@ def _token(
     BLOCKS: tl.constexpr = SIZE // INNER
     at = chunk * SIZE + tl.arange(0, BLOCKS)[:, None] * INNER + tl.arange(0, INNER)[None]
     z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, temperature, HAS_BIAS, HAS_SEEN)
-    block, target = _find(tl.sum(tl.where(_key(z) <= low, tl.exp(z), 0.0), 1), target, BLOCKS)
+    block, target = _find(tl.sum(_weight(z, low), 1), target, BLOCKS)
     first = chunk * SIZE + block * INNER
     at = first + tl.arange(0, INNER)
     z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, temperature, HAS_BIAS, HAS_SEEN)
-    place, target = _find(tl.where(_key(z) <= low, tl.exp(z), 0.0), target, INNER)
+    place, target = _find(_weight(z, low), target, INNER)
     return first + place
 
 
