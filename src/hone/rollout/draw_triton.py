@@ -49,10 +49,11 @@ def _uniform(seed, request, count):
 
 
 @triton.jit
-def _temperature(TEMPERATURE, row):
-    """1 where greedy"""
+def _inverse(TEMPERATURE, row):
+    """1 / T, and 1 where greedy: a product is cheaper than a quotient for each token"""
     temperature = tl.load(TEMPERATURE + row)
-    return tl.where(temperature == 0, 1.0, tl.minimum(tl.maximum(temperature, 1 / _HUGE), _HUGE))
+    temperature = tl.where(temperature == 0, 1.0, tl.minimum(tl.maximum(temperature, 1 / _HUGE), _HUGE))
+    return tl.div_rn(1.0, temperature)
 
 
 @triton.jit
@@ -100,30 +101,30 @@ def _scan(
         to = PART + row * tl.num_programs(1) + chunk
         tl.store(to, top)
         tl.store(to + plane, total)
-        temperature = _temperature(TEMPERATURE, row)
+        inverse = _inverse(TEMPERATURE, row)
         if HAS_BIAS or HAS_SEEN:
             shift = row.to(tl.int64) * V
             penalty = tl.load(PENALTY + row)
             x = _process(x, at, V, BIAS + shift, SEEN + shift, penalty, HAS_BIAS, HAS_SEEN)
             top = tl.max(x)
-            total = tl.sum(tl.exp((x - tl.where(top == float("-inf"), 0.0, top)) / temperature))
-        elif temperature != 1.0:
-            total = tl.sum(tl.exp((x - tl.where(top == float("-inf"), 0.0, top)) / temperature))
+            total = tl.sum(tl.exp((x - tl.where(top == float("-inf"), 0.0, top)) * inverse))
+        elif inverse != 1.0:
+            total = tl.sum(tl.exp((x - tl.where(top == float("-inf"), 0.0, top)) * inverse))
         tl.store(to + 2 * plane, top)
         tl.store(to + 3 * plane, total)
 
 
 @triton.jit
 def _exponent(
-    LOGITS, at, V: tl.constexpr, BIAS, SEEN, penalty, top, temperature, HAS_BIAS: tl.constexpr, HAS_SEEN: tl.constexpr
+    LOGITS, at, V: tl.constexpr, BIAS, SEEN, penalty, top, inverse, HAS_BIAS: tl.constexpr, HAS_SEEN: tl.constexpr
 ):
     """(y - max y) / T, for y the processed logits"""
-    return (_process(_read(LOGITS, at, V), at, V, BIAS, SEEN, penalty, HAS_BIAS, HAS_SEEN) - top) / temperature
+    return (_process(_read(LOGITS, at, V), at, V, BIAS, SEEN, penalty, HAS_BIAS, HAS_SEEN) - top) * inverse
 
 
 @triton.jit
 def _select(
-    LOGITS, V: tl.constexpr, BIAS, SEEN, penalty, top, temperature, goal, most,
+    LOGITS, V: tl.constexpr, BIAS, SEEN, penalty, top, inverse, goal, most,
     MASS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SEEN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The least key that has, with those below it, `goal` tokens or, of those up to `most`, so much MASS.
@@ -141,7 +142,7 @@ def _select(
         up_to_c = tl.zeros([SIZE], tl.float32)
         for first in range(0, V, SIZE):
             at = first + tl.arange(0, SIZE)
-            z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, temperature, HAS_BIAS, HAS_SEEN)
+            z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, inverse, HAS_BIAS, HAS_SEEN)
             place = _key(z)
             value = tl.where(place <= most, tl.exp(z), 0.0) if MASS else tl.full([SIZE], 1.0, tl.float32)
             up_to_a += tl.where(place <= a, value, 0.0)
@@ -156,14 +157,14 @@ def _select(
 
 @triton.jit
 def _mass(
-    LOGITS, V: tl.constexpr, BIAS, SEEN, penalty, top, temperature, most,
+    LOGITS, V: tl.constexpr, BIAS, SEEN, penalty, top, inverse, most,
     HAS_BIAS: tl.constexpr, HAS_SEEN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """The weight of the tokens with keys up to `most`, summed as _select does"""
     total = tl.zeros([SIZE], tl.float32)
     for first in range(0, V, SIZE):
         at = first + tl.arange(0, SIZE)
-        z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, temperature, HAS_BIAS, HAS_SEEN)
+        z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, inverse, HAS_BIAS, HAS_SEEN)
         total += tl.where(_key(z) <= most, tl.exp(z), 0.0)
     return tl.sum(total)
 
@@ -183,26 +184,24 @@ def _cut(
         LOGITS += row.to(tl.int64) * stride
         BIAS += row.to(tl.int64) * V
         SEEN += row.to(tl.int64) * V
-        penalty, temperature = tl.load(PENALTY + row), _temperature(TEMPERATURE, row)
+        penalty, inverse = tl.load(PENALTY + row), _inverse(TEMPERATURE, row)
         c = tl.arange(0, CHUNKS)
         part = PART + row * chunks + c
         top = tl.max(tl.load(part + 2 * plane, mask=c < chunks, other=float("-inf")))
         if (top_k > 0) & (top_k < V):
             low = _select(
-                LOGITS, V, BIAS, SEEN, penalty, top, temperature, top_k.to(tl.float32), low,
+                LOGITS, V, BIAS, SEEN, penalty, top, inverse, top_k.to(tl.float32), low,
                 False, HAS_BIAS, HAS_SEEN, SIZE,
             )  # fmt: skip
         if top_p < 1.0:
-            goal = top_p * _mass(LOGITS, V, BIAS, SEEN, penalty, top, temperature, low, HAS_BIAS, HAS_SEEN, SIZE)
-            reached = _select(
-                LOGITS, V, BIAS, SEEN, penalty, top, temperature, goal, low, True, HAS_BIAS, HAS_SEEN, SIZE
-            )
+            goal = top_p * _mass(LOGITS, V, BIAS, SEEN, penalty, top, inverse, low, HAS_BIAS, HAS_SEEN, SIZE)
+            reached = _select(LOGITS, V, BIAS, SEEN, penalty, top, inverse, goal, low, True, HAS_BIAS, HAS_SEEN, SIZE)
             low = tl.minimum(low, reached)
         if min_p > 0.0:
             low = tl.minimum(low, _key(tl.log(min_p)))
         for chunk in range(chunks):
             at = chunk * SIZE + tl.arange(0, SIZE)
-            z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, temperature, HAS_BIAS, HAS_SEEN)
+            z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, inverse, HAS_BIAS, HAS_SEEN)
             to = PART + row * chunks + chunk
             tl.store(to + 2 * plane, top)
             tl.store(to + 3 * plane, tl.sum(_weight(z, low)))
@@ -223,17 +222,17 @@ def _find(weight, target, SIZE: tl.constexpr):
 
 @triton.jit
 def _token(
-    LOGITS, V: tl.constexpr, BIAS, SEEN, penalty, top, temperature, low, chunk, target,
+    LOGITS, V: tl.constexpr, BIAS, SEEN, penalty, top, inverse, low, chunk, target,
     HAS_BIAS: tl.constexpr, HAS_SEEN: tl.constexpr, SIZE: tl.constexpr, INNER: tl.constexpr,
 ):  # fmt: skip
     """The token of this chunk where its running weight exceeds the target: the block, then inside it"""
     BLOCKS: tl.constexpr = SIZE // INNER
     at = chunk * SIZE + tl.arange(0, BLOCKS)[:, None] * INNER + tl.arange(0, INNER)[None]
-    z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, temperature, HAS_BIAS, HAS_SEEN)
+    z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, inverse, HAS_BIAS, HAS_SEEN)
     block, target = _find(tl.sum(_weight(z, low), 1), target, BLOCKS)
     first = chunk * SIZE + block * INNER
     at = first + tl.arange(0, INNER)
-    z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, temperature, HAS_BIAS, HAS_SEEN)
+    z = _exponent(LOGITS, at, V, BIAS, SEEN, penalty, top, inverse, HAS_BIAS, HAS_SEEN)
     place, target = _find(_weight(z, low), target, INNER)
     return first + place
 
@@ -263,7 +262,7 @@ def _pick(
         LOGITS += row.to(tl.int64) * stride
         BIAS += row.to(tl.int64) * V
         SEEN += row.to(tl.int64) * V
-        penalty, temperature = tl.load(PENALTY + row), _temperature(TEMPERATURE, row)
+        penalty, inverse = tl.load(PENALTY + row), _inverse(TEMPERATURE, row)
         c = tl.arange(0, CHUNKS)
         part, inside = PART + row * chunks + c, c < chunks
         x_tops = tl.load(part, mask=inside, other=float("-inf"))
@@ -272,7 +271,7 @@ def _pick(
         sums = tl.load(part + 3 * plane, mask=inside, other=0.0)
         x_top, top = tl.max(x_tops), tl.max(tops)
         x_total = tl.sum((x_sums * tl.exp(x_tops - x_top)).to(tl.float64))
-        weight = (sums * tl.exp((tops - top) / temperature)).to(tl.float64)
+        weight = (sums * tl.exp((tops - top) * inverse)).to(tl.float64)
         total = tl.sum(weight)
         count = tl.load(COUNT + row)
         if tl.load(TEMPERATURE + row) == 0.0:
@@ -284,12 +283,12 @@ def _pick(
             low = tl.load(LOW + row) if RESTRICT else tl.full([], _INFINITY, tl.int32)
             chunk = tl.minimum(chunk, chunks - 1)  # NaN finds none
             token = _token(
-                LOGITS, V, BIAS, SEEN, penalty, top, temperature, low, chunk, target,
+                LOGITS, V, BIAS, SEEN, penalty, top, inverse, low, chunk, target,
                 HAS_BIAS, HAS_SEEN, SIZE, INNER,
             )  # fmt: skip
         token = tl.minimum(token, V - 1)
         x = tl.load(LOGITS + token).to(tl.float32)
-        z = _exponent(LOGITS, token, V, BIAS, SEEN, penalty, top, temperature, HAS_BIAS, HAS_SEEN)
+        z = _exponent(LOGITS, token, V, BIAS, SEEN, penalty, top, inverse, HAS_BIAS, HAS_SEEN)
         tl.store(OUT_TOKEN + row, token)
         tl.store(OUT_LOGP + row, z - tl.log(total.to(tl.float32)))
         tl.store(OUT_RAW + row, x - x_top - tl.log(x_total.to(tl.float32)))
