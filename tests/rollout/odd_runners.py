@@ -32,7 +32,7 @@ class Watched:
     """
 
     def __init__(self, inner: Any, lag: int = 0) -> None:
-        self.inner, self.lag = inner, lag
+        self.inner, self.lag, self.held_back = inner, lag, inner.held_back
         self.max_rows, self.num_blocks = inner.max_rows, inner.num_blocks
         self.block_size, self.capacity = inner.block_size, inner.capacity
         self.seats: dict[int, tuple[Seat, int]] = {}  # rows that write, with the length of their prompt
@@ -65,10 +65,10 @@ class Watched:
         assert len(seat.blocks) == -(-(prompt + seat.limit) // self.block_size)
         if self.block_size == self.capacity:
             assert seat.blocks == (seat.row,)
-        own = set(seat.blocks[prompt // self.block_size :])
+        own = set(seat.blocks[(prompt - self.held_back) // self.block_size :])
         for other, length in self.seats.values():
             assert not own & set(other.blocks), "a block it writes into is another's"
-            assert not set(other.blocks[length // self.block_size :]) & set(seat.blocks)
+            assert not set(other.blocks[(length - self.held_back) // self.block_size :]) & set(seat.blocks)
         self.seats[seat.row] = seat, prompt
 
     def decode(self, rows: int) -> Ticket:
@@ -114,9 +114,9 @@ class Paged:
 
     lag = 0
 
-    def __init__(self, decoder: Decoder, *, max_rows: int, num_blocks: int, capacity: int) -> None:
+    def __init__(self, decoder: Decoder, *, max_rows: int, num_blocks: int, capacity: int, held_back: int = 0) -> None:
         self.decoder, self.max_rows, self.num_blocks, self.capacity = decoder, max_rows, num_blocks, capacity
-        self.block_size = CHUNK
+        self.block_size, self.held_back = CHUNK, held_back
         c = decoder.config
         shape = (num_blocks, c.num_hidden_layers, 2, c.num_key_value_heads, CHUNK, c.head_dim)
         self.store = torch.full(shape, float("nan"), dtype=decoder.lm_head.weight.dtype)  # what is not written shows
@@ -143,15 +143,21 @@ class Paged:
         entries = []
         for part in parts:
             assert part.copy is None, "where a chunk is a block it is shared, not copied"
-            logits = self._run(part.prompt[part.start : part.end], part.start, part.blocks)
-            last = part.blocks[-1]
+            read = len(part.prompt) - self.held_back
+            tokens, logits = part.prompt[part.start : min(part.end, read)], None
+            if tokens:
+                logits = self._run(tokens, part.start, part.blocks)
             for seat in part.seats:
-                if seat.blocks[len(part.blocks) - 1] != last:
-                    self.store[seat.blocks[len(part.blocks) - 1]] = self.store[last]
-                knobs = Knobs.of([seat.params], logits.shape[-1], "cpu", [part.prompt])
+                for a, b in zip(part.blocks[: -(-read // CHUNK)], seat.blocks, strict=False):
+                    if a != b:
+                        self.store[b] = self.store[a]
+                knobs = Knobs.of([seat.params], self.decoder.config.vocab_size, "cpu", [part.prompt])
                 u = uniforms(seat.params.seed, [seat.request], seat.limit)[:, 0]
-                self.rows[seat.row] = {"seat": seat, "length": len(part.prompt), "knobs": knobs, "u": u, "written": 0}
-                entries.append(self._draw(seat.row, logits))
+                self.rows[seat.row] = {"seat": seat, "length": read, "knobs": knobs, "u": u, "written": 0}
+                self.rows[seat.row]["token"] = part.prompt[-1]
+                if not self.held_back:
+                    assert logits is not None
+                    entries.append(self._draw(seat.row, logits))
         return _Done(_written(entries))
 
     def _draw(self, row: int, logits: torch.Tensor) -> tuple[Any, ...]:

@@ -73,7 +73,7 @@ def run(engine: Engine) -> dict[int, News]:
 def check_empty(engine: Engine) -> None:
     counts, schedule = engine.counts, engine.schedule
     assert (counts.running, counts.waiting, counts.free_blocks) == (0, 0, engine.runner.num_blocks)
-    assert sorted(schedule.rows) == list(range(engine.runner.max_rows))
+    assert sorted(schedule.rows) == list(range(schedule.max_rows))
     assert not schedule.left.any()
     assert not engine.places
     assert not engine.watches
@@ -129,8 +129,9 @@ def test_a_completion_is_that_of_the_request_alone(model, alone, rows: int, budg
 
 @pytest.mark.parametrize(("blocks", "rows"), [(5, 4), (9, 3), (40, 16), (400, 64)])
 @pytest.mark.parametrize("lag", [0, 3])
-def test_in_pages_too(model, alone, blocks: int, rows: int, lag: int):
-    paged = Paged(model, max_rows=rows, num_blocks=blocks, capacity=CONTEXT)
+@pytest.mark.parametrize("held_back", [0, 1])
+def test_in_pages_too(model, alone, blocks: int, rows: int, lag: int, held_back: int):
+    paged = Paged(model, max_rows=rows, num_blocks=blocks, capacity=CONTEXT, held_back=held_back)
     engine = engine_of(Watched(paged, lag), prefill_tokens=60)
     fit = [r for r in mixed() if engine.schedule.blocks_for(r) <= blocks]
     assert len(fit) > 30
@@ -172,6 +173,28 @@ def test_a_group_is_computed_once_and_a_common_beginning_once(model):
     engine.forget()
     ask(engine, [Request(id=i, prompt=(*prompt[:32], i), params=params()) for i in range(4)])
     assert runner.computed == 44 + 33 + 3
+
+
+@pytest.mark.parametrize("length", [31, 32, 33, 63, 64, 65])
+def test_a_prompt_that_is_in_memory_whole_is_computed_again_from_its_last_chunk(model, length: int):
+    prompt, group = tuple(i % VOCAB for i in range(length)), range(3)
+    pages = [Paged(model, max_rows=4, num_blocks=20, capacity=CONTEXT, held_back=held) for held in (0, 1)]
+    expected: dict[int, News] = {}
+    for runner in (watched(model, 4), *map(Watched, pages)):
+        engine = engine_of(runner)
+        for _ in range(2):
+            got = ask(engine, [Request(id=i, prompt=prompt, params=params(30)) for i in group])
+            expected = expected or got
+            same(got, expected)
+        assert runner.computed == length + length - (length - 1) // 32 * 32
+
+
+def test_where_sequences_are_as_long_as_a_block_a_row_is_its_block(model):
+    asked = [Request(id=i, prompt=(1, i % 7), params=params(30)) for i in range(12)]
+    expected = ask(engine_of(watched(model, 12)), asked)
+    for held_back in (0, 1):
+        paged = Paged(model, max_rows=12, num_blocks=5, capacity=32, held_back=held_back)
+        same(ask(engine_of(Watched(paged)), asked), expected)
 
 
 def test_a_prompt_of_one_token_and_one_that_leaves_room_for_one(model):

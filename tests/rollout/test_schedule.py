@@ -20,7 +20,7 @@ from hone.rollout.schedule import PATIENCE, Place, Prefill, Scheduler, Waiting
 def scheduler(rows: int = 8, *, blocks: int = 0, capacity: int = 256, budget: int = 1000) -> Scheduler:
     """blocks: of 32 columns; 0: a row is its block."""
     shape = {"num_blocks": blocks or rows, "block_size": CHUNK if blocks else capacity, "capacity": capacity}
-    runner: Any = SimpleNamespace(max_rows=rows, lag=0, **shape)
+    runner: Any = SimpleNamespace(max_rows=rows, lag=0, held_back=0, **shape)
     return Scheduler(runner, prefill_tokens=budget)
 
 
@@ -139,10 +139,10 @@ def test_free_rows_are_filled_some_at_a_time_but_nobody_waits_for_long():
     s.add([request(i, tokens=100) for i in range(100)])
     launch(s)
     s.release(place_of(s, 5))
-    assert launch(s)[0].parts == []  # 1 of 64 is free: 4 at a time
-    for number in (7, 9, 11):
+    assert launch(s)[0].parts == []  # 1 of 64 is free: an eighth at a time
+    for number in range(7, 21, 2):
         s.release(place_of(s, number))
-    assert sorted(p.row for p in launch(s)[0].begin) == [5, 7, 9, 11]
+    assert sorted(p.row for p in launch(s)[0].begin) == [5, *range(7, 21, 2)]
     s.release(place_of(s, 20))
     waited = 0
     while not launch(s)[0].parts:

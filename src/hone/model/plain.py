@@ -37,7 +37,7 @@ class PlainRunner:
     switch: partial(use_adapter, decoder), for `use`.
     """
 
-    lag = 0
+    lag = held_back = 0
 
     def __init__(
         self,

@@ -179,14 +179,16 @@ def claim_rows(pool: BlockPool, rows: Sequence[int], chunks: Sequence[Chunk]) ->
     return None if kept or not chunks else (source, rows[0], CHUNK * len(chunks))
 
 
-def claim_blocks(pool: BlockPool, prompt: int, limits: Sequence[int], chunks: Sequence[Chunk]) -> list[tuple[int, ...]]:
+def claim_blocks(
+    pool: BlockPool, prompt: int, limits: Sequence[int], chunks: Sequence[Chunk], *, held_back: int = 0
+) -> list[tuple[int, ...]]:
     """Blocks for sequences that share a prompt of so many tokens, as many sequences as there is room for.
 
     The whole blocks of the prompt are everybody's, and those of `chunks` are in memory; a last one that is not full
-    belongs to the first sequence, and each other one has its own.
+    belongs to the first sequence, and each other one has its own. What is held back of a prompt is nobody else's.
     """
     shared = [next(reversed(chunk.blocks)) for chunk in chunks]
-    whole = prompt // CHUNK
+    whole = (prompt - held_back) // CHUNK
     own = [-(-(prompt + limit) // CHUNK) - whole for limit in limits]
     room = pool.free - (whole - len(shared)) - sum(not pool.refs[block] for block in shared)
     claimed: list[tuple[int, ...]] = []

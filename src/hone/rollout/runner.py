@@ -70,6 +70,7 @@ class Runner(Protocol):
     num_blocks: int
     block_size: int
     capacity: int  # the most columns of one sequence: no more than the model's context
+    held_back: int  # 1: a prompt's last token is read by the first decode, which then writes the first token; else 0
     lag: int  # launches the engine keeps in flight before it reads the oldest; 0: read at once
 
     def use(self, adapter: str | None) -> None:
@@ -77,7 +78,7 @@ class Runner(Protocol):
         ...
 
     def prefill(self, parts: Sequence[Part]) -> Ticket:
-        """Compute the parts, and draw the first token of each seat."""
+        """Compute the parts, and draw the first token of each seat, unless the prompt's last token is held back."""
         ...
 
     def decode(self, rows: int) -> Ticket:

@@ -15,8 +15,10 @@ from hone.rollout.request import Request
 from hone.rollout.runner import Part, Runner, Seat
 
 COMPACT_BELOW = 0.7  # close the gaps when a smaller share of the rows still writes; on a CPU 0.65 and 0.75 were fastest
-REFILL = 1 / 16  # the share of the rows that is free before prompts are read: a few cost as much as many
-PATIENCE = 16  # launches after which one free row is enough
+# The share of the rows that is free before prompts are read. With a share r, a launch of prompts that costs c steps and
+# completions of L tokens, a token costs 1 + c / (L r) + r / 2 steps: the least at r = sqrt(2 c / L); c = 1, L = 128.
+REFILL = 1 / 8
+PATIENCE = 32  # launches after which one free row is enough
 LOOK_AHEAD = 64  # prompts passed over because another that begins as they do is being read
 
 
@@ -60,8 +62,10 @@ class Scheduler:
     """Rows, blocks and queues. The engine asks for `prefill`, then for `decode`, and launches what they say."""
 
     def __init__(self, runner: Runner, *, prefill_tokens: int) -> None:
-        self.max_rows, self.block_size, self.capacity = runner.max_rows, runner.block_size, runner.capacity
+        self.block_size, self.capacity = runner.block_size, runner.capacity
         self.slab = runner.block_size == runner.capacity  # a row is its block
+        self.max_rows = min(runner.max_rows, runner.num_blocks) if self.slab else runner.max_rows
+        self.held_back = runner.held_back
         self.prefill_tokens = prefill_tokens
         self.pool, self.queues = BlockPool(runner.num_blocks), Queues()
         self.rows = list(range(self.max_rows))  # the free ones, a heap
@@ -184,7 +188,7 @@ class Scheduler:
             copy = claim_rows(self.pool, rows, chunks)
             blocks = [(row,) for row in rows]
         else:
-            blocks = claim_blocks(self.pool, len(group.prompt), limits, chunks)
+            blocks = claim_blocks(self.pool, len(group.prompt), limits, chunks, held_back=self.held_back)
             rows = [heapq.heappop(self.rows) for _ in blocks]
         taken = zip(requests, rows, limits, blocks, strict=False)  # fewer blocks than requests: the others wait on
         places = [Place(request, row, limit, held) for request, row, limit, held in taken]
@@ -208,7 +212,7 @@ class Scheduler:
         start = reading.done
         reading.done = min(len(reading.prompt), start + launch.budget)
         launch.budget -= reading.done - start
-        if reading.age == self.age and len(reading.prompt) // CHUNK > len(chunks):
+        if reading.age == self.age and (len(reading.prompt) - self.held_back) // CHUNK > len(chunks):
             launch.coming.add(self.pool.index.next_key(reading.adapter, reading.prompt, chunks))
         last = reading.done == len(reading.prompt)
         places = [place for place in reading.places if not place.gone] if last else []
@@ -229,15 +233,16 @@ class Scheduler:
         """A part is launched: later prompts may begin with it, and its places write when it was the last."""
         index, last = self.pool.index, reading.done == len(reading.prompt)
         if reading.age == self.age:
+            columns = min(reading.done, len(reading.prompt) - self.held_back)
             everywhere = self.slab and last  # each row has its own copy
             for place in reading.places if everywhere else reading.places[:1]:
-                index.add(reading.adapter, reading.prompt, reading.done, place.blocks)
+                index.add(reading.adapter, reading.prompt, columns, place.blocks)
         if not last:
             return
         self.reading.remove(reading)
         for place in reading.places:
             place.reading = None
-            self.left[place.row] = place.limit - 1
+            self.left[place.row] = place.limit - 1 + self.held_back
             if place.gone:
                 self._give_back(place)
 
