@@ -33,6 +33,7 @@ class Watched:
 
     def __init__(self, inner: Any, lag: int = 0) -> None:
         self.inner, self.lag, self.held_back = inner, lag, inner.held_back
+        self.prefill_tokens = inner.prefill_tokens
         self.max_rows, self.num_blocks = inner.max_rows, inner.num_blocks
         self.block_size, self.capacity = inner.block_size, inner.capacity
         self.seats: dict[int, tuple[Seat, int]] = {}  # rows that write, with the length of their prompt

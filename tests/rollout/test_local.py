@@ -14,7 +14,8 @@ from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora, lora_parameters
-from hone.rollout import local, schedule
+from hone.model.plain import PlainRunner
+from hone.rollout import schedule
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.types import Group, Rollout, Stop
@@ -160,7 +161,7 @@ def test_completion_does_not_depend_on_how_prompts_are_cut_for_prefill(
 ):
     sampler = LocalSampler(decoder())
     expected = sampler.sample(prompts, n=2, params=params())
-    monkeypatch.setattr(local, "PREFILL_TOKENS", 2 * len(prompts))
+    monkeypatch.setattr(PlainRunner, "prefill_tokens", 2 * len(prompts))
     for rollout, other in zip(flat(sampler.sample(prompts, n=2, params=params())), flat(expected), strict=True):
         assert rollout.tokens == other.tokens
         assert rollout.gen_logp == pytest.approx(other.gen_logp, abs=1e-10)

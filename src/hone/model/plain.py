@@ -37,6 +37,7 @@ class PlainRunner:
     switch: partial(use_adapter, decoder), for `use`.
     """
 
+    prefill_tokens = PREFILL_TOKENS
     lag = held_back = 0
 
     def __init__(

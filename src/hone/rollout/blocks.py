@@ -1,7 +1,6 @@
 """KV memory in blocks: who holds each, and which chunks of which prompts are still in them, so that a prefix is
 computed once. A block that nobody holds keeps its content until it is taken for something else."""
 
-import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,9 +45,9 @@ class PrefixIndex:
 
     def add(self, adapter: str | None, prompt: Sequence[int], columns: int, blocks: Sequence[int]) -> None:
         """The first columns of the prompt are in memory: one block a chunk, or all in one block."""
-        found: list[Chunk] = []
+        above = self._root(adapter)
         for number in range(columns // CHUNK):
-            key = self.next_key(adapter, prompt, found)
+            key = above, tuple(prompt[number * CHUNK : (number + 1) * CHUNK])
             chunk = self.chunks.get(key)
             if chunk is None:
                 chunk = self.chunks[key] = Chunk(id=self._new_id(), key=key, blocks={})
@@ -56,7 +55,7 @@ class PrefixIndex:
             if block not in chunk.blocks:
                 chunk.blocks[block] = None
                 self.held.setdefault(block, []).append(chunk)
-            found.append(chunk)
+            above = chunk.id
 
     def drop(self, block: int, keep: int = 0) -> None:
         """The block is written anew, but for its first `keep` chunks."""
@@ -92,46 +91,50 @@ class PrefixIndex:
 
 
 class BlockPool:
-    """Reference counts of `num_blocks` blocks. Blank ones are taken first, lowest first, then the longest unused.
+    """Reference counts of `num_blocks` blocks.
 
-    Where a row is its block, the caller says which block it takes (`claim`); otherwise the pool chooses (`take`).
+    slab: a row is its block, and the caller says which one it takes (`claim`). Otherwise the pool chooses (`take`): a
+    blank one, or the one that has been unused for longest.
     """
 
-    def __init__(self, num_blocks: int) -> None:
-        self.index = PrefixIndex()
+    def __init__(self, num_blocks: int, *, slab: bool = False) -> None:
+        self.index, self.slab = PrefixIndex(), slab
         self.refs = [0] * num_blocks
         self.free = num_blocks
-        self._blank = list(range(num_blocks))  # a heap; may hold blocks that are in use, or kept, or twice
-        self._queued = [True] * num_blocks  # stands in _blank
+        self._blank = [] if slab else list(range(num_blocks))[::-1]  # the next one last
         self._kept: OrderedDict[int, None] = OrderedDict()  # free, content in the index; the longest unused first
 
-    def take(self) -> int:
-        """A block to write into; the caller holds it."""
-        while self._blank:
-            block = heapq.heappop(self._blank)
-            self._queued[block] = False
-            if not self.refs[block] and block not in self._kept:
-                return self.claim(block)
-        block, _ = self._kept.popitem(last=False)
-        return self.claim(block)
+    def take(self, count: int) -> list[int]:
+        """Blocks to write into, no more than are free; the caller holds them."""
+        split = max(len(self._blank) - count, 0)
+        blocks = self._blank[split:][::-1]
+        del self._blank[split:]
+        while len(blocks) < count:
+            block, _ = self._kept.popitem(last=False)
+            self.index.drop(block)
+            blocks.append(block)
+        for block in blocks:
+            self.refs[block] = 1
+        self.free -= count
+        return blocks
 
-    def claim(self, block: int, keep: int = 0) -> int:
+    def claim(self, block: int, keep: int = 0) -> None:
         """This free block, to write into but for its first `keep` chunks."""
         if self.refs[block]:
             raise ValueError(f"block {block} is held already")
-        self._kept.pop(block, None)
         self.index.drop(block, keep)
         self.refs[block] = 1
         self.free -= 1
-        return block
 
-    def hold(self, block: int) -> int:
-        """One more reader of a block, which may be a free one that has kept its content."""
-        if not self.refs[block]:
-            self._kept.pop(block, None)
-            self.free -= 1
-        self.refs[block] += 1
-        return block
+    def hold(self, blocks: Iterable[int]) -> list[int]:
+        """One more reader of each, free ones that have kept their content among them."""
+        held = list(blocks)
+        for block in held:
+            if not self.refs[block]:
+                del self._kept[block]
+                self.free -= 1
+            self.refs[block] += 1
+        return held
 
     def release(self, blocks: Iterable[int]) -> None:
         """One reader less of each; give a sequence's last block first, for what begins it is wanted longest."""
@@ -139,11 +142,16 @@ class BlockPool:
             if not self.refs[block]:
                 raise ValueError(f"block {block} is held by nobody")
             self.refs[block] -= 1
-            if not self.refs[block]:
-                self._free_one(block)
+            if self.refs[block]:
+                continue
+            self.free += 1
+            if block in self.index.held and not self.slab:
+                self._kept[block] = None
+            elif not self.slab:
+                self._blank.append(block)
 
     def move(self, a: int, b: int) -> None:
-        """Block `a`, held once, goes on as `b`, which was free."""
+        """Row `a`, which is its block, goes on as `b`, which was free."""
         self.claim(b)
         self.index.move(a, b)
         self.release([a])
@@ -151,21 +159,8 @@ class BlockPool:
     def forget(self) -> None:
         """Empty the index; what is held stays held."""
         self.index.forget()
-        for block in self._kept:
-            self._push(block)
+        self._blank += self._kept
         self._kept.clear()
-
-    def _free_one(self, block: int) -> None:
-        self.free += 1
-        if block in self.index.held:
-            self._kept[block] = None
-        else:
-            self._push(block)
-
-    def _push(self, block: int) -> None:
-        if not self._queued[block]:
-            self._queued[block] = True
-            heapq.heappush(self._blank, block)
 
 
 def claim_rows(pool: BlockPool, rows: Sequence[int], chunks: Sequence[Chunk]) -> tuple[int, int, int] | None:
@@ -196,9 +191,6 @@ def claim_blocks(
         room -= count
         if room < 0:
             break
-        if claimed:
-            start = [pool.hold(block) for block in claimed[0][:whole]]
-        else:
-            start = [pool.hold(block) for block in shared] + [pool.take() for _ in range(whole - len(shared))]
-        claimed.append((*start, *(pool.take() for _ in range(count))))
+        start = pool.hold(claimed[0][:whole] if claimed else shared)
+        claimed.append((*start, *pool.take(whole - len(start) + count)))
     return claimed

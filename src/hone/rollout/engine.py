@@ -17,8 +17,6 @@ from hone.rollout.schedule import Place, Scheduler
 from hone.rollout.stops import Decode, StopFinder
 from hone.types import Stop
 
-PREFILL_TOKENS = 4_096  # the most prompt tokens in one launch: between two of them, rows that write go on
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
@@ -46,12 +44,13 @@ class Engine:
 
     The oldest of `runner.lag + 1` launches is read when the next has begun, always that one, so that a run is the same
     every time. A request that ended in a launch not yet read is computed on, and what it writes then is dropped.
-    decode: token ids to text, for stop strings.
+    decode: token ids to text, for stop strings. prefill_tokens: the most prompt tokens in one launch.
     """
 
     def __init__(
-        self, runner: Runner, *, vocab_size: int, decode: Decode | None = None, prefill_tokens: int = PREFILL_TOKENS
+        self, runner: Runner, *, vocab_size: int, decode: Decode | None = None, prefill_tokens: int | None = None
     ) -> None:
+        prefill_tokens = runner.prefill_tokens if prefill_tokens is None else prefill_tokens
         if prefill_tokens < 1:
             raise HoneError(f"prefill_tokens is {prefill_tokens}: set it to 1 or more")
         self.runner, self.vocab_size, self.decode, self.prefill_tokens = runner, vocab_size, decode, prefill_tokens
@@ -246,7 +245,7 @@ class Engine:
     def _abandon(self) -> None:
         """After a failure: nobody writes, and nothing in memory is trusted."""
         try:
-            self.runner.stop(range(self.runner.max_rows))
+            self.runner.stop(list(range(self.runner.max_rows)))
         finally:
             self._clear()
 

@@ -19,7 +19,6 @@ from hone.rollout.stops import Decode
 from hone.rollout.waves import Decoder, Waves
 from hone.types import Group, Rollout, Stop
 
-PREFILL_TOKENS = 4_096  # the most prompt tokens in one launch
 COLUMNS = 64  # memory for sequences grows in steps of so many tokens, so that it seldom has to be made anew
 
 Switch = Callable[[str | None], AbstractContextManager[None]]  # inside, an adapter is on; None: the base model
@@ -121,7 +120,7 @@ class LocalSampler:
             return
         longest = max(len(prompt) + self._limit(prompt, params) for prompt in prompts.values())
         runner, vocab = self._memory(len(prompts), longest), self.decoder.config.vocab_size
-        engine = Engine(runner, vocab_size=vocab, decode=self.decode, prefill_tokens=PREFILL_TOKENS)
+        engine = Engine(runner, vocab_size=vocab, decode=self.decode)
         engine.submit([Request(id=i, prompt=prompt, params=params) for i, prompt in prompts.items()])
         while engine.busy:
             yield from engine.step()

@@ -70,6 +70,7 @@ class Runner(Protocol):
     num_blocks: int
     block_size: int
     capacity: int  # the most columns of one sequence: no more than the model's context
+    prefill_tokens: int  # prompt tokens that one launch reads well; between two, rows that write go on
     held_back: int  # 1: a prompt's last token is read by the first decode, which then writes the first token; else 0
     lag: int  # launches the engine keeps in flight before it reads the oldest; 0: read at once
 
@@ -86,7 +87,7 @@ class Runner(Protocol):
         ...
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Row `a` goes on as row `b`, free until now, for each (a, b); where a row is its block, the block moves too."""
+        """Row `a` goes on as row `b`, free so far, for each (a, b); where a row is its block, the block moves too."""
         ...
 
     def stop(self, rows: Sequence[int]) -> None:

@@ -67,7 +67,7 @@ class Scheduler:
         self.max_rows = min(runner.max_rows, runner.num_blocks) if self.slab else runner.max_rows
         self.held_back = runner.held_back
         self.prefill_tokens = prefill_tokens
-        self.pool, self.queues = BlockPool(runner.num_blocks), Queues()
+        self.pool, self.queues = BlockPool(runner.num_blocks, slab=self.slab), Queues()
         self.rows = list(range(self.max_rows))  # the free ones, a heap
         self.by_row: list[Place | None] = [None] * self.max_rows
         self.left = np.zeros(self.max_rows, dtype=np.int64)  # tokens of each row that no launch has begun to write

@@ -1,0 +1,263 @@
+"""The runner on Triton kernels: paged memory, launches captured as CUDA graphs, and no waiting for the device."""
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from hone.errors import HoneError
+from hone.model.decoder import Decoder, rope_tables
+from hone.model.kernels.attend import BLOCK, Memory, PromptPlaces, RowPlaces, attend_prompts, attend_rows
+from hone.model.kernels.attention import copy_blocks
+from hone.model.kernels.prompts import Piece, lay, passes, tiles_for
+from hone.model.kernels.rows import RowState
+from hone.model.kernels.step import Buffers, Launcher
+from hone.model.kernels.tiles import ROWS
+from hone.model.kernels.weights import LayerWeights, addresses, rank_of
+from hone.rollout.draw_triton import launch as draw
+from hone.rollout.knobs import Uses
+from hone.rollout.runner import Part, Ticket, Written
+
+LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of the captured graphs
+PROMPTS = (128, 512, 2_048, 4_096, 8_192, 16_384)  # prompt tokens of the captured graphs
+LINES = 256  # the most prompts in one pass
+
+Switch = Callable[[str | None], AbstractContextManager[None]]
+
+
+class CudaRunner:
+    """Blocks of 32 columns; rows share the blocks of a prompt, but for its last token, which the first decode reads.
+
+    On a CPU it runs in Triton's interpreter, launch by launch, which is how it is tested without a GPU.
+    """
+
+    block_size, held_back, prefill_tokens = BLOCK, 1, PROMPTS[-1]
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        *,
+        max_rows: int,
+        capacity: int,
+        num_blocks: int,
+        switch: Switch | None = None,
+        invariant: bool = False,
+    ) -> None:
+        self.decoder, self.switch, self.invariant, self.adapter = decoder, switch, invariant, None
+        self.max_rows, self.capacity, self.num_blocks = max_rows, capacity, num_blocks
+        config, weight, device = decoder.config, decoder.model.embed_tokens.weight, decoder.device
+        self.on_gpu = device.type == "cuda"
+        self.hopper = self.on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
+        self.lag = 1 if self.on_gpu else 0
+        width = -(-capacity // BLOCK)
+        with torch.inference_mode():
+            self.rows = RowState(max_rows, config.vocab_size, width, device)
+            shape = (num_blocks, config.num_hidden_layers, 2, config.num_key_value_heads, BLOCK, config.head_dim)
+            cos, sin = (x[:, : config.head_dim // 2].contiguous().to(device) for x in rope_tables(config, capacity))
+            # zeros, since what a block held before could be NaN, which a weight of 0 does not remove
+            self.memory = Memory(pool=torch.zeros(shape, dtype=weight.dtype, device=device), cos=cos, sin=sin)
+            self.room = min(PROMPTS[-1], max(PROMPTS[0], max_rows * capacity))
+            rank, wide = rank_of(decoder)
+            tokens = max(self.room, max_rows)
+            self.buffers = Buffers.of(config, tokens, rank=rank, wide=wide, like=weight)
+            rows = -(-max_rows // ROWS) * ROWS
+            self.logits = torch.zeros(rows, config.vocab_size, device=device)
+            self.prompt_numbers = torch.zeros(3, self.room, dtype=torch.int32, device=device)
+            self.prompt_tiles = torch.zeros(tiles_for(self.room, LINES), 4, dtype=torch.int32, device=device)
+            self.prompt_table = torch.zeros(LINES, width, dtype=torch.int32, device=device)
+        self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self.at: tuple[int, ...] = ()
+        self.weights: dict[str | None, list[LayerWeights]] = {}
+
+    def use(self, adapter: str | None) -> None:
+        """From now on compute with this adapter; None: the weights as they are. HoneError where there is none."""
+        if adapter is not None:
+            if self.switch is None:
+                raise HoneError("this runner was given no adapters: CudaRunner(decoder, switch=...), or leave it out")
+            with self.switch(adapter):
+                pass  # a name that is not there is said now
+        self.adapter = adapter
+        self._follow()
+
+    def _follow(self) -> None:
+        """Graphs hold addresses: when a weight has moved, or another adapter is on, they are captured anew."""
+        with self._adapted():
+            layers = [LayerWeights.of(layer) for layer in self.decoder.model.layers]
+        state = (*addresses(self.decoder), *(a.A.data_ptr() for w in layers for a in w.adapters))
+        if self.weights.get(self.adapter) is None or state != self.at:
+            self.graphs = {key: graph for key, graph in self.graphs.items() if state == self.at}
+            self.weights[self.adapter], self.at = layers, state
+
+    def prefill(self, parts: Sequence[Part]) -> Ticket:
+        """Read the parts but for each prompt's last token; their seats begin."""
+        with torch.inference_mode():
+            for pieces in passes(parts, self.room):
+                for first in range(0, len(pieces), LINES):
+                    self._read(pieces[first : first + LINES])
+            self._share(parts)
+            self.rows.seat(parts)
+        return Nothing()
+
+    def _read(self, pieces: Sequence[Piece]) -> None:
+        count = sum(piece.end - piece.start for piece in pieces)
+        size = min(s for s in (*PROMPTS, self.room) if s >= count)
+        laid = lay(pieces, size=size, prompts=LINES, width=self.prompt_table.shape[1])
+        self.prompt_numbers[:, :size].copy_(self.rows.sent(laid.tokens))
+        self.prompt_tiles[: len(laid.tiles)].copy_(self.rows.sent(laid.tiles))
+        self.prompt_table.copy_(self.rows.sent(laid.table))
+        self._launch(("read", size), lambda: self._read_now(size, len(laid.tiles)))
+
+    def _read_now(self, size: int, tiles: int) -> None:
+        weights = self.weights[self.adapter]
+        launcher = self._launcher(size)
+        token, position, owner = (self.prompt_numbers[i, :size] for i in range(3))
+        at = PromptPlaces(table=self.prompt_table, position=position, owner=owner, tiles=self.prompt_tiles[:tiles])
+        parts = launcher.embed(self.decoder.model.embed_tokens.weight, token, weights[0].gain)
+        for i, w in enumerate(weights):
+            parts = launcher.layer(
+                w, parts, self._gain_after(i), lambda w=w, i=i: attend_prompts(launcher, self.memory, w, i, at)
+            )
+
+    def _share(self, parts: Sequence[Part]) -> None:
+        """Every seat gets its own copy of the block that the prompt leaves half filled."""
+        pairs: list[tuple[int, int]] = []
+        for part in parts:
+            for seat in part.seats:
+                both = zip(part.blocks, seat.blocks, strict=False)
+                pairs += [(a, b) for a, b in list(both)[: -(-(len(part.prompt) - 1) // BLOCK)] if a != b]
+        if pairs:
+            size = self.memory.pool[0].numel()
+            where = self.rows.sent(np.array(pairs, dtype=np.int32))
+            copy_blocks[(len(pairs), triton.cdiv(size, 4096))](self.memory.pool, where, size, BLOCK=4096)
+
+    def decode(self, rows: int) -> Ticket:
+        """One more token for each row in [0, rows) that is seated and has not ended."""
+        size = min([s for s in LADDER if rows <= s <= self.max_rows] or [self.max_rows])
+        uses = int(np.bitwise_or.reduce(self.rows.uses[:rows]))
+        how = (bool(uses & Uses.RESTRICT), bool(uses & Uses.PENALTY), bool(uses & Uses.BIAS))
+        with torch.inference_mode():
+            self._launch(("write", self.adapter, size, *how), lambda: self._write_now(size, *how))
+            most = int(self.rows.tops[:rows].max(initial=0))
+            return Pending.of(self, rows, most)
+
+    def _write_now(self, rows: int, restrict: bool, penalty: bool, bias: bool) -> None:
+        weights, state, decoder = self.weights[self.adapter], self.rows.draw, self.decoder
+        launcher = self._launcher(rows)
+        at = RowPlaces(table=self.rows.table, position=state.position, active=state.active)
+        parts = launcher.embed(decoder.model.embed_tokens.weight, state.token, weights[0].gain)
+        for i, w in enumerate(weights):
+            parts = launcher.layer(
+                w, parts, self._gain_after(i), lambda w=w, i=i: attend_rows(launcher, self.memory, w, i, at)
+            )
+        launcher.linear(self.buffers.scaled, parts, decoder.lm_head.weight, None, self.logits)
+        draw(self.logits, state, self.rows.wrote, rows, restrict=restrict, penalty=penalty, bias=bias)
+
+    def _gain_after(self, layer: int) -> Tensor:
+        """Of the norm that reads what this layer makes."""
+        weights = self.weights[self.adapter]
+        return weights[layer + 1].gain if layer + 1 < len(weights) else self.decoder.model.norm.weight
+
+    def _launcher(self, rows: int) -> Launcher:
+        return Launcher(
+            config=self.decoder.config,
+            buffers=self.buffers,
+            rows=rows,
+            invariant=self.invariant,
+            pdl=self.hopper,
+            tma=self.hopper,
+        )
+
+    def _launch(self, key: Hashable, now: Callable[[], None]) -> None:
+        """As a graph, captured the first time; the first launch compiles, which a capture may not."""
+        if not self.on_gpu:
+            now()
+            return
+        key = (self.adapter, key)
+        if key not in self.graphs:
+            saved = self.rows.numbers.clone()  # the launch that compiles is no step
+            dense = None if self.rows.draw.seen is None else self.rows.draw.seen.clone()
+            self.rows.draw.active.zero_()
+            now()
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize(self.decoder.device)
+            with torch.cuda.graph(graph):
+                now()
+            self.rows.numbers.copy_(saved)
+            if dense is not None and self.rows.draw.seen is not None:
+                self.rows.draw.seen.copy_(dense)
+            self.graphs[key] = graph
+        self.graphs[key].replay()
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Row `a` goes on as row `b`, free until now, for each (a, b)."""
+        with torch.inference_mode():
+            self.rows.move(moves)
+
+    def stop(self, rows: Sequence[int]) -> None:
+        """These rows write no more, whatever they were doing."""
+        with torch.inference_mode():
+            self.rows.stop(rows)
+
+    def _adapted(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.adapter is None or self.switch is None else self.switch(self.adapter)
+
+
+class Nothing:
+    """A launch that writes no token."""
+
+    def read(self) -> Written:
+        none = np.zeros(0)
+        return Written(row=none.astype(np.int64), token=none.astype(np.int64), logp=none, raw=none, ended=none > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A launch whose results are on their way to the host."""
+
+    rows: int
+    numbers: Tensor  # int32 [4, R], on the host
+    top: tuple[Tensor, Tensor] | None  # tokens and log-probs [rows, k], on the host
+    arrived: torch.cuda.Event | None
+
+    @staticmethod
+    def of(runner: CudaRunner, rows: int, most: int) -> "Pending":
+        top = None
+        if most:
+            logits = runner.logits[:rows]
+            value, token = logits.topk(min(most, logits.shape[1]), dim=-1)
+            top = (_home(token), _home(value - logits.logsumexp(-1, keepdim=True)))
+        numbers = _home(runner.rows.out)
+        arrived = None
+        if runner.on_gpu:
+            arrived = torch.cuda.Event()
+            arrived.record()
+        return Pending(rows, numbers, top, arrived)
+
+    def read(self) -> Written:
+        """Wait for it."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        token, flag, logp, raw = self.numbers.numpy()[:, : self.rows]
+        row = np.flatnonzero(flag)
+        pick = (lambda x: x.numpy()[row]) if self.top else None
+        return Written(
+            row=row,
+            token=token[row].astype(np.int64),
+            logp=logp.view(np.float32)[row].astype(np.float64),
+            raw=raw.view(np.float32)[row].astype(np.float64),
+            ended=flag[row] == 2,
+            top_token=pick(self.top[0]) if pick and self.top else None,
+            top_logp=pick(self.top[1]).astype(np.float64) if pick and self.top else None,
+        )
+
+
+def _home(x: Tensor) -> Tensor:
+    """On its way to the host."""
+    if x.device.type != "cuda":
+        return x.clone()
+    here = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return here.copy_(x, non_blocking=True)

@@ -1,0 +1,92 @@
+"""Launches of the attention kernels: rows that write one token each, and prompts."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import triton
+from torch import Tensor
+
+from hone.model.kernels import attention
+from hone.model.kernels.step import Launcher
+from hone.model.kernels.weights import LayerWeights
+
+BLOCK = 32  # columns of a KV block
+QUERIES = 64  # prompt tokens a program attends with
+CACHE = 32 << 20  # bytes of keys and values brought into the L2 cache ahead of their layer
+AHEAD = 16  # blocks at most
+STORE = 32  # prompt tokens a program rotates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """KV memory and the tables of rotations."""
+
+    pool: Tensor  # [blocks, layers, 2, K, BLOCK, E]
+    cos: Tensor  # float32 [positions, E / 2]
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowPlaces:
+    """Where each row is: its blocks, the position of its next token, whether it writes."""
+
+    table: Tensor  # int32 [rows, blocks a row]
+    position: Tensor  # int32 [rows]
+    active: Tensor  # int32 [rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptPlaces:
+    """Where each prompt token is, laid end to end, and which tokens attend together."""
+
+    table: Tensor  # int32 [prompts, blocks a prompt]
+    position: Tensor  # int32 [tokens]
+    owner: Tensor  # int32 [tokens]  line in the table, -1: padding
+    tiles: Tensor  # int32 [tiles, 4]  line, first token, its position, tokens
+
+
+def _shape(launcher: Launcher, layer: int, w: LayerWeights, *, norm: bool) -> dict[str, Any]:
+    c = launcher.config
+    G = c.num_attention_heads // c.num_key_value_heads
+    shape: dict[str, Any] = {"LAYERS": c.num_hidden_layers, "KV": c.num_key_value_heads, "G": G, "E": c.head_dim}
+    return shape | {"BS": BLOCK} | ({"NORM": w.q_norm is not None} if norm else {})
+
+
+def attend_rows(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int, at: RowPlaces) -> None:
+    """One query a row, whose key and value are written to the pool as well."""
+    c, b, pool = launcher.config, launcher.buffers, memory.pool[:, layer]
+    G = c.num_attention_heads // c.num_key_value_heads
+    attention.decode[(launcher.rows, c.num_key_value_heads)](
+        b.qkv, pool, at.table, at.position, at.active, memory.cos, memory.sin, *_gains(w), b.mixed,
+        c.head_dim**-0.5, c.rms_norm_eps, at.table.shape[1], GP=max(16, triton.next_power_of_2(G)),
+        WINDOW=c.windows[layer] if c.windows else 0, AHEAD=_ahead(launcher, layer), PDL=launcher.pdl,
+        num_warps=1, num_stages=3,
+        **_shape(launcher, layer, w, norm=True), **({"launch_pdl": True} if launcher.pdl else {}),
+    )  # fmt: skip
+
+
+def _ahead(launcher: Launcher, layer: int) -> int:
+    """Blocks a head of the next layer to bring into the cache: as many as stay there."""
+    c = launcher.config
+    if not launcher.pdl or layer + 1 == c.num_hidden_layers:
+        return 0
+    return min(AHEAD, CACHE // (launcher.rows * c.num_key_value_heads * BLOCK * c.head_dim * 4))
+
+
+def attend_prompts(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int, at: PromptPlaces) -> None:
+    """The tokens of several prompts: keys and values to the pool, then every query against its own prompt."""
+    c, b, pool, rows = launcher.config, launcher.buffers, memory.pool[:, layer], len(at.position)
+    attention.store[(triton.cdiv(rows, STORE), c.num_attention_heads + 2 * c.num_key_value_heads)](
+        b.qkv, pool, at.table, at.position, at.owner, memory.cos, memory.sin, *_gains(w),
+        c.rms_norm_eps, at.table.shape[1], rows, BT=STORE, num_warps=4, **_shape(launcher, layer, w, norm=True),
+    )  # fmt: skip
+    attention.prefill[(len(at.tiles), c.num_attention_heads)](
+        b.qkv, pool, at.table, at.tiles, b.mixed, c.head_dim**-0.5, at.table.shape[1],
+        WINDOW=c.windows[layer] if c.windows else 0, BT=QUERIES, num_warps=4, num_stages=2,
+        **_shape(launcher, layer, w, norm=False),
+    )  # fmt: skip
+
+
+def _gains(w: LayerWeights) -> tuple[Tensor, Tensor]:
+    """The gains of the query and key norms; any tensor where there is none."""
+    return (w.out, w.out) if w.q_norm is None or w.k_norm is None else (w.q_norm, w.k_norm)
