@@ -20,3 +20,17 @@ def server(folders: Path) -> Iterator[Server]:
     made = start_server(folders / "chatty", "--adapter", f"tuned={folders / 'tuned'}", "--max-rows", "8")
     yield made
     assert made.close() == 0
+
+
+@pytest.fixture(scope="session")
+def strict(folders: Path) -> Iterator[Server]:
+    """Little patience, and two requests at a time."""
+    before = (
+        "import hone.serve.server as s, hone.serve.http as h; "
+        "s.HEAD_SECONDS = 0.6; s.STALLED_SECONDS = 0.5; h.BODY_SECONDS = 0.6; h.DRAIN_SECONDS = 0.3"
+    )
+    made = start_server(
+        folders / "chatty", "--concurrency", "2", "--timeout", "1.2", "--max-tokens", "900", before=before
+    )
+    yield made
+    assert made.close() == 0

@@ -103,6 +103,8 @@ def _check(arguments: argparse.Namespace) -> None:
     ):
         if value < least:
             raise HoneError(f"--{name} is {value}: set it to {least} or more")
+    if not 0 <= arguments.port < 2**16:
+        raise HoneError(f"--port is {arguments.port}: set it between 0 (any that is free) and 65535")
     if not 0 < arguments.timeout < 1e9:
         raise HoneError(f"--timeout is {arguments.timeout}: give a positive number of seconds")
 

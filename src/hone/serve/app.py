@@ -24,6 +24,7 @@ class Limits:
     """What one client can cost the others."""
 
     concurrency: int = 64  # requests being answered at once
+    head: int = 2**14  # bytes of a request's line and headers
     body: int = 2**20  # bytes
     seconds: float = 600.0  # of one request
 
@@ -52,6 +53,9 @@ class App:
 
     async def _answer(self, scope: Scope, incoming: Incoming, answer: Reply) -> None:
         path, method = scope["path"], scope["method"]
+        head = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
+        if head > self.limits.head:
+            raise Refusal(431, f"the head is longer than {self.limits.head} bytes: send less", code="head_too_large")
         self.guard.check(path, scope["headers"])
         if path not in ROUTES:
             raise Refusal(404, f"there is no such path: {', '.join(ROUTES)}", code="not_found")

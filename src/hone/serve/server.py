@@ -14,7 +14,6 @@ from hone.serve.app import App
 from hone.serve.desk import Desk
 from hone.serve.refusal import Refusal, packed
 
-HEAD_BYTES = 16 * 2**10  # request line and headers
 HEAD_SECONDS = 10.0  # from the opening of a connection, or the last answer, to the end of the next head
 STALLED_SECONDS = 30.0  # a client that reads nothing of its answer for so long is dropped
 CONNECTIONS = 512
@@ -114,7 +113,7 @@ def serve(app: App, desk: Desk, sock: socket.socket, *, ready: Callable[[], None
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        h11_max_incomplete_event_size=HEAD_BYTES,
+        h11_max_incomplete_event_size=app.limits.head,
         timeout_keep_alive=int(HEAD_SECONDS),
         timeout_graceful_shutdown=int(2 * GRACE_SECONDS),
     )

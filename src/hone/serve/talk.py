@@ -47,7 +47,7 @@ class Chat:
 
     def asked(self, line: str) -> list[int]:
         user = {"role": "user", "content": line}
-        if self.tokens and self.tokens[-1] in self.tokenizer.stop_ids:
+        if self.tokens:
             try:
                 return [*self.tokens, *continue_chat(self.tokenizer, self.tokens, self._all(), [user])]
             except HoneError:  # the template writes earlier turns anew, or the system message is another
@@ -57,7 +57,8 @@ class Chat:
     def told(self, line: str, answer: str, tokens: list[int]) -> None:
         if answer:  # templates cannot render an empty turn
             self.messages += [{"role": "user", "content": line}, {"role": "assistant", "content": answer}]
-            self.tokens = tokens
+            whole = tokens[-1] in self.tokenizer.stop_ids
+            self.tokens = tokens if whole else [*tokens, self.tokenizer.eos_id]  # cut off: the template closes it
 
     def saved(self) -> str:
         return json.dumps({"messages": self._all()}, ensure_ascii=False)

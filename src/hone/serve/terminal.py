@@ -1,5 +1,6 @@
 """`hone chat` on a terminal or in a pipe: lines in, answers out as they are written."""
 
+import io
 import os
 import re
 import signal
@@ -52,8 +53,9 @@ class Terminal:
 
     def run(self) -> None:
         """Until the end of the input or /quit."""
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+        for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors=errors)  # what is not text is refused as a line, not as a program
         if self.talk.history.plain:
             self.note("the model has no chat template: it continues the text as it is")
         if self.reads:
@@ -96,9 +98,6 @@ class Terminal:
         except EOFError:
             print()
             return None
-        except UnicodeDecodeError:
-            self.note("that line is not UTF-8: it is passed over")
-            return ""
 
     def _command(self, line: str) -> str:
         name, _, rest = line[1:].partition(" ")

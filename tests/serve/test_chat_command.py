@@ -1,0 +1,210 @@
+"""`hone chat` in a pipe and on a pseudo-terminal."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from little import ENVIRONMENT, hone, make_decoder, make_tokenizer
+
+from hone.cli import main
+from hone.data.chat import render_prompt
+from hone.model.folder import load_decoder
+from hone.model.whole import save_whole
+from hone.rollout.local import LocalSampler
+from hone.rollout.protocol import SampleParams
+from hone.serve.load import load
+from hone.serve.talk import Talk
+
+ESCAPE = re.compile(r"\x1b")
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+Chat = Callable[..., Done]
+
+
+@pytest.fixture
+def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Chat:
+    """The command with these lines as its standard input."""
+
+    def run(folder: Path, lines: str | bytes, *options: str) -> Done:
+        raw = lines.encode() if isinstance(lines, str) else lines
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
+        code = main(["chat", str(folder), *options])
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def test_a_line_of_a_pipe_is_a_turn_and_only_answers_come_out(folders: Path):
+    tokenizer, decoder = make_tokenizer(), load_decoder(folders / "chatty")
+    options = ("--temperature", "0", "--max-tokens", "12", "--system", "be kind")
+    done = hone("chat", str(folders / "chatty"), *options, input="the cat?\n\n")
+    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the cat?"}]
+    prompt = render_prompt(tokenizer, messages)
+    params = SampleParams(max_tokens=12, temperature=0.0, stop_ids=tokenizer.stop_ids)
+    written = LocalSampler(decoder).sample([prompt], n=1, params=params)[0][0].tokens[len(prompt) :]
+    assert done.returncode == 0
+    assert done.stdout == tokenizer.decode(written, specials=False) + "\n"
+    assert not ESCAPE.search(done.stderr)
+
+
+def test_a_seed_gives_the_same_answers_again_and_each_turn_its_own(chat: Chat, folders: Path):
+    options = ("--seed", "3", "--max-tokens", "9")
+    lines = "one\n/reset\none\n"
+    one, two = (chat(folders / "chatty", lines, *options) for _ in range(2))
+    assert one.out == two.out
+    assert chat(folders / "chatty", lines, "--seed", "4", "--max-tokens", "9").out != one.out
+
+
+def test_commands(chat: Chat, folders: Path, tmp_path: Path):
+    file = tmp_path / "talk.json"
+    lines = f"one\n/system be brief\ntwo\n/save {file}\n/save {file}\n/save\n/nothing\n/quit\nthree\n"
+    done = chat(folders / "chatty", lines, "--seed", "1", "--max-tokens", "5", "--temperature", "0.5")
+    saved = json.loads(file.read_text())["messages"]
+    assert [m["role"] for m in saved] == ["system", "user", "assistant"]
+    assert [m["content"] for m in saved[:2]] == ["be brief", "two"]
+    for words in ("is there already", "name the file", "no command /nothing", "saved in"):
+        assert words in done.err
+    assert done.code == 0
+
+
+def test_a_model_without_a_template_goes_on_with_the_text_and_says_so_once(chat: Chat, folders: Path, tmp_path: Path):
+    file = tmp_path / "text.json"
+    lines = f"the cat\nsat\n/save {file}\n"
+    done = chat(folders / "plain", lines, "--temperature", "0", "--max-tokens", "8")
+    text = json.loads(file.read_text())["text"]
+    assert done.err.count("no chat template") == 1
+    assert text.startswith("the cat")
+    assert "\nsat" in text
+    assert done.out.replace("\n", "") in text.replace("\n", "").replace("sat", "", 1).removeprefix("the cat")
+
+
+def test_a_full_context_is_told_with_the_remedy_and_reset_helps(chat: Chat, folders: Path):
+    done = chat(folders / "brief", "the cat\nmore\n/reset\nmore\n", "--temperature", "0")
+    assert "the model's context of 64 tokens is full: begin a new conversation with /reset" in done.err
+    assert re.search(r"the conversation has \d+ tokens with this line, the model's context is 64", done.err)
+    assert done.out.count("\n") >= 2
+
+
+def test_lines_that_are_no_text_do_not_end_the_chat(folders: Path):
+    done = chat(folders / "chatty", b"\xff\xfe\nx<eos>y\nhello\n", "--max-tokens", "3")
+    assert done.code == 0
+    assert done.out.strip()
+    assert "special token <eos>" in done.err
+    assert "surrogate" in done.err
+
+
+class Pty:
+    """`hone chat` on a terminal of its own."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        environment = {**ENVIRONMENT, "TERM": "dumb"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "hone", "chat", *arguments], stdin=slave, stdout=slave, stderr=slave,
+            env=environment, start_new_session=True, preexec_fn=lambda: os.set_blocking(0, True),
+        )  # fmt: skip
+        os.close(slave)
+        self.seen = ""
+
+    def until(self, words: str, seconds: float = 30.0) -> str:
+        """What it showed up to these words, which are then forgotten."""
+        end = time.monotonic() + seconds
+        while words not in self.seen:
+            assert time.monotonic() < end, self.seen
+            self.look()
+        before, _, self.seen = self.seen.partition(words)
+        return before
+
+    def look(self) -> None:
+        if select.select([self.master], [], [], 0.1)[0]:
+            self.seen += os.read(self.master, 65536).decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def close(self) -> int:
+        code = self.process.wait(timeout=15)
+        os.close(self.master)
+        return code
+
+
+def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path):
+    tokenizer = make_tokenizer()
+    decoder = make_decoder(tokenizer.vocab_size, context=16384)
+    with torch.no_grad():
+        decoder.model.embed_tokens.weight[tokenizer.eos_id] = 0  # greedy, it never ends by itself
+    save_whole(decoder, tokenizer, tmp_path / "long")
+    seat = Pty(str(tmp_path / "long"), "--max-tokens", "16000", "--temperature", "0", "--seed", "0")
+    seat.until("Ctrl-D leaves")
+    seat.until("> ")
+    seat.type("the cat\n")
+    seat.until("the cat\r\n")
+    while len(seat.seen) < 20:
+        seat.look()
+    os.kill(seat.process.pid, signal.SIGINT)
+    seat.until("stopped")
+    seat.until("> ")
+    os.kill(seat.process.pid, signal.SIGINT)  # at the prompt: a line is given up, not the program
+    seat.until("> ")
+    seat.type("/reset\n")
+    seat.until("a new conversation")
+    seat.until("> ")
+    seat.type("\x04")
+    assert seat.close() == 0
+
+
+def test_a_model_cannot_send_commands_to_the_terminal(folders: Path):
+    seat = Pty(str(folders / "chatty"), "--max-tokens", "400", "--temperature", "3", "--seed", "1")
+    seat.until("> ")
+    seat.type("hello\n")
+    seat.until("hello")
+    shown = seat.until("> ", 60)
+    seat.type("/quit\n")
+    assert seat.close() == 0
+    assert not re.search(r"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f-\x9f]", shown)
+    assert set(re.findall(r"\x1b.{3}", shown)) <= {"\x1b[2m", "\x1b[0m"}
+
+
+@pytest.mark.parametrize("name", ["chatty", "plain"])
+def test_a_turn_reads_only_what_is_new(folders: Path, name: str):
+    loaded = load(str(folders / name), adapters={}, max_rows=1, device="cpu")
+    params = SampleParams(max_tokens=20, temperature=0.0, stop_ids=frozenset())
+    talk, lengths = Talk(loaded, params), list[int]()
+    for line in ("the cat sat on the mat " * 30, "one two three", "and four"):
+        before = loaded.engine.counts
+        assert "".join(talk.say(line, stopped=lambda: False, note=str))
+        after = loaded.engine.counts
+        saved, read = after.saved - before.saved, after.computed - before.computed
+        assert saved >= (lengths[-1] // 32 - 1) * 32 if lengths else saved == 0
+        lengths.append(saved + read)
+    assert lengths[-1] > lengths[0] > 64
+
+
+def test_the_tokens_of_earlier_turns_stay_as_they_were_written(folders: Path):
+    loaded = load(str(folders / "chatty"), adapters={}, max_rows=1, device="cpu")
+    talk = Talk(loaded, SampleParams(max_tokens=30, temperature=0.0, stop_ids=frozenset()))
+    list(talk.say("one", stopped=lambda: False, note=str))
+    first = list(talk.history.tokens)  # type: ignore[attr-defined]
+    assert not loaded.tokenizer.special_ids & set(first[3:-1])
+    asked = talk.history.asked("two")
+    assert asked[: len(first)] == first
+    assert asked[len(first) :] == loaded.tokenizer.encode("<|user|>two<|assistant|>", specials=True)

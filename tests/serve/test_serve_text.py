@@ -1,0 +1,112 @@
+"""Text as it comes: no half of a character, nothing taken back, and the same in the end as decoding at once."""
+
+import random
+
+import pytest
+import tokenizers
+from little import make_tokenizer
+from tokenizers import decoders, models, pre_tokenizers
+
+from hone.data.tokenizer import Tokenizer
+from hone.rollout.request import News
+from hone.serve.answer import Choice
+from hone.serve.text import TextStream, TokenBytes, shown
+from hone.types import Stop
+
+TEXT = "Größe 日本 😀😀 €5, the cat sat " * 6
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    stream = TextStream(tokenizer)
+    return [*(stream.push(i) for i in ids), stream.end()]
+
+
+def metaspace() -> Tokenizer:
+    """As Llama's first tokenizers: a blank before each word, and bytes where there is no token."""
+    words = ["\u2581", "\u2581the", "\u2581cat", "a", "b"]
+    names = ["<s>", "</s>", "<unk>", *(f"<0x{b:02X}>" for b in range(256)), *words]
+    inner = tokenizers.Tokenizer(
+        models.BPE({name: i for i, name in enumerate(names)}, [], byte_fallback=True, unk_token="<unk>")
+    )
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    parts = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    inner.decoder = decoders.Sequence(parts)
+    inner.add_special_tokens(["<s>", "</s>"])
+    return Tokenizer(inner, eos="</s>", bos="<s>")
+
+
+def test_pieces_make_up_the_text_and_none_ends_inside_a_character():
+    tokenizer = make_tokenizer()
+    ids = tokenizer.encode(TEXT)
+    assert any("\ufffd" in tokenizer.decode([i]) for i in ids)  # characters of several tokens are in it
+    found = pieces(tokenizer, ids)
+    assert "".join(found) == TEXT
+    assert not any("\ufffd" in piece for piece in found)
+
+
+def test_rubbish_bytes_give_the_same_text_as_decoding_at_once():
+    tokenizer, draw = make_tokenizer(), random.Random(0)
+    for _ in range(200):
+        ids = [draw.randrange(tokenizer.vocab_size + 3) for _ in range(draw.randrange(1, 90))]
+        assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids, specials=False)
+
+
+def test_a_completion_keeps_the_blank_it_begins_with():
+    tokenizer = metaspace()
+    the, cat = tokenizer.id_of("\u2581the"), tokenizer.id_of("\u2581cat")
+    alone, after = TextStream(tokenizer), TextStream(tokenizer, [the])
+    assert alone.push(cat) == "cat"
+    assert after.push(cat) == " cat"
+    assert after.push(the) == " the"
+
+
+def test_bytes_that_stand_for_a_character_are_told_together():
+    tokenizer = metaspace()
+    ids = [tokenizer.id_of(f"<0x{byte:02X}>") for byte in "€".encode()]
+    assert pieces(tokenizer, [tokenizer.id_of("a"), *ids, tokenizer.id_of("b")]) == ["a", "", "", "€", "b", ""]
+
+
+@pytest.mark.parametrize("make", [make_tokenizer, metaspace])
+def test_the_bytes_of_tokens_make_up_the_text(make):
+    tokenizer = make()
+    text = TEXT if make is make_tokenizer else " the cat"
+    bytes_of = TokenBytes(tokenizer)
+    ids = tokenizer.encode(text)
+    assert b"".join(map(bytes_of, ids)).decode().strip() == text.strip()
+    assert bytes_of(tokenizer.eos_id) == tokenizer.eos.encode()
+    assert bytes_of(10**6) == "\ufffd".encode()
+
+
+def test_no_two_tokens_look_alike():
+    tokenizer = make_tokenizer()
+    bytes_of = TokenBytes(tokenizer)
+    names = [shown(bytes_of(i)) for i in range(tokenizer.vocab_size)]
+    assert len(set(names)) == len(names)
+    assert shown(b"\xe2\x82") == "bytes:\\xe2\\x82"
+
+
+def news(tokens: list[int], stop: Stop | None = None, text: str = "") -> News:
+    return News(id=0, tokens=tuple(tokens), logp=(0.0,) * len(tokens), raw=(-1.0,) * len(tokens), stop=stop, text=text)
+
+
+def test_the_stop_token_is_counted_and_not_shown():
+    tokenizer = make_tokenizer()
+    choice = Choice(0, tokenizer, before=(), stops=())
+    cat = tokenizer.encode("cat")
+    choice.add(news(cat))
+    piece = choice.add(news([tokenizer.eos_id], Stop.TOKEN))
+    assert (choice.text, choice.tokens, piece.finish, piece.entries) == ("cat", len(cat) + 1, "stop", ())
+
+
+def test_tokens_of_a_stop_string_have_no_part_in_the_answer():
+    tokenizer = make_tokenizer()
+    choice = Choice(0, tokenizer, before=(), stops=("\n\n",))
+    ids = tokenizer.encode("ab\n\nc")
+    piece = choice.add(news(ids, Stop.STRING, "ab"))
+    assert (piece.text, [e.offset for e in piece.entries], choice.tokens) == ("ab", [0, 1], len(ids))
+
+
+def test_without_the_engines_text_the_first_stop_string_ends_the_answer():
+    tokenizer = make_tokenizer()
+    choice = Choice(0, tokenizer, before=(), stops=("d", "b"))
+    assert choice.add(news(tokenizer.encode("abcd"), Stop.STRING, "something else")).text == "a"
