@@ -113,7 +113,7 @@ class _Done:
 class Paged:
     """Blocks of 32 columns and the decoder's own forward pass, a row at a time: slow, and nothing to go wrong in it."""
 
-    lag = 0
+    lag, prefill_tokens = 0, 4096
 
     def __init__(self, decoder: Decoder, *, max_rows: int, num_blocks: int, capacity: int, held_back: int = 0) -> None:
         self.decoder, self.max_rows, self.num_blocks, self.capacity = decoder, max_rows, num_blocks, capacity
