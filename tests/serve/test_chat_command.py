@@ -104,7 +104,7 @@ def test_a_full_context_is_told_with_the_remedy_and_reset_helps(chat: Chat, fold
     assert done.out.count("\n") >= 2
 
 
-def test_lines_that_are_no_text_do_not_end_the_chat(folders: Path):
+def test_lines_that_are_no_text_do_not_end_the_chat(chat: Chat, folders: Path):
     done = chat(folders / "chatty", b"\xff\xfe\nx<eos>y\nhello\n", "--max-tokens", "3")
     assert done.code == 0
     assert done.out.strip()

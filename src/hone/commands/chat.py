@@ -39,6 +39,7 @@ def _chat(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         dtype=arguments.dtype,
         int8=arguments.int8,
+        invariant=arguments.invariant,
     )
     talk = Talk(loaded, settings, adapter=loaded.adapters.get("adapter"))
     Terminal(talk, system=arguments.system).run()

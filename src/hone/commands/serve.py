@@ -45,6 +45,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Where and in what a model computes."""
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="default: auto")
+    parser.add_argument("--invariant", action="store_true", help="no answer depends on what else is served, to the bit")
     parser.add_argument("--int8", action="store_true", help="weights in 8 bits: faster on a CPU, a little less exact")
 
 
@@ -75,6 +76,7 @@ def _serve(arguments: argparse.Namespace) -> None:
         device=arguments.device,
         dtype=arguments.dtype,
         int8=arguments.int8,
+        invariant=arguments.invariant,
     )
     if loaded.name in adapters:
         raise HoneError(f"an adapter has the base model's name {loaded.name}: give it another")

@@ -1,6 +1,5 @@
 """A model folder with its adapters, ready to answer: what `hone serve` and `hone chat` start from."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -11,18 +10,16 @@ import torch
 from hone.data.tokenizer import Tokenizer, check_fits
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
-from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
 from hone.model.foreign import Foreign
 from hone.model.lora import adapted_layers
 from hone.model.peft import is_adapter, load_peft
-from hone.model.plain import PlainRunner
+from hone.model.runners import SHARE, column_bytes, free_memory
 from hone.rollout.engine import Engine
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-KV_SHARE = 0.5  # of the memory, for keys and values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +43,18 @@ def load(
     device: str = "auto",
     dtype: str = "auto",
     int8: bool = False,
+    invariant: bool = False,
 ) -> Loaded:
     """MODEL is a folder or the name of a fetched model; adapters: folders by model name."""
+    if int8:
+        raise HoneError("the runner has no weights in 8 bits: leave out --int8")
     folder = resolve(model)
     if not folder.is_dir():
         raise HoneError(f"no model folder {folder}: give a folder, or a name that `hone fetch` knows")
     if is_adapter(folder):
         raise HoneError(f"{folder} is an adapter: give its base model, and the adapter with --adapter")
     where, precision = place(device, dtype)
-    tokenizer, decoder = Tokenizer.load(folder), load_decoder(folder)
+    tokenizer, decoder = Tokenizer.load(folder), load_decoder(folder, dtype=precision)
     if isinstance(decoder, Foreign):
         raise HoneError(f"{folder} runs through transformers, which the engine cannot: use a Llama, Mistral or Qwen")
     check_fits(tokenizer, decoder.config.vocab_size)
@@ -64,8 +64,8 @@ def load(
         load_peft(decoder, adapters[name], name=inner, train=False)
     for _, layer in adapted_layers(decoder):
         layer.enabled = False  # a request that names no adapter is answered by the base model
-    decoder.to(where, precision)
-    engine = make_engine(decoder, tokenizer, max_rows=max_rows, int8=int8)
+    decoder.to(where)
+    engine = make_engine(decoder, tokenizer, max_rows=max_rows, invariant=invariant)
     return Loaded(
         name=Path(model).resolve().name if Path(model).exists() else model,
         tokenizer=tokenizer,
@@ -77,29 +77,16 @@ def load(
     )
 
 
-def make_engine(decoder: Decoder, tokenizer: Tokenizer, *, max_rows: int, int8: bool) -> Engine:
-    """As many rows as were asked for, or as fit into memory at the model's full context."""
-    config = decoder.config
-    rows, capacity = fitting(config, max_rows, memory=_memory(decoder.device), number=decoder.lm_head.weight.itemsize)
-    runner = PlainRunner(decoder, max_rows=rows, capacity=capacity, switch=partial(use_adapter, decoder))
-    return Engine(runner, vocab_size=config.vocab_size, decode=partial(tokenizer.decode, specials=False))
-
-
-def fitting(config: DecoderConfig, max_rows: int, *, memory: int, number: int) -> tuple[int, int]:
-    """Rows and columns whose keys and values fit into the share of `memory` bytes; number: bytes of a number."""
-    column = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * number
-    columns, context = int(KV_SHARE * memory / column), config.max_position_embeddings
-    if columns < 2:
-        raise HoneError("there is no memory left for keys and values: use a smaller model")
-    rows = max(1, min(max_rows, columns // context))
-    return rows, min(context, columns // rows)
-
-
-def _memory(device: torch.device) -> int:
-    """Bytes: what a GPU has free, or what the machine has."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def make_engine(decoder: Decoder, tokenizer: Tokenizer, *, max_rows: int, invariant: bool) -> Engine:
+    """The model's whole context for each row, or as much as memory has room for; fewer rows where it is short."""
+    columns = int(SHARE * free_memory(decoder.device)) // column_bytes(decoder) - 1
+    runner = decoder.runner(
+        max_rows=max_rows,
+        capacity=max(2, min(decoder.config.max_position_embeddings, columns)),
+        switch=partial(use_adapter, decoder),
+        invariant=invariant,
+    )
+    return Engine(runner, vocab_size=decoder.config.vocab_size, decode=partial(tokenizer.decode, specials=False))
 
 
 def place(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:

@@ -62,13 +62,10 @@ class Terminal:
             self._edit_lines()
             self.note(f"{HELP}; Ctrl-C stops an answer, Ctrl-D leaves")
         while (line := self._line()) is not None:
-            if not line.strip():
-                continue
             try:
-                if line.startswith("/"):
-                    if self._command(line) == "quit":
-                        return
-                else:
+                if line.startswith("/") and self._command(line) == "quit":
+                    return
+                if line.strip() and not line.startswith("/"):
                     self._answer(line)
             except HoneError as error:
                 self.note(str(error))
