@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ from hone.model.plain import PlainRunner
 from hone.rollout.engine import Engine
 from hone.rollout.protocol import SampleParams
 from hone.rollout.request import News, Request
-from hone.rollout.runner import Part, Ticket
+from hone.rollout.runner import Part, Ticket, Written
 from hone.types import Stop
 
 torch.set_num_threads(1)
@@ -369,8 +370,10 @@ def test_all_cancelled_is_all_empty(model):
     assert run(engine) == {}
 
 
-def test_the_most_probable_tokens_come_with_each(model):
-    engine = engine_of(Watched(Paged(model, max_rows=4, num_blocks=40, capacity=CONTEXT), 1))
+@pytest.mark.parametrize("pages", [False, True])
+def test_the_most_probable_tokens_come_with_each(model, pages: bool):
+    paged = Paged(model, max_rows=4, num_blocks=40, capacity=CONTEXT)
+    engine = engine_of(Watched(paged, 1) if pages else watched(model, 4, lag=1))
     told = [params(6, stop_ids=[], temperature=0.0, top_logprobs=k) for k in (3, 0, 5)]
     got = ask(engine, [Request(id=i, prompt=(1, 2), params=each, stream=i == 2) for i, each in enumerate(told)])
     assert [[len(top) for top in got[i].top] for i in range(3)] == [[3] * 6, [], [5] * 6]
@@ -397,6 +400,30 @@ def test_diverged_weights_are_an_error_and_the_engine_goes_on_with_others():
     with torch.no_grad():
         model.model.norm.weight.copy_(good)
     same(ask(engine, mixed()), first)
+
+
+class Forgetful(Watched):
+    """Says nothing of the tokens it wrote."""
+
+    def decode(self, rows: int) -> Ticket:
+        written = super().decode(rows).read()
+        return _Empty(replace(written, **{f.name: getattr(written, f.name)[:0] for f in fields(written)[:5]}))
+
+
+@dataclass
+class _Empty:
+    written: Written
+
+    def read(self) -> Written:
+        return self.written
+
+
+def test_a_runner_that_loses_tokens_is_an_error_and_no_endless_loop(model):
+    engine = engine_of(Forgetful(PlainRunner(model, max_rows=4, capacity=CONTEXT)))
+    engine.submit([Request(id=0, prompt=(1, 2), params=params(5, stop_ids=[]))])
+    with pytest.raises(RuntimeError, match="none can go on"):
+        run(engine)
+    check_empty(engine)
 
 
 class Breaking(Watched):

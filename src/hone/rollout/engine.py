@@ -115,6 +115,8 @@ class Engine:
             self._decode(news)
             if self.launched == before and self.flight:
                 self._read(news)
+            elif self.launched == before and self.schedule.owner:
+                raise RuntimeError("requests are left and none can go on: a fault in the engine or its runner")
         except BaseException:
             self._abandon()
             raise
