@@ -116,7 +116,9 @@ def _search(weight: Tensor, running: Tensor, u: Tensor) -> Tensor:
     block = torch.searchsorted(running, target, right=True).clamp_(max=running.shape[-1] - 1)
     before = torch.where(block > 0, running.gather(-1, (block - 1).clamp_(min=0)), 0.0)
     token = block * BLOCK + torch.arange(BLOCK, device=weight.device)
-    inside = weight.gather(-1, token.clamp(max=vocab - 1)).masked_fill_(token >= vocab, 0.0)
+    inside = weight.gather(
+        -1, token.clamp_(max=vocab - 1)
+    )  # past the end the last one again: it is what is found there
     return (block * BLOCK + _place(inside, target - before)).clamp_(max=vocab - 1)
 
 
