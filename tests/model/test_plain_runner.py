@@ -81,10 +81,11 @@ def check_greedy(
     assert table.raw[request] == pytest.approx(exact, abs=tolerance)
 
 
+@pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_rows_of_unequal_length_equal_the_whole_forward_pass(family):
+def test_greedy_rows_of_unequal_length_equal_the_whole_forward_pass(family, invariant):
     decoder = build(**FAMILIES[family])
-    runner, table = PlainRunner(decoder, max_rows=8, capacity=CONTEXT), Table()
+    runner, table = PlainRunner(decoder, max_rows=8, capacity=CONTEXT, invariant=invariant), Table()
     lengths = (1, 7, 3, 12, 7, 30)
     prompts = {r: prompt_of(n, r) for r, n in enumerate(lengths)}
     parts = [

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.plain_attention import Piece
+from hone.model.plain_invariant import InvariantLayers, calm_rows
 from hone.model.plain_layers import PlainLayers
-from hone.model.plain_product import product
 from hone.model.plain_rows import Rows
 from hone.rollout.runner import Part, Seat, Ticket, Written
 
@@ -34,7 +34,8 @@ class _Done:
 class PlainRunner:
     """Row r is block r of `capacity` columns; the weights are the learner's own tensors.
 
-    switch: partial(use_adapter, decoder), for `use`.
+    switch: partial(use_adapter, decoder), for `use`. invariant: a row's numbers do not depend on the others, to the
+    bit, nor on how its prompt was read.
     """
 
     prefill_tokens = PREFILL_TOKENS
@@ -58,8 +59,9 @@ class PlainRunner:
         self.max_rows = self.num_blocks = max_rows
         self.block_size = self.capacity = capacity
         with torch.inference_mode():
-            self.layers = PlainLayers(decoder, max_rows, capacity)
-            self.rows = Rows(max_rows, decoder.config.vocab_size, decoder.device)
+            self.layers = (InvariantLayers if invariant else PlainLayers)(decoder, max_rows, capacity)
+            vocab = decoder.config.vocab_size
+            self.rows = Rows(max_rows, vocab, decoder.device, at_once=calm_rows(vocab) if invariant else max_rows)
 
     def use(self, adapter: str | None) -> None:
         """From now on compute with this adapter; None: the weights as they are. HoneError where there is none."""
@@ -91,7 +93,7 @@ class PlainRunner:
             self.layers.slab.copy(part.blocks[0], [seat.blocks[0] for seat in part.seats], part.end)
             for seat in part.seats:
                 self.rows.seat(seat, part.prompt[: part.end])
-        logits = self._logits(last[torch.tensor([i for i, _ in ready], device=last.device)])
+        logits = self.layers.logits(last[torch.tensor([i for i, _ in ready], device=last.device)])
         return logits.repeat_interleave(torch.tensor([len(p.seats) for _, p in ready], device=last.device), 0)
 
     def decode(self, rows: int) -> Ticket:
@@ -109,13 +111,7 @@ class PlainRunner:
             even = bool((positions[index] == columns - 1).all())
             hidden = self.layers.step(tokens, places, written, columns=columns, even=even)
             self.rows.length[index] += 1
-            return _Done(self.rows.go_on(rows, index, self._logits(hidden)))
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        head = self.decoder.lm_head
-        if type(head) is nn.Linear and self.decoder.finish is None:
-            return product(head.weight, hidden)
-        return self.decoder.logits(hidden)
+            return _Done(self.rows.go_on(rows, index, self.layers.logits(hidden)))
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Row `a` goes on as row `b`, free until now, for each (a, b)."""

@@ -26,6 +26,15 @@ class Piece:
         return self.start + len(self.tokens)
 
 
+def packed(pieces: Sequence[Piece], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Token, row and position of every token of the pieces, [N] each."""
+    tokens = [t for p in pieces for t in p.tokens]
+    rows = [p.row for p in pieces for _ in p.tokens]
+    positions = [c for p in pieces for c in range(p.start, p.end)]
+    table = torch.tensor([tokens, rows, positions], device=device)
+    return table[0], table[1], table[2]
+
+
 def visible(positions: Tensor, columns: int, window: int, dtype: torch.dtype) -> Tensor:
     """[N, S], 0 where the position sees the column and -inf where it does not."""
     far = positions[:, None] - torch.arange(columns, device=positions.device)

@@ -17,8 +17,8 @@ Index = NDArray[np.int64]
 class Rows:
     """Arrays with one entry a row, on the host: a launch is read at once, so nothing waits for them."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, rows: int, vocab: int, device: torch.device, *, at_once: int) -> None:
+        self.device, self.at_once = device, at_once  # rows drawn together
         self.alive = np.zeros(rows, dtype=np.bool_)
         self.token = np.zeros(rows, dtype=np.int64)  # the last one written: the next decode reads it
         self.length = np.zeros(rows, dtype=np.int64)  # columns in memory: all tokens but the last
@@ -54,7 +54,7 @@ class Rows:
         where = torch.from_numpy(index)
         knobs = self.knobs.rows(where)
         u = torch.from_numpy(self.noise.next(index)).to(self.device)
-        token, logp, raw = draw(logits, u, knobs)
+        token, logp, raw = self._draw(logits, u, knobs)
         if self.knobs.seen is not None:
             self.knobs.seen[where.to(self.device), token] = True
         return self._note(index, (token, logp, raw), self._tops(index, logits))
@@ -64,7 +64,7 @@ class Rows:
         u = np.zeros(rows)
         u[index] = self.noise.next(index)
         knobs = self.knobs.head(rows)
-        drawn = draw(logits, torch.from_numpy(u).to(self.device), knobs)
+        drawn = self._draw(logits, torch.from_numpy(u).to(self.device), knobs)
         knobs.see(drawn[0])
         top = self._tops(index, logits)
         if len(index) < rows:
@@ -72,6 +72,14 @@ class Rows:
             drawn = (drawn[0][here], drawn[1][here], drawn[2][here])
             top = None if top is None else (top[0][here], top[1][here])
         return self._note(index, drawn, top)
+
+    def _draw(self, logits: Tensor, u: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor, Tensor]:
+        if len(logits) <= self.at_once:
+            return draw(logits, u, knobs)
+        parts = [torch.arange(a, min(a + self.at_once, len(u))) for a in range(0, len(u), self.at_once)]
+        drawn = [draw(logits[p[0] : p[-1] + 1], u[p[0] : p[-1] + 1], knobs.rows(p)) for p in parts]
+        token, logp, raw = (torch.cat(x) for x in zip(*drawn, strict=True))
+        return token, logp, raw
 
     def nothing(self) -> Written:
         """A launch in which no row wrote."""

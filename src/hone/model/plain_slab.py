@@ -9,14 +9,14 @@ from hone.model.config import DecoderConfig
 
 
 class Slab:
-    """A tensor a layer, [2, rows, K, capacity + 1, E]: keys, values; the last column takes what nobody reads."""
+    """A tensor a layer, [2, rows, K, columns, E]: keys, values."""
 
-    def __init__(self, config: DecoderConfig, rows: int, capacity: int, *, like: Tensor) -> None:
+    def __init__(self, config: DecoderConfig, rows: int, columns: int, *, like: Tensor) -> None:
         K, E = config.num_key_value_heads, config.head_dim
-        self.layers = [like.new_zeros(2, rows, K, capacity + 1, E) for _ in range(config.num_hidden_layers)]
+        self.layers = [like.new_zeros(2, rows, K, columns, E) for _ in range(config.num_hidden_layers)]
         self._lines = [x.view(-1, E) for x in self.layers]
         heads = torch.arange(rows)[:, None] * K + torch.arange(K)
-        self._first = (torch.cat([heads, heads + rows * K], 1) * (capacity + 1)).to(like.device)  # [rows, 2 K]
+        self._first = (torch.cat([heads, heads + rows * K], 1) * columns).to(like.device)  # [rows, 2 K]
 
     def slots(self, rows: slice | Tensor, columns: Tensor) -> Tensor:
         """Where `write` puts a token: a line for each head's key, and for its value, [N 2 K]."""

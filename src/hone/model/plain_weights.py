@@ -67,6 +67,7 @@ class Weights:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.blocks: list[Block] = []
+        self.head: Linear | None = None
         self.parameters: list[Tensor] = []
         self.places: list[int] = []
 
@@ -74,7 +75,9 @@ class Weights:
         """Read them from the modules, which may be others than before."""
         with torch.inference_mode(False):
             self.blocks = [block_of(layer) for layer in cast(Iterable[Layer], self.decoder.model.layers)]
-            self.parameters = list(self.decoder.model.parameters())
+            head = plain(self.decoder.lm_head)
+            self.head = Linear.of((self.decoder.lm_head,), (head.weight, head.bias))
+            self.parameters = [*self.decoder.model.parameters(), head.weight]
             self.places = [p.data_ptr() for p in self.parameters]
 
     def check(self) -> None:
