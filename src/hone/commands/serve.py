@@ -94,7 +94,8 @@ def _serve(arguments: argparse.Namespace) -> None:
         _say(f"warning: {arguments.host} can be reached from other machines, and what is sent is not encrypted")
     port = sock.getsockname()[1]
     app = App(served, desk, guard, limits=limits, note=_say)
-    serve(app, desk, sock, ready=lambda: _greet(loaded, arguments.host, port, token="" if given else token))
+    if not serve(app, desk, sock, ready=lambda: _greet(loaded, arguments.host, port, token="" if given else token)):
+        os._exit(0)  # Python may not end under a thread that computes
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -95,12 +95,12 @@ class App:
 
     def _requests(self, ask: Ask) -> tuple[list[Request], dict[int, Choice]]:
         """Choice c draws the random numbers of (seed, c), whatever else is served."""
-        ids = self.desk.next_ids(len(ask.prompts) * ask.n)
+        prompts = [tuple(prompt) for prompt in ask.prompts]  # shared by the choices: the engine reads each once
         requests, choices = list[Request](), dict[int, Choice]()
-        for c, i in enumerate(ids):
-            prompt, params = ask.prompts[c // ask.n], ask.params[c // ask.n]
+        for c, i in enumerate(self.desk.next_ids(len(prompts) * ask.n)):
+            prompt, params = prompts[c // ask.n], ask.params[c // ask.n]
             requests.append(
-                Request(id=i, prompt=tuple(prompt), params=params, adapter=ask.adapter, stream=ask.stream, noise=c)
+                Request(id=i, prompt=prompt, params=params, adapter=ask.adapter, stream=ask.stream, noise=c)
             )
             before = () if ask.chat else prompt
             choices[i] = Choice(c, self.served.tokenizer, before=before, stops=params.stop)

@@ -38,11 +38,12 @@ class Desk:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self, seconds: float = 5.0) -> None:
-        """Every client is told, and the thread ends after the launch it is in."""
+    def close(self, seconds: float = 5.0) -> bool:
+        """Every client is told, and the thread ends after the launch it is in; False: it did not within the time."""
         self.stop_all(Refusal(503, "the server is shutting down", code="shutting_down"))
         self._inbox.put(None)
         self._thread.join(seconds)
+        return not self._thread.is_alive()
 
     def stop_all(self, why: Refusal) -> None:
         """End every request."""
@@ -71,24 +72,18 @@ class Desk:
     # --- in the engine's thread ---
 
     def _run(self) -> None:
-        while self._read_letters():
-            if self.engine.busy:
-                self._step()
-
-    def _step(self) -> None:
-        """A failure of any kind ends every request, is told to all and to the operator, and leaves the engine empty."""
-        try:
-            self._hand_out(self.engine.step())
-            self.failed = None
-        except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            self.failed = reason if isinstance(error, HoneError) else "the engine failed: ask the operator"
-            self.note(f"the engine failed, {len(self._owners)} requests ended: {type(error).__name__}: {reason}")
-            self._fail(Refusal(503, self.failed, code="engine_failed"))
+        going = True
+        while going:
+            try:
+                going = self._read_letters()
+                if self.engine.busy:
+                    self._hand_out(self.engine.step())
+                    self.failed = None
+            except Exception as error:  # of any kind: the thread must go on, and everybody be told
+                self._broke(error)
 
     def _read_letters(self) -> bool:
         """Do what was asked for; wait for it where there is nothing else to do. False: the desk is closed."""
-        letter = None
         try:
             letter = self._inbox.get_nowait() if self.engine.busy else self._inbox.get()
             while letter is not None:
@@ -96,13 +91,23 @@ class Desk:
                 letter = self._inbox.get_nowait()
         except queue.Empty:
             return True
-        return letter is not None
+        return False
+
+    def _broke(self, error: Exception) -> None:
+        """Every request ends; the engine is empty and can be used again."""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        self.failed = reason if isinstance(error, HoneError) else "the engine failed: ask the operator"
+        self.note(f"the engine failed, {len(self._owners)} requests ended: {type(error).__name__}: {reason}")
+        self._fail(Refusal(503, self.failed, code="engine_failed"))
 
     def _submit(self, requests: Sequence[Request], mail: Mail) -> None:
+        mine = {request.id: mail for request in requests}
+        self._owners |= mine
         try:
             self.engine.submit(requests)
-            self._owners |= {request.id: mail for request in requests}
         except HoneError as error:
+            for number in mine:
+                del self._owners[number]
             _post([(mail, bad(str(error)))])
 
     def _cancel(self, ids: Iterable[int]) -> None:
@@ -116,9 +121,9 @@ class Desk:
                 self._owners.pop(item.id, None)
 
     def _fail(self, why: Refusal) -> None:
-        mails = {id(mail): mail for mail in self._owners.values()}
-        self._cancel(list(self._owners))
-        _post([(mail, why) for mail in mails.values()])
+        owners, self._owners = self._owners, {}
+        _post([(mail, why) for mail in {id(mail): mail for mail in owners.values()}.values()])
+        self.engine.cancel(owners)
 
 
 def _post(items: Sequence[tuple[Mail, News | Refusal]]) -> None:

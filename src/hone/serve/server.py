@@ -99,8 +99,11 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(app: App, desk: Desk, sock: socket.socket, *, ready: Callable[[], None]) -> None:
-    """Until SIGINT or SIGTERM; then nothing new is taken, and what runs has a few seconds."""
+def serve(app: App, desk: Desk, sock: socket.socket, *, ready: Callable[[], None]) -> bool:
+    """Until SIGINT or SIGTERM; then nothing new is taken, and what runs has a few seconds.
+
+    False: the engine is still in a launch that takes longer.
+    """
     config = uvicorn.Config(
         app,
         http=Bounded,
@@ -117,10 +120,10 @@ def serve(app: App, desk: Desk, sock: socket.socket, *, ready: Callable[[], None
         timeout_keep_alive=int(HEAD_SECONDS),
         timeout_graceful_shutdown=int(2 * GRACE_SECONDS),
     )
-    asyncio.run(_serve(_Server(config), desk, sock, ready))
+    return asyncio.run(_serve(_Server(config), desk, sock, ready))
 
 
-async def _serve(server: _Server, desk: Desk, sock: socket.socket, ready: Callable[[], None]) -> None:
+async def _serve(server: _Server, desk: Desk, sock: socket.socket, ready: Callable[[], None]) -> bool:
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -133,7 +136,5 @@ async def _serve(server: _Server, desk: Desk, sock: socket.socket, ready: Callab
     desk.start()
     sock.listen(CONNECTIONS)  # whoever reads what `ready` says can connect
     ready()
-    try:
-        await server.serve(sockets=[sock])
-    finally:
-        await asyncio.to_thread(desk.close)
+    await server.serve(sockets=[sock])
+    return await asyncio.to_thread(desk.close)

@@ -1,0 +1,104 @@
+"""The desk between clients and the engine: what goes wrong in the engine's thread is told, and ends nobody else."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import torch
+from little import make_decoder, make_tokenizer
+
+from hone.model.decoder import Decoder
+from hone.rollout.engine import Engine
+from hone.rollout.protocol import SampleParams
+from hone.rollout.request import News, Request
+from hone.serve.desk import Desk
+from hone.serve.refusal import Refusal
+
+PARAMS = SampleParams(max_tokens=5, temperature=0.0, stop_ids=frozenset())
+
+
+def request(number: int, **more: Any) -> Request:
+    return Request(**{"id": number, "prompt": (5, 6, 7), "params": PARAMS, **more})
+
+
+async def told(desk: Desk, *requests: Request) -> list[News]:
+    async with aclosing(desk.ask(requests)) as news:
+        return [item async for item in news]
+
+
+def with_desk(work: Callable[[Desk, Decoder], Coroutine[Any, Any, None]]) -> list[str]:
+    """Do it at a desk of a real engine; what the operator was told."""
+    decoder, notes = make_decoder(make_tokenizer().vocab_size), list[str]()
+    runner = decoder.runner(max_rows=2, capacity=512, switch=None, invariant=False, memory=None)
+    desk = Desk(Engine(runner, vocab_size=decoder.config.vocab_size), note=notes.append)
+
+    async def run() -> None:
+        desk.start()
+        try:
+            await work(desk, decoder)
+        finally:
+            assert await asyncio.to_thread(desk.close)
+
+    asyncio.run(run())
+    return notes
+
+
+def test_a_request_is_answered_and_a_wrong_one_harms_no_other():
+    async def work(desk: Desk, decoder: Decoder) -> None:
+        long = asyncio.create_task(told(desk, request(0, params=SampleParams(max_tokens=400, stop_ids=frozenset()))))
+        with pytest.raises(Refusal, match="token 99999") as caught:
+            await told(desk, request(1, prompt=(99999,)))
+        assert caught.value.status == 400
+        with pytest.raises(Refusal, match="adapter"):
+            await told(desk, request(2, adapter="none such"))
+        assert [len(item.tokens) for item in await told(desk, request(3))] == [5]
+        assert sum(len(item.tokens) for item in await long) == 400
+
+    assert with_desk(work) == []
+
+
+def test_weights_that_diverged_are_told_and_mended_ones_serve_again():
+    async def work(desk: Desk, decoder: Decoder) -> None:
+        before = await told(desk, request(0))
+        with torch.no_grad():
+            kept = decoder.model.norm.weight.clone()
+            decoder.model.norm.weight.fill_(torch.nan)
+        with pytest.raises(Refusal, match="diverged") as caught:
+            await told(desk, request(1), request(2))
+        assert (caught.value.status, "diverged" in (desk.failed or "")) == (503, True)
+        with torch.no_grad():
+            decoder.model.norm.weight.copy_(kept)
+        assert (await told(desk, request(3)))[0].tokens == before[0].tokens
+        assert desk.failed is None
+        assert desk.engine.counts.free_blocks == 2
+
+    (note,) = with_desk(work)
+    assert "2 requests ended" in note
+
+
+def test_a_reader_that_leaves_cancels_what_is_left():
+    async def work(desk: Desk, decoder: Decoder) -> None:
+        endless = SampleParams(max_tokens=500, stop_ids=frozenset())
+        async with aclosing(desk.ask([request(i, params=endless, stream=True) for i in range(5)])) as news:
+            async for _ in news:
+                break
+        while desk.engine.busy:
+            await asyncio.sleep(0.005)
+        assert desk.engine.counts.free_blocks == 2
+        assert desk.engine.counts.written < 5 * 500
+
+    assert with_desk(work) == []
+
+
+def test_closing_tells_those_who_wait():
+    async def work(desk: Desk, decoder: Decoder) -> None:
+        endless = SampleParams(max_tokens=500, stop_ids=frozenset())
+        waiting = asyncio.create_task(told(desk, *(request(i, params=endless) for i in range(50))))
+        await asyncio.sleep(0.05)
+        desk.stop_all(Refusal(503, "the end"))
+        with pytest.raises(Refusal, match="the end"):
+            await waiting
+
+    assert with_desk(work) == []
