@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hone.data.tokenizer import train_bpe
@@ -124,7 +124,10 @@ def test_a_tokenizer_of_hone_is_searched_too(stop: str):
     assert plain(tokens, [stop], tokenizer.decode) == search(tokens, [stop], tokenizer.decode)
 
 
-@given(st.text("ab", min_size=1, max_size=6), st.text("abc", max_size=30))
+@given(st.text("ab", min_size=1, max_size=6), st.text("ab", max_size=30))
+@example("aa", "aaaa")
+@example("abab", "abababcabab")
+@example("aab", "aaaab")
 def test_the_automaton_finds_every_end_of_the_word(word: str, text: str):
     automaton = Automaton(word)
     assert [automaton.push(c) for c in text] == [text[: i + 1].endswith(word) for i in range(len(text))]

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,21 +211,20 @@ class Engine:
         """The last news of a request; `found` is a stop string."""
         line, watch = place.slot, self.watches.get(place.slot)
         count = int(self.record.count[line])
-        item = self._news(place, watch.reported if watch else 0, count)
         stopped = int(self.record.token[line, count - 1]) in place.request.params.stop_ids
         text = ""
         if watch and watch.finder:
             text = watch.finder.text() if found else watch.finder.close()
         stop = Stop.STRING if found else Stop.TOKEN if stopped else Stop.LENGTH
-        news.append(replace(item, stop=stop, text=text))
+        news.append(self._news(place, watch.reported if watch else 0, count, stop=stop, text=text))
         self.schedule.release(place)
         self._close(place)
 
-    def _news(self, place: Place, first: int, last: int) -> News:
+    def _news(self, place: Place, first: int, last: int, *, stop: Stop | None = None, text: str = "") -> News:
         tokens, logp, raw = self.record.since(place.slot, first, last)
         k = place.request.params.top_logprobs
         top = self.record.most_probable(place.slot, first, last, k) if k else ()
-        return News(id=place.request.id, tokens=tokens, logp=logp, raw=raw, top=top)
+        return News(id=place.request.id, tokens=tokens, logp=logp, raw=raw, top=top, stop=stop, text=text)
 
     def _open(self, place: Place) -> None:
         """It begins to write."""
