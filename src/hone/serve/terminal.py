@@ -23,11 +23,11 @@ class Interrupt:
 
     def __init__(self) -> None:
         self.asked = False
+        self.waiting = False  # for a line: only then it is raised
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """Inside, Ctrl-C sets `asked`."""
-        self.asked = False
+        """Inside, Ctrl-C sets `asked`, or ends the waiting for a line."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -39,6 +39,9 @@ class Interrupt:
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        if self.waiting:
+            self.waiting = False
+            raise KeyboardInterrupt
 
 
 class Terminal:
@@ -61,14 +64,20 @@ class Terminal:
         if self.reads:
             self._edit_lines()
             self.note(f"{HELP}; Ctrl-C stops an answer, Ctrl-D leaves")
-        while (line := self._line()) is not None:
-            try:
-                if line.startswith("/") and self._command(line) == "quit":
-                    return
-                if line.strip() and not line.startswith("/"):
-                    self._answer(line)
-            except HoneError as error:
-                self.note(str(error))
+        with self.interrupt.heard():
+            while (line := self._line()) is not None and self._take(line):
+                continue
+
+    def _take(self, line: str) -> bool:
+        """Answer a line or do what it commands; False: it was /quit."""
+        try:
+            if line.startswith("/"):
+                return self._command(line) != "quit"
+            if line.strip():
+                self._answer(line)
+        except HoneError as error:
+            self.note(str(error))
+        return True
 
     def note(self, text: str) -> None:
         """A line for the person, not a part of any answer."""
@@ -85,16 +94,18 @@ class Terminal:
     def _line(self) -> str | None:
         """None: there are no more."""
         try:
-            if self.reads:
-                return input("> ")
-            line = sys.stdin.readline()
-            return line.rstrip("\n") if line else None
+            self.interrupt.waiting = True
+            line = input("> ") if self.reads else sys.stdin.readline()
+            self.interrupt.waiting = False
         except KeyboardInterrupt:
             print(file=sys.stderr)
             return "" if self.reads else None
         except EOFError:
             print()
             return None
+        finally:
+            self.interrupt.waiting = False
+        return line if self.reads else line.rstrip("\n") if line else None
 
     def _command(self, line: str) -> str:
         name, _, rest = line[1:].partition(" ")
@@ -116,12 +127,11 @@ class Terminal:
         return name
 
     def _answer(self, line: str) -> None:
-        with self.interrupt.heard():
-            empty = True
-            for piece in self.talk.say(line, stopped=lambda: self.interrupt.asked, note=self.note):
-                empty = empty and not piece
-                sys.stdout.write(CONTROL.sub("\ufffd", piece) if self.shows else piece)
-                sys.stdout.flush()
+        empty, self.interrupt.asked = True, False
+        for piece in self.talk.say(line, stopped=lambda: self.interrupt.asked, note=self.note):
+            empty = empty and not piece
+            sys.stdout.write(CONTROL.sub("\ufffd", piece) if self.shows else piece)
+            sys.stdout.flush()
         sys.stdout.write("\n")
         sys.stdout.flush()
         if self.interrupt.asked:
