@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
+from hone.model.int8 import Int8Layers
 from hone.model.plain_attention import Piece
 from hone.model.plain_invariant import InvariantLayers, calm_rows
 from hone.model.plain_layers import PlainLayers
@@ -35,7 +36,7 @@ class PlainRunner:
     """Row r is block r of `capacity` columns; the weights are the learner's own tensors.
 
     switch: partial(use_adapter, decoder), for `use`. invariant: a row's numbers do not depend on the others, to the
-    bit, nor on how its prompt was read.
+    bit, nor on how its prompt was read. int8: sample from a copy of the weights in 8 bits.
     """
 
     prefill_tokens = PREFILL_TOKENS
@@ -49,17 +50,21 @@ class PlainRunner:
         capacity: int,
         switch: Switch | None = None,
         invariant: bool = False,
+        int8: bool = False,
     ) -> None:
         context = decoder.config.max_position_embeddings
         if max_rows < 1:
             raise HoneError(f"max_rows is {max_rows}: set it to 1 or more")
         if not 1 <= capacity <= context:
             raise HoneError(f"capacity is {capacity}: set it between 1 and the model's context, {context}")
+        if invariant and int8:
+            raise HoneError("8-bit weights are not batch-invariant: choose one of invariant and int8")
         self.decoder, self.switch, self.adapter = decoder, switch, None
         self.max_rows = self.num_blocks = max_rows
         self.block_size = self.capacity = capacity
         with torch.inference_mode():
-            self.layers = (InvariantLayers if invariant else PlainLayers)(decoder, max_rows, capacity)
+            kind = InvariantLayers if invariant else Int8Layers if int8 else PlainLayers
+            self.layers = kind(decoder, max_rows, capacity)
             vocab = decoder.config.vocab_size
             self.rows = Rows(max_rows, vocab, decoder.device, at_once=calm_rows(vocab) if invariant else max_rows)
 

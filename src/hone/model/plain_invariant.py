@@ -38,7 +38,7 @@ class InvariantLayers(PlainLayers):
 
     def read(self, pieces: Sequence[Piece]) -> Tensor:
         """Put the pieces into memory; the hidden state after each, [pieces, D]."""
-        self.weights.find()
+        self.renew()
         tokens, rows, positions = packed(pieces, self.decoder.device)
         hidden = self._tiles(tokens, rows, positions, positions)
         last = torch.tensor([len(p.tokens) for p in pieces]).cumsum(0) - 1

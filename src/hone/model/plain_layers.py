@@ -33,7 +33,7 @@ class PlainLayers:
 
     def read(self, pieces: Sequence[Piece]) -> Tensor:
         """Put the pieces into memory; the hidden state after each, [pieces, D]."""
-        self.weights.find()
+        self.renew()
         order = sorted(range(len(pieces)), key=lambda i: (pieces[i].start, pieces[i].end))
         placed = [pieces[i] for i in order]
         tokens, rows, positions = packed(placed, self.decoder.device)
@@ -52,6 +52,10 @@ class PlainLayers:
         attend = Decode(self.slab, self.windows, positions, columns=columns, even=even)
         slots = self.slab.slots(slice(0, len(tokens)), written)
         return self.norm(self._run(tokens, positions, slots, attend), self.decoder.model.norm.weight)
+
+    def renew(self) -> None:
+        """Find the weights, wherever they are now: before prompts are read."""
+        self.weights.find()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, V]"""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hone.model.decoder import Decoder, Layer
 from hone.model.fused import gate_up, plain, qkv
-from hone.model.lora import LoRALinear
+from hone.model.lora import LoRALinear, linear_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class Weights:
         self.decoder = decoder
         self.blocks: list[Block] = []
         self.head: Linear | None = None
+        self.bases: list[Tensor] = []  # the linear layers' own weights, without adapters
         self.parameters: list[Tensor] = []
         self.places: list[int] = []
 
@@ -77,6 +78,7 @@ class Weights:
             self.blocks = [block_of(layer) for layer in cast(Iterable[Layer], self.decoder.model.layers)]
             head = plain(self.decoder.lm_head)
             self.head = Linear.of((self.decoder.lm_head,), (head.weight, head.bias))
+            self.bases = [layer.weight for layer in linear_layers(self.decoder).values()]
             self.parameters = [*self.decoder.model.parameters(), head.weight]
             self.places = [p.data_ptr() for p in self.parameters]
 
