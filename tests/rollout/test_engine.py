@@ -140,6 +140,20 @@ def test_in_pages_too(model, alone, blocks: int, rows: int, lag: int, held_back:
     assert engine.counts.saved > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_in_invariant_mode_a_completion_is_the_request_s_own_to_the_last_bit(dtype: torch.dtype):
+    model = decoder().to(dtype)
+
+    def got(rows: int, *, lag: int = 0, budget: int = 4096, asked: Sequence[Request] = ()) -> dict[int, News]:
+        plain = PlainRunner(model, max_rows=rows, capacity=CONTEXT, invariant=True)
+        return ask(engine_of(Watched(plain, lag), prefill_tokens=budget), asked or mixed(60))
+
+    expected = {r.id: got(1, asked=[r])[r.id] for r in mixed(60)}
+    assert got(16) == expected
+    assert got(64, lag=2, budget=7) == expected
+    assert got(5, lag=1, budget=50, asked=mixed(60)[::-1]) == expected
+
+
 def test_the_same_run_twice_is_the_same_to_the_last_bit(model):
     runs = [ask(engine_of(watched(model, 6, lag=1)), mixed()) for _ in range(2)]
     assert runs[0] == runs[1]

@@ -145,6 +145,14 @@ def test_completion_does_not_depend_on_the_company_or_its_order():
         assert second.tokens == together[i][1].tokens
 
 
+def test_invariant_rollouts_are_the_same_bits_in_any_company():
+    model, settings, prompts = decoder(dtype=torch.float32), params(30, stop_ids=[0, 5], seed=11), ragged()
+    together = LocalSampler(model, invariant=True).sample(prompts, n=4, params=settings)
+    assert LocalSampler(model, invariant=True, max_rows=3).sample(prompts, n=4, params=settings) == together
+    alone = LocalSampler(model, invariant=True)
+    assert [alone.sample([p], n=4, params=settings, first_request=4 * i)[0] for i, p in enumerate(prompts)] == together
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_completion_does_not_depend_on_compaction(share: float, monkeypatch: pytest.MonkeyPatch):
     sampler, settings = LocalSampler(decoder()), params(30, stop_ids=[0, 5])
