@@ -1,7 +1,7 @@
 """The runner in plain torch: what samples on a CPU, and on any device or dtype that the kernels do not cover."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +63,8 @@ class PlainRunner:
         self.max_rows = self.num_blocks = max_rows
         self.block_size = self.capacity = capacity
         with torch.inference_mode():
+            # in the invariant mode every runner of a process has the same number, whatever its rows
+            self.threads = None if invariant or decoder.device.type != "cpu" else paying_threads(decoder, max_rows)
             kind = InvariantLayers if invariant else Int8Layers if int8 else PlainLayers
             self.layers = kind(decoder, max_rows, capacity)
             vocab = decoder.config.vocab_size
@@ -79,7 +81,8 @@ class PlainRunner:
 
     def prefill(self, parts: Sequence[Part]) -> Ticket:
         """Compute the parts, and draw the first token of each seat."""
-        with torch.inference_mode(), self._adapted():
+        with self._computing():
+            self._cleanse([b for p in parts if p.start == 0 or p.copy is not None for b in _rows_of(p)])
             for source, target, columns in (part.copy for part in parts if part.copy is not None):
                 self.layers.slab.copy(source, [target], columns)
             seats, logits = list[Seat](), list[Tensor]()
@@ -107,7 +110,7 @@ class PlainRunner:
         index = np.flatnonzero(alive)
         if not len(index):
             return _Done(self.rows.nothing())
-        with torch.inference_mode(), self._adapted():
+        with self._computing():
             # holes write into the scratch column, and see the first one: finite, and read by nobody
             positions = np.where(alive, self.rows.length[:rows], 0)
             state = np.stack([self.rows.token[:rows], positions, np.where(alive, positions, self.capacity)])
@@ -122,6 +125,7 @@ class PlainRunner:
         """Row `a` goes on as row `b`, free until now, for each (a, b)."""
         with torch.inference_mode():
             for a, b in moves:
+                self._cleanse([b])
                 self.layers.slab.copy(a, [b], int(self.rows.length[a]))
                 self.rows.move(a, b)
 
@@ -129,14 +133,46 @@ class PlainRunner:
         """These rows write no more."""
         self.rows.alive[list(rows)] = False
 
-    def _adapted(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.adapter is None or self.switch is None else self.switch(self.adapter)
+    def _cleanse(self, rows: Sequence[int]) -> None:
+        """Zero the memory of rows to be filled if it may hold numbers that are not finite."""
+        bad = [r for r in set(rows) if self.rows.tainted[r]]
+        if bad:
+            self.layers.slab.clear(bad)
+            self.rows.tainted[bad] = False
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """No gradients, the adapter on, and as many threads as pay."""
+        adapted = nullcontext() if self.adapter is None or self.switch is None else self.switch(self.adapter)
+        before = torch.get_num_threads()
+        fewer = before if self.threads is None else min(self.threads, before)
+        with torch.inference_mode(), adapted:
+            try:
+                if fewer < before:
+                    torch.set_num_threads(fewer)
+                yield
+            finally:
+                if fewer < before:
+                    torch.set_num_threads(before)
+
+
+def _rows_of(part: Part) -> Iterator[int]:
+    yield part.blocks[0]
+    yield from (seat.row for seat in part.seats)
+
+
+def paying_threads(decoder: Decoder, rows: int) -> int:
+    """More threads than this wait for each other longer than they work: by the products of a layer and its bytes."""
+    numbers = sum(p.numel() for p in decoder.model.layers[0].parameters())
+    return max(1, numbers * rows >> 22, numbers * decoder.model.embed_tokens.weight.element_size() >> 20)
 
 
 def _passes(parts: Sequence[Part]) -> Iterator[list[tuple[Part, Piece]]]:
     """The parts in forward passes of bounded size; a part that is longer is read in several."""
     chunk, room = list[tuple[Part, Piece]](), PREFILL_TOKENS
     for part in parts:
+        if not part.start < part.end <= len(part.prompt):
+            raise ValueError(f"a part from {part.start} to {part.end} of a prompt of {len(part.prompt)} tokens")
         start = part.start
         while start < part.end:
             end = min(part.end, start + room)

@@ -25,6 +25,7 @@ class Rows:
         self.left = np.zeros(rows, dtype=np.int64)  # tokens it may still write
         self.top = np.zeros(rows, dtype=np.int64)  # how many of the most probable tokens it reports
         self.stops = np.full((rows, 1), NO_TOKEN)
+        self.tainted = np.zeros(rows, dtype=np.bool_)  # its memory may hold numbers that are not finite
         self.noise = Streams(rows)
         self.knobs = Knobs.plain(rows, vocab, device)
 
@@ -43,7 +44,7 @@ class Rows:
 
     def move(self, a: int, b: int) -> None:
         """Row `a` goes on as row `b`."""
-        for x in (self.alive, self.token, self.length, self.left, self.top, self.stops):
+        for x in (self.alive, self.token, self.length, self.left, self.top, self.stops, self.tainted):
             x[b] = x[a]
         self.noise.move(a, b)
         self.knobs.move(a, b)
@@ -99,6 +100,7 @@ class Rows:
         self.left[index] -= 1
         ended = (token[:, None] == self.stops[index]).any(1) | (self.left[index] <= 0)
         self.alive[index] = ~ended
+        self.tainted[index] |= ~np.isfinite(logp + raw)
         return Written(
             row=index,
             token=token,
