@@ -60,6 +60,8 @@ def joined(layers: Sequence[nn.Module]) -> Weights:
     """Weight and bias of linear layers that read one input."""
     each = [plain(layer) for layer in layers]
     biases = [layer.bias for layer in each if layer.bias is not None]
+    if 0 < len(biases) < len(each):
+        raise ValueError("some of the layers have a bias and some have none")
     return side_by_side([layer.weight for layer in each]), side_by_side(biases) if biases else None
 
 
