@@ -191,6 +191,19 @@ def test_a_model_cannot_send_commands_to_the_terminal(folders: Path):
     assert set(re.findall(r"\x1b.{3}", shown)) <= {"\x1b[2m", "\x1b[0m"}
 
 
+def test_8_bits_and_an_adapter_change_the_answers_and_both_at_once_with_invariant_are_refused(
+    chat: Chat, folders: Path
+):
+    options = ("--temperature", "0", "--max-tokens", "40")
+    ways = [(), ("--int8",), ("--adapter", str(folders / "tuned")), ("--invariant",)]
+    answers = [chat(folders / "chatty", "the cat\n", *options, *way).out for way in ways]
+    assert all(answers)
+    assert answers[0] != answers[2]
+    assert answers[0] == answers[3]
+    done = chat(folders / "chatty", "", "--int8", "--invariant")
+    assert (done.code, "choose one of invariant and int8" in done.err) == (2, True)
+
+
 @pytest.mark.parametrize("name", ["chatty", "plain"])
 def test_a_turn_reads_only_what_is_new(folders: Path, name: str):
     loaded = load(str(folders / name), adapters={}, max_rows=1, device="cpu")

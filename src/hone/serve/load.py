@@ -16,8 +16,10 @@ from hone.model.folder import load_decoder
 from hone.model.foreign import Foreign
 from hone.model.lora import adapted_layers
 from hone.model.peft import is_adapter, load_peft
+from hone.model.plain import PlainRunner
 from hone.model.runners import SHARE, column_bytes, free_memory
 from hone.rollout.engine import Engine
+from hone.rollout.runner import Runner
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -46,8 +48,6 @@ def load(
     invariant: bool = False,
 ) -> Loaded:
     """MODEL is a folder or the name of a fetched model; adapters: folders by model name."""
-    if int8:
-        raise HoneError("the runner has no weights in 8 bits: leave out --int8")
     folder = resolve(model)
     if not folder.is_dir():
         raise HoneError(f"no model folder {folder}: give a folder, or a name that `hone fetch` knows")
@@ -65,28 +65,27 @@ def load(
     for _, layer in adapted_layers(decoder):
         layer.enabled = False  # a request that names no adapter is answered by the base model
     decoder.to(where)
-    engine = make_engine(decoder, tokenizer, max_rows=max_rows, invariant=invariant)
+    runner = make_runner(decoder, max_rows=max_rows, int8=int8, invariant=invariant)
     return Loaded(
         name=Path(model).resolve().name if Path(model).exists() else model,
         tokenizer=tokenizer,
-        engine=engine,
+        engine=Engine(runner, vocab_size=decoder.config.vocab_size, decode=partial(tokenizer.decode, specials=False)),
         vocab=decoder.config.vocab_size,
-        context=engine.runner.capacity,
-        rows=engine.runner.max_rows,
+        context=runner.capacity,
+        rows=runner.max_rows,
         adapters=names,
     )
 
 
-def make_engine(decoder: Decoder, tokenizer: Tokenizer, *, max_rows: int, invariant: bool) -> Engine:
+def make_runner(decoder: Decoder, *, max_rows: int, int8: bool, invariant: bool) -> Runner:
     """The model's whole context for each row, or as much as memory has room for; fewer rows where it is short."""
-    columns = int(SHARE * free_memory(decoder.device)) // column_bytes(decoder) - 1
-    runner = decoder.runner(
-        max_rows=max_rows,
-        capacity=max(2, min(decoder.config.max_position_embeddings, columns)),
-        switch=partial(use_adapter, decoder),
-        invariant=invariant,
-    )
-    return Engine(runner, vocab_size=decoder.config.vocab_size, decode=partial(tokenizer.decode, specials=False))
+    columns = int(SHARE * free_memory(decoder.device)) // column_bytes(decoder)
+    capacity = max(2, min(decoder.config.max_position_embeddings, columns - 1))
+    switch = partial(use_adapter, decoder)
+    if not int8:
+        return decoder.runner(max_rows=max_rows, capacity=capacity, switch=switch, invariant=invariant)
+    rows = max(1, min(max_rows, columns // (capacity + 1)))
+    return PlainRunner(decoder, max_rows=rows, capacity=capacity, switch=switch, invariant=invariant, int8=True)
 
 
 def place(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
