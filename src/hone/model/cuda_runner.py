@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from hone.errors import HoneError
-from hone.model.decoder import Decoder, rope_tables
+from hone.model.decoder import Decoder
 from hone.model.kernels.attend import BLOCK, Memory, PromptPlaces, RowPlaces, attend_prompts, attend_rows
 from hone.model.kernels.attention import copy_blocks
 from hone.model.kernels.prompts import Piece, lay, passes, tiles_for
@@ -56,10 +56,7 @@ class CudaRunner:
         width = -(-capacity // BLOCK)
         with torch.inference_mode():
             self.rows = RowState(max_rows, config.vocab_size, width, device)
-            shape = (num_blocks, config.num_hidden_layers, 2, config.num_key_value_heads, BLOCK, config.head_dim)
-            cos, sin = (x[:, : config.head_dim // 2].contiguous().to(device) for x in rope_tables(config, capacity))
-            # zeros, since what a block held before could be NaN, which a weight of 0 does not remove
-            self.memory = Memory(pool=torch.zeros(shape, dtype=weight.dtype, device=device), cos=cos, sin=sin)
+            self.memory = Memory.of(config, blocks=num_blocks, rows=max_rows, positions=capacity, like=weight)
             self.room = min(PROMPTS[-1], max(PROMPTS[0], max_rows * capacity))
             rank, wide = rank_of(decoder)
             tokens = max(self.room, max_rows)
@@ -153,7 +150,7 @@ class CudaRunner:
             parts = launcher.layer(
                 w, parts, self._gain_after(i), lambda w=w, i=i: attend_rows(launcher, self.memory, w, i, at)
             )
-        launcher.linear(self.buffers.scaled, parts, decoder.lm_head.weight, None, self.logits)
+        launcher.head(parts, decoder.model.norm.weight, decoder.lm_head.weight, self.logits)
         draw(self.logits, state, self.rows.wrote, rows, restrict=restrict, penalty=penalty, bias=bias)
 
     def _gain_after(self, layer: int) -> Tensor:

@@ -33,7 +33,12 @@ class Int8:
     def product(self, x: Tensor) -> Tensor:
         """x W^T: whole numbers are multiplied and added exactly, then scaled."""
         whole, scale = rounded(x)
-        return torch.ops.aten._int_mm(whole, self.whole.t()).to(x.dtype).mul_(scale.to(x.dtype)).mul_(self.scale.to(x.dtype))
+        return (
+            torch.ops.aten._int_mm(whole, self.whole.t())
+            .to(x.dtype)
+            .mul_(scale.to(x.dtype))
+            .mul_(self.scale.to(x.dtype))
+        )
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -61,10 +66,10 @@ class Int8Layers(PlainLayers):
             self.copies = int8_weights(self.weights)
             self.copied = changed
 
-    def product(self, weight: Tensor, x: Tensor) -> Tensor:
-        """x W^T"""
+    def product(self, weight: Tensor, x: Tensor, *, rows: bool = False) -> Tensor:
+        """x W^T; rows: each row of the result lies in one piece"""
         copy = self.copies.get(weight.data_ptr())
-        return super().product(weight, x) if copy is None else copy.product(x)
+        return super().product(weight, x, rows=rows) if copy is None else copy.product(x)
 
     def add_product(self, x: Tensor, weight: Tensor, a: Tensor) -> None:
         """x += a W^T"""

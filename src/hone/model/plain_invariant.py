@@ -67,8 +67,8 @@ class InvariantLayers(PlainLayers):
     def silu(self, x: Tensor) -> Tensor:
         return calm(F.silu, x)
 
-    def product(self, weight: Tensor, x: Tensor) -> Tensor:
-        """x W^T"""
+    def product(self, weight: Tensor, x: Tensor, *, rows: bool = False) -> Tensor:
+        """x W^T, every row in one piece"""
         x = x.contiguous()
         kind = (weight.shape, weight.stride(), weight.dtype)
         if kind not in self.alike:

@@ -60,7 +60,7 @@ class PlainLayers:
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, D] -> [N, V]"""
         assert self.weights.head is not None
-        logits = self._apply(self.weights.head, hidden).contiguous()
+        logits = self._apply(self.weights.head, hidden, rows=True)
         return logits if self.decoder.finish is None else self.decoder.finish(logits)
 
     def columns(self, needed: int) -> int:
@@ -70,7 +70,6 @@ class PlainLayers:
     def _run(self, tokens: Tensor, positions: Tensor, slots: Tensor, attend: Attend) -> Tensor:
         x = self.decoder.model.embed_tokens(tokens)
         cos, sin = (t.index_select(0, positions)[:, None].to(x.dtype) for t in (self.decoder.cos, self.decoder.sin))
-        sin[..., : self.E // 2].neg_()
         for i, block in enumerate(self.weights.blocks):
             qkv = self._project(block, self.norm(x, block.before), cos, sin)
             q, kv = qkv[:, : self.H], qkv[:, self.H :]
@@ -82,19 +81,22 @@ class PlainLayers:
 
     def _project(self, block: Block, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries and keys, rotated, and values: [N, H + 2 K, E]."""
-        qkv = self._apply(block.qkv, h).contiguous().view(len(h), -1, self.E)
+        qkv = self._apply(block.qkv, h, rows=True).view(len(h), -1, self.E)
         if block.q_norm is not None and block.k_norm is not None:
             q, k = qkv[:, : self.H], qkv[:, self.H : self.H + self.K]
             q.copy_(self.norm(q, block.q_norm))
             k.copy_(self.norm(k, block.k_norm))
-        # (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of each head; sin has its first half negated
-        x = qkv[:, : self.H + self.K]
-        other = x.roll(self.E // 2, -1).mul_(sin)
-        x.mul_(cos).add_(other)
+        # (a, b) -> (a cos - b sin, b cos + a sin), a and b the halves of each head
+        x, half = qkv[:, : self.H + self.K], self.E // 2
+        other = x * sin
+        x *= cos
+        x[..., :half] -= other[..., half:]
+        x[..., half:] += other[..., :half]
         return qkv
 
-    def _apply(self, layer: Linear, x: Tensor) -> Tensor:
-        out = self.product(layer.weight, x)
+    def _apply(self, layer: Linear, x: Tensor, *, rows: bool = False) -> Tensor:
+        """rows: each row of the result lies in one piece."""
+        out = self.product(layer.weight, x, rows=rows)
         if layer.bias is not None:
             out += layer.bias
         return self._adapted(out, layer, x)
@@ -116,9 +118,9 @@ class PlainLayers:
     def silu(self, x: Tensor) -> Tensor:
         return F.silu(x)
 
-    def product(self, weight: Tensor, x: Tensor) -> Tensor:
-        """x W^T"""
-        return product(weight, x)
+    def product(self, weight: Tensor, x: Tensor, *, rows: bool = False) -> Tensor:
+        """x W^T; rows: each row of the result lies in one piece"""
+        return product(weight, x, rows=rows)
 
     def add_product(self, x: Tensor, weight: Tensor, a: Tensor) -> None:
         """x += a W^T"""

@@ -10,14 +10,15 @@ FEW = 128  # rows up to which the weight goes first: oneDNN repacks its second o
 _onednn = torch.ops.mkldnn._linear_pointwise if torch.backends.mkldnn.is_available() else None
 
 
-def product(weight: Tensor, x: Tensor) -> Tensor:
-    """x W^T, [N, out]; the memory may be laid out [out, N]."""
+def product(weight: Tensor, x: Tensor, *, rows: bool = False) -> Tensor:
+    """x W^T, [N, out]; it may lie in memory as [out, N], but for `rows`."""
     if _by_onednn(weight, x):
         assert _onednn is not None
-        if len(x) <= FEW:
-            return _onednn(weight, x, None, "none", [], "").t()
-        return _onednn(x, weight, None, "none", [], "")
-    if x.device.type == "cpu" and x.dtype == torch.float32:
+        if len(x) > FEW:
+            return _onednn(x, weight, None, "none", [], "")
+        out = _onednn(weight, x, None, "none", [], "").t()
+        return out.contiguous() if rows else out
+    if x.device.type == "cpu" and x.dtype == torch.float32 and not rows:
         return torch.mm(weight, x.t()).t()
     return F.linear(x, weight)
 

@@ -3,17 +3,21 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
+from hone.model.config import DecoderConfig
+from hone.model.decoder import rope_tables
 from hone.model.kernels import attention
 from hone.model.kernels.step import Launcher
 from hone.model.kernels.weights import LayerWeights
 
 BLOCK = 32  # columns of a KV block
 QUERIES = 64  # prompt tokens a program attends with
-CACHE = 32 << 20  # bytes of keys and values brought into the L2 cache ahead of their layer
-AHEAD = 16  # blocks at most
+KEYS, STAGES = 32, 3  # keys a program takes in at once, one warp, and stages of its load pipeline
+WARPS = 1_536  # programs of one warp that keep an H200 busy
+SPLITS, INVARIANT = 8, 2  # stretches of a row's keys: at most, and where the batch must not matter
 STORE = 32  # prompt tokens a program rotates
 
 
@@ -24,6 +28,25 @@ class Memory:
     pool: Tensor  # [blocks, layers, 2, K, BLOCK, E]
     cos: Tensor  # float32 [positions, E / 2]
     sin: Tensor
+    part: Tensor  # float32: what stretches of keys came to, until they are joined
+    count: Tensor  # int32 [rows * K]  stretches that have come, 0 between launches
+
+    @staticmethod
+    def of(config: DecoderConfig, *, blocks: int, rows: int, positions: int, like: Tensor) -> "Memory":
+        """Empty."""
+        KV, E, device = config.num_key_value_heads, config.head_dim, like.device
+        shape = (blocks, config.num_hidden_layers, 2, KV, BLOCK, E)
+        cos, sin = (x[:, : E // 2].contiguous().to(device) for x in rope_tables(config, positions))
+        most = max(n * splits_of(n, KV, invariant=False) for n in range(1, rows + 1))
+        size = max(most, rows * INVARIANT) * KV * padded(config.num_attention_heads // KV) * (E + 2)
+        return Memory(
+            # zeros, since what a block held before could be NaN, which a weight of 0 does not remove
+            pool=torch.zeros(shape, dtype=like.dtype, device=device),
+            cos=cos,
+            sin=sin,
+            part=torch.zeros(size, device=device),
+            count=torch.zeros(rows * KV, dtype=torch.int32, device=device),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,21 +79,26 @@ def attend_rows(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int,
     """One query a row, whose key and value are written to the pool as well."""
     c, b, pool = launcher.config, launcher.buffers, memory.pool[:, layer]
     G = c.num_attention_heads // c.num_key_value_heads
-    attention.decode[(launcher.rows, c.num_key_value_heads)](
+    splits = splits_of(launcher.rows, c.num_key_value_heads, invariant=launcher.invariant)
+    attention.decode[(launcher.rows, c.num_key_value_heads, splits)](
         b.qkv, pool, at.table, at.position, at.active, memory.cos, memory.sin, *_gains(w), b.mixed,
-        c.head_dim**-0.5, c.rms_norm_eps, at.table.shape[1], GP=max(16, triton.next_power_of_2(G)),
-        WINDOW=c.windows[layer] if c.windows else 0, AHEAD=_ahead(launcher, layer), PDL=launcher.pdl,
-        num_warps=1, num_stages=3,
-        **_shape(launcher, layer, w, norm=True), **({"launch_pdl": True} if launcher.pdl else {}),
+        memory.part, memory.count, c.head_dim**-0.5, c.rms_norm_eps, at.table.shape[1],
+        GP=padded(G), KEYS=KEYS, SPLITS=splits, WINDOW=c.windows[layer] if c.windows else 0, PDL=launcher.pdl,
+        num_warps=1, num_stages=STAGES, **_shape(launcher, layer, w, norm=True),
+        **({"launch_pdl": True} if launcher.pdl else {}),
     )  # fmt: skip
 
 
-def _ahead(launcher: Launcher, layer: int) -> int:
-    """Blocks a head of the next layer to bring into the cache: as many as stay there."""
-    c = launcher.config
-    if not launcher.pdl or layer + 1 == c.num_hidden_layers:
-        return 0
-    return min(AHEAD, CACHE // (launcher.rows * c.num_key_value_heads * BLOCK * c.head_dim * 4))
+def padded(G: int) -> int:
+    """Query heads of a program: the matrix units take no fewer than 16."""
+    return max(16, triton.next_power_of_2(G))
+
+
+def splits_of(rows: int, heads: int, *, invariant: bool) -> int:
+    """Into how many stretches a row's keys are cut: enough for every multiprocessor to have some warps."""
+    if invariant:
+        return INVARIANT
+    return max(1, min(SPLITS, triton.next_power_of_2(WARPS // (rows * heads))))
 
 
 def attend_prompts(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int, at: PromptPlaces) -> None:

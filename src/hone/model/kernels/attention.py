@@ -1,31 +1,33 @@
 """Attention over paged KV memory, with the rotation of positions and the writing of keys and values fused in.
 
 pool: [blocks, layers, 2, K, block_size, E], of which a kernel gets one layer's part; a row's table names its blocks.
-Keys are stored rotated, with the two halves of a head interleaved, (a0, b0, a1, b1, ...): a dot product does not mind
-the order, and a query is rotated half by half and interleaved in registers. Keys are visited in blocks from the first
-to the last, whatever the batch.
+Keys are stored rotated. They are visited from the first to the last in steps that depend on nothing but the row's own
+length and the launch's settings, so that a row's numbers are the same whatever is beside it.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from hone.model.kernels.linear import prefetch
-
 
 @triton.jit
-def _rotated(AT, GAIN, cos, sin, keep, eps, NORM: tl.constexpr, E: tl.constexpr):
-    """Heads at AT [R, 1], normed and rotated by cos and sin [R or 1, E / 2], halves interleaved: float32 [R, E]."""
+def _rotated(AT, GAIN, COS, SIN, keep, eps, NORM: tl.constexpr, E: tl.constexpr):
+    """Heads at AT [R, 1], normed and rotated by the angles at COS and SIN [R or 1, 1]: float32 [R, E]
+
+    (a, b) -> (a cos - b sin, b cos + a sin): each number is loaded with its partner in the other half.
+    """
     half: tl.constexpr = E // 2
-    i = tl.arange(0, half)[None]
-    a = tl.load(AT + i, mask=keep, other=0.0).to(tl.float32)
-    b = tl.load(AT + half + i, mask=keep, other=0.0).to(tl.float32)
+    i = tl.arange(0, E)[None]
+    partner = (i + half) % E
+    x = tl.load(AT + i, mask=keep, other=0.0).to(tl.float32)
+    y = tl.load(AT + partner, mask=keep, other=0.0).to(tl.float32)
     if NORM:
-        factor = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / E + eps)[:, None]
+        factor = tl.rsqrt(tl.sum(x * x, 1) / E + eps)[:, None]
         dtype: tl.constexpr = GAIN.dtype.element_ty  # the decoder rounds between the norm and the rotation
-        a = (a * factor * tl.load(GAIN + i).to(tl.float32)).to(dtype).to(tl.float32)
-        b = (b * factor * tl.load(GAIN + half + i).to(tl.float32)).to(dtype).to(tl.float32)
-    return tl.interleave(a * cos - b * sin, b * cos + a * sin)
+        x = (x * factor * tl.load(GAIN + i).to(tl.float32)).to(dtype).to(tl.float32)
+        y = (y * factor * tl.load(GAIN + partner).to(tl.float32)).to(dtype).to(tl.float32)
+    cos, sin = tl.load(COS + i % half), tl.load(SIN + i % half)
+    return x * cos + tl.where(i < half, -y, y) * sin
 
 
 @triton.jit
@@ -39,22 +41,59 @@ def _absorb(q, k, v, seen, top, total, out, scale):
 
 
 @triton.jit
-def decode(
-    QKV, POOL, TABLE, POSITION, ACTIVE, COS, SIN, QGAIN, KGAIN, OUT, scale, eps, table_width,
-    LAYERS: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, E: tl.constexpr, BS: tl.constexpr,
-    WINDOW: tl.constexpr, NORM: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One query a row: row = program 0, key-value head = program 1, its G query heads (GP >= 16 with padding) together.
+def _keys(POOL, table, at, seen, head, LAYERS: tl.constexpr, KV: tl.constexpr, BS: tl.constexpr, E: tl.constexpr):
+    """Keys and values [T, E] at these positions of a row; zeros where not seen"""
+    dims = tl.arange(0, E)[None]
+    number = tl.load(table + at // BS, mask=seen, other=0).to(tl.int64)
+    line = POOL + (number * (LAYERS * 2 * KV) + head) * (BS * E) + (at % BS) * E
+    k = tl.load(line[:, None] + dims, mask=seen[:, None], other=0.0)
+    return k, tl.load(line[:, None] + KV * BS * E + dims, mask=seen[:, None], other=0.0)
 
-    The row's own key and value are written to the pool and enter the sum first, from registers. What earlier steps
-    left (state, the first block) is read before the kernel that makes the queries has ended. AHEAD blocks of the next
-    layer's keys and values are sent for, which arrive in the cache while the matrix products of this one run.
+
+@triton.jit
+def _join(PART, COUNT, top, total, out, heads, dims, GP: tl.constexpr, E: tl.constexpr, SPLITS: tl.constexpr):
+    """Leave this stretch's softmax for whoever comes last, who joins them in order: (whether it is us, total, out)"""
+    stride: tl.constexpr = GP * (E + 2)
+    mine = PART + tl.program_id(2) * stride
+    tl.store(mine + heads[:, None] * E + dims[None], out)
+    tl.store(mine + GP * E + heads, top)
+    tl.store(mine + GP * (E + 1) + heads, total)
+    tl.debug_barrier()  # all threads' stores come before the count
+    last = tl.atomic_add(COUNT, 1, sem="acq_rel") == SPLITS - 1
+    if last:
+        tl.store(COUNT, 0)
+        top = tl.full([GP], -1e30, tl.float32)
+        total = tl.zeros([GP], tl.float32)
+        out = tl.zeros([GP, E], tl.float32)
+        for split in tl.static_range(SPLITS):
+            there = PART + split * stride
+            other = tl.load(there + GP * E + heads, cache_modifier=".cg")
+            higher = tl.maximum(top, other)
+            shrink, share = tl.exp(top - higher), tl.exp(other - higher)
+            total = total * shrink + share * tl.load(there + GP * (E + 1) + heads, cache_modifier=".cg")
+            more = tl.load(there + heads[:, None] * E + dims[None], cache_modifier=".cg")
+            out = out * shrink[:, None] + more * share[:, None]
+            top = higher
+    return last, total, out
+
+
+@triton.jit
+def decode(
+    QKV, POOL, TABLE, POSITION, ACTIVE, COS, SIN, QGAIN, KGAIN, OUT, PART, COUNT, scale, eps, table_width,
+    LAYERS: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, E: tl.constexpr, BS: tl.constexpr,
+    KEYS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One query a row: row = program 0, key-value head = program 1, its G query heads (GP >= 16 with padding) together,
+    a stretch of the keys = program 2.
+
+    The row's own key and value are written to the pool and enter from registers. What earlier steps left (state, the
+    first KEYS keys) is read before the kernel that makes the queries has ended.
     """
-    row, head = tl.program_id(0), tl.program_id(1)
+    row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     half: tl.constexpr = E // 2
     heads = tl.arange(0, GP)
     dims = tl.arange(0, E)
-    t = tl.arange(0, BS)
+    t = tl.arange(0, KEYS)
     if PDL:
         gdc_launch_dependents()
     active = tl.load(ACTIVE + row)
@@ -64,42 +103,45 @@ def decode(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(position - WINDOW + 1, 0)
-    begin = first // BS
+    steps = tl.cdiv(position - first // KEYS * KEYS, KEYS)
+    span = tl.cdiv(steps, SPLITS) * KEYS
+    begin = first // KEYS * KEYS + split * span
+    end = tl.minimum(begin + span, position)
     table = TABLE + row * table_width
-    at = _block(POOL, tl.load(table + begin), head, LAYERS, KV, BS, E)
-    seen = (begin * BS + t < position) & (begin * BS + t >= first)
-    k = tl.load(at + t[:, None] * E + dims[None], mask=seen[:, None], other=0.0)
-    v = tl.load(at + KV * BS * E + t[:, None] * E + dims[None], mask=seen[:, None], other=0.0)
-    cos = tl.load(COS + position * half + tl.arange(0, half))[None]
-    sin = tl.load(SIN + position * half + tl.arange(0, half))[None]
+    seen = (begin + t < end) & (begin + t >= first)
+    k, v = _keys(POOL, table, begin + t, seen, head, LAYERS, KV, BS, E)
     own_at = _block(POOL, tl.load(table + position // BS), head, LAYERS, KV, BS, E) + (position % BS) * E
     if PDL:
         gdc_wait()
     line = QKV + row.to(tl.int64) * ((KV * G + 2 * KV) * E)
     dtype: tl.constexpr = POOL.dtype.element_ty
     mine = heads[:, None] < G
+    cos, sin = COS + position * half, SIN + position * half
     q = _rotated(line + (head * G + heads[:, None]) * E, QGAIN, cos, sin, mine, eps, NORM, E).to(dtype)
-    one = tl.arange(0, 1)[:, None]
-    own_k = _rotated(line + (KV * G + head + one) * E, KGAIN, cos, sin, one < 1, eps, NORM, E).to(dtype)
-    own_v = tl.load(line + (KV * G + KV + head) * E + dims)[None]
-    tl.store(own_at + dims[None], own_k)
-    tl.store(own_at + KV * BS * E + dims[None], own_v)
-    top = tl.sum(q.to(tl.float32) * own_k.to(tl.float32), 1) * scale
-    total = tl.full([GP], 1.0, tl.float32)
-    out = tl.zeros([GP, E], tl.float32) + own_v.to(tl.float32)
+    top = tl.full([GP], -1e30, tl.float32)
+    total = tl.zeros([GP], tl.float32)
+    out = tl.zeros([GP, E], tl.float32)
+    if split == 0:
+        one = tl.arange(0, 1)[:, None]
+        own_k = _rotated(line + (KV * G + head + one) * E, KGAIN, cos, sin, one < 1, eps, NORM, E).to(dtype)
+        own_v = tl.load(line + (KV * G + KV + head) * E + dims)[None]
+        tl.store(own_at + dims[None], own_k)
+        tl.store(own_at + KV * BS * E + dims[None], own_v)
+        top = tl.sum(q.to(tl.float32) * own_k.to(tl.float32), 1) * scale
+        total += 1.0
+        out += own_v.to(tl.float32)
     top, total, out = _absorb(q, k, v, seen[None], top, total, out, scale)
-    for block in range(begin + 1, tl.cdiv(position, BS)):
-        at = _block(POOL, tl.load(table + block), head, LAYERS, KV, BS, E)
-        seen = block * BS + t < position
-        k = tl.load(at + t[:, None] * E + dims[None], mask=seen[:, None], other=0.0)
-        v = tl.load(at + KV * BS * E + t[:, None] * E + dims[None], mask=seen[:, None], other=0.0)
+    for start in range(begin + KEYS, end, KEYS):
+        seen = start + t < end
+        k, v = _keys(POOL, table, start + t, seen, head, LAYERS, KV, BS, E)
         top, total, out = _absorb(q, k, v, seen[None], top, total, out, scale)
+    last = True
+    if SPLITS > 1:
+        place = row * KV + head
+        part = PART + place.to(tl.int64) * (SPLITS * GP * (E + 2))
+        last, total, out = _join(part, COUNT + place, top, total, out, heads, dims, GP, E, SPLITS)
     out_at = OUT + (row * KV * G + head * G + heads[:, None]) * E + dims[None]
-    tl.store(out_at, (out / total[:, None]).to(dtype), mask=mine)
-    for block in range(begin, tl.minimum(begin + AHEAD, tl.cdiv(position, BS))):
-        at = _block(POOL, tl.load(table + block), head, LAYERS, KV, BS, E) + 2 * KV * BS * E
-        prefetch(at, BS * E * 2)
-        prefetch(at + KV * BS * E, BS * E * 2)
+    tl.store(out_at, (out / total[:, None]).to(dtype), mask=mine & last)
 
 
 @triton.jit
@@ -114,7 +156,7 @@ def store(
     LAYERS: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, E: tl.constexpr, BS: tl.constexpr,
     NORM: tl.constexpr, BT: tl.constexpr,
 ):  # fmt: skip
-    """Prompt tokens: queries rotated in place (halves interleaved), keys and values written to the pool.
+    """Prompt tokens: queries rotated in place, keys and values written to the pool.
 
     Program 0: a tile of BT tokens; program 1: a head, queries first, then keys, then values.
     OWNER: each token's line in TABLE, -1 for padding.
@@ -122,27 +164,26 @@ def store(
     token = tl.program_id(0) * BT + tl.arange(0, BT)
     head = tl.program_id(1)
     half: tl.constexpr = E // 2
-    dims = tl.arange(0, E)
+    dims = tl.arange(0, E)[None]
     owner = tl.load(OWNER + token, mask=token < count, other=-1)
     real = owner >= 0
+    keep = real[:, None]
     position = tl.load(POSITION + token, mask=real, other=0)
     dtype: tl.constexpr = POOL.dtype.element_ty
     line = QKV + token[:, None].to(tl.int64) * ((KV * G + 2 * KV) * E) + head * E
-    keep = real[:, None]
     if head < KV * G + KV:
-        cos = tl.load(COS + position[:, None] * half + tl.arange(0, half)[None])
-        sin = tl.load(SIN + position[:, None] * half + tl.arange(0, half)[None])
-        gain = QGAIN if head < KV * G else KGAIN
-        x = _rotated(line, gain, cos, sin, keep, eps, NORM, E).to(dtype)
+        turn = position[:, None] * half
+        x = _rotated(line, QGAIN if head < KV * G else KGAIN, COS + turn, SIN + turn, keep, eps, NORM, E).to(dtype)
     else:
-        x = tl.load(line + dims[None], mask=keep, other=0.0)
+        x = tl.load(line + dims, mask=keep, other=0.0)
     if head < KV * G:
-        tl.store(line + dims[None], x, mask=keep)
+        tl.debug_barrier()  # in place: every partner has been loaded
+        tl.store(line + dims, x, mask=keep)
     else:
-        number = tl.load(TABLE + owner * table_width + position // BS, mask=real, other=0)
+        number = tl.load(TABLE + owner * table_width + position // BS, mask=real, other=0).to(tl.int64)
         which = head - KV * G  # keys, then values: the order of the pool
-        at = POOL + (number.to(tl.int64) * (LAYERS * 2 * KV) + which) * (BS * E) + (position % BS) * E
-        tl.store(at[:, None] + dims[None], x, mask=keep)
+        at = POOL + (number * (LAYERS * 2 * KV) + which) * (BS * E) + (position % BS) * E
+        tl.store(at[:, None] + dims, x, mask=keep)
 
 
 @triton.jit

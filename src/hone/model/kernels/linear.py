@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
-def prefetch(AT, size):
+def _prefetch(AT, size):
     """Start to bring `size` bytes, a multiple of 16, into the L2 cache; nothing waits for it."""
     tl.inline_asm_elementwise(
         """{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;
@@ -35,7 +35,7 @@ def _begin(WEIGHT, N, K, BN: tl.constexpr, PDL: tl.constexpr):
         if tl.program_id(0) == 0:
             first = tl.program_id(1) * BN
             count = tl.minimum(BN, N - first)
-            prefetch(WEIGHT + first.to(tl.int64) * K, count * K * 2)
+            _prefetch(WEIGHT + first.to(tl.int64) * K, count * K * 2)
         gdc_wait()
 
 
@@ -44,7 +44,10 @@ def _product(
     A, W, rows, cols, N, K, stride, TMA: tl.constexpr, EVEN: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """A W^T for the program's rows and columns, float32 [BM, BN]; TMA: A and W are tensor descriptors"""
+    """A W^T for the program's rows and columns, float32 [BM, BN]
+
+    TMA: A and W are tensor descriptors, which give zeros past the end.
+    """
     out = tl.zeros([BM, BN], tl.float32)
     if TMA:
         for k in range(0, K, BK):
@@ -113,6 +116,22 @@ def residual(
 
 
 @triton.jit
+def normed(X, GAIN, SQUARES, Y, D, parts, eps, P: tl.constexpr, PDL: tl.constexpr, BD: tl.constexpr):
+    """Y = rms_norm(X)"""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BD)
+    gain = tl.load(GAIN + cols, mask=cols < D, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    x = tl.load(X + row * D + cols, mask=cols < D, other=0.0).to(tl.float32)
+    part = tl.arange(0, P)
+    squares = tl.sum(tl.load(SQUARES + row * P + part, mask=part < parts, other=0.0))
+    y = x * tl.rsqrt(squares / D + eps) * gain
+    tl.store(Y + row * D + cols, y.to(Y.dtype.element_ty), mask=cols < D)
+
+
+@triton.jit
 def gated(
     A, SQUARES, W, WEIGHT, Y, N, K, parts, eps,
     P: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
@@ -123,7 +142,7 @@ def gated(
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
     if PDL and tl.program_id(0) == 0:
-        prefetch(
+        _prefetch(
             WEIGHT + (N + tl.program_id(1) * BN).to(tl.int64) * K, tl.minimum(BN, N - tl.program_id(1) * BN) * K * 2
         )
     _begin(WEIGHT, N, K, BN, PDL)

@@ -10,8 +10,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hone.model.config import DecoderConfig
-from hone.model.kernels.linear import embed, gated, linear, residual, silu_gate
-from hone.model.kernels.tiles import MIN_COLS, ROWS, Tile, tile
+from hone.model.kernels.linear import embed, gated, linear, normed, residual, silu_gate
+from hone.model.kernels.tiles import CUBLAS_ROWS, MIN_COLS, ROWS, Tile, tile
 from hone.model.kernels.weights import LayerWeights, Low
 
 
@@ -42,11 +42,6 @@ class Buffers:
             zeros(D), zeros(D), zeros(parts, torch.float32), zeros(heads + 2 * keys), zeros(heads),
             zeros(2 * M if wide else 0), zeros(M), zeros(rank),
         )  # fmt: skip
-
-    def part(self, first: int, rows: int) -> "Buffers":
-        """The rows from `first`; what is written past `rows` stays inside the row tile."""
-        last = first + -(-rows // ROWS) * ROWS
-        return Buffers(*(getattr(self, name)[first:last] for name in Buffers.__slots__))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +102,18 @@ class Launcher:
             a.stride(0), y.stride(0), P=0 if gain is None else b.squares.shape[1], TMA=tma, **options,
         )  # fmt: skip
         return triton.cdiv(N, t.cols)
+
+    def head(self, parts: int, gain: Tensor, weight: Tensor, logits: Tensor) -> None:
+        """logits = norm(x) W^T in float32; large ones by cuBLAS, which is faster there"""
+        b, D = self.buffers, self.config.hidden_size
+        if self.invariant or not self.tma or self.rows < CUBLAS_ROWS:
+            self.linear(b.scaled, parts, weight, None, logits)
+            return
+        normed[(self.rows,)](
+            b.x, gain, b.squares, b.scaled, D, parts, self.config.rms_norm_eps, P=b.squares.shape[1], PDL=self.pdl,
+            BD=triton.next_power_of_2(D), num_warps=4, launch_pdl=self.pdl,
+        )  # fmt: skip
+        torch.mm(b.scaled[: self.rows], weight.t(), out_dtype=torch.float32, out=logits[: self.rows])
 
     def low(self, a: Tensor, parts: int, adapters: list[Low], y: Tensor) -> None:
         """y += scale (a A^T / rms) B^T for each adapter, at its columns"""

@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
-ROWS = 128  # buffers hold a multiple of so many rows, the largest row tile
+ROWS = 256  # buffers hold a multiple of so many rows, the largest row tile
 MIN_COLS = 32  # the narrowest column tile of products whose squares are summed by tile
+WIDE = 8_192  # columns from which a product is the vocabulary's
+CUBLAS_ROWS = 96  # rows from which cuBLAS computes the logits faster
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +19,22 @@ class Tile:
     stages: int
 
 
-# For batches that must not change a row's numbers: one size for every batch.
-INVARIANT = Tile(64, 64, 64, 4, 4)
+INVARIANT = Tile(64, 64, 64, 4, 4)  # for batches that must not change a row's numbers: one size for every batch
 
 
 def tile(rows: int, cols: int, depth: int, *, invariant: bool, double: bool = False) -> Tile:
     """The tile for [rows, depth] x [depth, cols]; double: two products at once, which need twice the registers."""
     if invariant:
         return INVARIANT
-    if rows <= 16:
-        return Tile(16, 32 if cols < 8192 else 64, 128, 4, 4)
     if rows <= 32:
-        return Tile(32, 32 if cols < 8192 else 64, 64, 4, 4)
+        high = 16 if rows <= 16 else 32
+        return Tile(high, 32, 128, 4, 4) if cols < WIDE else Tile(high, 64, 64, 4, 3)
     if rows <= 128:
-        return Tile(64, 32 if cols < 8192 else 128, 64, 4, 4)
+        narrow = Tile(64, 64, 128, 4, 3) if double and cols > 4_096 else Tile(64, 32, 128, 4, 4)
+        return narrow if cols < WIDE else Tile(64, 64, 64, 4, 4)
+    if double:
+        small = Tile(64, 64, 128, 4, 4) if rows <= 256 and cols < 4_096 else Tile(64, 64, 64, 4, 3)
+        return small if rows <= 256 or (cols < 4_096 and rows <= 2_048) else Tile(128, 64, 64, 4, 3)
     if rows <= 512:
-        return Tile(64, 64 if double or cols > 1024 else 32, 64, 4, 4) if cols < 8192 else Tile(128, 128, 64, 8, 3)
-    return Tile(64, 64, 64, 4, 4) if cols < 1024 else Tile(128, 128 if not double else 64, 64, 8, 3)
+        return Tile(64, 64, 128, 4, 4) if cols < WIDE else Tile(128, 128, 64, 4, 3)
+    return Tile(128, 64, 128, 4, 4) if rows <= 2_048 and cols < WIDE else Tile(128, 128, 64, 8, 3)
