@@ -46,6 +46,7 @@ class Block:
 
 
 def block_of(layer: Layer) -> Block:
+    """The layer's weights, side by side where they read one input."""
     attention, mlp = layer.self_attn, layer.mlp
     o, down = plain(attention.o_proj), plain(mlp.down_proj)
     return Block(
