@@ -241,6 +241,8 @@ def test_a_stop_token_may_come_first(model):
         (Request(id=1, prompt=(1,), params=params(banned=frozenset({VOCAB}))), f"banned token {VOCAB}"),
         (Request(id=1, prompt=(1,), params=params(bias={VOCAB: 1.0})), str(VOCAB)),
         (Request(id=1, prompt=(1,), params=params(banned=frozenset(range(VOCAB)))), "banned: leave"),
+        (Request(id=1, prompt=(1,), params=params(), noise=-1), "random numbers -1: number it from 0"),
+        (Request(id=2**64, prompt=(1,), params=params()), f"random numbers {2**64}"),
         (Request(id=0, prompt=(1,), params=params()), "request 0 is in the engine already"),
         (Request(id=1, prompt=(1,), params=params(), adapter="x"), "given no adapters"),
     ],
@@ -373,6 +375,21 @@ def test_an_id_is_free_again_after_cancelling_even_with_its_launches_in_flight(m
             engine.step()
         assert engine.cancel([0]) == [0]
     assert ask(engine, [first])[0].tokens == alone[0].tokens
+
+
+def test_one_of_a_group_half_read_is_cancelled_and_nobody_reads_from_its_row(model):
+    prompt = tuple(i % VOCAB for i in range(70))
+    asked = [Request(id=i, prompt=prompt, params=params(30, stop_ids=[])) for i in range(5)]
+    expected = ask(engine_of(watched(model)), asked)
+    for chosen in ([0], [1], [2], [1, 2]):
+        engine = engine_of(watched(model), prefill_tokens=40)
+        engine.submit(asked[:3])
+        engine.step()
+        assert engine.cancel(chosen) == chosen
+        engine.step()
+        engine.submit(asked[3:])
+        same(run(engine), {i: expected[i] for i in range(5) if i not in chosen})
+        assert engine.counts.computed == 70 + 6
 
 
 def test_all_cancelled_is_all_empty(model):

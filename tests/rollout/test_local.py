@@ -1,5 +1,6 @@
 """The in-process sampler against Hugging Face, against a plain forward pass, and against itself in other batches."""
 
+import copy as copies
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.lora import add_lora, lora_parameters
+from hone.model.lora import add_lora, lora_parameters, select_adapter
 from hone.model.plain import PlainRunner
 from hone.rollout import schedule
 from hone.rollout.local import LocalSampler
@@ -399,6 +400,31 @@ def test_a_copy_switches_its_own_adapters():
         apart.publish(1)
 
 
+def randomised(model: Decoder, name: str) -> None:
+    """An adapter that changes what the model says."""
+    add_lora(model, name=name, rank=2, alpha=64.0)
+    with torch.no_grad():
+        for p in lora_parameters(model):
+            p.normal_()
+
+
+def test_a_copy_has_the_adapter_on_that_the_learner_has_when_it_is_published():
+    model = decoder()
+    for name in ("one", "two"):
+        randomised(model, name)
+    apart, shared = LocalSampler(model, copy=True), LocalSampler(model)
+    for name in ("one", "two"):
+        select_adapter(model, name)
+        apart.publish(1)
+        shared.publish(1)
+        assert apart.sample(ragged(), n=2, params=params()) == shared.sample(ragged(), n=2, params=params())
+    with use_adapter(model, None):
+        apart.publish(2)
+        shared.publish(2)
+        expected = shared.sample(ragged(), n=2, params=params())
+    assert apart.sample(ragged(), n=2, params=params()) == expected
+
+
 def memory_of(sampler: LocalSampler) -> tuple[int, int] | None:
     runner = sampler._runner
     return None if runner is None else (runner.max_rows, runner.capacity)
@@ -444,6 +470,48 @@ def test_a_prompt_of_another_call_is_not_taken_for_one_of_this():
     nudge(model)
     got = sampler.sample([prompt], n=2, params=params())
     assert got == LocalSampler(model).sample([prompt], n=2, params=params())
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float64)])
+def test_a_model_in_another_precision_is_sampled_next(dtypes: tuple[torch.dtype, torch.dtype]):
+    model = decoder(dtype=dtypes[0])
+    sampler = LocalSampler(model)
+    sampler.sample(ragged(), n=2, params=params())
+    model.to(dtypes[1])
+    got = sampler.sample(ragged(), n=2, params=params())
+    assert got == LocalSampler(model).sample(ragged(), n=2, params=params())
+
+
+def test_an_adapter_added_after_a_call_is_sampled_with_memory_made_for_it():
+    model = decoder()
+    sampler = LocalSampler(model)
+    before = sampler.sample(ragged(), n=2, params=params())
+    first = sampler._runner
+    randomised(model, "one")
+    got = sampler.sample(ragged(), n=2, params=params())
+    assert sampler._runner is not first
+    assert got != before
+    assert got == LocalSampler(model).sample(ragged(), n=2, params=params())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_training_step_between_two_calls_is_sampled_and_not_disturbed(dtype: torch.dtype):
+    states = list[dict[str, torch.Tensor]]()
+    for samples in (False, True):
+        model, tokens = decoder(dtype=dtype), torch.arange(8)[None]
+        sampler, optimizer = LocalSampler(model), torch.optim.AdamW(model.parameters(), lr=0.05)
+        for _ in range(3):
+            loss = model.logits(model(tokens)).float().logsumexp(-1).sum()
+            if samples:  # the weights are laid out anew between the forward and the backward pass
+                sampler.sample(ragged(), n=2, params=params())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        states.append(model.state_dict())
+        if samples:
+            got = sampler.sample(ragged(), n=2, params=params())
+            assert got == LocalSampler(copies.deepcopy(model)).sample(ragged(), n=2, params=params())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
 def letters(tokens: Sequence[int]) -> str:

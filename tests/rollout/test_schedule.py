@@ -263,6 +263,30 @@ def test_cancelling_all_of_a_group_half_read_gives_everything_back():
     assert launch(s)[0].parts == []
 
 
+def test_a_row_that_was_cancelled_before_it_got_its_copy_is_no_source_of_others():
+    s, prompt = scheduler(4, budget=40), tuple(range(70))
+    s.add([request(i, prompt) for i in range(3)])
+    launch(s)
+    s.cancel(2)
+    (part,) = launch(s)[0].parts
+    assert [seat.row for seat in part.seats] == [0, 1]
+    assert {row for chunk in s.pool.index.find(None, prompt) for row in chunk.blocks} == {0, 1}
+    s.add([request(3, prompt)])
+    (part,) = launch(s)[0].parts
+    assert (part.start, part.blocks) == (64, (2,))
+    assert part.copy is not None
+    assert part.copy[0] in (0, 1)
+
+
+def test_when_the_first_that_waits_is_cancelled_the_next_may_enter():
+    s = scheduler(4, blocks=8)
+    s.add([request(0, 100, tokens=90), request(1, 100, tokens=60), request(2, 10)])
+    assert spans(launch(s)[0]) == [(0, 100, 1)]
+    assert not launch(s)[0].parts  # 6 of 8 blocks are taken, and 5 are needed next
+    s.cancel(1)
+    assert spans(launch(s)[0]) == [(0, 10, 1)]
+
+
 class Account(RuleBasedStateMachine):
     """Random orders; beside the scheduler, what a naive bookkeeper knows: who is where, and what was read."""
 

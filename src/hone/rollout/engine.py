@@ -137,6 +137,8 @@ class Engine:
                     f"request {request.id} needs {needed} blocks of memory for its prompt and max_tokens, there are "
                     f"{blocks}: shorten it, lower max_tokens or give the sampler more memory"
                 )
+            if not 0 <= (noise := request.id if request.noise is None else request.noise) < 2**64:
+                raise HoneError(f"request {request.id} draws random numbers {noise}: number it from 0 to 2**64 - 1")
         for adapter in {request.adapter for request in requests} - self.known:
             self.runner.use(adapter)  # a name that is not there is said now, not when its turn comes
             self.runner.use(self.using)

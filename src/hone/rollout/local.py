@@ -19,6 +19,7 @@ from hone.rollout.stops import Decode
 from hone.rollout.waves import Decoder, Waves
 from hone.types import Group, Rollout, Stop
 
+ADAPTER_IS_ON = frozenset({"selected", "enabled"})  # of model.lora.LoRALinear, which is to the right of this package
 COLUMNS = 64  # memory for sequences grows in steps of so many tokens, so that it seldom has to be made anew
 
 Switch = Callable[[str | None], AbstractContextManager[None]]  # inside, an adapter is on; None: the base model
@@ -79,6 +80,7 @@ class LocalSampler:
         self.version = 0
         self._runner: Runner | None = None
         self._rows = 0  # as asked for: memory may have granted fewer
+        self._made_for: tuple[torch.device, torch.dtype, int] | None = None  # the weights there were then
 
     def publish(self, version: int) -> None:
         """From now on sample from the learner's weights as they are, and call them `version`."""
@@ -128,8 +130,10 @@ class LocalSampler:
     def _memory(self, rows: int, columns: int) -> Runner:
         """A runner for so many sequences of this length; the one there is, if it will do."""
         rows = min(rows, self.max_rows)
-        runner = self._runner
-        if runner is None or rows > self._rows or columns > runner.capacity:
+        runner, weights = self._runner, list(cast(nn.Module, self.decoder).parameters())
+        # `.to` changes what keys and values are, and an adapter added since needs memory of its own
+        now = weights[0].device, weights[0].dtype, sum(weight.numel() for weight in weights)
+        if runner is None or rows > self._rows or columns > runner.capacity or now != self._made_for:
             context = self.decoder.config.max_position_embeddings
             columns = max(min(-(-columns // COLUMNS) * COLUMNS, context), runner.capacity if runner else 0)
             rows = max(rows, self._rows)
@@ -138,7 +142,7 @@ class LocalSampler:
             runner = self._runner = cast(Running, self.decoder).runner(
                 max_rows=rows, capacity=columns, switch=self.switch, invariant=self.invariant, memory=self.kv_memory
             )
-            self._rows = rows
+            self._rows, self._made_for = rows, now
         return runner
 
     def _limit(self, prompt: Sequence[int], params: SampleParams) -> int:
@@ -202,3 +206,6 @@ def _copy_weights(source: nn.Module, target: nn.Module) -> None:
         raise HoneError(f"{odd} was added to or taken from the model since it was copied: make the sampler anew")
     for name, x in there.items():
         here[name].copy_(x)
+    for module, twin in zip(source.modules(), target.modules(), strict=True):
+        for name in ADAPTER_IS_ON & vars(module).keys():  # no tensor, and yet what the learner computes with
+            setattr(twin, name, getattr(module, name))

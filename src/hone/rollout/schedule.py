@@ -99,6 +99,7 @@ class Scheduler:
         owner = self.owner.pop(number)
         if isinstance(owner, Waiting):
             self.queues.leave(owner, [number])
+            self.starved = False  # another may be first now, and need less
             return None
         if owner.reading is None:
             self._give_back(owner)
@@ -234,9 +235,10 @@ class Scheduler:
         index, last = self.pool.index, reading.done == len(reading.prompt)
         if reading.age == self.age:
             columns = min(reading.done, len(reading.prompt) - self.held_back)
-            everywhere = self.slab and last  # each row has its own copy
-            for place in reading.places if everywhere else reading.places[:1]:
-                index.add(reading.adapter, reading.prompt, columns, place.blocks)
+            index.add(reading.adapter, reading.prompt, columns, reading.places[0].blocks)
+            for place in reading.places[1:] if self.slab and last else ():
+                if not place.gone:  # each row that writes has its own copy
+                    index.add(reading.adapter, reading.prompt, columns, place.blocks)
         if not last:
             return
         self.reading.remove(reading)
