@@ -184,10 +184,10 @@ def gaps(name: str, decoder: Decoder, groups: list[Group]) -> list[Row]:
     ]
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def int8_gap(name: str, decoder: Decoder, length: int) -> Row:
     """The mean over tokens of |log-prob in 8 bits - log-prob in float32|, on text that the model wrote itself."""
-    asked = prompts(4, length, decoder.config.vocab_size)
+    asked = prompts(2, length, decoder.config.vocab_size)
     params = SampleParams(max_tokens=32, stop_ids=frozenset())
     apart: list[float] = []
     for group in LocalSampler(decoder).sample(asked, n=1, params=params):
