@@ -20,7 +20,7 @@ SHAPES = {  # hidden, intermediate, heads, key-value heads, vocabulary
 
 def _grid(rows, cols, depths, warps, stages):
     sizes = itertools.product(rows, cols, depths, warps, stages, (False, True))
-    return [t for t in sizes if (t[0] + t[1]) * t[2] * t[4] * 2 <= 220_000 and t[0] * t[1] * t[3] >= 0]
+    return [t for t in sizes if (t[0] + t[1]) * t[2] * t[4] * 2 <= 220_000]
 
 
 CANDIDATES = {  # rows, columns, depth, warps, stages, whether the copy engine loads
@@ -48,9 +48,9 @@ def products(shape: str) -> dict[str, tuple[str, int, int]]:
 
 
 def launch(kind, t, x, w, gain, y, rows, N, K, *, warm=False):
-    from hone.model.kernels import linear as k
-
     from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from hone.model.kernels import linear as k
 
     bm, bn, bk, warps, stages, tma = t
     A, W = (TensorDescriptor.from_tensor(x, [bm, bk]), TensorDescriptor.from_tensor(w, [bn, bk])) if tma else (x, w)
@@ -62,8 +62,8 @@ def launch(kind, t, x, w, gain, y, rows, N, K, *, warm=False):
         "residual": (k.residual, (A, W, w, y, gain, SCALED if not warm else y, squares, 1.0, N, K, K, N), {"P": 32}),
         "gated": (k.gated, (A, squares, W, w, y, N, K, 16, 1e-5), {"P": 32}),
     }[kind]
-    flags |= dict(TMA=tma, EVEN=K % bk == 0 and N % bn == 0, PDL=True, BM=bm, BN=bn, BK=bk)
-    options = dict(num_warps=warps, num_stages=stages, launch_pdl=True)
+    flags |= {"TMA": tma, "EVEN": K % bk == 0 and N % bn == 0, "PDL": True, "BM": bm, "BN": bn, "BK": bk}
+    options = {"num_warps": warps, "num_stages": stages, "launch_pdl": True}
     if warm:
         kernel.warmup(*args, grid=grid, **flags, **options)
     else:
@@ -129,7 +129,7 @@ def sweep(shape: str, name: str, rows: int) -> dict:
     SQUARES, SCALED = torch.ones(len(x), 32, device="cuda"), torch.empty_like(y)
     results = {}
     for t in CANDIDATES[rows]:
-        if kind == "gated" and t[0] * t[1] > 128 * 64 or name == "head" and t[0] < min(rows, 64):
+        if (kind == "gated" and t[0] * t[1] > 128 * 64) or (name == "head" and t[0] < min(rows, 64)):
             continue
         try:
             y.zero_()
@@ -153,7 +153,7 @@ def sweep(shape: str, name: str, rows: int) -> dict:
         + "  ".join(f"{t} {us:.2f}" for t, (us, _) in best),
         f"failed {len(wrong)} {wrong[:1]}",
         flush=True,
-    )  # noqa: E501
+    )
     return {
         "shape": shape,
         "name": name,

@@ -4,7 +4,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ def twin(decoder: Decoder) -> Any:
     with torch.device("cuda"):
         model = LlamaForCausalLM(LlamaConfig(**{name: getattr(c, name) for name in names}))
     model.load_state_dict(decoder.state_dict(), strict=False)
-    return model.to(torch.bfloat16).eval()
+    return cast(Any, model).to(torch.bfloat16).eval()
 
 
 def prompts(rows: int, length: int = PROMPT, *, vocab: int, seed: int = 0) -> list[list[int]]:

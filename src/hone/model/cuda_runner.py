@@ -1,22 +1,24 @@
 """The runner on Triton kernels: paged memory, launches captured as CUDA graphs, and no waiting for the device."""
 
+# Triton's constexpr takes plain numbers:
+# pyright: reportArgumentType=false
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from hone.errors import HoneError
-from hone.model.decoder import Decoder
+from hone.model.decoder import Decoder, Layer
 from hone.model.kernels.attend import BLOCK, Memory, PromptPlaces, RowPlaces, attend_prompts, attend_rows
 from hone.model.kernels.attention import copy_blocks
 from hone.model.kernels.prompts import Piece, lay, passes, tiles_for
 from hone.model.kernels.rows import RowState
 from hone.model.kernels.step import Buffers, Launcher
-from hone.model.kernels.tiles import ROWS
+from hone.model.kernels.tiles import ROWS, pieces
 from hone.model.kernels.weights import LayerWeights, addresses, rank_of
 from hone.rollout.draw_triton import launch as draw
 from hone.rollout.knobs import Uses
@@ -53,7 +55,7 @@ class CudaRunner:
         self.on_gpu = device.type == "cuda"
         self.hopper = self.on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
         self.lag = 1 if self.on_gpu else 0
-        width = -(-capacity // BLOCK)
+        width = pieces(capacity, BLOCK)
         with torch.inference_mode():
             self.rows = RowState(max_rows, config.vocab_size, width, device)
             self.memory = Memory.of(config, blocks=num_blocks, rows=max_rows, positions=capacity, like=weight)
@@ -61,13 +63,13 @@ class CudaRunner:
             rank, wide = rank_of(decoder)
             tokens = max(self.room, max_rows)
             self.buffers = Buffers.of(config, tokens, rank=rank, wide=wide, like=weight)
-            rows = -(-max_rows // ROWS) * ROWS
+            rows = pieces(max_rows, ROWS) * ROWS
             self.logits = torch.zeros(rows, config.vocab_size, device=device)
             self.prompt_numbers = torch.zeros(3, self.room, dtype=torch.int32, device=device)
             self.prompt_tiles = torch.zeros(tiles_for(self.room, LINES), 4, dtype=torch.int32, device=device)
             self.prompt_table = torch.zeros(LINES, width, dtype=torch.int32, device=device)
-        self.graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
-        self.at: tuple[int, ...] = ()
+        self.graphs: dict[tuple[str | None, Hashable], torch.cuda.CUDAGraph] = {}
+        self.at: dict[str | None, tuple[int, ...]] = {}
         self.weights: dict[str | None, list[LayerWeights]] = {}
 
     def use(self, adapter: str | None) -> None:
@@ -81,13 +83,13 @@ class CudaRunner:
         self._follow()
 
     def _follow(self) -> None:
-        """Graphs hold addresses: when a weight has moved, or another adapter is on, they are captured anew."""
+        """Graphs hold addresses: those of weights that have moved are captured anew."""
         with self._adapted():
-            layers = [LayerWeights.of(layer) for layer in self.decoder.model.layers]
-        state = (*addresses(self.decoder), *(a.A.data_ptr() for w in layers for a in w.adapters))
-        if self.weights.get(self.adapter) is None or state != self.at:
-            self.graphs = {key: graph for key, graph in self.graphs.items() if state == self.at}
-            self.weights[self.adapter], self.at = layers, state
+            layers = [LayerWeights.of(cast(Layer, layer)) for layer in self.decoder.model.layers]
+        at = (*addresses(self.decoder), *(a.A.data_ptr() for w in layers for a in w.adapters))
+        if at != self.at.get(self.adapter):
+            self.graphs = {key: graph for key, graph in self.graphs.items() if key[0] != self.adapter}
+            self.weights[self.adapter], self.at[self.adapter] = layers, at
 
     def prefill(self, parts: Sequence[Part]) -> Ticket:
         """Read the parts but for each prompt's last token; their seats begin."""
@@ -101,11 +103,13 @@ class CudaRunner:
 
     def _read(self, pieces: Sequence[Piece]) -> None:
         count = sum(piece.end - piece.start for piece in pieces)
-        size = min(s for s in (*PROMPTS, self.room) if s >= count)
-        laid = lay(pieces, size=size, prompts=LINES, width=self.prompt_table.shape[1])
+        # a captured graph is launched at its own size; the interpreter takes them as they are
+        size = min(s for s in (*PROMPTS, self.room) if s >= count) if self.on_gpu else count
+        lines = LINES if self.on_gpu else len(pieces)
+        laid = lay(pieces, size=size, prompts=lines, width=self.prompt_table.shape[1])
         self.prompt_numbers[:, :size].copy_(self.rows.sent(laid.tokens))
         self.prompt_tiles[: len(laid.tiles)].copy_(self.rows.sent(laid.tiles))
-        self.prompt_table.copy_(self.rows.sent(laid.table))
+        self.prompt_table[:lines].copy_(self.rows.sent(laid.table))
         self._launch(("read", size), lambda: self._read_now(size, len(laid.tiles)))
 
     def _read_now(self, size: int, tiles: int) -> None:
@@ -129,7 +133,7 @@ class CudaRunner:
         if pairs:
             size = self.memory.pool[0].numel()
             where = self.rows.sent(np.array(pairs, dtype=np.int32))
-            copy_blocks[(len(pairs), triton.cdiv(size, 4096))](self.memory.pool, where, size, BLOCK=4096)
+            copy_blocks[(len(pairs), pieces(size, 4096))](self.memory.pool, where, size, BLOCK=4096)
 
     def decode(self, rows: int) -> Ticket:
         """One more token for each row in [0, rows) that is seated and has not ended."""
@@ -137,7 +141,7 @@ class CudaRunner:
         uses = int(np.bitwise_or.reduce(self.rows.uses[:rows]))
         how = (bool(uses & Uses.RESTRICT), bool(uses & Uses.PENALTY), bool(uses & Uses.BIAS))
         with torch.inference_mode():
-            self._launch(("write", self.adapter, size, *how), lambda: self._write_now(size, *how))
+            self._launch(("write", size, *how), lambda: self._write_now(size, *how))
             most = int(self.rows.tops[:rows].max(initial=0))
             return Pending.of(self, rows, most)
 
@@ -168,12 +172,12 @@ class CudaRunner:
             tma=self.hopper,
         )
 
-    def _launch(self, key: Hashable, now: Callable[[], None]) -> None:
+    def _launch(self, what: Hashable, now: Callable[[], None]) -> None:
         """As a graph, captured the first time; the first launch compiles, which a capture may not."""
         if not self.on_gpu:
             now()
             return
-        key = (self.adapter, key)
+        key = (self.adapter, what)
         if key not in self.graphs:
             saved = self.rows.numbers.clone()  # the launch that compiles is no step
             dense = None if self.rows.draw.seen is None else self.rows.draw.seen.clone()

@@ -1,22 +1,24 @@
 """Launches of the attention kernels: rows that write one token each, and prompts."""
 
+# Triton's constexpr takes plain numbers, and a launch takes options:
+# pyright: reportArgumentType=false, reportCallIssue=false
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import rope_tables
 from hone.model.kernels import attention
 from hone.model.kernels.step import Launcher
+from hone.model.kernels.tiles import pieces, power
 from hone.model.kernels.weights import LayerWeights
 
 BLOCK = 32  # columns of a KV block
 QUERIES = 64  # prompt tokens a program attends with
-KEYS, STAGES = 32, 3  # keys a program takes in at once, one warp, and stages of its load pipeline
-WARPS = 1_536  # programs of one warp that keep an H200 busy
+WARPS, STAGES = 1, 3  # of a program that attends for a row
+BUSY = 768  # programs that keep an H200 busy
 SPLITS, INVARIANT = 8, 2  # stretches of a row's keys: at most, and where the batch must not matter
 STORE = 32  # prompt tokens a program rotates
 
@@ -83,28 +85,29 @@ def attend_rows(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int,
     attention.decode[(launcher.rows, c.num_key_value_heads, splits)](
         b.qkv, pool, at.table, at.position, at.active, memory.cos, memory.sin, *_gains(w), b.mixed,
         memory.part, memory.count, c.head_dim**-0.5, c.rms_norm_eps, at.table.shape[1],
-        GP=padded(G), KEYS=KEYS, SPLITS=splits, WINDOW=c.windows[layer] if c.windows else 0, PDL=launcher.pdl,
-        num_warps=1, num_stages=STAGES, **_shape(launcher, layer, w, norm=True),
+        GP=padded(G), KEYS=32 if c.head_dim <= 64 else 16, W=WARPS, SPLITS=splits,
+        WINDOW=c.windows[layer] if c.windows else 0, PDL=launcher.pdl,
+        num_warps=WARPS, num_stages=STAGES, **_shape(launcher, layer, w, norm=True),
         **({"launch_pdl": True} if launcher.pdl else {}),
     )  # fmt: skip
 
 
 def padded(G: int) -> int:
     """Query heads of a program: the matrix units take no fewer than 16."""
-    return max(16, triton.next_power_of_2(G))
+    return max(16, power(G))
 
 
 def splits_of(rows: int, heads: int, *, invariant: bool) -> int:
     """Into how many stretches a row's keys are cut: enough for every multiprocessor to have some warps."""
     if invariant:
         return INVARIANT
-    return max(1, min(SPLITS, triton.next_power_of_2(WARPS // (rows * heads))))
+    return min(SPLITS, power(max(1, BUSY // (rows * heads))))
 
 
 def attend_prompts(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int, at: PromptPlaces) -> None:
     """The tokens of several prompts: keys and values to the pool, then every query against its own prompt."""
     c, b, pool, rows = launcher.config, launcher.buffers, memory.pool[:, layer], len(at.position)
-    attention.store[(triton.cdiv(rows, STORE), c.num_attention_heads + 2 * c.num_key_value_heads)](
+    attention.store[(pieces(rows, STORE), c.num_attention_heads + 2 * c.num_key_value_heads)](
         b.qkv, pool, at.table, at.position, at.owner, memory.cos, memory.sin, *_gains(w),
         c.rms_norm_eps, at.table.shape[1], rows, BT=STORE, num_warps=4, **_shape(launcher, layer, w, norm=True),
     )  # fmt: skip

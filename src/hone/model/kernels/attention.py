@@ -32,7 +32,7 @@ def _rotated(AT, GAIN, COS, SIN, keep, eps, NORM: tl.constexpr, E: tl.constexpr)
 
 @triton.jit
 def _absorb(q, k, v, seen, top, total, out, scale):
-    """The running softmax of queries [R, E] takes in a block of keys and values [T, E]; seen: bool, [R or 1, T]"""
+    """The running softmax of queries [R, E] takes in a block of keys and values [T, E]; seen: bool [R, T]"""
     x = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
     higher = tl.maximum(top, tl.max(x, 1))
     p = tl.exp(x - higher[:, None])
@@ -41,13 +41,52 @@ def _absorb(q, k, v, seen, top, total, out, scale):
 
 
 @triton.jit
+def _absorb_all(q, k, v, seen, top, total, out, scale):
+    """The same for W warps side by side, each with keys of its own: [W, R, E], [W, T, E], [W, 1, T]"""
+    x = tl.where(seen, tl.dot(q, tl.permute(k, (0, 2, 1))) * scale, float("-inf"))
+    higher = tl.maximum(top, tl.max(x, 2))
+    p = tl.exp(x - higher[:, :, None])
+    shrink = tl.exp(top - higher)
+    return higher, total * shrink + tl.sum(p, 2), tl.dot(p.to(v.dtype), v, out * shrink[:, :, None])
+
+
+@triton.jit
 def _keys(POOL, table, at, seen, head, LAYERS: tl.constexpr, KV: tl.constexpr, BS: tl.constexpr, E: tl.constexpr):
-    """Keys and values [T, E] at these positions of a row; zeros where not seen"""
-    dims = tl.arange(0, E)[None]
+    """Keys and values [W, T, E] at these positions [W, T] of a row; zeros where not seen"""
+    dims = tl.arange(0, E)[None, None]
     number = tl.load(table + at // BS, mask=seen, other=0).to(tl.int64)
     line = POOL + (number * (LAYERS * 2 * KV) + head) * (BS * E) + (at % BS) * E
-    k = tl.load(line[:, None] + dims, mask=seen[:, None], other=0.0)
-    return k, tl.load(line[:, None] + KV * BS * E + dims, mask=seen[:, None], other=0.0)
+    k = tl.load(line[:, :, None] + dims, mask=seen[:, :, None], other=0.0)
+    return k, tl.load(line[:, :, None] + KV * BS * E + dims, mask=seen[:, :, None], other=0.0)
+
+
+@triton.jit
+def _stretch(position, split, STEP: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr):
+    """(the first key in sight, where this stretch begins, where it ends), whole steps from the beginning"""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    span = tl.cdiv(tl.cdiv(position - first // STEP * STEP, STEP), SPLITS) * STEP
+    begin = first // STEP * STEP + split * span
+    return first, begin, tl.minimum(begin + span, position)
+
+
+@triton.jit
+def _own(
+    line, own_at, KGAIN, cos, sin, q, eps, scale, highest, whole, mixed,
+    KV: tl.constexpr, G: tl.constexpr, E: tl.constexpr, BS: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """Write the row's own key and value to the pool, and take them into the softmax (highest, whole, mixed)"""
+    dims = tl.arange(0, E)[None]
+    one = tl.arange(0, 1)[:, None]
+    k = _rotated(line + KV * G * E + one, KGAIN, cos, sin, one < 1, eps, NORM, E).to(own_at.dtype.element_ty)
+    v = tl.load(line + (KV * G + KV) * E + dims)
+    tl.store(own_at + dims, k)
+    tl.store(own_at + KV * BS * E + dims, v)
+    score = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
+    higher = tl.maximum(highest, score)
+    before, mass = tl.exp(highest - higher), tl.exp(score - higher)
+    return higher, whole * before + mass, mixed * before[:, None] + mass[:, None] * v.to(tl.float32)
 
 
 @triton.jit
@@ -81,67 +120,58 @@ def _join(PART, COUNT, top, total, out, heads, dims, GP: tl.constexpr, E: tl.con
 def decode(
     QKV, POOL, TABLE, POSITION, ACTIVE, COS, SIN, QGAIN, KGAIN, OUT, PART, COUNT, scale, eps, table_width,
     LAYERS: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, E: tl.constexpr, BS: tl.constexpr,
-    KEYS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
+    KEYS: tl.constexpr, W: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """One query a row: row = program 0, key-value head = program 1, its G query heads (GP >= 16 with padding) together,
-    a stretch of the keys = program 2.
+    a stretch of the keys = program 2, of which each of W warps has every W-th block of KEYS.
 
     The row's own key and value are written to the pool and enter from registers. What earlier steps left (state, the
-    first KEYS keys) is read before the kernel that makes the queries has ended.
+    first keys) is read before the kernel that makes the queries has ended.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    half: tl.constexpr = E // 2
-    heads = tl.arange(0, GP)
-    dims = tl.arange(0, E)
-    t = tl.arange(0, KEYS)
+    heads, dims = tl.arange(0, GP), tl.arange(0, E)
+    lane = tl.arange(0, W)[:, None] * KEYS + tl.arange(0, KEYS)[None]
     if PDL:
         gdc_launch_dependents()
-    active = tl.load(ACTIVE + row)
-    position = tl.load(POSITION + row)
+    active, position = tl.load(ACTIVE + row), tl.load(POSITION + row)
     if active == 0:
         return
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(position - WINDOW + 1, 0)
-    steps = tl.cdiv(position - first // KEYS * KEYS, KEYS)
-    span = tl.cdiv(steps, SPLITS) * KEYS
-    begin = first // KEYS * KEYS + split * span
-    end = tl.minimum(begin + span, position)
+    first, begin, end = _stretch(position, split, W * KEYS, SPLITS, WINDOW)
     table = TABLE + row * table_width
-    seen = (begin + t < end) & (begin + t >= first)
-    k, v = _keys(POOL, table, begin + t, seen, head, LAYERS, KV, BS, E)
+    seen = (begin + lane < end) & (begin + lane >= first)
+    k, v = _keys(POOL, table, begin + lane, seen, head, LAYERS, KV, BS, E)
     own_at = _block(POOL, tl.load(table + position // BS), head, LAYERS, KV, BS, E) + (position % BS) * E
     if PDL:
         gdc_wait()
     line = QKV + row.to(tl.int64) * ((KV * G + 2 * KV) * E)
     dtype: tl.constexpr = POOL.dtype.element_ty
     mine = heads[:, None] < G
-    cos, sin = COS + position * half, SIN + position * half
+    cos, sin = COS + position * (E // 2), SIN + position * (E // 2)
     q = _rotated(line + (head * G + heads[:, None]) * E, QGAIN, cos, sin, mine, eps, NORM, E).to(dtype)
-    top = tl.full([GP], -1e30, tl.float32)
-    total = tl.zeros([GP], tl.float32)
-    out = tl.zeros([GP, E], tl.float32)
+    every = tl.broadcast_to(q[None], (W, GP, E))
+    top = tl.full([W, GP], -1e30, tl.float32)
+    total = tl.zeros([W, GP], tl.float32)
+    out = tl.zeros([W, GP, E], tl.float32)
+    top, total, out = _absorb_all(every, k, v, seen[:, None], top, total, out, scale)
+    for start in range(begin + W * KEYS, end, W * KEYS):
+        seen = start + lane < end
+        k, v = _keys(POOL, table, start + lane, seen, head, LAYERS, KV, BS, E)
+        top, total, out = _absorb_all(every, k, v, seen[:, None], top, total, out, scale)
+    highest = tl.max(top, 0)
+    share = tl.exp(top - highest[None])
+    whole, mixed = tl.sum(total * share, 0), tl.sum(out * share[:, :, None], 0)
     if split == 0:
-        one = tl.arange(0, 1)[:, None]
-        own_k = _rotated(line + (KV * G + head + one) * E, KGAIN, cos, sin, one < 1, eps, NORM, E).to(dtype)
-        own_v = tl.load(line + (KV * G + KV + head) * E + dims)[None]
-        tl.store(own_at + dims[None], own_k)
-        tl.store(own_at + KV * BS * E + dims[None], own_v)
-        top = tl.sum(q.to(tl.float32) * own_k.to(tl.float32), 1) * scale
-        total += 1.0
-        out += own_v.to(tl.float32)
-    top, total, out = _absorb(q, k, v, seen[None], top, total, out, scale)
-    for start in range(begin + KEYS, end, KEYS):
-        seen = start + t < end
-        k, v = _keys(POOL, table, start + t, seen, head, LAYERS, KV, BS, E)
-        top, total, out = _absorb(q, k, v, seen[None], top, total, out, scale)
+        highest, whole, mixed = _own(
+            line + head * E, own_at, KGAIN, cos, sin, q, eps, scale, highest, whole, mixed, KV, G, E, BS, NORM
+        )
     last = True
     if SPLITS > 1:
         place = row * KV + head
         part = PART + place.to(tl.int64) * (SPLITS * GP * (E + 2))
-        last, total, out = _join(part, COUNT + place, top, total, out, heads, dims, GP, E, SPLITS)
+        last, whole, mixed = _join(part, COUNT + place, highest, whole, mixed, heads, dims, GP, E, SPLITS)
     out_at = OUT + (row * KV * G + head * G + heads[:, None]) * E + dims[None]
-    tl.store(out_at, (out / total[:, None]).to(dtype), mask=mine & last)
+    tl.store(out_at, (mixed / whole[:, None]).to(dtype), mask=mine & last)
 
 
 @triton.jit

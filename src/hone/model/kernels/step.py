@@ -1,17 +1,18 @@
 """The decoder's forward pass as kernel launches over buffers that exist already, so that it can be captured."""
 
+# Triton's constexpr takes plain numbers, and a launch takes options:
+# pyright: reportArgumentType=false, reportCallIssue=false
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hone.model.config import DecoderConfig
 from hone.model.kernels.linear import embed, gated, linear, normed, residual, silu_gate
-from hone.model.kernels.tiles import CUBLAS_ROWS, MIN_COLS, ROWS, Tile, tile
+from hone.model.kernels.tiles import CUBLAS_ROWS, MIN_COLS, ROWS, Tile, pieces, power, tile
 from hone.model.kernels.weights import LayerWeights, Low
 
 
@@ -30,14 +31,14 @@ class Buffers:
 
     @staticmethod
     def of(config: DecoderConfig, rows: int, *, rank: int, wide: bool, like: Tensor) -> "Buffers":
-        rows = -(-rows // ROWS) * ROWS
+        rows = pieces(rows, ROWS) * ROWS
         D, E, M = config.hidden_size, config.head_dim, config.intermediate_size
         heads, keys = config.num_attention_heads * E, config.num_key_value_heads * E
 
         def zeros(size: int, dtype: torch.dtype = like.dtype) -> Tensor:
             return torch.zeros(rows, size, dtype=dtype, device=like.device)
 
-        parts = triton.next_power_of_2(triton.cdiv(D, MIN_COLS))
+        parts = power(pieces(D, MIN_COLS))
         return Buffers(
             zeros(D), zeros(D), zeros(parts, torch.float32), zeros(heads + 2 * keys), zeros(heads),
             zeros(2 * M if wide else 0), zeros(M), zeros(rank),
@@ -63,21 +64,21 @@ class Launcher:
         options: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
         options |= {"BM": t.rows, "BN": t.cols, "BK": t.depth, "num_warps": t.warps, "num_stages": t.stages}
         options |= {"EVEN": K % t.depth == 0 and N % t.cols == 0, "PDL": self.pdl}
-        return t, (triton.cdiv(self.rows, t.rows), triton.cdiv(N, t.cols)), options
+        return t, (pieces(self.rows, t.rows), pieces(N, t.cols)), options
 
     def _sides(self, a: Tensor, weight: Tensor, t: Tile) -> tuple[Any, Any, bool]:
         """The two matrices as descriptors where the copy engine can read them, and whether it can."""
         if not self.tma or any(x.stride(0) * x.element_size() % 16 for x in (a, weight)):
             return a, weight, False
-        sides = ((a, [t.rows, t.depth]), (weight, [t.cols, t.depth]))
-        return *(TensorDescriptor.from_tensor(x, block) for x, block in sides), True
+        left = TensorDescriptor.from_tensor(a, [t.rows, t.depth])
+        return left, TensorDescriptor.from_tensor(weight, [t.cols, t.depth]), True
 
     def embed(self, table: Tensor, tokens: Tensor, gain: Tensor) -> int:
         """x = the tokens' embeddings"""
         b, D = self.buffers, self.config.hidden_size
         embed[(self.rows,)](
             table, tokens, gain, b.x, b.scaled, b.squares, D, P=b.squares.shape[1], PDL=self.pdl,
-            BD=triton.next_power_of_2(D), num_warps=4, **({"launch_pdl": True} if self.pdl else {}),
+            BD=power(D), num_warps=4, **({"launch_pdl": True} if self.pdl else {}),
         )  # fmt: skip
         return 1
 
@@ -101,7 +102,7 @@ class Launcher:
             A, W, weight, y, weight if gain is None else gain, b.scaled, b.squares, scale, N, K,
             a.stride(0), y.stride(0), P=0 if gain is None else b.squares.shape[1], TMA=tma, **options,
         )  # fmt: skip
-        return triton.cdiv(N, t.cols)
+        return pieces(N, t.cols)
 
     def head(self, parts: int, gain: Tensor, weight: Tensor, logits: Tensor) -> None:
         """logits = norm(x) W^T in float32; large ones by cuBLAS, which is faster there"""
@@ -111,7 +112,7 @@ class Launcher:
             return
         normed[(self.rows,)](
             b.x, gain, b.squares, b.scaled, D, parts, self.config.rms_norm_eps, P=b.squares.shape[1], PDL=self.pdl,
-            BD=triton.next_power_of_2(D), num_warps=4, launch_pdl=self.pdl,
+            BD=power(D), num_warps=4, launch_pdl=self.pdl,
         )  # fmt: skip
         torch.mm(b.scaled[: self.rows], weight.t(), out_dtype=torch.float32, out=logits[: self.rows])
 
@@ -138,7 +139,7 @@ class Launcher:
         if w.low_gate_up:
             self.linear(b.scaled, parts, w.gate_up, None, b.wide)
             self.low(b.scaled, parts, w.low_gate_up, b.wide)
-            silu_gate[(self.rows, triton.cdiv(M, 1024))](b.wide, b.act, M, PDL=False, BN=1024)
+            silu_gate[(self.rows, pieces(M, 1024))](b.wide, b.act, M, PDL=False, BN=1024)
             return
         t, grid, options = self._tile(M, K, double=True)
         A, W, tma = self._sides(b.scaled, w.gate_up, t)

@@ -22,6 +22,16 @@ class Tile:
 INVARIANT = Tile(64, 64, 64, 4, 4)  # for batches that must not change a row's numbers: one size for every batch
 
 
+def pieces(whole: int, each: int) -> int:
+    """How many of this size cover the whole."""
+    return -(-whole // each)
+
+
+def power(x: int) -> int:
+    """The least power of 2 that is not below x."""
+    return 1 << max(0, x - 1).bit_length()
+
+
 def tile(rows: int, cols: int, depth: int, *, invariant: bool, double: bool = False) -> Tile:
     """The tile for [rows, depth] x [depth, cols]; double: two products at once, which need twice the registers."""
     if invariant:

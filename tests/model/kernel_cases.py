@@ -1,0 +1,133 @@
+"""What the kernels compute in Triton's interpreter, against the plain runner; run as a program of its own, since Triton
+must know before it is imported."""
+
+import json
+import sys
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import interpreted  # noqa: F401 (before Triton)
+import torch
+
+from hone.model.adapters import use_adapter
+from hone.model.config import DecoderConfig
+from hone.model.cuda_runner import CudaRunner
+from hone.model.decoder import Decoder
+from hone.model.kernels import attend
+from hone.model.lora import add_lora, lora_parameters
+from hone.model.plain import PlainRunner
+from hone.rollout.engine import Engine
+from hone.rollout.protocol import SampleParams
+from hone.rollout.request import News, Request
+from hone.rollout.runner import Runner
+
+VOCAB = 61
+CONFIG = DecoderConfig(
+    vocab_size=VOCAB, hidden_size=40, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, max_position_embeddings=128, initializer_range=0.2,
+)  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"num_attention_heads": 3, "num_key_value_heads": 1},
+    "every option": {"qkv_bias": True, "tie_word_embeddings": False, "qk_norm": True, "windows": (0, 20)},
+}
+
+
+def model(name: str) -> Decoder:
+    torch.manual_seed(0)
+    decoder = Decoder(replace(CONFIG, **MODELS[name]))
+    with torch.no_grad():
+        for p in decoder.parameters():
+            if p.ndim == 1:  # gains and biases
+                p.copy_(torch.rand_like(p) + 0.5)
+    return decoder
+
+
+def requests(adapter: str | None = None) -> list[Request]:
+    """Prompts at the edges of blocks, a group, and settings of every kind."""
+    generator = torch.Generator().manual_seed(1)
+    found: list[Request] = []
+    for i, (length, samples) in enumerate(((1, 1), (33, 2), (32, 1), (65, 1))):
+        prompt = tuple(torch.randint(0, VOCAB, (length,), generator=generator).tolist())
+        params = SampleParams(
+            max_tokens=2 + i % 2, temperature=(0.0, 0.9, 1.0)[i % 3], top_k=5 if i == 2 else 0, top_logprobs=2,
+            repetition_penalty=1.3 if i == 1 else 1.0, bias={5: 2.0} if i == 3 else {}, stop_ids=frozenset({3}), seed=i,
+        )  # fmt: skip
+        found += [Request(id=10 * i + j, prompt=prompt, params=params, adapter=adapter) for j in range(samples)]
+    return found
+
+
+def write(runner: Runner, asked: list[Request], budget: int) -> dict[int, News]:
+    engine = Engine(runner, vocab_size=VOCAB, prefill_tokens=budget)
+    engine.submit(asked)
+    news: dict[int, News] = {}
+    while engine.busy:
+        news |= {item.id: item for item in engine.step()}
+    assert engine.counts.free_blocks == runner.num_blocks
+    return news
+
+
+def compare(ours: dict[int, News], plain: dict[int, News]) -> dict[str, Any]:
+    pairs = [(ours[i], plain[i]) for i in plain]
+    numbers = [
+        (a, b)
+        for x, y in pairs
+        for name in ("logp", "raw")
+        for a, b in zip(getattr(x, name), getattr(y, name), strict=True)
+    ]
+    tops = [(a, b) for x, y in pairs for p, q in zip(x.top, y.top, strict=True) for a, b in zip(p, q, strict=True)]
+    return {
+        "tokens": all(x.tokens == y.tokens and x.stop == y.stop for x, y in pairs),
+        "apart": max([abs(a - b) for a, b in numbers] + [abs(a[1] - b[1]) for a, b in tops]),
+        "tops": all(a[0] == b[0] for a, b in tops),
+        "written": sum(len(x.tokens) for x, _ in pairs),
+    }
+
+
+def case(name: str, *, rows: int, blocks: int, budget: int, warps: int = 1) -> dict[str, Any]:
+    decoder = model(name)
+    attend.WARPS = warps
+    runner = CudaRunner(decoder, max_rows=rows, capacity=80, num_blocks=blocks)
+    return compare(
+        write(runner, requests(), budget), write(PlainRunner(decoder, max_rows=8, capacity=80), requests(), 400)
+    )
+
+
+def adapters() -> dict[str, Any]:
+    """Every linear layer has an adapter; the base model and the adapter take turns on one runner."""
+    decoder = model("llama")
+    add_lora(decoder, name="one", rank=4, alpha=8.0, targets=("all-linear",))
+    with torch.no_grad():
+        for p in lora_parameters(decoder):
+            p.normal_(std=0.3)
+    switch = partial(use_adapter, decoder)
+    runners: list[Runner] = [
+        CudaRunner(decoder, max_rows=8, capacity=80, num_blocks=24, switch=switch),
+        PlainRunner(decoder, max_rows=8, capacity=80, switch=switch),
+    ]
+    with torch.no_grad(), switch(None):
+        asked = requests("one")[:3] + [replace(r, id=100 + r.id, adapter=None) for r in requests()[:2]]
+        return compare(*(write(runner, asked, 400) for runner in runners))
+
+
+def invariant() -> dict[str, Any]:
+    """The same bits with other rows, blocks and budgets."""
+    decoder = model("every option").to(torch.bfloat16)
+    runs = [
+        write(CudaRunner(decoder, max_rows=r, capacity=80, num_blocks=b, invariant=True), asked, budget)
+        for r, b, budget, asked in ((8, 24, 400, requests()[1:]), (2, 6, 50, requests()[:0:-1]))
+    ]
+    return {"same": all(runs[0][i] == runs[1][i] for i in runs[0])}
+
+
+def main(path: str) -> None:
+    found = {name: case(name, rows=8, blocks=24, budget=400) for name in MODELS}
+    found["few rows, cut prompts, four warps"] = case("llama", rows=3, blocks=9, budget=50, warps=4)
+    attend.WARPS = 1
+    found |= {"adapters": adapters(), "invariant": invariant()}
+    with open(path, "w") as file:
+        json.dump(found, file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,172 @@
+"""The runner on Triton kernels writes what the plain runner writes: interpreted on a CPU, compiled on a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
+from hone.model.kernels.tiles import INVARIANT, ROWS, tile
+from hone.model.plain import PlainRunner
+from hone.model.runners import make_runner, uncovered
+from hone.rollout.engine import Engine
+from hone.rollout.local import LocalSampler
+from hone.rollout.protocol import SampleParams
+from hone.rollout.request import News, Request
+from hone.rollout.runner import Runner
+
+pytest.importorskip("triton", reason="Triton is not installed")
+CASES = ("llama", "every option", "few rows, cut prompts, four warps", "adapters")
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All cases in one process of their own."""
+    path = tmp_path_factory.mktemp("kernels") / "found.json"
+    program = Path(__file__).with_name("kernel_cases.py")
+    subprocess.run([sys.executable, str(program), str(path)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_write_what_the_plain_runner_writes(interpreted: dict[str, Any], name: str):
+    found = interpreted[name]
+    assert found["tokens"]
+    assert found["tops"]
+    assert found["written"] >= 8
+    assert found["apart"] < 2e-5
+
+
+def test_in_the_invariant_mode_other_batches_give_the_same_bits(interpreted: dict[str, Any]):
+    assert interpreted["invariant"]["same"]
+
+
+def test_tiles_fit_the_buffers_and_the_invariant_one_is_the_same_for_all():
+    for rows in (1, 16, 17, 64, 128, 129, 256, 512, 1_024, 8_192):
+        for cols, depth in ((576, 576), (3_072, 576), (49_152, 576), (896, 4_864)):
+            for double in (False, True):
+                assert ROWS % tile(rows, cols, depth, invariant=False, double=double).rows == 0
+                assert tile(rows, cols, depth, invariant=True, double=double) == INVARIANT
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, ""),
+        ({"dtype": torch.float32}, "float32"),
+        ({"head_dim": 24}, "heads of 24"),
+        ({"o_bias": True}, "bias"),
+    ],
+)
+def test_what_the_kernels_do_not_cover_runs_in_plain_torch(changes: dict[str, Any], why: str):
+    dtype = changes.pop("dtype", torch.bfloat16)
+    config = DecoderConfig(**{"vocab_size": 50, "hidden_size": 32, "head_dim": 16, "num_attention_heads": 2} | {
+        "num_key_value_heads": 2, **changes
+    })  # fmt: skip
+    decoder = Decoder(config).to(dtype)
+    assert why in uncovered(decoder)
+    assert bool(why) == bool(uncovered(decoder))
+    assert isinstance(make_runner(decoder, max_rows=2, capacity=64), PlainRunner)  # there is no GPU under it
+
+
+# On a GPU.
+
+BIG = DecoderConfig(
+    vocab_size=997, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=6,
+    num_key_value_heads=2, head_dim=64, max_position_embeddings=512, initializer_range=0.1, qkv_bias=True,
+)  # fmt: skip
+
+
+def on_gpu(**changes: Any) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(BIG).to("cuda", torch.bfloat16)
+
+
+def mixed() -> list[Request]:
+    """Many lengths, groups and settings."""
+    generator = torch.Generator().manual_seed(1)
+    found: list[Request] = []
+    for i in range(120):
+        length = (1, 2, 31, 32, 33, 63, 64, 65)[i] if i < 8 else int(torch.randint(1, 200, (1,), generator=generator))
+        prompt = tuple(torch.randint(0, 997, (length,), generator=generator).tolist())
+        params = SampleParams(
+            max_tokens=10 + i % 30, temperature=0.0 if i % 2 else 0.9, top_k=5 if i % 7 == 4 else 0, seed=i,
+            top_p=0.9 if i % 11 == 4 else 1.0, repetition_penalty=1.2 if i % 13 == 3 else 1.0, stop_ids=frozenset({3}),
+        )  # fmt: skip
+        found += [Request(id=10 * i + j, prompt=prompt, params=params) for j in range(4 if i % 5 == 0 else 1)]
+    return found
+
+
+def write(runner: Runner, asked: list[Request], budget: int) -> dict[int, News]:
+    engine = Engine(runner, vocab_size=997, prefill_tokens=budget)
+    engine.submit(asked)
+    news: dict[int, News] = {}
+    while engine.busy:
+        news |= {item.id: item for item in engine.step()}
+    assert engine.counts.free_blocks == runner.num_blocks
+    return news
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("invariant", [False, True])
+def test_the_same_run_twice_is_bit_identical_and_the_invariant_one_under_any_schedule(invariant: bool):
+    decoder = on_gpu()
+
+    def run(rows: int, memory: int, budget: int, asked: list[Request]) -> dict[int, News]:
+        runner = make_runner(decoder, max_rows=rows, capacity=256, invariant=invariant, memory=memory)
+        return write(runner, asked, budget)
+
+    first = run(64, 1 << 30, 1_000, mixed())
+    assert first == run(64, 1 << 30, 1_000, mixed())
+    other = run(17, 1 << 23, 333, mixed()[::-1])
+    if invariant:
+        assert first == other
+    else:
+        changed = sum(first[i].tokens != other[i].tokens for i in first)
+        assert changed <= len(first) // 10
+
+
+@pytest.mark.gpu
+def test_log_probs_on_a_gpu_are_as_near_to_the_truth_as_those_of_plain_torch():
+    decoder = on_gpu()
+    asked = [r for r in mixed() if not r.params.temperature]
+    exact = Decoder(BIG).double()
+    exact.load_state_dict({name: x.double().cpu() for name, x in decoder.state_dict().items()})
+
+    def error(news: dict[int, News]) -> float:
+        wrong: list[float] = []
+        for request in asked:
+            tokens = torch.tensor([[*request.prompt, *news[request.id].tokens]])
+            with torch.no_grad():
+                logp = exact.logits(exact(tokens)).log_softmax(-1)[0, len(request.prompt) - 1 : -1]
+            there = logp.gather(-1, tokens[0, len(request.prompt) :, None]).squeeze(-1)
+            wrong += (there - torch.tensor(news[request.id].raw)).abs().tolist()
+        return sum(wrong) / len(wrong)
+
+    kernels = error(write(make_runner(decoder, max_rows=64, capacity=256), asked, 1_000))
+    plain = error(write(PlainRunner(decoder, max_rows=64, capacity=256), asked, 1_000))
+    assert kernels < 1.2 * plain
+
+
+@pytest.mark.gpu
+def test_weights_that_move_or_change_are_seen_by_captured_graphs():
+    decoder = on_gpu()
+    sampler, params = LocalSampler(decoder), SampleParams(max_tokens=8, temperature=0.0, stop_ids=frozenset())
+
+    def raw() -> list[float]:
+        return list(sampler.sample([[1, 2, 3]], n=1, params=params)[0][0].raw_logp)
+
+    first = raw()
+    with torch.no_grad():
+        decoder.model.norm.weight.mul_(0.5)  # in place, as an optimiser does
+    second = raw()
+    assert second != first
+    for p in decoder.parameters():
+        p.data = p.data.clone()
+    assert raw() == second
