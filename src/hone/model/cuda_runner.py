@@ -25,7 +25,8 @@ from hone.rollout.knobs import Uses
 from hone.rollout.runner import Part, Ticket, Written
 
 LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of the captured graphs
-PROMPTS = (128, 512, 2_048, 4_096, 8_192, 16_384)  # prompt tokens of the captured graphs
+# prompt tokens of the captured graphs: a launch costs what its size costs, however few of them are real
+PROMPTS = (128, 256, 512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384)
 LINES = 256  # the most prompts in one pass
 
 Switch = Callable[[str | None], AbstractContextManager[None]]

@@ -84,9 +84,10 @@ def linear(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     _begin(WEIGHT, N, K, BN, PDL)
-    out = _product(A, W, rows, cols, N, K, stride_a, TMA, EVEN, BM, BN, BK)
-    if P > 0:
-        out *= _factor(SQUARES, rows, parts, K, eps, P)
+    factor = tl.full([BM, 1], 1.0, tl.float32)
+    if P > 0:  # before the product, which then hides the wait for it
+        factor = _factor(SQUARES, rows, parts, K, eps, P)
+    out = _product(A, W, rows, cols, N, K, stride_a, TMA, EVEN, BM, BN, BK) * factor
     if HAS_BIAS:
         out += tl.load(BIAS + cols, mask=cols < N, other=0.0).to(tl.float32)[None]
     at = Y + rows[:, None].to(tl.int64) * stride_y + cols[None]
@@ -103,14 +104,17 @@ def residual(
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     cols = tl.program_id(1) * BN + tl.arange(0, BN)
     _begin(WEIGHT, N, K, BN, PDL)
-    out = _product(A, W, rows, cols, N, K, stride_a, TMA, EVEN, BM, BN, BK)
     inside = (cols < N)[None]
     at = rows[:, None].to(tl.int64) * stride_x + cols[None]
-    x = (tl.load(X + at, mask=inside, other=0.0).to(tl.float32) + scale * out).to(X.dtype.element_ty)
+    before = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.zeros([1, BN], tl.float32)
+    if P > 0:  # before the product, which then hides the wait for it
+        gain = tl.load(GAIN + cols, mask=cols < N, other=0.0).to(tl.float32)[None]
+    out = _product(A, W, rows, cols, N, K, stride_a, TMA, EVEN, BM, BN, BK)
+    x = (before + scale * out).to(X.dtype.element_ty)
     tl.store(X + at, x, mask=inside)
     if P > 0:
         wide = tl.where(inside, x.to(tl.float32), 0.0)
-        gain = tl.load(GAIN + cols, mask=cols < N, other=0.0).to(tl.float32)[None]
         tl.store(SCALED + at, (wide * gain).to(X.dtype.element_ty), mask=inside)
         tl.store(SQUARES + rows * P + tl.program_id(1), tl.sum(wide * wide, 1))
 
@@ -146,6 +150,7 @@ def gated(
             WEIGHT + (N + tl.program_id(1) * BN).to(tl.int64) * K, tl.minimum(BN, N - tl.program_id(1) * BN) * K * 2
         )
     _begin(WEIGHT, N, K, BN, PDL)
+    factor = _factor(SQUARES, rows, parts, K, eps, P)
     gate = tl.zeros([BM, BN], tl.float32)
     up = tl.zeros([BM, BN], tl.float32)
     if TMA:
@@ -165,7 +170,6 @@ def gated(
             u = tl.load(up_at + k) if EVEN else tl.load(up_at + k, mask=keep, other=0.0)
             gate = tl.dot(a, tl.trans(g), gate)
             up = tl.dot(a, tl.trans(u), up)
-    factor = _factor(SQUARES, rows, parts, K, eps, P)
     gate, up = gate * factor, up * factor
     out = gate / (1 + tl.exp(-gate)) * up
     tl.store(Y + rows[:, None] * N + cols[None], out.to(Y.dtype.element_ty), mask=(cols < N)[None])
