@@ -1,8 +1,8 @@
-"""Faults on the way from data to batch, in the sampler, the reward and the checkpoint."""
+"""Faults on the way from data to batch, in the reward and the checkpoint."""
 
 from benchmarks.catalogue.fault import fault
 
-COLLATE, CHAT, FORWARD, LOCAL = "data/collate.py", "data/chat.py", "model/forward.py", "rollout/local.py"
+COLLATE, CHAT, FORWARD = "data/collate.py", "data/chat.py", "model/forward.py"
 
 DATA = (
     fault(
@@ -101,117 +101,6 @@ MODEL = (
         "the merged adapter is not scaled", "pain 25", "model", "model",
         old="        return self.scale * (self.lora_B @ self.lora_A)", new="        return self.lora_B @ self.lora_A",
         tests="model/test_lora.py",
-    ),
-)  # fmt: skip
-
-SAMPLER = (
-    fault(
-        "all samples of a group have the same random numbers", "pain 14", "sampler", LOCAL,
-        old="        u = uniforms(params.seed, requests, max(limits))",
-        new="        u = uniforms(params.seed, [0 * request for request in requests], max(limits))",
-        tests="rollout/test_local.py",
-    ),
-    fault(
-        "every step draws the same random numbers", "pain 14", "sampler", "rollout/roller.py",
-        old="        self.requests += len(", new="        self.requests += 0 * len(",
-        tests="rollout/test_roller.py",
-    ),
-    fault(
-        "the rollout never gets the weights", "pain 11", "sampler", LOCAL,
-        old="            raise HoneError(f\"max_rows is {max_rows}: set it to 1 or more\")\n",
-        new=(
-            "            raise HoneError(f\"max_rows is {max_rows}: set it to 1 or more\")\n"
-            "        from copy import deepcopy\n\n"
-            "        decoder = deepcopy(decoder)\n"
-        ),
-        tests="rollout/test_local.py",
-    ),
-    fault(
-        "the adapter is off in the sampler", "pain 11", "sampler", LOCAL,
-        old="            module.training = False\n        yield\n",
-        new=(
-            "            module.training = False\n"
-            "            if hasattr(module, 'enabled'):\n"
-            "                module.enabled = False\n"
-            "        yield\n"
-            "        for module, _ in modes:\n"
-            "            if hasattr(module, 'enabled'):\n"
-            "                module.enabled = True\n"
-        ),
-        tests="rollout/test_adapted_weights.py",
-    ),
-    fault(
-        "left padding counts in positions", "pain 15", "sampler", LOCAL,
-        old="torch.arange(first, last, device=pad.device) - pad[:, None])",
-        new="torch.arange(first, last, device=pad.device) - 0 * pad[:, None])",
-        tests="rollout/test_local.py",
-    ),
-    fault(
-        "left padding is looked at", "pain 15", "sampler", LOCAL,
-        old="((k <= q) & (k >= pad[:, None, None]) | (k == q))",
-        new="((k <= q) & (k >= 0 * pad[:, None, None]) | (k == q))",
-        tests="rollout/test_local.py",
-    ),
-    fault(
-        "the cache is off by one", "pain 15", "sampler", "model/decoder.py",
-        old="        past = cache.length if cache is not None else 0",
-        new="        past = max(cache.length - 1, 0) if cache is not None else 0",
-        tests="model/test_decoder.py rollout/test_local.py",
-    ),
-    fault(
-        "the sampler records log-probs at temperature 1", "pain 9", "sampler", "rollout/draw.py",
-        old="    return token.squeeze(-1), logp.squeeze(-1), raw.squeeze(-1)\n",
-        new="    return token.squeeze(-1), raw.squeeze(-1), raw.squeeze(-1)\n",
-        tests="rollout/test_draw.py",
-    ),
-    fault(
-        "log-probs before top-k and top-p", "pain 9", "sampler", "rollout/draw.py",
-        old="(z.gather(-1, token) - running[:, -1:].log())",
-        new="(z.gather(-1, token) - _running(z.exp())[:, -1:].log())",
-        tests="rollout/test_draw.py",
-    ),
-    fault(
-        "top-p is allowed in training", "pain 9", "recipe", "build.py",
-        old="    if sample.top_k or sample.top_p < 1 or sample.min_p:", new="    if sample.top_k or sample.min_p:",
-        tests="run/test_bad_input.py",
-    ),
-    fault(
-        "only one of several stop tokens stops", "pain 4", "sampler", LOCAL,
-        old="        stops[sorted(params.stop_ids)] = True", new="        stops[sorted(params.stop_ids)[:1]] = True",
-        tests="rollout/test_local.py",
-    ),
-    fault(
-        "a finished completion is called truncated", "pain 4", "sampler", LOCAL,
-        old="Stop.TOKEN if token[length - 1] in params.stop_ids else Stop.LENGTH",
-        new="Stop.TOKEN if length < limit else Stop.LENGTH",
-        tests="rollout/test_local.py",
-    ),
-    fault(
-        "prompts are paired with another prompt's answers", "pain 13", "sampler", LOCAL,
-        old="for i in range(len(prompts))]",
-        new="for i in reversed(range(len(prompts)))]",
-        tests="rollout/test_local.py",
-    ),
-    fault(
-        "a task is paired with the next task's completion", "pain 13", "sampler", "rollout/roller.py",
-        old="for g, task in zip(groups, tasks, strict=True)]",
-        new="for g, task in zip(groups, [*tasks[1:], *tasks[:1]], strict=True)]",
-        tests="rollout/test_roller.py",
-    ),
-    fault(
-        "the completion is tokenised again", "pain 17", "sampler", "rollout/roller.py",
-        old="        return replace(rollout, task=task, text=self.tokenizer.decode(written))",
-        new=(
-            "        text = self.tokenizer.decode(written)\n"
-            "        again = self.tokenizer.encode(text)\n"
-            "        start = next((i for i, m in enumerate(rollout.mask) if m), len(rollout.mask))\n"
-            "        tokens = [*rollout.tokens[:start], *again, *rollout.tokens[start + len(written) :]]\n"
-            "        pad = len(tokens) - len(rollout.tokens)\n"
-            "        mask = [*rollout.mask[:start], *[True] * (len(tokens) - start)]\n"
-            "        logp = [*rollout.gen_logp, *[0.0] * max(pad, 0)][: len(tokens)]\n"
-            "        return replace(rollout, task=task, text=text, tokens=tokens, mask=mask, gen_logp=logp)"
-        ),
-        tests="rollout/test_roller.py",
     ),
 )  # fmt: skip
 

@@ -110,6 +110,26 @@ def theirs(decoder: Decoder, rows: int, *, repeats: int = 1) -> float:
     return rows * NEW / timed(lambda: model.generate(asked, max_new_tokens=NEW, **how), repeats)
 
 
+def batching(decoder: Decoder, rows: int) -> float:
+    """Tokens a second of transformers' continuous batching, its graphs captured before."""
+    from transformers import GenerationConfig
+
+    model, asked = twin(decoder), prompts(rows, vocab=decoder.config.vocab_size)
+    how = GenerationConfig(max_new_tokens=NEW, do_sample=True, top_k=0, pad_token_id=0, eos_token_id=-1)
+    model.generate_batch(asked[:8], generation_config=how, persistent_manager=True)
+    return rows * NEW / timed(lambda: model.generate_batch(asked, generation_config=how, persistent_manager=True), 1)
+
+
+def second_baseline(decoder: Decoder, ours: float) -> list[Row]:
+    """Against transformers' continuous batching; that it failed is said, and costs no other row."""
+    try:
+        peer = batching(decoder, 256)
+    except Exception as error:
+        say(f"transformers' continuous batching failed: {type(error).__name__}: {error}")
+        return []
+    return [note("H200 135M 256 x 256 against transformers' continuous batching", ours, unit="tokens/s", peer=peer)]
+
+
 def fixed(shape: str, rows: int, goal: float, *, times: float, share: float, rate: float, repeats: int) -> list[Row]:
     """A figure with a goal: so many rows of 256 new tokens after prompts of 64."""
     decoder = make(shape)
@@ -241,5 +261,5 @@ def measure(quick: bool) -> Sequence[Row]:
     rows += fixed("135M", 1_024, 500e3, times=0, share=0.55, rate=rate, repeats=repeats)
     rows += fixed("0.5B", 256, 250e3, times=0, share=0, rate=rate, repeats=repeats)
     if not quick:
-        rows += know(decoder, repeats)
+        rows += know(decoder, repeats) + second_baseline(decoder, same)
     return rows
