@@ -84,7 +84,8 @@ SAMPLER = (
     ),
     fault(
         "weights that were replaced are still read from the old memory", "pain 11", "sampler", "model/plain_layers.py",
-        old="        self.weights.find()\n", new="        if not self.weights.blocks:\n            self.weights.find()\n",
+        old="        self.weights.find()\n",
+        new="        if not self.weights.blocks:\n            self.weights.find()\n",
         tests="model/test_plain_runner.py",
     ),
     fault(

@@ -74,6 +74,8 @@ SETTINGS = [
     {"top_p": 0.7},
     {"min_p": 0.3},
     {"temperature": 1.5, "top_k": 4, "top_p": 0.9, "min_p": 0.2},
+    {"top_k": 2},  # two tie for the second place
+    {"top_p": 0.41},  # and for the last of the nucleus
 ]
 
 
