@@ -459,6 +459,10 @@ def test_with_little_memory_fewer_rows_run_at_a_time():
     runner = few._runner
     few.sample(ragged(), n=4, params=params())
     assert few._runner is runner  # it asked for 24, and does not ask again
+    invariant = LocalSampler(model, invariant=True, kv_memory=4 * 49 * column)
+    invariant.sample(ragged(), n=4, params=params())
+    assert isinstance(invariant._runner, PlainRunner)
+    assert invariant._runner.layers.slab.nbytes == 3 * 64 * column  # its columns come in blocks
     with pytest.raises(HoneError, match="keys and values of one sequence of 48 tokens take"):
         LocalSampler(model, kv_memory=48 * column).sample([[1]], n=1, params=params(47))
 

@@ -12,6 +12,7 @@ from torch import nn
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.plain import PlainRunner
+from hone.model.plain_invariant import BLOCK as INVARIANT_BLOCK
 from hone.rollout.runner import Runner
 
 SHARE = 0.5  # of the free memory, where no bound was given: activations and others need some too
@@ -35,7 +36,8 @@ def make_runner(
     room = int(SHARE * free_memory(decoder.device)) if memory is None else memory
     if decoder.device.type == "cuda" and capacity > BLOCK and HAS_TRITON and not uncovered(decoder):
         return _on_kernels(decoder, max_rows, capacity, room, switch=switch, invariant=invariant)
-    needed = column_bytes(decoder) * (capacity + 1)
+    columns = capacity + 1  # as PlainRunner allocates them
+    needed = column_bytes(decoder) * (-(-columns // INVARIANT_BLOCK) * INVARIANT_BLOCK if invariant else columns)
     rows = min(max_rows, room // needed)
     if rows < 1:
         raise _too_little(capacity, needed, room)
