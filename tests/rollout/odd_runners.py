@@ -31,9 +31,9 @@ class Watched:
     lag: how many launches the engine must keep in flight.
     """
 
-    def __init__(self, inner: Any, lag: int = 0) -> None:
+    def __init__(self, inner: Any, lag: int = 0, launches: int = 0) -> None:
         self.inner, self.lag, self.held_back = inner, lag, inner.held_back
-        self.prefill_tokens = inner.prefill_tokens
+        self.prefill_tokens, self.prefill_launches = inner.prefill_tokens, launches or inner.prefill_launches
         self.max_rows, self.num_blocks = inner.max_rows, inner.num_blocks
         self.block_size, self.capacity = inner.block_size, inner.capacity
         self.seats: dict[int, tuple[Seat, int]] = {}  # rows that write, with the length of their prompt
@@ -113,7 +113,7 @@ class _Done:
 class Paged:
     """Blocks of 32 columns and the decoder's own forward pass, a row at a time: slow, and nothing to go wrong in it."""
 
-    lag, prefill_tokens = 0, 4096
+    lag, prefill_tokens, prefill_launches = 0, 4096, 1
 
     def __init__(self, decoder: Decoder, *, max_rows: int, num_blocks: int, capacity: int, held_back: int = 0) -> None:
         self.decoder, self.max_rows, self.num_blocks, self.capacity = decoder, max_rows, num_blocks, capacity

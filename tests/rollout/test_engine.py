@@ -133,7 +133,7 @@ def test_a_completion_is_that_of_the_request_alone(model, alone, rows: int, budg
 @pytest.mark.parametrize("held_back", [0, 1])
 def test_in_pages_too(model, alone, blocks: int, rows: int, lag: int, held_back: int):
     paged = Paged(model, max_rows=rows, num_blocks=blocks, capacity=CONTEXT, held_back=held_back)
-    engine = engine_of(Watched(paged, lag), prefill_tokens=60)
+    engine = engine_of(Watched(paged, lag, launches=1 + 2 * held_back), prefill_tokens=60)
     fit = [r for r in mixed() if engine.schedule.blocks_for(r) <= blocks]
     assert len(fit) > 30
     same(ask(engine, fit), {r.id: alone[r.id] for r in fit})

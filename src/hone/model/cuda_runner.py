@@ -38,7 +38,8 @@ class CudaRunner:
     On a CPU it runs in Triton's interpreter, launch by launch, which is how it is tested without a GPU.
     """
 
-    block_size, held_back, prefill_tokens = BLOCK, 1, PROMPTS[-1]
+    block_size, held_back = BLOCK, 1
+    prefill_tokens, prefill_launches = 4_096, 4
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ class PlainRunner:
     bit, nor on how its prompt was read. int8: sample from a copy of the weights in 8 bits.
     """
 
-    prefill_tokens = PREFILL_TOKENS
+    prefill_tokens, prefill_launches = PREFILL_TOKENS, 1
     lag = held_back = 0
 
     def __init__(

@@ -13,7 +13,7 @@ from hone.rollout.record import Record
 from hone.rollout.refuse import DIVERGED, check_prompt, check_text
 from hone.rollout.request import News, Request
 from hone.rollout.runner import Runner, Ticket, Written
-from hone.rollout.schedule import Place, Scheduler
+from hone.rollout.schedule import Place, Prefill, Scheduler
 from hone.rollout.stops import Decode, StopFinder
 from hone.types import Stop
 
@@ -145,10 +145,15 @@ class Engine:
             self.known.add(adapter)
 
     def _prefill(self, news: list[News]) -> None:
+        """Several launches: while the first is computed, the places of the next are found."""
         self.schedule.turn()
-        launch = self.schedule.prefill()
-        if not launch.parts:
-            return
+        for _ in range(self.runner.prefill_launches):
+            launch = self.schedule.prefill()
+            if not launch.parts:
+                return
+            self._read_prompts(launch, news)
+
+    def _read_prompts(self, launch: Prefill, news: list[News]) -> None:
         if self.using != self.schedule.queues.adapter:
             self.using = self.schedule.queues.adapter
             self.runner.use(self.using)

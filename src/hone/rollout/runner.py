@@ -70,7 +70,8 @@ class Runner(Protocol):
     num_blocks: int
     block_size: int
     capacity: int  # the most columns of one sequence: no more than the model's context
-    prefill_tokens: int  # prompt tokens that one launch reads well; between two, rows that write go on
+    prefill_tokens: int  # prompt tokens that one launch reads well
+    prefill_launches: int  # such launches one after the other, before rows that write go on
     held_back: int  # 1: a prompt's last token is read by the first decode, which then writes the first token; else 0
     lag: int  # launches the engine keeps in flight before it reads the oldest; 0: read at once
 

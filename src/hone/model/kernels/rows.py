@@ -47,28 +47,30 @@ class RowState:
         pairs = [(part, seat) for part in parts for seat in part.seats]
         if not pairs:
             return
-        rows = np.array([seat.row for _, seat in pairs])
+        seats = [seat for _, seat in pairs]
+        rows, params = np.array([seat.row for seat in seats]), [seat.params for seat in seats]
         numbers = np.zeros((len(self.numbers), len(pairs)), dtype=np.int32)
-        real = numbers[len(WHOLE) :].view(np.float32)
-        stops = np.full((len(pairs), STOPS), -1, dtype=np.int32)
-        table = np.zeros((len(pairs), self.table.shape[1]), dtype=np.int32)
-        streams = np.zeros((2, len(pairs)), dtype=np.int64)
-        for i, (part, seat) in enumerate(pairs):
-            p = seat.params
-            numbers[: len(WHOLE), i] = (part.prompt[-1], len(part.prompt) - 1, 0, seat.limit, 1, _top_k(p), 0)
-            real[:, i] = (_bounded(p.temperature), p.top_p, p.min_p, _bounded(p.repetition_penalty))
-            stops[i, : len(p.stop_ids)] = _stops(p)
-            table[i, : len(seat.blocks)] = seat.blocks
-            streams[:, i] = (signed(p.seed), signed(seat.request))
-        self.uses[rows] = [Uses.of(seat.params) for _, seat in pairs]
-        self.tops[rows] = [seat.params.top_logprobs for _, seat in pairs]
+        whole = [(p.prompt[-1], len(p.prompt) - 1, 0, s.limit, 1, _top_k(s.params), 0) for p, s in pairs]
+        numbers[: len(WHOLE)] = np.array(whole, dtype=np.int64).T
+        real = [(_bounded(p.temperature), p.top_p, p.min_p, _bounded(p.repetition_penalty)) for p in params]
+        numbers[len(WHOLE) :].view(np.float32)[:] = np.array(real).T
+        streams = np.array([(signed(s.params.seed), signed(s.request)) for s in seats], dtype=np.int64).T
+        width = self.table.shape[1]
+        table = np.array([s.blocks + (0,) * (width - len(s.blocks)) for s in seats], dtype=np.int32)
+        self.uses[rows] = [Uses.of(p) for p in params]
+        self.tops[rows] = [p.top_logprobs for p in params]
         where = self.sent(rows)
         self.numbers.index_copy_(1, where, self.sent(numbers))
-        self.streams.index_copy_(1, where, self.sent(streams))
-        self.stops.index_copy_(0, where, self.sent(stops))
+        self.streams.index_copy_(1, where, self.sent(np.ascontiguousarray(streams)))
+        self.stops.index_copy_(0, where, self.sent(np.array([_stops(p) for p in params], dtype=np.int32)))
         self.table.index_copy_(0, where, self.sent(table))
-        for part, seat in pairs:
-            self._dense(part.prompt, seat)
+        if (
+            self.draw.bias is not None
+            or self.draw.seen is not None
+            or (self.uses[rows] & (Uses.BIAS | Uses.PENALTY)).any()
+        ):
+            for part, seat in pairs:
+                self._dense(part.prompt, seat)
 
     def _dense(self, prompt: Sequence[int], seat: Seat) -> None:
         """Tables over the vocabulary, made when the first row needs one."""
@@ -123,4 +125,4 @@ def _top_k(params: SampleParams) -> int:
 def _stops(params: SampleParams) -> list[int]:
     if len(params.stop_ids) > STOPS:
         raise HoneError(f"{len(params.stop_ids)} stop tokens are more than a GPU looks for: give at most {STOPS}")
-    return sorted(params.stop_ids)
+    return sorted(params.stop_ids) + [-1] * (STOPS - len(params.stop_ids))
