@@ -10,6 +10,7 @@ from typing import Any
 import interpreted  # noqa: F401 (before Triton)
 import torch
 
+from hone.model import cuda_runner
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.cuda_runner import CudaRunner
@@ -84,9 +85,9 @@ def compare(ours: dict[int, News], plain: dict[int, News]) -> dict[str, Any]:
     }
 
 
-def case(name: str, *, rows: int, blocks: int, budget: int, warps: int = 1) -> dict[str, Any]:
+def case(name: str, *, rows: int, blocks: int, budget: int, warps: int = 1, halved: int = 1 << 30) -> dict[str, Any]:
     decoder = model(name)
-    attend.WARPS = warps
+    attend.WARPS, cuda_runner.HALVED = warps, halved
     runner = CudaRunner(decoder, max_rows=rows, capacity=80, num_blocks=blocks)
     return compare(
         write(runner, requests(), budget), write(PlainRunner(decoder, max_rows=8, capacity=80), requests(), 400)
@@ -123,7 +124,8 @@ def invariant() -> dict[str, Any]:
 def main(path: str) -> None:
     found = {name: case(name, rows=8, blocks=24, budget=400) for name in MODELS}
     found["few rows, cut prompts, four warps"] = case("llama", rows=3, blocks=9, budget=50, warps=4)
-    attend.WARPS = 1
+    found["two halves"] = case("llama", rows=8, blocks=24, budget=400, halved=2)
+    attend.WARPS, cuda_runner.HALVED = 1, 1 << 30
     found |= {"adapters": adapters(), "invariant": invariant()}
     with open(path, "w") as file:
         json.dump(found, file)

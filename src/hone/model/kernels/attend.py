@@ -30,8 +30,8 @@ class Memory:
     pool: Tensor  # [blocks, layers, 2, K, BLOCK, E]
     cos: Tensor  # float32 [positions, E / 2]
     sin: Tensor
-    part: Tensor  # float32: what stretches of keys came to, until they are joined
-    count: Tensor  # int32 [rows * K]  stretches that have come, 0 between launches
+    sums: Tensor  # float32 [2, ...]: what stretches of keys came to, until they are joined; for each half of a batch
+    arrived: Tensor  # int32 [2, rows * K]  stretches that have come, 0 between launches
 
     @staticmethod
     def of(config: DecoderConfig, *, blocks: int, rows: int, positions: int, like: Tensor) -> "Memory":
@@ -46,8 +46,8 @@ class Memory:
             pool=torch.zeros(shape, dtype=like.dtype, device=device),
             cos=cos,
             sin=sin,
-            part=torch.zeros(size, device=device),
-            count=torch.zeros(rows * KV, dtype=torch.int32, device=device),
+            sums=torch.zeros(2, size, device=device),
+            arrived=torch.zeros(2, rows * KV, dtype=torch.int32, device=device),
         )
 
 
@@ -58,6 +58,7 @@ class RowPlaces:
     table: Tensor  # int32 [rows, blocks a row]
     position: Tensor  # int32 [rows]
     active: Tensor  # int32 [rows]
+    half: int = 0  # of the batch, where two run side by side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ def attend_rows(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int,
     splits = splits_of(launcher.rows, c.num_key_value_heads, invariant=launcher.invariant)
     attention.decode[(launcher.rows, c.num_key_value_heads, splits)](
         b.qkv, pool, at.table, at.position, at.active, memory.cos, memory.sin, *_gains(w), b.mixed,
-        memory.part, memory.count, c.head_dim**-0.5, c.rms_norm_eps, at.table.shape[1],
+        memory.sums[at.half], memory.arrived[at.half], c.head_dim**-0.5, c.rms_norm_eps, at.table.shape[1],
         GP=padded(G), KEYS=32 if c.head_dim <= 64 else 16, W=WARPS, SPLITS=splits,
         WINDOW=c.windows[layer] if c.windows else 0, PDL=launcher.pdl,
         num_warps=WARPS, num_stages=STAGES, **_shape(launcher, layer, w, norm=True),

@@ -5,6 +5,7 @@ Keys are stored rotated. They are visited from the first to the last in steps th
 length and the launch's settings, so that a row's numbers are the same whatever is beside it.
 """
 
+# pyright: reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait

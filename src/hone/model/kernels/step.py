@@ -44,6 +44,11 @@ class Buffers:
             zeros(2 * M if wide else 0), zeros(M), zeros(rank),
         )  # fmt: skip
 
+    def part(self, number: int, rows: int) -> "Buffers":
+        """Buffers for so many rows that no other part's row tiles reach into."""
+        size = pieces(rows, ROWS) * ROWS
+        return Buffers(*(getattr(self, name)[number * size : (number + 1) * size] for name in Buffers.__slots__))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launcher:
@@ -68,7 +73,7 @@ class Launcher:
 
     def _sides(self, a: Tensor, weight: Tensor, t: Tile) -> tuple[Any, Any, bool]:
         """The two matrices as descriptors where the copy engine can read them, and whether it can."""
-        if not self.tma or any(x.stride(0) * x.element_size() % 16 for x in (a, weight)):
+        if not (self.tma and t.copied) or any(x.stride(0) * x.element_size() % 16 for x in (a, weight)):
             return a, weight, False
         left = TensorDescriptor.from_tensor(a, [t.rows, t.depth])
         return left, TensorDescriptor.from_tensor(weight, [t.cols, t.depth]), True

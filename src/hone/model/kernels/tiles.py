@@ -17,6 +17,7 @@ class Tile:
     depth: int
     warps: int
     stages: int
+    copied: bool = True  # loaded by Hopper's copy engine, which pays from a certain size on
 
 
 INVARIANT = Tile(64, 64, 64, 4, 4)  # for batches that must not change a row's numbers: one size for every batch
@@ -38,13 +39,15 @@ def tile(rows: int, cols: int, depth: int, *, invariant: bool, double: bool = Fa
         return INVARIANT
     if rows <= 32:
         high = 16 if rows <= 16 else 32
-        return Tile(high, 32, 128, 4, 4) if cols < WIDE else Tile(high, 64, 64, 4, 3)
+        return Tile(high, 32, 128, 4, 4, False) if cols < WIDE else Tile(high, 64, 64, 4, 3, False)
     if rows <= 128:
-        narrow = Tile(64, 64, 128, 4, 3) if double and cols > 4_096 else Tile(64, 32, 128, 4, 4)
+        narrow = Tile(64, 64, 128, 4, 3, False) if double and cols > 4_096 else Tile(64, 32, 128, 4, 4, False)
         return narrow if cols < WIDE else Tile(64, 64, 64, 4, 4)
     if double:
         small = Tile(64, 64, 128, 4, 4) if rows <= 256 and cols < 4_096 else Tile(64, 64, 64, 4, 3)
         return small if rows <= 256 or (cols < 4_096 and rows <= 2_048) else Tile(128, 64, 64, 4, 3)
+    if rows <= 256 and cols * depth < 1 << 20:
+        return Tile(64, 32, 64, 4, 3, False) if cols < 768 else Tile(64, 64, 128, 4, 4, False)
     if rows <= 512:
         return Tile(64, 64, 128, 4, 4) if cols < WIDE else Tile(128, 128, 64, 4, 3)
     return Tile(128, 64, 128, 4, 4) if rows <= 2_048 and cols < WIDE else Tile(128, 128, 64, 8, 3)
