@@ -100,9 +100,8 @@ def tries(shape: str, rows: int, context: int) -> None:
     for warps, stages, halved in ((1, 3, 0), (2, 3, 0), (4, 3, 0), (4, 2, 0), (1, 3, 1), (2, 3, 1), (4, 3, 1)):
         attend.WARPS, attend.STAGES, cuda_runner.HALVED = warps, stages, 2 if halved else 1 << 30
         found = step(decoder, rows, context)
-        say(
-            f"{shape} {rows} at {context}, warps {warps} stages {stages} halves {halved}: {found.whole:.0f} ({found.products:.0f})"
-        )
+        how = f"warps {warps} stages {stages} halves {halved}"
+        say(f"{shape} {rows} at {context}, {how}: {found.whole:.0f} ({found.products:.0f})")
     attend.WARPS, attend.STAGES, cuda_runner.HALVED = usual
 
 
