@@ -1,6 +1,7 @@
 """The scheduler alone: what it launches, against a naive account of rows, blocks and prompts read."""
 
 import itertools
+import random
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
@@ -286,6 +287,78 @@ def test_when_the_first_that_waits_is_cancelled_the_next_may_enter():
     assert not launch(s)[0].parts  # 6 of 8 blocks are taken, and 5 are needed next
     s.cancel(1)
     assert spans(launch(s)[0]) == [(0, 10, 1)]
+
+
+class Memory:
+    """What the blocks of a scheduler would hold: of each column the adapter, the weights and the token."""
+
+    def __init__(self, s: Scheduler) -> None:
+        self.s, self.held = s, dict[tuple[int, int], tuple[object, ...]]()
+
+    def at(self, blocks: tuple[int, ...], column: int) -> tuple[int, int]:
+        return blocks[column // self.s.block_size], column % self.s.block_size
+
+    def copy(self, source: tuple[int, ...], target: tuple[int, ...], columns: int) -> None:
+        for c in range(columns):
+            a, b = self.at(source, c), self.at(target, c)
+            self.held[b] = self.held.get(a, ())
+
+    def read(self, prefill: Prefill) -> None:
+        """As a runner does: copies, then the prompts, then each seat has the columns of its prompt."""
+        for source, target, columns in (part.copy for part in prefill.parts if part.copy is not None):
+            self.copy((source,), (target,), columns)
+        for part in prefill.parts:
+            for c in range(part.start, part.end):
+                self.held[self.at(part.blocks, c)] = (self.s.queues.adapter, self.s.age, part.prompt[c])
+            for seat in part.seats:
+                self.copy(part.blocks, seat.blocks, len(part.prompt))
+
+    def check(self) -> None:
+        """Every chunk is where the index says, of its adapter and of the weights there are now."""
+        index = self.s.pool.index
+        above = {root: (adapter, 0) for adapter, root in index.roots.items()}
+        for chunk in sorted(index.chunks.values(), key=lambda chunk: chunk.id):  # a child is younger
+            if chunk.key[0] not in above:
+                continue  # what it follows is gone: nobody finds it
+            adapter, first = above[chunk.key[0]]
+            above[chunk.id] = adapter, first + CHUNK
+            for block in chunk.blocks:
+                start = first if self.s.slab else 0
+                found = [self.held.get((block, start + c), ()) for c in range(CHUNK)]
+                assert found == [(adapter, self.s.age, token) for token in chunk.key[1]]
+
+
+def wander(s: Scheduler, g: random.Random) -> None:
+    """Requests with beginnings in common come, end and are cancelled at any time; now and then weights change."""
+    memory, number = Memory(s), 0
+    for _ in range(60):
+        if g.random() < 0.4:
+            prompt = (*(i // CHUNK % 2 for i in range(g.choice([0, 32, 64, 96]))), *range(g.choice([1, 9, 32])))
+            told, adapter = g.choice([1, 3, 20]), g.choice([None, None, "x"])
+            group = [request(number + i, prompt, told, adapter) for i in range(g.choice([1, 2, 4]))]
+            number += len(group)
+            s.add(group)
+        if s.owner and g.random() < 0.3:
+            s.cancel(g.choice(list(s.owner)))
+        if g.random() < 0.03:
+            s.forget()
+        s.turn()
+        prefill = s.prefill()
+        memory.read(prefill)
+        moves, _ = s.decode()
+        for a, b in moves if s.slab else ():
+            memory.copy((a,), (b,), s.capacity)
+        s.launches += 1
+        memory.check()
+        for place in [p for p in s.by_row if p and p.reading is None and (not s.left[p.row] or g.random() < 0.1)]:
+            s.release(place)
+
+
+@pytest.mark.parametrize("blocks", [0, 12, 40])
+@pytest.mark.parametrize("budget", [7, 40, 1000])
+def test_every_chunk_is_where_the_index_says(blocks: int, budget: int):
+    for seed in range(30):
+        wander(scheduler(1 + seed % 7, blocks=blocks, capacity=160, budget=budget), random.Random(seed))
 
 
 class Account(RuleBasedStateMachine):
