@@ -569,3 +569,13 @@ def test_greedy_is_what_transformers_generates(name: str, tmp_path):
         expected = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0, len(prompt) :]
         assert list(got[i].tokens) == expected.tolist()
     assert len({news.tokens for news in got.values()}) > len(prompts) // 2
+
+
+def test_more_stop_tokens_than_the_runner_looks_for_are_refused(model):
+    runner = watched(model)
+    runner.most_stops = 2
+    engine = engine_of(runner)
+    many = SampleParams(max_tokens=2, stop_ids=frozenset({1, 2, 3}))
+    with pytest.raises(HoneError, match="3 stop tokens are more than a GPU looks for: give at most 2"):
+        engine.submit([Request(id=0, prompt=(1,), params=many)])
+    assert not engine.busy

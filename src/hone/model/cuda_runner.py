@@ -20,6 +20,7 @@ from hone.model.kernels.rows import RowState
 from hone.model.kernels.step import Buffers, Launcher
 from hone.model.kernels.tiles import ROWS, pieces
 from hone.model.kernels.weights import LayerWeights, addresses, rank_of
+from hone.rollout.draw_state import STOPS
 from hone.rollout.draw_triton import launch as draw
 from hone.rollout.knobs import Uses
 from hone.rollout.runner import Part, Ticket, Written
@@ -40,6 +41,7 @@ class CudaRunner:
     """
 
     block_size, held_back = BLOCK, 1
+    most_stops: int | None = STOPS
     prefill_tokens, prefill_launches = 4_096, 4
 
     def __init__(

@@ -41,6 +41,7 @@ class PlainRunner:
 
     prefill_tokens, prefill_launches = PREFILL_TOKENS, 1
     lag = held_back = 0
+    most_stops: int | None = None
 
     def __init__(
         self,

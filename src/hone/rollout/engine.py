@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hone.errors import HoneError
 from hone.rollout.draw import check_params
 from hone.rollout.record import Record
-from hone.rollout.refuse import DIVERGED, check_prompt, check_text
+from hone.rollout.refuse import DIVERGED, check_prompt, check_stops, check_text
 from hone.rollout.request import News, Request
 from hone.rollout.runner import Runner, Ticket, Written
 from hone.rollout.schedule import Place, Prefill, Scheduler
@@ -127,6 +127,7 @@ class Engine:
         settings = {id(request.params): request.params for request in requests}
         for params in settings.values():
             check_params(params, self.vocab_size)
+            check_stops(params, self.runner.most_stops)
             check_text(params, reads_text=self.decode is not None)
         prompts = {id(request.prompt): request for request in requests}
         for request in prompts.values():

@@ -106,15 +106,17 @@ class LocalSampler:
         kept = [tuple(prompt) for prompt in prompts]
         rollouts: dict[int, Rollout] = {}
         with torch.inference_mode(), evaluating(self.decoder):
-            for on, chosen in self._by_adapter(len(kept), adapter):
+            for name, on, chosen in self._by_adapter(len(kept), adapter):
                 owners = {first_request + i * n + j: kept[i] for i in chosen for j in range(n)}
                 with on:
-                    written = list(self._write(owners, params))
+                    written = list(self._write(owners, params, name))
                 rollouts |= {news.id: self._rollout(owners[news.id], news, params) for news in written}
         return [[rollouts[first_request + i * n + j] for j in range(n)] for i in range(len(kept))]
 
-    def _write(self, prompts: Mapping[int, tuple[int, ...]], params: SampleParams) -> Iterator[News]:
-        """A completion of each request, with the weights as they are."""
+    def _write(
+        self, prompts: Mapping[int, tuple[int, ...]], params: SampleParams, adapter: str | None
+    ) -> Iterator[News]:
+        """A completion of each request, with the weights as they are; adapter: the name of the one that is on."""
         if not prompts:
             return
         if getattr(self.decoder, "runner", None) is None:
@@ -123,7 +125,7 @@ class LocalSampler:
         longest = max(len(prompt) + self._limit(prompt, params) for prompt in prompts.values())
         runner, vocab = self._memory(len(prompts), longest), self.decoder.config.vocab_size
         engine = Engine(runner, vocab_size=vocab, decode=self.decode)
-        engine.submit([Request(id=i, prompt=prompt, params=params) for i, prompt in prompts.items()])
+        engine.submit([Request(id=i, prompt=prompt, params=params, adapter=adapter) for i, prompt in prompts.items()])
         while engine.busy:
             yield from engine.step()
 
@@ -162,10 +164,12 @@ class LocalSampler:
             text=news.text if news.stop is Stop.STRING else "",
         )
 
-    def _by_adapter(self, count: int, adapter: Adapters) -> Iterator[tuple[AbstractContextManager[None], list[int]]]:
+    def _by_adapter(
+        self, count: int, adapter: Adapters
+    ) -> Iterator[tuple[str | None, AbstractContextManager[None], list[int]]]:
         """The prompts that share an adapter: no row runs beside one of another."""
         if adapter is None:
-            yield nullcontext(), list(range(count))
+            yield None, nullcontext(), list(range(count))
             return
         if self.switch is None:
             raise HoneError("this sampler was given no adapters: LocalSampler(decoder, switch=...), or leave it out")
@@ -176,7 +180,7 @@ class LocalSampler:
             with self.switch(name):
                 pass  # a name that is not there is said before anything is sampled
         for name in dict.fromkeys(names):
-            yield self.switch(name), [i for i, other in enumerate(names) if other == name]
+            yield name, self.switch(name), [i for i, other in enumerate(names) if other == name]
 
     def _check(self, prompts: Iterable[Sequence[int]], n: int, params: SampleParams, first_request: int) -> None:
         if n < 1 or first_request < 0:

@@ -30,3 +30,9 @@ def check_text(params: SampleParams, *, reads_text: bool) -> None:
     """Stop strings can be looked for."""
     if params.stop and not reads_text:
         raise HoneError("stop strings need the text of tokens: give the sampler decode=tokenizer.decode")
+
+
+def check_stops(params: SampleParams, most: int | None) -> None:
+    """No more stop tokens than the runner looks for, or HoneError."""
+    if most is not None and len(params.stop_ids) > most:
+        raise HoneError(f"{len(params.stop_ids)} stop tokens are more than a GPU looks for: give at most {most}")

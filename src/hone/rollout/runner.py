@@ -72,6 +72,7 @@ class Runner(Protocol):
     capacity: int  # the most columns of one sequence: no more than the model's context
     prefill_tokens: int  # prompt tokens that one launch reads well
     prefill_launches: int  # such launches one after the other, before rows that write go on
+    most_stops: int | None  # stop tokens that a request may have; None: any number
     held_back: int  # 1: a prompt's last token is read by the first decode, which then writes the first token; else 0
     lag: int  # launches the engine keeps in flight before it reads the oldest; 0: read at once
 
