@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seeds faults mutants browser old-trl real-model test test-slow check static clean
+.PHONY: help setup demo demo-seeds faults mutants browser old-trl real-model test test-slow test-gpu sampler check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,12 @@ test: $(VENV)/.dev ## the fast tests
 
 test-slow: $(VENV)/.dev ## the slow tests
 	$(PYTEST) -m "slow and not gpu" --timeout 3600
+
+test-gpu: $(VENV)/.dev ## the tests that need an NVIDIA GPU
+	$(PYTEST) -m gpu --timeout 1800
+
+sampler: $(VENV)/.dev ## the sampler's figures against transformers, as JSON: of the GPU if there is one, else of the CPU
+	$(BIN)/python -m benchmarks.sampler
 
 static: $(VENV)/.dev ## format, lint and types
 	$(BIN)/ruff format --check .
