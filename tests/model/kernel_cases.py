@@ -15,7 +15,7 @@ from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.cuda_runner import CudaRunner
 from hone.model.decoder import Decoder
-from hone.model.kernels import attend
+from hone.model.kernels import attend, tiles
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.plain import PlainRunner
 from hone.rollout.engine import Engine
@@ -124,6 +124,9 @@ def invariant() -> dict[str, Any]:
 def main(path: str) -> None:
     found = {name: case(name, rows=8, blocks=24, budget=400) for name in MODELS}
     found["few rows, cut prompts, four warps"] = case("llama", rows=3, blocks=9, budget=50, warps=4)
+    tiles.JOINED_ROWS = 8
+    found["products in one kernel"] = case("every option", rows=8, blocks=24, budget=400)
+    tiles.JOINED_ROWS = 0
     found["two halves"] = case("llama", rows=8, blocks=24, budget=400, halved=2)
     attend.WARPS, cuda_runner.HALVED = 1, 1 << 30
     found |= {"adapters": adapters(), "invariant": invariant()}

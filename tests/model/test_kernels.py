@@ -22,7 +22,14 @@ from hone.rollout.request import News, Request
 from hone.rollout.runner import Runner
 
 pytest.importorskip("triton", reason="Triton is not installed")
-CASES = ("llama", "every option", "few rows, cut prompts, four warps", "two halves", "adapters")
+CASES = (
+    "llama",
+    "every option",
+    "few rows, cut prompts, four warps",
+    "two halves",
+    "products in one kernel",
+    "adapters",
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder, Layer
+from hone.model.kernels import tiles
 from hone.model.kernels.attend import BLOCK, Memory, PromptPlaces, RowPlaces, attend_prompts, attend_rows
 from hone.model.kernels.attention import copy_blocks
 from hone.model.kernels.prompts import Piece, lay, passes, tiles_for
@@ -74,6 +75,8 @@ class CudaRunner:
             self.prompt_numbers = torch.zeros(3, self.room, dtype=torch.int32, device=device)
             self.prompt_tiles = torch.zeros(tiles_for(self.room, LINES), 4, dtype=torch.int32, device=device)
             self.prompt_table = torch.zeros(LINES, width, dtype=torch.int32, device=device)
+        self.programs = torch.cuda.get_device_properties(device).multi_processor_count if self.on_gpu else 3
+        self.arrived = torch.zeros(2, config.num_hidden_layers, 4, dtype=torch.int32, device=device)
         self.graphs: dict[tuple[str | None, Hashable], torch.cuda.CUDAGraph] = {}
         self.at: dict[str | None, tuple[int, ...]] = {}
         self.weights: dict[str | None, list[LayerWeights]] = {}
@@ -176,12 +179,27 @@ class CudaRunner:
             table=self.rows.table[these], position=state.position[these], active=state.active[these], half=number
         )
         parts = launcher.embed(decoder.model.embed_tokens.weight, state.token[these], weights[0].gain)
-        for i, w in enumerate(weights):
-            parts = launcher.layer(
-                w, parts, self._gain_after(i), lambda w=w, i=i: attend_rows(launcher, self.memory, w, i, at)
-            )
+        if rows <= tiles.JOINED_ROWS and not self.invariant and not any(w.adapters for w in weights):
+            parts = self._joined(launcher, parts, at)
+        else:
+            for i, w in enumerate(weights):
+                parts = launcher.layer(
+                    w, parts, self._gain_after(i), lambda w=w, i=i: attend_rows(launcher, self.memory, w, i, at)
+                )
         logits = self.logits if number == 0 else self.logits[these]
         launcher.head(parts, decoder.model.norm.weight, decoder.lm_head.weight, logits)
+
+    def _joined(self, launcher: Launcher, parts: int, at: RowPlaces) -> int:
+        """The layers as two kernels each: attention, and what is between two attentions."""
+        weights, b = self.weights[self.adapter], launcher.buffers
+        arrived = self.arrived[at.half]
+        arrived.zero_()
+        launcher.linear(b.scaled, parts, weights[0].qkv, weights[0].qkv_bias, b.qkv)
+        for i, w in enumerate(weights):
+            attend_rows(launcher, self.memory, w, i, at)
+            after = weights[i + 1] if i + 1 < len(weights) else None
+            parts = launcher.between(w, after, self._gain_after(i), arrived[i], self.programs)
+        return parts
 
     def _gain_after(self, layer: int) -> Tensor:
         """Of the norm that reads what this layer makes."""

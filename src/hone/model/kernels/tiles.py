@@ -23,6 +23,10 @@ class Tile:
 INVARIANT = Tile(64, 64, 64, 4, 4)  # for batches that must not change a row's numbers: one size for every batch
 
 
+JOINED = Tile(64, 32, 128, 4, 3, False)  # for products that share a kernel
+JOINED_ROWS = 0  # rows up to which they do: 0, never
+
+
 def pieces(whole: int, each: int) -> int:
     """How many of this size cover the whole."""
     return -(-whole // each)
