@@ -17,7 +17,8 @@ from hone.demo.summary import machine
 from hone.model import cuda_runner
 from hone.model.cuda_runner import CudaRunner
 from hone.model.decoder import Decoder
-from hone.model.kernels import attend
+from hone.model.kernels import attend, tiles
+from hone.model.kernels.tiles import Tile
 from hone.rollout.protocol import SampleParams
 from hone.rollout.runner import Part, Seat
 
@@ -96,13 +97,19 @@ def rows_of(shape: str, rows: int, context: int, rate: float) -> list[Row]:
 
 def tries(shape: str, rows: int, context: int) -> None:
     """Other settings, to stderr."""
-    decoder, usual = make(shape), (attend.WARPS, attend.STAGES, cuda_runner.HALVED)
-    for warps, stages, halved in ((1, 3, 0), (2, 3, 0), (4, 3, 0), (4, 2, 0), (1, 3, 1), (2, 3, 1), (4, 3, 1)):
+    decoder = make(shape)
+    usual = attend.WARPS, attend.STAGES, cuda_runner.HALVED, tiles.JOINED_ROWS, tiles.JOINED
+    narrow, square = Tile(64, 32, 128, 4, 3, False), Tile(64, 64, 64, 4, 3, False)
+    for warps, stages, halved, tile in (
+        (1, 3, False, None), (2, 3, False, None), (4, 3, False, None), (4, 2, False, None), (4, 3, True, None),
+        (4, 3, False, narrow), (4, 3, False, square), (1, 3, False, narrow), (4, 3, True, narrow),
+    ):  # fmt: skip
         attend.WARPS, attend.STAGES, cuda_runner.HALVED = warps, stages, 2 if halved else 1 << 30
+        tiles.JOINED_ROWS, tiles.JOINED = (rows, tile) if tile else (0, narrow)
         found = step(decoder, rows, context)
-        how = f"warps {warps} stages {stages} halves {halved}"
+        how = f"warps {warps} stages {stages} halves {halved} joined {tile}"
         say(f"{shape} {rows} at {context}, {how}: {found.whole:.0f} ({found.products:.0f})")
-    attend.WARPS, attend.STAGES, cuda_runner.HALVED = usual
+    attend.WARPS, attend.STAGES, cuda_runner.HALVED, tiles.JOINED_ROWS, tiles.JOINED = usual
 
 
 def main() -> None:
