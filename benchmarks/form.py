@@ -3,6 +3,7 @@
 import argparse
 import json
 import platform
+import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -24,5 +25,9 @@ def main(measure: Callable[[bool], Sequence[Row]], description: str) -> int:
     parser.add_argument("--quick", action="store_true", help="a shorter measurement, within two minutes on 2 cores")
     rows = list(measure(parser.parse_args().quick))
     about = {**machine(), "system": platform.platform(), "date": datetime.now(UTC).date().isoformat()}
+    for missed in (r for r in rows if not r["ok"]):
+        print(
+            f"missed: {missed['name']}: {missed['ours']:.4g} {missed['unit']}, goal {missed['goal']}", file=sys.stderr
+        )
     print(json.dumps({"rows": rows, "machine": about}))
     return 0 if all(r["ok"] for r in rows) else 1

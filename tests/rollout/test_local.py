@@ -562,3 +562,8 @@ def test_models_without_a_runner_are_sampled_in_waves():
             assert got.raw_logp == pytest.approx(rollout.raw_logp, abs=1e-10)
     assert any(r.stop is Stop.STRING for r in expected)
     assert waves._runner is None
+
+
+def test_a_prompt_that_is_text_is_refused():
+    with pytest.raises(HoneError, match="prompt 0 is text: give token ids"):
+        LocalSampler(decoder()).sample(["Hello"], n=1, params=params())  # type: ignore[list-item]

@@ -67,3 +67,8 @@ def test_bounds_themselves_are_allowed():
 )
 def test_altered_names_what_the_learner_does_not_see(settings: dict[str, Any], altered: tuple[str, ...]):
     assert SampleParams(max_tokens=1, stop_ids=frozenset(), **settings).altered == altered
+
+
+def test_one_stop_string_without_a_tuple_is_refused():
+    with pytest.raises(HoneError, match="stop is 'AI', a string: give a tuple of strings"):
+        SampleParams(max_tokens=1, stop_ids=frozenset(), stop="AI")  # type: ignore[arg-type]

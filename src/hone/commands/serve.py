@@ -132,15 +132,18 @@ def _greet(loaded: "Loaded", host: str, port: int, *, token: str) -> None:
         body = f'{{"model": "{loaded.name}", "prompt": "Once", "max_tokens": 32}}'
     else:
         message = '[{"role": "user", "content": "Hello"}]'
-        path, call = "chat/completions", f'chat.completions.create(model="{loaded.name}", messages={message})'
-        body = f'{{"model": "{loaded.name}", "messages": {message}}}'
+        path, call = (
+            "chat/completions",
+            f'chat.completions.create(model="{loaded.name}", messages={message}, max_tokens=200)',
+        )
+        body = f'{{"model": "{loaded.name}", "messages": {message}, "max_tokens": 200}}'
     print(f"serving {loaded.name} at {url}/v1" + (f"  token {token}" if token else "  with your token"))
     text = EXAMPLE.format(
         models=", ".join([loaded.name, *loaded.adapters]),
         rows=loaded.rows,
         context=loaded.context,
         url=url,
-        key=f'"{token}"' if token else 'os.environ["HONE_TOKEN"]',
+        key=f'"{token}"' if token else '"YOUR TOKEN"',
         shell=token or "$HONE_TOKEN",
         call=call,
         path=path,

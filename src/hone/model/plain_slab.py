@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +14,7 @@ class Slab:
 
     def __init__(self, config: DecoderConfig, rows: int, columns: int, *, like: Tensor) -> None:
         K, E = config.num_key_value_heads, config.head_dim
-        self.layers = [like.new_zeros(2, rows, K, columns, E) for _ in range(config.num_hidden_layers)]
+        self.layers = [_zeros((2, rows, K, columns, E), like) for _ in range(config.num_hidden_layers)]
         self._lines = [x.view(-1, E) for x in self.layers]
         heads = torch.arange(rows)[:, None] * K + torch.arange(K)
         self._first = (torch.cat([heads, heads + rows * K], 1) * columns).to(like.device)  # [rows, 2 K]
@@ -53,3 +54,11 @@ class Slab:
     @property
     def nbytes(self) -> int:
         return sum(x.nbytes for x in self.layers)
+
+
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """On a CPU numpy's zeros, whose memory is taken when it is first written: long contexts are seldom filled."""
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    size = like.element_size() * int(np.prod(shape))
+    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(like.dtype).view(shape)

@@ -14,6 +14,8 @@ TOKENIZER = "the tokenizer does not fit the model, use the one it was trained wi
 
 def check_prompt(name: str, prompt: Sequence[int], *, context: int, vocab_size: int) -> None:
     """A prompt that the model can read, with room for a token after it."""
+    if isinstance(prompt, str):
+        raise HoneError(f"{name} is text: give token ids, tokenizer.encode(text)")
     if not len(prompt):
         raise HoneError(f"{name} has 0 tokens, the model's context is {context}: give it at least one token")
     if len(prompt) + 1 > context:
