@@ -6,12 +6,11 @@ python -m benchmarks.decode_step [--quick] [--try]: --try also times other setti
 import argparse
 import json
 import statistics
-import sys
 from dataclasses import dataclass
 
 import torch
 
-from benchmarks.form import Row, row
+from benchmarks.form import Row, row, say
 from benchmarks.sampling.gpu import bandwidth, limit, make
 from hone.demo.summary import machine
 from hone.model import cuda_runner
@@ -75,10 +74,6 @@ def step(decoder: Decoder, rows: int, context: int, *, invariant: bool = False) 
         whole.append(replay())
     runner.rows.stop(range(rows))
     return Timed(statistics.median(whole), statistics.median(replay() for _ in range(7)))
-
-
-def say(*words: object) -> None:
-    print(*words, file=sys.stderr, flush=True)
 
 
 def rows_of(shape: str, rows: int, context: int, rate: float) -> list[Row]:

@@ -19,6 +19,16 @@ def row(name: str, ours: float, *, unit: str, goal: str, ok: bool, peer: float |
     return {"name": name, "ours": ours, "peer": peer, "ratio": ratio, "unit": unit, "goal": goal, "ok": ok}
 
 
+def note(name: str, ours: float, *, unit: str, peer: float | None = None) -> Row:
+    """A number to know, without a goal."""
+    return {**row(name, ours, unit=unit, goal="", ok=True, peer=peer), "goal": None}
+
+
+def say(*words: object) -> None:
+    """Progress goes to stderr: the last line of stdout is the result."""
+    print(*words, file=sys.stderr, flush=True)
+
+
 def main(measure: Callable[[bool], Sequence[Row]], description: str) -> int:
     """Measure and print; the exit code tells whether every goal was met."""
     parser = argparse.ArgumentParser(description=description)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import hone
-from benchmarks.form import Row, main, row
+from benchmarks.form import Row, main, row, say
 from hone import build, job
 from hone.config import override
 from hone.data.assemble import Reading
@@ -23,10 +23,6 @@ from hone.measure import assess
 from hone.recipe import Recipe
 
 NAME, UNIT = "smollm2-135m", "nats a token"
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def held_out_nll(made: Recipe) -> float:

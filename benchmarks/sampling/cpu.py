@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.form import Row, main, row
+from benchmarks.form import Row, main, note, say
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -35,15 +35,6 @@ BIG = DecoderConfig(
     num_key_value_heads=3, max_position_embeddings=2_048,
 )  # fmt: skip
 NAME = "smollm2-135m"
-
-
-def say(*words: object) -> None:
-    print(*words, file=sys.stderr, flush=True)
-
-
-def note(name: str, ours: float, *, unit: str, peer: float | None = None) -> Row:
-    """A number to know, without a goal."""
-    return {**row(name, ours, unit=unit, goal="", ok=True, peer=peer), "goal": None}
 
 
 def random_decoder(config: DecoderConfig) -> Decoder:

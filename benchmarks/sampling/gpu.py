@@ -1,7 +1,6 @@
 """The sampler on a GPU against transformers: tokens a second, the share of the memory bandwidth, and how cost grows."""
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -9,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from benchmarks.form import Row, row
+from benchmarks.form import Row, note, row, say
 from hone.data.collate import collate
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -30,16 +29,6 @@ SHAPES = {
     ),
 }  # fmt: skip
 PROMPT, NEW = 64, 256
-
-
-def say(*words: object) -> None:
-    print(*words, file=sys.stderr, flush=True)
-
-
-def note(name: str, ours: float, *, unit: str, peer: float | None = None) -> Row:
-    """A number to know, without a goal."""
-    say(f"{name}: {ours:,.4g} {unit}")
-    return {**row(name, ours, unit=unit, goal="", ok=True, peer=peer), "goal": None}
 
 
 def make(shape: str) -> Decoder:

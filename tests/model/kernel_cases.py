@@ -9,6 +9,7 @@ from typing import Any
 
 import interpreted  # noqa: F401 (before Triton)
 import torch
+from engine_run import write as run
 
 from hone.model import cuda_runner
 from hone.model.adapters import use_adapter
@@ -18,12 +19,12 @@ from hone.model.decoder import Decoder
 from hone.model.kernels import attend, tiles
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.plain import PlainRunner
-from hone.rollout.engine import Engine
 from hone.rollout.protocol import SampleParams
 from hone.rollout.request import News, Request
 from hone.rollout.runner import Runner
 
 VOCAB = 61
+write = partial(run, vocab=VOCAB)
 CONFIG = DecoderConfig(
     vocab_size=VOCAB, hidden_size=40, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=16, max_position_embeddings=128, initializer_range=0.2,
@@ -56,16 +57,6 @@ def requests(adapter: str | None = None) -> list[Request]:
         )  # fmt: skip
         found += [Request(id=10 * i + j, prompt=prompt, params=params, adapter=adapter) for j in range(samples)]
     return found
-
-
-def write(runner: Runner, asked: list[Request], budget: int) -> dict[int, News]:
-    engine = Engine(runner, vocab_size=VOCAB, prefill_tokens=budget)
-    engine.submit(asked)
-    news: dict[int, News] = {}
-    while engine.busy:
-        news |= {item.id: item for item in engine.step()}
-    assert engine.counts.free_blocks == runner.num_blocks
-    return news
 
 
 def compare(ours: dict[int, News], plain: dict[int, News]) -> dict[str, Any]:

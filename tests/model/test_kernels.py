@@ -4,22 +4,22 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from engine_run import write as run
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.kernels.tiles import INVARIANT, ROWS, tile
 from hone.model.plain import PlainRunner
 from hone.model.runners import make_runner, uncovered
-from hone.rollout.engine import Engine
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.rollout.request import News, Request
-from hone.rollout.runner import Runner
 
 pytest.importorskip("triton", reason="Triton is not installed")
 CASES = (
@@ -110,14 +110,7 @@ def mixed() -> list[Request]:
     return found
 
 
-def write(runner: Runner, asked: list[Request], budget: int) -> dict[int, News]:
-    engine = Engine(runner, vocab_size=997, prefill_tokens=budget)
-    engine.submit(asked)
-    news: dict[int, News] = {}
-    while engine.busy:
-        news |= {item.id: item for item in engine.step()}
-    assert engine.counts.free_blocks == runner.num_blocks
-    return news
+write = partial(run, vocab=997)
 
 
 @pytest.mark.gpu

@@ -3,7 +3,6 @@
 # Triton's constexpr takes plain numbers:
 # pyright: reportArgumentType=false
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hone.errors import HoneError
 from hone.model.decoder import Decoder, Layer
 from hone.model.kernels import tiles
 from hone.model.kernels.attend import BLOCK, Memory, PromptPlaces, RowPlaces, attend_prompts, attend_rows
@@ -21,10 +19,11 @@ from hone.model.kernels.rows import RowState
 from hone.model.kernels.step import Buffers, Launcher
 from hone.model.kernels.tiles import ROWS, pieces
 from hone.model.kernels.weights import LayerWeights, addresses, rank_of
+from hone.model.switching import Switching
 from hone.rollout.draw_state import STOPS
 from hone.rollout.draw_triton import launch as draw
 from hone.rollout.knobs import Uses
-from hone.rollout.runner import Part, Ticket, Written
+from hone.rollout.runner import Part, Switch, Ticket, Written
 
 LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of the captured graphs
 # prompt tokens of the captured graphs: a launch costs what its size costs, however few of them are real
@@ -32,10 +31,8 @@ PROMPTS = (128, 256, 512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_28
 LINES = 256  # the most prompts in one pass
 HALVED = 1 << 30  # rows from which a step runs in two halves
 
-Switch = Callable[[str | None], AbstractContextManager[None]]
 
-
-class CudaRunner:
+class CudaRunner(Switching):
     """Blocks of 32 columns; rows share the blocks of a prompt, but for its last token, which the first decode reads.
 
     On a CPU it runs in Triton's interpreter, launch by launch, which is how it is tested without a GPU.
@@ -83,17 +80,12 @@ class CudaRunner:
 
     def use(self, adapter: str | None) -> None:
         """From now on compute with this adapter; None: the weights as they are. HoneError where there is none."""
-        if adapter is not None:
-            if self.switch is None:
-                raise HoneError("this runner was given no adapters: CudaRunner(decoder, switch=...), or leave it out")
-            with self.switch(adapter):
-                pass  # a name that is not there is said now
-        self.adapter = adapter
+        super().use(adapter)
         self._follow()
 
     def _follow(self) -> None:
         """Graphs hold addresses: those of weights that have moved are captured anew."""
-        with self._adapted():
+        with self.adapted():
             layers = [LayerWeights.of(cast(Layer, layer)) for layer in self.decoder.model.layers]
         at = (*addresses(self.decoder), *(a.A.data_ptr() for w in layers for a in w.adapters))
         if at != self.at.get(self.adapter):
@@ -246,9 +238,6 @@ class CudaRunner:
         """These rows write no more, whatever they were doing."""
         with torch.inference_mode():
             self.rows.stop(rows)
-
-    def _adapted(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.adapter is None or self.switch is None else self.switch(self.adapter)
 
 
 class Nothing:

@@ -1,7 +1,7 @@
 """The runner in plain torch: what samples on a CPU, and on any device or dtype that the kernels do not cover."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,11 +15,10 @@ from hone.model.plain_attention import Piece
 from hone.model.plain_invariant import InvariantLayers, calm_rows
 from hone.model.plain_layers import PlainLayers
 from hone.model.plain_rows import Rows
-from hone.rollout.runner import Part, Seat, Ticket, Written
+from hone.model.switching import Switching
+from hone.rollout.runner import Part, Seat, Switch, Ticket, Written
 
 PREFILL_TOKENS = 4_096  # the most prompt tokens in one forward pass: bounds the activations
-
-Switch = Callable[[str | None], AbstractContextManager[None]]  # inside, an adapter is on; None: the base model
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class _Done:
         return self.written
 
 
-class PlainRunner:
+class PlainRunner(Switching):
     """Row r is block r of `capacity` columns; the weights are the learner's own tensors.
 
     switch: partial(use_adapter, decoder), for `use`. invariant: a row's numbers do not depend on the others, to the
@@ -70,15 +69,6 @@ class PlainRunner:
             self.layers = kind(decoder, max_rows, capacity)
             vocab = decoder.config.vocab_size
             self.rows = Rows(max_rows, vocab, decoder.device, at_once=calm_rows(vocab) if invariant else max_rows)
-
-    def use(self, adapter: str | None) -> None:
-        """From now on compute with this adapter; None: the weights as they are. HoneError where there is none."""
-        if adapter is not None:
-            if self.switch is None:
-                raise HoneError("this runner was given no adapters: PlainRunner(decoder, switch=...), or leave it out")
-            with self.switch(adapter):
-                pass  # a name that is not there is said now
-        self.adapter = adapter
 
     def prefill(self, parts: Sequence[Part]) -> Ticket:
         """Compute the parts, and draw the first token of each seat."""

@@ -1,8 +1,6 @@
 """Which runner samples from a decoder, and how many rows its memory allows."""
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,14 +11,12 @@ from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.plain import PlainRunner
 from hone.model.plain_invariant import BLOCK as INVARIANT_BLOCK
-from hone.rollout.runner import Runner
+from hone.rollout.runner import Runner, Switch
 
 SHARE = 0.5  # of the free memory, where no bound was given: activations and others need some too
 BLOCK = 32  # columns of a block of the kernels' memory
 HAS_TRITON = find_spec("triton") is not None  # it comes with PyTorch for NVIDIA GPUs
 MEMINFO = Path("/proc/meminfo")
-
-Switch = Callable[[str | None], AbstractContextManager[None]]
 
 
 def make_runner(

@@ -1,7 +1,7 @@
 """The in-process sampler: it decodes with the learner's own weights, so nothing is copied or can go stale."""
 
 import copy as copies
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, cast
 
@@ -14,15 +14,13 @@ from hone.rollout.engine import Engine
 from hone.rollout.protocol import Adapters, SampleParams
 from hone.rollout.refuse import check_prompt, check_text
 from hone.rollout.request import News, Request
-from hone.rollout.runner import Runner
+from hone.rollout.runner import Runner, Switch
 from hone.rollout.stops import Decode
 from hone.rollout.waves import Decoder, Waves
 from hone.types import Group, Rollout, Stop
 
 ADAPTER_IS_ON = frozenset({"selected", "enabled"})  # of model.lora.LoRALinear, which is to the right of this package
 COLUMNS = 64  # memory for sequences grows in steps of so many tokens, so that it seldom has to be made anew
-
-Switch = Callable[[str | None], AbstractContextManager[None]]  # inside, an adapter is on; None: the base model
 
 
 class Running(Protocol):

@@ -1,7 +1,8 @@
 """What the engine asks of a model: prompts in, then one token a row at a time. The engine hands out rows and blocks,
 the runner fills them; it decides nothing, so that the same plan gives the same tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.rollout.protocol import SampleParams
+
+Switch = Callable[[str | None], AbstractContextManager[None]]  # inside, an adapter is on; None: the base model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,16 @@
+"""Requests through an engine to the end."""
+
+from hone.rollout.engine import Engine
+from hone.rollout.request import News, Request
+from hone.rollout.runner import Runner
+
+
+def write(runner: Runner, asked: list[Request], budget: int, *, vocab: int) -> dict[int, News]:
+    """What each wrote; nothing is left in memory."""
+    engine = Engine(runner, vocab_size=vocab, prefill_tokens=budget)
+    engine.submit(asked)
+    news: dict[int, News] = {}
+    while engine.busy:
+        news |= {item.id: item for item in engine.step()}
+    assert engine.counts.free_blocks == runner.num_blocks
+    return news
