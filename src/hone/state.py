@@ -21,6 +21,7 @@ from hone.model.policy import Policy, Scorer, frozen_copy
 from hone.model.whole import save_whole
 from hone.recipe import Recipe, plan
 from hone.train import checkpoint
+from hone.train.masters import trained
 from hone.train.step import Learner
 
 STATE, WEIGHTS, MOMENTS = "state.json", "learner.safetensors", "optimizer.safetensors"
@@ -51,7 +52,7 @@ def write_state(
     folder: Path, policy: nn.Module, learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable]
 ) -> None:
     """Trained tensors as they are (adapters unmerged), optimiser moments, counters and cursors."""
-    checkpoint.save_tensors(folder / WEIGHTS, _trained(policy, learner))
+    checkpoint.save_tensors(folder / WEIGHTS, trained(policy, learner.masters))
     checkpoint.save_tensors(folder / MOMENTS, checkpoint.optimizer_tensors(learner.optimizer))
     state = {
         "updates": learner.updates,
@@ -72,7 +73,7 @@ def restore(
 ) -> None:
     """Put everything back as `write_state` found it."""
     checkpoint.verify(folder)
-    _load_weights(_trained(policy, learner), checkpoint.load_tensors(folder / WEIGHTS), folder)
+    _load_weights(trained(policy, learner.masters), checkpoint.load_tensors(folder / WEIGHTS), folder)
     if learner.masters is not None:
         learner.masters.publish()
     checkpoint.load_optimizer(learner.optimizer, checkpoint.load_tensors(folder / MOMENTS))
@@ -93,19 +94,11 @@ def _of_another_run(folder: Path) -> HoneError:
     return HoneError(f"{folder} was saved from another model: resume with the settings the run was started with")
 
 
-def _trained(policy: nn.Module, learner: Learner) -> dict[str, nn.Parameter]:
-    """What the optimiser steps, by name: the parameters, or their float32 copies."""
-    found = {name: p for name, p in policy.named_parameters() if p.requires_grad}
-    if learner.masters is None:
-        return found
-    return dict(zip(found, learner.masters.of(list(found.values())), strict=True))
-
-
 @torch.no_grad()
-def _load_weights(trained: dict[str, nn.Parameter], tensors: dict[str, torch.Tensor], folder: Path) -> None:
-    if trained.keys() != tensors.keys():
+def _load_weights(parameters: dict[str, nn.Parameter], tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    if parameters.keys() != tensors.keys():
         raise _of_another_run(folder)
-    for name, p in trained.items():
+    for name, p in parameters.items():
         if p.shape != tensors[name].shape:
             raise HoneError(f"{folder}: {name} has shape {tuple(tensors[name].shape)}, the model's is {tuple(p.shape)}")
         p.copy_(tensors[name])

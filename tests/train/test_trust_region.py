@@ -238,10 +238,22 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     batch = batch_for(algo, learner)
     adv = batch.adv.clone()
     adv[batch.mask.nonzero()[0].unbind()] = torch.nan
-    actor = [p.detach().clone() for p in learner.policy.actor_parameters()]
-    stats = trust_region.step(learner, replace(batch, adv=adv), algo).means()
-    assert stats["accepted"] == 0.0
-    assert all(torch.equal(a, b) for a, b in zip(actor, learner.policy.actor_parameters(), strict=True))
+    before = tiny.parameters_of(learner)
+    assert trust_region.step(learner, replace(batch, adv=adv), algo).means() == {"skipped": 1.0}
+    assert all(torch.equal(a, b) for a, b in zip(before, tiny.parameters_of(learner), strict=True))
+    assert (learner.updates, learner.guard.total) == (0, 1)
+
+
+def test_a_critics_gradient_that_is_not_finite_takes_the_actors_step_back() -> None:
+    algo = trpo()
+    learner = world(algo)
+    batch = batch_for(algo, learner)
+    returns = batch.returns.clone()
+    returns[batch.mask.nonzero()[0].unbind()] = torch.inf
+    before = tiny.parameters_of(learner)
+    assert trust_region.step(learner, replace(batch, returns=returns), algo).means() == {"skipped": 1.0}
+    assert all(torch.equal(a, b) for a, b in zip(before, tiny.parameters_of(learner), strict=True))
+    assert trust_region.step(learner, batch, algo).means()["accepted"] == 1.0
 
 
 @pytest.mark.parametrize("shared", [True, False])

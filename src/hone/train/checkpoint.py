@@ -109,12 +109,12 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a small file in one step; on any failure the old one stays and nothing is left behind."""
     aside = _aside(path)
     try:
         # a lone surrogate, as in a file name that is not UTF-8, becomes its JSON escape
-        aside.write_bytes(text.encode("utf-8", "backslashreplace"))
+        aside.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
         _sync(aside)
         os.replace(aside, path)
     except OSError as error:

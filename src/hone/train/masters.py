@@ -36,3 +36,9 @@ class Masters:
         """Round every copy into its parameter; the optimiser calls it after each step."""
         for p, copy in self._copies.items():
             p.copy_(copy)
+
+
+def trained(policy: nn.Module, masters: Masters | None) -> dict[str, nn.Parameter]:
+    """What the optimiser steps, by name: the parameters, or their float32 copies."""
+    found = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+    return found if masters is None else dict(zip(found, masters.of(list(found.values())), strict=True))

@@ -15,7 +15,9 @@ from hone.errors import HoneError
 from hone.log.stats import Stats
 from hone.model.policy import Policy, frozen_copy
 from hone.train import diagnose, optim
-from hone.train.masters import Masters
+from hone.train.examine import Found, examine
+from hone.train.guard import Guard, mark
+from hone.train.masters import Masters, trained
 from hone.types import ABSENT, Batch, Forward, Model
 
 
@@ -42,6 +44,7 @@ class Learner:
     micro_tokens: int = 0  # in place of micro_rows, where it is set
     clip_norm: float = 1.0
     updates: int = 0  # optimiser steps taken
+    guard: Guard = field(default_factory=Guard)  # of updates that are not finite
     version: int = 0  # iterations done: the version of the weights the sampler reads
     control: dict[str, float] = field(default_factory=dict[str, float])  # adaptive numbers, by column
 
@@ -184,34 +187,57 @@ def weighed(batch: Batch, algo: Algorithm, *, correct: Correct | None = None) ->
 def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     """Gradients of every micro-batch, summed over ranks, clipped, one optimiser step.
 
-    A gradient that is not finite changes nothing: the step is skipped and counted.
+    A loss or gradient that is not finite changes nothing: the step is skipped and counted.
     """
-    stats = Stats()
+    stats, losses = Stats(), list[Tensor]()
+    parameters = optim.parameters_of(learner.optimizer)
     learner.optimizer.zero_grad(set_to_none=True)
     for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
         fwd = learner.policy(micro, algo.wants)
         loss = objective(fwd, micro, algo.loss)
         loss.backward()
-        stats.add("loss", loss.detach(), 0)
+        losses.append(loss.detach())
+        stats.add("loss", losses[-1], 0)
         diagnose.observe(stats, fwd, micro, algo)
     stats.add("loss", 0.0, 1 / collect.world()[1])  # the weights make the losses of micro-batches and ranks one sum
-    apply_gradients(learner, stats, optim.parameters_of(learner.optimizer))
+    mark(parameters, losses)
+    return stats if apply_gradients(learner, stats, parameters) else skipped(learner, batch, algo)
+
+
+def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Parameter]) -> bool:
+    """Sum over ranks, clip, step; or move nothing and return False when the norm is not finite."""
+    collect.total_gradients(parameters)
+    norm = optim.clip_gradients(parameters, learner.clip_norm)
+    finite = bool(norm.isfinite())
+    if finite:
+        stats.add("lr", optim.set_rate(learner.optimizer, learner.schedule(learner.updates)), 1)
+        learner.optimizer.step()
+        learner.updates += 1
+        learner.guard.taken()
+        stats.add("skipped", 0.0, 1)
+        stats.add("grad_norm", norm.detach(), 1)
+    learner.optimizer.zero_grad(set_to_none=True)
+    return finite
+
+
+def skipped(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
+    """An update that moved nothing: say why, keep its rows; what it computed is part of no mean."""
+    about = {"algo": algo.name, "updates": learner.updates, "control": learner.control}
+    about |= {"micro_rows": learner.micro_rows, "micro_tokens": learner.micro_tokens, "ranks": collect.world()[1]}
+    learner.guard.caught(batch, step=learner.version + 1, about=about, found=explain(learner, batch, algo))
+    stats = Stats()
+    stats.add("skipped", 1.0, 1)
     return stats
 
 
-def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Parameter]) -> None:
-    """Sum over ranks, clip, step; or skip and count when the gradient is not finite. The others stay put."""
-    collect.total_gradients(parameters)
-    norm = optim.clip_gradients(parameters, learner.clip_norm)
-    rate = optim.set_rate(learner.optimizer, learner.schedule(learner.updates))
-    finite = bool(norm.isfinite())
-    if finite:
-        learner.optimizer.step()
-    learner.updates += 1
-    stats.add("skipped", 0.0 if finite else 1.0, 1)
-    stats.add("grad_norm", norm.detach() if finite else 0.0, 1 if finite else 0)
-    stats.add("lr", rate, 1)
+def explain(learner: Learner, batch: Batch, algo: Algorithm) -> list[Found]:
+    """What is not finite in an update on these rows, which is not taken; one pass over this rank's own."""
+    parameters = trained(cast(nn.Module, learner.policy), learner.masters)
+    numbered = replace(batch, place=torch.arange(len(batch), device=batch.mask.device))
+    cut = micro_batches(numbered, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit)
+    found = examine(learner.policy, cut, algo, trained=parameters)
     learner.optimizer.zero_grad(set_to_none=True)
+    return found
 
 
 @torch.no_grad()
@@ -225,7 +251,7 @@ def update_kl(learner: Learner, batch: Batch) -> float:
 
 
 def steer(learner: Learner, algo: Algorithm, metrics: dict[str, float]) -> None:
-    """Move each adaptive number by the metric it follows."""
-    for c in algo.control:
+    """Move each adaptive number by the metric it follows; none, where an update was skipped."""
+    for c in () if metrics.get("skipped") else algo.control:
         if c.reads in metrics:
             learner.control[c.column] = c.update(learner.control[c.column], metrics[c.reads])

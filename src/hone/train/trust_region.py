@@ -16,7 +16,8 @@ from hone.algo.table import Algorithm, Loss, TrustRegion, objective
 from hone.dist import collect
 from hone.log.stats import Stats
 from hone.train import diagnose
-from hone.train.step import Learner, apply_gradients, micro_batches, totals
+from hone.train.guard import mark
+from hone.train.step import Learner, apply_gradients, micro_batches, skipped, totals
 from hone.types import Batch
 
 Product = Callable[[Tensor], Tensor]
@@ -43,20 +44,28 @@ def step(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     if region is None:
         raise ValueError("the algorithm has no trust region")
     stats = Stats()
-    _actor_step(learner, batch, algo, region=region, stats=stats)
-    _critic_step(learner, batch, algo, stats=stats)
-    return stats
+    actor = learner.policy.actor_parameters()
+    start = _flat(actor).clone()
+    if _actor_step(learner, batch, algo, region=region, stats=stats) and _critic_step(
+        learner, batch, algo, stats=stats
+    ):
+        return stats
+    _assign(actor, start)
+    return skipped(learner, batch, algo)
 
 
-def _actor_step(learner: Learner, batch: Batch, algo: Algorithm, *, region: TrustRegion, stats: Stats) -> None:
+def _actor_step(learner: Learner, batch: Batch, algo: Algorithm, *, region: TrustRegion, stats: Stats) -> bool:
+    """Whether the surrogate and its gradient are finite; what is not moves nothing."""
     parameters = learner.policy.actor_parameters()
     surrogate = algo.loss[:1]
     # fused attention has no double backward, and without gradients the plain path is the same function
     with sdpa_kernel(SDPBackend.MATH), _compared_with(learner, learner.policy):
         loss, gradient = _gradient(learner, batch, surrogate, parameters, stats=stats, algo=algo)
-        if not gradient.isfinite().all() or not gradient.any():
+        if not (math.isfinite(loss) and gradient.isfinite().all()):
+            return False
+        if not gradient.any():
             stats.add("accepted", 0.0, 1)
-            return
+            return True
 
         def product(v: Tensor) -> Tensor:
             return _fisher_product(learner, batch, parameters, v, algo.unit) + region.damping * v
@@ -65,6 +74,7 @@ def _actor_step(learner: Learner, batch: Batch, algo: Algorithm, *, region: Trus
         curvature = float(direction @ product(direction))
     full = direction * math.sqrt(2 * region.delta / max(curvature, 1e-20))
     _line_search(learner, batch, surrogate, full, region=region, before=loss, stats=stats, unit=algo.unit)
+    return True
 
 
 def _line_search(
@@ -97,16 +107,18 @@ def _line_search(
     stats.add("accepted", 0.0, 1)
 
 
-def _critic_step(learner: Learner, batch: Batch, algo: Algorithm, *, stats: Stats) -> None:
-    """Regress the critic; the gradient reaches its own parameters only, so the actor stays where it was put."""
+def _critic_step(learner: Learner, batch: Batch, algo: Algorithm, *, stats: Stats) -> bool:
+    """Regress the critic, if its gradient is finite; it reaches no other parameters, so the actor stays put."""
     parameters = learner.policy.critic_parameters()
     learner.optimizer.zero_grad(set_to_none=True)
-    want = frozenset({"value"})
+    want, losses = frozenset({"value"}), list[Tensor]()
     for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
         loss = objective(learner.policy(micro, want), micro, algo.loss[1:])
         for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             p.grad = g if p.grad is None else p.grad + g
-    apply_gradients(learner, stats, parameters)
+        losses.append(loss.detach())
+    mark(parameters, losses)
+    return apply_gradients(learner, stats, parameters)
 
 
 # --- sums over the batch, one micro-batch at a time ---

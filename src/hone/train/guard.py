@@ -1,0 +1,102 @@
+"""Updates that are not finite: told by the gradient's norm, counted, and their rows kept for replay.
+
+A skipped update moves nothing: not the weights, the optimiser, the schedule, nor (step.steer) an adaptive number.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from hone.dist import collect
+from hone.errors import HoneError
+from hone.train import checkpoint
+from hone.train.examine import Found, local
+from hone.types import Batch
+
+BAD = "bad"  # the folder in a run's where the rows of skipped updates lie
+
+
+@dataclass(slots=True, kw_only=True)
+class Guard:
+    """Counts skipped updates and keeps their rows; `spent` says why the run should end, "" while it may go on."""
+
+    in_a_row: int = 10  # the most skipped updates without one taken between them
+    in_all: int = 100  # and of the whole run
+    folder: Path | None = None  # None: rows are not kept
+    row: int = 0
+    total: int = 0
+    spent: str = ""
+    events: list[str] = field(default_factory=list[str])  # one line each, for whoever prints them
+    _last: tuple[int, int] = (0, 0)  # the step of the latest one, and which of that step it was
+
+    def taken(self) -> None:
+        """An update was finite."""
+        self.row = 0
+
+    def caught(self, batch: Batch, *, step: int, about: Mapping[str, Any], found: Sequence[Found]) -> None:
+        """An update was skipped: count it, keep its rows, and see whether it was one too many."""
+        self.row, self.total = self.row + 1, self.total + 1
+        self._last = (step, self._last[1] + 1 if self._last[0] == step else 1)
+        path = self._keep(batch, {**about, "step": step, "found": [asdict(f) for f in found]})
+        why = str(found[0]) if found else "the sum of the micro-batches is not finite, though each one is"
+        self.events.append(f"skipped an update: {why}" + (f"; see `hone replay {path}`" if path else ""))
+        for count, limit, name in (
+            (self.row, self.in_a_row, "in a row, the limit train.max_bad_updates"),
+            (self.total, self.in_all, "in all, the limit train.max_bad_total"),
+        ):
+            if count >= limit:
+                self.spent = f"{count} updates {name}, were not finite"
+
+    def drain(self) -> list[str]:
+        """What happened since it was last asked."""
+        said, self.events = self.events, []
+        return said
+
+    def state(self) -> dict[str, int]:
+        """What a checkpoint holds."""
+        return {"row": self.row, "total": self.total}
+
+    def load(self, state: Mapping[str, int]) -> None:
+        self.row, self.total = state["row"], state["total"]
+
+    def _keep(self, batch: Batch, about: Mapping[str, Any]) -> Path | None:
+        if self.folder is None:
+            return None
+        (step, again), (rank, ranks) = self._last, collect.world()
+        name = checkpoint.name_of(step) + (f"-{again}" if again > 1 else "") + (f"-rank-{rank}" if ranks > 1 else "")
+        path = self.folder / f"{name}.safetensors"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        columns = {name: x.detach().cpu().contiguous() for name, x in batch.columns().items()}
+        checkpoint.write_atomically(path, save(columns, metadata={"hone": json.dumps(about)}))
+        return path
+
+
+def load_rows(path: Path) -> tuple[Batch, dict[str, Any]]:
+    """The batch of a skipped update, and what was known of it."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {})["hone"])
+            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return Batch(**columns), about
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise HoneError(f"{path} is no batch that a run left: give a file of RUN_DIR/{BAD}") from error
+
+
+@torch.no_grad()
+def mark(parameters: Iterable[nn.Parameter], losses: Sequence[Tensor]) -> None:
+    """Make a gradient NaN where a loss is not finite: the norm, which is reduced and read anyway, then tells.
+
+    Nothing is waited for. A rank's losses are its own, the sum of gradients over ranks is everyone's.
+    """
+    for p in parameters if losses else ():
+        grad = None if p.grad is None else local(p.grad)
+        if grad is not None and grad.numel():
+            grad.view(-1)[:1].add_((0.0 * torch.stack(list(losses)).sum()).to(grad))  # 0 where all are finite
+            return
