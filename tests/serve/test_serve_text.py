@@ -1,6 +1,7 @@
 """Text as it comes: no half of a character, nothing taken back, and the same in the end as decoding at once."""
 
 import random
+from array import array
 
 import pytest
 import tokenizers
@@ -86,7 +87,8 @@ def test_no_two_tokens_look_alike():
 
 
 def news(tokens: list[int], stop: Stop | None = None, text: str = "") -> News:
-    return News(id=0, tokens=tuple(tokens), logp=(0.0,) * len(tokens), raw=(-1.0,) * len(tokens), stop=stop, text=text)
+    logp, raw = array("d", [0.0] * len(tokens)), array("d", [-1.0] * len(tokens))
+    return News(id=0, tokens=array("q", tokens), logp=logp, raw=raw, stop=stop, text=text)
 
 
 def test_the_stop_token_is_counted_and_not_shown():

@@ -1,5 +1,6 @@
 """Continuous batching over a runner: requests go in at any time, and each leaves when it ends; nobody waits."""
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from hone.errors import HoneError
 from hone.rollout.draw import check_params
-from hone.rollout.record import Record
+from hone.rollout.record import NOBODY, Record
 from hone.rollout.refuse import DIVERGED, check_prompt, check_stops, check_text
 from hone.rollout.request import News, Request
 from hone.rollout.runner import Runner, Ticket, Written
@@ -169,7 +170,7 @@ class Engine:
         if moves:
             self.runner.move(moves)
             for a, b in moves:
-                self.line_of[b], self.line_of[a] = self.line_of[a], -1
+                self.line_of[b], self.line_of[a] = self.line_of[a], NOBODY
         self._fly(self.runner.decode(rows), news)
 
     def _fly(self, ticket: Ticket, news: list[News]) -> None:
@@ -184,10 +185,10 @@ class Engine:
         ticket, line_of = self.flight.popleft()
         written = ticket.read()
         lines = line_of[written.row]  # whose row it was at the launch
-        wanted = self.record.is_open[lines] & (lines >= 0)
+        wanted = self.record.is_open[lines]
         if not wanted.all():
             lines, written = lines[wanted], _picked(written, wanted)
-        if not np.isfinite(written.logp).all():
+        if not math.isfinite(written.logp.sum()):
             raise HoneError(DIVERGED)
         self.record.add(lines, written)
         self.written += len(lines)
@@ -204,7 +205,7 @@ class Engine:
             watch = self.watches.get(line)
             if watch is None:
                 continue
-            finder, place, count = watch.finder, watch.place, int(self.record.count[line])
+            finder, place, count = watch.finder, watch.place, self.record.count(line)
             if finder is not None and token not in place.request.params.stop_ids and finder.push(token):
                 if not ended:
                     self.runner.stop([place.row])
@@ -218,8 +219,8 @@ class Engine:
     def _end(self, place: Place, news: list[News], *, found: bool = False) -> None:
         """The last news of a request; `found` is a stop string."""
         line, watch = place.slot, self.watches.get(place.slot)
-        count = int(self.record.count[line])
-        stopped = int(self.record.token[line, count - 1]) in place.request.params.stop_ids
+        count = self.record.count(line)
+        stopped = int(self.record.token[self.record.end[line] - 1]) in place.request.params.stop_ids
         text = ""
         if watch and watch.finder:
             text = watch.finder.text() if found else watch.finder.close()
@@ -237,7 +238,7 @@ class Engine:
     def _open(self, place: Place) -> None:
         """It begins to write."""
         request = place.request
-        line = place.slot = self.record.open(top=request.params.top_logprobs > 0)
+        line = place.slot = self.record.open(place.limit, top=request.params.top_logprobs > 0)
         self.places[line], self.line_of[place.row] = place, line
         if request.params.stop and self.decode is not None:
             self.watches[line] = _Watch(place, StopFinder(request.params.stop, self.decode))
@@ -246,7 +247,7 @@ class Engine:
 
     def _close(self, place: Place) -> None:
         """Nothing more is heard of it."""
-        self.line_of[place.row] = -1
+        self.line_of[place.row] = NOBODY
         del self.places[place.slot]
         self.watches.pop(place.slot, None)
         self.record.close(place.slot, self.launched)
@@ -262,7 +263,7 @@ class Engine:
         rows = self.runner.max_rows
         self.schedule = Scheduler(self.runner, prefill_tokens=self.prefill_tokens)
         self.record = Record(rows)
-        self.line_of = np.full(rows, -1)  # by row
+        self.line_of = np.full(rows, NOBODY)  # by row
         self.places: dict[int, Place] = {}  # by line
         self.watches: dict[int, _Watch] = {}
         self.flight: deque[tuple[Ticket, NDArray[np.int64]]] = deque()

@@ -1,6 +1,7 @@
 """The in-process sampler: it decodes with the learner's own weights, so nothing is copied or can go stale."""
 
 import copy as copies
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, cast
@@ -107,8 +108,8 @@ class LocalSampler:
             for name, on, chosen in self._by_adapter(len(kept), adapter):
                 owners = {first_request + i * n + j: kept[i] for i in chosen for j in range(n)}
                 with on:
-                    written = list(self._write(owners, params, name))
-                rollouts |= {news.id: self._rollout(owners[news.id], news, params) for news in written}
+                    for news in self._write(owners, params, name):  # while the others are being written
+                        rollouts[news.id] = self._rollout(owners[news.id], news, params)
         return [[rollouts[first_request + i * n + j] for j in range(n)] for i in range(len(kept))]
 
     def _write(
@@ -150,12 +151,13 @@ class LocalSampler:
 
     def _rollout(self, prompt: tuple[int, ...], news: News, params: SampleParams) -> Rollout:
         before, written = len(prompt), len(news.tokens)
+        zeros = array("d", bytes(8 * before))
         assert news.stop is not None
         return Rollout(
-            tokens=[*prompt, *news.tokens],
-            mask=[False] * before + [True] * written,
-            gen_logp=[0.0] * before + list(news.logp),
-            raw_logp=[0.0] * before + list(news.raw),
+            tokens=array("q", prompt) + news.tokens,
+            mask=(False,) * before + (True,) * written,
+            gen_logp=zeros + news.logp,
+            raw_logp=zeros + news.raw,
             stop=news.stop,
             limit=self._limit(prompt, params),
             version=self.version,

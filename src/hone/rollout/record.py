@@ -1,8 +1,8 @@
 """What each request has written, in arrays with a line a request: a launch is added in a few operations, whatever the
 number of rows."""
 
+from array import array
 from collections import deque
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,29 +10,30 @@ from numpy.typing import NDArray
 from hone.rollout.runner import Written
 
 WIDTH = 64  # tokens a line has room for at first
+NOBODY = 0  # a line that is never open
 
 
 class Record:
-    """Lines that are opened, added to and closed. A closed one is used again when no launch begun before is unread."""
+    """Lines that are opened, added to and closed. A closed one is used again when no launch begun before is unread.
+
+    The arrays are flat: line i has the entries from i * width on.
+    """
 
     def __init__(self, lines: int) -> None:
-        self.token = np.zeros((lines, WIDTH), dtype=np.int64)
-        self.logp = np.zeros((lines, WIDTH))
-        self.raw = np.zeros((lines, WIDTH))
-        self.count = np.zeros(lines, dtype=np.int64)
-        self.is_open = np.zeros(lines, dtype=np.bool_)
+        self.width, self.lines = WIDTH, lines + 1
+        self.token, self.logp, self.raw = self._blank()
+        self.end = np.arange(self.lines) * WIDTH  # where each line's next token goes
+        self.is_open = np.zeros(self.lines, dtype=np.bool_)
         self.top: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}  # of lines that asked for it
-        self._free = list(range(lines))[::-1]
+        self._free = list(range(1, self.lines))[::-1]
         self._closed: deque[tuple[int, int]] = deque()
 
-    def open(self, *, top: bool = False) -> int:
-        """A line for a request."""
-        if not self._free:
-            self._free = list(range(len(self.count), 2 * len(self.count)))[::-1]
-            self.token, self.logp, self.raw = (_grown(x, axis=0) for x in (self.token, self.logp, self.raw))
-            self.count, self.is_open = _grown(self.count, axis=0), _grown(self.is_open, axis=0)
+    def open(self, limit: int, *, top: bool = False) -> int:
+        """A line for a request that writes at most `limit` tokens."""
+        if limit > self.width or not self._free:
+            self._grow(self.lines if self._free else 2 * self.lines, max(self.width, 1 << (limit - 1).bit_length()))
         line = self._free.pop()
-        self.count[line], self.is_open[line] = 0, True
+        self.end[line], self.is_open[line] = line * self.width, True
         if top:
             self.top[line] = []
         return line
@@ -50,25 +51,25 @@ class Record:
 
     def add(self, lines: NDArray[np.int64], written: Written) -> None:
         """The n entries of a launch, whose lines are open and no two the same."""
-        at = self.count[lines]
-        if len(at) and at.max() >= self.token.shape[1]:
-            self.token, self.logp, self.raw = (_grown(x, axis=1) for x in (self.token, self.logp, self.raw))
-        self.token[lines, at] = written.token
-        self.logp[lines, at] = written.logp
-        self.raw[lines, at] = written.raw
-        self.count[lines] = at + 1
+        at = self.end[lines]
+        self.token[at] = written.token
+        self.logp[at] = written.logp
+        self.raw[at] = written.raw
+        self.end[lines] = at + 1
         if self.top and written.top_token is not None and written.top_logp is not None:
             for line, token, logp in zip(lines.tolist(), written.top_token, written.top_logp, strict=True):
                 if line in self.top:
                     self.top[line].append((token, logp))
 
-    def since(self, line: int, first: int, last: int) -> tuple[tuple[int, ...], tuple[float, ...], tuple[float, ...]]:
+    def count(self, line: int) -> int:
+        """Tokens in it."""
+        return int(self.end[line]) - line * self.width
+
+    def since(self, line: int, first: int, last: int) -> "tuple[array[int], array[float], array[float]]":
         """Tokens, log-probs and raw log-probs from `first` on."""
-        return (
-            tuple(self.token[line, first:last].tolist()),
-            tuple(self.logp[line, first:last].tolist()),
-            tuple(self.raw[line, first:last].tolist()),
-        )
+        these = slice(line * self.width + first, line * self.width + last)
+        token, logp, raw = (x[these].tobytes() for x in (self.token, self.logp, self.raw))
+        return array("q", token), array("d", logp), array("d", raw)
 
     def most_probable(self, line: int, first: int, last: int, k: int) -> tuple[tuple[tuple[int, float], ...], ...]:
         """Of each token from `first` on the k most probable in its stead."""
@@ -77,7 +78,21 @@ class Record:
             for token, logp in self.top.get(line, [])[first:last]
         )
 
+    def _blank(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """Zeros, whose pages take memory only once they are written."""
+        size = self.lines * self.width
+        return np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size)
 
-def _grown(x: NDArray[Any], *, axis: int) -> NDArray[Any]:
-    """Twice as long."""
-    return np.concatenate([x, np.zeros_like(x)], axis=axis)
+    def _grow(self, lines: int, width: int) -> None:
+        """More lines, longer ones, or both; what was written stays."""
+        before, old, narrow = self.lines, (self.token, self.logp, self.raw), self.width
+        count = self.end - np.arange(before) * narrow
+        self.lines, self.width = lines, width
+        self.token, self.logp, self.raw = self._blank()
+        for x, y in zip(old, (self.token, self.logp, self.raw), strict=True):
+            for line in np.flatnonzero(self.is_open).tolist():
+                y[line * width : line * width + count[line]] = x[line * narrow : line * narrow + count[line]]
+        self.end = np.arange(lines) * width
+        self.end[:before] += count
+        self.is_open = np.concatenate([self.is_open, np.zeros(lines - before, dtype=np.bool_)])
+        self._free += range(before, lines)[::-1]

@@ -1,5 +1,6 @@
 """What goes into the engine and what comes out."""
 
+from array import array
 from dataclasses import dataclass
 
 from hone.rollout.protocol import SampleParams
@@ -24,12 +25,13 @@ class News:
 
     Without `stream` there is one News a request, with everything. A request with stop strings reports a token only
     once no stop string can begin in it; tokens after the one that completed the stop string are never reported.
+    Numbers are in arrays: as Python objects they would take longer to make than a step of a small model.
     """
 
     id: int
-    tokens: tuple[int, ...]
-    logp: tuple[float, ...]  # under the distribution drawn from
-    raw: tuple[float, ...]  # under softmax(logits)
+    tokens: "array[int]"
+    logp: "array[float]"  # under the distribution drawn from
+    raw: "array[float]"  # under softmax(logits)
     top: tuple[tuple[tuple[int, float], ...], ...] = ()  # per token the params.top_logprobs most probable (token, raw)
     stop: Stop | None = None
     text: str = ""  # set at the end when stop strings were given: the completion before the stop string

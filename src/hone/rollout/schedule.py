@@ -138,14 +138,14 @@ class Scheduler:
 
     def decode(self) -> tuple[list[tuple[int, int]], int]:
         """Rows to move, and how many rows to decode then; 0: none has anything left to write."""
-        live = np.flatnonzero(self.left)
+        live = self.left.nonzero()[0]
         if not len(live):
             return [], 0
         moves: list[tuple[int, int]] = []
         if len(live) < COMPACT_BELOW * (live[-1] + 1) and not self._refilling():
             moves = self._close_gaps(live.tolist())
-            live = np.flatnonzero(self.left)
-        self.left[live] -= 1
+            live = self.left.nonzero()[0]
+        self.left -= self.left > 0
         return moves, int(live[-1]) + 1
 
     def _refilling(self) -> bool:

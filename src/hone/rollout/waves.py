@@ -1,5 +1,6 @@
 """Sampling in waves, for a model that has no runner: rows of one length begin together and end one by one."""
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -105,9 +106,9 @@ class Waves:
             text = "" if not finders else finders[i].text() if i in hits else finders[i].close()
             yield News(
                 id=requests[i],
-                tokens=tuple(token[:n]),
-                logp=tuple(logp[:n]),
-                raw=tuple(raw[:n]),
+                tokens=array("q", token[:n]),
+                logp=array("d", logp[:n]),
+                raw=array("d", raw[:n]),
                 stop=Stop.STRING if i in hits else stopped,
                 text=text,
             )
