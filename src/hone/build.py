@@ -38,6 +38,7 @@ from hone.reward.score import as_scorer, combine
 from hone.reward.verify import VERIFIERS
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
+from hone.train.guard import Guard
 from hone.train.masters import Masters
 from hone.train.step import Correct, Learner, Trainable
 from hone.types import Group, Model, Task
@@ -170,6 +171,7 @@ def learner(recipe: Recipe, policy: Trainable, ref: Model | None) -> Learner:
         micro_rows=t.micro_rows,
         micro_tokens=t.micro_tokens or t.tokens,
         clip_norm=o.clip_norm,
+        guard=Guard(in_a_row=t.max_bad_updates, in_all=t.max_bad_total),
     )
 
 

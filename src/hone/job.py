@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -66,15 +66,9 @@ def set_torch(recipe: Recipe) -> None:
 def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     """Build every part before the first step, so that what is wrong is said before anything is written."""
     algo = build.algorithm(recipe)
-    vocabulary, decoder = _start(recipe, resumed=resume_from is not None)
-    # on resume the adapter, too, is the run's own copy: its weights follow, exactly, with the rest of the state
-    saved = resume_from / ADAPTER if resume_from is not None else None
-    policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed, saved=saved), algo)
-    device, dtype = build.place(recipe.train.device, recipe.train.dtype)
-    if algo.trust_region and dtype is torch.bfloat16:  # its curvature is a difference of small numbers
-        raise HoneError(f"{recipe.algo_name} needs float32: set train.dtype=float32")
-    policy.to(device, dtype)
-    learner = build.learner(recipe, policy, build.reference(recipe, policy, algo))
+    vocabulary, decoder = start_of(recipe, resumed=resume_from is not None)
+    learner = learner_of(recipe, algo, decoder, saved=resume_from)
+    policy = cast(Policy | Scorer, learner.policy)
     context = decoder.config.max_position_embeddings
     if algo.online and recipe.sample.max_tokens >= context:
         raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
@@ -94,7 +88,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         params = build.sample_params(recipe.sample, vocabulary, seed=recipe.seed)
         sampler = LocalSampler(decoder, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id)
         job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
-        job.reward = build.reward(recipe.reward, vocabulary, device=device)
+        job.reward = build.reward(recipe.reward, vocabulary, device=learner.device)
         if recipe.eval_data:
             how = build.reading(recipe, vocabulary)
             job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)
@@ -107,7 +101,19 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     return job
 
 
-def _start(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
+def learner_of(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path | None = None) -> Learner:
+    """The decoder with all that trains it; saved: the checkpoint whose weights follow."""
+    # on resume the adapter, too, is the run's own copy: its weights follow, exactly, with the rest of the state
+    adapter = saved / ADAPTER if saved is not None else None
+    policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed, saved=adapter), algo)
+    device, dtype = build.place(recipe.train.device, recipe.train.dtype)
+    if algo.trust_region and dtype is torch.bfloat16:  # its curvature is a difference of small numbers
+        raise HoneError(f"{recipe.algo_name} needs float32: set train.dtype=float32")
+    policy.to(device, dtype)
+    return build.learner(recipe, policy, build.reference(recipe, policy, algo))
+
+
+def start_of(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
     """On resume from the run's own copy: the recipe's folders may have changed since."""
     if not resumed:
         vocabulary = build.tokenizer(recipe.model)
@@ -124,7 +130,7 @@ def _start(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
 
 def parts(job: Run) -> dict[str, Any]:
     """What has a state of its own to save."""
-    found: dict[str, Any] = {"source": job.source, "monitor": job.monitor}
+    found: dict[str, Any] = {"source": job.source, "monitor": job.monitor, "guard": job.learner.guard}
     return found | ({"roller": job.roller} if job.roller else {})
 
 

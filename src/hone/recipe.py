@@ -69,6 +69,9 @@ class TrainSpec:
     mismatch: Literal["none", "truncate", "mask"] = "none"  # what corrects old_logp against gen_logp
     mismatch_cap: float = 2.0
     max_invalid: float = 0.2  # stop when more than this share of the rewards is invalid
+    # an update whose loss or gradient is NaN or infinite is skipped and its rows kept: stop after so many
+    max_bad_updates: int = 10  # in a row
+    max_bad_total: int = 100  # in all
     reference_refresh: int = 0  # copy the policy into the reference every so many steps; 0: never
     eval_every: int = 0  # 0: only at the end
     eval_samples: int = 1
@@ -194,6 +197,7 @@ _AT_LEAST: dict[str, float] = {
     "sample.top_k": 0, "sample.min_p": 0, "sample.max_rows": 1, "train.steps": 1, "train.prompts": 1,
     "train.epochs": 1, "train.minibatches": 1, "train.micro_rows": 1, "train.refill_rounds": 1, "train.tokens": 0,
     "train.micro_tokens": 0, "read.buffer": 1, "read.chunk": 0,
+    "train.max_bad_updates": 1, "train.max_bad_total": 1,
     "train.max_invalid": 0, "train.reference_refresh": 0, "train.eval_every": 0, "train.eval_samples": 1,
     "train.threads": 0, "optim.critic_lr": 0, "optim.weight_decay": 0, "optim.warmup": 0, "lora.rank": 0,
     "save.every": 0, "save.keep": 1,

@@ -3,7 +3,6 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from hone import build, loop
 from hone.algo.select import reward_of
 from hone.check import suite
-from hone.config import from_yaml
 from hone.data.tokenizer import Tokenizer
 from hone.dist import collect
 from hone.errors import HoneError, Interrupted
@@ -29,18 +27,21 @@ from hone.reward.score import check_valid, score
 from hone.signals import Stopper
 from hone.state import (
     CONFIG,
+    HOW_IN_PYTHON,
     RECIPE,
     check_same,
     describe,
     in_python,
     is_described,
+    recorded,
     write_model,
 )
 from hone.train import checkpoint
+from hone.train.guard import BAD
 from hone.types import Group
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
-FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES)
+FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, BAD)
 
 
 def run(recipe: Recipe, *, resume: bool = False) -> Path:
@@ -81,22 +82,10 @@ def _look(job: Run) -> None:
 def resume(run_dir: str | Path) -> Path:
     """Continue a run from its last whole checkpoint, with the settings it was started with."""
     folder = Path(run_dir)
-    if not (folder / CONFIG).is_file():
-        raise HoneError(f"{folder} is not a run: there is no {CONFIG} in it")
-    if names := checkpoint.read_json(folder / CONFIG).get("python"):
-        made = " and ".join(names)
-        raise HoneError(f"{folder} was started with {made} made in Python: {HOW_IN_PYTHON}")
-    recipe = from_yaml(folder / RECIPE, Recipe())
-    if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in it
-        recipe = replace(recipe, reward=checkpoint.read_json(folder / RECIPE)["reward"])
-    if recipe.run_dir.resolve() != folder.resolve():  # moved, or called from another folder
-        recipe = replace(recipe, out=str(folder))
+    recipe = recorded(folder)
     if not checkpoint.checkpoints(folder / CHECKPOINTS):
         raise HoneError(f"{folder} has no checkpoint to continue from: start it again with `hone run`")
     return run(recipe, resume=True)
-
-
-HOW_IN_PYTHON = "continue it with `hone run RECIPE --resume`, or hone.run(recipe, resume=True)"
 
 
 def _interrupted(recipe: Recipe) -> Interrupted:
@@ -129,8 +118,9 @@ def _found(folder: Path, *, resume: bool) -> Path | None:
 def _begin(job: Run, folder: Path, *, fresh: bool) -> None:
     """Write the settings where they are new, and the starting model of a fresh run."""
     folder.mkdir(parents=True, exist_ok=True)
-    for place in (folder, folder / CHECKPOINTS):
+    for place in (folder, folder / CHECKPOINTS, folder / BAD):
         checkpoint.sweep(place)
+    job.learner.guard.folder = folder / BAD
     if fresh or not is_described(job.recipe, folder):
         describe(job.recipe, folder)
     if fresh:
@@ -182,6 +172,7 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
     with Stopper() as stopper:
         for iteration in _iterations(job):
             metrics = dict(iteration.metrics) | job.source.progress() | _evaluation(job)
+            metrics["bad_updates"] = float(job.learner.guard.total)
             sink.write(job.step, metrics)
             progress.step(metrics)
             if held_out := _held_out(metrics):
@@ -231,6 +222,15 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
 
 def _watch(job: Run, folder: Path, metrics: Mapping[str, float], *, note: Callable[[str], None]) -> None:
     """Say what is going wrong; past a stop limit, save what there is and end."""
+    guard = job.learner.guard
+    for text in guard.drain():
+        note(f"step {job.step}: {text}")
+    if guard.spent:
+        save(job, folder)
+        raise HoneError(
+            f"stopped at step {job.step}: {guard.spent}: lower optim.lr, or mend what `hone replay` finds in "
+            f"{folder / BAD}; the run is saved in {folder}"
+        )
     for warning in job.monitor.check(job.step, metrics):
         note(f"step {job.step}: {warning.severity}: {warning.message}")
         if warning.severity == "stop":

@@ -4,6 +4,7 @@ And what a run's folder says of the run: its settings, and what it was run with.
 import json
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from hone.config import Choice, to_json
+from hone.config import Choice, from_yaml, to_json
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
@@ -72,10 +73,7 @@ def restore(
     folder: Path, policy: Policy | Scorer, learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable]
 ) -> None:
     """Put everything back as `write_state` found it."""
-    checkpoint.verify(folder)
-    _load_weights(trained(policy, learner.masters), checkpoint.load_tensors(folder / WEIGHTS), folder)
-    if learner.masters is not None:
-        learner.masters.publish()
+    restore_weights(folder, policy, learner)
     checkpoint.load_optimizer(learner.optimizer, checkpoint.load_tensors(folder / MOMENTS))
     state = checkpoint.read_json(folder / STATE)
     learner.updates, learner.version = state["updates"], state["version"]
@@ -84,6 +82,14 @@ def restore(
         raise _of_another_run(folder)
     for name, part in parts.items():
         part.load(state["parts"][name])
+
+
+def restore_weights(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:
+    """The trained weights, and the reference where it has moved: all that a loss depends on."""
+    checkpoint.verify(folder)
+    _load_weights(trained(policy, learner.masters), checkpoint.load_tensors(folder / WEIGHTS), folder)
+    if learner.masters is not None:
+        learner.masters.publish()
     if (folder / REFERENCE).is_file() and isinstance(policy, Policy):
         twin = frozen_copy(policy)
         twin.decoder.load_state_dict(checkpoint.load_tensors(folder / REFERENCE))
@@ -125,6 +131,23 @@ def is_described(recipe: Recipe, folder: Path) -> bool:
     """Whether the folder's files say what the run is made of now: a resumed run may have more steps."""
     files = [folder / RECIPE, folder / CONFIG]
     return all(path.is_file() for path in files) and checkpoint.read_json(files[0]) == to_json(recipe)
+
+
+def recorded(folder: Path) -> Recipe:
+    """The recipe that the run in this folder was started with."""
+    if not (folder / CONFIG).is_file():
+        raise HoneError(f"{folder} is not a run: there is no {CONFIG} in it")
+    if names := checkpoint.read_json(folder / CONFIG).get("python"):
+        raise HoneError(f"{folder} was started with {' and '.join(names)} made in Python: {HOW_IN_PYTHON}")
+    recipe = from_yaml(folder / RECIPE, Recipe())
+    if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in it
+        recipe = replace(recipe, reward=checkpoint.read_json(folder / RECIPE)["reward"])
+    if recipe.run_dir.resolve() != folder.resolve():  # moved, or called from another folder
+        recipe = replace(recipe, out=str(folder))
+    return recipe
+
+
+HOW_IN_PYTHON = "continue it with `hone run RECIPE --resume`, or hone.run(recipe, resume=True)"
 
 
 def in_python(recipe: Recipe) -> list[str]:

@@ -1,10 +1,11 @@
 """The commands of the command line, one module a kind. None imports torch before it runs."""
 
-from hone.commands import chat, corpus, fetch, inspect, look, plan, score, serve, train
+from hone.commands import chat, corpus, fetch, inspect, look, plan, replay, score, serve, train
 from hone.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
     *train.COMMANDS,
+    *replay.COMMANDS,
     *score.COMMANDS,
     *look.COMMANDS,
     *fetch.COMMANDS,

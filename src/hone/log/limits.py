@@ -52,7 +52,7 @@ class Limits:
         return getattr(self, f"{name}_{severity}")
 
     def patience(self, name: str, severity: Severity) -> int:
-        """NaN is never noise: it is said at once, and as the update is skipped a few may pass before the stop."""
+        """NaN is never noise: it is said at once, and a few may pass before the stop."""
         if name == "nonfinite":
             return 1 if severity == "warn" else self.patience_warn
         return getattr(self, f"patience_{severity}")

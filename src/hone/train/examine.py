@@ -1,6 +1,6 @@
 """Where an update stops being finite: what is NaN or infinite, in the order in which it is computed."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -10,7 +10,7 @@ from hone.algo.table import Algorithm, objective
 from hone.algo.terms import token_ratio
 from hone.types import ABSENT, Batch, Forward, Model
 
-MAY_BE_NAN = frozenset({"step_reward", "label"})  # NaN there means that no step ends at the token
+MAY_BE_NAN = frozenset({"step_reward"})  # NaN there means that no step ends at the token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +35,29 @@ def examine(
 
     trained: what gradients end up in, by name: those are overwritten. `place` numbers the rows for `Found.at`.
     """
-    found = dict[str, Found]()
+    found, parts = dict[str, Found](), list(enumerate(cut))
     for name, x in policy.named_parameters() if isinstance(policy, nn.Module) else ():
         _note(found, _look(f"weight {name}", x, micro=-1))
-    for i, micro in enumerate(cut):
+    for name in parts[0][1].columns() if parts else ():
+        for i, micro in parts:
+            _note_rows(found, i, micro, {name: micro.columns()[name]})
+    for i, micro in parts:
         for p in trained.values():
             p.grad = None
         fwd = policy(micro, algo.wants)
         loss = objective(fwd, micro, algo.loss)
         loss.backward()
-        for name, x in (*micro.columns().items(), *_computed(fwd, micro, algo)):
-            seen = _look(name, x, micro=i, within=micro.mask, nan_is_fine=name in MAY_BE_NAN)
-            _note(found, seen and replace(seen, at=[int(micro.place[seen.at[0]]), *seen.at[1:]]))
+        _note_rows(found, i, micro, _computed(fwd, micro, algo))
         _note(found, _look("loss", loss, micro=i))
         for name, p in trained.items():
             _note(found, None if p.grad is None else _look(f"gradient of {name}", p.grad, micro=i))
     return list(found.values())
+
+
+def _note_rows(found: dict[str, Found], i: int, micro: Batch, columns: Mapping[str, Tensor]) -> None:
+    for name, x in columns.items():
+        seen = _look(name, x, micro=i, within=micro.mask, nan_is_fine=name in MAY_BE_NAN)
+        _note(found, seen and replace(seen, at=[int(micro.place[seen.at[0]]), *seen.at[1:]]))
 
 
 def _note(found: dict[str, Found], seen: Found | None) -> None:
@@ -59,14 +66,11 @@ def _note(found: dict[str, Found], seen: Found | None) -> None:
 
 
 @torch.no_grad()
-def _computed(fwd: Forward, batch: Batch, algo: Algorithm) -> Iterator[tuple[str, Tensor]]:
-    for f in fields(fwd):
-        if (x := getattr(fwd, f.name)) is not ABSENT:
-            yield f"forward.{f.name}", x
+def _computed(fwd: Forward, batch: Batch, algo: Algorithm) -> dict[str, Tensor]:
+    found = {f"forward.{f.name}": x for f in fields(fwd) if (x := getattr(fwd, f.name)) is not ABSENT}
     if fwd.logp is not ABSENT and batch.old_logp is not ABSENT:
-        yield "ratio", token_ratio(fwd, batch)
-    for i, (_, term) in enumerate(algo.loss):
-        yield f"loss.{i}", term(fwd, batch)
+        found["ratio"] = token_ratio(fwd, batch)
+    return found | {f"loss.{i}": term(fwd, batch) for i, (_, term) in enumerate(algo.loss)}
 
 
 @torch.no_grad()

@@ -47,12 +47,12 @@ class Guard:
         path = self._keep(batch, {**about, "step": step, "found": [asdict(f) for f in found]})
         why = str(found[0]) if found else "the sum of the micro-batches is not finite, though each one is"
         self.events.append(f"skipped an update: {why}" + (f"; see `hone replay {path}`" if path else ""))
-        for count, limit, name in (
-            (self.row, self.in_a_row, "in a row, the limit train.max_bad_updates"),
-            (self.total, self.in_all, "in all, the limit train.max_bad_total"),
+        for count, limit, how in (
+            (self.row, self.in_a_row, "in a row were not finite (train.max_bad_updates)"),
+            (self.total, self.in_all, "in all were not finite (train.max_bad_total)"),
         ):
             if count >= limit:
-                self.spent = f"{count} updates {name}, were not finite"
+                self.spent = f"{count} updates {how}"
 
     def drain(self) -> list[str]:
         """What happened since it was last asked."""

@@ -1,0 +1,58 @@
+"""A skipped update computed again: the rows that a run kept, on the weights it had or the nearest before them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from hone import build
+from hone.job import CHECKPOINTS, START, learner_of, set_torch, start_of
+from hone.model.policy import Policy, Scorer
+from hone.state import STATE, recorded, restore_weights
+from hone.train import checkpoint
+from hone.train.examine import Found
+from hone.train.guard import load_rows
+from hone.train.step import explain, remember
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What is not finite, in the order in which it is computed."""
+
+    step: int
+    rows: int
+    weights: str  # where they are from, and how far from those of the time
+    found: list[Found]
+    then: str  # what was first found in the run
+
+
+def replay(file: str | Path) -> Replay:
+    """Compute the update again as far as its gradients; nothing is stepped or written."""
+    path = Path(file)
+    batch, about = load_rows(path)
+    folder = path.resolve().parent.parent
+    recipe = recorded(folder)
+    set_torch(recipe)
+    algo = build.algorithm(recipe)
+    saved, late = nearest(folder, about["updates"])
+    _, decoder = start_of(recipe, resumed=True)
+    learner = learner_of(recipe, algo, decoder, saved=saved)
+    if saved is not None:
+        restore_weights(saved, cast(Policy | Scorer, learner.policy), learner)
+    remember(learner, algo)
+    found = explain(learner, batch.to(learner.device), algo)
+    then = [str(Found(**f)) for f in about["found"][:1]]
+    name = saved.relative_to(folder) if saved is not None else START
+    distance = f"{late} updates before it" if late else "exactly those of the time"
+    return Replay(step=about["step"], rows=len(batch), weights=f"{name}, {distance}", found=found, then="".join(then))
+
+
+def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:
+    """The last whole checkpoint with no more than so many updates, None for the start; and how many it lacks.
+
+    A skipped update moves nothing, so one that was saved later may hold the very weights.
+    """
+    for saved in reversed(checkpoint.checkpoints(folder / CHECKPOINTS).values()):
+        done = checkpoint.read_json(saved / STATE)["updates"]
+        if done <= updates:
+            return saved, updates - done
+    return None, updates

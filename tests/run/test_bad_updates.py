@@ -1,0 +1,141 @@
+"""A run that meets numbers that are not finite: it skips, says so, keeps the rows, and stops after so many."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from small import Wire, World, assert_same_run, contents, hone, interrupt, metrics, recipe, watched, write_rows
+
+import hone as package
+from hone.cli import main
+from hone.errors import HoneError, Interrupted
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
+from hone.recipe import Recipe
+from hone.replay import nearest
+from hone.state import write_model
+from hone.train.checkpoint import load_tensors
+
+torch.set_num_threads(1)
+ROWS = [{"prompt": f"{a}+{a}{'Z' if a == 3 else '='}", "completion": f"{2 * a}"} for a in range(7)]
+
+
+@pytest.fixture(scope="module")
+def odd(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose embedding of one letter is NaN: what reads that letter is not finite, all else is."""
+    folder = tmp_path_factory.mktemp("odd")
+    config = DecoderConfig(
+        vocab_size=258, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=48, initializer_range=0.2, tie_word_embeddings=False,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Decoder(config)
+    (letter,) = world.tokenizer.encode("Z")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[letter] = torch.nan
+    write_model(folder / "model", model, world.tokenizer)
+    write_rows(folder / "rows.jsonl", ROWS)
+    write_rows(folder / "all.jsonl", [ROWS[3]])
+    return folder
+
+
+def made(world: World, odd: Path, out: Path, *settings: str, rows: str = "rows") -> Recipe:
+    data = [f"model.path={odd / 'model'}", f"data={odd / f'{rows}.jsonl'}"]
+    return recipe(world, "sft", out, *data, "optim.schedule=linear", "optim.warmup=2", "train.steps=6", *settings)
+
+
+def test_bad_updates_are_skipped_counted_said_and_kept(world: World, odd: Path, tmp_path: Path, capsys):
+    folder = package.run(made(world, odd, tmp_path / "run", "train.prompts=2"))
+    counts = [row["bad_updates"] for row in metrics(tmp_path / "run")]
+    bad = [step for step, (a, b) in enumerate(zip([0, *counts], counts, strict=False), start=1) if b > a]
+    assert 0 < len(bad) < 6
+    for row in metrics(tmp_path / "run"):
+        assert ("loss" in row) == (row["step"] not in bad)
+        assert row["skipped"] == float(row["step"] in bad)
+        assert "nonfinite" not in row
+    names = sorted(path.name for path in (tmp_path / "run/bad").iterdir())
+    assert names == [f"step-{step:06d}.safetensors" for step in bad]
+    said = capsys.readouterr().err
+    assert f"step {bad[0]}: skipped an update: weight decoder.model.embed_tokens.weight is nan" in said
+    assert json.loads((folder / "state.json").read_text())["updates"] == 6 - len(bad)
+    assert sum(not x.isfinite().all() for x in load_tensors(folder / "learner.safetensors").values()) == 1
+
+
+def test_stopped_and_resumed_around_a_skip_is_as_if_never_stopped(world: World, odd: Path, tmp_path: Path, monkeypatch):
+    whole = made(world, odd, tmp_path / "whole", "train.prompts=2")
+    package.run(whole)
+    counts = [row["bad_updates"] for row in metrics(tmp_path / "whole")]
+    first = counts.index(1.0) + 1
+    for step in {first, max(first - 1, 1)}:
+        cut = made(world, odd, tmp_path / f"cut-{step}", "train.prompts=2")
+        with pytest.raises(Interrupted):
+            watched(lambda cut=cut: package.run(cut), Wire(step, 6, interrupt), monkeypatch)
+        package.resume(tmp_path / f"cut-{step}")
+        assert_same_run(tmp_path / "whole", tmp_path / f"cut-{step}", step=6)
+        assert contents(tmp_path / "whole/bad") == contents(tmp_path / f"cut-{step}/bad")
+
+
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("train.max_bad_updates=3", "3 updates in a row were not finite (train.max_bad_updates)"),
+        ("train.max_bad_total=3", "3 updates in all were not finite (train.max_bad_total)"),
+    ],
+)
+def test_too_many_save_and_stop_the_run(setting: str, why: str, world: World, odd: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    with pytest.raises(HoneError) as error:
+        package.run(made(world, odd, out, setting, rows="all"))
+    assert str(error.value).startswith(f"stopped at step 3: {why}: lower optim.lr, or mend what `hone replay` finds in")
+    assert str(out / "bad") in str(error.value)
+    assert "\n" not in str(error.value)
+    assert (out / "checkpoints/step-000003").is_dir()
+    assert len(list((out / "bad").iterdir())) == 3
+    with pytest.raises(HoneError, match="stopped at step 4: 4 updates"):  # the count is part of the checkpoint
+        package.resume(out)
+
+
+def test_replay_names_what_is_not_finite(world: World, odd: Path, tmp_path: Path, capsys):
+    out = tmp_path / "run"
+    package.run(made(world, odd, out, "train.steps=1", rows="all"))
+    capsys.readouterr()
+    assert main(["replay", str(out / "bad/step-000001.safetensors")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "step 1, 3 rows, weights of checkpoints/step-000001, exactly those of the time"
+    names = [line.partition(": ")[2].partition(" is ")[0] for line in lines[2:]]
+    assert lines[1].startswith("weight decoder.model.embed_tokens.weight is nan at [")
+    assert names[:3] == ["forward.logp", "loss.0", "loss"]
+    assert all(name.startswith("gradient of decoder.") for name in names[3:])
+    assert names[3:]
+    assert main(["replay", str(out / "bad/step-000001.safetensors"), "--json"]) == 0
+    assert [f["name"] for f in json.loads(capsys.readouterr().out)["found"]][1:4] == names[:3]
+
+
+def test_replay_takes_the_nearest_weights_and_says_how_near(world: World, odd: Path, tmp_path: Path):
+    out = tmp_path / "run"
+    package.run(made(world, odd, out, "train.prompts=2", "save.every=2"))
+    updates = {
+        int(p.name[5:]): json.loads((p / "state.json").read_text())["updates"]
+        for p in (out / "checkpoints").glob("step-*")
+    }
+    assert nearest(out, updates[4]) == (out / "checkpoints/step-000004", 0)
+    assert nearest(out, 0) == (None, 0)
+    assert nearest(out, updates[2] - 1) == (None, updates[2] - 1)
+    assert nearest(out, 99) == (out / "checkpoints/step-000006", 99 - updates[6])
+
+
+def test_replay_of_another_file_is_refused(world: World, odd: Path, tmp_path: Path):
+    code, out, err = hone("replay", str(odd / "rows.jsonl"))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "give a file of RUN_DIR/bad" in err
+
+
+def test_the_help_states_the_limits(capsys):
+    with pytest.raises(SystemExit):
+        main(["replay", "--help"])
+    said = capsys.readouterr().out
+    assert "train.max_bad_updates" in said
+    assert "train.max_bad_total" in said
