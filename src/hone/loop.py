@@ -17,6 +17,7 @@ from hone.data.collate import collate, mismatched
 from hone.data.source import Feed
 from hone.dist import collect
 from hone.errors import HoneError
+from hone.log.laps import Laps
 from hone.log.monitor import repeated
 from hone.log.stats import Stats, merged
 from hone.train import diagnose, trust_region
@@ -71,17 +72,17 @@ def online(
         algo = replace(algo, needs=algo.needs | {"old_logp"})
     learner.begin(algo)
     while True:
-        start = time.perf_counter()
-        groups, rounds = _fill(tasks, roll, score, algo, prompts=prompts, rounds=refill_rounds)
+        laps = Laps()
+        groups, rounds = _fill(tasks, roll, score, algo, laps, prompts=prompts, rounds=refill_rounds)
         kept = [g for chosen in rounds for g in chosen]
         stats = describe(groups, kept)
-        stats.add("seconds_sample", time.perf_counter() - start)
 
         if collect.count(len(kept)):  # a rank that kept nothing takes part with no rows
             batch = numbered(collate(kept), rounds).to(learner.device)
             batch = annotate(batch, algo, learner)
             remember(learner, algo)
             batch = credited(batch, algo)
+            laps("annotate")
             for epoch in range(epochs):
                 cut = hash_seed(seed, learner.version, epoch)
                 for part in mini_batches(batch, count=minibatches, unit=algo.unit, seed=cut):
@@ -91,11 +92,14 @@ def online(
             if any(c.reads == "update_kl" for c in algo.control):
                 stats.add("update_kl", update_kl(learner, batch))
 
-        metrics = summary(stats, seconds=time.perf_counter() - start)
+        metrics = summary(stats, seconds=laps.total())
         steer(learner, algo, metrics)
         learner.version += 1
+        laps("update")
         publish(learner.version)
-        yield Iteration(number=learner.version, metrics=metrics | learner.control, groups=groups)
+        laps("publish")
+        metrics |= learner.control | laps.metrics()
+        yield Iteration(number=learner.version, metrics=metrics, groups=groups)
 
 
 def offline(
@@ -124,7 +128,7 @@ def offline(
 
 
 def _fill(
-    tasks: Feed[Task], roll: Roll, score: Score, algo: Algorithm, *, prompts: int, rounds: int
+    tasks: Feed[Task], roll: Roll, score: Score, algo: Algorithm, laps: Laps, *, prompts: int, rounds: int
 ) -> tuple[list[Group], list[list[Group]]]:
     """This rank's part of (everything sampled, what was selected in each round of asking).
 
@@ -134,7 +138,10 @@ def _fill(
     kept: list[list[Group]] = []
     missing = prompts
     for _ in range(rounds if algo.refill else 1):
-        fresh = score(roll(tasks.take(missing), collect.share(missing)))
+        rolled = roll(tasks.take(missing), collect.share(missing))
+        laps("sample")
+        fresh = score(rolled)
+        laps("score")
         groups += fresh
         kept.append(algo.select(fresh))
         missing -= collect.count(len(kept[-1]))

@@ -1,0 +1,1 @@
+"""What grpo_step.py and learner.py measure, by machine."""

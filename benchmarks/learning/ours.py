@@ -1,0 +1,74 @@
+"""Hone's side: the loops as a run has them, without files and logs."""
+
+from collections.abc import Callable, Iterator
+
+from benchmarks.learning.work import ALPHA, RANK, Offline, Online, Subject, prompts_of, rows_of, text_of, variety, words
+from hone.algo import ALGORITHMS, Algorithm
+from hone.data.source import Source
+from hone.data.tokenizer import Tokenizer
+from hone.loop import Iteration, offline, online
+from hone.model.adapters import ReferenceView
+from hone.model.decoder import Decoder
+from hone.model.lora import add_lora
+from hone.model.policy import Policy, Scorer, frozen_copy
+from hone.reward.score import as_scorer, score
+from hone.rollout.local import LocalSampler
+from hone.rollout.protocol import SampleParams
+from hone.rollout.roller import Roller
+from hone.train import optim
+from hone.train.step import Learner
+from hone.types import Group, Rollout, Task
+
+RATE = 1e-6  # small, so that the thousandth step is like the first
+
+
+def decoder_of(subject: Subject) -> Decoder:
+    decoder = subject.decoder().train()
+    if subject.lora:
+        add_lora(decoder, rank=RANK, alpha=ALPHA, targets=("all-linear",))
+    return decoder
+
+
+def learner_of(subject: Subject, algo: Algorithm, *, rows: int) -> tuple[Learner, Decoder]:
+    decoder = decoder_of(subject)
+    policy, reference = (Scorer(decoder) if algo.wants == {"value"} else Policy(decoder)), None
+    if isinstance(policy, Policy) and "ref_logp" in algo.needs:
+        reference = ReferenceView(policy) if subject.lora else frozen_copy(policy)
+    optimizer = optim.adamw(policy.actor_parameters(), policy.critic_parameters(), lr=RATE)
+    return Learner(policy=policy, optimizer=optimizer, reference=reference, micro_rows=rows), decoder
+
+
+def grpo(subject: Subject, work: Online) -> Iterator[Iteration]:
+    """Iterations of GRPO: sample, score, annotate, update, publish."""
+    algo = ALGORITHMS["grpo"](beta=work.beta)
+    learner, decoder = learner_of(subject, algo, rows=work.rows)
+    vocab = decoder.config.vocab_size
+    sampler = LocalSampler(decoder, max_rows=work.rows)
+    params = SampleParams(max_tokens=work.completion, stop_ids=frozenset())
+    tokenizer = Tokenizer(inner=words(vocab), eos=f"w{vocab}", pad="w0")
+    roller = Roller(sampler, tokenizer, params, group=work.group)
+    reward = as_scorer(lambda completion: variety(completion))
+    tasks = Source([Task(prompt=text_of(tokens)) for tokens in prompts_of(work, vocab)], seed=0)
+    return online(
+        tasks, roller, lambda groups: score(groups, reward), learner, algo,
+        prompts=work.prompts, minibatches=work.minibatches, publish=sampler.publish,
+    )  # fmt: skip
+
+
+def steps(method: str, subject: Subject, work: Offline) -> Iterator[Iteration]:
+    """Steps of an offline method on rows read from memory."""
+    algo = ALGORITHMS[method]()
+    learner, decoder = learner_of(subject, algo, rows=2 * work.groups)
+    written = rows_of(work, decoder.config.vocab_size)
+
+    def row(prompt: list[int], answer: list[int]) -> Rollout:
+        return Rollout(tokens=prompt + answer, mask=[False] * len(prompt) + [True] * len(answer))
+
+    both = algo.unit == 2
+    groups: list[Group] = [[row(w.prompt, w.chosen)] + [row(w.prompt, w.rejected)] * both for w in written]
+    return offline(Source(groups, seed=0), learner, algo, size=work.groups)
+
+
+def turn_of(iterations: Iterator[Iteration]) -> Callable[[], Iteration]:
+    """One iteration a call."""
+    return lambda: next(iterations)
