@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,17 @@ class Piece:
 class Laid:
     """One forward pass: int32 arrays, padded to the size of a captured graph."""
 
+    whole: NDArray[np.int32]  # the three below, one after the other, so that one copy takes them to the device
     tokens: NDArray[np.int32]  # [3, T]  token, position, owner; owner -1: padding
     tiles: NDArray[np.int32]  # [tiles, 4]  owner, first token, its position, tokens
     table: NDArray[np.int32]  # [prompts, blocks]
+
+    @staticmethod
+    def blank(size: int, prompts: int, width: int) -> "Laid":
+        ends = np.cumsum([3 * size, 4 * tiles_for(size, prompts), prompts * width]).tolist()
+        whole = np.zeros(ends[2], dtype=np.int32)
+        tokens, tiles, table = whole[: ends[0]], whole[ends[0] : ends[1]], whole[ends[1] :]
+        return Laid(whole, tokens.reshape(3, size), tiles.reshape(-1, 4), table.reshape(prompts, width))
 
 
 def passes(parts: Sequence[Part], room: int) -> Iterator[list[Piece]]:
@@ -53,19 +62,26 @@ def tiles_for(tokens: int, prompts: int) -> int:
 
 def lay(pieces: Sequence[Piece], *, size: int, prompts: int, width: int) -> Laid:
     """The pieces in `size` tokens and `prompts` lines of a table `width` blocks wide."""
-    tokens = np.zeros((3, size), dtype=np.int32)
-    tokens[2] = -1
-    table = np.zeros((prompts, width), dtype=np.int32)
-    tiles = np.zeros((tiles_for(size, prompts), 4), dtype=np.int32)
-    at = tile = 0
-    for owner, piece in enumerate(pieces):
-        count = piece.end - piece.start
-        tokens[0, at : at + count] = piece.prompt[piece.start : piece.end]
-        tokens[1, at : at + count] = np.arange(piece.start, piece.end)
-        tokens[2, at : at + count] = owner
-        table[owner, : len(piece.blocks)] = piece.blocks
-        for first in range(0, count, QUERIES):
-            tiles[tile] = (owner, at + first, piece.start + first, min(QUERIES, count - first))
-            tile += 1
-        at += count
-    return Laid(tokens, tiles, table)
+    laid, numbers = Laid.blank(size, prompts, width), np.arange(len(pieces))
+    start = np.array([piece.start for piece in pieces], dtype=np.int64)
+    count = np.array([piece.end for piece in pieces], dtype=np.int64) - start
+    at, total = np.cumsum(count) - count, int(count.sum())
+    read = chain.from_iterable(piece.prompt[piece.start : piece.end] for piece in pieces)
+    laid.tokens[0, :total] = np.fromiter(read, np.int32, total)
+    laid.tokens[1, :total] = np.arange(total) - np.repeat(at - start, count)
+    laid.tokens[2, :total] = np.repeat(numbers, count)
+    laid.tokens[2, total:] = -1
+    cut = -(-count // QUERIES)
+    owner = np.repeat(numbers, cut)
+    first = QUERIES * (np.arange(len(owner)) - np.repeat(np.cumsum(cut) - cut, cut))
+    tiles = (owner, at[owner] + first, start[owner] + first, np.minimum(QUERIES, count[owner] - first))
+    laid.tiles[: len(owner)] = np.stack(tiles, axis=1)
+    write_lines(laid.table, [piece.blocks for piece in pieces])
+    return laid
+
+
+def write_lines(table: NDArray[np.int32], lines: Sequence[Sequence[int]]) -> None:
+    """Each at the beginning of its line of the table, whose rest stays."""
+    count = np.array([len(line) for line in lines], dtype=np.int64)
+    there = np.arange(table.shape[1]) < count[:, None]
+    table[: len(lines)][there] = np.fromiter(chain.from_iterable(lines), np.int32, int(count.sum()))
