@@ -151,6 +151,18 @@ def test_free_rows_are_filled_some_at_a_time_but_nobody_waits_for_long():
     assert waited <= PATIENCE
 
 
+def test_fewer_free_rows_are_filled_where_their_prompts_fill_a_launch():
+    s = scheduler(64, budget=300)
+    s.add([request(i, 100, tokens=100) for i in range(100)])
+    while s.rows:
+        launch(s)
+    for number in (5, 9):
+        s.release(place_of(s, number))
+    assert launch(s)[0].parts == []
+    s.release(place_of(s, 7))  # three prompts of 100 tokens
+    assert sorted(p.row for p in launch(s)[0].begin) == [5, 7, 9]
+
+
 def test_the_last_ones_that_wait_enter_at_once():
     s = scheduler(64)
     s.add([request(i, tokens=100) for i in range(65)])

@@ -17,6 +17,7 @@ from hone.rollout.runner import Part, Runner, Seat
 COMPACT_BELOW = 0.7  # close the gaps when a smaller share of the rows still writes; on a CPU 0.65 and 0.75 were fastest
 # The share of the rows that is free before prompts are read. With a share r, a launch of prompts that costs c steps and
 # completions of L tokens, a token costs 1 + c / (L r) + r / 2 steps: the least at r = sqrt(2 c / L); c = 1, L = 128.
+# Fewer rows are enough where their prompts fill a launch: more would only need another one.
 REFILL = 1 / 8
 PATIENCE = 32  # launches after which one free row is enough
 LOOK_AHEAD = 64  # prompts passed over because another that begins as they do is being read
@@ -75,6 +76,7 @@ class Scheduler:
         self.owner: dict[int, Waiting | Place] = {}  # every request in the engine
         self.launches = self.admitted = self.age = 0
         self.computed = self.saved = 0  # prompt tokens
+        self.begun = 0  # requests
         self.starved = False  # the first in the queue lacks blocks
 
     @property
@@ -156,7 +158,8 @@ class Scheduler:
         """A few rows at a time; at once where that is all that waits, or where a row has been free for long."""
         if not self.rows or not self._refilling():
             return False
-        few = min(self.queues.count, math.ceil(REFILL * self.max_rows))
+        full = math.ceil(self.prefill_tokens * self.begun / max(self.computed, 1))  # requests to a launch, so far
+        few = min(self.queues.count, math.ceil(REFILL * self.max_rows), full)
         return len(self.rows) >= few or self.launches - self.admitted >= PATIENCE
 
     def _admit(self, launch: Prefill) -> None:
@@ -202,6 +205,7 @@ class Scheduler:
         self.reading.append(reading)
         for place in places:
             place.reading = reading
+        self.begun += len(places)
         self.computed += len(group.prompt) - columns
         self.saved += columns + (len(places) - 1) * len(group.prompt)
         return reading
