@@ -108,10 +108,11 @@ SAMPLER = (
         old="            module.training = False\n        yield\n",
         new=(
             "            module.training = False\n"
+            "        for module in decoder.modules():\n"
             "            if hasattr(module, 'enabled'):\n"
             "                module.enabled = False\n"
             "        yield\n"
-            "        for module, _ in modes:\n"
+            "        for module in decoder.modules():\n"
             "            if hasattr(module, 'enabled'):\n"
             "                module.enabled = True\n"
         ),

@@ -138,14 +138,16 @@ class BlockPool:
 
     def release(self, blocks: Iterable[int]) -> None:
         """One reader less of each; give a sequence's last block first, for what begins it is wanted longest."""
+        refs, held = self.refs, self.index.held
         for block in blocks:
-            if not self.refs[block]:
+            left = refs[block] - 1
+            if left < 0:
                 raise ValueError(f"block {block} is held by nobody")
-            self.refs[block] -= 1
-            if self.refs[block]:
+            refs[block] = left
+            if left:
                 continue
             self.free += 1
-            if block in self.index.held and not self.slab:
+            if block in held and not self.slab:
                 self._kept[block] = None
             elif not self.slab:
                 self._blank.append(block)

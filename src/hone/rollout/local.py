@@ -35,14 +35,14 @@ class Running(Protocol):
 @contextmanager
 def evaluating(decoder: Decoder) -> Iterator[None]:
     """Every module in eval mode, then each back in its own mode."""
-    modes = [(module, module.training) for module in decoder.modules()]
+    training = [module for module in decoder.modules() if module.training]
     try:
-        for module, _ in modes:
+        for module in training:
             module.training = False
         yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for module in training:
+            module.training = True
 
 
 class LocalSampler:

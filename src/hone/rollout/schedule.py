@@ -166,7 +166,7 @@ class Scheduler:
         index = self.pool.index
         for group in self.queues.ahead(self.max_rows + LOOK_AHEAD):
             chunks = index.find(group.adapter, group.prompt)
-            more = (len(group.prompt) - 1) // CHUNK > len(chunks)
+            more = launch.coming and (len(group.prompt) - 1) // CHUNK > len(chunks)
             if more and index.next_key(group.adapter, group.prompt, chunks) in launch.coming:
                 continue  # it has less to read when that one is there
             tokens = len(group.prompt) - CHUNK * len(chunks)
