@@ -1,6 +1,6 @@
 """One decode step on a GPU, taken apart: the whole, the products alone (no row attends), and what memory would allow.
 
-python -m benchmarks.decode_step [--quick] [--try]: --try also times other settings of the attention and two halves.
+python -m benchmarks.decode_step [--quick]
 """
 
 import argparse
@@ -16,8 +16,6 @@ from hone.demo.summary import machine
 from hone.model import cuda_runner
 from hone.model.cuda_runner import CudaRunner
 from hone.model.decoder import Decoder
-from hone.model.kernels import attend, tiles
-from hone.model.kernels.tiles import Tile
 from hone.rollout.protocol import SampleParams
 from hone.rollout.runner import Part, Seat
 
@@ -90,35 +88,14 @@ def rows_of(shape: str, rows: int, context: int, rate: float) -> list[Row]:
     ]
 
 
-def tries(shape: str, rows: int, context: int) -> None:
-    """Other settings, to stderr."""
-    decoder = make(shape)
-    usual = attend.WARPS, attend.STAGES, cuda_runner.HALVED, tiles.JOINED_ROWS, tiles.JOINED
-    narrow, square = Tile(64, 32, 128, 4, 3, False), Tile(64, 64, 64, 4, 3, False)
-    for warps, stages, halved, tile in (
-        (1, 3, False, None), (2, 3, False, None), (4, 3, False, None), (4, 2, False, None), (4, 3, True, None),
-        (4, 3, False, narrow), (4, 3, False, square), (1, 3, False, narrow), (4, 3, True, narrow),
-    ):  # fmt: skip
-        attend.WARPS, attend.STAGES, cuda_runner.HALVED = warps, stages, 2 if halved else 1 << 30
-        tiles.JOINED_ROWS, tiles.JOINED = (rows, tile) if tile else (0, narrow)
-        found = step(decoder, rows, context)
-        how = f"warps {warps} stages {stages} halves {halved} joined {tile}"
-        say(f"{shape} {rows} at {context}, {how}: {found.whole:.0f} ({found.products:.0f})")
-    attend.WARPS, attend.STAGES, cuda_runner.HALVED, tiles.JOINED_ROWS, tiles.JOINED = usual
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one batch size")
-    parser.add_argument("--try", dest="trying", action="store_true", help="time other settings too")
     args = parser.parse_args()
     rate = bandwidth()
     cases = [("135M", 256, 192)] if args.quick else [("135M", 256, 192), ("135M", 1_024, 192), ("0.5B", 256, 192)]
     cases += [] if args.quick else [("135M", 1, 192), ("135M", 64, 192), ("135M", 256, 400)]
     rows = [found for case in cases for found in rows_of(*case, rate)]
-    if args.trying:
-        for case in cases[:3]:
-            tries(*case)
     print(json.dumps({"rows": rows, "machine": {**machine(), "gpu": torch.cuda.get_device_name()}}))
 
 

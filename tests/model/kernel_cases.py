@@ -11,12 +11,10 @@ import interpreted  # noqa: F401 (before Triton)
 import torch
 from engine_run import write as run
 
-from hone.model import cuda_runner
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.cuda_runner import CudaRunner
 from hone.model.decoder import Decoder
-from hone.model.kernels import attend, tiles
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.plain import PlainRunner
 from hone.rollout.protocol import SampleParams
@@ -76,9 +74,8 @@ def compare(ours: dict[int, News], plain: dict[int, News]) -> dict[str, Any]:
     }
 
 
-def case(name: str, *, rows: int, blocks: int, budget: int, warps: int = 1, halved: int = 1 << 30) -> dict[str, Any]:
+def case(name: str, *, rows: int, blocks: int, budget: int) -> dict[str, Any]:
     decoder = model(name)
-    attend.WARPS, cuda_runner.HALVED = warps, halved
     runner = CudaRunner(decoder, max_rows=rows, capacity=80, num_blocks=blocks)
     return compare(
         write(runner, requests(), budget), write(PlainRunner(decoder, max_rows=8, capacity=80), requests(), 400)
@@ -114,12 +111,7 @@ def invariant() -> dict[str, Any]:
 
 def main(path: str) -> None:
     found = {name: case(name, rows=8, blocks=24, budget=400) for name in MODELS}
-    found["few rows, cut prompts, four warps"] = case("llama", rows=3, blocks=9, budget=50, warps=4)
-    tiles.JOINED_ROWS = 8
-    found["products in one kernel"] = case("every option", rows=8, blocks=24, budget=400)
-    tiles.JOINED_ROWS = 0
-    found["two halves"] = case("llama", rows=8, blocks=24, budget=400, halved=2)
-    attend.WARPS, cuda_runner.HALVED = 1, 1 << 30
+    found["few rows, cut prompts"] = case("llama", rows=3, blocks=9, budget=50)
     found |= {"adapters": adapters(), "invariant": invariant()}
     with open(path, "w") as file:
         json.dump(found, file)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hone.model.decoder import Decoder, Layer
-from hone.model.kernels import tiles
 from hone.model.kernels.attend import BLOCK, Memory, PromptPlaces, RowPlaces, attend_prompts, attend_rows
 from hone.model.kernels.attention import copy_blocks
 from hone.model.kernels.prompts import Piece, lay, passes, tiles_for
@@ -29,7 +28,6 @@ LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # row
 # prompt tokens of the captured graphs: a launch costs what its size costs, however few of them are real
 PROMPTS = (128, 256, 512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384)
 LINES = 256  # the most prompts in one pass
-HALVED = 1 << 30  # rows from which a step runs in two halves
 
 
 class CudaRunner(Switching):
@@ -58,22 +56,19 @@ class CudaRunner(Switching):
         self.on_gpu = device.type == "cuda"
         self.hopper = self.on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
         self.lag = 1 if self.on_gpu else 0
-        self.beside = torch.cuda.Stream(device) if self.on_gpu else None
         width = pieces(capacity, BLOCK)
         with torch.inference_mode():
             self.rows = RowState(max_rows, config.vocab_size, width, device)
             self.memory = Memory.of(config, blocks=num_blocks, rows=max_rows, positions=capacity, like=weight)
             self.room = min(PROMPTS[-1], max(PROMPTS[0], max_rows * capacity))
             rank, wide = rank_of(decoder)
-            tokens = max(self.room, max_rows + ROWS)
+            tokens = max(self.room, max_rows)
             self.buffers = Buffers.of(config, tokens, rank=rank, wide=wide, like=weight)
             rows = pieces(max_rows, ROWS) * ROWS
             self.logits = torch.zeros(rows, config.vocab_size, device=device)
             self.prompt_numbers = torch.zeros(3, self.room, dtype=torch.int32, device=device)
             self.prompt_tiles = torch.zeros(tiles_for(self.room, LINES), 4, dtype=torch.int32, device=device)
             self.prompt_table = torch.zeros(LINES, width, dtype=torch.int32, device=device)
-        self.programs = torch.cuda.get_device_properties(device).multi_processor_count if self.on_gpu else 3
-        self.arrived = torch.zeros(2, config.num_hidden_layers, 4, dtype=torch.int32, device=device)
         self.graphs: dict[tuple[str | None, Hashable], torch.cuda.CUDAGraph] = {}
         self.at: dict[str | None, tuple[int, ...]] = {}
         self.weights: dict[str | None, list[LayerWeights]] = {}
@@ -115,7 +110,7 @@ class CudaRunner(Switching):
 
     def _read_now(self, size: int, tiles: int) -> None:
         weights = self.weights[self.adapter]
-        launcher = self._launcher(size, self.buffers)
+        launcher = self._launcher(size)
         token, position, owner = (self.prompt_numbers[i, :size] for i in range(3))
         at = PromptPlaces(table=self.prompt_table, position=position, owner=owner, tiles=self.prompt_tiles[:tiles])
         parts = launcher.embed(self.decoder.model.embed_tokens.weight, token, weights[0].gain)
@@ -147,61 +142,27 @@ class CudaRunner(Switching):
             return Pending.of(self, rows, most)
 
     def _write_now(self, rows: int, restrict: bool, penalty: bool, bias: bool) -> None:
-        """One step of the first rows; large batches in two halves side by side, one's products beside the other's
-        attention."""
-        halves = 2 if rows >= HALVED and not rows % 2 and not self.invariant else 1
-        here, each = torch.cuda.current_stream() if self.on_gpu else None, rows // halves
-        for number in range(halves):
-            if number == 0 or here is None or self.beside is None:
-                self._write_part(number, each)
-                continue
-            self.beside.wait_stream(here)
-            with torch.cuda.stream(self.beside):
-                self._write_part(number, each)
-        if halves > 1 and here is not None and self.beside is not None:
-            here.wait_stream(self.beside)
-        draw(self.logits, self.rows.draw, self.rows.wrote, rows, restrict=restrict, penalty=penalty, bias=bias)
-
-    def _write_part(self, number: int, rows: int) -> None:
-        """The logits of so many rows, from number * rows on."""
+        """One step of the first rows."""
         weights, state, decoder = self.weights[self.adapter], self.rows.draw, self.decoder
-        these = slice(number * rows, (number + 1) * rows)
-        launcher = self._launcher(rows, self.buffers.part(number, rows))
-        at = RowPlaces(
-            table=self.rows.table[these], position=state.position[these], active=state.active[these], half=number
-        )
-        parts = launcher.embed(decoder.model.embed_tokens.weight, state.token[these], weights[0].gain)
-        if rows <= tiles.JOINED_ROWS and not self.invariant and not any(w.adapters for w in weights):
-            parts = self._joined(launcher, parts, at)
-        else:
-            for i, w in enumerate(weights):
-                parts = launcher.layer(
-                    w, parts, self._gain_after(i), lambda w=w, i=i: attend_rows(launcher, self.memory, w, i, at)
-                )
-        logits = self.logits if number == 0 else self.logits[these]
-        launcher.head(parts, decoder.model.norm.weight, decoder.lm_head.weight, logits)
-
-    def _joined(self, launcher: Launcher, parts: int, at: RowPlaces) -> int:
-        """The layers as two kernels each: attention, and what is between two attentions."""
-        weights, b = self.weights[self.adapter], launcher.buffers
-        arrived = self.arrived[at.half]
-        arrived.zero_()
-        launcher.linear(b.scaled, parts, weights[0].qkv, weights[0].qkv_bias, b.qkv)
+        launcher = self._launcher(rows)
+        at = RowPlaces(table=self.rows.table, position=state.position, active=state.active)
+        parts = launcher.embed(decoder.model.embed_tokens.weight, state.token, weights[0].gain)
         for i, w in enumerate(weights):
-            attend_rows(launcher, self.memory, w, i, at)
-            after = weights[i + 1] if i + 1 < len(weights) else None
-            parts = launcher.between(w, after, self._gain_after(i), arrived[i], self.programs)
-        return parts
+            parts = launcher.layer(
+                w, parts, self._gain_after(i), lambda w=w, i=i: attend_rows(launcher, self.memory, w, i, at)
+            )
+        launcher.head(parts, decoder.model.norm.weight, decoder.lm_head.weight, self.logits)
+        draw(self.logits, self.rows.draw, self.rows.wrote, rows, restrict=restrict, penalty=penalty, bias=bias)
 
     def _gain_after(self, layer: int) -> Tensor:
         """Of the norm that reads what this layer makes."""
         weights = self.weights[self.adapter]
         return weights[layer + 1].gain if layer + 1 < len(weights) else self.decoder.model.norm.weight
 
-    def _launcher(self, rows: int, buffers: Buffers) -> Launcher:
+    def _launcher(self, rows: int) -> Launcher:
         return Launcher(
             config=self.decoder.config,
-            buffers=buffers,
+            buffers=self.buffers,
             rows=rows,
             invariant=self.invariant,
             pdl=self.hopper,

@@ -17,7 +17,7 @@ from hone.model.kernels.weights import LayerWeights
 
 BLOCK = 32  # columns of a KV block
 QUERIES = 64  # prompt tokens a program attends with
-WARPS, STAGES = 1, 3  # of a program that attends for a row
+WARPS, STAGES = 1, 2  # of a program that attends for a row; more stages take the room of the kernels beside it
 BUSY = 768  # programs that keep an H200 busy
 SPLITS, INVARIANT = 8, 2  # stretches of a row's keys: at most, and where the batch must not matter
 STORE = 32  # prompt tokens a program rotates
@@ -30,8 +30,8 @@ class Memory:
     pool: Tensor  # [blocks, layers, 2, K, BLOCK, E]
     cos: Tensor  # float32 [positions, E / 2]
     sin: Tensor
-    sums: Tensor  # float32 [2, ...]: what stretches of keys came to, until they are joined; for each half of a batch
-    arrived: Tensor  # int32 [2, rows * K]  stretches that have come, 0 between launches
+    sums: Tensor  # float32: what stretches of keys came to, until they are joined
+    arrived: Tensor  # int32 [rows * K]  stretches that have come, 0 between launches
 
     @staticmethod
     def of(config: DecoderConfig, *, blocks: int, rows: int, positions: int, like: Tensor) -> "Memory":
@@ -46,8 +46,8 @@ class Memory:
             pool=torch.zeros(shape, dtype=like.dtype, device=device),
             cos=cos,
             sin=sin,
-            sums=torch.zeros(2, size, device=device),
-            arrived=torch.zeros(2, rows * KV, dtype=torch.int32, device=device),
+            sums=torch.zeros(size, device=device),
+            arrived=torch.zeros(rows * KV, dtype=torch.int32, device=device),
         )
 
 
@@ -58,7 +58,6 @@ class RowPlaces:
     table: Tensor  # int32 [rows, blocks a row]
     position: Tensor  # int32 [rows]
     active: Tensor  # int32 [rows]
-    half: int = 0  # of the batch, where two run side by side
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +84,10 @@ def attend_rows(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int,
     splits = splits_of(launcher.rows, c.num_key_value_heads, invariant=launcher.invariant)
     attention.decode[(launcher.rows, c.num_key_value_heads, splits)](
         b.qkv, pool, at.table, at.position, at.active, memory.cos, memory.sin, *_gains(w), b.mixed,
-        memory.sums[at.half], memory.arrived[at.half], c.head_dim**-0.5, c.rms_norm_eps, at.table.shape[1],
-        GP=padded(G), KEYS=32 if c.head_dim <= 64 else 16, W=WARPS, SPLITS=splits,
+        memory.sums, memory.arrived, c.head_dim**-0.5, c.rms_norm_eps, at.table.shape[1],
+        GP=padded(G), SPLITS=splits,
         WINDOW=c.windows[layer] if c.windows else 0, PDL=launcher.pdl,
-        num_warps=WARPS, num_stages=STAGES, **_shape(launcher, layer, w, norm=True),
+        num_warps=WARPS if c.head_dim <= 64 else 2 * WARPS, num_stages=STAGES, **_shape(launcher, layer, w, norm=True),
         **({"launch_pdl": True} if launcher.pdl else {}),
     )  # fmt: skip
 

@@ -42,52 +42,28 @@ def _absorb(q, k, v, seen, top, total, out, scale):
 
 
 @triton.jit
-def _absorb_all(q, k, v, seen, top, total, out, scale):
-    """The same for W warps side by side, each with keys of its own: [W, R, E], [W, T, E], [W, 1, T]"""
-    x = tl.where(seen, tl.dot(q, tl.permute(k, (0, 2, 1))) * scale, float("-inf"))
-    higher = tl.maximum(top, tl.max(x, 2))
-    p = tl.exp(x - higher[:, :, None])
+def _absorb_whole(q, k, v, top, total, out, scale):
+    """The same where every key is seen"""
+    x = tl.dot(q, tl.trans(k)) * scale
+    higher = tl.maximum(top, tl.max(x, 1))
+    p = tl.exp(x - higher[:, None])
     shrink = tl.exp(top - higher)
-    return higher, total * shrink + tl.sum(p, 2), tl.dot(p.to(v.dtype), v, out * shrink[:, :, None])
-
-
-@triton.jit
-def _keys(POOL, table, at, seen, head, LAYERS: tl.constexpr, KV: tl.constexpr, BS: tl.constexpr, E: tl.constexpr):
-    """Keys and values [W, T, E] at these positions [W, T] of a row; zeros where not seen"""
-    dims = tl.arange(0, E)[None, None]
-    number = tl.load(table + at // BS, mask=seen, other=0).to(tl.int64)
-    line = POOL + (number * (LAYERS * 2 * KV) + head) * (BS * E) + (at % BS) * E
-    k = tl.load(line[:, :, None] + dims, mask=seen[:, :, None], other=0.0)
-    return k, tl.load(line[:, :, None] + KV * BS * E + dims, mask=seen[:, :, None], other=0.0)
-
-
-@triton.jit
-def _stretch(position, split, STEP: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr):
-    """(the first key in sight, where this stretch begins, where it ends), whole steps from the beginning"""
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(position - WINDOW + 1, 0)
-    span = tl.cdiv(tl.cdiv(position - first // STEP * STEP, STEP), SPLITS) * STEP
-    begin = first // STEP * STEP + split * span
-    return first, begin, tl.minimum(begin + span, position)
+    return higher, total * shrink + tl.sum(p, 1), tl.dot(p.to(v.dtype), v, out * shrink[:, None])
 
 
 @triton.jit
 def _own(
-    line, own_at, KGAIN, cos, sin, q, eps, scale, highest, whole, mixed,
-    KV: tl.constexpr, G: tl.constexpr, E: tl.constexpr, BS: tl.constexpr, NORM: tl.constexpr,
+    line, own_at, KGAIN, cos, sin, q, eps, scale, KV: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
+    BS: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Write the row's own key and value to the pool, and take them into the softmax (highest, whole, mixed)"""
+    """Write the row's own key and value to the pool; the queries' score of that key, and the value"""
     dims = tl.arange(0, E)[None]
     one = tl.arange(0, 1)[:, None]
     k = _rotated(line + KV * G * E + one, KGAIN, cos, sin, one < 1, eps, NORM, E).to(own_at.dtype.element_ty)
     v = tl.load(line + (KV * G + KV) * E + dims)
     tl.store(own_at + dims, k)
     tl.store(own_at + KV * BS * E + dims, v)
-    score = tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale
-    higher = tl.maximum(highest, score)
-    before, mass = tl.exp(highest - higher), tl.exp(score - higher)
-    return higher, whole * before + mass, mixed * before[:, None] + mass[:, None] * v.to(tl.float32)
+    return tl.sum(q.to(tl.float32) * k.to(tl.float32), 1) * scale, v.to(tl.float32)
 
 
 @triton.jit
@@ -121,28 +97,37 @@ def _join(PART, COUNT, top, total, out, heads, dims, GP: tl.constexpr, E: tl.con
 def decode(
     QKV, POOL, TABLE, POSITION, ACTIVE, COS, SIN, QGAIN, KGAIN, OUT, PART, COUNT, scale, eps, table_width,
     LAYERS: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, E: tl.constexpr, BS: tl.constexpr,
-    KEYS: tl.constexpr, W: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr, NORM: tl.constexpr,
-    PDL: tl.constexpr,
+    SPLITS: tl.constexpr, WINDOW: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One query a row: row = program 0, key-value head = program 1, its G query heads (GP >= 16 with padding) together,
-    a stretch of the keys = program 2, of which each of W warps has every W-th block of KEYS.
+    a stretch of the full blocks = program 2; the first stretch also has the block that is being filled, and the row's
+    own key and value, which are written to the pool and enter from registers.
 
-    The row's own key and value are written to the pool and enter from registers. What earlier steps left (state, the
-    first keys) is read before the kernel that makes the queries has ended.
+    What earlier steps left (state, the keys of two blocks) is read before the kernel that makes the queries has ended.
     """
     row, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    heads, dims = tl.arange(0, GP), tl.arange(0, E)
-    lane = tl.arange(0, W)[:, None] * KEYS + tl.arange(0, KEYS)[None]
-    if PDL:
-        gdc_launch_dependents()
+    heads, dims, t = tl.arange(0, GP), tl.arange(0, E), tl.arange(0, BS)
     active, position = tl.load(ACTIVE + row), tl.load(POSITION + row)
     if active == 0:
         return
-    first, begin, end = _stretch(position, split, W * KEYS, SPLITS, WINDOW)
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    full = position // BS
+    span = tl.cdiv(full - first // BS, SPLITS)
+    begin = first // BS + split * span
+    end = tl.minimum(begin + span, full)
     table = TABLE + row * table_width
-    seen = (begin + lane < end) & (begin + lane >= first)
-    k, v = _keys(POOL, table, begin + lane, seen, head, LAYERS, KV, BS, E)
-    own_at = _block(POOL, tl.load(table + position // BS), head, LAYERS, KV, BS, E) + (position % BS) * E
+    inner = t[:, None] * E + dims[None]
+    # past the row's end nothing is read: what a block held before could be NaN, which a weight of 0 does not remove
+    filling = _block(POOL, tl.load(table + full), head, LAYERS, KV, BS, E)
+    here = (t < position % BS) & (full * BS + t >= first) & (split == 0)
+    k = tl.load(filling + inner, mask=here[:, None], other=0.0)
+    v = tl.load(filling + KV * BS * E + inner, mask=here[:, None], other=0.0)
+    some = begin < end
+    begun = _block(POOL, tl.load(table + begin, mask=some, other=0), head, LAYERS, KV, BS, E)
+    k_begun = tl.load(begun + inner, mask=some, other=0.0)
+    v_begun = tl.load(begun + KV * BS * E + inner, mask=some, other=0.0)
     if PDL:
         gdc_wait()
     line = QKV + row.to(tl.int64) * ((KV * G + 2 * KV) * E)
@@ -150,29 +135,34 @@ def decode(
     mine = heads[:, None] < G
     cos, sin = COS + position * (E // 2), SIN + position * (E // 2)
     q = _rotated(line + (head * G + heads[:, None]) * E, QGAIN, cos, sin, mine, eps, NORM, E).to(dtype)
-    every = tl.broadcast_to(q[None], (W, GP, E))
-    top = tl.full([W, GP], -1e30, tl.float32)
-    total = tl.zeros([W, GP], tl.float32)
-    out = tl.zeros([W, GP, E], tl.float32)
-    top, total, out = _absorb_all(every, k, v, seen[:, None], top, total, out, scale)
-    for start in range(begin + W * KEYS, end, W * KEYS):
-        seen = start + lane < end
-        k, v = _keys(POOL, table, start + lane, seen, head, LAYERS, KV, BS, E)
-        top, total, out = _absorb_all(every, k, v, seen[:, None], top, total, out, scale)
-    highest = tl.max(top, 0)
-    share = tl.exp(top - highest[None])
-    whole, mixed = tl.sum(total * share, 0), tl.sum(out * share[:, :, None], 0)
+    top = tl.full([GP], -1e30, tl.float32)
+    total = tl.zeros([GP], tl.float32)
+    out = tl.zeros([GP, E], tl.float32)
     if split == 0:
-        highest, whole, mixed = _own(
-            line + head * E, own_at, KGAIN, cos, sin, q, eps, scale, highest, whole, mixed, KV, G, E, BS, NORM
-        )
+        own_at = filling + (position % BS) * E
+        top, own = _own(line + head * E, own_at, KGAIN, cos, sin, q, eps, scale, KV, G, E, BS, NORM)
+        total += 1.0
+        out += own
+    top, total, out = _absorb(q, k, v, here[None], top, total, out, scale)
+    seen = (begin * BS + t >= first) & some
+    top, total, out = _absorb(q, k_begun, v_begun, seen[None], top, total, out, scale)
+    # the next block's number is carried along: a load whose address another load gives is fetched too late to help
+    number = tl.load(table + begin + 1, mask=begin + 1 < end, other=0)
+    for block in range(begin + 1, end):
+        at = _block(POOL, number, head, LAYERS, KV, BS, E)
+        k = tl.load(at + inner)
+        v = tl.load(at + KV * BS * E + inner)
+        number = tl.load(table + tl.minimum(block + 1, end - 1))
+        top, total, out = _absorb_whole(q, k, v, top, total, out, scale)
+    if PDL:
+        gdc_launch_dependents()  # not before: the next kernel's programs would take the room of this one's
     last = True
     if SPLITS > 1:
         place = row * KV + head
         part = PART + place.to(tl.int64) * (SPLITS * GP * (E + 2))
-        last, whole, mixed = _join(part, COUNT + place, highest, whole, mixed, heads, dims, GP, E, SPLITS)
+        last, total, out = _join(part, COUNT + place, top, total, out, heads, dims, GP, E, SPLITS)
     out_at = OUT + (row * KV * G + head * G + heads[:, None]) * E + dims[None]
-    tl.store(out_at, (mixed / whole[:, None]).to(dtype), mask=mine & last)
+    tl.store(out_at, (out / total[:, None]).to(dtype), mask=mine & last)
 
 
 @triton.jit

@@ -11,8 +11,6 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hone.model.config import DecoderConfig
-from hone.model.kernels import tiles
-from hone.model.kernels.between import between
 from hone.model.kernels.linear import embed, gated, linear, normed, residual, silu_gate
 from hone.model.kernels.tiles import CUBLAS_ROWS, MIN_COLS, ROWS, Tile, pieces, power, tile
 from hone.model.kernels.weights import LayerWeights, Low
@@ -45,11 +43,6 @@ class Buffers:
             zeros(D), zeros(D), zeros(parts, torch.float32), zeros(heads + 2 * keys), zeros(heads),
             zeros(2 * M if wide else 0), zeros(M), zeros(rank),
         )  # fmt: skip
-
-    def part(self, number: int, rows: int) -> "Buffers":
-        """Buffers for so many rows that no other part's row tiles reach into."""
-        size = pieces(rows, ROWS) * ROWS
-        return Buffers(*(getattr(self, name)[number * size : (number + 1) * size] for name in Buffers.__slots__))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,27 +147,6 @@ class Launcher:
             A, b.squares, W, w.gate_up, b.act, M, K, parts, self.config.rms_norm_eps, P=b.squares.shape[1], TMA=tma,
             **options,
         )  # fmt: skip
-
-    def between(self, w: LayerWeights, after: LayerWeights | None, gain: Tensor, arrived: Tensor, programs: int) -> int:
-        """What follows a layer's attention, up to the next layer's q, k and v, in one kernel
-
-        Where programs cannot wait for each other (before Hopper, in the interpreter) each product is a launch.
-        """
-        b, c, t = self.buffers, self.config, tiles.JOINED
-        D, H, M = c.hidden_size, b.mixed.shape[1], c.intermediate_size
-        then = after or w
-        even = all(n % t.cols == 0 for n in (D, M, len(w.qkv))) and all(k % t.depth == 0 for k in (D, H, M))
-        phases = 15 if after is not None else 7
-        for phase in (phases,) if self.pdl else [1 << i for i in range(4) if phases >> i & 1]:
-            between[(programs,)](
-                b.mixed, b.x, b.scaled, b.squares, b.act, b.qkv, w.out, w.gate_up, w.down, then.qkv,
-                then.out if then.qkv_bias is None else then.qkv_bias, w.mlp_gain, gain, arrived,
-                pieces(self.rows, t.rows), D, H, M, len(w.qkv), c.rms_norm_eps, P=b.squares.shape[1],
-                HAS_BIAS=then.qkv_bias is not None, EVEN=even, PHASES=phase, BARRIER=self.pdl, PDL=self.pdl,
-                BM=t.rows, BN=t.cols, BK=t.depth, num_warps=t.warps, num_stages=t.stages,
-                **({"launch_pdl": True} if self.pdl else {}),
-            )  # fmt: skip
-        return pieces(D, t.cols)
 
     def layer(self, w: LayerWeights, parts: int, next_gain: Tensor, attend: Callable[[], None]) -> int:
         """x += out(attention(x)); x += down(silu(gate) * up), ready for the next layer's norm"""

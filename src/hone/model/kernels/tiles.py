@@ -23,10 +23,6 @@ class Tile:
 INVARIANT = Tile(64, 64, 64, 4, 4)  # for batches that must not change a row's numbers: one size for every batch
 
 
-JOINED = Tile(64, 32, 128, 4, 3, False)  # for products that share a kernel
-JOINED_ROWS = 0  # rows up to which they do: 0, never
-
-
 def pieces(whole: int, each: int) -> int:
     """How many of this size cover the whole."""
     return -(-whole // each)
@@ -50,8 +46,19 @@ def tile(rows: int, cols: int, depth: int, *, invariant: bool, double: bool = Fa
     if double:
         small = Tile(64, 64, 128, 4, 4) if rows <= 256 and cols < 4_096 else Tile(64, 64, 64, 4, 3)
         return small if rows <= 256 or (cols < 4_096 and rows <= 2_048) else Tile(128, 64, 64, 4, 3)
-    if rows <= 256 and cols * depth < 1 << 20:
-        return Tile(64, 32, 64, 4, 3, False) if cols < 768 else Tile(64, 64, 128, 4, 4, False)
+    if rows <= 256 and cols < 1_024:
+        return _narrow(cols, depth)
     if rows <= 512:
         return Tile(64, 64, 128, 4, 4) if cols < WIDE else Tile(128, 128, 64, 4, 3)
-    return Tile(128, 64, 128, 4, 4) if rows <= 2_048 and cols < WIDE else Tile(128, 128, 64, 8, 3)
+    if rows <= 2_048 and cols < WIDE:
+        return Tile(128, 64, 64, 4, 4) if cols * depth < 1 << 19 else Tile(128, 64, 128, 4, 4)
+    return Tile(128, 128, 64, 8, 3)
+
+
+def _narrow(cols: int, depth: int) -> Tile:
+    """For 128 to 256 rows and few columns: deep products want many stages, and a multiprocessor of their own."""
+    if depth >= 1_024:
+        return Tile(64, 32, 128, 4, 6)
+    if cols < 768:
+        return Tile(64, 32, 128, 4, 4, False)
+    return Tile(64, 64, 128, 4, 4, cols >= 960)
