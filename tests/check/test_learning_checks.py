@@ -205,14 +205,15 @@ def test_a_schedule_that_does_not_reach_the_step_is_found(desk: Desk, monkeypatc
 def test_weight_decay_that_does_not_reach_the_step_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     taken = step.apply_gradients
 
-    def without(learner: Any, *rest: Any) -> None:
+    def without(learner: Any, *rest: Any) -> bool:
         groups = learner.optimizer.param_groups
         before = [g["weight_decay"] for g in groups]
         for g in groups:
             g["weight_decay"] = 0.0
-        taken(learner, *rest)
+        finite = taken(learner, *rest)
         for g, decay in zip(groups, before, strict=True):
             g["weight_decay"] = decay
+        return finite
 
     monkeypatch.setattr(step, "apply_gradients", without)
     assert failing(job_of(desk, "sft", "optim.weight_decay=0.5")) == {"update in force"}
