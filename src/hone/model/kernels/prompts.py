@@ -3,12 +3,16 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hone.model.kernels.attend import QUERIES
 from hone.rollout.runner import Part
+
+Numbers = TypeVar("Numbers", NDArray[np.int32], Tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +36,20 @@ class Laid:
 
     @staticmethod
     def blank(size: int, prompts: int, width: int) -> "Laid":
-        ends = np.cumsum([3 * size, 4 * tiles_for(size, prompts), prompts * width]).tolist()
-        whole = np.zeros(ends[2], dtype=np.int32)
-        tokens, tiles, table = whole[: ends[0]], whole[ends[0] : ends[1]], whole[ends[1] :]
-        return Laid(whole, tokens.reshape(3, size), tiles.reshape(-1, 4), table.reshape(prompts, width))
+        whole = np.zeros(length(size, prompts, width), dtype=np.int32)
+        return Laid(whole, *cut(whole, size, prompts, width))
+
+
+def length(size: int, prompts: int, width: int) -> int:
+    """Of the whole."""
+    return 3 * size + 4 * tiles_for(size, prompts) + prompts * width
+
+
+def cut(whole: Numbers, size: int, prompts: int, width: int) -> tuple[Numbers, Numbers, Numbers]:
+    """Tokens, tiles and table, as views; whole may be longer."""
+    first, second, third = 3 * size, length(size, prompts, 0), length(size, prompts, width)
+    tokens, tiles, table = whole[:first], whole[first:second], whole[second:third]
+    return tokens.reshape(3, size), tiles.reshape(-1, 4), table.reshape(prompts, width)
 
 
 def passes(parts: Sequence[Part], room: int) -> Iterator[list[Piece]]:

@@ -127,8 +127,12 @@ class RowState:
 
     def sent(self, x: NDArray[np.generic]) -> Tensor:
         """To the device, without waiting for it."""
+        return self.staged(x).to(self.device, non_blocking=True)
+
+    def staged(self, x: NDArray[np.generic]) -> Tensor:
+        """Where the device can copy it from without the host."""
         here = torch.from_numpy(x)
-        return here.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else here
+        return here.pin_memory() if self.device.type == "cuda" else here
 
 
 def _bounded(x: float) -> float:
