@@ -2,7 +2,7 @@
 
 from benchmarks.catalogue.fault import Edit, fault
 
-STEP, LOOP, OPTIM, FORWARD = "train/step.py", "loop.py", "train/optim.py", "model/forward.py"
+STEP, LOOP, OPTIM = "train/step.py", "loop.py", "train/optim.py"
 
 LEARNER = (
     # --- the scale of the loss ---
@@ -83,9 +83,9 @@ LEARNER = (
         tests="run/test_settings_take_effect.py run/test_end_to_end.py",
     ),
     fault(
-        "temperature left out of the learner's logits", "pain 9", "model", FORWARD,
-        old=" / temperature).log_softmax(-1)", new=" / 1.0).log_softmax(-1)",
-        tests="model/test_forward.py",
+        "temperature left out of the learner's logits", "pain 9", "model", "model/vocab_rows.py",
+        old="    return z if temperature == 1 else z.div_(temperature)\n", new="    return z\n",
+        tests="model/test_vocab.py",
     ),
     fault(
         "the reference at the wrong temperature", "pain 9", "model", "model/policy.py",

@@ -1,26 +1,18 @@
-"""From a padded table to what the loss reads: packing and vocabulary chunks are known here and nowhere else.
+"""From a padded table to hidden states and back: packing is known here and nowhere else.
 
-Shapes: B rows and T columns of the table, L lines of W slots for the decoder, N chosen positions, D hidden,
-V vocabulary.
+Shapes: B rows and T columns of the table, L lines of W slots for the decoder, N chosen positions, D hidden.
 """
 
-from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 
-LogRows = Callable[[slice], Tensor]  # positions -> their log-distributions [n, V]
-Finish = Callable[[Tensor], Tensor]  # what a model does to its logits after the head's matrix
-STATS = frozenset({"logp", "entropy", "ref_kl", "old_kl"})
-NONE: Mapping[str, Tensor | LogRows] = {}
 LAYOUTS = ("padded", "packed")
 LINE = 512  # slots of a packed line, unless a row is longer
 
@@ -129,68 +121,3 @@ def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool = F
 def scatter(x_N: Tensor, where: Tensor) -> Tensor:
     """The inverse of `Lines.gather` for one number per position: [N] -> [B, T], 0 elsewhere."""
     return x_N.new_zeros(where.shape).index_put(where.nonzero(as_tuple=True), x_N)
-
-
-def log_rows(hidden_ND: Tensor, head_weight_VD: Tensor, temperature: float, *, finish: Finish | None = None) -> LogRows:
-    """log softmax(h W' / temperature), computed when the positions are asked for."""
-    return lambda at: _log_softmax(hidden_ND[at], head_weight_VD, temperature, finish)
-
-
-def _log_softmax(hidden: Tensor, weight: Tensor, temperature: float, finish: Finish | None) -> Tensor:
-    logits = wide(F.linear(hidden, weight))
-    return ((logits if finish is None else finish(logits)) / temperature).log_softmax(-1)
-
-
-def token_stats(
-    hidden_ND: Tensor,
-    head_weight_VD: Tensor,
-    targets_N: Tensor,
-    *,
-    want: frozenset[str],
-    temperature: float = 1.0,
-    chunk: int | None = 4096,
-    against: Mapping[str, Tensor | LogRows] = NONE,
-    finish: Finish | None = None,
-) -> dict[str, Tensor]:
-    """What `want` names, [N] each; at most `chunk` positions meet the vocabulary at once (None: all).
-
-    against: the distributions that ref_kl and old_kl compare with, by those names; finish: see Finish.
-    Several chunks are recomputed in the backward pass, so no more than one chunk of logits is ever held;
-    one chunk is not, and can be differentiated twice.
-    """
-    if not want <= STATS:
-        raise ValueError(f"unknown statistics {sorted(want - STATS)}, known are {sorted(STATS)}")
-    if temperature <= 0 or (chunk is not None and chunk < 1):
-        raise ValueError(f"temperature {temperature} and chunk {chunk} must be positive")
-    names = sorted(want)
-    others = {name: x.__getitem__ if isinstance(x, Tensor) else x for name, x in against.items()}
-
-    def stats_at(hidden: Tensor, weight: Tensor, at: slice) -> tuple[Tensor, ...]:
-        logq = _log_softmax(hidden[at], weight, temperature, finish)
-        return tuple(_stat(name, logq, targets_N[at], at, others.get(name)) for name in names)
-
-    N = len(hidden_ND)
-    step = chunk or max(N, 1)
-    slices = [slice(i, min(i + step, N)) for i in range(0, max(N, 1), step)]
-    if len(slices) > 1 and torch.is_grad_enabled():
-        parts = [checkpoint(stats_at, hidden_ND, head_weight_VD, at, use_reentrant=False) for at in slices]
-    else:
-        parts = [stats_at(hidden_ND, head_weight_VD, at) for at in slices]
-    return {name: torch.cat(columns) for name, columns in zip(names, zip(*parts, strict=True), strict=True)}
-
-
-def _stat(name: str, logq_nV: Tensor, targets_n: Tensor, at: slice, other: LogRows | None) -> Tensor:
-    """logp = log q(target), entropy = -sum q log q, ref_kl = KL(q || ref), old_kl = KL(old || q)"""
-    if name == "logp":
-        return logq_nV.gather(-1, targets_n[:, None]).squeeze(-1)
-    if name == "entropy":
-        return -(logq_nV.exp() * logq_nV).sum(-1)
-    if other is None:
-        raise ValueError(f"{name} needs a distribution to be compared with")
-    with torch.no_grad():
-        logr = other(at)
-    if logr.shape != logq_nV.shape:
-        raise ValueError(f"{name}: distribution of shape {tuple(logr.shape)}, expected {tuple(logq_nV.shape)}")
-    if name == "ref_kl":
-        return (logq_nV.exp() * (logq_nV - logr)).sum(-1)
-    return (logr.exp() * (logr - logq_nV)).sum(-1)

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.forward import STATS, Lines, LogRows, hidden_states, lay_out, log_rows, scatter, token_stats
+from hone.model.forward import Lines, hidden_states, lay_out, scatter
 from hone.model.heads import ScalarHead
+from hone.model.vocab import STATS, HeadRows, LogRows, Positions, token_stats
 from hone.types import Batch, Forward
 
 
@@ -68,7 +69,7 @@ class Policy(nn.Module):
         temperature: float = 1.0,
         layout: str = "padded",
         line: int | None = None,
-        chunk: int | None = 4096,
+        chunk: Positions = "fit",
         checkpoint_layers: bool = False,
     ) -> None:
         super().__init__()
@@ -78,7 +79,8 @@ class Policy(nn.Module):
             raise HoneError(f"temperature is {temperature}: training needs a positive one, 1.0 if in doubt")
         self.decoder, self.critic = decoder, critic
         self.temperature, self.layout, self.line = temperature, layout, line
-        self.chunk, self.checkpoint_layers = chunk, checkpoint_layers
+        self.chunk: Positions = chunk
+        self.checkpoint_layers = checkpoint_layers
         self.reference = self.old = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -118,7 +120,7 @@ class Policy(nn.Module):
         """The log-distributions at the masked positions, in row-major order, a slice at a time."""
         lines = lay_out(batch.inputs, batch.real, layout=self.layout, line=self.line)
         hidden = lines.gather(self._hidden(lines), batch.mask)
-        return log_rows(hidden, self.decoder.lm_head.weight, self.temperature, finish=self.decoder.finish)
+        return HeadRows(hidden, self.decoder.lm_head.weight, self.temperature, finish=self.decoder.finish)
 
     def log_distribution(self, batch: Batch) -> Tensor:
         """log softmax(logits / temperature) at the masked positions in row-major order, [N, V]"""
