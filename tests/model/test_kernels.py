@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 import torch
 from engine_run import write as run
 
+from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.kernels.tiles import INVARIANT, ROWS, tile
+from hone.model.kernels.tiles import INVARIANT, ROWS, most_parts, pieces, tile
+from hone.model.lora import add_lora, lora_parameters
 from hone.model.plain import PlainRunner
 from hone.model.runners import make_runner, uncovered
 from hone.rollout.local import LocalSampler
@@ -56,7 +59,9 @@ def test_tiles_fit_the_buffers_and_the_invariant_one_is_the_same_for_all():
     for rows in (1, 16, 17, 64, 128, 129, 256, 512, 1_024, 8_192):
         for cols, depth in ((576, 576), (3_072, 576), (49_152, 576), (896, 4_864)):
             for double in (False, True):
-                assert ROWS % tile(rows, cols, depth, invariant=False, double=double).rows == 0
+                t = tile(rows, cols, depth, invariant=False, double=double)
+                assert ROWS % t.rows == 0
+                assert double or pieces(cols, t.cols) <= most_parts(cols)
                 assert tile(rows, cols, depth, invariant=True, double=double) == INVARIANT
 
 
@@ -168,3 +173,23 @@ def test_weights_that_move_or_change_are_seen_by_captured_graphs():
     for p in decoder.parameters():
         p.data = p.data.clone()
     assert raw() == second
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [3, 20, 70])
+def test_an_adapter_on_a_gpu_gives_the_learners_log_probs(rows: int):
+    decoder = on_gpu()
+    add_lora(decoder, name="one", rank=8, alpha=16.0, targets=("all-linear",))
+    with torch.no_grad():
+        for p in lora_parameters(decoder):
+            p.normal_(std=0.05)
+    switch = partial(use_adapter, decoder)
+    runner = make_runner(decoder, max_rows=rows, capacity=256, switch=switch)
+    asked = [r for r in mixed() if not r.params.temperature][:rows]
+    with torch.no_grad(), switch("one"):
+        news = write(runner, [replace(r, adapter="one") for r in asked], 1_000)
+        for request in asked:
+            tokens = torch.tensor([[*request.prompt, *news[request.id].tokens]], device="cuda")
+            logp = decoder.logits(decoder(tokens)).float().log_softmax(-1)[0, len(request.prompt) - 1 : -1]
+            there = logp.gather(-1, tokens[0, len(request.prompt) :, None]).squeeze(-1).cpu()
+            assert (there - torch.tensor(news[request.id].raw)).abs().max() < 0.1

@@ -12,7 +12,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hone.model.config import DecoderConfig
 from hone.model.kernels.linear import embed, gated, linear, normed, residual, silu_gate
-from hone.model.kernels.tiles import CUBLAS_ROWS, MIN_COLS, ROWS, Tile, pieces, power, tile
+from hone.model.kernels.tiles import CUBLAS_ROWS, ROWS, Tile, most_parts, pieces, power, tile
 from hone.model.kernels.weights import LayerWeights, Low
 
 
@@ -38,7 +38,7 @@ class Buffers:
         def zeros(size: int, dtype: torch.dtype = like.dtype) -> Tensor:
             return torch.zeros(rows, size, dtype=dtype, device=like.device)
 
-        parts = power(pieces(D, MIN_COLS))
+        parts = most_parts(D)
         return Buffers(
             zeros(D), zeros(D), zeros(parts, torch.float32), zeros(heads + 2 * keys), zeros(heads),
             zeros(2 * M if wide else 0), zeros(M), zeros(rank),
