@@ -64,7 +64,8 @@ class TrainSpec:
     tokens: int = 0  # offline: the most tokens a step, padding included, in place of `prompts`; 0: off
     micro_rows: int = 64  # rows in memory at once; changes no number
     micro_tokens: int = 0  # tokens in memory at once, in place of micro_rows; 0: `tokens`, or off
-    layout: Literal["padded", "packed"] = "padded"
+    # padded: a row a line; packed: several; shared: no padding, and what a group's rows begin with only once
+    layout: Literal["padded", "packed", "shared"] = "shared"
     refill_rounds: int = 8  # how often an algorithm may ask for more prompts to fill a step
     mismatch: Literal["none", "truncate", "mask"] = "none"  # what corrects old_logp against gen_logp
     mismatch_cap: float = 2.0

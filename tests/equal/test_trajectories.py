@@ -16,6 +16,8 @@ WAYS = {
     "one row a micro-batch": Way(micro_rows=1),
     "packed, three rows a micro-batch": Way(micro_rows=3, layout="packed"),
     "packed": Way(layout="packed"),
+    "prompts shared": Way(layout="shared"),
+    "prompts shared, three rows a micro-batch": Way(micro_rows=3, layout="shared", left=2, right=1, checkpoint=True),
     "few tokens a micro-batch": Way(micro_tokens=1),
     "packed, thirty tokens a micro-batch": Way(micro_tokens=30, layout="packed"),
     "padding on both sides": Way(left=2, right=9),

@@ -76,6 +76,8 @@ SETTINGS = [
     {"layout": "padded", "checkpoint_layers": True},
     {"layout": "packed", "chunk": 7, "checkpoint_layers": True, "temperature": 0.6},
     {"layout": "padded", "temperature": 1.7},
+    {"layout": "shared"},
+    {"layout": "shared", "chunk": 5, "checkpoint_layers": True, "temperature": 0.6},
 ]
 
 
@@ -94,7 +96,7 @@ def test_every_layout_gives_the_numbers_and_gradients_of_each_row_alone(
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-11)
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
 @pytest.mark.parametrize("place", ["left", "right", "middle", "both"])
 @pytest.mark.parametrize("extra", [0, 1, 9])
 def test_padding_changes_nothing_whatever_its_place_amount_and_tokens(
@@ -166,7 +168,7 @@ def test_temperature_divides_the_logits_exactly(make_decoder, make_batch, rows, 
         exact(policy.log_distribution(batch), (logits / temperature).log_softmax(-1))
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
 def test_log_distribution_is_at_the_mask_in_row_major_order(layout, make_decoder, make_batch, rows):
     policy, batch = Policy(make_decoder(), layout=layout), make_batch(rows, place="left", extra=2)
     table = policy.log_distribution(batch)
@@ -258,7 +260,7 @@ def test_detached_values_do_not_reach_the_backbone(make_decoder, make_batch, row
         assert policy.critic.head.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
 @pytest.mark.parametrize("empty", ["mask", "real", "rows"])
 @pytest.mark.parametrize("chunk", [None, 3])
 def test_an_empty_micro_batch_gives_zeros_and_zero_gradients(layout, empty, chunk, make_decoder, make_batch, rows):
@@ -279,7 +281,7 @@ def test_an_empty_micro_batch_gives_zeros_and_zero_gradients(layout, empty, chun
 
 
 def test_a_row_without_tokens_is_harmless(make_decoder, make_batch, rows):
-    for layout in ("padded", "packed"):
+    for layout in ("padded", "packed", "shared"):
         policy = full_policy(make_decoder, layout=layout)
         batch, fewer = make_batch(rows), make_batch(rows[1:])
         batch.mask[0], batch.real[0] = False, False
@@ -340,7 +342,7 @@ def test_a_zero_head_starts_at_zero_and_still_learns():
     assert (ScalarHead(4).weight != 0).all()
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
 def test_scorer_gives_the_normalised_head_of_each_row_alone(layout, make_decoder, make_batch, rows):
     scorer = Scorer(make_decoder(), layout=layout, mean=0.4, std=2.0).double()
     batch = make_batch(rows, place="middle", extra=3, garbage=-1)

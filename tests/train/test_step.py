@@ -273,7 +273,7 @@ def test_the_gradient_does_not_depend_on_the_micro_batches_or_the_layout(name: s
     learner.micro_rows = 100
     whole = gradient_of(learner, batch, algo)
     assert whole.any()
-    for micro_rows, layout in itertools.product((1, 3, 5, 100), ("padded", "packed")):
+    for micro_rows, layout in itertools.product((1, 3, 5, 100), ("padded", "packed", "shared")):
         learner.micro_rows, learner.policy.layout = micro_rows, layout  # pyright: ignore[reportAttributeAccessIssue]
         torch.testing.assert_close(gradient_of(learner, batch, algo), whole, rtol=0, atol=1e-12)
 

@@ -11,8 +11,8 @@ from hone.algo.table import Algorithm, objective
 from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.perturb import moved
 from hone.check.probe import Probe
-from hone.model.forward import LAYOUTS
 from hone.model.policy import Policy
+from hone.model.shared import LAYOUTS
 from hone.train import optim
 from hone.train.step import Learner, evaluate, micro_batches
 from hone.types import Batch, Forward
@@ -41,7 +41,7 @@ def _columns(fwd: Forward) -> dict[str, Tensor]:
 
 
 def layouts(probe: Probe) -> Finding:
-    """Padded and packed rows give the same numbers: no row sees its neighbour."""
+    """Rows give the same numbers in every layout: no row sees its neighbour."""
     policy, want = probe.job.policy, probe.job.algo.wants & {"logp", "value"}
     before, found = policy.layout, list[Forward]()
     try:
@@ -50,9 +50,9 @@ def layouts(probe: Probe) -> Finding:
             found.append(evaluate(policy, probe.batch, frozenset(want), rows=len(probe.batch)))
     finally:
         policy.layout = before
-    padded, packed = map(_columns, found)
-    gap = max(float((padded[name] - packed[name]).abs().max()) for name in padded)
-    seen = f"{' and '.join(padded)} of padded and packed rows within {gap:.1e}; the run uses {before}"
+    padded, *others = map(_columns, found)
+    gap = max(float((padded[name] - other[name]).abs().max()) for name in padded for other in others)
+    seen = f"{' and '.join(padded)} of rows {', '.join(LAYOUTS)} within {gap:.1e}; the run uses {before}"
     if not gap <= CUT:
         return failed(seen, "this is a bug of Hone: please report it")
     return passed(seen)

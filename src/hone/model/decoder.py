@@ -6,6 +6,7 @@ Shapes: B rows, T new tokens, S keys (cached and new), D hidden, H query heads, 
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -15,10 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
+from hone.model.ragged import Rows
 
 if TYPE_CHECKING:
     from hone.rollout.runner import Runner
 
+Mask = Tensor | Rows | None  # which tokens a token may look at: None, those before it
 TABLE = 4096  # positions whose rotation is kept from the start; longer contexts grow into it
 
 
@@ -91,7 +94,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(E, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(E, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, cache: KVCache | None) -> Tensor:
         B, T, _ = x_BTD.shape
         q, k, v = (
             proj(x_BTD).view(B, T, -1, self.E).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
@@ -101,6 +104,8 @@ class Attention(nn.Module):
         q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
+        if isinstance(mask, Rows):
+            return self.o_proj(mask.attend(q, k, v, shares_keys=self.shares_keys))
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, enable_gqa=self.shares_keys
         )
@@ -127,7 +132,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, cache: KVCache | None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -148,6 +153,7 @@ class Decoder(nn.Module):
     cos: Tensor
     sin: Tensor
     finish: Callable[[Tensor], Tensor] | None = None  # what is done to logits after the head's matrix
+    takes_lists = True  # its mask may be Rows
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -205,7 +211,7 @@ class Decoder(nn.Module):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Mask = None,
         cache: KVCache | None = None,
         checkpoint_layers: bool = False,
     ) -> Tensor:
@@ -213,7 +219,7 @@ class Decoder(nn.Module):
 
         positions: int64 [B, T]; by default they count up from the end of the cache.
         mask: bool, broadcastable to [B, 1, T, S], True where a token may look; by default causal. With a filled
-        cache and T > 1 a mask must be given.
+        cache and T > 1 a mask must be given. Rows: the one row of tokens is a list that several rows are made of.
         checkpoint_layers: keep only each layer's input for the backward pass and recompute the rest.
         """
         past = cache.length if cache is not None else 0
@@ -250,11 +256,13 @@ class Decoder(nn.Module):
         return self.cos[positions][:, None], self.sin[positions][:, None]
 
 
-def windowed(mask: Tensor | None, window: int, first: int, last: int, *, device: torch.device) -> Tensor | None:
+def windowed(mask: Mask, window: int, first: int, last: int, *, device: torch.device) -> Mask:
     """The mask of columns first to last, which look back at most `window` columns; 0, or a window that holds them all,
     leaves it as it is. Rows are contiguous, so that columns are as far apart as positions."""
     if not window or last <= window:
         return mask
+    if isinstance(mask, Rows):
+        return replace(mask, window=window)
     far = torch.arange(first, last, device=device)[:, None] - torch.arange(last, device=device)
     near = far < window
     return near & (far >= 0) if mask is None else mask & near

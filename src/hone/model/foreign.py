@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
-from hone.model.decoder import Decoder
+from hone.model.decoder import Decoder, Mask
 
 NO_LIMIT = 1_048_576  # the context of a model that states none
 PROBE = 7  # tokens on which a model is tried
@@ -37,6 +37,7 @@ class Foreign(Decoder):
     the same length (or padding after their end): no model needs to be told about padding.
     """
 
+    takes_lists = False
     runner = None  # pyright: ignore[reportAssignmentType]  # it is sampled in waves
 
     def __init__(self, inner: Any) -> None:
@@ -75,7 +76,7 @@ class Foreign(Decoder):
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
-        mask: Tensor | None = None,
+        mask: Mask = None,
         cache: Any = None,
         checkpoint_layers: bool = False,
     ) -> Tensor:

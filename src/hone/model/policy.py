@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.forward import Lines, hidden_states, lay_out, scatter
+from hone.model.forward import Lines, hidden_states, scatter
 from hone.model.heads import ScalarHead
+from hone.model.shared import lines_of
 from hone.model.vocab import STATS, HeadRows, LogRows, Positions, token_stats
 from hone.types import Batch, Forward
 
@@ -67,7 +68,7 @@ class Policy(nn.Module):
         *,
         critic: SharedCritic | OwnCritic | None = None,
         temperature: float = 1.0,
-        layout: str = "padded",
+        layout: str = "shared",
         line: int | None = None,
         chunk: Positions = "fit",
         checkpoint_layers: bool = False,
@@ -92,7 +93,7 @@ class Policy(nn.Module):
     def forward(self, batch: Batch, want: frozenset[str]) -> Forward:
         self._check(batch, want)
         stats = want & STATS
-        lines = lay_out(batch.inputs, batch.real, layout=self.layout, line=self.line)
+        lines = self._lay_out(batch)
         reads_hidden = stats or ("value" in want and isinstance(self.critic, SharedCritic))
         hidden = self._hidden(lines) if reads_hidden else None
         fields = dict[str, Tensor]()
@@ -118,7 +119,7 @@ class Policy(nn.Module):
 
     def log_rows(self, batch: Batch) -> LogRows:
         """The log-distributions at the masked positions, in row-major order, a slice at a time."""
-        lines = lay_out(batch.inputs, batch.real, layout=self.layout, line=self.line)
+        lines = self._lay_out(batch)
         hidden = lines.gather(self._hidden(lines), batch.mask)
         return HeadRows(hidden, self.decoder.lm_head.weight, self.temperature, finish=self.decoder.finish)
 
@@ -143,6 +144,9 @@ class Policy(nn.Module):
             return self.critic.head(own)
         assert self.critic is not None, "_check saw to it"
         assert hidden is not None, "forward saw to it"
+    def _lay_out(self, batch: Batch) -> Lines:
+        return lines_of(batch, self.decoder, layout=self.layout, line=self.line)
+
         return self.critic.head(hidden.detach() if self.critic.detach else hidden)
 
     def _check(self, batch: Batch, want: frozenset[str]) -> None:
@@ -196,7 +200,7 @@ class Scorer(nn.Module):
         kind: str = "reward",
         mean: float = 0.0,
         std: float = 1.0,
-        layout: str = "padded",
+        layout: str = "shared",
         checkpoint_layers: bool = False,
     ) -> None:
         super().__init__()
@@ -229,6 +233,6 @@ class Scorer(nn.Module):
             raise ValueError(f"a Scorer gives only value, not {sorted(want - {'value'})}")
         if not want:
             return Forward()
-        lines = lay_out(batch.inputs, batch.real, layout=self.layout)
+        lines = lines_of(batch, self.decoder, layout=self.layout)
         hidden = hidden_states(self.decoder, lines, checkpoint_layers=self.checkpoint_layers)
         return Forward(value=lines.spread((self.head(hidden) - self.mean) / self.std))
