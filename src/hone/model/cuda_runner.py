@@ -2,6 +2,7 @@
 
 # Triton's constexpr takes plain numbers:
 # pyright: reportArgumentType=false
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -13,7 +14,7 @@ from torch import Tensor
 from hone.model.decoder import Decoder, Layer
 from hone.model.kernels.attend import BLOCK, Memory, PromptPlaces, RowPlaces, attend_prompts, attend_rows
 from hone.model.kernels.attention import copy_blocks
-from hone.model.kernels.prompts import Piece, lay, passes, tiles_for
+from hone.model.kernels.prompts import Piece, cut, lay, length, passes
 from hone.model.kernels.rows import RowState
 from hone.model.kernels.step import Buffers, Launcher
 from hone.model.kernels.tiles import ROWS, pieces
@@ -62,13 +63,12 @@ class CudaRunner(Switching):
             self.memory = Memory.of(config, blocks=num_blocks, rows=max_rows, positions=capacity, like=weight)
             self.room = min(PROMPTS[-1], max(PROMPTS[0], max_rows * capacity))
             rank, wide = rank_of(decoder)
+            self.adapts = rank > 0
             tokens = max(self.room, max_rows)
             self.buffers = Buffers.of(config, tokens, rank=rank, wide=wide, like=weight)
             rows = pieces(max_rows, ROWS) * ROWS
             self.logits = torch.zeros(rows, config.vocab_size, device=device)
-            self.prompt_numbers = torch.zeros(3, self.room, dtype=torch.int32, device=device)
-            self.prompt_tiles = torch.zeros(tiles_for(self.room, LINES), 4, dtype=torch.int32, device=device)
-            self.prompt_table = torch.zeros(LINES, width, dtype=torch.int32, device=device)
+            self.prompts = torch.zeros(length(self.room, LINES, width), dtype=torch.int32, device=device)
         self.graphs: dict[tuple[str | None, Hashable], torch.cuda.CUDAGraph] = {}
         self.at: dict[str | None, tuple[int, ...]] = {}
         self.weights: dict[str | None, list[LayerWeights]] = {}
@@ -80,6 +80,8 @@ class CudaRunner(Switching):
 
     def _follow(self) -> None:
         """Graphs hold addresses: those of weights that have moved are captured anew."""
+        if not self.adapts and self.at.get(self.adapter) == addresses(self.decoder):
+            return
         with self.adapted():
             layers = [LayerWeights.of(cast(Layer, layer)) for layer in self.decoder.model.layers]
         at = (*addresses(self.decoder), *(a.A.data_ptr() for w in layers for a in w.adapters))
@@ -102,17 +104,15 @@ class CudaRunner(Switching):
         # a captured graph is launched at its own size; the interpreter takes them as they are
         size = min(s for s in (*PROMPTS, self.room) if s >= count) if self.on_gpu else count
         lines = LINES if self.on_gpu else len(pieces)
-        laid = lay(pieces, size=size, prompts=lines, width=self.prompt_table.shape[1])
-        self.prompt_numbers[:, :size].copy_(self.rows.sent(laid.tokens))
-        self.prompt_tiles[: len(laid.tiles)].copy_(self.rows.sent(laid.tiles))
-        self.prompt_table[:lines].copy_(self.rows.sent(laid.table))
-        self._launch(("read", size), lambda: self._read_now(size, len(laid.tiles)))
+        laid = lay(pieces, size=size, prompts=lines, width=self.rows.table.shape[1])
+        self.prompts[: len(laid.whole)].copy_(self.rows.staged(laid.whole), non_blocking=True)
+        self._launch(("read", size), lambda: self._read_now(size, lines))
 
-    def _read_now(self, size: int, tiles: int) -> None:
+    def _read_now(self, size: int, lines: int) -> None:
         weights = self.weights[self.adapter]
         launcher = self._launcher(size)
-        token, position, owner = (self.prompt_numbers[i, :size] for i in range(3))
-        at = PromptPlaces(table=self.prompt_table, position=position, owner=owner, tiles=self.prompt_tiles[:tiles])
+        (token, position, owner), tiles, table = cut(self.prompts, size, lines, self.rows.table.shape[1])
+        at = PromptPlaces(table=table, position=position, owner=owner, tiles=tiles)
         parts = launcher.embed(self.decoder.model.embed_tokens.weight, token, weights[0].gain)
         for i, w in enumerate(weights):
             parts = launcher.layer(
@@ -123,9 +123,10 @@ class CudaRunner(Switching):
         """Every seat gets its own copy of the block that the prompt leaves half filled."""
         pairs: list[tuple[int, int]] = []
         for part in parts:
-            for seat in part.seats:
-                both = zip(part.blocks, seat.blocks, strict=False)
-                pairs += [(a, b) for a, b in list(both)[: -(-(len(part.prompt) - 1) // BLOCK)] if a != b]
+            at, filled = divmod(len(part.prompt) - 1, BLOCK)  # the blocks before are everybody's
+            if filled:
+                mine = part.blocks[at]
+                pairs += [(mine, seat.blocks[at]) for seat in part.seats if seat.blocks[at] != mine]
         if pairs:
             size = self.memory.pool[0].numel()
             where = self.rows.sent(np.array(pairs, dtype=np.int32))
@@ -133,7 +134,7 @@ class CudaRunner(Switching):
 
     def decode(self, rows: int) -> Ticket:
         """One more token for each row in [0, rows) that is seated and has not ended."""
-        size = min([s for s in LADDER if rows <= s <= self.max_rows] or [self.max_rows])
+        size = min(LADDER[bisect_left(LADDER, rows)], self.max_rows) if rows <= LADDER[-1] else self.max_rows
         uses = int(np.bitwise_or.reduce(self.rows.uses[:rows]))
         how = (bool(uses & Uses.RESTRICT), bool(uses & Uses.PENALTY), bool(uses & Uses.BIAS))
         with torch.inference_mode():

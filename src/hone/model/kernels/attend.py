@@ -113,7 +113,7 @@ def attend_prompts(launcher: Launcher, memory: Memory, w: LayerWeights, layer: i
     )  # fmt: skip
     attention.prefill[(len(at.tiles), c.num_attention_heads)](
         b.qkv, pool, at.table, at.tiles, b.mixed, c.head_dim**-0.5, at.table.shape[1],
-        WINDOW=c.windows[layer] if c.windows else 0, BT=QUERIES, num_warps=4, num_stages=2,
+        WINDOW=c.windows[layer] if c.windows else 0, BT=QUERIES, num_warps=4, num_stages=3,
         **_shape(launcher, layer, w, norm=False),
     )  # fmt: skip
 

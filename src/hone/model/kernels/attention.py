@@ -238,9 +238,11 @@ def prefill(
     first = 0
     if WINDOW > 0:
         first = tl.maximum(position - WINDOW + 1, 0)
-    for block in range(first // BS, tl.cdiv(position + count, BS)):
-        number = tl.load(TABLE + owner * table_width + block)
+    table, end = TABLE + owner * table_width, tl.cdiv(position + count, BS)
+    number = tl.load(table + first // BS)
+    for block in range(first // BS, end):
         at = _block(POOL, number, head // G, LAYERS, KV, BS, E)
+        number = tl.load(table + tl.minimum(block + 1, end - 1))
         at_k = block * BS + t
         inside = (at_k < position + count)[:, None]
         k = tl.load(at + t[:, None] * E + dims[None], mask=inside, other=0.0)
