@@ -14,6 +14,7 @@ from hone.loop import Iteration, offline, online
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
+from hone.model.teacher import TopKTeacher
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
@@ -43,6 +44,9 @@ def policy_for(algo: Algorithm, base: Decoder, *, shared: bool = True, layout: s
     policy = Policy(base, critic=critic, layout=layout).to(base.model.embed_tokens.weight.dtype)
     if algo.needs & {"ref_logp", "ref_kl"} or "ref_kl" in algo.wants:
         policy.reference = frozen_copy(policy)
+    if algo.teacher is not None:
+        teacher = Policy(decoder(7, width=16, dtype=base.model.embed_tokens.weight.dtype)).requires_grad_(False)
+        policy.reference = TopKTeacher(teacher, algo.teacher.top_k) if algo.teacher.top_k else teacher
     return policy
 
 

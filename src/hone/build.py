@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from hone.algo import ALGORITHMS, Algorithm
+from hone.algo import ALGORITHMS, Algorithm, Teacher
 from hone.algo.weight import mismatch
 from hone.config import Choice, build_choice, unknown
 from hone.data import assemble
@@ -20,7 +20,7 @@ from hone.data.budget import WINDOW, Budgeted
 from hone.data.budget import check_fits as check_fits_budget
 from hone.data.shapes import has_shape
 from hone.data.source import Source
-from hone.data.tokenizer import Tokenizer, check_fits
+from hone.data.tokenizer import Tokenizer, check_fits, check_same_tokens
 from hone.errors import HoneError
 from hone.load import load_function
 from hone.model.adapters import ReferenceView
@@ -31,6 +31,7 @@ from hone.model.folder import load_decoder, load_scorer
 from hone.model.lora import add_lora, plain_state
 from hone.model.peft import load_peft
 from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
+from hone.model.teacher import TopKTeacher, trimmed
 from hone.recipe import PAIRED, LoraSpec, ModelSpec, Recipe, SampleSpec
 from hone.reward.model import RewardModel
 from hone.reward.score import Scorer as RewardScorer
@@ -52,6 +53,7 @@ def algorithm(recipe: Recipe) -> Algorithm:
     name, sample = recipe.algo_name, recipe.sample
     if "kl_baseline" in algo.needs and recipe.train.prompts < 2:
         raise HoneError(f"{name} compares each row with the next: set train.prompts to 2 or more")
+    _check_settings(recipe, algo)
     if not algo.online:
         return algo
     if sample.group < algo.group:
@@ -65,6 +67,25 @@ def algorithm(recipe: Recipe) -> Algorithm:
         why = "bounds one step an iteration" if algo.trust_region else "is strictly on policy"
         raise HoneError(f"{name} {why}: set train.epochs=1 and train.minibatches=1")
     return algo
+
+
+def check_teacher(recipe: Recipe, vocabulary: Tokenizer) -> None:
+    """The teacher, where there is one, reads and writes the same tokens."""
+    if recipe.teacher:
+        folder = resolve(recipe.teacher)
+        if not folder.is_dir():
+            raise HoneError(f"no folder {folder} of a teacher: give a folder, or a name that `hone fetch` knows")
+        check_same_tokens(vocabulary, Tokenizer.load(folder), folder)
+
+
+def _check_settings(recipe: Recipe, algo: Algorithm) -> None:
+    name = recipe.algo_name
+    if recipe.teacher and algo.teacher is None:
+        raise HoneError(f"{name} does not learn from a teacher: leave teacher out, or set algo=distil")
+    if algo.teacher is not None and not recipe.teacher:
+        raise HoneError(f"{name} learns from a teacher: set teacher=FOLDER, a model with the same tokenizer")
+    if algo.teacher is not None and recipe.train.reference_refresh:
+        raise HoneError("train.reference_refresh would put the policy in its teacher's place: set it to 0")
 
 
 def place(name: str = "auto", precision: str = "auto") -> tuple[torch.device, torch.dtype]:
@@ -144,9 +165,21 @@ def reference(recipe: Recipe, policy: Policy | Scorer, algo: Algorithm) -> Model
     """The frozen policy, or the base under the adapter, where the algorithm compares with one."""
     if not isinstance(policy, Policy) or not (algo.needs & {"ref_logp", "ref_kl"} or "ref_kl" in algo.wants):
         return None
-    model = ReferenceView(policy) if recipe.lora.used else frozen_copy(policy)
+    if algo.teacher is not None:
+        model = _teacher(recipe, policy, algo.teacher)
+    else:
+        model = ReferenceView(policy) if recipe.lora.used else frozen_copy(policy)
     policy.reference = model
     return model
+
+
+def _teacher(recipe: Recipe, policy: Policy, spec: Teacher) -> Policy | TopKTeacher:
+    """Another folder's model, frozen, where the policy is and at its temperature."""
+    model = load_decoder(resolve(recipe.teacher), trust_remote_code=recipe.model.trust_remote_code)
+    head = policy.decoder.lm_head.weight
+    model = trimmed(model, len(head)).to(head.device, head.dtype)
+    frozen = Policy(model, temperature=policy.temperature, layout=policy.layout).requires_grad_(False).eval()
+    return TopKTeacher(frozen, spec.top_k) if spec.top_k else frozen
 
 
 def learner(recipe: Recipe, policy: Trainable, ref: Model | None) -> Learner:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from hone.model.folder import load_decoder
 from hone.model.policy import Policy, Scorer
 from hone.recipe import Recipe
 from hone.reward.score import Scorer as RewardScorer
+from hone.reward.score import as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.state import ADAPTER, restore, write_model, write_state
@@ -67,6 +68,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     """Build every part before the first step, so that what is wrong is said before anything is written."""
     algo = build.algorithm(recipe)
     vocabulary, decoder = start_of(recipe, resumed=resume_from is not None)
+    build.check_teacher(recipe, vocabulary)
     learner = learner_of(recipe, algo, decoder, saved=resume_from)
     policy = cast(Policy | Scorer, learner.policy)
     context = decoder.config.max_position_embeddings
@@ -82,13 +84,16 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         source=loaded.feed,
         notes=loaded.notes,
         news=loaded.news,
-        monitor=Monitor(recipe.limits),
+        # a teacher's pupil learns whether rewards differ or not
+        monitor=Monitor(replace(recipe.limits, varied_warn=None) if algo.teacher else recipe.limits),
     )
     if algo.online:
         params = build.sample_params(recipe.sample, vocabulary, seed=recipe.seed)
         sampler = LocalSampler(decoder, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id)
         job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
-        job.reward = build.reward(recipe.reward, vocabulary, device=learner.device)
+        job.reward = as_scorer(unrewarded)
+        if recipe.reward:
+            job.reward = build.reward(recipe.reward, vocabulary, device=learner.device)
         if recipe.eval_data:
             how = build.reading(recipe, vocabulary)
             job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)
@@ -126,6 +131,11 @@ def start_of(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
             f"{folder} is damaged, and the run goes on from it: start a new run, with model.path set to a checkpoint"
         ) from error
     return Tokenizer.load(folder), load_decoder(folder, trust_remote_code=recipe.model.trust_remote_code)
+
+
+def unrewarded(completion: str) -> float:
+    """For an algorithm that learns from a teacher and reads no reward."""
+    return 0.0
 
 
 def parts(job: Run) -> dict[str, Any]:

@@ -155,6 +155,7 @@ class Recipe:
     # In Python also rows (dicts), Tasks, or a list of (data, weight).
     data: str | Sequence[Any] = ""
     eval_data: str | Sequence[Any] = ""
+    teacher: str = ""  # of distil: a model's folder or fetched name, with the same tokenizer as the model's
     # {"math": 1.0, "format": 0.1}, one name, "rewards.py:function", or in Python a function
     reward: str | Mapping[str, float] | Callable[..., Any] = field(default_factory=dict[str, float])
     # by name, with settings; in Python also a value, as in hone.algo.grpo(beta=0.0)
@@ -357,7 +358,7 @@ def _validate_reward(recipe: Recipe) -> None:
         for name in reward:
             if not _is_part(name):
                 raise unknown("reward", name, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])
-        if recipe.online and not any(reward.values()):
+        if recipe.online and not any(reward.values()) and not recipe.teacher:
             raise HoneError("there is no reward: set reward.math=1.0, or reward=FILE.py:function")
     elif isinstance(reward, str) and ".py:" not in reward:
         raise unknown("reward", reward, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])

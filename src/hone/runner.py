@@ -173,6 +173,8 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
         for iteration in _iterations(job):
             metrics = dict(iteration.metrics) | job.source.progress() | _evaluation(job)
             metrics["bad_updates"] = float(job.learner.guard.total)
+            for name in () if recipe.reward else ("reward", "varied"):  # a teacher's pupil may have no reward
+                metrics.pop(name, None)
             sink.write(job.step, metrics)
             progress.step(metrics)
             if held_out := _held_out(metrics):

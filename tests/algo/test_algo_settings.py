@@ -53,6 +53,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "ratio": ("row", {}),
     "smoothing": (0.2, {}),
     "threshold": (0.5, {}),
+    "top_k": (3, {}),
     "value": (0.9, {}),
     "value_clip": (None, {}),
 }
@@ -77,7 +78,7 @@ def portrait(algo: Algorithm) -> list[Any]:
         (loss.item(), {n: g.tolist() for n, g in grads.items()}),
         [(c.column, c.start, c.reads, *(c.update(0.2, x) for x in (0.5, 0.1, 1e-3))) for c in algo.control],
         [(n, term(fwd, batch).tolist()) for n, term in algo.watch],
-        (algo.trust_region, sorted(algo.needs), sorted(algo.wants)),
+        (algo.trust_region, algo.teacher, sorted(algo.needs), sorted(algo.wants)),
     ]
 
 

@@ -421,7 +421,7 @@ def test_the_ranges_by_name() -> None:
         "good",
         "bad",
     }
-    expected = dict.fromkeys(above, POSITIVE) | dict.fromkeys({*not_below, "odds"}, NOT_NEGATIVE)
+    expected = dict.fromkeys(above, POSITIVE) | dict.fromkeys({*not_below, "odds", "top_k"}, NOT_NEGATIVE)
     expected |= {"gamma": SHARE, "lam": SHARE, "decay": Range(0, 1, below=True)}
     expected |= {"smoothing": Range(0, 0.5, below=True)}
     expected |= {"dual": Range(1, above=True), "cg_steps": Range(1), "backtracks": Range(1), "threshold": Range()}

@@ -32,6 +32,7 @@ def written(algo: Algorithm) -> dict[str, str]:
         "flags": " ".join(flags),
         "group": str(algo.group) if algo.group > 1 else "",
         "unit": str(algo.unit) if algo.unit > 1 else "",
+        "teacher": "" if algo.teacher is None else repr(algo.teacher),
         "region": "" if algo.trust_region is None else repr(algo.trust_region),
     }
     return {name: text for name, text in fields.items() if text}

@@ -57,13 +57,13 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> str:
     return str(path)
 
 
-def decoder(vocab: int, *, context: int = 48) -> Decoder:
+def decoder(vocab: int, *, seed: int = 0, context: int = 48) -> Decoder:
     config = DecoderConfig(
         vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.2,
     )  # fmt: skip
     with torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(seed)
         return Decoder(config)
 
 
@@ -73,11 +73,12 @@ def chat_tokenizer(*, template: str = DEFAULT_TEMPLATE) -> Tokenizer:
 
 
 def make_desk(folder: Path) -> Desk:
-    """Data, `plain` and `chat` models with their tokenizers."""
+    """Data, `plain` and `chat` models with their tokenizers, and a `teacher` of the plain one."""
     for name, rows in ROWS.items():
         write_rows(folder / f"{name}.jsonl", rows)
     for name, tokenizer in (("plain", train_bpe([], vocab_size=258)), ("chat", chat_tokenizer())):
         write_model(folder / name, decoder(tokenizer.vocab_size), tokenizer)
+    write_model(folder / "teacher", decoder(258, seed=2), train_bpe([], vocab_size=258))
     return Desk(folder)
 
 
@@ -96,6 +97,7 @@ def recipe(desk: Desk, algo: Any, *settings: str, **fields: Any) -> Recipe:
         "model": ModelSpec(path=desk / "plain"),
         "data": desk / f"{rows_for(name)}.jsonl",
         "reward": tags,
+        "teacher": desk / "teacher" if ALGORITHMS[name]().teacher else "",
         "algo": Choice(algo) if isinstance(algo, str) else algo,
         "sample": SampleSpec(group=4, max_tokens=6),
         "train": TrainSpec(steps=4, prompts=4),

@@ -29,6 +29,7 @@ def test_every_algorithm_passes(desk: Desk, algo: str):
         ("ppo", ["critic.kind=own", "lora.rank=4", "optim.critic_lr=0.01"]),
         ("ppo", ["critic.kind=shared", "train.micro_rows=3"]),
         ("ppo_penalty", ["algo.exact=true"]),
+        ("distil", ["algo.top_k=5", "lora.rank=2"]),
         ("dpo", ["lora.rank=2"]),
         ("reward_model", ["lora.rank=2"]),
         ("reinforce", ["sample.group=1"]),

@@ -48,6 +48,8 @@ CASES = {name: Case(algo=partial(make, **QUICK.get(name, {}))) for name, make in
     "grpo with a LoRA": Case(algo=ALGORITHMS["grpo"], lora=True),
     "dpo with a LoRA": Case(algo=ALGORITHMS["dpo"], lora=True),
     "sft by row": Case(algo=partial(ALGORITHMS["sft"], average="row")),
+    "distil, top 3": Case(algo=partial(ALGORITHMS["distil"], top_k=3)),
+    "distil with a LoRA": Case(algo=ALGORITHMS["distil"], lora=True),
     "dapo, filtered": Case(algo=partial(ALGORITHMS["dapo"], overlong="filter")),
 }  # fmt: skip
 

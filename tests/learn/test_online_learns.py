@@ -47,7 +47,8 @@ CASES = {
     "online_dpo": Case(),
     "expert_iteration": Case({"threshold": 0.35}, steps=30, reach=0.35),  # it imitates, it does not maximise
 }
-ONLINE = [name for name in sorted(ALGORITHMS) if ALGORITHMS[name]().online]
+MADE = {name: make() for name, make in sorted(ALGORITHMS.items())}
+ONLINE = [name for name, algo in MADE.items() if algo.online and not algo.teacher]  # test_distil_learns.py has those
 
 
 @pytest.mark.parametrize("name", ONLINE)

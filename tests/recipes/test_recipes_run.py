@@ -55,7 +55,7 @@ def stand_in(folder: Path) -> None:
     sums = [next(stream) for _ in range(6)]
     pairs = [{"prompt": p.prompt, "chosen": world.written_answer(p, rng), "rejected": "no"} for p in sums]
     write_rows(demo / "data" / FILES["preferences"], pairs)
-    for stage, seed in (("pretrain", 0), ("sft", 1)):
+    for stage, seed in (("pretrain", 0), ("sft", 1), ("grpo", 3)):
         write_model(demo / stage / "model", decoder(tokenizer, seed=seed), tokenizer)
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -88,7 +88,7 @@ def tiny(name: str, out: Path) -> Recipe:
 
 
 def test_there_are_recipes():
-    assert {"pretrain", "sft", "sft_lora", "reward", "dpo", "grpo", "ppo"} <= set(NAMES)
+    assert {"pretrain", "sft", "sft_lora", "reward", "dpo", "grpo", "ppo", "distil"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,7 +104,7 @@ def test_a_recipe_builds_and_makes_sense(name: str):
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_recipe_reads_is_what_the_demo_leaves(name: str):
     made = load_recipe(name)()
-    paths = [made.model.path, made.model.tokenizer, made.data, made.eval_data]
+    paths = [made.model.path, made.model.tokenizer, made.data, made.eval_data, made.teacher]
     paths += [key.removeprefix("model:") for key in made.reward if key.startswith("model:")]  # pyright: ignore
     assert all(Path(path).exists() for path in paths if path)
 

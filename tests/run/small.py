@@ -139,12 +139,13 @@ def decoder(vocab: int, *, seed: int = 0, context: int = 48) -> Decoder:
 
 
 def make_world(folder: Path) -> World:
-    """Data, rewards, a recipe file, `tokenizer`, `model` and a reward model `scorer`."""
+    """Data, rewards, a recipe file, `tokenizer`, `model`, another one `teacher` and a reward model `scorer`."""
     for name, rows in ROWS.items():
         write_rows(folder / f"{name}.jsonl", rows)
     tokenizer = train_bpe([], vocab_size=258)
     tokenizer.save(folder / "tokenizer")
     write_model(folder / "model", decoder(258), tokenizer)
+    write_model(folder / "teacher", decoder(258, seed=2), tokenizer)
     with torch.random.fork_rng():
         torch.manual_seed(1)
         write_model(folder / "scorer", Scorer(decoder(258, seed=1)), tokenizer)
@@ -168,6 +169,7 @@ def recipe(world: World, algo: str, out: Path, *settings: str, **algo_settings: 
         model=ModelSpec(path=world / "model"),
         data=world.data(rows_for(algo)),
         reward=world / "rewards.py:bytes_sum",
+        teacher=world / "teacher" if ALGORITHMS[algo]().teacher else "",
         algo=Choice(algo, algo_settings),
         sample=SampleSpec(group=3, max_tokens=6),
         train=TrainSpec(steps=4, prompts=3),
@@ -182,7 +184,7 @@ def arguments(made: Recipe, world: World) -> list[str]:
     assert isinstance(made.algo, Choice)
     pairs = {
         "name": made.name, "seed": made.seed, "out": made.out, "model.path": made.model.path, "data": made.data,
-        "reward": made.reward, "algo": made.algo.name, "sample.group": made.sample.group,
+        "reward": made.reward, "teacher": made.teacher, "algo": made.algo.name, "sample.group": made.sample.group,
         "sample.max_tokens": made.sample.max_tokens, "train.steps": made.train.steps,
         "train.prompts": made.train.prompts, "optim.lr": made.optim.lr, "save.keep": made.save.keep,
     }  # fmt: skip

@@ -7,6 +7,7 @@ from hone.algo.online import (
     a2c,
     cispo,
     dapo,
+    distil,
     dr_grpo,
     expert_iteration,
     grpo,
@@ -22,7 +23,7 @@ from hone.algo.online import (
     rloo,
     trpo,
 )
-from hone.algo.table import Algorithm, TrustRegion, assign_credit, objective
+from hone.algo.table import Algorithm, Teacher, TrustRegion, assign_credit, objective
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     f.__name__: f
@@ -31,7 +32,7 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
         reinforce, reinforce_baseline, rloo, reinforce_pp, reinforce_pp_baseline,
         a2c, trpo, ppo, ppo_penalty, klq,
         grpo, dr_grpo, dapo, gspo, cispo,
-        online_dpo, expert_iteration,
+        online_dpo, expert_iteration, distil,
         dpo, ipo, kto, orpo, simpo,
     )
 }  # fmt: skip
@@ -39,11 +40,13 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "Teacher",
     "TrustRegion",
     "a2c",
     "assign_credit",
     "cispo",
     "dapo",
+    "distil",
     "dpo",
     "dr_grpo",
     "expert_iteration",

@@ -12,7 +12,7 @@ from hone.algo import control as steering
 from hone.algo import credit, prefer, select, terms, weight
 from hone.algo.control import Control
 from hone.algo.settings import POSITIVE, checked
-from hone.algo.table import Algorithm, Loss, TrustRegion
+from hone.algo.table import Algorithm, Loss, Teacher, TrustRegion
 from hone.errors import HoneError
 
 Watch = tuple[tuple[str, terms.Term], ...]
@@ -381,3 +381,17 @@ def expert_iteration(*, threshold: float = 1.0, keep: int = 0) -> Algorithm:
     """SFT on one's own rows that verify, each once, at most `keep` a prompt (0: all) (Anthony et al. 2017)"""
     chosen = partial(select.verified, threshold=threshold, keep=keep)
     return Algorithm(loss=((1.0, terms.nll),), select=chosen, online=True)
+
+
+@checked()
+def distil(*, top_k: int = 0) -> Algorithm:
+    """KL(student || teacher) at each token of the student's own samples (on-policy GKD, Agarwal et al. 2024)
+
+    top_k: over the student's likeliest tokens and one bucket for the rest; 0: over the whole vocabulary.
+    """
+    return Algorithm(
+        loss=((1.0, terms.reference_kl),),
+        wants=_set("logp", "ref_kl"),  # logp to be watched: the sampler's gap, the entropy
+        teacher=Teacher(top_k=top_k),
+        online=True,
+    )

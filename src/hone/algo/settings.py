@@ -42,7 +42,7 @@ RANGES: dict[str, Range] = {
     "backtracks": Range(1), "beta": NOT_NEGATIVE, "kl_target": POSITIVE, "value": NOT_NEGATIVE,
     "entropy": NOT_NEGATIVE, "max_tokens": NOT_NEGATIVE, "limit": NOT_NEGATIVE, "margin": NOT_NEGATIVE,
     "threshold": Range(), "keep": NOT_NEGATIVE, "centre": NOT_NEGATIVE, "good": NOT_NEGATIVE, "bad": NOT_NEGATIVE,
-    "odds": NOT_NEGATIVE,
+    "odds": NOT_NEGATIVE, "top_k": NOT_NEGATIVE,
 }  # fmt: skip
 
 

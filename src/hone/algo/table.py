@@ -27,6 +27,13 @@ class TrustRegion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Teacher:
+    """The reference is another model, which the policy learns to be like."""
+
+    top_k: int = 0  # compare the policy's likeliest tokens, and the rest together; 0: every token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
     """The whole of a method, as data."""
 
@@ -41,6 +48,7 @@ class Algorithm:
     control: tuple[Control, ...] = ()  # columns adapted between iterations
     watch: tuple[tuple[str, Term], ...] = ()  # logged, not minimised
     trust_region: TrustRegion | None = None
+    teacher: Teacher | None = None
     online: bool = False  # samples its own data
     on_policy: bool = False  # its loss is right for the policy that sampled only: one update an iteration
     refill: bool = False  # ask for more prompts until the selected groups fill the iteration

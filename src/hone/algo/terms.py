@@ -123,6 +123,11 @@ def kl_penalty(fwd: Forward, batch: Batch, *, estimator: str = "k3", through_rat
     return batch.kl_coef[:, None] * kl
 
 
+def reference_kl(fwd: Forward, batch: Batch) -> Tensor:
+    """KL(pi || ref) of the next-token distribution, summed over the vocabulary  (distillation)"""
+    return fwd.ref_kl
+
+
 def kl_to_old(fwd: Forward, batch: Batch) -> Tensor:
     """k3 of KL(old || pi) on the old policy's samples: value and gradient are both unbiased  (PPO-penalty)"""
     return k3(torch.where(batch.mask, batch.old_logp - fwd.logp, 0.0))

@@ -63,6 +63,8 @@ def reference(probe: Probe) -> Finding:
     ref, policy = probe.job.learner.reference, probe.job.policy
     if ref is None or not isinstance(policy, Policy):
         return skipped("the algorithm, as it is set, compares with no reference")
+    if probe.job.algo.teacher:
+        return skipped("the reference is a teacher, another model")
     rows, want = probe.job.learner.micro_rows, frozenset({"logp"})
     now = evaluate(policy, probe.batch, want, rows=rows).logp
     before = evaluate(ref, probe.batch, want, rows=rows).logp

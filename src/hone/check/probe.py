@@ -100,7 +100,7 @@ class Probe:
     @cached_property
     def stands_in(self) -> bool:
         """Whether these few rewards give nothing to learn from, so that made-up ones stand in for them."""
-        if not self.job.algo.online:
+        if not self.job.algo.online or self.job.algo.teacher:
             return False
         try:
             values = [[value for r in g if (value := reward_of(r)) is not None] for g in self.scored]

@@ -13,6 +13,7 @@ from hone.reward.score import Combined, Scorer
 from hone.types import Outcome, Rollout, Task
 
 OFFLINE = "there is no reward: the algorithm is offline"
+TAUGHT = "the loss reads no reward: a teacher marks each token"
 GOLD = 16  # tasks on which another row's answer is tried
 TRIED = 200  # tasks on which a function of the user's is called with the right answer, once
 SHOWN = 30  # characters of a prompt
@@ -28,14 +29,19 @@ FORMS = (
 CLOSE = 1e-4  # a reward model's number depends a little on the rows beside it
 
 
+def _unread(probe: Probe) -> str:
+    """Why the loss reads no reward, "" where it does."""
+    return OFFLINE if not probe.job.algo.online else TAUGHT if probe.job.algo.teacher else ""
+
+
 def _values(outcomes: Sequence[Outcome]) -> list[float | None]:
     return [o.value for o in outcomes]
 
 
 def values(probe: Probe) -> Finding:
     """How many rewards are invalid and why, their range, and whether they differ at all."""
-    if not probe.job.algo.online:
-        return skipped(OFFLINE)
+    if why := _unread(probe):
+        return skipped(why)
     outcomes = [r.outcome for g in probe.scored for r in g if r.outcome]
     numbers = [o.value for o in outcomes if o.value is not None]
     invalid = Counter(o.reason for o in outcomes if o.value is None)
@@ -69,8 +75,8 @@ def _short(task: Task | None) -> str:
 
 def repeatable(probe: Probe) -> Finding:
     """The same completion gets the same reward again, in another order, alone; and the reward changes nothing."""
-    if not probe.job.algo.online:
-        return skipped(OFFLINE)
+    if why := _unread(probe):
+        return skipped(why)
     rows = [r for g in probe.groups for r in g]
     before = repr(rows)
     first, second = _values(probe.reward(rows)), _values(probe.reward(rows))
@@ -101,8 +107,8 @@ def _unlike(left: Sequence[float | None], right: Sequence[float | None]) -> int:
 
 def signal(probe: Probe) -> Finding:
     """The share of groups whose rewards are all equal: a method that compares within a group learns nothing there."""
-    if not probe.job.algo.online:
-        return skipped(OFFLINE)
+    if why := _unread(probe):
+        return skipped(why)
     groups = [[value for r in g if (value := reward_of(r)) is not None] for g in probe.scored]
     equal = sum(len(set(values)) < 2 for values in groups)
     seen = f"{equal} of {len(groups)} groups of {len(probe.scored[0])} have equal rewards"
@@ -139,8 +145,8 @@ def gold_of_verifiers(probe: Probe) -> Finding:
 
 
 def _gold(probe: Probe, tasks: Sequence[Task]) -> Finding:
-    if not probe.job.algo.online:
-        return skipped(OFFLINE)
+    if why := _unread(probe):
+        return skipped(why)
     answered = [task for task in tasks if task.answer is not None]
     if found := judges_of(probe.job.reward):
         if len(answered) < len(tasks):

@@ -168,6 +168,18 @@ def check_fits(tokenizer: Tokenizer, model_vocab: int) -> None:
         )
 
 
+def check_same_tokens(ours: Tokenizer, theirs: Tokenizer, folder: Path) -> None:
+    """Every token has one id in both, or HoneError that shows one that has not."""
+    a, b = (t.inner.get_vocab(with_added_tokens=True) for t in (ours, theirs))
+    odd = sorted(token for token in a.keys() | b.keys() if a.get(token) != b.get(token))
+    if odd:
+        raise HoneError(
+            f"{folder} has another vocabulary than the model: {len(odd)} tokens differ, as {odd[0]!r}, which is "
+            f"{a.get(odd[0], 'absent')} in the model and {b.get(odd[0], 'absent')} there: "
+            "use a teacher with the model's own tokenizer"
+        )
+
+
 def train_bpe(
     texts: Iterable[str], *, vocab_size: int, specials: Sequence[str] = (), split_digits: bool = True
 ) -> Tokenizer:

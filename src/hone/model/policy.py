@@ -28,6 +28,13 @@ class LazyDistribution(Protocol):
     def log_rows(self, batch: Batch) -> LogRows: ...
 
 
+@runtime_checkable
+class RelativeDistribution(Protocol):
+    """A distribution that depends on the one it is compared with."""
+
+    def rows_beside(self, batch: Batch, student: LogRows) -> LogRows: ...
+
+
 class SharedCritic(nn.Module):
     """A value head on the policy's own hidden states; detach: the value loss does not reach the backbone."""
 
@@ -100,15 +107,17 @@ class Policy(nn.Module):
         if "value" in want:
             fields["value"] = lines.spread(self._values(lines, hidden))
         if hidden is not None and stats:
+            chosen, head = lines.gather(hidden, batch.mask), self.decoder.lm_head.weight
+            own = HeadRows(chosen.detach(), head.detach(), self.temperature, finish=self.decoder.finish)
             at_mask = token_stats(
-                lines.gather(hidden, batch.mask),
-                self.decoder.lm_head.weight,
+                chosen,
+                head,
                 batch.targets[batch.mask],
                 want=frozenset(stats),
                 temperature=self.temperature,
                 chunk=self.chunk,
                 against={
-                    name: _rows_of(model, batch)
+                    name: _rows_of(model, batch, own)
                     for name, model in (("ref_kl", self.reference), ("old_kl", self.old))
                     if name in want
                 },
@@ -135,6 +144,9 @@ class Policy(nn.Module):
         """The critic's trainable parameters: of a shared critic, the head."""
         return [p for p in self.critic.parameters() if p.requires_grad] if self.critic is not None else []
 
+    def _lay_out(self, batch: Batch) -> Lines:
+        return lines_of(batch, self.decoder, layout=self.layout, line=self.line)
+
     def _hidden(self, lines: Lines) -> Tensor:
         return hidden_states(self.decoder, lines, checkpoint_layers=self.checkpoint_layers)
 
@@ -144,9 +156,6 @@ class Policy(nn.Module):
             return self.critic.head(own)
         assert self.critic is not None, "_check saw to it"
         assert hidden is not None, "forward saw to it"
-    def _lay_out(self, batch: Batch) -> Lines:
-        return lines_of(batch, self.decoder, layout=self.layout, line=self.line)
-
         return self.critic.head(hidden.detach() if self.critic.detach else hidden)
 
     def _check(self, batch: Batch, want: frozenset[str]) -> None:
@@ -162,9 +171,11 @@ class Policy(nn.Module):
                 raise HoneError(f"{field} is wanted but there is none to compare with: set policy.{name}")
 
 
-def _rows_of(model: Distribution | None, batch: Batch) -> LogRows:
+def _rows_of(model: Distribution | None, batch: Batch, own: LogRows) -> LogRows:
     assert model is not None
     with torch.no_grad():
+        if isinstance(model, RelativeDistribution):
+            return model.rows_beside(batch, own)
         if isinstance(model, LazyDistribution):
             return model.log_rows(batch)
         return model.log_distribution(batch).__getitem__
