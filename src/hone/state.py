@@ -178,7 +178,8 @@ def _commit() -> str:
     return found.stdout.strip() if found.returncode == 0 else ""
 
 
-FIXED = ("seed", "model", "data", "read", "reward", "algo", "teacher", "lora", "critic")  # with another of these, another run
+# with another of these, another run
+FIXED = ("seed", "model", "data", "read", "reward", "algo", "teacher", "lora", "critic")
 
 
 def check_same(recipe: Recipe, folder: Path) -> None:
