@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def soak(engine: Engine, *, steps: int) -> Outcome:
 
 
 def joined(pieces: list[News]) -> News:
-    parts = {name: sum((getattr(piece, name) for piece in pieces), ()) for name in ("tokens", "logp", "raw")}
+    parts = {name: reduce(add, [getattr(piece, name) for piece in pieces]) for name in ("tokens", "logp", "raw")}
     return replace(pieces[-1], **parts)
 
 

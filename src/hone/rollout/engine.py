@@ -133,12 +133,14 @@ class Engine:
         prompts = {id(request.prompt): request for request in requests}
         for request in prompts.values():
             check_prompt(f"request {request.id}", request.prompt, context=context, vocab_size=self.vocab_size)
-        for request in requests:
+        sizes = {(len(request.prompt), id(request.params)): request for request in reversed(requests)}
+        for request in sizes.values():
             if (needed := self.schedule.blocks_for(request)) > blocks:
                 raise HoneError(
                     f"request {request.id} needs {needed} blocks of memory for its prompt and max_tokens, there are "
                     f"{blocks}: shorten it, lower max_tokens or give the sampler more memory"
                 )
+        for request in requests:
             if not 0 <= (noise := request.id if request.noise is None else request.noise) < 2**64:
                 raise HoneError(f"request {request.id} draws random numbers {noise}: number it from 0 to 2**64 - 1")
         for adapter in {request.adapter for request in requests} - self.known:

@@ -4,6 +4,7 @@ import copy as copies
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
 from typing import Protocol, cast
 
 import torch
@@ -108,8 +109,8 @@ class LocalSampler:
             for name, on, chosen in self._by_adapter(len(kept), adapter):
                 owners = {first_request + i * n + j: kept[i] for i in chosen for j in range(n)}
                 with on:
-                    for news in self._write(owners, params, name):  # while the others are being written
-                        rollouts[news.id] = self._rollout(owners[news.id], news, params)
+                    written = self._write(owners, params, name)  # each is taken while the others are being written
+                    rollouts |= {news.id: self._rollout(owners[news.id], news, params) for news in written}
         return [[rollouts[first_request + i * n + j] for j in range(n)] for i in range(len(kept))]
 
     def _write(
@@ -121,8 +122,9 @@ class LocalSampler:
         if getattr(self.decoder, "runner", None) is None:
             yield from Waves(self.decoder, max_rows=self.max_rows, decode=self.decode).write(prompts, params)
             return
-        longest = max(len(prompt) + self._limit(prompt, params) for prompt in prompts.values())
-        runner, vocab = self._memory(len(prompts), longest), self.decoder.config.vocab_size
+        longest = max(prompts.values(), key=len)
+        columns = len(longest) + self._limit(longest, params)
+        runner, vocab = self._memory(len(prompts), columns), self.decoder.config.vocab_size
         engine = Engine(runner, vocab_size=vocab, decode=self.decode)
         engine.submit([Request(id=i, prompt=prompt, params=params, adapter=adapter) for i, prompt in prompts.items()])
         while engine.busy:
@@ -155,7 +157,7 @@ class LocalSampler:
         assert news.stop is not None
         return Rollout(
             tokens=array("q", prompt) + news.tokens,
-            mask=(False,) * before + (True,) * written,
+            mask=_mask(before, written),
             gen_logp=zeros + news.logp,
             raw_logp=zeros + news.raw,
             stop=news.stop,
@@ -188,9 +190,15 @@ class LocalSampler:
         config = self.decoder.config
         check_params(params, config.vocab_size)
         check_text(params, reads_text=self.decode is not None)
+        context, vocab_size = config.max_position_embeddings, config.vocab_size
         for i, prompt in enumerate(prompts):
-            context = config.max_position_embeddings
-            check_prompt(f"prompt {i}", prompt, context=context, vocab_size=config.vocab_size)
+            check_prompt(f"prompt {i}", prompt, context=context, vocab_size=vocab_size)
+
+
+@lru_cache(maxsize=64)
+def _mask(before: int, written: int) -> tuple[bool, ...]:
+    """Rollouts of the same lengths share one: a thousand of them would cost the garbage collector a visit each."""
+    return (False,) * before + (True,) * written
 
 
 def _copied(decoder: Decoder, switch: Switch | None) -> tuple[Decoder, Switch | None]:
