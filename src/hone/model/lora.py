@@ -35,8 +35,11 @@ class Adapter(nn.Module):
         """scale B A, [d_out, d_in]"""
         return self.scale * (self.lora_B @ self.lora_A)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.scale * F.linear(F.linear(x, self.lora_A), self.lora_B)
+    def forward(self, x: Tensor, out: Tensor) -> Tensor:
+        """out + scale B A x, written into `out`: scaling and adding are part of the product, forward and backward."""
+        low = F.linear(x.reshape(-1, x.shape[-1]), self.lora_A)
+        out.view(-1, out.shape[-1]).addmm_(low, self.lora_B.t(), alpha=self.scale)
+        return out
 
 
 class LoRALinear(nn.Module):
@@ -68,7 +71,7 @@ class LoRALinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.base(x)
         adapter = self.adapter if self.enabled else None
-        return out if adapter is None else out + adapter(x)
+        return out if adapter is None else adapter(x, out)
 
 
 def add_lora(
