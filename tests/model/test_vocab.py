@@ -1,10 +1,15 @@
 """Vocabulary chunks: however the positions are cut, values and gradients are those of the formulas."""
 
+from itertools import combinations
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from hone.model import vocab
 from hone.model.forward import hidden_states, lay_out, plain_attention, wide
-from hone.model.vocab import HeadRows, token_stats
+from hone.model.vocab import HeadRows, slices, token_stats
+from hone.rollout.protocol import SampleParams
 
 torch.set_num_threads(1)
 EVERYTHING = frozenset({"logp", "entropy", "ref_kl", "old_kl"})
@@ -12,6 +17,10 @@ EVERYTHING = frozenset({"logp", "entropy", "ref_kl", "old_kl"})
 
 def exact(a, b):
     torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def sampled(temperature=1.0, **settings):
+    return SampleParams(max_tokens=1, stop_ids=frozenset(), temperature=temperature, **settings)
 
 
 def problem(N=11, V=7, D=5, seed=0):
@@ -70,7 +79,38 @@ def test_chunk_size_changes_neither_values_nor_gradients(chunk):
         exact(x, y)
 
 
-def test_no_more_than_one_chunk_of_logits_is_held():
+class Sizes(TorchDispatchMode):
+    """The shapes of all tensors that operations return."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.seen |= {
+            tuple(x.shape) for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)
+        }
+        return out
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+def test_no_more_than_one_chunk_of_logits_ever_exists(restricted):
+    hidden, weight, targets, *_ = problem(N=40, V=50, D=3)
+    ref = HeadRows(hidden.detach() + 1, weight.detach())
+    restrict = sampled(top_k=9) if restricted else None
+    with Sizes() as sizes:
+        got = token_stats(
+            hidden, weight, targets, want=EVERYTHING - {"old_kl"}, chunk=10, against={"ref_kl": ref}, restrict=restrict
+        )
+        sum(x.sum() for x in got.values()).backward()
+    assert max(s[0] for s in sizes.seen if s[1:] == (50,)) == 10
+    with Sizes() as sizes:
+        token_stats(hidden, weight, targets, want=frozenset({"logp"}), chunk=None)
+    assert (40, 50) in sizes.seen  # it does see logits
+
+
+def test_nothing_of_the_size_of_logits_is_saved_by_autograd():
     hidden, weight, targets, *_ = problem(N=40, V=50, D=3)
     held = []
 
@@ -80,9 +120,8 @@ def test_no_more_than_one_chunk_of_logits_is_held():
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
         token_stats(hidden, weight, targets, want=frozenset({"logp", "entropy"}), chunk=10)
-        assert not [s for s in held if s and s[-1] == 50]
-        token_stats(hidden, weight, targets, want=frozenset({"logp", "entropy"}), chunk=40, finish=lambda x: x)
-        assert (40, 50) in held  # the hook does see logits when they are kept
+    assert (50, 3) in held
+    assert not [s for s in held if s[-1] == 50]
 
 
 def test_distributions_may_be_computed_a_chunk_at_a_time():
@@ -176,9 +215,163 @@ def test_half_precision_logits_are_widened_before_the_softmax():
         ({"want": frozenset({"ref_kl"}), "against": {"ref_kl": torch.zeros(11, 1)}}, "expected"),
         ({"want": frozenset({"logp"}), "temperature": 0.0}, "positive"),
         ({"want": frozenset({"logp"}), "chunk": 0}, "positive"),
+        ({"want": frozenset({"logp"}), "targets": torch.full((11,), 7)}, "targets from 7 to 7 in a vocabulary of 7"),
+        ({"want": frozenset({"logp"}), "targets": torch.arange(-1, 10) % 7 - 1}, "targets from -1"),
+        ({"want": frozenset({"logp"}), "restrict": sampled(0.5, top_k=2)}, "temperature 1.0 is not the sampler's, 0.5"),
+        ({"want": frozenset({"logp"}), "restrict": sampled(banned=frozenset({1}))}, "not banned"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong, match):
     hidden, weight, targets, *_ = problem()
+    targets = wrong.pop("targets", targets)
     with pytest.raises(ValueError, match=match):
         token_stats(hidden, weight, targets, **wrong)
+
+
+def by_autograd(*args, **kwargs):
+    """The same numbers by the path that autograd differentiates."""
+    return token_stats(*args, **kwargs, finish=lambda x: x)
+
+
+MIXTURES = [frozenset(some) for n in (1, 2, 3, 4) for some in combinations(sorted(EVERYTHING), n)]
+RESTRICTIONS = [None, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.9, "min_p": 0.05}]
+
+
+@pytest.mark.parametrize("want", MIXTURES, ids=lambda want: "+".join(sorted(want)))
+@pytest.mark.parametrize("chunk", [4, None])
+def test_gradients_of_every_mixture(want, chunk):
+    hidden, weight, targets, _, old = problem(N=7, V=6, D=3)
+    lazy = HeadRows(hidden.detach() + 0.3, weight.detach().flip(0), 0.8)
+    factors = torch.randn(4, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def f(h, w):
+        against = {"ref_kl": lazy, "old_kl": old}
+        got = token_stats(h, w, targets, want=want, chunk=chunk, temperature=1.3, against=against)
+        return sum(x * c for x, c in zip(got.values(), factors, strict=False))
+
+    assert torch.autograd.gradcheck(f, (hidden, weight))
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("restriction", RESTRICTIONS, ids=str)
+@pytest.mark.parametrize("chunk", [1, 4, 5, None])
+def test_the_closed_form_is_what_autograd_gives(restriction, chunk, lazy):
+    hidden, weight, targets, ref, old = problem(N=13, V=9)
+    restrict = None if restriction is None else sampled(0.7, **restriction)
+    if lazy:
+        ref, old = HeadRows(hidden.detach() * 2, weight.detach(), 0.7), HeadRows(hidden.detach() + 1, weight.detach())
+    want = EVERYTHING if restriction is None else EVERYTHING - {"old_kl"}  # which would be infinite
+    if restriction is not None:  # as is the log-prob of a token that is never drawn
+        targets = (hidden @ weight.T).argmax(-1)
+    found = []
+    for compute in (token_stats, by_autograd):
+        got = compute(
+            hidden, weight, targets, want=want, temperature=0.7, chunk=chunk, restrict=restrict,
+            against={"ref_kl": ref, "old_kl": old},
+        )  # fmt: skip
+        loss = sum(x @ torch.arange(13).double() * (i - 1.5) for i, x in enumerate(got.values()))
+        found.append([*got.values(), *torch.autograd.grad(loss, (hidden, weight))])
+    for a, b in zip(*found, strict=True):
+        assert a.isfinite().all()
+        exact(a, b)
+
+
+@pytest.mark.parametrize("restriction", RESTRICTIONS, ids=str)
+def test_chunks_and_restrictions_can_be_differentiated_twice(restriction):
+    hidden, weight, _, ref, old = problem(N=3, V=9, D=2)
+    targets = (hidden @ weight.T).argmax(-1)
+    restrict = None if restriction is None else sampled(**restriction)
+    want = EVERYTHING if restriction is None else EVERYTHING - {"old_kl"}
+
+    def f(h, w):
+        against = {"ref_kl": ref, "old_kl": old}
+        return tuple(token_stats(h, w, targets, want=want, chunk=2, against=against, restrict=restrict).values())
+
+    assert torch.autograd.gradcheck(f, (hidden, weight))
+    assert torch.autograd.gradgradcheck(f, (hidden, weight))
+
+
+def test_a_statistic_without_a_gradient_of_its_own_changes_no_other():
+    hidden, weight, targets, ref, old = problem()
+    got = token_stats(hidden, weight, targets, want=EVERYTHING, chunk=4, against={"ref_kl": ref, "old_kl": old})
+    for name, value in got.items():
+        alone = by_autograd(hidden, weight, targets, want=frozenset({name}), against={"ref_kl": ref, "old_kl": old})
+        for a, b in zip(
+            torch.autograd.grad(value.sum(), (hidden, weight), retain_graph=True),
+            torch.autograd.grad(alone[name].sum(), (hidden, weight)),
+            strict=True,
+        ):
+            exact(a, b)  # and the logits that were kept are not needed again for the second name
+
+
+@pytest.mark.parametrize("want", [frozenset({"logp"}), EVERYTHING], ids=["logp", "everything"])
+@pytest.mark.parametrize("chunk", [4, None])
+def test_what_is_frozen_gets_no_gradient_and_changes_no_other(want, chunk):
+    hidden, weight, targets, ref, old = problem()
+    found = []
+    for h, w in ((hidden, weight), (hidden, weight.detach()), (hidden.detach(), weight)):
+        got = token_stats(h, w, targets, want=want, chunk=chunk, against={"ref_kl": ref, "old_kl": old})
+        loss = sum(x @ torch.arange(11).double() for x in got.values())
+        twice = [torch.autograd.grad(loss, [x for x in (h, w) if x.requires_grad], retain_graph=True) for _ in "ab"]
+        found.append(twice[0])
+        for a, b in zip(*twice, strict=True):
+            exact(a, b)
+    exact(found[0][0], found[1][0])
+    exact(found[0][1], found[2][0])
+    assert len(found[1]) == len(found[2]) == 1
+
+
+def test_without_gradients_nothing_is_kept():
+    hidden, weight, targets, *_ = problem()
+    with torch.no_grad():
+        got = token_stats(hidden, weight, targets, want=frozenset({"logp"}))["logp"]
+    assert not got.requires_grad
+    exact(got, by_autograd(hidden, weight, targets, want=frozenset({"logp"}))["logp"].detach())
+    assert token_stats(hidden, weight, targets, want=frozenset()) == {}
+
+
+def test_a_vocabulary_of_one_token_is_certain():
+    hidden, weight, targets, *_ = problem(V=1)
+    one = torch.zeros(11, 1).double()
+    got = token_stats(hidden, weight, targets, want=EVERYTHING, chunk=3, against={"ref_kl": one, "old_kl": one})
+    assert all(torch.equal(x, torch.zeros(11).double()) for x in got.values())
+    assert not any(g.any() for g in torch.autograd.grad(sum(x.sum() for x in got.values()), (hidden, weight)))
+
+
+def test_huge_logits_do_not_overflow():
+    hidden, weight, targets, *_ = problem()
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        h, w = (hidden.detach() * 1e6).to(dtype).requires_grad_(), (weight.detach() * 1e3).to(dtype).requires_grad_()
+        ref = HeadRows(h.detach(), w.detach())
+        got = token_stats(
+            h, w, targets, want=EVERYTHING, chunk=4, against={"ref_kl": ref, "old_kl": ref}, temperature=0.1
+        )
+        found.append([*got.values(), *torch.autograd.grad(sum(x.sum() for x in got.values()), (h, w))])
+    for a, b in zip(*found, strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-3)
+
+
+def test_half_precision_gradients_are_summed_over_chunks_in_float32():
+    hidden, weight, targets, *_ = problem(N=64, V=20, D=8)
+    found = []
+    for chunk in (1, None):
+        h, w = hidden.detach().bfloat16().requires_grad_(), weight.detach().bfloat16().requires_grad_()
+        got = token_stats(h, w, targets, want=frozenset({"logp"}), chunk=chunk)["logp"]
+        found.append(torch.autograd.grad(got.sum(), (h, w)))
+    for a, b in zip(*found, strict=True):
+        assert a.dtype == torch.bfloat16
+        assert (a.float() - b.float()).norm() < 2**-8 * b.float().norm()  # a rounding of each, not one for each chunk
+
+
+def test_chunks_fit_the_budget_and_are_of_one_size(monkeypatch):
+    weight = torch.empty(1000, 1)  # 4 bytes: 4,000 a position
+    monkeypatch.setitem(vocab.BUDGET, "cpu", 400_000)
+    assert slices(100, "fit", weight) == (slice(0, 100),)
+    assert slices(101, "fit", weight) == (slice(0, 51), slice(51, 101))
+    assert slices(101, "fit", weight, tables=2) == (slice(0, 34), slice(34, 68), slice(68, 101))
+    assert slices(3, "fit", weight, tables=1000) == (slice(0, 1), slice(1, 2), slice(2, 3))
+    assert slices(101, None, weight) == (slice(0, 101),)
+    assert slices(5, 2, weight) == (slice(0, 2), slice(2, 4), slice(4, 5))
+    assert slices(0, "fit", weight) == slices(0, None, weight) == (slice(0, 0),)

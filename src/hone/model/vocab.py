@@ -18,7 +18,7 @@ __all__ = ["STATS", "HeadRows", "LogRows", "Positions", "token_stats"]
 
 Positions = int | Literal["fit"] | None  # so many at once, as many as fit the budget, or all
 NONE: Mapping[str, Tensor | LogRows] = {}
-BUDGET = {"cpu": 64 << 20, "cuda": 512 << 20}  # bytes of logits at once, by device
+BUDGET = {"cpu": 256 << 20, "cuda": 512 << 20}  # bytes of logits at once, by device
 
 
 class Law(TypedDict, total=False):
