@@ -24,12 +24,22 @@ LEARNER = (
     ),
     fault(
         "every micro-batch has its own denominator", "pain 1", "learner", STEP,
-        old="        fwd = learner.policy(micro, algo.wants)\n        loss = objective(",
+        old="        fwd = learner.policy(micro, algo.wants)\n        micro = begun(",
         new=(
             "        micro = weight.weigh(micro, algo.weigh, totals(micro))\n"
-            "        fwd = learner.policy(micro, algo.wants)\n        loss = objective("
+            "        fwd = learner.policy(micro, algo.wants)\n        micro = begun("
         ),
         tests="train/test_step.py",
+    ),
+    fault(
+        "old log-probs of the update itself, whatever the updates", "contract", "loop", LOOP,
+        old="shortened(algo) if epochs * minibatches == 1 and correct is None else algo", new="shortened(algo)",
+        tests="train/test_one_update.py",
+    ),
+    fault(
+        "rows of a group share their first tokens, the same or not", "contract", "model", "model/shared.py",
+        old="    same = (compact == compact[first]) & filled & filled[first]", new="    same = filled & filled[first]",
+        tests="model/test_shared.py",
     ),
     fault(
         "every rank has its own denominator", "pain 1", "learner", STEP,

@@ -28,6 +28,7 @@ from hone.train.step import (
     credited,
     mini_batches,
     remember,
+    shortened,
     steer,
     update,
     update_kl,
@@ -70,6 +71,7 @@ def online(
         raise HoneError("a trust region bounds one step an iteration: set train.epochs=1 and train.minibatches=1")
     if correct is not None:  # the factor is pi_old / pi_gen
         algo = replace(algo, needs=algo.needs | {"old_logp"})
+    declared = shortened(algo) if epochs * minibatches == 1 and correct is None else algo
     learner.begin(algo)
     while True:
         laps = Laps()
@@ -79,7 +81,7 @@ def online(
 
         if collect.count(len(kept)):  # a rank that kept nothing takes part with no rows
             batch = numbered(collate(kept), rounds).to(learner.device)
-            batch = annotate(batch, algo, learner)
+            batch = annotate(batch, declared, learner)
             remember(learner, algo)
             batch = credited(batch, algo)
             laps("annotate")

@@ -22,6 +22,7 @@ WAYS = {
     "packed, thirty tokens a micro-batch": Way(micro_tokens=30, layout="packed"),
     "padding on both sides": Way(left=2, right=9),
     "rows in another order": Way(order=3),
+    "old log-probs by a pass of their own": Way(early=True, micro_rows=3),
     "activations recomputed": Way(checkpoint=True),
     "vocabulary in chunks": Way(chunk=3),
     "everything at once": Way(micro_rows=5, layout="packed", left=3, right=2, order=1, checkpoint=True, chunk=7),

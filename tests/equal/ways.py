@@ -32,6 +32,7 @@ class Case:
     own_critic: bool = False
     lora: bool = False
     correct: str = ""  # what corrects for the sampler's mismatch
+    once: bool = False  # one update an iteration
 
 
 QUICK: dict[str, dict[str, Any]] = {"trpo": {"cg_steps": 3}, "expert_iteration": {"threshold": 0.2}}
@@ -47,6 +48,10 @@ CASES = {name: Case(algo=partial(make, **QUICK.get(name, {}))) for name, make in
     "grpo, sampler corrected": Case(algo=ALGORITHMS["grpo"], correct="truncate"),
     "grpo with a LoRA": Case(algo=ALGORITHMS["grpo"], lora=True),
     "dpo with a LoRA": Case(algo=ALGORITHMS["dpo"], lora=True),
+    "grpo, one update": Case(algo=ALGORITHMS["grpo"], once=True),
+    "gspo, one update": Case(algo=ALGORITHMS["gspo"], once=True),
+    "grpo, one update, KL in the reward": Case(algo=partial(ALGORITHMS["grpo"], kl="reward:k1"), once=True),
+    "ppo, one update": Case(algo=ALGORITHMS["ppo"], once=True),
     "sft by row": Case(algo=partial(ALGORITHMS["sft"], average="row")),
     "distil, top 3": Case(algo=partial(ALGORITHMS["distil"], top_k=3)),
     "distil with a LoRA": Case(algo=ALGORITHMS["distil"], lora=True),
@@ -65,6 +70,7 @@ class Way:
     right: int = 0
     order: int = 0  # shuffles the rows; 0: as they came
     checkpoint: bool = False
+    early: bool = False  # old log-probs always by a pass of their own
     chunk: int = 4096
     prompts: int = 4
     dtype: torch.dtype = torch.float64
@@ -96,12 +102,13 @@ def disturbed(batch: Batch, way: Way, *, unit: int) -> Batch:
 
 
 @contextmanager
-def collated(way: Way, *, unit: int) -> Iterator[None]:
+def collated(way: Way, algo: Algorithm) -> Iterator[None]:
     """Whatever the loops collate is disturbed before anything else reads it."""
     real = loop.annotate
 
-    def annotate(batch: Batch, *args: Any, **rest: Any) -> Batch:
-        return real(disturbed(batch, way, unit=unit), *args, **rest)
+    def annotate(batch: Batch, declared: Algorithm, *args: Any, **rest: Any) -> Batch:
+        declared = replace(declared, needs=declared.needs | algo.needs) if way.early else declared
+        return real(disturbed(batch, way, unit=algo.unit), declared, *args, **rest)
 
     loop.annotate = annotate
     try:
@@ -133,7 +140,7 @@ def iterations(case: Case, way: Way, learner: Learner, algo: Algorithm) -> Itera
     if not algo.online:
         rows = Source(tiny.groups_for(algo, groups=4, seed=way.seed), seed=way.seed)
         return loop.offline(rows, learner, algo, size=way.prompts + (way.prompts > 2))
-    several = 1 if algo.on_policy or algo.trust_region else 2
+    several = 1 if algo.on_policy or algo.trust_region or case.once else 2
     base = learner.policy.decoder  # pyright: ignore[reportAttributeAccessIssue]
     correct = partial(mismatch, how=case.correct, cap=1.5) if case.correct else None
     return loop.online(
@@ -146,7 +153,7 @@ def iterations(case: Case, way: Way, learner: Learner, algo: Algorithm) -> Itera
 def trajectory(case: Case, way: Way) -> Trajectory:
     """A few steps through the real model, packing and optimiser."""
     learner, algo = start(case, way)
-    with collated(way, unit=algo.unit):
+    with collated(way, algo):
         done = list(itertools.islice(iterations(case, way, learner, algo), STEPS))
     timed = ("seconds", "tokens_per_second")
     metrics = [{k: v for k, v in d.metrics.items() if not k.startswith(timed)} for d in done]

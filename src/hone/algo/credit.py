@@ -7,7 +7,8 @@ Advantages are 0 off the mask.
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +22,13 @@ Reduce = Callable[[Tensor], Tensor]  # sums a tensor over ranks
 def alone(x: Tensor) -> Tensor:
     """The sum over ranks when there is one rank."""
     return x
+
+
+def reads_log_probs(how: Callable[[Batch], Tensor] | None) -> bool:
+    """Whether a credit may read old_logp: those here do for a KL in the reward, of others nothing is known."""
+    inner: Any = how.func if isinstance(how, partial) else how
+    settings = how.keywords if isinstance(how, partial) else {}
+    return inner is not None and (getattr(inner, "__module__", "") != __name__ or bool(settings.get("kl")))
 
 
 # --- rewards ---

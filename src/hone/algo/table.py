@@ -2,7 +2,7 @@
 to inherit from; the published names in online.py and offline.py are functions that make one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -66,6 +66,13 @@ def objective(fwd: Forward, batch: Batch, loss: Loss) -> Tensor:
         weights = (batch.token_weight if x.ndim == 2 else batch.row_weight).to(x.dtype)
         total = total + coefficient * (x.where(used, 0.0) * weights).sum()
     return total
+
+
+def begun(fwd: Forward, batch: Batch, algo: Algorithm) -> Batch:
+    """With old_logp where it is needed and no pass of its own has filled it: then these weights are the old ones."""
+    if "old_logp" not in algo.needs or batch.old_logp is not ABSENT:
+        return batch
+    return replace(batch, old_logp=fwd.logp.detach())
 
 
 def assign_credit(batch: Batch, algo: Algorithm, *, reduce: credit.Reduce = credit.alone) -> dict[str, Tensor]:

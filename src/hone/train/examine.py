@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor, nn
 
-from hone.algo.table import Algorithm, objective
+from hone.algo.table import Algorithm, begun, objective
 from hone.algo.terms import token_ratio
 from hone.types import ABSENT, Batch, Forward, Model
 
@@ -45,6 +45,7 @@ def examine(
         for p in trained.values():
             p.grad = None
         fwd = policy(micro, algo.wants)
+        micro = begun(fwd, micro, algo)
         loss = objective(fwd, micro, algo.loss)
         loss.backward()
         _note_rows(found, i, micro, _computed(fwd, micro, algo))

@@ -7,9 +7,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from hone.algo import weight
+from hone.algo import credit, weight
 from hone.algo.prefer import last_value, reference_gain
-from hone.algo.table import Algorithm, assign_credit, objective
+from hone.algo.table import Algorithm, assign_credit, begun, objective
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.stats import Stats
@@ -114,6 +114,14 @@ def evaluate(model: Model, batch: Batch, want: frozenset[str], *, rows: int) -> 
 # --- the stages between collate and update ---
 
 
+def shortened(algo: Algorithm) -> Algorithm:
+    """For annotate, where one update follows: old_logp is left to that update's own forward pass, if nothing before or
+    after it reads the column and no other pass of the policy is needed anyway."""
+    before = credit.reads_log_probs(algo.credit) or algo.needs & {"old_value", "ref_kl"}
+    after = algo.trust_region or any(c.reads == "update_kl" for c in algo.control)
+    return algo if before or after else replace(algo, needs=algo.needs - {"old_logp"})
+
+
 def annotate(batch: Batch, algo: Algorithm, learner: Learner, *, mismatched: Batch | None = None) -> Batch:
     """Fill the columns the algorithm declares, with one forward pass per model at most."""
     columns: dict[str, Tensor] = {
@@ -194,6 +202,7 @@ def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     learner.optimizer.zero_grad(set_to_none=True)
     for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
         fwd = learner.policy(micro, algo.wants)
+        micro = begun(fwd, micro, algo)
         loss = objective(fwd, micro, algo.loss)
         loss.backward()
         losses.append(loss.detach())
