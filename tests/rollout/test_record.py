@@ -7,9 +7,13 @@ from hone.rollout.runner import Written
 
 
 def entries(lines: list[int], start: int) -> Written:
-    value = np.arange(start, start + len(lines))
+    value = np.arange(start, start + len(lines), dtype=np.int64)
     return Written(
-        row=value, token=value, logp=-value.astype(np.float64), raw=-2.0 * value, ended=np.zeros(len(lines), np.bool_)
+        row=value,
+        token=value,
+        logp=-value.astype(np.float64),
+        raw=-2 * value.astype(np.float64),
+        ended=np.zeros(len(lines), np.bool_),
     )
 
 
