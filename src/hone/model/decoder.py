@@ -148,7 +148,7 @@ class Backbone(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to hidden states; `lm_head` turns those into logits, a chunk at a time, in model/forward."""
+    """Tokens to hidden states; `lm_head` turns those into logits, a chunk at a time, in model/vocab."""
 
     cos: Tensor
     sin: Tensor
