@@ -7,11 +7,14 @@ from typing import cast
 from hone import build
 from hone.job import CHECKPOINTS, START, learner_of, set_torch, start_of
 from hone.model.policy import Policy, Scorer
+from hone.recipe import Recipe
 from hone.state import STATE, recorded, restore_weights
 from hone.train import checkpoint
 from hone.train.examine import Found
 from hone.train.guard import load_rows
 from hone.train.step import explain, remember
+
+UNREAD = ("data", "eval_data", "reward")  # the rows are there already, with their rewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,12 +28,15 @@ class Replay:
     then: str  # what was first found in the run
 
 
-def replay(file: str | Path) -> Replay:
-    """Compute the update again as far as its gradients; nothing is stepped or written."""
+def replay(file: str | Path, *, recipe: Recipe | None = None) -> Replay:
+    """Compute the update again as far as its gradients; nothing is stepped or written.
+
+    recipe: the run's own, for one whose algorithm was made in Python.
+    """
     path = Path(file)
     batch, about = load_rows(path)
     folder = path.resolve().parent.parent
-    recipe = recorded(folder)
+    recipe = recipe or recorded(folder, unread=UNREAD, how="replay it with hone.replay.replay(file, recipe=recipe)")
     set_torch(recipe)
     algo = build.algorithm(recipe)
     saved, late = nearest(folder, about["updates"])

@@ -3,7 +3,7 @@ And what a run's folder says of the run: its settings, and what it was run with.
 
 import json
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -133,21 +133,24 @@ def is_described(recipe: Recipe, folder: Path) -> bool:
     return all(path.is_file() for path in files) and checkpoint.read_json(files[0]) == to_json(recipe)
 
 
-def recorded(folder: Path) -> Recipe:
-    """The recipe that the run in this folder was started with."""
+HOW_IN_PYTHON = "continue it with `hone run RECIPE --resume`, or hone.run(recipe, resume=True)"
+
+
+def recorded(folder: Path, *, unread: Collection[str] = (), how: str = HOW_IN_PYTHON) -> Recipe:
+    """The recipe that the run in this folder was started with.
+
+    unread: settings that the caller does without; of others made in Python, which no file holds, `how` is the remedy.
+    """
     if not (folder / CONFIG).is_file():
         raise HoneError(f"{folder} is not a run: there is no {CONFIG} in it")
-    if names := checkpoint.read_json(folder / CONFIG).get("python"):
-        raise HoneError(f"{folder} was started with {' and '.join(names)} made in Python: {HOW_IN_PYTHON}")
+    if names := [name for name in checkpoint.read_json(folder / CONFIG).get("python", ()) if name not in unread]:
+        raise HoneError(f"{folder} was started with {' and '.join(names)} made in Python: {how}")
     recipe = from_yaml(folder / RECIPE, Recipe())
     if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in it
         recipe = replace(recipe, reward=checkpoint.read_json(folder / RECIPE)["reward"])
     if recipe.run_dir.resolve() != folder.resolve():  # moved, or called from another folder
         recipe = replace(recipe, out=str(folder))
     return recipe
-
-
-HOW_IN_PYTHON = "continue it with `hone run RECIPE --resume`, or hone.run(recipe, resume=True)"
 
 
 def in_python(recipe: Recipe) -> list[str]:

@@ -1,6 +1,7 @@
 """A run that meets numbers that are not finite: it skips, says so, keeps the rows, and stops after so many."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ import torch
 from small import Wire, World, assert_same_run, contents, hone, interrupt, metrics, recipe, watched, write_rows
 
 import hone as package
+from hone.algo import sft
 from hone.cli import main
 from hone.errors import HoneError, Interrupted
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.recipe import Recipe
-from hone.replay import nearest
+from hone.replay import nearest, replay
 from hone.state import write_model
 from hone.train.checkpoint import load_tensors
 
@@ -111,6 +113,24 @@ def test_replay_names_what_is_not_finite(world: World, odd: Path, tmp_path: Path
     assert names[3:]
     assert main(["replay", str(out / "bad/step-000001.safetensors"), "--json"]) == 0
     assert [f["name"] for f in json.loads(capsys.readouterr().out)["found"]][1:4] == names[:3]
+
+
+def test_replay_needs_neither_data_nor_reward_and_an_algorithm_of_python_with_its_recipe(
+    world: World, odd: Path, tmp_path: Path
+):
+    for name, algo in (("rows", None), ("algo", sft())):
+        out = tmp_path / name
+        run = replace(made(world, odd, out, "train.steps=1"), data=[ROWS[3]] * 2)
+        run = run if algo is None else replace(run, algo=algo)
+        package.run(run)
+        file = out / "bad/step-000001.safetensors"
+        found = replay(file, recipe=run).found
+        assert found[0].name == "weight decoder.model.embed_tokens.weight"
+        if algo is None:
+            assert replay(file).found == found
+        else:
+            with pytest.raises(HoneError, match="with algo made in Python: replay it with"):
+                replay(file)
 
 
 def test_replay_takes_the_nearest_weights_and_says_how_near(world: World, odd: Path, tmp_path: Path):

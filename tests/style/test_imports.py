@@ -20,7 +20,7 @@ LEAVES = {  # may be imported from anywhere, and import only these
     "load": {"errors", "config"},
 }
 EDGE = {"config", "recipe", "load", "values"}  # settings stop at the edge: below it, functions take plain arguments
-READS_SETTINGS = {"state", "build", "job", "check", "runner", "demo", "commands", "cli", *EDGE}
+READS_SETTINGS = {"state", "build", "job", "replay", "check", "runner", "demo", "commands", "cli", *EDGE}
 
 
 def part(module: str) -> str:
