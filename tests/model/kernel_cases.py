@@ -15,6 +15,7 @@ from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.cuda_runner import CudaRunner
 from hone.model.decoder import Decoder
+from hone.model.kernels import large
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.plain import PlainRunner
 from hone.rollout.protocol import SampleParams
@@ -112,6 +113,10 @@ def invariant() -> dict[str, Any]:
 def main(path: str) -> None:
     found = {name: case(name, rows=8, blocks=24, budget=400) for name in MODELS}
     found["few rows, cut prompts"] = case("llama", rows=3, blocks=9, budget=50)
+    large.TOKENS = 24
+    found["many prompt tokens"] = case("every option", rows=8, blocks=24, budget=400)
+    found["many prompt tokens, adapters"] = adapters()
+    large.TOKENS = 1_024
     found |= {"adapters": adapters(), "invariant": invariant()}
     with open(path, "w") as file:
         json.dump(found, file)

@@ -30,6 +30,8 @@ CASES = (
     "every option",
     "few rows, cut prompts",
     "adapters",
+    "many prompt tokens",
+    "many prompt tokens, adapters",
 )
 
 

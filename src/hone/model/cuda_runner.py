@@ -5,6 +5,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hone.model.decoder import Decoder, Layer
+from hone.model.kernels import large
 from hone.model.kernels.attend import BLOCK, Memory, PromptPlaces, RowPlaces, attend_prompts, attend_rows
 from hone.model.kernels.attention import copy_blocks
 from hone.model.kernels.prompts import Piece, cut, lay, length, passes
@@ -65,7 +67,7 @@ class CudaRunner(Switching):
             rank, wide = rank_of(decoder)
             self.adapts = rank > 0
             tokens = max(self.room, max_rows)
-            self.buffers = Buffers.of(config, tokens, rank=rank, wide=wide, like=weight)
+            self.buffers = Buffers.of(config, tokens, rank=rank, wide=wide or self._large(self.room), like=weight)
             rows = pieces(max_rows, ROWS) * ROWS
             self.logits = torch.zeros(rows, config.vocab_size, device=device)
             self.prompts = torch.zeros(length(self.room, LINES, width), dtype=torch.int32, device=device)
@@ -115,9 +117,15 @@ class CudaRunner(Switching):
         at = PromptPlaces(table=table, position=position, owner=owner, tiles=tiles)
         parts = launcher.embed(self.decoder.model.embed_tokens.weight, token, weights[0].gain)
         for i, w in enumerate(weights):
-            parts = launcher.layer(
-                w, parts, self._gain_after(i), lambda w=w, i=i: attend_prompts(launcher, self.memory, w, i, at)
-            )
+            attend = partial(attend_prompts, launcher, self.memory, w, i, at)
+            if self._large(size):
+                large.large_layer(launcher, w, attend)
+            else:
+                parts = launcher.layer(w, parts, self._gain_after(i), attend)
+
+    def _large(self, tokens: int) -> bool:
+        """Whether cuBLAS reads so many prompt tokens; it may add in another order for another number of them."""
+        return tokens >= large.TOKENS and not self.invariant
 
     def _share(self, parts: Sequence[Part]) -> None:
         """Every seat gets its own copy of the block that the prompt leaves half filled."""
@@ -149,9 +157,8 @@ class CudaRunner(Switching):
         at = RowPlaces(table=self.rows.table, position=state.position, active=state.active)
         parts = launcher.embed(decoder.model.embed_tokens.weight, state.token, weights[0].gain)
         for i, w in enumerate(weights):
-            parts = launcher.layer(
-                w, parts, self._gain_after(i), lambda w=w, i=i: attend_rows(launcher, self.memory, w, i, at)
-            )
+            attend = partial(attend_rows, launcher, self.memory, w, i, at)
+            parts = launcher.layer(w, parts, self._gain_after(i), attend)
         launcher.head(parts, decoder.model.norm.weight, decoder.lm_head.weight, self.logits)
         draw(self.logits, self.rows.draw, self.rows.wrote, rows, restrict=restrict, penalty=penalty, bias=bias)
 
