@@ -80,14 +80,15 @@ def test_chunk_size_changes_neither_values_nor_gradients(chunk):
 
 
 class Sizes(TorchDispatchMode):
-    """The shapes of all tensors that operations return."""
+    """The shapes of all tensors that operations return, and the number of matrix products."""
 
     def __init__(self):
         super().__init__()
-        self.seen = set()
+        self.seen, self.products = set(), 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
+        self.products += "mm" in func.__name__
         self.seen |= {
             tuple(x.shape) for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor)
         }
@@ -108,6 +109,27 @@ def test_no_more_than_one_chunk_of_logits_ever_exists(restricted):
     with Sizes() as sizes:
         token_stats(hidden, weight, targets, want=frozenset({"logp"}), chunk=None)
     assert (40, 50) in sizes.seen  # it does see logits
+
+
+@pytest.mark.parametrize(
+    ("want", "frozen", "counts"),
+    [
+        (
+            {"logp"},
+            False,
+            (3, 2 + 3 + 3),
+        ),  # logits; logits of all chunks but the one that is still there, and two gradients
+        ({"logp", "entropy"}, True, (3, 2 + 3)),
+        ({"logp"}, True, (3 + 3, 0)),  # logits and what is left to be scaled
+    ],
+)
+def test_no_product_is_computed_that_need_not_be(want, frozen, counts):
+    hidden, weight, targets, *_ = problem(N=30)
+    with Sizes() as before:
+        got = token_stats(hidden, weight.detach() if frozen else weight, targets, want=frozenset(want), chunk=10)
+    with Sizes() as after:
+        sum(x.sum() for x in got.values()).backward()
+    assert (before.products, after.products) == counts
 
 
 def test_nothing_of_the_size_of_logits_is_saved_by_autograd():
@@ -280,12 +302,13 @@ def test_the_closed_form_is_what_autograd_gives(restriction, chunk, lazy):
 def test_chunks_and_restrictions_can_be_differentiated_twice(restriction):
     hidden, weight, _, ref, old = problem(N=3, V=9, D=2)
     targets = (hidden @ weight.T).argmax(-1)
-    restrict = None if restriction is None else sampled(**restriction)
+    restrict = None if restriction is None else sampled(0.7, **restriction)
     want = EVERYTHING if restriction is None else EVERYTHING - {"old_kl"}
 
     def f(h, w):
         against = {"ref_kl": ref, "old_kl": old}
-        return tuple(token_stats(h, w, targets, want=want, chunk=2, against=against, restrict=restrict).values())
+        got = token_stats(h, w, targets, want=want, chunk=2, against=against, restrict=restrict, temperature=0.7)
+        return tuple(got.values())
 
     assert torch.autograd.gradcheck(f, (hidden, weight))
     assert torch.autograd.gradgradcheck(f, (hidden, weight))

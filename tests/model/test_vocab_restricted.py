@@ -92,6 +92,17 @@ def test_a_token_that_is_never_drawn_has_no_gradient_and_spoils_none():
     torch.testing.assert_close(grad, torch.cat([slope, torch.zeros(1).double()])[None], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_log_prob_of_a_token_that_is_cut_moves_those_that_are_kept(twice: bool):
+    # -inf stays -inf, whatever the token's logit: only the sum over the two others moves
+    hidden = torch.tensor([[3.0, 2.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    want = frozenset({"logp", "entropy"})
+    got = token_stats(hidden, torch.eye(3).double(), torch.tensor([2]), want=want, restrict=params(1.0, top_k=2))
+    (grad,) = torch.autograd.grad(got["logp"].sum(), hidden, create_graph=twice)
+    q = torch.tensor([3.0, 2.0]).double().softmax(-1)
+    torch.testing.assert_close(grad.detach(), torch.cat([-q, torch.zeros(1).double()])[None], rtol=0, atol=1e-12)
+
+
 def test_banned_tokens_are_as_if_they_were_not_there():
     g = torch.Generator().manual_seed(3)
     x, r, o = (torch.randn(6, 8, dtype=torch.float64, generator=g) for _ in range(3))

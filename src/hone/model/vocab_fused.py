@@ -129,7 +129,6 @@ def gradients(
     for at in reversed(slices):
         chunk = room.fill(rows, at, table)
         backend(chunk.logits).grad(chunk, {name: g[at] for name, g in given.items()})
-        room.held = None
         if d_hidden is not None:
             torch.mm(chunk.logits, rows.weight, out=d_hidden[at])
         if weight:
