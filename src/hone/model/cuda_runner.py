@@ -31,6 +31,7 @@ LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # row
 # prompt tokens of the captured graphs: a launch costs what its size costs, however few of them are real
 PROMPTS = (128, 256, 512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384)
 LINES = 256  # the most prompts in one pass
+LAG = 1  # launches that the host is ahead of what it has read
 
 
 class CudaRunner(Switching):
@@ -58,7 +59,7 @@ class CudaRunner(Switching):
         config, weight, device = decoder.config, decoder.model.embed_tokens.weight, decoder.device
         self.on_gpu = device.type == "cuda"
         self.hopper = self.on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
-        self.lag = 1 if self.on_gpu else 0
+        self.lag = LAG if self.on_gpu else 0
         width = pieces(capacity, BLOCK)
         with torch.inference_mode():
             self.rows = RowState(max_rows, config.vocab_size, width, device)
