@@ -292,7 +292,9 @@ def test_the_closed_form_is_what_autograd_gives(restriction, chunk, lazy):
             against={"ref_kl": ref, "old_kl": old},
         )  # fmt: skip
         loss = sum(x @ torch.arange(13).double() * (i - 1.5) for i, x in enumerate(got.values()))
-        found.append([*got.values(), *torch.autograd.grad(loss, (hidden, weight))])
+        grads = torch.autograd.grad(loss, (hidden, weight), retain_graph=True)
+        again = torch.autograd.grad(loss, (hidden, weight), create_graph=True)
+        found.append([*got.values(), *grads, *again])
     for a, b in zip(*found, strict=True):
         assert a.isfinite().all()
         exact(a, b)

@@ -132,7 +132,10 @@ def _stats(c: Chunk) -> None:
 
 def _dot(p: Tensor, x: Tensor) -> Tensor:
     """[n, 1] sum p x, where a p of 0 adds nothing whatever the x"""
-    return (p * x).masked_fill_(p == 0, 0.0).sum(-1, keepdim=True)
+    found = (p * x).sum(-1, keepdim=True)
+    if found.isnan().any():  # 0 times infinity: looked for only now, since looking costs more than the sum
+        found = (p * x).masked_fill_(p == 0, 0.0).sum(-1, keepdim=True)
+    return found
 
 
 def _compared(c: Chunk, name: str, *, normalise: bool = False) -> Tensor:
@@ -176,7 +179,8 @@ def _mixed(c: Chunk, g: Mapping[str, Tensor], logq: Tensor) -> Tensor:
     dx = logq.mul_(g_ref - g_entropy).add_(constant)
     if "ref_kl" in g:
         dx.addcmul_(g_ref, _compared(c, "ref"), value=-1)
-    dx.mul_(q).masked_fill_(q == 0, 0.0)
+    if dx.mul_(q).sum().isnan():
+        dx.masked_fill_(q == 0, 0.0)
     if "old_kl" in g:
         dx.addcmul_(g_old, _compared(c, "old").exp(), value=-1)
     return dx
