@@ -54,6 +54,7 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 logging.getLogger("trl").setLevel(logging.ERROR)
 
+Took = tuple[float, float]  # seconds, and seconds of all cores: on a busy machine only the second can be compared
 Make = Callable[[int], Any]  # steps -> a trainer that takes so many
 
 
@@ -164,29 +165,37 @@ def reward_model(subject: Subject, work: Offline) -> Make:
 METHODS = {"dpo": dpo, "sft": sft, "reward_model": reward_model}
 
 
+def now() -> Took:
+    return time.perf_counter(), time.process_time()
+
+
+def since(start: Took, end: Took) -> Took:
+    return end[0] - start[0], end[1] - start[1]
+
+
 class Turns(transformers.TrainerCallback):
     """Times the trainer from one iteration's end to the next one's, and lets the other side go in between."""
 
     def __init__(self, other: Callable[[], object], *, updates: int) -> None:
         self.other, self.updates = other, updates
-        self.peer, self.ours = list[float](), list[float]()
-        self.began = 0.0
+        self.peer, self.ours = list[Took](), list[Took]()
+        self.began = now()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.began = time.perf_counter()
+        self.began = now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if state.global_step % self.updates:
             return
-        now = time.perf_counter()
-        self.peer.append(now - self.began)
+        between = now()
+        self.peer.append(since(self.began, between))
         self.other()
-        self.began = time.perf_counter()
-        self.ours.append(self.began - now)
+        self.began = now()
+        self.ours.append(since(between, self.began))
 
 
-def in_turns(make: Make, other: Callable[[], object], *, turns: int, updates: int = 1) -> tuple[float, float]:
-    """(ours, TRL's) median seconds of one iteration, after one that warms both up."""
+def in_turns(make: Make, other: Callable[[], object], *, turns: int, updates: int = 1) -> tuple[Took, Took]:
+    """(ours, TRL's) medians of one iteration, after one that warms both up."""
     trainer = make((turns + 1) * updates)
     clock = Turns(other, updates=updates)
     trainer.add_callback(clock)
@@ -196,5 +205,6 @@ def in_turns(make: Make, other: Callable[[], object], *, turns: int, updates: in
     return _median(clock.ours), _median(clock.peer)
 
 
-def _median(seconds: Sequence[float]) -> float:
-    return statistics.median(seconds[1:])
+def _median(taken: Sequence[Took]) -> Took:
+    wall, cpu = zip(*taken[1:], strict=True)
+    return statistics.median(wall), statistics.median(cpu)
