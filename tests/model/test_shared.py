@@ -8,7 +8,7 @@ import torch
 
 from hone.errors import HoneError
 from hone.model.policy import Policy
-from hone.model.shared import LAYOUTS, lay_out_shared, leaders, lines_of
+from hone.model.shared import LAYOUTS, lay_out_shared, leaders, lines_of, tables
 from hone.types import Batch
 
 PROMPT = [3, 1, 4, 1]
@@ -36,6 +36,11 @@ def test_the_leader_is_the_group_s_first_row():
     assert leaders(torch.zeros(0, dtype=torch.int64)).tolist() == []
 
 
+def test_rows_of_about_one_length_make_a_table():
+    assert tables([3, 8, 0, 6, 5, 8, 1]) == [[1, 5, 3], [4], [0], [6]]  # 6 of 8 is three quarters, 3 of 5 is less
+    assert tables([0, 0]) == []
+
+
 TABLES = {
     "answers to two questions": (
         [[*PROMPT, 5, 6], [*PROMPT, 7], [9, 2, 5], [*PROMPT, 5, 8, 8, 8], [9, 2, 6, 6]],
@@ -44,6 +49,7 @@ TABLES = {
     "the same row twice": ([[*PROMPT, 5], [*PROMPT, 5], [8, 8, 8, 8, 8, 8, 8]], [0, 0, 1]),
     "a row that begins another": ([[*PROMPT, 5, 6, 7], [*PROMPT, 5], [*PROMPT, 5, 6, 7, 8]], [3, 3, 3]),
     "a group with nothing in common": ([[3, 1, 2, 2], [4, 1, 2], [5, 1, 2, 2, 2]], [0, 0, 0]),
+    "a long row and short ones": ([[*PROMPT, *range(5, 20)], [*PROMPT, 9], [2, 7, 1], [2, 8, 1, 1]], [0, 0, 1, 1]),
     "one row": ([[*PROMPT, 5, 6]], [0]),
 }
 

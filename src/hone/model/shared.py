@@ -38,8 +38,7 @@ def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor) -> Lines:
     own = filled & (columns >= _in_common(compact, filled, first)[:, None])
     number = own.flatten().cumsum(0).view(B, W) - 1
     cells = torch.where(own, number, number[first]).where(filled, 0)
-    owner = own.flatten().nonzero().squeeze(-1)
-    if not 0 < len(owner) < B * W:
+    if not 0 < int(own.sum()) < B * W:
         return lay_out(inputs, real)
     return Lines(
         tokens=compact[own][None],
@@ -47,8 +46,33 @@ def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor) -> Lines:
         real=real,
         longest=W,
         positions=columns.expand(B, W)[own][None],
-        mask=Rows(cells=cells, owner=owner),  # pyright: ignore[reportArgumentType]
+        mask=_in_tables(cells, lengths, own),  # pyright: ignore[reportArgumentType]
     )
+
+
+def tables(lengths: list[int]) -> list[list[int]]:
+    """The rows that have tokens, longest first, in tables whose rows fill at least three quarters of the width."""
+    found = list[list[int]]()
+    for row in sorted((r for r, n in enumerate(lengths) if n), key=lambda r: -lengths[r]):
+        if found and 4 * lengths[row] >= 3 * lengths[found[-1][0]]:
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return found
+
+
+def _in_tables(cells_BW: Tensor, lengths_B: Tensor, own_BW: Tensor) -> Rows:
+    """The rows' cells put together by length; `place` is where each cell of [B, W] went."""
+    lengths, place = lengths_B.tolist(), torch.zeros_like(cells_BW)
+    parts, shapes, end = list[Tensor](), list[tuple[int, int]](), 0
+    for rows in tables(lengths):
+        n, W = len(rows), lengths[rows[0]]
+        index = torch.tensor(rows, device=cells_BW.device)
+        parts.append(cells_BW[index, :W].flatten())
+        place[index, :W] = torch.arange(end, end + n * W, device=index.device).view(n, W)
+        shapes.append((n, W))
+        end += n * W
+    return Rows(cells=torch.cat(parts), shapes=tuple(shapes), owner=place[own_BW])
 
 
 def leaders(group: Tensor) -> Tensor:
