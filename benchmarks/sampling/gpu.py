@@ -99,14 +99,14 @@ def theirs(decoder: Decoder, rows: int, *, repeats: int = 1) -> float:
     return rows * NEW / timed(lambda: model.generate(asked, max_new_tokens=NEW, **how), repeats)
 
 
-def batching(decoder: Decoder, rows: int) -> float:
-    """Tokens a second of transformers' continuous batching, its graphs captured before."""
+def batching(decoder: Decoder, rows: int, new: int = 32) -> float:
+    """Tokens a second of transformers' continuous batching, its graphs captured before; fewer tokens, for it is slow."""
     from transformers import GenerationConfig
 
     model, asked = twin(decoder), prompts(rows, vocab=decoder.config.vocab_size)
-    how = GenerationConfig(max_new_tokens=NEW, do_sample=True, top_k=0, pad_token_id=0, eos_token_id=-1)
+    how = GenerationConfig(max_new_tokens=new, do_sample=True, top_k=0, pad_token_id=0, eos_token_id=-1)
     model.generate_batch(asked[:8], generation_config=how, persistent_manager=True)
-    return rows * NEW / timed(lambda: model.generate_batch(asked, generation_config=how, persistent_manager=True), 1)
+    return rows * new / timed(lambda: model.generate_batch(asked, generation_config=how, persistent_manager=True), 1)
 
 
 def second_baseline(decoder: Decoder, ours: float) -> list[Row]:

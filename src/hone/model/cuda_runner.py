@@ -15,8 +15,8 @@ from torch import Tensor
 from hone.model.decoder import Decoder, Layer
 from hone.model.kernels import large
 from hone.model.kernels.attend import BLOCK, Memory, PromptPlaces, RowPlaces, attend_prompts, attend_rows
-from hone.model.kernels.attention import copy_blocks
 from hone.model.kernels.prompts import Piece, cut, lay, length, passes
+from hone.model.kernels.reading import copy_blocks
 from hone.model.kernels.rows import RowState
 from hone.model.kernels.step import Buffers, Launcher
 from hone.model.kernels.tiles import ROWS, pieces
@@ -31,7 +31,7 @@ LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # row
 # prompt tokens of the captured graphs: a launch costs what its size costs, however few of them are real
 PROMPTS = (128, 256, 512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384)
 LINES = 256  # the most prompts in one pass
-LAG = 1  # launches that the host is ahead of what it has read
+LAG = 2  # launches that the host is ahead of what it has read
 
 
 class CudaRunner(Switching):

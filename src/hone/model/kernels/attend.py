@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import rope_tables
-from hone.model.kernels import attention
+from hone.model.kernels import attention, reading
 from hone.model.kernels.step import Launcher
 from hone.model.kernels.tiles import pieces, power
 from hone.model.kernels.weights import LayerWeights
@@ -107,11 +107,11 @@ def splits_of(rows: int, heads: int, *, invariant: bool) -> int:
 def attend_prompts(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int, at: PromptPlaces) -> None:
     """The tokens of several prompts: keys and values to the pool, then every query against its own prompt."""
     c, b, pool, rows = launcher.config, launcher.buffers, memory.pool[:, layer], len(at.position)
-    attention.store[(pieces(rows, STORE), c.num_attention_heads + 2 * c.num_key_value_heads)](
+    reading.store[(pieces(rows, STORE), c.num_attention_heads + 2 * c.num_key_value_heads)](
         b.qkv, pool, at.table, at.position, at.owner, memory.cos, memory.sin, *_gains(w),
         c.rms_norm_eps, at.table.shape[1], rows, BT=STORE, num_warps=4, **_shape(launcher, layer, w, norm=True),
     )  # fmt: skip
-    attention.prefill[(len(at.tiles), c.num_attention_heads)](
+    reading.prefill[(len(at.tiles), c.num_attention_heads)](
         b.qkv, pool, at.table, at.tiles, b.mixed, c.head_dim**-0.5, at.table.shape[1],
         WINDOW=c.windows[layer] if c.windows else 0, BT=QUERIES, num_warps=4, num_stages=3,
         **_shape(launcher, layer, w, norm=False),

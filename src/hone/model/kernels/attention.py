@@ -52,6 +52,23 @@ def _absorb_whole(q, k, v, top, total, out, scale):
 
 
 @triton.jit
+def _stretch(position, split, BS: tl.constexpr, SPLITS: tl.constexpr, WINDOW: tl.constexpr):
+    """(the first key in sight, the first block of this stretch of full ones, the one after its last)"""
+    first = 0
+    if WINDOW > 0:
+        first = tl.maximum(position - WINDOW + 1, 0)
+    span = tl.cdiv(position // BS - first // BS, SPLITS)
+    begin = first // BS + split * span
+    return first, begin, tl.minimum(begin + span, position // BS)
+
+
+@triton.jit
+def _pair(at, keep, values: tl.constexpr):
+    """Keys at these places, and their values, which are `values` further; zeros where not kept"""
+    return tl.load(at, mask=keep, other=0.0), tl.load(at + values, mask=keep, other=0.0)
+
+
+@triton.jit
 def _own(
     line, own_at, KGAIN, cos, sin, q, eps, scale, KV: tl.constexpr, G: tl.constexpr, E: tl.constexpr,
     BS: tl.constexpr, NORM: tl.constexpr,
@@ -67,22 +84,24 @@ def _own(
 
 
 @triton.jit
-def _join(PART, COUNT, top, total, out, heads, dims, GP: tl.constexpr, E: tl.constexpr, SPLITS: tl.constexpr):
+def _join(PART, COUNT, place, top, total, out, GP: tl.constexpr, E: tl.constexpr, SPLITS: tl.constexpr):
     """Leave this stretch's softmax for whoever comes last, who joins them in order: (whether it is us, total, out)"""
     stride: tl.constexpr = GP * (E + 2)
-    mine = PART + tl.program_id(2) * stride
+    heads, dims = tl.arange(0, GP), tl.arange(0, E)
+    first = PART + place.to(tl.int64) * (SPLITS * stride)
+    mine = first + tl.program_id(2) * stride
     tl.store(mine + heads[:, None] * E + dims[None], out)
     tl.store(mine + GP * E + heads, top)
     tl.store(mine + GP * (E + 1) + heads, total)
     tl.debug_barrier()  # all threads' stores come before the count
-    last = tl.atomic_add(COUNT, 1, sem="acq_rel") == SPLITS - 1
+    last = tl.atomic_add(COUNT + place, 1, sem="acq_rel") == SPLITS - 1
     if last:
-        tl.store(COUNT, 0)
+        tl.store(COUNT + place, 0)
         top = tl.full([GP], -1e30, tl.float32)
         total = tl.zeros([GP], tl.float32)
         out = tl.zeros([GP, E], tl.float32)
         for split in tl.static_range(SPLITS):
-            there = PART + split * stride
+            there = first + split * stride
             other = tl.load(there + GP * E + heads, cache_modifier=".cg")
             higher = tl.maximum(top, other)
             shrink, share = tl.exp(top - higher), tl.exp(other - higher)
@@ -110,24 +129,17 @@ def decode(
     active, position = tl.load(ACTIVE + row), tl.load(POSITION + row)
     if active == 0:
         return
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(position - WINDOW + 1, 0)
     full = position // BS
-    span = tl.cdiv(full - first // BS, SPLITS)
-    begin = first // BS + split * span
-    end = tl.minimum(begin + span, full)
+    first, begin, end = _stretch(position, split, BS, SPLITS, WINDOW)
     table = TABLE + row * table_width
     inner = t[:, None] * E + dims[None]
     # past the row's end nothing is read: what a block held before could be NaN, which a weight of 0 does not remove
     filling = _block(POOL, tl.load(table + full), head, LAYERS, KV, BS, E)
     here = (t < position % BS) & (full * BS + t >= first) & (split == 0)
-    k = tl.load(filling + inner, mask=here[:, None], other=0.0)
-    v = tl.load(filling + KV * BS * E + inner, mask=here[:, None], other=0.0)
+    k, v = _pair(filling + inner, here[:, None], KV * BS * E)
     some = begin < end
     begun = _block(POOL, tl.load(table + begin, mask=some, other=0), head, LAYERS, KV, BS, E)
-    k_begun = tl.load(begun + inner, mask=some, other=0.0)
-    v_begun = tl.load(begun + KV * BS * E + inner, mask=some, other=0.0)
+    k_begun, v_begun = _pair(begun + inner, some, KV * BS * E)
     if PDL:
         gdc_wait()
     line = QKV + row.to(tl.int64) * ((KV * G + 2 * KV) * E)
@@ -158,9 +170,7 @@ def decode(
         gdc_launch_dependents()  # not before: the next kernel's programs would take the room of this one's
     last = True
     if SPLITS > 1:
-        place = row * KV + head
-        part = PART + place.to(tl.int64) * (SPLITS * GP * (E + 2))
-        last, total, out = _join(part, COUNT + place, top, total, out, heads, dims, GP, E, SPLITS)
+        last, total, out = _join(PART, COUNT, row * KV + head, top, total, out, GP, E, SPLITS)
     out_at = OUT + (row * KV * G + head * G + heads[:, None]) * E + dims[None]
     tl.store(out_at, (out / total[:, None]).to(dtype), mask=mine & last)
 
@@ -169,97 +179,3 @@ def decode(
 def _block(POOL, number, head, LAYERS: tl.constexpr, KV: tl.constexpr, BS: tl.constexpr, E: tl.constexpr):
     """The head's keys in a block; its values are KV * BS * E further."""
     return POOL + (number.to(tl.int64) * (LAYERS * 2 * KV) + head) * (BS * E)
-
-
-@triton.jit
-def store(
-    QKV, POOL, TABLE, POSITION, OWNER, COS, SIN, QGAIN, KGAIN, eps, table_width, count,
-    LAYERS: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, E: tl.constexpr, BS: tl.constexpr,
-    NORM: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """Prompt tokens: queries rotated in place, keys and values written to the pool.
-
-    Program 0: a tile of BT tokens; program 1: a head, queries first, then keys, then values.
-    OWNER: each token's line in TABLE, -1 for padding.
-    """
-    token = tl.program_id(0) * BT + tl.arange(0, BT)
-    head = tl.program_id(1)
-    half: tl.constexpr = E // 2
-    dims = tl.arange(0, E)[None]
-    owner = tl.load(OWNER + token, mask=token < count, other=-1)
-    real = owner >= 0
-    keep = real[:, None]
-    position = tl.load(POSITION + token, mask=real, other=0)
-    dtype: tl.constexpr = POOL.dtype.element_ty
-    line = QKV + token[:, None].to(tl.int64) * ((KV * G + 2 * KV) * E) + head * E
-    if head < KV * G + KV:
-        turn = position[:, None] * half
-        x = _rotated(line, QGAIN if head < KV * G else KGAIN, COS + turn, SIN + turn, keep, eps, NORM, E).to(dtype)
-    else:
-        x = tl.load(line + dims, mask=keep, other=0.0)
-    if head < KV * G:
-        tl.debug_barrier()  # in place: every partner has been loaded
-        tl.store(line + dims, x, mask=keep)
-    else:
-        number = tl.load(TABLE + owner * table_width + position // BS, mask=real, other=0).to(tl.int64)
-        which = head - KV * G  # keys, then values: the order of the pool
-        at = POOL + (number * (LAYERS * 2 * KV) + which) * (BS * E) + (position % BS) * E
-        tl.store(at[:, None] + dims, x, mask=keep)
-
-
-@triton.jit
-def prefill(
-    QKV, POOL, TABLE, TILE, OUT, scale, table_width,
-    LAYERS: tl.constexpr, KV: tl.constexpr, G: tl.constexpr, E: tl.constexpr, BS: tl.constexpr,
-    WINDOW: tl.constexpr, BT: tl.constexpr,
-):  # fmt: skip
-    """Prompt tokens after `store`: BT queries of one sequence and one head against the pool, earlier tokens included.
-
-    TILE [tiles, 4]: line in TABLE, first token of the batch, its position, tokens (0: nothing to do).
-    """
-    tile, head = tl.program_id(0), tl.program_id(1)
-    owner = tl.load(TILE + tile * 4)
-    begin = tl.load(TILE + tile * 4 + 1)
-    position = tl.load(TILE + tile * 4 + 2)
-    count = tl.load(TILE + tile * 4 + 3)
-    if count == 0:
-        return
-    i = tl.arange(0, BT)
-    dims = tl.arange(0, E)
-    t = tl.arange(0, BS)
-    keep = (i < count)[:, None]
-    token = (begin + i).to(tl.int64)
-    q = tl.load(QKV + token[:, None] * ((KV * G + 2 * KV) * E) + head * E + dims[None], mask=keep, other=0.0)
-    dtype: tl.constexpr = POOL.dtype.element_ty
-    top = tl.full([BT], -1e30, tl.float32)
-    total = tl.zeros([BT], tl.float32)
-    out = tl.zeros([BT, E], tl.float32)
-    at_q = position + i
-    first = 0
-    if WINDOW > 0:
-        first = tl.maximum(position - WINDOW + 1, 0)
-    table, end = TABLE + owner * table_width, tl.cdiv(position + count, BS)
-    number = tl.load(table + first // BS)
-    for block in range(first // BS, end):
-        at = _block(POOL, number, head // G, LAYERS, KV, BS, E)
-        number = tl.load(table + tl.minimum(block + 1, end - 1))
-        at_k = block * BS + t
-        inside = (at_k < position + count)[:, None]
-        k = tl.load(at + t[:, None] * E + dims[None], mask=inside, other=0.0)
-        v = tl.load(at + KV * BS * E + t[:, None] * E + dims[None], mask=inside, other=0.0)
-        seen = at_k[None] <= at_q[:, None]
-        if WINDOW > 0:
-            seen = seen & (at_k[None] > at_q[:, None] - WINDOW)
-        top, total, out = _absorb(q, k, v, seen, top, total, out, scale)
-    out_at = OUT + token[:, None] * (KV * G * E) + head * E + dims[None]
-    tl.store(out_at, (out / total[:, None]).to(dtype), mask=keep)
-
-
-@triton.jit
-def copy_blocks(POOL, PAIRS, size, BLOCK: tl.constexpr):
-    """POOL[b] = POOL[a] for each (a, b) of PAIRS [n, 2]; a block is `size` numbers."""
-    pair = tl.program_id(0)
-    source = tl.load(PAIRS + pair * 2).to(tl.int64)
-    target = tl.load(PAIRS + pair * 2 + 1).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(POOL + target * size + at, tl.load(POOL + source * size + at, mask=at < size, other=0.0), mask=at < size)

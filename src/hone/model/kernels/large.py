@@ -1,4 +1,4 @@
-"""A layer for many prompt tokens: products by cuBLAS, which is faster there; norms and gate are kernels of their own."""
+"""A layer for many prompt tokens: products by cuBLAS, which is faster there, norms and gate by their own kernels."""
 
 # Triton's constexpr takes plain numbers:
 # pyright: reportArgumentType=false, reportCallIssue=false
