@@ -412,3 +412,12 @@ def test_the_learner_can_be_any_policy_with_two_sets_of_parameters() -> None:
     learner = Learner(policy=policy, optimizer=optim.adamw(policy.actor_parameters(), lr=0.1))
     batch = step.weighed(collate(tiny.groups_for(sft())), sft())
     assert isinstance(step.update(learner, batch, sft()), Stats)
+
+
+def test_on_a_cpu_no_more_is_computed_at_once_than_suits_its_caches() -> None:
+    cpu, other = torch.device("cpu"), torch.device("meta")
+    assert step.fitting(100, rows=64, tokens=0, device=cpu) == step.CACHE // 100
+    assert step.fitting(100, rows=64, tokens=0, device=other) == 64
+    assert step.fitting(10, rows=64, tokens=0, device=cpu) == 64
+    assert step.fitting(10, rows=64, tokens=25, device=cpu) == 2
+    assert step.fitting(step.CACHE + 1, rows=64, tokens=1, device=cpu) == 1

@@ -55,8 +55,8 @@ class Learner:
 
     def rows_of(self, batch: Batch) -> int:
         """How many rows of the batch are in memory at once when they are only read."""
-        longest = int(batch.real.sum(-1).max()) if self.micro_tokens and len(batch) else 0
-        return max(1, self.micro_tokens // longest) if longest else self.micro_rows
+        longest = int(batch.real.sum(-1).max()) if len(batch) else 0
+        return fitting(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device)
 
     def begin(self, algo: Algorithm) -> None:
         """Give each adaptive number its start unless a checkpoint has given it a value."""
@@ -66,9 +66,17 @@ class Learner:
 
 # --- cutting ---
 
+CACHE = 4096  # tokens: with more at once a CPU's caches hold too little of them, and each takes longer
+
+
+def fitting(longest: int, *, rows: int, tokens: int, device: torch.device) -> int:
+    """How many rows of so many tokens are computed at once: `rows`, or what `tokens` hold; on a CPU what suits it."""
+    fit = tokens // max(1, longest) if tokens else rows
+    return max(1, min(fit, CACHE // max(1, longest)) if device.type == "cpu" else fit)
+
 
 def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1) -> Iterator[Batch]:
-    """Slices of about `rows` rows, longest first so that padding is little and memory peaks at once.
+    """Slices of at most about `rows` rows, longest first so that padding is little and memory peaks at once.
 
     With `tokens`, slices of as many rows as that many tokens hold, padding included, and at least one unit: rows of
     a unit (a preference pair) stay together. Weights are columns by now, so any cut gives the same gradient.
@@ -78,7 +86,8 @@ def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1) ->
     index = (units[:, None] * unit + torch.arange(unit, device=units.device)).flatten()
     start, widths = 0, length[units].tolist()
     while start < len(index):
-        fit = tokens // max(1, widths[start // unit]) if tokens else rows  # the first of a slice is its longest
+        longest = widths[start // unit]  # the first of a slice is its longest
+        fit = fitting(longest, rows=rows, tokens=tokens, device=batch.mask.device)
         size = max(1, fit // unit) * unit
         yield batch.rows(index[start : start + size])
         start += size
