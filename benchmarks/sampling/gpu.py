@@ -100,7 +100,7 @@ def theirs(decoder: Decoder, rows: int, *, repeats: int = 1) -> float:
 
 
 def batching(decoder: Decoder, rows: int, new: int = 32) -> float:
-    """Tokens a second of transformers' continuous batching, its graphs captured before; fewer tokens, for it is slow."""
+    """Tokens a second of transformers' continuous batching, its graphs captured before; few, for it is slow."""
     from transformers import GenerationConfig
 
     model, asked = twin(decoder), prompts(rows, vocab=decoder.config.vocab_size)
