@@ -48,7 +48,7 @@ LEARNER = (
     ),
     fault(
         "gradients are not summed over ranks", "pain 1", "learner", STEP,
-        old="    collect.total_gradients(parameters)\n", new="",
+        old="    collect.total_gradients(whole)\n", new="",
         tests="train/test_two_ranks.py",
     ),
     fault(
@@ -75,8 +75,8 @@ LEARNER = (
     ),
     fault(
         "gradients add up from one update to the next", "contract", "learner", STEP,
-        old="    learner.optimizer.zero_grad(set_to_none=True)\n    for micro in",
-        new="    for micro in",
+        old="    learner.optimizer.zero_grad(set_to_none=True)\n    cut =",
+        new="    cut =",
         tests="train/test_step.py",
         more=(
             Edit(
@@ -99,7 +99,7 @@ LEARNER = (
     ),
     fault(
         "the reference at the wrong temperature", "pain 9", "model", "model/policy.py",
-        old="        temperature=policy.temperature,\n", new="",
+        old="temperature=like.temperature, ", new="",
         tests="model/test_policy.py",
     ),
     fault(
@@ -129,7 +129,7 @@ LEARNER = (
     # --- reference ---
     fault(
         "the reference is the policy itself", "pain 10", "learner", "model/policy.py",
-        old="        copy.deepcopy(policy.decoder),\n", new="        policy.decoder,\n",
+        old="frozen_policy(copy.deepcopy(policy.decoder), policy", new="frozen_policy(policy.decoder, policy",
         tests="model/test_policy.py",
         more=(
             Edit(file="model/policy.py", old="    return twin.requires_grad_(False).eval()", new="    return twin"),
@@ -171,8 +171,8 @@ LEARNER = (
     ),
     fault(
         "the gradient is clipped after the step", "contract", "learner", STEP,
-        old="    norm = optim.clip_gradients(parameters, learner.clip_norm)\n",
-        new="    norm = optim.clip_gradients(parameters, 0.0)\n",
+        old="    norm = optim.clip_gradients(parameters, learner.clip_norm, parts=parts)\n",
+        new="    norm = optim.clip_gradients(parameters, 0.0, parts=parts)\n",
         tests="train/test_step.py",
         more=(
             Edit(

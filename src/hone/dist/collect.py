@@ -1,12 +1,16 @@
 """Shares and sums over ranks. With one process a share is everything and a sum the number itself, so the learner has
 one code path."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from hone.errors import HoneError
+
+T = TypeVar("T")
 
 
 def _many() -> bool:
@@ -41,6 +45,21 @@ def places(sizes: Sequence[int]) -> list[int]:
 def count(n: int) -> int:
     """The sum of n over ranks."""
     return int(total(torch.tensor(n)))
+
+
+def most(n: int) -> int:
+    """The largest n of any rank."""
+    if not _many():
+        return n
+    x = torch.tensor(n)
+    dist.all_reduce(x, op=dist.ReduceOp.MAX)
+    return int(x)
+
+
+def padded(items: Iterable[T], filler: T) -> list[T]:
+    """The items, and fillers until every rank has as many."""
+    found = list(items)
+    return found + [filler] * (most(len(found)) - len(found))
 
 
 def total(x: Tensor) -> Tensor:
@@ -89,3 +108,21 @@ def gather(item: object) -> list[object]:
     items: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(items, item)
     return items
+
+
+def once(do: Callable[[], T]) -> T | None:
+    """The first rank does it and the others wait; what it cannot do is an error on every rank. None on the others."""
+    if not _many():
+        return do()
+    result, failure = None, None
+    if dist.get_rank() == 0:
+        try:
+            result = do()
+        except Exception as error:
+            failure = error
+    said = gather(str(failure) if failure is not None else "")[0]
+    if failure is not None:
+        raise failure
+    if said:
+        raise HoneError(f"the first rank could not go on: {said}")
+    return result

@@ -183,13 +183,13 @@ def _rows_of(model: Distribution | None, batch: Batch, own: LogRows) -> LogRows:
 
 def frozen_copy(policy: Policy, *, critic: bool = False) -> Policy:
     """A deep copy without gradients, to stand as `reference` or `old`; critic: copy that too."""
+    return frozen_policy(copy.deepcopy(policy.decoder), policy, critic=copy.deepcopy(policy.critic) if critic else None)
+
+
+def frozen_policy(decoder: Decoder, like: Policy, *, critic: SharedCritic | OwnCritic | None = None) -> Policy:
+    """A decoder without gradients that is read as `like` is."""
     twin = Policy(
-        copy.deepcopy(policy.decoder),
-        critic=copy.deepcopy(policy.critic) if critic else None,
-        temperature=policy.temperature,
-        layout=policy.layout,
-        line=policy.line,
-        chunk=policy.chunk,
+        decoder, critic=critic, temperature=like.temperature, layout=like.layout, line=like.line, chunk=like.chunk
     )
     return twin.requires_grad_(False).eval()
 

@@ -1,11 +1,12 @@
 """AdamW with a warm-up and a schedule, and gradient clipping that refuses what is not finite."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from hone.dist import collect
 from hone.train.adam8 import AdamW8
 
 Schedule = Callable[[int], float]  # optimiser steps taken -> factor on the learning rate
@@ -69,9 +70,17 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float) -> Tensor:
-    """Scale gradients so that their joint norm is at most max_norm (0: never); returns the norm before."""
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+def clip_gradients(
+    parameters: Sequence[nn.Parameter], max_norm: float, *, parts: Collection[nn.Parameter] = ()
+) -> Tensor:
+    """Scale gradients so that their joint norm is at most max_norm (0: never); returns the norm before.
+
+    parts: those that other ranks hold the rest of.
+    """
+    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None and p not in parts])
+    if parts:
+        own = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None and p in parts])
+        norm = (collect.total(own.square()) + norm.to(own).square()).sqrt()
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm

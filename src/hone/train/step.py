@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,9 @@ from hone.train.examine import Found, examine
 from hone.train.guard import Guard, mark
 from hone.train.masters import Masters, trained
 from hone.types import ABSENT, Batch, Forward, Model
+
+if TYPE_CHECKING:
+    from hone.train.shards import Shards  # loading torch's sharding takes half a second
 
 
 class Trainable(Model, Protocol):
@@ -40,6 +43,7 @@ class Learner:
     schedule: optim.Schedule = optim.constant
     reference: Model | None = None
     masters: Masters | None = None  # float32 copies of a model in half precision
+    shards: "Shards | None" = None  # where each rank holds a part of the weights
     micro_rows: int = 64
     micro_tokens: int = 0  # in place of micro_rows, where it is set
     clip_norm: float = 1.0
@@ -52,6 +56,15 @@ class Learner:
     def device(self) -> torch.device:
         """Where the policy computes, and its batches have to be."""
         return optim.parameters_of(self.optimizer)[0].device
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """What gradients end up in, by name."""
+        policy = cast(nn.Module, self.policy)
+        return trained(policy, self.masters) if self.shards is None else self.shards.trained()
+
+    def frozen_copy(self) -> Policy:
+        """The policy as it is now, without gradients."""
+        return frozen_copy(cast(Policy, self.policy)) if self.shards is None else self.shards.frozen_copy()
 
     def rows_of(self, batch: Batch) -> int:
         """How many rows of the batch are in memory at once when they are only read."""
@@ -114,8 +127,9 @@ def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[
 @torch.no_grad()
 def evaluate(model: Model, batch: Batch, want: frozenset[str], *, rows: int) -> Forward:
     """The forward pass of the whole batch, in slices, without gradients."""
-    # a rank without rows still gets columns, of no rows
-    parts = [model(batch.rows(slice(i, i + rows)), want) for i in range(0, max(len(batch), 1), rows)]
+    # a rank without rows still gets columns, of no rows; and a pass may need every rank to put a layer together
+    number = collect.most(-(-max(len(batch), 1) // rows))
+    parts = [model(batch.rows(slice(i * rows, (i + 1) * rows)), want) for i in range(number)]
     columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(Forward)}
     return Forward(**{name: torch.cat(xs) for name, xs in columns.items() if xs[0] is not ABSENT})
 
@@ -156,7 +170,7 @@ def annotate(batch: Batch, algo: Algorithm, learner: Learner, *, mismatched: Bat
 def remember(learner: Learner, algo: Algorithm) -> None:
     """Keep a copy of the policy as it is now where the loss reads the exact KL(old || now)."""
     if "old_kl" in algo.wants:
-        learner.policy.old = frozen_copy(cast(Policy, learner.policy))
+        learner.policy.old = learner.frozen_copy()
 
 
 def _reference(learner: Learner, batch: Batch) -> Tensor:
@@ -209,14 +223,16 @@ def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     stats, losses = Stats(), list[Tensor]()
     parameters = optim.parameters_of(learner.optimizer)
     learner.optimizer.zero_grad(set_to_none=True)
-    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
+    cut = micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit)
+    for micro in cut if learner.shards is None else learner.shards.passes(cut, batch.rows(slice(0))):
         fwd = learner.policy(micro, algo.wants)
         micro = begun(fwd, micro, algo)
         loss = objective(fwd, micro, algo.loss)
         loss.backward()
         losses.append(loss.detach())
         stats.add("loss", losses[-1], 0)
-        diagnose.observe(stats, fwd, micro, algo)
+        if len(micro):
+            diagnose.observe(stats, fwd, micro, algo)
     stats.add("loss", 0.0, 1 / collect.world()[1])  # the weights make the losses of micro-batches and ranks one sum
     mark(parameters, losses)
     return stats if apply_gradients(learner, stats, parameters) else skipped(learner, batch, algo)
@@ -224,8 +240,10 @@ def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
 
 def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Parameter]) -> bool:
     """Sum over ranks, clip, step; or move nothing and return False when the norm is not finite."""
-    collect.total_gradients(parameters)
-    norm = optim.clip_gradients(parameters, learner.clip_norm)
+    parts = frozenset[nn.Parameter]() if learner.shards is None else learner.shards.parts
+    whole = [p for p in parameters if p not in parts]
+    collect.total_gradients(whole)
+    norm = optim.clip_gradients(parameters, learner.clip_norm, parts=parts)
     finite = bool(norm.isfinite())
     if finite:
         stats.add("lr", optim.set_rate(learner.optimizer, learner.schedule(learner.updates)), 1)
@@ -250,11 +268,15 @@ def skipped(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
 
 def explain(learner: Learner, batch: Batch, algo: Algorithm) -> list[Found]:
     """What is not finite in an update on these rows, which is not taken; one pass over this rank's own."""
-    parameters = trained(cast(nn.Module, learner.policy), learner.masters)
+    parameters = learner.trained()
     numbered = replace(batch, place=torch.arange(len(batch), device=batch.mask.device))
     cut = micro_batches(numbered, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit)
+    if learner.shards is not None:
+        learner.shards.sum_gradients(True)
+        cut = collect.padded(cut, numbered.rows(slice(0)))
     found = examine(learner.policy, cut, algo, trained=parameters)
-    learner.optimizer.zero_grad(set_to_none=True)
+    for p in parameters.values():
+        p.grad = None
     return found
 
 

@@ -1,0 +1,152 @@
+"""A policy of which each rank holds a part: what the optimiser steps, how many passes are made, and the whole again."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator as Passes
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from hone.dist import collect
+from hone.dist.spread import apart, cut, joined, materialised, mesh_of, own, skeleton, spread, units, whole
+from hone.model.decoder import Decoder
+from hone.model.policy import OwnCritic, Policy, Scorer, frozen_policy
+from hone.types import Batch
+
+
+class Shards:
+    """The decoders spread over all ranks; a scalar head stays whole on each of them.
+
+    The optimiser sees `of(parameters)`: plain tensors in the memory of this rank's parts. Weights that are trained
+    keep their type and are computed with in `half`; frozen ones are kept in it.
+    each: sum gradients over ranks after every micro-batch, so that no rank ever holds the whole of them.
+    """
+
+    def __init__(
+        self, policy: Policy | Scorer, *, device: torch.device, half: torch.dtype | None = None, each: bool = False
+    ) -> None:
+        self.policy, self.half, self.each, self.device = policy, half, each, device
+        self._bare = skeleton(saved_part(policy))
+        for decoder in decoders_of(policy):
+            spread_out(decoder, device=device, half=half)
+        policy.to(device)  # the heads
+        self._named = dict(policy.named_parameters())
+        spread_parameters = [p for p in self.trained().values() if isinstance(p, DTensor)]
+        self._parts: dict[nn.Parameter, nn.Parameter] = {p: nn.Parameter(own(p)) for p in spread_parameters}
+        self._origin = {part: p for p, part in self._parts.items()}
+
+    # --- what the optimiser steps ---
+
+    @property
+    def parts(self) -> frozenset[nn.Parameter]:
+        """What is stepped here and continued on other ranks."""
+        return frozenset(self._origin)
+
+    def of(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+        """What is stepped in their place, in order."""
+        return [self._parts.get(p, p) for p in parameters]
+
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The policy's own trained parameters, by name."""
+        return {name: p for name, p in self._named.items() if p.requires_grad}
+
+    def passes(self, micro: Iterable[Batch], empty: Batch) -> Passes[Batch]:
+        """Micro-batches, as many on every rank; with the last one gradients are summed, and then handed to the parts.
+
+        empty: what a rank goes on with when it has no more: each pass puts layers together, which takes all ranks.
+        """
+        todo = collect.padded(micro, empty)
+        for i, batch in enumerate(todo):
+            self.sum_gradients(self.each or i == len(todo) - 1)
+            yield batch
+        apart(self.policy)  # the weights are about to change
+        for p, part in self._parts.items():
+            part.grad = None if p.grad is None else own(p.grad)
+            p.grad = None
+
+    def sum_gradients(self, now: bool) -> None:
+        """Whether the next backward pass ends with the sum over ranks."""
+        for unit in units(self.policy):
+            unit.set_requires_gradient_sync(now, recurse=False)
+
+    # --- the whole model ---
+
+    def frozen_copy(self) -> Policy:
+        """The policy as it is now, without gradients and spread likewise."""
+        assert isinstance(self.policy, Policy)
+        apart(self.policy)
+        twin = self.empty(torch.device("meta")).requires_grad_(False)
+        assert isinstance(twin, Decoder)
+        spread(twin, mesh_of(self.device), half=self.half)
+        materialised(twin, self.device)
+        with torch.no_grad():
+            for x, y in zip(twin.parameters(), self.policy.decoder.parameters(), strict=True):
+                own(x).copy_(own(y))
+        return frozen_policy(twin, self.policy)
+
+    def gathered(self, into: Decoder | Scorer | None = None, *, device: torch.device | None = None) -> Decoder | Scorer:
+        """What a checkpoint or a sampler reads, whole and in what it computes in; every rank takes part.
+
+        into: fill this one, on ranks that need no copy a skeleton; None: a fresh one on the device.
+        """
+        twin = into if into is not None else self.empty(device or self.device)
+        apart(self.policy)
+        with torch.no_grad():
+            for x, y in zip(twin.parameters(), saved_part(self.policy).parameters(), strict=True):
+                full = whole(y)
+                if not x.is_meta:
+                    x.copy_(full)
+        return twin
+
+    def empty(self, device: torch.device) -> Decoder | Scorer:
+        """The model with memory for its weights; on the meta device none."""
+        twin = copy.deepcopy(self._bare)
+        twin = twin if self.half is None else twin.to(self.half)
+        return twin if device.type == "meta" else materialised(twin, device)
+
+    # --- checkpoints: whole tensors on the first rank ---
+
+    def whole_state(self, part: nn.Parameter, x: Tensor) -> Tensor:
+        """The whole of something the optimiser holds for a part; every rank takes part, the first has it on its CPU."""
+        return kept(joined(x, self._origin[part]) if part in self._origin and x.ndim else x)
+
+    def own_state(self, part: nn.Parameter, x: Tensor) -> Tensor:
+        """This rank's part of it again."""
+        return cut(x, self._origin[part]) if part in self._origin and x.ndim else x
+
+    def whole_weights(self) -> dict[str, Tensor]:
+        """The trained weights by name, on the first rank's CPU; every rank takes part."""
+        apart(self.policy)
+        return {name: kept(whole(p)) for name, p in self.trained().items()}
+
+    @torch.no_grad()
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Put `whole_weights` back, of whatever number of ranks."""
+        apart(self.policy)
+        for name, p in self.trained().items():
+            own(p).copy_(cut(weights[name], p) if isinstance(p, DTensor) else weights[name])
+
+
+def kept(x: Tensor) -> Tensor:
+    """On the CPU of the first rank; the others keep nothing of it."""
+    return x.cpu() if collect.world()[0] == 0 else x.new_empty(0)
+
+
+def decoders_of(policy: Policy | Scorer) -> list[Decoder]:
+    """The policy's own, and a critic's."""
+    critic = policy.critic if isinstance(policy, Policy) else None
+    return [policy.decoder, *([critic.decoder] if isinstance(critic, OwnCritic) else [])]
+
+
+def saved_part(policy: Policy | Scorer) -> Decoder | Scorer:
+    """What is a model of its own: of a policy with a critic, the decoder."""
+    return policy.decoder if isinstance(policy, Policy) else policy
+
+
+def spread_out(decoder: Decoder, *, device: torch.device, half: torch.dtype | None) -> None:
+    """Spread the decoder over ranks from wherever it is; weights that are not trained are kept in half precision."""
+    for p in decoder.parameters() if half is not None else ():
+        if not p.requires_grad:
+            p.data = p.data.to(half)
+    spread(decoder, mesh_of(device), half=half)
