@@ -15,6 +15,7 @@ from hone import loop
 from hone.algo import ALGORITHMS, Algorithm
 from hone.algo.weight import mismatch
 from hone.data.source import Source
+from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
 from hone.train import optim
 from hone.train.step import Learner
@@ -71,6 +72,7 @@ class Way:
     order: int = 0  # shuffles the rows; 0: as they came
     checkpoint: bool = False
     early: bool = False  # old log-probs always by a pass of their own
+    fast: bool = False  # layers as on a GPU
     chunk: int = 4096
     prompts: int = 4
     dtype: torch.dtype = torch.float64
@@ -132,6 +134,8 @@ def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
     for model in (learner.policy, learner.reference):
         if model is not None:
             model.chunk, model.checkpoint_layers = way.chunk, way.checkpoint  # pyright: ignore
+            for decoder in (m for m in model.modules() if isinstance(m, Decoder)):  # pyright: ignore
+                decoder.fast_layers = way.fast
     return learner, algo
 
 

@@ -7,7 +7,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.model import vocab
-from hone.model.forward import hidden_states, lay_out, plain_attention, wide
+from hone.model.forward import hidden_states, lay_out, wide
+from hone.model.twice import twice_differentiable
 from hone.model.vocab import HeadRows, slices, token_stats
 from hone.rollout.protocol import SampleParams
 
@@ -198,7 +199,7 @@ def test_fisher_vector_product_through_the_decoder(make_decoder, make_batch, row
         kl = token_stats(*args, want=frozenset({"old_kl"}), against={"old_kl": old})["old_kl"].sum()
         return torch.autograd.grad(kl, params, create_graph=create_graph)
 
-    with plain_attention():
+    with twice_differentiable():
         hidden = lines.gather(hidden_states(decoder, lines), batch.mask)
         old = HeadRows(hidden, decoder.lm_head.weight)(slice(None)).detach()
         g = torch.Generator().manual_seed(3)

@@ -7,7 +7,7 @@ Shapes: B rows, T new tokens, S keys (cached and new), D hidden, H query heads, 
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,20 @@ from torch.utils.checkpoint import checkpoint
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.ragged import Rows
+from hone.model.twice import once
 
 if TYPE_CHECKING:
     from hone.rollout.runner import Runner
 
 Mask = Tensor | Rows | None  # which tokens a token may look at: None, those before it
 TABLE = 4096  # positions whose rotation is kept from the start; longer contexts grow into it
+
+
+class Turns(NamedTuple):
+    """The rotation of every token, float32 [tokens, E]: what a fast layer reads."""
+
+    cos: Tensor
+    sin: Tensor
 
 
 class KVCache:
@@ -85,6 +93,7 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.E = layer, config.head_dim
+        self.H, self.K = config.num_attention_heads, config.num_key_value_heads
         self.shares_keys = config.num_key_value_heads != config.num_attention_heads
         D, E, bias = config.hidden_size, config.head_dim, config.qkv_bias
         self.q_proj = nn.Linear(D, config.num_attention_heads * E, bias=bias)
@@ -104,12 +113,17 @@ class Attention(nn.Module):
         q, k = rotate(q, *rope), rotate(k, *rope)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
+        return self.o_proj(self.attend(q, k, v, mask))
+
+    def attend(self, q_BHTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, mask: Mask) -> Tensor:
+        """[B, T, H E]"""
+        B, _, T, _ = q_BHTE.shape
         if isinstance(mask, Rows):
-            return self.o_proj(mask.attend(q, k, v, shares_keys=self.shares_keys))
+            return mask.attend(q_BHTE, k_BKSE, v_BKSE, shares_keys=self.shares_keys)
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=mask is None and T > 1, enable_gqa=self.shares_keys
+            q_BHTE, k_BKSE, v_BKSE, attn_mask=mask, is_causal=mask is None and T > 1, enable_gqa=self.shares_keys
         )
-        return self.o_proj(out.transpose(1, 2).reshape(B, T, -1))
+        return out.transpose(1, 2).reshape(B, T, -1)
 
 
 class MLP(nn.Module):
@@ -133,6 +147,10 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, cache: KVCache | None) -> Tensor:
+        if isinstance(rope, Turns):
+            from hone.model.fast import fast_layer  # imports this module
+
+            return fast_layer(self, x, rope, mask)
         x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -154,6 +172,7 @@ class Decoder(nn.Module):
     sin: Tensor
     finish: Callable[[Tensor], Tensor] | None = None  # what is done to logits after the head's matrix
     takes_lists = True  # its mask may be Rows
+    fast_layers: bool | None = None  # whether layers are model/fast.py's; None: on a GPU
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -227,9 +246,12 @@ class Decoder(nn.Module):
             raise ValueError("checkpointed layers cannot fill a cache: the recomputation would fill it again")
         if mask is None and past and tokens.shape[1] > 1:
             raise ValueError("several tokens after a filled cache need an explicit mask")
-        rope = self._rope(past, past + tokens.shape[1], positions)
         x = self.model.embed_tokens(tokens)
-        rope = (rope[0].to(x.dtype), rope[1].to(x.dtype))
+        rope = self._rope(past, past + tokens.shape[1], positions)
+        if cache is None and once() and (x.is_cuda if self.fast_layers is None else self.fast_layers):
+            rope = Turns(*(t.expand(len(x), 1, *t.shape[-2:]).reshape(-1, t.shape[-1]) for t in rope))
+        else:
+            rope = (rope[0].to(x.dtype), rope[1].to(x.dtype))
         windows = self.config.windows or (0,) * len(self.model.layers)
         masks = {w: windowed(mask, w, past, past + tokens.shape[1], device=x.device) for w in set(windows)}
         for layer, window in zip(self.model.layers, windows, strict=True):

@@ -3,12 +3,10 @@
 Shapes: B rows and T columns of the table, L lines of W slots for the decoder, N chosen positions, D hidden.
 """
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
@@ -40,11 +38,6 @@ class Lines:
 def wide(x: Tensor) -> Tensor:
     """At least float32: log-probs and values are never kept in half precision."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
-def plain_attention() -> AbstractContextManager[object]:
-    """Attention whose gradient can be differentiated again (TRPO); fused kernels have no double backward."""
-    return sdpa_kernel(SDPBackend.MATH)
 
 
 def first_fit_decreasing(lengths: list[int], width: int) -> tuple[list[int], list[int]]:

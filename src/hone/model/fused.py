@@ -5,7 +5,8 @@ Whatever gives a parameter other memory (`.to`, loading with assign=True) undoes
 again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +24,29 @@ def plain(layer: nn.Module) -> nn.Linear:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Low:
+    """An adapter beside columns `at` of a product: out[:, at : at + n] += scale (x A^T) B^T."""
+
+    A: Tensor
+    B: Tensor
+    scale: float
+    at: int
+
+
+def lows(*layers: nn.Module) -> Iterator[Low]:
+    """The adapters that are on, of layers whose outputs lie side by side."""
+    at = 0
+    for layer in layers:
+        adapter = layer.adapter if isinstance(layer, LoRALinear) and layer.enabled else None
+        if adapter is not None:
+            yield Low(adapter.lora_A, adapter.lora_B, adapter.scale, at)
+        at += plain(layer).out_features
+
+
 def side_by_side(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors as one, joined along their first dimension; where they are not yet neighbours they are moved."""
-    return adjacent(tensors) if _neighbours(tensors) else _moved(tensors)
+    return adjacent(tensors) if are_neighbours(tensors) else _moved(tensors)
 
 
 def adjacent(tensors: Sequence[Tensor]) -> Tensor:
@@ -34,7 +55,8 @@ def adjacent(tensors: Sequence[Tensor]) -> Tensor:
     return first.as_strided((rows, *first.shape[1:]), first.stride())
 
 
-def _neighbours(tensors: Sequence[Tensor]) -> bool:
+def are_neighbours(tensors: Sequence[Tensor]) -> bool:
+    """Whether they lie in one allocation, one after the other."""
     end = tensors[0].data_ptr()
     for t in tensors:
         if t.data_ptr() != end or not t.is_contiguous():

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hone.algo.table import Algorithm, Loss, TrustRegion, objective
 from hone.dist import collect
 from hone.log.stats import Stats
+from hone.model.twice import twice_differentiable
 from hone.train import diagnose
 from hone.train.guard import mark
 from hone.train.step import Learner, apply_gradients, micro_batches, skipped, totals
@@ -58,8 +58,7 @@ def _actor_step(learner: Learner, batch: Batch, algo: Algorithm, *, region: Trus
     """Whether the surrogate and its gradient are finite; what is not moves nothing."""
     parameters = learner.policy.actor_parameters()
     surrogate = algo.loss[:1]
-    # fused attention has no double backward, and without gradients the plain path is the same function
-    with sdpa_kernel(SDPBackend.MATH), _compared_with(learner, learner.policy):
+    with twice_differentiable(), _compared_with(learner, learner.policy):
         loss, gradient = _gradient(learner, batch, surrogate, parameters, stats=stats, algo=algo)
         if not (math.isfinite(loss) and gradient.isfinite().all()):
             return False

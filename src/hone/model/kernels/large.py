@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hone.model.kernels.linear import rms_norm, silu_gate
+from hone.model.fused import Low
+from hone.model.kernels import elementwise
 from hone.model.kernels.step import Launcher
 from hone.model.kernels.tiles import pieces, power
-from hone.model.kernels.weights import LayerWeights, Low
+from hone.model.kernels.weights import LayerWeights
 
 TOKENS = 1_536  # from which it is faster
 
@@ -25,14 +26,16 @@ def large_layer(launcher: Launcher, w: LayerWeights, attend: Callable[[], None])
     _add(b.mixed[:n], w.out, w.low_out, x)
     _norm(launcher, w.mlp_gain)
     _product(normed, w.gate_up, None, w.low_gate_up, wide)
-    silu_gate[(n, pieces(M, 1024))](wide, act, M, PDL=False, BN=1024)
+    elementwise.gate[(n, pieces(M, 1024))](wide, act, M, BM=1024)
     _add(act, w.down, w.low_down, x)
 
 
 def _norm(launcher: Launcher, gain: Tensor) -> None:
     """scaled = rms_norm(x)"""
     b, c = launcher.buffers, launcher.config
-    rms_norm[(launcher.rows,)](b.x, gain, b.scaled, c.hidden_size, c.rms_norm_eps, BD=power(c.hidden_size), num_warps=4)
+    elementwise.norm[(launcher.rows,)](
+        b.x, gain, b.scaled, c.hidden_size, c.rms_norm_eps, BD=power(c.hidden_size), num_warps=4
+    )
 
 
 def _product(a: Tensor, weight: Tensor, bias: Tensor | None, adapters: list[Low], y: Tensor) -> None:

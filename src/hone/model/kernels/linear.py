@@ -136,17 +136,6 @@ def normed(X, GAIN, SQUARES, Y, D, parts, eps, P: tl.constexpr, PDL: tl.constexp
 
 
 @triton.jit
-def rms_norm(X, GAIN, Y, D, eps, BD: tl.constexpr):
-    """Y = rms_norm(X), where nobody has summed the squares"""
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BD)
-    gain = tl.load(GAIN + cols, mask=cols < D, other=0.0).to(tl.float32)
-    x = tl.load(X + row * D + cols, mask=cols < D, other=0.0).to(tl.float32)
-    y = x * tl.rsqrt(tl.sum(x * x) / D + eps) * gain
-    tl.store(Y + row * D + cols, y.to(Y.dtype.element_ty), mask=cols < D)
-
-
-@triton.jit
 def gated(
     A, SQUARES, W, WEIGHT, Y, N, K, parts, eps,
     P: tl.constexpr, TMA: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
@@ -184,19 +173,6 @@ def gated(
     gate, up = gate * factor, up * factor
     out = gate / (1 + tl.exp(-gate)) * up
     tl.store(Y + rows[:, None] * N + cols[None], out.to(Y.dtype.element_ty), mask=(cols < N)[None])
-
-
-@triton.jit
-def silu_gate(X, Y, N, PDL: tl.constexpr, BN: tl.constexpr):
-    """Y = silu(X[:, :N]) * X[:, N:], for layers whose gate or up projection has an adapter."""
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.program_id(1) * BN + tl.arange(0, BN)
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-    gate = tl.load(X + row * 2 * N + cols, mask=cols < N, other=0.0).to(tl.float32)
-    up = tl.load(X + row * 2 * N + N + cols, mask=cols < N, other=0.0).to(tl.float32)
-    tl.store(Y + row * N + cols, (gate / (1 + tl.exp(-gate)) * up).to(Y.dtype.element_ty), mask=cols < N)
 
 
 @triton.jit

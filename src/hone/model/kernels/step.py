@@ -11,9 +11,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hone.model.config import DecoderConfig
-from hone.model.kernels.linear import embed, gated, linear, normed, residual, silu_gate
+from hone.model.fused import Low
+from hone.model.kernels import elementwise
+from hone.model.kernels.linear import embed, gated, linear, normed, residual
 from hone.model.kernels.tiles import CUBLAS_ROWS, ROWS, Tile, most_parts, pieces, power, tile
-from hone.model.kernels.weights import LayerWeights, Low
+from hone.model.kernels.weights import LayerWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class Launcher:
         if w.low_gate_up:
             self.linear(b.scaled, parts, w.gate_up, None, b.wide)
             self.low(b.scaled, parts, w.low_gate_up, b.wide)
-            silu_gate[(self.rows, pieces(M, 1024))](b.wide, b.act, M, PDL=False, BN=1024)
+            elementwise.gate[(self.rows, pieces(M, 1024))](b.wide, b.act, M, BM=1024)
             return
         t, grid, options = self._tile(M, K, double=True)
         A, W, tma = self._sides(b.scaled, w.gate_up, t)

@@ -1,24 +1,13 @@
 """The decoder's own tensors, as the kernels read them: nothing is copied, so an optimiser step is seen at once."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hone.model.decoder import Decoder, Layer
-from hone.model.fused import gate_up, plain, qkv
-from hone.model.lora import Adapter, LoRALinear, adapted_layers
-
-
-@dataclass(frozen=True, slots=True)
-class Low:
-    """An adapter beside columns `at` of a product: out[:, at : at + n] += scale (x A^T) B^T."""
-
-    A: Tensor
-    B: Tensor
-    scale: float
-    at: int
+from hone.model.fused import Low, gate_up, lows, plain, qkv
+from hone.model.lora import Adapter, adapted_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +46,11 @@ class LayerWeights:
             mlp_gain=layer.post_attention_layernorm.weight,
             gate_up=gate_up(mlp)[0],
             down=plain(mlp.down_proj).weight,
-            low_qkv=list(_low(attention.q_proj, attention.k_proj, attention.v_proj)),
-            low_out=list(_low(attention.o_proj)),
-            low_gate_up=list(_low(mlp.gate_proj, mlp.up_proj)),
-            low_down=list(_low(mlp.down_proj)),
+            low_qkv=list(lows(attention.q_proj, attention.k_proj, attention.v_proj)),
+            low_out=list(lows(attention.o_proj)),
+            low_gate_up=list(lows(mlp.gate_proj, mlp.up_proj)),
+            low_down=list(lows(mlp.down_proj)),
         )
-
-
-def _low(*modules: nn.Module) -> Iterator[Low]:
-    at = 0
-    for module in modules:
-        adapter = module.adapter if isinstance(module, LoRALinear) and module.enabled else None
-        if adapter is not None:
-            yield Low(adapter.lora_A, adapter.lora_B, adapter.scale, at)
-        at += plain(module).out_features
 
 
 def addresses(decoder: Decoder) -> tuple[int, ...]:

@@ -1,0 +1,104 @@
+"""Norm, rotation and SiLU gate of a layer with their gradients: Triton kernels on a GPU, torch elsewhere.
+
+Shapes: N tokens, D hidden, M intermediate; no leading dimensions. At least float32 inside.
+"""
+
+# Triton's constexpr takes plain numbers, and a launch takes options:
+# pyright: reportArgumentType=false, reportCallIssue=false
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hone.model.forward import wide
+
+PROGRAMS = 4 * 132  # that share the rows of a gradient: a few for each multiprocessor of an H200
+
+
+def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
+    """x gain / rms(x)"""
+    if not _kernels(x_ND):
+        return F.rms_norm(x_ND, gain_D.shape, gain_D, eps)
+    from hone.model.kernels import elementwise as kernels
+
+    (N, D), y = x_ND.shape, torch.empty_like(x_ND)
+    if N:
+        kernels.norm[(N,)](x_ND, gain_D, y, D, eps, BD=_power(D), num_warps=4)
+    return y
+
+
+def norm_grad(
+    x_ND: Tensor, gain_D: Tensor, eps: float, dy_ND: Tensor, *, plus: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x, with `plus` added, and of the gain."""
+    if not _kernels(x_ND):
+        x, g = wide(x_ND), wide(dy_ND) * gain_D
+        scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+        n = x * scale
+        dx = (g - n * (g * n).mean(-1, keepdim=True)) * scale
+        dgain = (wide(dy_ND) * n).sum(0)
+        return (dx if plus is None else dx.add_(plus)).to(x_ND.dtype), dgain.to(gain_D.dtype)
+    from hone.model.kernels import elementwise as kernels
+
+    (N, D), dx = x_ND.shape, torch.empty_like(x_ND)
+    many = min(N, PROGRAMS)
+    parts = torch.zeros(many, D, dtype=torch.float32, device=x_ND.device)
+    if N:
+        kernels.norm_grad[(many,)](
+            x_ND, gain_D, dy_ND, x_ND if plus is None else plus, dx, parts, N, D, eps,
+            HAS_PLUS=plus is not None, BD=_power(D), num_warps=4,
+        )  # fmt: skip
+    return dx, parts.sum(0).to(gain_D.dtype)
+
+
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int, back: bool = False) -> Tensor:
+    """The first heads of x [N, heads in all, E] turned in place by angles whose cosines are cos [N, E]."""
+    sign = -1.0 if back else 1.0
+    if not _kernels(x):
+        part, half = x[:, :heads], x.shape[-1] // 2
+        other = torch.cat([-part[..., half:], part[..., :half]], -1).mul_(sin[:, None] * sign)
+        part.mul_(cos[:, None]).add_(other)
+        return x
+    from hone.model.kernels import elementwise as kernels
+
+    N, _, E = x.shape
+    if N:
+        kernels.rotate[(N,)](x, cos, sin, x.stride(0), cos.stride(0), sign, HEADS=heads, BH=_power(heads), E=E)
+    return x
+
+
+def gate(x: Tensor) -> Tensor:
+    """silu(x[:, :M]) * x[:, M:]"""
+    M = x.shape[1] // 2
+    if not _kernels(x):
+        return F.silu(x[:, :M]).mul_(x[:, M:])
+    from hone.model.kernels import elementwise as kernels
+
+    y = x.new_empty(len(x), M)
+    if len(x):
+        kernels.gate[(len(x), -(-M // 1024))](x, y, M, BM=1024)
+    return y
+
+
+def gate_grad(x: Tensor, dy: Tensor) -> Tensor:
+    """The gradient of `gate`'s input."""
+    M, dx = x.shape[1] // 2, torch.empty_like(x)
+    if not _kernels(x):
+        g, u, given = wide(x[:, :M]), wide(x[:, M:]), wide(dy)
+        s = g.sigmoid()
+        dx[:, M:] = given * g * s
+        dx[:, :M] = given * u * (s * (1 + g * (1 - s)))
+        return dx
+    from hone.model.kernels import elementwise as kernels
+
+    if len(x):
+        kernels.gate_grad[(len(x), -(-M // 1024))](x, dy, dx, M, BM=1024)
+    return dx
+
+
+def _kernels(x: Tensor) -> bool:
+    """float64, which is for checking, stays in torch."""
+    return x.device.type == "cuda" and x.dtype != torch.float64
+
+
+def _power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,85 @@
+"""What stands between the products of a layer in training: norm, rotation, SiLU gate, and their gradients.
+
+One program a row (norm, gate) or a token (rotation); float32 inside, whatever the numbers are stored as.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm(X, GAIN, Y, D, eps, BD: tl.constexpr):
+    """Y = X gain / rms(X)"""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BD)
+    x = tl.load(X + row * D + cols, mask=cols < D, other=0.0).to(tl.float32)
+    gain = tl.load(GAIN + cols, mask=cols < D, other=0.0).to(tl.float32)
+    y = x * tl.rsqrt(tl.sum(x * x) / D + eps) * gain
+    tl.store(Y + row * D + cols, y.to(Y.dtype.element_ty), mask=cols < D)
+
+
+@triton.jit
+def norm_grad(X, GAIN, DY, PLUS, DX, DGAIN, rows, D, eps, HAS_PLUS: tl.constexpr, BD: tl.constexpr):
+    """DX = the norm's gradient + PLUS, for every program's share of rows; DGAIN [programs, D] its part of the gain's
+
+    n = x / rms, g = dy gain: dx = (g - n mean(g n)) / rms; the gain's is the sum of dy n.
+    """
+    me, many = tl.program_id(0), tl.num_programs(0)
+    cols = tl.arange(0, BD)
+    inside = cols < D
+    gain = tl.load(GAIN + cols, mask=inside, other=0.0).to(tl.float32)
+    summed = tl.zeros([BD], tl.float32)
+    for row in range(me, rows, many):
+        at = row * D.to(tl.int64) + cols
+        x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
+        dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
+        scale = tl.rsqrt(tl.sum(x * x) / D + eps)
+        n, g = x * scale, dy * gain
+        dx = (g - n * (tl.sum(g * n) / D)) * scale
+        if HAS_PLUS:
+            dx += tl.load(PLUS + at, mask=inside, other=0.0).to(tl.float32)
+        tl.store(DX + at, dx.to(DX.dtype.element_ty), mask=inside)
+        summed += dy * n
+    tl.store(DGAIN + me * D + cols, summed, mask=inside)
+
+
+@triton.jit
+def rotate(X, COS, SIN, stride, width, sign, HEADS: tl.constexpr, BH: tl.constexpr, E: tl.constexpr):
+    """The first HEADS heads of each token's line turned in place; sign -1: turned back
+
+    COS, SIN [tokens, width]: the angles of each token, of which the first E / 2 are read.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    head, i = tl.arange(0, BH)[:, None], tl.arange(0, E // 2)[None]
+    keep = head < HEADS
+    at = X + token * stride + head * E + i
+    a = tl.load(at, mask=keep, other=0.0).to(tl.float32)
+    b = tl.load(at + E // 2, mask=keep, other=0.0).to(tl.float32)
+    cos = tl.load(COS + token * width + i).to(tl.float32)
+    sin = tl.load(SIN + token * width + i).to(tl.float32) * sign
+    tl.store(at, (a * cos - b * sin).to(X.dtype.element_ty), mask=keep)
+    tl.store(at + E // 2, (b * cos + a * sin).to(X.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def gate(X, Y, M, BM: tl.constexpr):
+    """Y = silu(X[:, :M]) * X[:, M:]"""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BM + tl.arange(0, BM)
+    g = tl.load(X + row * 2 * M + cols, mask=cols < M, other=0.0).to(tl.float32)
+    u = tl.load(X + row * 2 * M + M + cols, mask=cols < M, other=0.0).to(tl.float32)
+    tl.store(Y + row * M + cols, (g / (1 + tl.exp(-g)) * u).to(Y.dtype.element_ty), mask=cols < M)
+
+
+@triton.jit
+def gate_grad(X, DY, DX, M, BM: tl.constexpr):
+    """DX [rows, 2 M] from DY [rows, M]; s = sigmoid(g): du = dy g s, dg = dy u s (1 + g (1 - s))"""
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.program_id(1) * BM + tl.arange(0, BM)
+    keep, at = cols < M, row * 2 * M + cols
+    g = tl.load(X + at, mask=keep, other=0.0).to(tl.float32)
+    u = tl.load(X + at + M, mask=keep, other=0.0).to(tl.float32)
+    dy = tl.load(DY + row * M + cols, mask=keep, other=0.0).to(tl.float32)
+    s = 1 / (1 + tl.exp(-g))
+    tl.store(DX + at, (dy * u * s * (1 + g * (1 - s))).to(DX.dtype.element_ty), mask=keep)
+    tl.store(DX + at + M, (dy * g * s).to(DX.dtype.element_ty), mask=keep)
