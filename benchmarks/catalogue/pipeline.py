@@ -160,7 +160,7 @@ RESUME = (
     ),
     fault(
         "resume resets the optimiser", "pain 19", "resume", "state.py",
-        old="    checkpoint.load_optimizer(learner.optimizer, checkpoint.load_tensors(folder / MOMENTS))\n", new="",
+        old="    checkpoint.load_optimizer(learner.optimizer, moments)\n", new="",
         tests="run/test_resume.py",
     ),
     fault(

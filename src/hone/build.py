@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +21,7 @@ from hone.data.budget import check_fits as check_fits_budget
 from hone.data.shapes import has_shape
 from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer, check_fits, check_same_tokens
+from hone.dist import collect
 from hone.errors import HoneError
 from hone.load import load_function
 from hone.model.adapters import ReferenceView
@@ -43,6 +44,9 @@ from hone.train.guard import Guard
 from hone.train.masters import Masters
 from hone.train.step import Correct, Learner, Trainable
 from hone.types import Group, Model, Task
+
+if TYPE_CHECKING:
+    from hone.train.shards import Shards
 
 SCORERS = {"reward_model": "reward", "process_reward_model": "step"}  # algorithms that train a head, and its kind
 
@@ -86,6 +90,8 @@ def _check_settings(recipe: Recipe, algo: Algorithm) -> None:
         raise HoneError(f"{name} learns from a teacher: set teacher=FOLDER, a model with the same tokenizer")
     if algo.teacher is not None and recipe.train.reference_refresh:
         raise HoneError("train.reference_refresh would put the policy in its teacher's place: set it to 0")
+    if algo.trust_region is not None and recipe.train.shard != "none":
+        raise HoneError(f"{name} works with the whole gradient as one vector: set train.shard=none")
 
 
 def place(name: str = "auto", precision: str = "auto") -> tuple[torch.device, torch.dtype]:
@@ -182,10 +188,30 @@ def _teacher(recipe: Recipe, policy: Policy, spec: Teacher) -> Policy | TopKTeac
     return TopKTeacher(frozen, spec.top_k) if spec.top_k else frozen
 
 
-def learner(recipe: Recipe, policy: Trainable, ref: Model | None) -> Learner:
+def is_sharded(recipe: Recipe) -> bool:
+    """Whether ranks hold parts of the weights: where the recipe says so and there are several."""
+    return recipe.train.shard != "none" and collect.world()[1] > 1
+
+
+def shards(
+    recipe: Recipe, policy: Policy | Scorer, ref: Model | None, *, device: torch.device, dtype: torch.dtype
+) -> "Shards":
+    """The policy and its reference spread over ranks, from wherever they are."""
+    from hone.train.shards import Shards, spread_out  # loading torch's sharding takes half a second
+
+    half = dtype if dtype is torch.bfloat16 else None
+    frozen = ref.policy if isinstance(ref, TopKTeacher) else ref
+    if isinstance(frozen, Policy):
+        spread_out(frozen.decoder, device=device, half=half)
+    return Shards(policy, device=device, half=half, each=recipe.train.shard == "fsdp_lean")
+
+
+def learner(recipe: Recipe, policy: Trainable, ref: Model | None, *, shards: "Shards | None" = None) -> Learner:
     """The policy with its optimiser and schedule."""
     o, t = recipe.optim, recipe.train
     actor, critic, masters = policy.actor_parameters(), policy.critic_parameters(), None
+    if shards is not None:
+        actor, critic = shards.of(actor), shards.of(critic)
     if any(p.dtype not in (torch.float32, torch.float64) for p in (*actor, *critic)):
         masters = Masters([*actor, *critic])
         actor, critic = masters.of(actor), masters.of(critic)
@@ -201,6 +227,7 @@ def learner(recipe: Recipe, policy: Trainable, ref: Model | None) -> Learner:
         schedule=schedule,
         reference=ref,
         masters=masters,
+        shards=shards,
         micro_rows=t.micro_rows,
         micro_tokens=t.micro_tokens or t.tokens,
         clip_norm=o.clip_norm,

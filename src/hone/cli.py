@@ -18,6 +18,8 @@ examples:
   hone check recipes/grpo.py                  is what will be trained what you meant?
   hone resume runs/grpo                       go on after Ctrl-C
   hone algos dapo                             what dapo can be set to
+  torchrun --nproc-per-node 2 -m hone run RECIPE train.shard=fsdp
+                                              the same run on two GPUs, each holding a part of the model
 """
 REMEDIES = {
     errno.ENOSPC: "; free some space, then continue with `hone resume RUN_DIR`",
@@ -46,7 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.debug:
             traceback.print_exc()
         code, message = _explain(error)
-        print(f"hone: {' '.join(message.split())}", file=sys.stderr)
+        rank = os.environ.get("RANK", "0")
+        where = "" if rank == "0" else f"rank {rank}: "
+        print(f"hone: {where}{' '.join(message.split())}", file=sys.stderr)
         return code
     return 0
 

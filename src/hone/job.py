@@ -12,6 +12,7 @@ from hone import build
 from hone.algo import Algorithm
 from hone.data.source import Feed
 from hone.data.tokenizer import Tokenizer
+from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.monitor import Monitor
 from hone.model.decoder import Decoder
@@ -22,7 +23,7 @@ from hone.reward.score import Scorer as RewardScorer
 from hone.reward.score import as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.state import ADAPTER, restore, write_model, write_state
+from hone.state import ADAPTER, collected, restore, write_model, write_state
 from hone.train import checkpoint
 from hone.train.step import Learner
 from hone.types import Group, Task
@@ -89,7 +90,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     )
     if algo.online:
         params = build.sample_params(recipe.sample, vocabulary, seed=recipe.seed)
-        sampler = LocalSampler(decoder, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id)
+        whole = decoder if learner.shards is None else learner.shards.publish()
+        sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id)
         job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
         job.reward = as_scorer(unrewarded)
         if recipe.reward:
@@ -114,6 +116,10 @@ def learner_of(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path
     device, dtype = build.place(recipe.train.device, recipe.train.dtype)
     if algo.trust_region and dtype is torch.bfloat16:  # its curvature is a difference of small numbers
         raise HoneError(f"{recipe.algo_name} needs float32: set train.dtype=float32")
+    if build.is_sharded(recipe):  # from the CPU, a layer at a time: no device ever holds all of it
+        reference = build.reference(recipe, policy, algo)
+        shards = build.shards(recipe, policy, reference, device=device, dtype=dtype)
+        return build.learner(recipe, policy, reference, shards=shards)
     policy.to(device, dtype)
     return build.learner(recipe, policy, build.reference(recipe, policy, algo))
 
@@ -145,16 +151,26 @@ def parts(job: Run) -> dict[str, Any]:
 
 
 def publish(job: Run, version: int) -> None:
-    """The sampler is told that the learner's weights have changed."""
+    """The sampler is told that the learner's weights have changed, and given them where no rank holds all."""
     assert job.roller is not None
+    if job.learner.shards is not None:
+        job.learner.shards.publish()
     job.roller.sampler.publish(version)
 
 
+def whole_decoder(job: Run) -> Decoder:
+    """The policy's decoder with all of its weights; where ranks hold parts, on the first rank alone."""
+    model = job.policy if job.learner.shards is None else job.learner.shards.saved()
+    return model if isinstance(model, Decoder) else model.decoder
+
+
 def save(job: Run, folder: Path) -> Path:
-    """A checkpoint of the run as it is now."""
+    """A checkpoint of the run as it is now, written by the first rank."""
+    whole = collected(job.policy, job.learner, recipe=job.recipe)
 
     def write(aside: Path) -> None:
-        write_model(aside, job.policy, job.tokenizer)
-        write_state(aside, job.policy, job.learner, recipe=job.recipe, parts=parts(job))
+        write_model(aside, whole.model, job.tokenizer)
+        write_state(aside, whole, job.learner, recipe=job.recipe, parts=parts(job))
 
-    return checkpoint.save(folder / CHECKPOINTS, job.step, write, keep=job.recipe.save.keep)
+    collect.once(lambda: checkpoint.save(folder / CHECKPOINTS, job.step, write, keep=job.recipe.save.keep))
+    return folder / CHECKPOINTS / checkpoint.name_of(job.step)

@@ -78,6 +78,9 @@ class TrainSpec:
     eval_samples: int = 1
     device: str = "auto"  # cpu, cuda or cuda:N; auto: a GPU where there is one
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on a CPU, bfloat16 on a GPU
+    # fsdp: each rank that torchrun starts holds a part of every weight and moment; fsdp_lean: and of every gradient,
+    # which then are summed over ranks after each micro-batch. With one rank there is nothing to share out
+    shard: Literal["none", "fsdp", "fsdp_lean"] = "none"
     threads: int = 0  # 0: as torch chooses
     deterministic: bool = True
 

@@ -5,23 +5,24 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hone import build, loop
 from hone.algo.select import reward_of
 from hone.check import suite
 from hone.data.tokenizer import Tokenizer
 from hone.dist import collect
+from hone.dist.join import joined
 from hone.errors import HoneError, Interrupted
-from hone.job import CHECKPOINTS, START, Run, prepare, publish, save, set_torch
+from hone.job import CHECKPOINTS, START, Run, prepare, publish, save, set_torch, whole_decoder
 from hone.log import samples
-from hone.log.progress import Progress
+from hone.log.progress import Progress, Silent
 from hone.log.sinks import JsonlSink, truncate_after
 from hone.measure import assess, measure, sampled, summarise
 from hone.model.adapters import adapter_off
 from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
-from hone.model.policy import Policy, frozen_copy
+from hone.model.policy import Policy
 from hone.recipe import Recipe, plan, validate
 from hone.reward.score import check_valid, score
 from hone.signals import Stopper
@@ -38,15 +39,24 @@ from hone.state import (
 )
 from hone.train import checkpoint
 from hone.train.guard import BAD
-from hone.types import Group
+from hone.types import Group, Rollout
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+PATIENCE = 5.0  # torchrun passes Ctrl-C on to ranks that the terminal has told already
 FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, BAD)
 
 
 def run(recipe: Recipe, *, resume: bool = False) -> Path:
-    """Train what the recipe says; returns the folder of the finished model, ready to load."""
+    """Train what the recipe says; returns the folder of the finished model, ready to load.
+
+    Under torchrun every process is a rank of one run, and the first of them prints and writes.
+    """
     validate(recipe)
+    with joined(recipe.train.device):
+        return _run(recipe, resume=resume)
+
+
+def _run(recipe: Recipe, *, resume: bool) -> Path:
     set_torch(recipe)
     folder = recipe.run_dir
     found = _found(folder, resume=resume)
@@ -55,6 +65,8 @@ def run(recipe: Recipe, *, resume: bool = False) -> Path:
     job = prepare(recipe, resume_from=found)
     if found is None:
         _look(job)
+    if len(set(collect.gather(str(found)))) > 1:  # and all have looked before the first one writes
+        raise HoneError(f"ranks see different runs in {folder}: set out= to a folder that all of them share")
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         _begin(job, folder, fresh=found is None)
@@ -64,7 +76,7 @@ def run(recipe: Recipe, *, resume: bool = False) -> Path:
             raise
         raise _interrupted(recipe) from None
     finally:
-        if not job.step:
+        if not job.step and is_first():
             _forget(folder, made)
 
 
@@ -75,8 +87,13 @@ def _look(job: Run) -> None:
         if f.verdict == "fail":
             raise HoneError(f"{f.name}: {f.seen}: {f.remedy} (`hone check` says more)")
     for f in findings:
-        if f.verdict == "warn" and collect.world()[0] == 0:
+        if f.verdict == "warn" and is_first():
             print(f"{job.recipe.name}: warn: {f.name}: {f.seen}: {f.remedy}", file=sys.stderr)
+
+
+def is_first() -> bool:
+    """Whether this process prints and writes."""
+    return collect.world()[0] == 0
 
 
 def resume(run_dir: str | Path) -> Path:
@@ -102,7 +119,8 @@ def _found(folder: Path, *, resume: bool) -> Path | None:
             raise HoneError(
                 f"{folder} already holds a run: continue it with `hone resume {folder}`, or choose another out="
             )
-        found = checkpoint.latest(folder / CHECKPOINTS, note=lambda text: print(text, file=sys.stderr))
+        note: Callable[[str], None] = _say if is_first() else lambda text: None
+        found = checkpoint.latest(folder / CHECKPOINTS, note=note)
         if found is None:
             raise HoneError(f"no checkpoint in {folder} is whole: copy one back, or start anew with another out=")
         return found
@@ -117,16 +135,20 @@ def _found(folder: Path, *, resume: bool) -> Path | None:
 
 def _begin(job: Run, folder: Path, *, fresh: bool) -> None:
     """Write the settings where they are new, and the starting model of a fresh run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for place in (folder, folder / CHECKPOINTS, folder / BAD):
-        checkpoint.sweep(place)
     job.learner.guard.folder = folder / BAD
-    if fresh or not is_described(job.recipe, folder):
-        describe(job.recipe, folder)
-    if fresh:
-        decoder = job.policy.decoder
-        with adapter_off(decoder):  # resume goes on from the base under the adapters
-            checkpoint.save_folder(folder / START, lambda aside: write_model(aside, decoder, job.tokenizer))
+    decoder = whole_decoder(job) if fresh else None  # every rank takes part
+
+    def write() -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for place in (folder, folder / CHECKPOINTS, folder / BAD):
+            checkpoint.sweep(place)
+        if fresh or not is_described(job.recipe, folder):
+            describe(job.recipe, folder)
+        if decoder is not None:
+            with adapter_off(decoder):  # resume goes on from the base under the adapters
+                checkpoint.save_folder(folder / START, partial(write_model, model=decoder, tokenizer=job.tokenizer))
+
+    collect.once(write)
 
 
 def _forget(folder: Path, made: Sequence[Path]) -> None:
@@ -147,7 +169,7 @@ def _forget(folder: Path, made: Sequence[Path]) -> None:
 def _train(job: Run, folder: Path) -> Path:
     """Turn the loop until the steps are done; an interrupt saves first."""
     recipe, steps = job.recipe, job.recipe.train.steps
-    progress = Progress(steps, title=recipe.name, start=job.step)
+    progress = Progress(steps, title=recipe.name, start=job.step, stream=None if is_first() else Silent())
     if job.step >= steps:
         progress.note(
             f"{recipe.name}: {job.step} of {steps} steps are done; for more: hone run RECIPE --resume train.steps=N"
@@ -166,30 +188,51 @@ def _train(job: Run, folder: Path) -> Path:
 def _turn(job: Run, folder: Path, progress: Progress) -> None:
     """Step after step: log, watch, save."""
     recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
-    sink = JsonlSink(folder / METRICS)
-    for path in (folder / METRICS, folder / SAMPLES):
-        truncate_after(path, job.step)
-    with Stopper() as stopper:
+    log = _Log(folder, start=job.step) if is_first() else None
+    with Stopper(patience=PATIENCE if collect.world()[1] > 1 else 0.0) as stopper:
         for iteration in _iterations(job):
             metrics = dict(iteration.metrics) | job.source.progress() | _evaluation(job)
             metrics["bad_updates"] = float(job.learner.guard.total)
             for name in () if recipe.reward else ("reward", "varied"):  # a teacher's pupil may have no reward
                 metrics.pop(name, None)
-            sink.write(job.step, metrics)
+            chosen = _samples(iteration, seed=job.step) if job.algo.online else None
+            if log is not None:
+                log.write(job.step, metrics, chosen)
             progress.step(metrics)
             if held_out := _held_out(metrics):
                 progress.note(f"step {job.step}: {held_out}")
-            if job.algo.online:
-                samples.write(folder / SAMPLES, job.step, samples.pick(iteration.groups, seed=job.step))
             _refresh(job)
             _watch(job, folder, metrics, note=progress.note)
-            last = job.step >= steps
-            if last or stopper.asked or (every and job.step % every == 0):
+            last, asked = job.step >= steps, collect.count(stopper.asked) > 0  # a signal may reach one rank first
+            if last or asked or (every and job.step % every == 0):
                 save(job, folder)
             if last:
                 return
-            if stopper.asked:
+            if asked:
                 raise _interrupted(recipe)
+
+
+class _Log:
+    """What a run writes at each step; on resume, what came after the checkpoint is forgotten."""
+
+    def __init__(self, folder: Path, *, start: int) -> None:
+        self.sink, self.samples = JsonlSink(folder / METRICS), folder / SAMPLES
+        for path in (folder / METRICS, self.samples):
+            truncate_after(path, start)
+
+    def write(self, step: int, metrics: Mapping[str, float], chosen: Sequence[Rollout] | None) -> None:
+        """chosen: completions to show, None of an offline run."""
+        self.sink.write(step, metrics)
+        if chosen is not None:
+            samples.write(self.samples, step, chosen)
+
+
+def _samples(iteration: loop.Iteration, *, seed: int) -> list[Rollout]:
+    """A few completions of all ranks."""
+    chosen = samples.pick(iteration.groups, seed=seed)
+    if collect.world()[1] == 1:
+        return chosen
+    return samples.pick(cast(list[Group], collect.gather(chosen)), seed=seed)
 
 
 def _iterations(job: Run) -> Iterator[loop.Iteration]:
@@ -225,7 +268,7 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
 def _watch(job: Run, folder: Path, metrics: Mapping[str, float], *, note: Callable[[str], None]) -> None:
     """Say what is going wrong; past a stop limit, save what there is and end."""
     guard = job.learner.guard
-    for text in guard.drain():
+    for text in _of_ranks(guard.drain()):
         note(f"step {job.step}: {text}")
     if guard.spent:
         save(job, folder)
@@ -240,10 +283,18 @@ def _watch(job: Run, folder: Path, metrics: Mapping[str, float], *, note: Callab
             raise HoneError(f"stopped at step {job.step}: {warning.message}; the run is saved in {folder}")
 
 
+def _of_ranks(events: list[str]) -> list[str]:
+    """What every rank has to say; all skip an update or none does."""
+    if not events or collect.world()[1] == 1:
+        return events
+    each = cast(list[list[str]], collect.gather(events))
+    return [f"rank {rank}: {text}" for rank, said in enumerate(each) for text in said]
+
+
 def _refresh(job: Run) -> None:
     every = job.recipe.train.reference_refresh
     if every and job.step % every == 0 and isinstance(job.policy, Policy) and job.learner.reference is not None:
-        job.learner.reference = job.policy.reference = frozen_copy(job.policy)
+        job.learner.reference = job.policy.reference = job.learner.frozen_copy()
 
 
 def _evaluation(job: Run) -> dict[str, float]:
@@ -256,8 +307,9 @@ def _evaluation(job: Run) -> dict[str, float]:
         return {f"eval/{name}": value for name, value in found.items()}
     if not due or not job.held_out or job.roller is None or job.reward is None:
         return {}
-    params, reward = job.roller.params, job.reward
-    found = measure(job.policy.decoder, job.tokenizer, job.held_out, reward, params=params, samples=train.eval_samples)
+    params, reward, shards = job.roller.params, job.reward, job.learner.shards
+    decoder = job.policy.decoder if shards is None else shards.publish()
+    found = measure(decoder, job.tokenizer, job.held_out, reward, params=params, samples=train.eval_samples)
     return {f"eval/{name}": value for name, value in found.items()}
 
 

@@ -2,15 +2,19 @@
 
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 
 class Stopper:
-    """Within it, `asked` tells whether somebody wants the run to end. Handlers are put back on leaving."""
+    """Within it, `asked` tells whether somebody wants the run to end. Handlers are put back on leaving.
 
-    def __init__(self) -> None:
-        self.asked = False
+    patience: seconds in which a second signal is the first one told again.
+    """
+
+    def __init__(self, *, patience: float = 0.0) -> None:
+        self.asked, self._patience, self._since = False, patience, 0.0
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
@@ -26,6 +30,8 @@ class Stopper:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set outside Python
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        now = time.monotonic()
+        if self.asked and now - self._since >= self._patience:
             raise KeyboardInterrupt
-        self.asked = True
+        if not self.asked:
+            self.asked, self._since = True, now

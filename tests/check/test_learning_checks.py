@@ -192,7 +192,7 @@ def test_a_schedule_that_stays_at_zero_is_found(desk: Desk):
 
 
 def test_clipping_that_is_not_done_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(optim, "clip_gradients", lambda ps, most: torch.tensor(1.0))
+    monkeypatch.setattr(optim, "clip_gradients", lambda ps, most, parts: torch.tensor(1.0))
     assert failing(job_of(desk, "sft")) == {"update in force"}
     assert "exceeds optim.clip_norm=1" in verdict(job_of(desk, "sft"), "update in force")[1]
 

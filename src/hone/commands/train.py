@@ -53,7 +53,13 @@ def _run(arguments: argparse.Namespace) -> None:
     recipe = _recipe(arguments)
     from hone import runner
 
-    print(runner.run(recipe, resume=arguments.resume))
+    _tell(runner.run(recipe, resume=arguments.resume))
+
+
+def _tell(result: object) -> None:
+    """The first of the processes that torchrun started speaks for all."""
+    if os.environ.get("RANK", "0") == "0":
+        print(result)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -85,7 +91,7 @@ def _resume(arguments: argparse.Namespace) -> None:
         raise HoneError(f"no folder {arguments.run_dir}: give the folder of a run, as in runs/NAME")
     from hone import runner
 
-    print(runner.resume(arguments.run_dir))
+    _tell(runner.resume(arguments.run_dir))
 
 
 def _demo(arguments: argparse.Namespace) -> None:

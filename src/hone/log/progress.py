@@ -1,5 +1,6 @@
 """Live progress: one aligned line a step on a terminal or in a log file."""
 
+import io
 import math
 import os
 import shutil
@@ -70,6 +71,13 @@ COLUMNS = (
     Column("len", ("length", "len"), "{:z.1f}".format, 5),
     Column("", ("tokens_per_second", "tok/s"), compact, 4, " tok/s"),
 )
+
+
+class Silent(io.StringIO):
+    """A stream that nobody reads."""
+
+    def write(self, s: str, /) -> int:
+        return len(s)
 
 
 class Progress:

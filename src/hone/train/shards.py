@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Iterator as Passes
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from hone.dist import collect
 from hone.dist.spread import apart, cut, joined, materialised, mesh_of, own, skeleton, spread, units, whole
 from hone.model.decoder import Decoder
 from hone.model.policy import OwnCritic, Policy, Scorer, frozen_policy
+from hone.train.checkpoint import optimizer_tensors
+from hone.train.optim import parameters_of
 from hone.types import Batch
 
 
@@ -35,6 +38,7 @@ class Shards:
         spread_parameters = [p for p in self.trained().values() if isinstance(p, DTensor)]
         self._parts: dict[nn.Parameter, nn.Parameter] = {p: nn.Parameter(own(p)) for p in spread_parameters}
         self._origin = {part: p for p, part in self._parts.items()}
+        self.published: Decoder | None = None  # the sampler's copy
 
     # --- what the optimiser steps ---
 
@@ -85,19 +89,28 @@ class Shards:
                 own(x).copy_(own(y))
         return frozen_policy(twin, self.policy)
 
-    def gathered(self, into: Decoder | Scorer | None = None, *, device: torch.device | None = None) -> Decoder | Scorer:
-        """What a checkpoint or a sampler reads, whole and in what it computes in; every rank takes part.
+    def publish(self) -> Decoder:
+        """The policy's decoder as it is now, whole on every rank, always in the same memory: the sampler's."""
+        twin = self.published if self.published is not None else self.empty(self.device)
+        assert isinstance(twin, Decoder)
+        self.published = twin
+        self._gather(twin)
+        return twin
 
-        into: fill this one, on ranks that need no copy a skeleton; None: a fresh one on the device.
-        """
-        twin = into if into is not None else self.empty(device or self.device)
+    def saved(self) -> Decoder | Scorer:
+        """The model as it is now, on the first rank's CPU; every rank takes part, and the others get a skeleton."""
+        twin = self.empty(torch.device("meta" if collect.world()[0] else "cpu"))
+        self._gather(twin)
+        return twin
+
+    def _gather(self, twin: Decoder | Scorer) -> None:
+        """One weight after the other, so that no device holds more than one of them beside its parts and the twin."""
         apart(self.policy)
         with torch.no_grad():
             for x, y in zip(twin.parameters(), saved_part(self.policy).parameters(), strict=True):
                 full = whole(y)
                 if not x.is_meta:
                     x.copy_(full)
-        return twin
 
     def empty(self, device: torch.device) -> Decoder | Scorer:
         """The model with memory for its weights; on the meta device none."""
@@ -107,24 +120,36 @@ class Shards:
 
     # --- checkpoints: whole tensors on the first rank ---
 
-    def whole_state(self, part: nn.Parameter, x: Tensor) -> Tensor:
-        """The whole of something the optimiser holds for a part; every rank takes part, the first has it on its CPU."""
-        return kept(joined(x, self._origin[part]) if part in self._origin and x.ndim else x)
-
-    def own_state(self, part: nn.Parameter, x: Tensor) -> Tensor:
-        """This rank's part of it again."""
-        return cut(x, self._origin[part]) if part in self._origin and x.ndim else x
-
     def whole_weights(self) -> dict[str, Tensor]:
-        """The trained weights by name, on the first rank's CPU; every rank takes part."""
+        """The trained weights by name; every rank takes part."""
         apart(self.policy)
         return {name: kept(whole(p)) for name, p in self.trained().items()}
 
+    def whole_moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+        """What the optimiser holds, as checkpoint.optimizer_tensors names it; every rank takes part."""
+        found = optimizer_tensors(optimizer)
+        like = {name: self._like(optimizer, name, x) for name, x in found.items()}
+        return {name: kept(x if like[name] is None else joined(x, like[name])) for name, x in found.items()}
+
+    def own_moments(self, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """This rank's parts of `whole_moments`, of whatever number of ranks."""
+        like = {name: self._like(optimizer, name, x) for name, x in moments.items()}
+        return {name: x if like[name] is None else cut(x, like[name]) for name, x in moments.items()}
+
+    def _like(self, optimizer: torch.optim.Optimizer, name: str, x: Tensor) -> Any:
+        """The parameter that this state is cut like; None: it is whole on every rank."""
+        parameters, index = parameters_of(optimizer), int(name.partition(".")[0])
+        return self._origin.get(parameters[index]) if x.ndim and index < len(parameters) else None
+
+    def whole_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A state dict of tensors that are spread; every rank takes part."""
+        return {name: kept(whole(x)) for name, x in state.items()}
+
     @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Put `whole_weights` back, of whatever number of ranks."""
+    def load(self, parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
+        """Put whole weights into parameters that are spread, whatever number of ranks they were saved by."""
         apart(self.policy)
-        for name, p in self.trained().items():
+        for name, p in parameters.items():
             own(p).copy_(cut(weights[name], p) if isinstance(p, DTensor) else weights[name])
 
 
