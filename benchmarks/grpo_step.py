@@ -6,14 +6,20 @@ python -m benchmarks.grpo_step [--quick]
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from benchmarks.form import Row, main
 
 
 def measure(quick: bool) -> Sequence[Row]:
-    """The rows of the CPU."""
-    from benchmarks.learning.cpu import measure_grpo
+    """The rows of the machine at hand."""
+    if torch.cuda.is_available():
+        from benchmarks.learning import gpu
 
-    return measure_grpo(quick)
+        return gpu.measure_grpo(quick)
+    from benchmarks.learning import cpu
+
+    return cpu.measure_grpo(quick)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""DPO, SFT and reward-model steps: TRL in the same run, on the same model, shapes and precision.
+"""On a CPU, DPO, SFT and reward-model steps with TRL in the same run; on a GPU, forward and backward passes with
+transformers in the same run, against what the chip can do.
 
 python -m benchmarks.learner [--quick]
 """
@@ -6,14 +7,20 @@ python -m benchmarks.learner [--quick]
 import sys
 from collections.abc import Sequence
 
+import torch
+
 from benchmarks.form import Row, main
 
 
 def measure(quick: bool) -> Sequence[Row]:
-    """The rows of the CPU."""
-    from benchmarks.learning.cpu import measure_offline
+    """The rows of the machine at hand."""
+    if torch.cuda.is_available():
+        from benchmarks.learning import gpu
 
-    return measure_offline(quick)
+        return gpu.measure_passes(quick)
+    from benchmarks.learning import cpu
+
+    return cpu.measure_offline(quick)
 
 
 if __name__ == "__main__":

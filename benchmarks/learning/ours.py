@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 
+import torch
+
 from benchmarks.learning.work import ALPHA, RANK, Offline, Online, Subject, prompts_of, rows_of, text_of, variety, words
 from hone.algo import ALGORITHMS, Algorithm
 from hone.data.source import Source
@@ -16,6 +18,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
 from hone.train import optim
+from hone.train.masters import Masters
 from hone.train.step import Learner
 from hone.types import Group, Rollout, Task
 
@@ -29,19 +32,27 @@ def decoder_of(subject: Subject) -> Decoder:
     return decoder
 
 
-def learner_of(subject: Subject, algo: Algorithm, *, rows: int) -> tuple[Learner, Decoder]:
+def learner_of(subject: Subject, algo: Algorithm, *, rows: int, tokens: int = 0) -> tuple[Learner, Decoder]:
     decoder = decoder_of(subject)
     policy, reference = (Scorer(decoder) if algo.wants == {"value"} else Policy(decoder)), None
     if isinstance(policy, Policy) and "ref_logp" in algo.needs:
         reference = ReferenceView(policy) if subject.lora else frozen_copy(policy)
-    optimizer = optim.adamw(policy.actor_parameters(), policy.critic_parameters(), lr=RATE)
-    return Learner(policy=policy, optimizer=optimizer, reference=reference, micro_rows=rows), decoder
+    actor, critic, masters = policy.actor_parameters(), policy.critic_parameters(), None
+    if decoder.lm_head.weight.dtype == torch.bfloat16:
+        masters = Masters([*actor, *critic])
+        actor, critic = masters.of(actor), masters.of(critic)
+    optimizer = optim.adamw(actor, critic, lr=RATE)
+    if masters is not None:
+        optimizer.register_step_post_hook(masters.publish)
+    learner = Learner(policy=policy, optimizer=optimizer, reference=reference, masters=masters, micro_rows=rows)
+    learner.micro_tokens = tokens
+    return learner, decoder
 
 
-def grpo(subject: Subject, work: Online) -> Iterator[Iteration]:
+def grpo(subject: Subject, work: Online, *, micro_tokens: int = 0) -> Iterator[Iteration]:
     """Iterations of GRPO: sample, score, annotate, update, publish."""
     algo = ALGORITHMS["grpo"](beta=work.beta)
-    learner, decoder = learner_of(subject, algo, rows=work.rows)
+    learner, decoder = learner_of(subject, algo, rows=work.rows, tokens=micro_tokens)
     vocab = decoder.config.vocab_size
     sampler = LocalSampler(decoder, max_rows=work.rows)
     params = SampleParams(max_tokens=work.completion, stop_ids=frozenset())

@@ -72,12 +72,12 @@ def common(steps: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def saved(model: Any) -> Any:
+def saved(model: Any, dtype: torch.dtype) -> Any:
     """The model as loaded from a folder, from which TRL reads its reference."""
     model.config.eos_token_id = model.generation_config.eos_token_id = None  # every completion has its full length
     folder = tempfile.mkdtemp(dir=FOLDER.name)
     model.save_pretrained(folder)
-    return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
 
 
 def adapters(subject: Subject, **rest: Any) -> LoraConfig | None:
@@ -86,8 +86,9 @@ def adapters(subject: Subject, **rest: Any) -> LoraConfig | None:
     return LoraConfig(r=RANK, lora_alpha=int(ALPHA), lora_dropout=0.0, target_modules="all-linear", **rest)
 
 
-def grpo(subject: Subject, work: Online) -> Make:
-    """GRPOTrainer with the group's z-score, the mean by row and the same beta."""
+def grpo(subject: Subject, work: Online, *, micro: int = 0) -> Make:
+    """GRPOTrainer with the group's z-score, the mean by row and the same beta; micro: rows in memory, if not all."""
+    parts = work.rows // micro if micro else 1
 
     def reward(completions: list[str], **_: Any) -> list[float | None]:
         return [variety(text) for text in completions]
@@ -96,14 +97,15 @@ def grpo(subject: Subject, work: Online) -> Make:
         decoder = subject.decoder()
         vocab = decoder.config.vocab_size
         args = GRPOConfig(
-            **common(steps), per_device_train_batch_size=work.rows // work.minibatches,
-            steps_per_generation=work.minibatches, num_generations=work.group,
+            **common(steps), per_device_train_batch_size=work.rows // work.minibatches // parts,
+            gradient_accumulation_steps=parts, steps_per_generation=work.minibatches * parts,
+            num_generations=work.group,
             max_completion_length=work.completion, beta=work.beta, loss_type="grpo", temperature=1.0, top_k=0,
         )  # fmt: skip
         rows = datasets.Dataset.from_list([{"prompt": text_of(tokens)} for tokens in prompts_of(work, vocab)])
         return GRPOTrainer(
-            saved(twin(decoder)), [reward], args=args, train_dataset=rows, peft_config=adapters(subject),
-            processing_class=tokenizer(vocab, stop=vocab),
+            saved(twin(decoder), decoder.lm_head.weight.dtype), [reward], args=args, train_dataset=rows,
+            peft_config=adapters(subject), processing_class=tokenizer(vocab, stop=vocab),
         )  # fmt: skip
 
     return make
