@@ -139,9 +139,7 @@ def passes(shape: str, best: float, quick: bool) -> Iterator[Row]:
     yield row(f"{name}: peak memory", held, unit="GB", peer=theirs, goal=f"<= {most:g} GB", ok=held <= most)
 
 
-def largest(
-    make_pass: Callable[[Decoder, int, int], Callable[[], None]], build: Callable[[], Any], **fixed: int
-) -> int:
+def largest(make_pass: Pass, build: Callable[[], Decoder], **fixed: int) -> int:
     """The longest row, or the most rows, that a forward and backward pass has memory for, in steps of a quarter."""
     name = "length" if "rows" in fixed else "rows"
     fits, size = 0, 1_024 if name == "length" else 16

@@ -34,8 +34,8 @@ class Masters:
     @torch.no_grad()
     def publish(self, *_: object) -> None:
         """Round every copy into its parameter; the optimiser calls it after each step."""
-        copies = list(self._copies.values())
-        torch._foreach_copy_(list(self._copies), copies)  # pyright: ignore[reportPrivateImportUsage]
+        mine, copies = list[Tensor](self._copies), list[Tensor](self._copies.values())
+        torch._foreach_copy_(mine, copies)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def trained(policy: nn.Module, masters: Masters | None) -> dict[str, nn.Parameter]:
