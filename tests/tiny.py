@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -114,7 +115,25 @@ def run_offline(
 
 
 def parameters_of(learner: Learner) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in optim.parameters_of(learner.optimizer)]
+    """Whole, on every rank, in the optimiser's order."""
+    found = optim.parameters_of(learner.optimizer)
+    return [p.detach().clone() if learner.shards is None else learner.shards.whole(p).clone() for p in found]
+
+
+def spread_learner(
+    learner: Learner, *, lr: float, lean: bool = False, bits: int = 32, half: torch.dtype | None = None
+) -> None:
+    """The learner as it is, its policy and reference spread over ranks."""
+    from hone.train.shards import Shards, spread_out
+
+    policy: Any = learner.policy
+    reference = getattr(policy, "reference", None)
+    reference = reference.policy if isinstance(reference, TopKTeacher) else reference
+    if isinstance(reference, Policy):
+        spread_out(reference.decoder, device=torch.device("cpu"), half=half)
+    shards = learner.shards = Shards(policy, device=torch.device("cpu"), half=half, each=lean)
+    actor, critic = shards.of(policy.actor_parameters()), shards.of(policy.critic_parameters())
+    learner.optimizer = optim.adamw(actor, critic, lr=lr, bits=bits, sizes=shards.sizes)
 
 
 def random_rows(number: int, *, seed: int = 0) -> list[Rollout]:

@@ -216,7 +216,14 @@ def learner(recipe: Recipe, policy: Trainable, ref: Model | None, *, shards: "Sh
         masters = Masters([*actor, *critic])
         actor, critic = masters.of(actor), masters.of(critic)
     optimizer = optim.adamw(
-        actor, critic, lr=o.lr, critic_lr=o.critic_lr, betas=o.betas, weight_decay=o.weight_decay, bits=o.bits
+        actor,
+        critic,
+        lr=o.lr,
+        critic_lr=o.critic_lr,
+        betas=o.betas,
+        weight_decay=o.weight_decay,
+        bits=o.bits,
+        sizes=shards.sizes if shards is not None else {},
     )
     if masters is not None:
         optimizer.register_step_post_hook(masters.publish)

@@ -3,6 +3,7 @@
 import json
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,23 +14,23 @@ from safetensors.torch import load_file, save_file
 from ways import CASES, Trajectory, Way, trajectory
 
 
-def by_ranks(ranks: int, ways: dict[str, Way]) -> dict[tuple[str, str], list[Trajectory]]:
+def by_ranks(ranks: int, ways: dict[str, Way], names: Iterable[str] = CASES) -> dict[tuple[str, str], list[Trajectory]]:
     """(case, way) -> the trajectory as each rank saw it; one start of the processes for all of them."""
     with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(_work, args=(ranks, ways, folder, sys.path), nprocs=ranks)  # pyright: ignore
+        processes.spawn(_work, args=(ranks, ways, list(names), folder, sys.path), nprocs=ranks)  # pyright: ignore
         found = [_read(Path(folder) / str(rank)) for rank in range(ranks)]
     return {key: [by_rank[key] for by_rank in found] for key in found[0]}
 
 
-def _work(rank: int, ranks: int, ways: dict[str, Way], folder: str, path: list[str]) -> None:
+def _work(rank: int, ranks: int, ways: dict[str, Way], names: list[str], folder: str, path: list[str]) -> None:
     sys.path[:] = path
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
     metrics: dict[str, Any] = {}
     weights = dict[str, torch.Tensor]()
-    for name, case in CASES.items():
+    for name in names:
         for way_name, way in ways.items():
-            done = trajectory(case, way)
+            done = trajectory(CASES[name], way)
             metrics[f"{name}|{way_name}"] = done.metrics
             weights |= {f"{name}|{way_name}|{i:03}": w for i, w in enumerate(done.weights)}
     dist.destroy_process_group()

@@ -17,7 +17,6 @@ from hone.algo.weight import mismatch
 from hone.data.source import Source
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
-from hone.train import optim
 from hone.train.step import Learner
 from hone.types import Batch
 
@@ -75,6 +74,8 @@ class Way:
     fast: bool = False  # layers as on a GPU
     chunk: int = 4096
     prompts: int = 4
+    shard: str = "none"  # fsdp: ranks hold parts of the weights; fsdp_lean: and of gradients
+    clip: float = 1.0
     dtype: torch.dtype = torch.float64
     seed: int = 0
 
@@ -136,6 +137,9 @@ def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
             model.chunk, model.checkpoint_layers = way.chunk, way.checkpoint  # pyright: ignore
             for decoder in (m for m in model.modules() if isinstance(m, Decoder)):  # pyright: ignore
                 decoder.fast_layers = way.fast
+    learner.clip_norm = way.clip
+    if way.shard != "none":
+        tiny.spread_learner(learner, lr=0.01, lean=way.shard == "fsdp_lean")
     return learner, algo
 
 
@@ -145,13 +149,20 @@ def iterations(case: Case, way: Way, learner: Learner, algo: Algorithm) -> Itera
         rows = Source(tiny.groups_for(algo, groups=4, seed=way.seed), seed=way.seed)
         return loop.offline(rows, learner, algo, size=way.prompts + (way.prompts > 2))
     several = 1 if algo.on_policy or algo.trust_region or case.once else 2
-    base = learner.policy.decoder  # pyright: ignore[reportAttributeAccessIssue]
+    base: Any = learner.policy.decoder  # pyright: ignore[reportAttributeAccessIssue]
+    base = base if learner.shards is None else learner.shards.publish()
     correct = partial(mismatch, how=case.correct, cap=1.5) if case.correct else None
     return loop.online(
         Source(tiny.TASKS, seed=way.seed), tiny.Roller(base, group=4, seed=way.seed),
         tiny.scorer(tiny.share_of_threes), learner, algo, prompts=way.prompts, epochs=several, minibatches=several,
-        correct=correct, seed=way.seed,
+        correct=correct, seed=way.seed, publish=partial(published, learner),
     )  # fmt: skip
+
+
+def published(learner: Learner, version: int) -> None:
+    """The sampler reads the learner's own weights, unless no rank holds all of them."""
+    if learner.shards is not None:
+        learner.shards.publish()
 
 
 def trajectory(case: Case, way: Way) -> Trajectory:
@@ -161,7 +172,7 @@ def trajectory(case: Case, way: Way) -> Trajectory:
         done = list(itertools.islice(iterations(case, way, learner, algo), STEPS))
     timed = ("seconds", "tokens_per_second")
     metrics = [{k: v for k, v in d.metrics.items() if not k.startswith(timed)} for d in done]
-    return Trajectory([p.detach().clone() for p in optim.parameters_of(learner.optimizer)], metrics)
+    return Trajectory(tiny.parameters_of(learner), metrics)
 
 
 def furthest(a: list[Tensor], b: list[Tensor]) -> float:

@@ -1,13 +1,13 @@
 """AdamW with a warm-up and a schedule, and gradient clipping that refuses what is not finite."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from hone.dist import collect
-from hone.train.adam8 import AdamW8
+from hone.train.adam8 import NONE, AdamW8
 
 Schedule = Callable[[int], float]  # optimiser steps taken -> factor on the learning rate
 
@@ -40,10 +40,11 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.0,
     bits: int = 32,
+    sizes: Mapping[Tensor, int] = NONE,
 ) -> torch.optim.Optimizer:
     """Two groups, actor and critic; only matrices decay. `base_lr` of each group is what the schedule scales.
 
-    bits: 32, or 8 for moments of one byte.
+    bits: 32, or 8 for moments of one byte. sizes: of parameters whose other rows are on other ranks, all of them.
     """
     groups = []
     for parameters, rate in ((actor, lr), (critic, critic_lr if critic_lr is not None else lr)):
@@ -54,7 +55,7 @@ def adamw(
             if chosen:
                 groups.append({"params": chosen, "lr": rate, "base_lr": rate, "weight_decay": decay})
     if bits == 8:
-        return AdamW8(groups, betas=betas)
+        return AdamW8(groups, betas=betas, sizes=sizes)
     return torch.optim.AdamW(groups, betas=betas, fused=True)
 
 

@@ -47,6 +47,11 @@ class Shards:
         """What is stepped here and continued on other ranks."""
         return frozenset(self._origin)
 
+    @property
+    def sizes(self) -> dict[Tensor, int]:
+        """How many numbers all ranks hold of each part together."""
+        return {part: p.numel() for part, p in self._origin.items()}
+
     def of(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """What is stepped in their place, in order."""
         return [self._parts.get(p, p) for p in parameters]
@@ -117,6 +122,10 @@ class Shards:
         twin = copy.deepcopy(self._bare)
         twin = twin if self.half is None else twin.to(self.half)
         return twin if device.type == "meta" else materialised(twin, device)
+
+    def whole(self, part: nn.Parameter) -> Tensor:
+        """All of what is stepped here in parts, on every rank."""
+        return whole(self._origin.get(part, part))
 
     # --- checkpoints: whole tensors on the first rank ---
 

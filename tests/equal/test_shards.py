@@ -1,0 +1,62 @@
+"""Weights shared out over ranks change nothing: the trajectory is that of one process which holds all of them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from ranks import by_ranks
+from ways import CASES, Trajectory, Way, furthest, trajectory
+
+torch.set_num_threads(1)
+UNEVEN = Way(prompts=5, micro_rows=3, layout="packed", shard="fsdp")  # ranks have different numbers of micro-batches
+WAYS = {
+    2: {
+        "gradients summed once": UNEVEN,
+        "gradients never whole": Way(
+            micro_rows=2, layout="shared", checkpoint=True, fast=True, clip=0.01, shard="fsdp_lean"
+        ),
+    },
+    3: {"a rank without rows": Way(prompts=2, shard="fsdp")},
+}
+RUNS = [(ranks, way) for ranks, ways in WAYS.items() for way in ways]
+QUICK = (
+    "sft", "dpo", "reward_model", "kto", "grpo", "ppo", "ppo, own critic, entropy, bootstrap", "ppo penalty, exact",
+    "grpo with a LoRA", "distil, top 3",
+)  # fmt: skip
+OTHERS = [name for name in CASES if name not in QUICK and name != "trpo"]  # trpo is refused
+Found = dict[int, dict[tuple[str, str], list[Trajectory]]]
+
+
+def assert_as_alone(name: str, way: Way, seen: list[Trajectory]) -> None:
+    alone = trajectory(CASES[name], replace(way, shard="none"))
+    for each in seen:
+        assert furthest(alone.weights, each.weights) <= 1e-12
+        assert [m.keys() for m in each.metrics] == [m.keys() for m in alone.metrics]
+        for ours, theirs in zip(alone.metrics, each.metrics, strict=True):
+            assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+    assert all(furthest(seen[0].weights, other.weights) == 0 for other in seen)
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """The quick cases by 2 and by 3 processes."""
+    return {ranks: by_ranks(ranks, ways, QUICK) for ranks, ways in WAYS.items()}
+
+
+@pytest.mark.parametrize(("ranks", "way"), RUNS)
+@pytest.mark.parametrize("name", QUICK)
+def test_parts_of_the_weights_change_no_weight_and_no_metric(name: str, ranks: int, way: str, found: Found) -> None:
+    assert_as_alone(name, WAYS[ranks][way], found[ranks][name, way])
+
+
+@pytest.mark.parametrize("name", ["sft", "grpo", "ppo"])
+def test_the_clip_of_these_trajectories_bites(name: str, found: Found) -> None:
+    for seen in found[2][name, "gradients never whole"]:
+        assert all(m["grad_norm"] > 0.01 for m in seen.metrics)
+
+
+@pytest.mark.slow
+def test_every_other_algorithm_agrees_too() -> None:
+    seen = by_ranks(2, {"uneven": UNEVEN}, OTHERS)
+    for name in OTHERS:
+        assert_as_alone(name, UNEVEN, seen[name, "uneven"])
