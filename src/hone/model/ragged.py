@@ -12,6 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hone.model import varlen
+from hone.model.twice import once
+from hone.model.varlen import Spans
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
@@ -20,10 +24,14 @@ class Rows:
     cells: Tensor  # int64 [S]  index into the list; any token after the row's end
     shapes: tuple[tuple[int, int], ...]  # (n, W) of each table
     owner: Tensor  # int64 [U]  the cell, in one of the rows that have the token, where it is answered
+    spans: Spans  # the same rows for kernels that take different lengths
     window: int = 0  # how many columns back a token looks; 0: all
 
     def attend(self, q_1HUE: Tensor, k_1KUE: Tensor, v_1KUE: Tensor, *, shares_keys: bool) -> Tensor:
         """Causal attention in each row, [1, U, H E]."""
+        if varlen.usable(q_1HUE) and once():
+            q, k, v = (x[0].transpose(0, 1) for x in (q_1HUE, k_1KUE, v_1KUE))
+            return varlen.attend(q, k, v, self.spans, window=self.window).flatten(1)[None]
         tables = zip(*(self._tables(x) for x in (q_1HUE, k_1KUE, v_1KUE)), strict=True)
         out = torch.cat([self._table(q, k, v, shares_keys) for q, k, v in tables])
         return F.embedding(self.owner, out)[None]

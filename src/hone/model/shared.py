@@ -11,6 +11,7 @@ from hone.model import forward
 from hone.model.decoder import Decoder
 from hone.model.forward import Lines, lay_out
 from hone.model.ragged import Rows
+from hone.model.varlen import Spans
 from hone.types import Batch
 
 LAYOUTS = (*forward.LAYOUTS, "shared")
@@ -46,7 +47,7 @@ def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor) -> Lines:
         real=real,
         longest=W,
         positions=columns.expand(B, W)[own][None],
-        mask=_in_tables(cells, lengths, own),  # pyright: ignore[reportArgumentType]
+        mask=_in_tables(cells, lengths, own, filled),  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -61,7 +62,7 @@ def tables(lengths: list[int]) -> list[list[int]]:
     return found
 
 
-def _in_tables(cells_BW: Tensor, lengths_B: Tensor, own_BW: Tensor) -> Rows:
+def _in_tables(cells_BW: Tensor, lengths_B: Tensor, own_BW: Tensor, filled_BW: Tensor) -> Rows:
     """The rows' cells put together by length; `place` is where each cell of [B, W] went."""
     lengths, place = lengths_B.tolist(), torch.zeros_like(cells_BW)
     parts, shapes, end = list[Tensor](), list[tuple[int, int]](), 0
@@ -72,7 +73,8 @@ def _in_tables(cells_BW: Tensor, lengths_B: Tensor, own_BW: Tensor) -> Rows:
         place[index, :W] = torch.arange(end, end + n * W, device=index.device).view(n, W)
         shapes.append((n, W))
         end += n * W
-    return Rows(cells=torch.cat(parts), shapes=tuple(shapes), owner=place[own_BW])
+    spans = Spans.of(cells_BW, filled_BW, own_BW, lengths)
+    return Rows(cells=torch.cat(parts), shapes=tuple(shapes), owner=place[own_BW], spans=spans)
 
 
 def leaders(group: Tensor) -> Tensor:
