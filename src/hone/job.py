@@ -76,6 +76,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     if algo.online and recipe.sample.max_tokens >= context:
         raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
     loaded = build.feed(recipe, vocabulary, algo, context=context)
+    _, ranks = collect.world()
+    shared = [f"{ranks} ranks" + (", each with a part of the weights" if learner.shards else "")] if ranks > 1 else []
     job = Run(
         recipe=recipe,
         algo=algo,
@@ -83,7 +85,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         policy=policy,
         learner=learner,
         source=loaded.feed,
-        notes=loaded.notes,
+        notes=[*shared, *loaded.notes],
         news=loaded.news,
         # a teacher's pupil learns whether rewards differ or not
         monitor=Monitor(replace(recipe.limits, varied_warn=None) if algo.teacher else recipe.limits),

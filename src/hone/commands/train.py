@@ -28,6 +28,10 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _recipe_options(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run where its folder has a checkpoint")
+    parser.epilog = (
+        "On several GPUs or processes: torchrun --nproc-per-node N -m hone run RECIPE. They share each step's rows, "
+        "and with train.shard=fsdp the weights too; the result is that of one process."
+    )
 
 
 def _demo_options(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ Gradients are sums over ranks, never means: weights of the loss carry the global
 """
 
 import copy
+import warnings
 from collections.abc import Iterator
 from typing import TypeVar, cast
 
@@ -35,6 +36,8 @@ def spread(decoder: Decoder, mesh: DeviceMesh, *, half: torch.dtype | None = Non
     """
     if isinstance(decoder, Foreign):
         raise HoneError("a model that runs through transformers cannot be spread over ranks: set train.shard=none")
+    # torch warns of outputs that are views, which nothing may write to: no layer writes to its input
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     wide = next((p.dtype for p in decoder.parameters() if p.requires_grad), None) if half else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=wide, cast_forward_inputs=False)
     for layer in decoder.model.layers:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from hone.dist import collect
 from hone.dist.spread import apart, cut, joined, materialised, mesh_of, own, skeleton, spread, units, whole
 from hone.model.decoder import Decoder
+from hone.model.heads import ScalarHead
 from hone.model.policy import OwnCritic, Policy, Scorer, frozen_policy
 from hone.train.checkpoint import optimizer_tensors
 from hone.train.optim import parameters_of
@@ -33,7 +34,8 @@ class Shards:
         self._bare = skeleton(saved_part(policy))
         for decoder in decoders_of(policy):
             spread_out(decoder, device=device, half=half)
-        policy.to(device)  # the heads
+        for head in (m for m in policy.modules() if isinstance(m, ScalarHead)):
+            head.to(device)
         self._named = dict(policy.named_parameters())
         spread_parameters = [p for p in self.trained().values() if isinstance(p, DTensor)]
         self._parts: dict[nn.Parameter, nn.Parameter] = {p: nn.Parameter(own(p)) for p in spread_parameters}
