@@ -8,6 +8,8 @@ import torch
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.native.build import OFF
+from hone.model.native.layers import uncovered
 from hone.model.plain import PlainRunner
 from hone.model.plain_invariant import LANES, TILE, calm, calm_rows, places_agree
 from hone.model.plain_product import product
@@ -98,17 +100,42 @@ class Play:
             self.owner[b] = self.owner.pop(a)
 
 
+@pytest.fixture
+def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OFF, "0")
+
+
+@pytest.mark.usefixtures("in_torch")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_request_alone_and_in_any_company_is_the_same_to_the_bit(shape, dtype):
     decoder = build(shape, dtype)
     made = requests(SHAPES[shape]["vocab_size"], 24)
-    alone = Play(decoder, made, 0, rows=1).run(list(range(24)))
+    check_invariant(decoder, made, invariant=True)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_in_cpp_it_is_so_in_either_mode(invariant, threads):
+    decoder = build("plain", torch.float32)
+    if why := uncovered(decoder):
+        pytest.skip(why)
+    made = requests(128, 24)
+    torch.set_num_threads(threads)
+    try:
+        check_invariant(decoder, made, invariant=invariant)
+    finally:
+        torch.set_num_threads(1)
+
+
+def check_invariant(decoder: Decoder, made: list[Request], *, invariant: bool) -> None:
+    alone = Play(decoder, made, 0, rows=1, invariant=invariant).run(list(range(24)))
     for seed, rows in ((1, 3), (2, 11), (3, 24)):
         order = np.random.default_rng(seed).permutation(24).tolist()
-        assert Play(decoder, made, seed, rows=rows).run(order) == alone
+        assert Play(decoder, made, seed, rows=rows, invariant=invariant).run(order) == alone
 
 
+@pytest.mark.usefixtures("in_torch")
 def test_the_fast_mode_is_not_so_which_is_why_this_one_exists():
     decoder = build("plain", torch.float32)
     made = requests(128, 24)

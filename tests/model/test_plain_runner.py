@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mistral": {"windows": (5, 5)},
     "Qwen3 with windows": {"qk_norm": True, "windows": (0, 7), "qkv_bias": True},
 }
+NATIVE = {"head_dim": 16}  # model/native computes it where there is a compiler
 GREEDY = SampleParams(max_tokens=CONTEXT, temperature=0.0, stop_ids=frozenset())
 
 
@@ -86,10 +87,11 @@ def check_greedy(
     assert table.raw[request] == pytest.approx(exact, abs=tolerance)
 
 
+@pytest.mark.parametrize("head", [{}, NATIVE], ids=["small heads", "heads that C++ covers"])
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_rows_of_unequal_length_equal_the_whole_forward_pass(family, invariant):
-    decoder = build(**FAMILIES[family])
+def test_greedy_rows_of_unequal_length_equal_the_whole_forward_pass(family, invariant, head):
+    decoder = build(**{**FAMILIES[family], **head})
     runner, table = PlainRunner(decoder, max_rows=8, capacity=CONTEXT, invariant=invariant), Table()
     lengths = (1, 7, 3, 12, 7, 30)
     prompts = {r: prompt_of(n, r) for r, n in enumerate(lengths)}
@@ -118,9 +120,10 @@ def finish(runner: PlainRunner, table: Table) -> None:
         table.add(written)
 
 
-@pytest.fixture(params=[False, True], ids=["fast", "invariant"])
+@pytest.fixture(params=[(False, {}), (True, {}), (False, NATIVE)], ids=["fast", "invariant", "in C++"])
 def runner(request: pytest.FixtureRequest) -> PlainRunner:
-    return PlainRunner(build(), max_rows=6, capacity=CONTEXT, invariant=request.param)
+    invariant, settings = request.param
+    return PlainRunner(build(**settings), max_rows=6, capacity=CONTEXT, invariant=invariant)
 
 
 def test_rows_that_were_used_before_write_the_same(runner):
@@ -284,7 +287,7 @@ def test_a_step_of_the_optimiser_is_seen_by_the_next_launch(runner):
 
 
 def test_weights_that_were_replaced_are_found(runner):
-    table, prompt, other = Table(), prompt_of(6), build(seed=7)
+    table, prompt, other = Table(), prompt_of(6), build(seed=7, head_dim=runner.decoder.config.head_dim)
     begin(runner, table, {0: prompt})
     runner.decoder.load_state_dict(other.state_dict(), assign=True)
     table = Table()
@@ -312,9 +315,10 @@ def test_a_model_that_diverged_leaves_nothing_behind(runner):
         check_greedy(runner.decoder, p, table, r)
 
 
+@pytest.mark.parametrize("head", [{}, NATIVE], ids=["small heads", "heads that C++ covers"])
 @pytest.mark.parametrize("invariant", [False, True])
-def test_adapters_by_name_and_the_weights_as_they_are(invariant):
-    decoder, prompt = build(), prompt_of(8)
+def test_adapters_by_name_and_the_weights_as_they_are(invariant, head):
+    decoder, prompt = build(**head), prompt_of(8)
     for seed, name in enumerate(("one", "two")):
         add_lora(decoder, name=name, rank=3, alpha=6.0, targets=("all-linear",), seed=seed)
     torch.manual_seed(3)

@@ -11,6 +11,7 @@ from torch import Tensor
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.int8 import Int8Layers
+from hone.model.native.layers import Native, NativeInvariantLayers, NativeLayers, uncovered
 from hone.model.plain_attention import Piece
 from hone.model.plain_invariant import InvariantLayers, calm_rows
 from hone.model.plain_layers import PlainLayers
@@ -65,10 +66,19 @@ class PlainRunner(Switching):
         with torch.inference_mode():
             # in the invariant mode every runner of a process has the same number, whatever its rows
             self.threads = None if invariant or decoder.device.type != "cpu" else paying_threads(decoder, max_rows)
-            kind = InvariantLayers if invariant else Int8Layers if int8 else PlainLayers
-            self.layers = kind(decoder, max_rows, capacity)
+            self.layers = self._kind(decoder, invariant, int8)(decoder, max_rows, capacity)
             vocab = decoder.config.vocab_size
-            self.rows = Rows(max_rows, vocab, decoder.device, at_once=calm_rows(vocab) if invariant else max_rows)
+            at_once, simple = calm_rows(vocab) if invariant else max_rows, None
+            if isinstance(self.layers, Native):
+                simple = self.layers.draw
+            self.rows = Rows(max_rows, vocab, decoder.device, at_once=at_once, simple=simple)
+
+    @staticmethod
+    def _kind(decoder: Decoder, invariant: bool, int8: bool) -> type[PlainLayers]:
+        """In C++ where that can be."""
+        if int8 or uncovered(decoder):
+            return InvariantLayers if invariant else Int8Layers if int8 else PlainLayers
+        return NativeInvariantLayers if invariant else NativeLayers
 
     def prefill(self, parts: Sequence[Part]) -> Ticket:
         """Compute the parts, and draw the first token of each seat."""

@@ -1,24 +1,31 @@
 """What each row of a plain runner is doing: its last token, its length, its random numbers and how it draws."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.rollout.draw import Knobs, draw, top_logprobs
+from hone.rollout.knobs import Uses
 from hone.rollout.philox import Streams
 from hone.rollout.runner import Seat, Written
 
 NO_TOKEN = -1
 
 Index = NDArray[np.int64]
+Simple = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # logits [B, V], u [B] -> token, log-prob
 
 
 class Rows:
     """Arrays with one entry a row, on the host: a launch is read at once, so nothing waits for them."""
 
-    def __init__(self, rows: int, vocab: int, device: torch.device, *, at_once: int) -> None:
-        self.device, self.at_once = device, at_once  # rows drawn together
+    def __init__(
+        self, rows: int, vocab: int, device: torch.device, *, at_once: int, simple: Simple | None = None
+    ) -> None:
+        """at_once: rows drawn together. simple: draws rows that no setting alters."""
+        self.device, self.at_once, self.simple = device, at_once, simple
         self.alive = np.zeros(rows, dtype=np.bool_)
         self.token = np.zeros(rows, dtype=np.int64)  # the last one written: the next decode reads it
         self.length = np.zeros(rows, dtype=np.int64)  # columns in memory: all tokens but the last
@@ -75,11 +82,26 @@ class Rows:
         return self._note(index, drawn, top)
 
     def _draw(self, logits: Tensor, u: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor, Tensor]:
+        easy = knobs.uses == Uses.SAMPLED
+        if self.simple is not None and easy.all():
+            token, logp = self.simple(logits, u)
+            return token, logp, logp
+        if self.simple is not None and easy.any():
+            return self._apart(logits, u, knobs, easy)
         if len(logits) <= self.at_once:
             return draw(logits, u, knobs)
         parts = [torch.arange(a, min(a + self.at_once, len(u))) for a in range(0, len(u), self.at_once)]
         drawn = [draw(logits[p[0] : p[-1] + 1], u[p[0] : p[-1] + 1], knobs.rows(p)) for p in parts]
         token, logp, raw = (torch.cat(x) for x in zip(*drawn, strict=True))
+        return token, logp, raw
+
+    def _apart(self, logits: Tensor, u: Tensor, knobs: Knobs, easy: NDArray[np.bool_]) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows of both kinds: what the others ask for does not change how a row is drawn."""
+        token = torch.empty(len(u), dtype=torch.int64)
+        logp, raw = torch.empty(2, len(u), dtype=logits.dtype)
+        for chosen in (easy, ~easy):
+            index = torch.from_numpy(np.flatnonzero(chosen))
+            token[index], logp[index], raw[index] = self._draw(logits[index], u[index], knobs.rows(index))
         return token, logp, raw
 
     def nothing(self) -> Written:

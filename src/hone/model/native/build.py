@@ -1,0 +1,62 @@
+"""decode.cpp as a library for this machine: compiled at the first use, kept in $HONE_HOME, found again later."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from hone.model.fetch import home
+
+SOURCE = Path(__file__).with_name("decode.cpp")
+OFF = "HONE_NATIVE"  # 0: compile nothing
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti")
+SECONDS = 120  # the most that compiling may take; it takes 3
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def library() -> ctypes.CDLL | str:
+    """The library, or why there is none."""
+    return f"{OFF} is 0" if os.environ.get(OFF) == "0" else _library()
+
+
+@cache
+def _library() -> ctypes.CDLL | str:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return "there is no C++ compiler"
+    try:
+        kept = home() / "native" / f"decode-{fingerprint(compiler)}.so"
+        if not kept.exists():
+            compiled(compiler, kept)
+        found = ctypes.CDLL(str(kept))
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"decode.cpp was not built: {error}"
+    found.hone_space.restype = ctypes.c_int64
+    return found
+
+
+def fingerprint(compiler: str) -> str:
+    """What the library depends on: the source, the compiler and the processor."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
+    about = CPUINFO.read_text() if CPUINFO.exists() else platform.processor()
+    able = next((line for line in about.splitlines() if line.startswith(("flags", "Features"))), about)
+    return hashlib.sha256(b"\0".join([SOURCE.read_bytes(), version, able.encode(), repr(FLAGS).encode()])).hexdigest()
+
+
+def compiled(compiler: str, target: Path) -> None:
+    """Build it beside its place and move it there, so that nobody loads half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        parts = Path(work) / "decode.o", Path(work) / target.name
+        # OpenMP is left out of the linking: the threads are then those of the library that PyTorch has loaded
+        for command in (
+            [compiler, *FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", str(parts[0])],
+            [compiler, "-shared", str(parts[0]), "-o", str(parts[1])],
+        ):
+            subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
+        parts[1].replace(target)

@@ -1,0 +1,199 @@
+"""The decoder's layers in C++ over the same slab and the learner's own weights; what it does not cover goes the plain
+way."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hone.model.decoder import Decoder
+from hone.model.lora import LoRALinear
+from hone.model.native.build import library
+from hone.model.plain_attention import Piece, packed
+from hone.model.plain_invariant import InvariantLayers
+from hone.model.plain_layers import PlainLayers
+from hone.model.plain_weights import Linear
+
+SMALL = 16 << 20  # bytes of weights that stay in the cache: each thread then computes rows of its own
+FEWEST_LANES = 4
+
+
+class CLinear(ctypes.Structure):
+    """As in decode.cpp."""
+
+    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p)]
+
+
+class CLayer(ctypes.Structure):
+    """As in decode.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("before", "q_norm", "k_norm", "after")),
+        *((name, CLinear) for name in ("qkv", "o", "gate_up", "down")),
+        ("memory", ctypes.c_void_p),
+        ("window", ctypes.c_int64),
+    ]
+
+
+class CModel(ctypes.Structure):
+    """As in decode.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("layers", "D", "H", "K", "E", "M", "rows", "columns")),
+        ("eps", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("embedding", "cos", "sin", "norm")),
+        ("layer", ctypes.POINTER(CLayer)),
+    ]
+
+
+class CTokens(ctypes.Structure):
+    """As in decode.cpp."""
+
+    _fields_ = [
+        ("count", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("id", "row", "position", "column")),
+        ("apart", ctypes.c_int64),
+    ]
+
+
+def uncovered(decoder: Decoder) -> str:
+    """Why the library cannot compute this decoder here; "" if it can."""
+    numbers, size = [*decoder.model.parameters(), *decoder.lm_head.parameters(), decoder.cos], decoder.config.head_dim
+    for odd, why in (
+        (decoder.device.type != "cpu", f"the model is on {decoder.device}"),
+        (any(x.dtype != torch.float32 for x in numbers), "numbers other than float32"),
+        (size % FEWEST_LANES, f"heads of {size} dimensions"),
+    ):
+        if odd:
+            return why
+    found = library()
+    if isinstance(found, str):
+        return found
+    return f"heads of {size} dimensions" if size % found.hone_lanes() else ""
+
+
+class Native(PlainLayers):
+    """A token's numbers depend on it and those before it in its row alone, to the bit."""
+
+    def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:
+        super().__init__(decoder, rows, capacity)
+        found = library()
+        assert not isinstance(found, str)
+        self.library = found
+        self.rows = torch.arange(rows)
+        self.space = torch.empty(0)
+        self.model, self.found = CModel(), list[int]()
+        self.adapters, self.fits = list[LoRALinear](), True
+        self.small = sum(p.nbytes for p in decoder.parameters()) <= SMALL
+
+    def read(self, pieces: Sequence[Piece]) -> Tensor:
+        """Put the pieces into memory; the hidden state after each, [pieces, D]."""
+        self.renew()
+        if not self._covered():
+            return super().read(pieces)
+        tokens, rows, positions = packed(pieces, self.decoder.device)
+        last = torch.tensor([len(p.tokens) for p in pieces]).cumsum(0) - 1
+        return self._pass(tokens, rows, positions, positions, apart=False)[last]
+
+    def step(self, tokens: Tensor, positions: Tensor, written: Tensor, *, columns: int, even: bool) -> Tensor:
+        """One token for each of the first rows, into the columns `written`; hidden states [B, D]."""
+        self.weights.check()
+        if not self._covered():
+            return super().step(tokens, positions, written, columns=columns, even=even)
+        return self._pass(tokens, self.rows[: len(tokens)], positions, written, apart=True)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, D] -> [N, V]"""
+        head = self.weights.head
+        assert head is not None
+        if head.adapted or not self._covered() or hidden.dtype != torch.float32:
+            return super().logits(hidden)
+        (n, width), out = hidden.shape, hidden.new_empty(len(hidden), len(head.weight))
+        lanes = self.library.hone_lanes()
+        space, hidden = self._space(-(-n // lanes) * lanes * width + 64), hidden.contiguous()
+        self.library.hone_product(
+            ctypes.byref(linear(head)), ctypes.c_int64(width), ctypes.c_int64(len(head.weight)), address(hidden),
+            ctypes.c_int64(n), address(out), address(space), ctypes.c_int64(torch.get_num_threads()),
+        )  # fmt: skip
+        return out if self.decoder.finish is None else self.decoder.finish(out)
+
+    def draw(self, logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Token and log-prob, [B] each, as rollout.draw gives them where no setting alters the logits."""
+        (n, vocab), token = logits.shape, torch.empty(len(logits), dtype=torch.int64)
+        logp, space = torch.empty(n), torch.empty(n * -(-vocab // 1024), dtype=torch.float64)
+        self.library.hone_draw(
+            address(logits), ctypes.c_int64(n), ctypes.c_int64(vocab), address(u), address(token), address(logp),
+            address(space), ctypes.c_int64(torch.get_num_threads()),
+        )  # fmt: skip
+        return token, logp
+
+    def _covered(self) -> bool:
+        """The weights are what the library can read, and no adapter is on."""
+        if self.found is not self.weights.places:
+            self.fits = not uncovered(self.decoder)
+            linear = [x for b in self.weights.blocks for x in (b.qkv, b.o, b.gate_up, b.down)]
+            self.adapters = [adapted for layer in linear for _, adapted in layer.adapted]
+            self.model = self._model() if self.fits else CModel()
+            self.found = self.weights.places
+        return self.fits and not any(adapted.enabled and adapted.adapter is not None for adapted in self.adapters)
+
+    def _pass(self, tokens: Tensor, rows: Tensor, positions: Tensor, written: Tensor, *, apart: bool) -> Tensor:
+        """Hidden states [N, D] after the last norm; apart: no two tokens are of one row."""
+        kept = [x.contiguous() for x in (tokens, rows, positions, written)]
+        asked = CTokens(len(tokens), *(x.data_ptr() for x in kept), apart)
+        model, threads = self.model, ctypes.c_int64(torch.get_num_threads())
+        model.cos, model.sin = pointer(self.decoder.cos), pointer(self.decoder.sin)  # which grow when they must
+        how = (ctypes.byref(model), ctypes.byref(asked))
+        small = ctypes.c_int64(self.small)
+        space = self._space(self.library.hone_space(*how, threads, small))
+        out = torch.empty(len(tokens), model.D)
+        self.library.hone_run(*how, address(out), address(space), threads, small)
+        return out
+
+    def _space(self, numbers: int) -> Tensor:
+        if len(self.space) < numbers:
+            self.space = torch.zeros(numbers)
+        return self.space
+
+    def _model(self) -> CModel:
+        """Where the weights and the memory are."""
+        decoder, config = self.decoder, self.decoder.config
+        _, rows, K, columns, E = self.slab.layers[0].shape
+        layers = [
+            CLayer(
+                before=pointer(b.before), q_norm=pointer(b.q_norm), k_norm=pointer(b.k_norm), after=pointer(b.after),
+                qkv=linear(b.qkv), o=linear(b.o), gate_up=linear(b.gate_up), down=linear(b.down),
+                memory=pointer(memory), window=window,
+            )
+            for b, memory, window in zip(self.weights.blocks, self.slab.layers, self.windows, strict=True)
+        ]  # fmt: skip
+        return CModel(
+            layers=len(layers), D=config.hidden_size, H=self.H, K=K, E=E, M=config.intermediate_size, rows=rows,
+            columns=columns, eps=self.eps, norm=pointer(decoder.model.norm.weight),
+            embedding=pointer(decoder.model.embed_tokens.weight), layer=(CLayer * len(layers))(*layers),
+        )  # fmt: skip
+
+
+class NativeLayers(Native):
+    """What is not covered is computed the fast way."""
+
+
+class NativeInvariantLayers(Native, InvariantLayers):
+    """What is not covered is computed a tile at a time."""
+
+
+def pointer(x: Tensor | None) -> int | None:
+    """Where its numbers begin, for a field."""
+    assert x is None or x.is_contiguous()
+    return None if x is None else x.data_ptr()
+
+
+def address(x: Tensor) -> ctypes.c_void_p:
+    """The same, for an argument."""
+    return ctypes.c_void_p(x.data_ptr())
+
+
+def linear(layer: Linear) -> CLinear:
+    """The layer without its adapters."""
+    return CLinear(pointer(layer.weight), pointer(layer.bias))
