@@ -40,6 +40,7 @@ from hone.reward.score import as_scorer, combine
 from hone.reward.verify import VERIFIERS
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
+from hone.train.ahead import check_lag
 from hone.train.guard import Guard
 from hone.train.masters import Masters
 from hone.train.step import Correct, Learner, Trainable
@@ -70,6 +71,8 @@ def algorithm(recipe: Recipe) -> Algorithm:
     if (algo.on_policy or algo.trust_region) and recipe.train.epochs * recipe.train.minibatches > 1:
         why = "bounds one step an iteration" if algo.trust_region else "is strictly on policy"
         raise HoneError(f"{name} {why}: set train.epochs=1 and train.minibatches=1")
+    if recipe.train.lag:
+        check_lag(algo, name=name, corrected=recipe.train.mismatch != "none")
     return algo
 
 
@@ -147,17 +150,21 @@ def adapted(model: Decoder, spec: LoraSpec, *, seed: int, saved: Path | None = N
     return model
 
 
+RECOMPUTE = {"auto": None, "never": False, "always": True}
+
+
 def trainable(recipe: Recipe, model: Decoder, algo: Algorithm) -> Policy | Scorer:
     """The decoder as the algorithm trains it: with a critic, as a scorer, or plain."""
-    layout = recipe.train.layout
+    layout, again = recipe.train.layout, RECOMPUTE[recipe.train.recompute]
     if recipe.algo_name in SCORERS:
         torch.manual_seed(recipe.seed)  # the head is drawn
-        return Scorer(model, kind=SCORERS[recipe.algo_name], layout=layout)
+        return Scorer(model, kind=SCORERS[recipe.algo_name], layout=layout, checkpoint_layers=again)
     critic = None
     if "value" in algo.wants:
         size = model.config.hidden_size
         critic = SharedCritic(size) if recipe.critic.kind == "shared" else OwnCritic(_twin(model))
-    return Policy(model, critic=critic, temperature=recipe.sample.temperature if algo.online else 1.0, layout=layout)
+    temperature = recipe.sample.temperature if algo.online else 1.0
+    return Policy(model, critic=critic, temperature=temperature, layout=layout, checkpoint_layers=again)
 
 
 def _twin(model: Decoder) -> Decoder:

@@ -66,9 +66,14 @@ class TrainSpec:
     micro_tokens: int = 0  # tokens in memory at once, in place of micro_rows; 0: `tokens`, or off
     # padded: a row a line; packed: several; shared: no padding, and what a group's rows begin with only once
     layout: Literal["padded", "packed", "shared"] = "shared"
+    # what a layer computed is computed again for its gradient, instead of kept; auto: where a GPU's memory asks for it
+    recompute: Literal["auto", "never", "always"] = "auto"
     refill_rounds: int = 8  # how often an algorithm may ask for more prompts to fill a step
     mismatch: Literal["none", "truncate", "mask"] = "none"  # what corrects old_logp against gen_logp
     mismatch_cap: float = 2.0
+    # 1: online, the next step's prompts are sampled and scored while the learner updates, by the weights before that
+    # update; takes a second copy of the weights, and train.mismatch to correct for it
+    lag: Literal[0, 1] = 0
     max_invalid: float = 0.2  # stop when more than this share of the rewards is invalid
     # an update whose loss or gradient is NaN or infinite is skipped and its rows kept: stop after so many
     max_bad_updates: int = 10  # in a row
@@ -331,6 +336,7 @@ def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
             train.minibatches > train.prompts,
             f"train.minibatches is {train.minibatches}, but a step has {train.prompts} prompts: raise train.prompts",
         ),
+        (not recipe.online and train.lag > 0, f"{recipe.algo_name} is offline and samples nothing: set train.lag=0"),
         (
             not recipe.online and repeats,
             f"{recipe.algo_name} is offline: leave train.epochs and train.minibatches at 1, and set train.steps",

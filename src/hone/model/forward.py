@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
+from hone.model.recompute import crowded
 
 LAYOUTS = ("padded", "packed")
 LINE = 512  # slots of a packed line, unless a row is longer
@@ -100,14 +101,16 @@ def block_causal(document_LW: Tensor) -> Tensor:
     return (same & torch.ones(W, W, dtype=torch.bool, device=same.device).tril())[:, None]
 
 
-def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool = False) -> Tensor:
-    """[L, W, D]"""
+def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | None = False) -> Tensor:
+    """[L, W, D]; checkpoint_layers: layers keep only their inputs for the backward pass; None: where memory is short"""
     context = decoder.config.max_position_embeddings
     if lines.longest > context:
         raise HoneError(
             f"a row has {lines.longest} tokens, the model's context is {context}: "
             "shorten it or raise model.max_position_embeddings"
         )
+    if checkpoint_layers is None:
+        checkpoint_layers = decoder.takes_lists and crowded(decoder, lines.tokens.numel())
     return decoder(lines.tokens, positions=lines.positions, mask=lines.mask, checkpoint_layers=checkpoint_layers)
 
 

@@ -78,7 +78,7 @@ class Policy(nn.Module):
         layout: str = "shared",
         line: int | None = None,
         chunk: Positions = "fit",
-        checkpoint_layers: bool = False,
+        checkpoint_layers: bool | None = None,
     ) -> None:
         super().__init__()
         if isinstance(critic, OwnCritic) and critic.decoder is decoder:
@@ -212,7 +212,7 @@ class Scorer(nn.Module):
         mean: float = 0.0,
         std: float = 1.0,
         layout: str = "shared",
-        checkpoint_layers: bool = False,
+        checkpoint_layers: bool | None = None,
     ) -> None:
         super().__init__()
         if kind not in self.KINDS:
