@@ -103,7 +103,8 @@ class PlainRunner(Switching):
             for seat in part.seats:
                 self.rows.seat(seat, part.prompt[: part.end])
         logits = self.layers.logits(last[torch.tensor([i for i, _ in ready], device=last.device)])
-        return logits.repeat_interleave(torch.tensor([len(p.seats) for _, p in ready], device=last.device), 0)
+        whose = [n for n, (_, part) in enumerate(ready) for _ in part.seats]
+        return logits[torch.tensor(whose, device=last.device)]
 
     def decode(self, rows: int) -> Ticket:
         """One more token for each row in [0, rows) that is seated and has not ended."""

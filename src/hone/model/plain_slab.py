@@ -1,6 +1,6 @@
 """Keys and values of the rows being decoded, allocated once: a row is its own block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -39,12 +39,11 @@ class Slab:
 
     def copy(self, source: int, targets: Sequence[int], columns: int) -> None:
         """The first columns of a row into other rows."""
-        where = [t for t in targets if t != source]
-        if not columns or not where:
+        if not columns:
             return
-        index = torch.tensor(where, device=self._first.device)
-        for x in self.layers:
-            x[:, index, :, :columns] = x[:, source : source + 1, :, :columns]
+        for rows in _runs(t for t in targets if t != source):
+            for x in self.layers:
+                x[:, rows, :, :columns] = x[:, source : source + 1, :, :columns]
 
     def clear(self, rows: Sequence[int]) -> None:
         """Zero all that the rows hold: a weight of 0 does not hide a number that is not finite."""
@@ -54,6 +53,17 @@ class Slab:
     @property
     def nbytes(self) -> int:
         return sum(x.nbytes for x in self.layers)
+
+
+def _runs(rows: Iterable[int]) -> list[slice]:
+    """Rows as stretches of neighbours, which are written faster than rows by number."""
+    found: list[slice] = []
+    for r in sorted(rows):
+        if found and found[-1].stop == r:
+            found[-1] = slice(found[-1].start, r + 1)
+        else:
+            found.append(slice(r, r + 1))
+    return found
 
 
 def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
