@@ -227,6 +227,27 @@ def test_each_rank_holds_its_part_of_weights_and_moments() -> None:
     assert all(2 * part[0] < 1.1 * whole[0] for part in parts)
 
 
+def summed(lean: bool) -> Tensors:
+    """How often gradients are summed over ranks in an update of two micro-batches."""
+    algo = ALGORITHMS["sft"]()
+    learner = tiny.learner_for(algo, base=tiny.decoder(width=8, layers=2), micro_rows=4)
+    tiny.spread_learner(learner, lr=0.01, lean=lean)
+    real, counted = dist.reduce_scatter_tensor, list[int]()
+
+    def counting(output: Tensor, input: Tensor, **options: Any) -> Any:
+        counted.append(len(input))
+        return real(output, input, **options)
+
+    dist.reduce_scatter_tensor = counting
+    taken(learner, algo, 1)
+    return {"counted": torch.tensor(len(counted))}
+
+
+@pytest.mark.parametrize(("lean", "times"), [(False, 3), (True, 6)])
+def test_gradients_are_summed_once_for_each_unit_or_after_every_micro_batch(lean: bool, times: int) -> None:
+    assert [int(seen["counted"]) for seen in by(2, summed, lean)] == [times, times]
+
+
 def refused() -> Tensors:
     from hone.dist.spread import mesh_of, spread
     from hone.model.foreign import Foreign

@@ -71,7 +71,6 @@ class Shards:
         for i, batch in enumerate(todo):
             self.sum_gradients(self.each or i == len(todo) - 1)
             yield batch
-        apart(self.policy)  # the weights are about to change
         for p, part in self._parts.items():
             part.grad = None if p.grad is None else own(p.grad)
             p.grad = None
