@@ -139,8 +139,8 @@ REWARD = (
         tests="reward/test_score.py",
     ),
     fault(
-        "a run with a broken reward goes on", "pain 12", "loop", "runner.py",
-        old="        check_valid(groups, max_invalid=train.max_invalid)\n", new="",
+        "a run with a broken reward goes on", "pain 12", "loop", "reward/score.py",
+        old="        check_valid(groups, max_invalid=self.max_invalid)\n", new="",
         tests="run/test_settings_take_effect.py",
     ),
 )  # fmt: skip

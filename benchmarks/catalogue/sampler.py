@@ -189,13 +189,13 @@ SAMPLER = (
     # --- who is paired with whom ---
     fault(
         "prompts are paired with another prompt's answers", "pain 13", "sampler", LOCAL,
-        old="for i in range(len(kept))]", new="for i in reversed(range(len(kept)))]",
+        old="for i in range(len(prompts))]", new="for i in reversed(range(len(prompts)))]",
         tests="rollout/test_local.py",
     ),
     fault(
         "a task is paired with the next task's completion", "pain 13", "sampler", ROLLER,
-        old="for g, task in zip(groups, tasks, strict=True)]",
-        new="for g, task in zip(groups, [*tasks[1:], *tasks[:1]], strict=True)]",
+        old="for g, task in zip(groups, tasks[mine], strict=True)]",
+        new="for g, task in zip(groups, [*tasks[mine][1:], *tasks[mine][:1]], strict=True)]",
         tests="rollout/test_roller.py",
     ),
     fault(

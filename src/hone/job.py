@@ -25,6 +25,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.state import ADAPTER, collected, restore, write_model, write_state
 from hone.train import checkpoint
+from hone.train.ahead import AHEAD, Ahead
 from hone.train.step import Learner
 from hone.types import Group, Task
 
@@ -43,7 +44,8 @@ class Run:
     learner: Learner
     source: Feed[Any]
     monitor: Monitor
-    roller: Roller | None = None  # online only
+    roller: Roller | None = None  # online only, as is this: what is sampled before the learner asks for it
+    ahead: Ahead | None = None
     reward: RewardScorer | None = None
     held_out: Sequence[Task] = ()  # what an online run is examined on
     held_rows: Sequence[Group] = ()  # and an offline one
@@ -93,7 +95,9 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     if algo.online:
         params = build.sample_params(recipe.sample, vocabulary, seed=recipe.seed)
         whole = decoder if learner.shards is None else learner.shards.publish()
-        sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id)
+        copied = recipe.train.lag > 0 and learner.shards is None  # what shards publish is a copy already
+        sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id, copy=copied)
+        job.ahead = Ahead(loaded.feed, lag=recipe.train.lag)
         job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
         job.reward = as_scorer(unrewarded)
         if recipe.reward:
@@ -105,7 +109,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         job.held_rows = build.held_out_rows(recipe, vocabulary, context=context)
     if resume_from is not None:
         restore(resume_from, policy, learner, recipe=recipe, parts=parts(job))
-        if job.roller:
+        if job.ahead:
+            job.ahead.load(resume_from)
             publish(job, job.step)
     return job
 
@@ -169,10 +174,13 @@ def whole_decoder(job: Run) -> Decoder:
 def save(job: Run, folder: Path) -> Path:
     """A checkpoint of the run as it is now, written by the first rank."""
     whole = collected(job.policy, job.learner, recipe=job.recipe)
+    ahead = job.ahead.saved() if job.ahead and job.ahead.lag else None
 
     def write(aside: Path) -> None:
         write_model(aside, whole.model, job.tokenizer)
         write_state(aside, whole, job.learner, recipe=job.recipe, parts=parts(job))
+        if ahead is not None:
+            (aside / AHEAD).write_bytes(ahead)
 
     collect.once(lambda: checkpoint.save(folder / CHECKPOINTS, job.step, write, keep=job.recipe.save.keep))
     return folder / CHECKPOINTS / checkpoint.name_of(job.step)

@@ -4,9 +4,11 @@
 logs are written and checkpoints taken, and all that changes lives in the learner, the roller and the source.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -20,7 +22,9 @@ from hone.errors import HoneError
 from hone.log.laps import Laps
 from hone.log.monitor import repeated
 from hone.log.stats import Stats, merged
+from hone.rollout import overlap
 from hone.train import diagnose, trust_region
+from hone.train.ahead import Ahead, Rounds, check_lag
 from hone.train.step import (
     Correct,
     Learner,
@@ -50,7 +54,7 @@ class Iteration:
 
 
 def online(
-    tasks: Feed[Task],
+    tasks: Feed[Task] | Ahead,
     roll: Roll,
     score: Score,
     learner: Learner,
@@ -65,19 +69,19 @@ def online(
     seed: int = 0,
 ) -> Iterator[Iteration]:
     """Prompts -> rollouts -> rewards -> batch -> credit -> updates -> publish, for as long as it is asked."""
-    if algo.on_policy and epochs * minibatches > 1:
-        raise HoneError("this algorithm is strictly on policy: set train.epochs=1 and train.minibatches=1")
-    if algo.trust_region and epochs * minibatches > 1:  # each step's KL is bounded, their sum would not be
-        raise HoneError("a trust region bounds one step an iteration: set train.epochs=1 and train.minibatches=1")
-    if correct is not None:  # the factor is pi_old / pi_gen
-        algo = replace(algo, needs=algo.needs | {"old_logp"})
+    supply = tasks if isinstance(tasks, Ahead) else Ahead(tasks)
+    algo = _fitting(algo, supply, updates=epochs * minibatches, corrected=correct is not None)
     declared = shortened(algo) if epochs * minibatches == 1 and correct is None else algo
     learner.begin(algo)
+    fill = partial(_fill, supply, roll, score, algo, prompts=prompts, rounds=refill_rounds)
     while True:
         laps = Laps()
-        groups, rounds = _fill(tasks, roll, score, algo, laps, prompts=prompts, rounds=refill_rounds)
+        fresh = supply.next(fill, laps)
+        groups, rounds = [g for made in fresh for g in made], [algo.select(made) for made in fresh]
         kept = [g for chosen in rounds for g in chosen]
         stats = describe(groups, kept)
+        if supply.lag:
+            stats.add("lag", sum(learner.version - r.version for g in groups for r in g), sum(map(len, groups)))
 
         if collect.count(len(kept)):  # a rank that kept nothing takes part with no rows
             batch = numbered(collate(kept), rounds).to(learner.device)
@@ -94,6 +98,8 @@ def online(
             if any(c.reads == "update_kl" for c in algo.control):
                 stats.add("update_kl", update_kl(learner, batch))
 
+        laps("update")
+        supply.wait(laps)
         metrics = summary(stats, seconds=laps.total())
         steer(learner, algo, metrics)
         learner.version += 1
@@ -129,27 +135,44 @@ def offline(
         yield Iteration(number=learner.version, metrics=metrics, groups=groups)
 
 
-def _fill(
-    tasks: Feed[Task], roll: Roll, score: Score, algo: Algorithm, laps: Laps, *, prompts: int, rounds: int
-) -> tuple[list[Group], list[list[Group]]]:
-    """This rank's part of (everything sampled, what was selected in each round of asking).
+def _fitting(algo: Algorithm, supply: Ahead, *, updates: int, corrected: bool) -> Algorithm:
+    """The algorithm with what the correction reads, or HoneError where it may not be used like this."""
+    if algo.on_policy and updates > 1:
+        raise HoneError("this algorithm is strictly on policy: set train.epochs=1 and train.minibatches=1")
+    if algo.trust_region and updates > 1:  # each step's KL is bounded, their sum would not be
+        raise HoneError("a trust region bounds one step an iteration: set train.epochs=1 and train.minibatches=1")
+    if supply.lag:
+        check_lag(algo, name=algo.name or "this algorithm", corrected=corrected)
+    # the factor is pi_old / pi_gen
+    return replace(algo, needs=algo.needs | {"old_logp"}) if corrected else algo
+
+
+def _fill(supply: Ahead, roll: Roll, score: Score, algo: Algorithm, laps: Laps, *, prompts: int, rounds: int) -> Rounds:
+    """This rank's part of everything sampled, scored, by round of asking.
 
     With refill, ask for as many prompts as all ranks together still miss. Each rank's source hands out the same tasks.
     """
-    groups: list[Group] = []
-    kept: list[list[Group]] = []
+    found: Rounds = []
     missing = prompts
-    for _ in range(rounds if algo.refill else 1):
-        rolled = roll(tasks.take(missing), collect.share(missing))
-        laps("sample")
-        fresh = score(rolled)
-        laps("score")
-        groups += fresh
-        kept.append(algo.select(fresh))
-        missing -= collect.count(len(kept[-1]))
-        if missing <= 0:
-            break
-    return groups, kept
+    while missing > 0 and len(found) < (rounds if algo.refill else 1):
+        found.append(_scored(roll, score, supply.feed.take(missing), laps, supply.stop))
+        if algo.refill:  # else ranks have nothing to tell each other here, where a lag has a thread of its own
+            missing -= collect.count(len(algo.select(found[-1])))
+    return found
+
+
+def _scored(roll: Roll, score: Score, tasks: list[Task], laps: Laps, stop: threading.Event) -> list[Group]:
+    """Rollouts of this rank's part of the tasks with their outcomes; where neither minds, both at the same time."""
+    mine = collect.share(len(tasks))
+    if isinstance(roll, overlap.Streaming) and isinstance(score, overlap.Scoring) and score.apart:
+        return overlap.scored(roll.stream(tasks, mine), score, laps, stop)
+    rolled = roll(tasks, mine)
+    laps("sample")
+    start = time.perf_counter()
+    fresh = score(rolled)
+    laps("score")
+    laps.beside("scoring", time.perf_counter() - start)
+    return fresh
 
 
 def numbered(batch: Batch, rounds: list[list[Group]]) -> Batch:

@@ -3,6 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -24,7 +25,7 @@ from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy
 from hone.recipe import Recipe, plan, validate
-from hone.reward.score import check_valid, score
+from hone.reward.score import Marker, score
 from hone.signals import Stopper
 from hone.state import (
     CONFIG,
@@ -189,7 +190,8 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
     """Step after step: log, watch, save."""
     recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
     log = _Log(folder, start=job.step) if is_first() else None
-    with Stopper(patience=PATIENCE if collect.world()[1] > 1 else 0.0) as stopper:
+    patience = PATIENCE if collect.world()[1] > 1 else 0.0
+    with Stopper(patience=patience) as stopper, closing(job.ahead) if job.ahead else nullcontext():
         for iteration in _iterations(job):
             metrics = dict(iteration.metrics) | job.source.progress() | _evaluation(job)
             metrics["bad_updates"] = float(job.learner.guard.total)
@@ -242,17 +244,11 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
         return loop.offline(job.source, job.learner, job.algo, size=train.prompts, context=context)
     assert job.roller is not None
     assert job.reward is not None
-    roller, reward = job.roller, job.reward
-
-    def scored(groups: list[Group]) -> list[Group]:
-        groups = score(groups, reward)
-        check_valid(groups, max_invalid=train.max_invalid)
-        return groups
-
+    assert job.ahead is not None
     return loop.online(
-        job.source,
-        roller,
-        scored,
+        job.ahead,
+        job.roller,
+        Marker(reward=job.reward, max_invalid=train.max_invalid),
         job.learner,
         job.algo,
         prompts=train.prompts,

@@ -17,7 +17,6 @@ from hone.types import Group, Outcome, Rollout, Task
 
 ONE = ("completion", "task", "rollout")
 MANY = ("completions", "tasks", "rollouts")
-Scorer = Callable[[Sequence[Rollout]], list[Outcome]]  # Reward, or a combination of several
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,11 @@ class Reward:
     @property
     def name(self) -> str:
         return name_of(self.function)
+
+    @property
+    def apart(self) -> bool:
+        """Whether it sees one completion at a time, so that none depends on those that are scored with it."""
+        return _bind(self.function)[0] in ONE
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
         names = _bind(self.function)
@@ -176,7 +180,11 @@ def _from_parts(parts: Mapping[Any, Any]) -> Outcome:
 class Combined:
     """A weighted sum of rewards; `parts` holds each one's own value, before its weight."""
 
-    rewards: Mapping[str, tuple[Scorer, float]]
+    rewards: Mapping[str, tuple["Reward | Combined", float]]
+
+    @property
+    def apart(self) -> bool:
+        return all(reward.apart for reward, _ in self.rewards.values())
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
         columns = {name: reward(rollouts) for name, (reward, _) in self.rewards.items()}
@@ -203,6 +211,9 @@ def combine(rewards: Mapping[str, tuple[Callable[..., Any], float]]) -> Combined
     return Combined({name: (as_scorer(f), float(weight)) for name, (f, weight) in rewards.items()})
 
 
+Scorer = Reward | Combined
+
+
 def as_scorer(function: Callable[..., Any]) -> Scorer:
     """The function wrapped as a Reward, unless it is one already."""
     return function if isinstance(function, Reward | Combined) else Reward(function)
@@ -212,6 +223,31 @@ def score(groups: Sequence[Group], reward: Callable[..., Any]) -> list[Group]:
     """The same groups with every outcome filled, by one call of the reward."""
     outcomes: Iterator[Outcome] = iter(as_scorer(reward)([r for g in groups for r in g]))
     return [[replace(r, outcome=next(outcomes)) for r in g] for g in groups]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """A reward as a run uses it: every outcome filled, and refused where too many are invalid."""
+
+    reward: Scorer
+    max_invalid: float = 0.2
+
+    @property
+    def apart(self) -> bool:
+        return self.reward.apart
+
+    def __call__(self, groups: Sequence[Group]) -> list[Group]:
+        found = self.fill(groups)
+        self.check(found)
+        return found
+
+    def fill(self, groups: Sequence[Group]) -> list[Group]:
+        """The same groups with every outcome filled."""
+        return score(groups, self.reward)
+
+    def check(self, groups: Sequence[Group]) -> None:
+        """See `check_valid`."""
+        check_valid(groups, max_invalid=self.max_invalid)
 
 
 def check_valid(groups: Sequence[Group], *, max_invalid: float = 0.2) -> None:

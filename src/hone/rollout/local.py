@@ -102,25 +102,40 @@ class LocalSampler:
         adapter: Adapters = None,
     ) -> list[Group]:
         """n rollouts of each prompt; greedy ones record the log-prob at temperature 1."""
+        steps = self.stream(prompts, n=n, params=params, first_request=first_request, adapter=adapter)
+        groups = dict(group for ended in steps for group in ended)
+        return [groups[i] for i in range(len(prompts))]
+
+    @torch.inference_mode()  # as a decorator it is off while the caller has its turn
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        n: int,
+        params: SampleParams,
+        first_request: int = 0,
+        adapter: Adapters = None,
+    ) -> Iterator[list[tuple[int, Group]]]:
+        """The same, step by step: the groups whose last rollout ended in it, each with its prompt's number."""
         self._check(prompts, n, params, first_request)
         kept = [tuple(prompt) for prompt in prompts]
-        rollouts: dict[int, Rollout] = {}
-        with torch.inference_mode(), evaluating(self.decoder):
+        with evaluating(self.decoder):
             for name, on, chosen in self._by_adapter(len(kept), adapter):
                 owners = {first_request + i * n + j: kept[i] for i in chosen for j in range(n)}
                 with on:
                     written = self._write(owners, params, name)  # each is taken while the others are being written
-                    rollouts |= {news.id: self._rollout(owners[news.id], news, params) for news in written}
-        return [[rollouts[first_request + i * n + j] for j in range(n)] for i in range(len(kept))]
+                    rollouts = ({u.id: self._rollout(owners[u.id], u, params) for u in news} for news in written)
+                    yield from _grouped(rollouts, n, first_request)
 
     def _write(
         self, prompts: Mapping[int, tuple[int, ...]], params: SampleParams, adapter: str | None
-    ) -> Iterator[News]:
-        """A completion of each request, with the weights as they are; adapter: the name of the one that is on."""
+    ) -> Iterator[list[News]]:
+        """Completions, with the weights as they are, step by step; adapter: the name of the one that is on."""
         if not prompts:
             return
         if getattr(self.decoder, "runner", None) is None:
-            yield from Waves(self.decoder, max_rows=self.max_rows, decode=self.decode).write(prompts, params)
+            waves = Waves(self.decoder, max_rows=self.max_rows, decode=self.decode)
+            yield from ([news] for news in waves.write(prompts, params))
             return
         longest = max(prompts.values(), key=len)
         columns = len(longest) + self._limit(longest, params)
@@ -128,7 +143,7 @@ class LocalSampler:
         engine = Engine(runner, vocab_size=vocab, decode=self.decode)
         engine.submit([Request(id=i, prompt=prompt, params=params, adapter=adapter) for i, prompt in prompts.items()])
         while engine.busy:
-            yield from engine.step()
+            yield engine.step()
 
     def _memory(self, rows: int, columns: int) -> Runner:
         """A runner for so many sequences of this length; the one there is, if it will do."""
@@ -193,6 +208,17 @@ class LocalSampler:
         context, vocab_size = config.max_position_embeddings, config.vocab_size
         for i, prompt in enumerate(prompts):
             check_prompt(f"prompt {i}", prompt, context=context, vocab_size=vocab_size)
+
+
+def _grouped(steps: Iterable[Mapping[int, Rollout]], n: int, first_request: int) -> Iterator[list[tuple[int, Group]]]:
+    """Of rollouts by request, step by step, the groups of n that have become whole."""
+    parts: dict[int, dict[int, Rollout]] = {}
+    for step in steps:
+        places = {request: divmod(request - first_request, n) for request in step}
+        for request, (i, j) in places.items():
+            parts.setdefault(i, {})[j] = step[request]
+        full = [i for i in dict.fromkeys(i for i, _ in places.values()) if len(parts[i]) == n]
+        yield [(i, [r for _, r in sorted(parts.pop(i).items())]) for i in full]
 
 
 @lru_cache(maxsize=64)

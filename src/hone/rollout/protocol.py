@@ -1,7 +1,7 @@
 """What every sampler promises, in-process or remote: the settings it obeys and the call it answers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -92,4 +92,16 @@ class Sampler(Protocol):
         adapter: Adapters = None,
     ) -> list[Group]:
         """n rollouts of each prompt; sample j of prompt i is request `first_request + i * n + j`."""
+        ...
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        n: int,
+        params: SampleParams,
+        first_request: int = 0,
+        adapter: Adapters = None,
+    ) -> Iterator[list[tuple[int, Group]]]:
+        """The same, step by step: the groups whose last rollout ended in it, each with its prompt's number."""
         ...

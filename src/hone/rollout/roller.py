@@ -1,5 +1,6 @@
 """From tasks to groups of rollouts: render the prompt, sample, decode. The request counter is its only state."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from hone.data.chat import render_prompt
@@ -17,12 +18,24 @@ class Roller:
 
     def __call__(self, tasks: list[Task], mine: slice = slice(None)) -> list[Group]:
         """Groups for this rank's part of the tasks; requests are numbered over all, so ranks change no sample."""
+        first, prompts = self._next(tasks, mine)
+        groups = self.sampler.sample(prompts, n=self.group, params=self.params, first_request=first)
+        return [[self._finish(r, task) for r in g] for g, task in zip(groups, tasks[mine], strict=True)]
+
+    def stream(self, tasks: list[Task], mine: slice = slice(None)) -> Iterator[list[tuple[int, Group]]]:
+        """The same, step by step: the groups that ended in it, each with its task's number in this rank's part."""
+        first, prompts = self._next(tasks, mine)
+        steps = self.sampler.stream(prompts, n=self.group, params=self.params, first_request=first)
+        tasks = tasks[mine]
+        for ended in steps:
+            yield [(i, [self._finish(r, tasks[i]) for r in g]) for i, g in ended]
+
+    def _next(self, tasks: list[Task], mine: slice) -> tuple[int, list[list[int]]]:
+        """The number of this rank's first request, and its prompts; the next call's come after all ranks' requests."""
         first = self.requests + mine.indices(len(tasks))[0] * self.group
         self.requests += len(tasks) * self.group
-        tasks = tasks[mine]
-        prompts = [render_prompt(self.tokenizer, task.prompt, tools=task.extra.get("tools")) for task in tasks]
-        groups = self.sampler.sample(prompts, n=self.group, params=self.params, first_request=first)
-        return [[self._finish(r, task) for r in g] for g, task in zip(groups, tasks, strict=True)]
+        prompts = [render_prompt(self.tokenizer, task.prompt, tools=task.extra.get("tools")) for task in tasks[mine]]
+        return first, prompts
 
     def _finish(self, rollout: Rollout, task: Task) -> Rollout:
         """Attach the task and the completion's text, without the stop token or stop string."""

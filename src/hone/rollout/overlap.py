@@ -1,0 +1,140 @@
+"""Work in threads: rewards are computed while the sampler goes on writing, and both while the learner updates."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
+
+import torch
+
+from hone.log.laps import Laps
+from hone.types import Group, Task
+
+T = TypeVar("T")
+Steps = Iterator[
+    Sequence[tuple[int, Group]]
+]  # after each of the sampler's, (its task's number, a group that has ended)
+
+
+@runtime_checkable
+class Streaming(Protocol):
+    """Hands on groups as they end."""
+
+    def __call__(self, tasks: list[Task], mine: slice) -> list[Group]: ...
+
+    def stream(self, tasks: list[Task], mine: slice) -> Steps: ...
+
+
+@runtime_checkable
+class Scoring(Protocol):
+    """Gives rollouts their outcomes; `apart`: those of a group do not depend on what is scored with it."""
+
+    @property
+    def apart(self) -> bool: ...
+
+    def __call__(self, groups: list[Group]) -> list[Group]: ...
+
+    def fill(self, groups: Sequence[Group]) -> list[Group]: ...
+
+    def check(self, groups: Sequence[Group]) -> None: ...
+
+
+class Stopped(Exception):
+    """Work that nobody waits for any more was given up."""
+
+
+class Aside(Generic[T]):
+    """A function in a thread of its own, on the caller's GPU; what it raises is raised where its result is asked for.
+
+    stream: the GPU's queue it works in; None: the caller's.
+    """
+
+    def __init__(self, work: Callable[[], T], *, stream: "torch.cuda.Stream | None" = None) -> None:
+        self._work, self._stream = work, stream
+        if stream is None and torch.cuda.is_initialized():  # a thread begins with the first GPU and its default queue
+            self._stream = torch.cuda.current_stream()
+        self._found: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def result(self) -> T:
+        """What the function returned, when it has."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._found[0]
+
+    def join(self) -> None:
+        """Wait for its end, whatever it is."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            if self._stream is not None:
+                torch.cuda.set_device(self._stream.device)  # kernels need a context in this thread before torch does
+            with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+                self._found.append(self._work())
+        except BaseException as error:
+            self._error = error
+
+
+class Beside(Generic[T]):
+    """What steps give, in order, while a thread goes on with the next of them; to be left as a context."""
+
+    def __init__(self, steps: Iterator[Sequence[T]], stop: threading.Event) -> None:
+        self._steps, self._stop, self._left = steps, stop, False
+        self._ready = SimpleQueue[Sequence[T] | None]()
+        self.ended = 0.0  # when the last step was done, by time.perf_counter
+
+    def __enter__(self) -> Self:
+        self._thread = Aside(self._pump)
+        return self
+
+    def __iter__(self) -> Iterator[T]:
+        while (given := self._ready.get()) is not None:
+            yield from given
+        self._thread.result()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._left = True
+        self._thread.join()
+
+    def _pump(self) -> None:
+        try:
+            for given in self._steps:
+                if self._left or self._stop.is_set():
+                    raise Stopped
+                if given:
+                    self._ready.put(given)
+        finally:
+            close: Any = getattr(self._steps, "close", None)
+            if close is not None:
+                close()
+            self.ended = time.perf_counter()
+            self._ready.put(None)
+
+
+def scored(steps: Steps, score: Scoring, laps: Laps, stop: threading.Event) -> list[Group]:
+    """The groups in order of their tasks, each scored in this thread once it has ended, the others still being written.
+
+    A reward stays in the thread that calls: signals, event loops and database connections may be bound to it.
+    """
+    done: dict[int, Group] = {}
+    spent = 0.0
+    with Beside(steps, stop) as ended:
+        for number, group in ended:
+            start = time.perf_counter()
+            done[number] = score.fill([group])[0]
+            spent += time.perf_counter() - start
+    laps("sample", at=ended.ended)
+    groups = [done[number] for number in sorted(done)]
+    score.check(groups)
+    laps("score")
+    laps.beside("scoring", spent)
+    return groups

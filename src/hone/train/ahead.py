@@ -1,0 +1,174 @@
+"""Rollouts of the next iteration, sampled and scored while the learner updates, and how a checkpoint holds them."""
+
+import copy
+import json
+import threading
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from hone.algo.table import Algorithm
+from hone.data.source import Feed
+from hone.dist import collect
+from hone.errors import HoneError
+from hone.log.laps import Laps
+from hone.rollout.overlap import Aside
+from hone.types import Group, Outcome, Rollout, Stop, Task
+
+AHEAD = "ahead.safetensors"
+Rounds = list[list[Group]]  # this rank's groups, scored, by round of asking for prompts
+Fill = Callable[[Laps], Rounds]
+
+
+def check_lag(algo: Algorithm, *, name: str, corrected: bool) -> None:
+    """Whether the algorithm can learn from samples of the weights before, or HoneError."""
+    if algo.on_policy or algo.trust_region:
+        raise HoneError(f"{name} learns from the policy's own samples only: set train.lag=0")
+    if algo.credit is not None and not corrected:
+        raise HoneError(f"with train.lag=1 {name} learns from older weights' samples: set train.mismatch=truncate")
+    if algo.refill and collect.world()[1] > 1:  # they would talk to each other in two threads
+        raise HoneError(f"{name} asks for prompts until all ranks have enough: set train.lag=0, or use one rank")
+
+
+class Ahead:
+    """An endless supply of rollouts from a feed of tasks.
+
+    lag 0: each iteration's are made when it asks for them. 1: while the learner updates on one iteration's, a thread
+    makes the next one's with the weights that were published last, so the first two iterations share a version.
+    Nothing runs between `wait` and `next`: weights are published and checkpoints taken there.
+    """
+
+    def __init__(self, feed: Feed[Task], *, lag: int = 0) -> None:
+        self.feed, self.lag, self.stop = feed, lag, threading.Event()
+        self._rounds: Rounds | None = None  # made and not yet learned from
+        self._before: Mapping[str, Any] = {}  # where the feed stood before their tasks
+        self._laps = Laps()  # of their making
+        self._work: Aside[Rounds] | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def next(self, fill: Fill, laps: Laps) -> Rounds:
+        """One iteration's rollouts; with a lag the next one's are begun."""
+        if not self.lag:
+            return fill(laps)
+        rounds = fill(laps) if self._rounds is None else self._rounds
+        self._rounds = None
+        self._before, self._laps = copy.deepcopy(self.feed.state()), Laps()
+        if (
+            torch.cuda.is_initialized()
+        ):  # a queue of its own: behind the learner's kernels it would wait for each update
+            self._stream = self._stream or torch.cuda.Stream()
+            self._stream.wait_stream(torch.cuda.current_stream())
+        self._work = Aside(lambda: fill(self._laps), stream=self._stream)
+        return rounds
+
+    def wait(self, laps: Laps) -> None:
+        """Until the next iteration's rollouts are there; what went wrong with them is raised here."""
+        if self._work is None:
+            return
+        self._rounds, self._work = self._work.result(), None
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+        laps("wait")
+        for name, seconds in self._laps.seconds.items():
+            laps.beside(name, seconds)
+
+    def close(self) -> None:
+        """Give up what is being made."""
+        self.stop.set()
+        if self._work is not None:
+            self._work.join()
+            self._work = None
+
+    # --- checkpoints: whole, on the first rank ---
+
+    def saved(self) -> bytes:
+        """What a checkpoint's file holds: every rank's rollouts, and where the feed stood; every rank takes part."""
+        if self._rounds is None:
+            raise ValueError("rollouts are saved between two iterations")
+        by_rank = cast(list[Rounds], collect.gather(self._rounds))
+        rounds = [[g for part in parts for g in part] for parts in zip(*by_rank, strict=True)]
+        tensors, about = packed([g for groups in rounds for g in groups])
+        about |= {"feed": self._before, "rounds": [len(groups) for groups in rounds]}
+        return save(tensors, metadata={"hone": json.dumps(about)})
+
+    def load(self, folder: Path) -> None:
+        """Go on with the rollouts that a checkpoint holds, of whatever number of ranks; tasks are read anew."""
+        path = folder / AHEAD
+        if path.is_file() != bool(self.lag):
+            raise HoneError(f"{folder} was saved with train.lag={1 - self.lag}: resume with the same")
+        if not self.lag:
+            return
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads((file.metadata() or {})["hone"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise HoneError(f"{path} cannot be read ({error}): use an earlier checkpoint") from error
+        self._before = about["feed"]
+        self.feed.load(self._before)
+        sizes: list[int] = about["rounds"]
+        groups = unpacked(tensors, about, self.feed.take(sum(sizes)))
+        ends = list(accumulate(sizes))
+        rounds = [groups[end - size : end] for size, end in zip(sizes, ends, strict=True)]
+        self._rounds = [part[collect.share(len(part))] for part in rounds]
+
+
+def packed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Rollouts as a few long tensors, and the rest as JSON; tasks are left out, for the feed gives them again."""
+    rows = [r for g in groups for r in g]
+    kinds = {"tokens": torch.int64, "mask": torch.bool, "gen_logp": torch.float64, "raw_logp": torch.float64}
+    tensors = {
+        name: torch.tensor([x for r in rows for x in getattr(r, name)], dtype=kind) for name, kind in kinds.items()
+    }
+    about = [
+        {
+            "length": len(r.tokens),
+            "stop": r.stop.value,
+            "limit": r.limit,
+            "version": r.version,
+            "text": r.text,
+            "outcome": _plain(r.outcome),
+        }
+        for r in rows
+    ]
+    return tensors, {"groups": [len(g) for g in groups], "rows": about}
+
+
+def _plain(outcome: Outcome | None) -> dict[str, Any] | None:
+    if outcome is None:
+        return None
+    parts = {name: x if isinstance(x, int | float) else float(x) for name, x in outcome.parts.items()}
+    return {"value": outcome.value, "parts": parts, "reason": outcome.reason}
+
+
+def unpacked(tensors: Mapping[str, Tensor], about: Mapping[str, Any], tasks: Sequence[Task]) -> list[Group]:
+    """What `packed` was given, each group with its task."""
+    rows = _rows(tensors, about["rows"])
+    return [[replace(next(rows), task=task) for _ in range(n)] for n, task in zip(about["groups"], tasks, strict=True)]
+
+
+def _rows(tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]) -> Iterator[Rollout]:
+    columns = {name: x.tolist() for name, x in tensors.items()}
+    start = 0
+    for row in rows:
+        part = slice(start, start + row["length"])
+        start = part.stop
+        yield Rollout(
+            tokens=array("q", columns["tokens"][part]),
+            mask=tuple(columns["mask"][part]),
+            gen_logp=array("d", columns["gen_logp"][part]),
+            raw_logp=array("d", columns["raw_logp"][part]),
+            stop=Stop(row["stop"]),
+            limit=row["limit"],
+            version=row["version"],
+            text=row["text"],
+            outcome=None if row["outcome"] is None else Outcome(**row["outcome"]),
+        )
