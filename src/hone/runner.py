@@ -304,7 +304,7 @@ def _evaluation(job: Run) -> dict[str, float]:
     if not due or not job.held_out or job.roller is None or job.reward is None:
         return {}
     params, reward, shards = job.roller.params, job.reward, job.learner.shards
-    decoder = job.policy.decoder if shards is None else shards.publish()
+    decoder = job.policy.decoder if shards is None else shards.sampled
     found = measure(decoder, job.tokenizer, job.held_out, reward, params=params, samples=train.eval_samples)
     return {f"eval/{name}": value for name, value in found.items()}
 

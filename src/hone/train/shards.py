@@ -40,7 +40,7 @@ class Shards:
         spread_parameters = [p for p in self.trained().values() if isinstance(p, DTensor)]
         self._parts: dict[nn.Parameter, nn.Parameter] = {p: nn.Parameter(own(p)) for p in spread_parameters}
         self._origin = {part: p for p, part in self._parts.items()}
-        self.published: Decoder | None = None  # the sampler's copy
+        self._published: Decoder | None = None
 
     # --- what the optimiser steps ---
 
@@ -95,11 +95,16 @@ class Shards:
                 own(x).copy_(own(y))
         return frozen_policy(twin, self.policy)
 
+    @property
+    def sampled(self) -> Decoder:
+        """What was published last: somebody may be sampling from it."""
+        return self._published if self._published is not None else self.publish()
+
     def publish(self) -> Decoder:
         """The policy's decoder as it is now, whole on every rank, always in the same memory: the sampler's."""
-        twin = self.published if self.published is not None else self.empty(self.device)
+        twin = self._published if self._published is not None else self.empty(self.device)
         assert isinstance(twin, Decoder)
-        self.published = twin
+        self._published = twin
         self._gather(twin)
         return twin
 
