@@ -183,7 +183,7 @@ def halved(lora: bool) -> Tensors:
     algo, base = ALGORITHMS["sft"](), tiny.decoder(layers=2)
     if lora:
         add_lora(base, rank=2, alpha=4.0, targets=("all-linear",))
-    learner = tiny.learner_for(algo, base=base, lr=0.01, micro_rows=3)
+    learner = tiny.learner_for(algo, base=base, lr=0.01, micro_rows=1)
     policy: Any = learner.policy
     if dist.is_initialized():
         tiny.spread_learner(learner, lr=0.01, half=torch.bfloat16)
@@ -207,7 +207,8 @@ def halved(lora: bool) -> Tensors:
 def test_half_precision_computes_as_float32_copies_do(lora: bool) -> None:
     (alone,) = by(1, halved, lora)
     for seen in by(2, halved, lora):
-        torch.testing.assert_close(seen["norm"], alone["norm"], rtol=0.02, atol=0)
+        # each row's gradient is the same in bfloat16, so that only sums in float32 can agree like this
+        torch.testing.assert_close(seen["norm"], alone["norm"], rtol=1e-5, atol=0)
         torch.testing.assert_close(seen["logp"], alone["logp"], rtol=0, atol=0.1)
 
 

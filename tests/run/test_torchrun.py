@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file
 from small import World, arguments, metrics, recipe, temporary
 
-from hone import runner
+from hone import build, runner
+from hone.dist.join import joined
+from hone.errors import HoneError
 from hone.recipe import Recipe
 
 FATAL = """\
@@ -125,3 +127,25 @@ def test_ctrl_c_saves_the_run_of_all_processes(world: World, tmp_path: Path) -> 
     assert "interrupted; the run is saved" in err
     (saved,) = (tmp_path / "run/checkpoints").glob("step-*")
     assert int(saved.name.removeprefix("step-")) == len(metrics(tmp_path / "run"))
+
+
+def test_what_cannot_be_shared_out_is_refused_before_anything_starts(world: World, tmp_path: Path) -> None:
+    with pytest.raises(HoneError, match=r"trpo works with the whole gradient .* set train\.shard=none"):
+        build.algorithm(recipe(world, "trpo", tmp_path, "train.shard=fsdp"))
+
+
+def test_ranks_that_torchrun_did_not_start_are_told_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(HoneError, match="start them with torchrun"), joined("cpu"):
+        pytest.fail("there is nobody to join")
+
+
+def test_a_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "99")
+    with pytest.raises(HoneError, match="leave the number out"), joined("cuda:0"):
+        pytest.fail("every rank would take the same one")
+    with pytest.raises(HoneError, match="--nproc-per-node"), joined("cuda"):
+        pytest.fail("there are not so many")
