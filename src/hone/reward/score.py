@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import cached_property
 from numbers import Real
 from typing import Any
 
@@ -30,7 +31,12 @@ class Reward:
     function: Callable[..., Any]
 
     def __post_init__(self) -> None:
-        _bind(self.function)
+        _ = self.names
+
+    @cached_property
+    def names(self) -> list[str]:
+        """What it is called with."""
+        return _bind(self.function)
 
     @property
     def name(self) -> str:
@@ -39,10 +45,10 @@ class Reward:
     @property
     def apart(self) -> bool:
         """Whether it sees one completion at a time, so that none depends on those that are scored with it."""
-        return _bind(self.function)[0] in ONE
+        return self.names[0] in ONE
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
-        names = _bind(self.function)
+        names = self.names
         if not rollouts:
             return []
         columns = {name: _column(name, rollouts) for name in names}

@@ -99,6 +99,10 @@ class Beside(Generic[T]):
             yield from given
         self._thread.result()
 
+    def through(self) -> None:
+        """Wait until the steps are done; what they gave is there all the same."""
+        self._thread.join()
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -120,10 +124,14 @@ class Beside(Generic[T]):
             self._ready.put(None)
 
 
-def scored(steps: Steps, score: Scoring, laps: Laps, stop: threading.Event) -> list[Group]:
+WORTH = 0.03  # seconds of scoring: with less, two threads that want the interpreter cost more than is won
+
+
+def scored(steps: Steps, score: Scoring, laps: Laps, *, count: int, stop: threading.Event) -> list[Group]:
     """The groups in order of their tasks, each scored in this thread once it has ended, the others still being written.
 
-    A reward stays in the thread that calls: signals, event loops and database connections may be bound to it.
+    A reward stays in the thread that calls: signals, event loops and database connections may be bound to it. It is
+    called in the order in which groups end, however fast it is; count: how many there will be.
     """
     done: dict[int, Group] = {}
     spent = 0.0
@@ -132,6 +140,8 @@ def scored(steps: Steps, score: Scoring, laps: Laps, stop: threading.Event) -> l
             start = time.perf_counter()
             done[number] = score.fill([group])[0]
             spent += time.perf_counter() - start
+            if spent * count < WORTH * len(done):
+                ended.through()
     laps("sample", at=ended.ended)
     groups = [done[number] for number in sorted(done)]
     score.check(groups)

@@ -1,0 +1,209 @@
+"""Rewards beside the sampler: the same outcomes as afterwards, in less time, and nothing left running."""
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from hone.data.tokenizer import train_bpe
+from hone.errors import HoneError
+from hone.log.laps import Laps
+from hone.loop import _scored
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
+from hone.reward.score import Marker, Reward, combine
+from hone.rollout.local import LocalSampler
+from hone.rollout.overlap import Aside, Stopped, scored
+from hone.rollout.protocol import SampleParams
+from hone.rollout.roller import Roller
+from hone.types import Group, Rollout, Task
+
+torch.set_num_threads(1)
+TASKS = [Task(prompt=prompt, answer=str(n)) for n, prompt in enumerate(("one", "three", "by two", "a", "bcd", "e f"))]
+GO_ON = threading.Event()  # never set
+
+
+def roller() -> Roller:
+    torch.manual_seed(0)
+    tokenizer = train_bpe([], vocab_size=258)
+    decoder = Decoder(DecoderConfig(vocab_size=258, hidden_size=16, num_hidden_layers=1, initializer_range=0.2))
+    stop_ids = frozenset(range(0, 256, 11)) | tokenizer.stop_ids  # so that completions end at different times
+    return Roller(LocalSampler(decoder), tokenizer, SampleParams(max_tokens=24, stop_ids=stop_ids), group=2)
+
+
+def marker(function: Any, **settings: Any) -> Marker:
+    return Marker(reward=Reward(function), **settings)
+
+
+def beside(score: Marker, roll: Roller) -> list[Group]:
+    return _scored(roll, score, TASKS, Laps(), GO_ON)
+
+
+def row(text: str = "") -> Rollout:
+    return Rollout(tokens=[1], mask=[True], text=text)
+
+
+def paced(count: int, seconds: float, seen: list[str] | None = None) -> Iterator[list[tuple[int, Group]]]:
+    """Groups that end one after the other, the last task's first."""
+    try:
+        for i in reversed(range(count)):
+            time.sleep(seconds)
+            yield []
+            yield [(i, [row(str(i))])]
+    finally:
+        if seen is not None:
+            seen.append("closed")
+
+
+# --- groups as they end ---
+
+
+def test_a_stream_has_the_groups_of_a_sample_before_the_last_of_them_has_ended() -> None:
+    steps = list(roller().stream(TASKS))
+    found = dict(group for step in steps for group in step)
+    assert [found[i] for i in range(len(TASKS))] == roller()(TASKS)
+    order = [i for step in steps for i, _ in step]
+    assert sorted(order) == list(range(len(TASKS)))
+    assert order != sorted(order), "the case is met"
+    first = next(n for n, step in enumerate(steps) if step)
+    assert first < len(steps) / 2
+
+
+def test_a_stream_leaves_gradients_to_its_caller() -> None:
+    roll = roller()
+    decoder: Any = roll.sampler.decoder  # pyright: ignore[reportAttributeAccessIssue]
+    decoder.train()
+    for _ in roll.stream(TASKS):
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+    assert decoder.training
+
+
+def test_parts_of_the_tasks_are_numbered_from_their_first() -> None:
+    whole, roll = roller()(TASKS), roller()
+    found = dict(group for step in roll.stream(TASKS, slice(2, 5)) for group in step)
+    assert [[(r.tokens, r.task) for r in found[i]] for i in range(3)] == [
+        [(r.tokens, r.task) for r in g] for g in whole[2:5]
+    ]
+    assert roll.state() == {"requests": 12}, "requests are counted over all ranks"
+
+
+# --- outcomes ---
+
+
+def odd(completion: str, task: Task) -> Any:
+    """A number, parts, nothing, NaN or an error, by the completion."""
+    kind = sum(completion.encode()) % 5
+    if kind == 0:
+        raise RuntimeError(f"{task.answer}\nno")
+    return [None, None, math.nan, {"a": 1, "b": 0.1 * len(completion)}, len(completion) / 7][kind]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.004], ids=["after", "beside"])
+def test_outcomes_are_those_of_scoring_afterwards(pause: float) -> None:
+    def reward(completion: str, task: Task) -> Any:
+        time.sleep(pause)
+        return odd(completion, task)
+
+    found = beside(marker(reward, max_invalid=1.0), roller())
+    assert found == marker(odd, max_invalid=1.0)(roller()(TASKS))
+    kinds = {(r.outcome.valid, bool(r.outcome.parts)) for g in found for r in g if r.outcome}
+    assert len(kinds) == 3, "the case is met"
+
+
+def test_too_many_invalid_ones_are_refused_with_the_same_words() -> None:
+    said = list[str]()
+    score = marker(odd, max_invalid=0.1)
+    for make in (lambda: beside(score, roller()), lambda: score(roller()(TASKS))):
+        with pytest.raises(HoneError, match="rewards are invalid, more than 10%") as caught:
+            make()
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.02], ids=["after", "beside"])
+def test_a_reward_is_called_in_the_callers_thread_in_the_order_in_which_groups_end(pause: float) -> None:
+    calls = list[tuple[str, bool]]()
+
+    def reward(completion: str) -> float:
+        calls.append((completion, threading.current_thread() is threading.main_thread()))
+        time.sleep(pause)
+        return 0.0
+
+    groups = scored(paced(5, 0.005), marker(reward), Laps(), count=5, stop=GO_ON)
+    assert [g[0].text for g in groups] == ["0", "1", "2", "3", "4"]
+    assert calls == [(str(i), True) for i in (4, 3, 2, 1, 0)]
+
+
+def test_a_reward_that_sees_all_completions_gets_them_in_one_call() -> None:
+    sizes = list[int]()
+
+    def batched(completions: list[str]) -> list[float]:
+        sizes.append(len(completions))
+        return [float(len(c)) for c in completions]
+
+    found = beside(marker(batched), roller())
+    assert sizes == [12]
+    assert found == marker(lambda completion: float(len(completion)))(roller()(TASKS))
+    assert not combine({"odd": (odd, 1.0), "batched": (batched, 1.0)}).apart
+    assert combine({"odd": (odd, 1.0), "again": (odd, 1.0)}).apart
+
+
+# --- time ---
+
+
+def test_a_reward_that_waits_costs_little_beside_the_sampler() -> None:
+    def slow(completion: str) -> float:
+        time.sleep(0.03)
+        return 0.0
+
+    laps, start = Laps(), time.perf_counter()
+    scored(paced(10, 0.03), marker(slow), laps, count=10, stop=GO_ON)
+    spent, metrics = time.perf_counter() - start, laps.metrics()
+    both = metrics["seconds_sample"] + metrics["seconds_scoring"]
+    assert metrics["seconds_scoring"] >= 0.3
+    assert metrics["seconds_score"] < 0.5 * metrics["seconds_scoring"], "only what was left when sampling ended"
+    assert spent < 0.8 * both
+
+
+# --- what goes wrong ---
+
+
+def test_what_stops_the_sampler_is_raised_to_the_caller() -> None:
+    def failing() -> Iterator[list[tuple[int, Group]]]:
+        yield [(0, [row()])]
+        raise HoneError("the model diverged: lower optim.lr")
+
+    with pytest.raises(HoneError, match="the model diverged"):
+        scored(failing(), marker(lambda completion: 0.0), Laps(), count=2, stop=GO_ON)
+
+
+def test_what_stops_a_reward_stops_the_sampler() -> None:
+    def interrupted(completion: str) -> float:
+        raise KeyboardInterrupt
+
+    before, seen, start = threading.active_count(), list[str](), time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        scored(paced(1000, 0.01, seen), marker(interrupted), Laps(), count=1000, stop=GO_ON)
+    assert seen == ["closed"]
+    assert threading.active_count() == before
+    assert time.perf_counter() - start < 5
+
+
+def test_a_loop_that_has_ended_stops_the_sampler() -> None:
+    stop, seen = threading.Event(), list[str]()
+
+    def slow(completion: str) -> float:
+        stop.set()
+        time.sleep(0.05)
+        return 0.0
+
+    work = Aside(lambda: scored(paced(1000, 0.01, seen), marker(slow), Laps(), count=1000, stop=stop))
+    work.join()
+    assert seen == ["closed"]
+    with pytest.raises(Stopped):
+        work.result()
