@@ -89,7 +89,7 @@ LEARNER = (
     # --- log-probs ---
     fault(
         "temperature left out of the learner", "pain 9", "learner", "build.py",
-        old="temperature=recipe.sample.temperature if algo.online else 1.0", new="temperature=1.0",
+        old="temperature = recipe.sample.temperature if algo.online else 1.0", new="temperature = 1.0",
         tests="run/test_settings_take_effect.py run/test_end_to_end.py",
     ),
     fault(
