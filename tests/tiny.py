@@ -85,8 +85,8 @@ def scorer(reward: Reward) -> Callable[[list[Group]], list[Group]]:
 class Roller:
     """Samples from the learner's own decoder; each request draws random numbers of its own."""
 
-    def __init__(self, base: Decoder, *, group: int, seed: int = 0, length: int = LENGTH) -> None:
-        self.sampler, self.group, self.requests = LocalSampler(base), group, 0
+    def __init__(self, base: Decoder, *, group: int, seed: int = 0, length: int = LENGTH, copy: bool = False) -> None:
+        self.sampler, self.group, self.requests = LocalSampler(base, copy=copy), group, 0
         self.params = SampleParams(max_tokens=length, stop_ids=frozenset({STOP}), seed=seed)
 
     def __call__(self, tasks: list[Task], mine: slice = slice(None)) -> list[Group]:

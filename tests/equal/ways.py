@@ -17,6 +17,7 @@ from hone.algo.weight import mismatch
 from hone.data.source import Source
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
+from hone.train.ahead import Ahead
 from hone.train.step import Learner
 from hone.types import Batch
 
@@ -33,6 +34,7 @@ class Case:
     lora: bool = False
     correct: str = ""  # what corrects for the sampler's mismatch
     once: bool = False  # one update an iteration
+    lag: int = 0  # samples are made while the learner updates
 
 
 QUICK: dict[str, dict[str, Any]] = {"trpo": {"cg_steps": 3}, "expert_iteration": {"threshold": 0.2}}
@@ -46,6 +48,7 @@ CASES = {name: Case(algo=partial(make, **QUICK.get(name, {}))) for name, make in
     "grpo, k2 by the ratio": Case(algo=partial(ALGORITHMS["grpo"], kl="loss:k2*ratio")),
     "grpo, one ratio a row": Case(algo=partial(ALGORITHMS["grpo"], ratio="row", beta=0.0)),
     "grpo, sampler corrected": Case(algo=ALGORITHMS["grpo"], correct="truncate"),
+    "grpo, sampled ahead": Case(algo=ALGORITHMS["grpo"], correct="truncate", lag=1),
     "grpo with a LoRA": Case(algo=ALGORITHMS["grpo"], lora=True),
     "dpo with a LoRA": Case(algo=ALGORITHMS["dpo"], lora=True),
     "grpo, one update": Case(algo=ALGORITHMS["grpo"], once=True),
@@ -152,17 +155,19 @@ def iterations(case: Case, way: Way, learner: Learner, algo: Algorithm) -> Itera
     base: Any = learner.policy.decoder  # pyright: ignore[reportAttributeAccessIssue]
     base = base if learner.shards is None else learner.shards.publish()
     correct = partial(mismatch, how=case.correct, cap=1.5) if case.correct else None
+    roll = tiny.Roller(base, group=4, seed=way.seed, copy=case.lag > 0 and learner.shards is None)
     return loop.online(
-        Source(tiny.TASKS, seed=way.seed), tiny.Roller(base, group=4, seed=way.seed),
-        tiny.scorer(tiny.share_of_threes), learner, algo, prompts=way.prompts, epochs=several, minibatches=several,
-        correct=correct, seed=way.seed, publish=partial(published, learner),
+        Ahead(Source(tiny.TASKS, seed=way.seed), lag=case.lag), roll, tiny.scorer(tiny.share_of_threes), learner, algo,
+        prompts=way.prompts, epochs=several, minibatches=several, correct=correct, seed=way.seed,
+        publish=partial(published, learner, roll),
     )  # fmt: skip
 
 
-def published(learner: Learner, version: int) -> None:
-    """The sampler reads the learner's own weights, unless no rank holds all of them."""
+def published(learner: Learner, roll: tiny.Roller, version: int) -> None:
+    """The sampler reads the learner's own weights, unless no rank holds all of them or it samples ahead."""
     if learner.shards is not None:
         learner.shards.publish()
+    roll.sampler.publish(version)
 
 
 def trajectory(case: Case, way: Way) -> Trajectory:

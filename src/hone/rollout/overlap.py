@@ -58,18 +58,20 @@ class Aside(Generic[T]):
             self._stream = torch.cuda.current_stream()
         self._found: list[T] = []
         self._error: BaseException | None = None
+        self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def result(self) -> T:
         """What the function returned, when it has."""
-        self._thread.join()
+        self.join()
         if self._error is not None:
             raise self._error
         return self._found[0]
 
     def join(self) -> None:
         """Wait for its end, whatever it is."""
+        self._done.wait()  # a Thread.join that a signal has interrupted takes the thread for ended
         self._thread.join()
 
     def _run(self) -> None:
@@ -80,6 +82,8 @@ class Aside(Generic[T]):
                 self._found.append(self._work())
         except BaseException as error:
             self._error = error
+        finally:
+            self._done.set()
 
 
 class Beside(Generic[T]):

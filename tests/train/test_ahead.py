@@ -1,0 +1,149 @@
+"""Rollouts in a checkpoint: what comes back is what went in, whatever it holds, and for any number of ranks."""
+
+import math
+from array import array
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+
+from hone.data.source import Source
+from hone.dist import collect
+from hone.errors import HoneError
+from hone.log.laps import Laps
+from hone.train.ahead import AHEAD, Ahead, packed, unpacked
+from hone.types import Group, Outcome, Rollout, Stop, Task
+
+
+def row(task: Task, *, written: int = 3, **rest: Any) -> Rollout:
+    logp = array("d", [0.0, *(-math.pi * (i + 1) / 7 for i in range(written))])
+    return Rollout(
+        tokens=array("q", range(written + 1)),
+        mask=(False,) + (True,) * written,
+        gen_logp=logp,
+        raw_logp=array("d", (2 * x for x in logp)),
+        task=task,
+        **rest,
+    )
+
+
+TASKS = [Task(prompt=f"{i}", answer=str(i), extra={"anything": {i}}) for i in range(5)]
+ODD: list[Group] = [
+    [
+        row(
+            TASKS[0],
+            text='a "lone" \ud800 and 🙂\n\0',
+            stop=Stop.STRING,
+            limit=9,
+            version=4,
+            outcome=Outcome(value=0.1),
+        ),
+        row(TASKS[0], written=1, outcome=Outcome(value=None, reason="ValueError: é")),
+    ],
+    [row(TASKS[1], outcome=Outcome(value=-0.0, parts={"a": 1, "b/c": 1e-300}), stop=Stop.LENGTH), row(TASKS[1])],
+]
+
+
+def test_what_is_packed_comes_back() -> None:
+    tensors, about = packed(ODD)
+    back = unpacked(tensors, about, TASKS[:2])
+    assert back == ODD
+    for r, same in zip(*([r for g in groups for r in g] for groups in (back, ODD)), strict=True):
+        assert type(r.tokens) is type(same.tokens)
+        assert type(r.mask) is type(same.mask)
+    assert math.copysign(1, back[1][0].outcome.value) == -1  # pyright: ignore
+
+
+def test_parts_of_any_kind_of_number_can_be_saved() -> None:
+    parts: Any = {"a": np.float32(0.5), "b": Fraction(1, 4), "c": 2, "d": np.float64(0.1)}
+    tensors, about = packed([[row(TASKS[0], outcome=Outcome(value=1.0, parts=parts))]])
+    outcome = unpacked(tensors, about, TASKS[:1])[0][0].outcome
+    assert outcome is not None
+    assert outcome.parts == {"a": 0.5, "b": 0.25, "c": 2, "d": 0.1}
+
+
+def supply() -> Ahead:
+    return Ahead(Source(TASKS, seed=1), lag=1)
+
+
+def fill(ahead: Ahead, rounds: list[int]) -> Any:
+    """Groups of the feed's next tasks, as many as each round asks for."""
+    return lambda laps: [[[row(task, version=1)] for task in ahead.feed.take(n)] for n in rounds]
+
+
+def test_a_resumed_supply_goes_on_with_the_same_rollouts_of_the_same_tasks(tmp_path: Path) -> None:
+    one, two = supply(), supply()
+    for _ in range(3):
+        one.next(fill(one, [2, 1]), Laps())
+        one.wait(Laps())
+    (tmp_path / AHEAD).write_bytes(one.saved())
+    two.load(tmp_path)
+    assert two.saved() == one.saved()
+    for _ in range(2):
+        found = [ahead.next(fill(ahead, [2, 1]), Laps()) for ahead in (one, two)]
+        assert found[0] == found[1]
+        assert [len(part) for part in found[0]] == [2, 1]
+        one.wait(Laps())
+        two.wait(Laps())
+    assert one.feed.state() == two.feed.state()
+
+
+def test_ranks_share_out_what_one_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = supply()
+    one.next(fill(one, [5]), Laps())
+    one.wait(Laps())
+    (tmp_path / AHEAD).write_bytes(one.saved())
+    parts = list[Group]()
+    for rank in range(2):
+        monkeypatch.setattr(collect, "world", lambda rank=rank: (rank, 2))
+        two = supply()
+        two.load(tmp_path)
+        parts += two.next(fill(two, [5]), Laps())[0]
+        two.wait(Laps())
+    monkeypatch.undo()
+    assert parts == one.next(fill(one, [5]), Laps())[0]
+    one.wait(Laps())
+
+
+def test_rollouts_of_other_data_and_damaged_ones_are_refused(tmp_path: Path) -> None:
+    one = supply()
+    one.next(fill(one, [2]), Laps())
+    one.wait(Laps())
+    (tmp_path / AHEAD).write_bytes(one.saved())
+    with pytest.raises(HoneError, match="the data's rows was 5 when saved"):
+        Ahead(Source(TASKS[:3], seed=1), lag=1).load(tmp_path)
+    (tmp_path / AHEAD).write_bytes(one.saved()[:200])
+    with pytest.raises(HoneError, match="use an earlier checkpoint"):
+        supply().load(tmp_path)
+
+
+def test_what_fails_is_said_where_it_is_waited_for_and_the_supply_can_be_closed() -> None:
+    ahead = supply()
+
+    def failing(laps: Laps) -> Any:
+        raise HoneError("the reward is broken: mend it")
+
+    ahead.next(fill(ahead, [1]), Laps())
+    ahead.wait(Laps())
+    ahead.next(failing, Laps())
+    with pytest.raises(HoneError, match="the reward is broken"):
+        ahead.wait(Laps())
+    ahead.close()
+    assert ahead.stop.is_set()
+
+
+def test_without_a_lag_everything_is_made_when_it_is_asked_for() -> None:
+    ahead = Ahead(Source(tiny.TASKS, seed=0))
+    made = list[int]()
+
+    def counted(laps: Laps) -> Any:
+        made.append(1)
+        return [[]]
+
+    for n in range(3):
+        ahead.next(counted, Laps())
+        ahead.wait(Laps())
+        assert len(made) == n + 1
