@@ -70,8 +70,13 @@ def assert_nearly_same(one: Path, two: Path, *, step: int) -> None:
         assert ours == pytest.approx(theirs, rel=1e-2, abs=1e-4)
 
 
-def test_two_processes_leave_the_run_of_one_and_either_goes_on_from_it(world: World, tmp_path: Path) -> None:
-    settings = [s.format(data=world.data("problems")) for s in SHARED_OUT]
+@pytest.mark.parametrize(
+    "more", [(), pytest.param(("train.lag=1", "train.mismatch=truncate"), marks=pytest.mark.slow)], ids=["now", "ahead"]
+)
+def test_two_processes_leave_the_run_of_one_and_either_goes_on_from_it(
+    more: tuple[str, ...], world: World, tmp_path: Path
+) -> None:
+    settings = [*(s.format(data=world.data("problems")) for s in SHARED_OUT), *more]
     alone = recipe(world, "grpo", tmp_path / "alone", *settings)
     runner.run(alone)
     code, out, err = torchrun(world, recipe(world, "grpo", tmp_path / "both"), *settings)

@@ -191,7 +191,7 @@ class CudaRunner(Switching):
             now()
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize(self.decoder.device)
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may use the GPU meanwhile
                 now()
             self.rows.numbers.copy_(saved)
             if dense is not None and self.rows.draw.seen is not None:
