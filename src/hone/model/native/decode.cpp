@@ -19,6 +19,7 @@ constexpr int LANES = 8;
 constexpr int LANES = 4;
 #endif
 
+constexpr int SUMS = LANES == 8 ? 12 : 24;  // vector registers that sums may take: AVX2 has 16, others 32
 constexpr long WIDE = 4;     // vectors in a group
 constexpr long CHUNK = 48;   // outputs of a product that a thread takes at once
 constexpr int SPINS = 4000;  // looks at a barrier before the core is left to others
@@ -150,7 +151,8 @@ template <int OUT, int V> static inline void tile(const float *w, long in, const
         for (int v = 0; v < V; v++) y[j][v] = acc[j][v];
 }
 
-template <int V> constexpr int outputs() { return V == 4 ? 6 : 8; }  // with the tokens they fill 8 to 24 registers
+// outputs of a tile, whose sums stay in registers
+template <int V> constexpr int outputs() { return SUMS / V < 8 ? SUMS / V : 8; }
 
 template <int OUT, int V, class F>
 static inline void product_at(Linear layer, long in, long n, const Vec *x, F take) {
