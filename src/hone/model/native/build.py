@@ -10,6 +10,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import torch  # noqa: F401  the library's threads are those of the OpenMP that it loads
+
 from hone.model.fetch import home
 
 SOURCE = Path(__file__).with_name("decode.cpp")
