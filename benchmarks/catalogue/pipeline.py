@@ -169,6 +169,19 @@ RESUME = (
         tests="run/test_resume.py",
     ),
     fault(
+        "resume samples anew what was sampled ahead", "pain 19", "resume", "train/ahead.py",
+        old="        self._rounds = [part[collect.share(len(part))] for part in rounds]\n", new="",
+        tests="train/test_ahead.py",
+    ),
+    fault(
+        "a sampler ahead reads weights that are being stepped", "pain 13", "loop", "job.py",
+        old="copied = recipe.train.lag > 0 and learner.shards is None", new="copied = False", tests="run/test_lag.py",
+    ),
+    fault(
+        "a lag of the sampler is not corrected for", "pain 13", "loop", "train/ahead.py",
+        old="    if algo.credit is not None and not corrected:", new="    if False:", tests="run/test_lag.py",
+    ),
+    fault(
         "resume resets the request counter", "pain 19", "resume", "rollout/roller.py",
         old='        self.requests = state["requests"]', new="        self.requests = 0",
         tests="run/test_resume.py",

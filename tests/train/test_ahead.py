@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import tiny
 
+from hone.algo import ALGORITHMS
 from hone.data.source import Source
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.laps import Laps
-from hone.train.ahead import AHEAD, Ahead, packed, unpacked
+from hone.train.ahead import AHEAD, Ahead, check_lag, packed, unpacked
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
 
@@ -106,6 +107,16 @@ def test_ranks_share_out_what_one_has_saved(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     assert parts == one.next(fill(one, [5]), Laps())[0]
     one.wait(Laps())
+
+
+def test_what_refills_is_refused_where_ranks_would_have_to_agree_in_two_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_lag(ALGORITHMS["dapo"](), name="dapo", corrected=True)
+    monkeypatch.setattr(collect, "world", lambda: (0, 2))
+    check_lag(ALGORITHMS["grpo"](), name="grpo", corrected=True)
+    with pytest.raises(HoneError, match=r"dapo asks for prompts until all ranks have enough: set train.lag=0"):
+        check_lag(ALGORITHMS["dapo"](), name="dapo", corrected=True)
 
 
 def test_rollouts_of_other_data_and_damaged_ones_are_refused(tmp_path: Path) -> None:
