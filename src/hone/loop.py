@@ -165,8 +165,8 @@ def _scored(roll: Roll, score: Score, tasks: list[Task], laps: Laps, stop: threa
     """Rollouts of this rank's part of the tasks with their outcomes; where neither minds, both at the same time."""
     mine = collect.share(len(tasks))
     if isinstance(roll, overlap.Streaming) and isinstance(score, overlap.Scoring) and score.apart:
-        count = len(tasks[mine])
-        return overlap.scored(roll.stream(tasks, mine), score, laps, count=count, stop=stop)
+        steps, number = roll.stream(tasks, mine), len(tasks[mine])
+        return overlap.scored(steps, score, laps, tasks=number, group=roll.group, stop=stop)
     rolled = roll(tasks, mine)
     laps("sample")
     start = time.perf_counter()

@@ -47,27 +47,27 @@ def row(text: str = "") -> Rollout:
     return Rollout(tokens=[1], mask=[True], text=text)
 
 
-def paced(count: int, seconds: float, seen: list[str] | None = None) -> Iterator[list[tuple[int, Group]]]:
-    """Groups that end one after the other, the last task's first."""
+def paced(count: int, seconds: float, seen: list[str] | None = None) -> Iterator[list[tuple[int, Rollout]]]:
+    """Rollouts that end one after the other, the last task's first."""
     try:
         for i in reversed(range(count)):
             time.sleep(seconds)
             yield []
-            yield [(i, [row(str(i))])]
+            yield [(i, row(str(i)))]
     finally:
         if seen is not None:
             seen.append("closed")
 
 
-# --- groups as they end ---
+# --- rollouts as they end ---
 
 
-def test_a_stream_has_the_groups_of_a_sample_before_the_last_of_them_has_ended() -> None:
+def test_a_stream_has_the_rollouts_of_a_sample_before_the_last_of_them_has_ended() -> None:
     steps = list(roller().stream(TASKS))
-    found = dict(group for step in steps for group in step)
-    assert [found[i] for i in range(len(TASKS))] == roller()(TASKS)
+    found = dict(numbered for step in steps for numbered in step)
+    assert [[found[2 * i], found[2 * i + 1]] for i in range(len(TASKS))] == roller()(TASKS)
     order = [i for step in steps for i, _ in step]
-    assert sorted(order) == list(range(len(TASKS)))
+    assert sorted(order) == list(range(2 * len(TASKS)))
     assert order != sorted(order), "the case is met"
     first = next(n for n, step in enumerate(steps) if step)
     assert first < len(steps) / 2
@@ -85,10 +85,9 @@ def test_a_stream_leaves_gradients_to_its_caller() -> None:
 
 def test_parts_of_the_tasks_are_numbered_from_their_first() -> None:
     whole, roll = roller()(TASKS), roller()
-    found = dict(group for step in roll.stream(TASKS, slice(2, 5)) for group in step)
-    assert [[(r.tokens, r.task) for r in found[i]] for i in range(3)] == [
-        [(r.tokens, r.task) for r in g] for g in whole[2:5]
-    ]
+    found = dict(numbered for step in roll.stream(TASKS, slice(2, 5)) for numbered in step)
+    same = [r for g in whole[2:5] for r in g]
+    assert [(found[i].tokens, found[i].task) for i in range(6)] == [(r.tokens, r.task) for r in same]
     assert roll.state() == {"requests": 12}, "requests are counted over all ranks"
 
 
@@ -126,7 +125,7 @@ def test_too_many_invalid_ones_are_refused_with_the_same_words() -> None:
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.02], ids=["after", "beside"])
-def test_a_reward_is_called_in_the_callers_thread_in_the_order_in_which_groups_end(pause: float) -> None:
+def test_a_reward_is_called_in_the_callers_thread_in_the_order_in_which_rollouts_end(pause: float) -> None:
     calls = list[tuple[str, bool]]()
 
     def reward(completion: str) -> float:
@@ -134,9 +133,9 @@ def test_a_reward_is_called_in_the_callers_thread_in_the_order_in_which_groups_e
         time.sleep(pause)
         return 0.0
 
-    groups = scored(paced(5, 0.005), marker(reward), Laps(), count=5, stop=GO_ON)
-    assert [g[0].text for g in groups] == ["0", "1", "2", "3", "4"]
-    assert calls == [(str(i), True) for i in (4, 3, 2, 1, 0)]
+    groups = scored(paced(6, 0.005), marker(reward), Laps(), tasks=3, group=2, stop=GO_ON)
+    assert [[r.text for r in g] for g in groups] == [["0", "1"], ["2", "3"], ["4", "5"]]
+    assert calls == [(str(i), True) for i in (5, 4, 3, 2, 1, 0)]
 
 
 def test_a_reward_that_sees_all_completions_gets_them_in_one_call() -> None:
@@ -162,7 +161,7 @@ def test_a_reward_that_waits_costs_little_beside_the_sampler() -> None:
         return 0.0
 
     laps, start = Laps(), time.perf_counter()
-    scored(paced(10, 0.03), marker(slow), laps, count=10, stop=GO_ON)
+    scored(paced(10, 0.03), marker(slow), laps, tasks=5, group=2, stop=GO_ON)
     spent, metrics = time.perf_counter() - start, laps.metrics()
     both = metrics["seconds_sample"] + metrics["seconds_scoring"]
     assert metrics["seconds_scoring"] >= 0.3
@@ -174,12 +173,12 @@ def test_a_reward_that_waits_costs_little_beside_the_sampler() -> None:
 
 
 def test_what_stops_the_sampler_is_raised_to_the_caller() -> None:
-    def failing() -> Iterator[list[tuple[int, Group]]]:
-        yield [(0, [row()])]
+    def failing() -> Iterator[list[tuple[int, Rollout]]]:
+        yield [(0, row())]
         raise HoneError("the model diverged: lower optim.lr")
 
     with pytest.raises(HoneError, match="the model diverged"):
-        scored(failing(), marker(lambda completion: 0.0), Laps(), count=2, stop=GO_ON)
+        scored(failing(), marker(lambda completion: 0.0), Laps(), tasks=2, group=1, stop=GO_ON)
 
 
 def test_what_stops_a_reward_stops_the_sampler() -> None:
@@ -188,7 +187,7 @@ def test_what_stops_a_reward_stops_the_sampler() -> None:
 
     before, seen, start = threading.active_count(), list[str](), time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        scored(paced(1000, 0.01, seen), marker(interrupted), Laps(), count=1000, stop=GO_ON)
+        scored(paced(1000, 0.01, seen), marker(interrupted), Laps(), tasks=1000, group=1, stop=GO_ON)
     assert seen == ["closed"]
     assert threading.active_count() == before
     assert time.perf_counter() - start < 5
@@ -202,7 +201,7 @@ def test_a_loop_that_has_ended_stops_the_sampler() -> None:
         time.sleep(0.05)
         return 0.0
 
-    work = Aside(lambda: scored(paced(1000, 0.01, seen), marker(slow), Laps(), count=1000, stop=stop))
+    work = Aside(lambda: scored(paced(1000, 0.01, seen), marker(slow), Laps(), tasks=1000, group=1, stop=stop))
     work.join()
     assert seen == ["closed"]
     with pytest.raises(Stopped):

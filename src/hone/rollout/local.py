@@ -103,8 +103,8 @@ class LocalSampler:
     ) -> list[Group]:
         """n rollouts of each prompt; greedy ones record the log-prob at temperature 1."""
         steps = self.stream(prompts, n=n, params=params, first_request=first_request, adapter=adapter)
-        groups = dict(group for ended in steps for group in ended)
-        return [groups[i] for i in range(len(prompts))]
+        rollouts = dict(numbered for ended in steps for numbered in ended)
+        return [[rollouts[i * n + j] for j in range(n)] for i in range(len(prompts))]
 
     @torch.inference_mode()  # as a decorator it is off while the caller has its turn
     def stream(
@@ -115,8 +115,8 @@ class LocalSampler:
         params: SampleParams,
         first_request: int = 0,
         adapter: Adapters = None,
-    ) -> Iterator[list[tuple[int, Group]]]:
-        """The same, step by step: the groups whose last rollout ended in it, each with its prompt's number."""
+    ) -> Iterator[list[tuple[int, Rollout]]]:
+        """The same, step by step: the rollouts that ended in it, sample j of prompt i as number i * n + j."""
         self._check(prompts, n, params, first_request)
         kept = [tuple(prompt) for prompt in prompts]
         with evaluating(self.decoder):
@@ -124,8 +124,10 @@ class LocalSampler:
                 owners = {first_request + i * n + j: kept[i] for i in chosen for j in range(n)}
                 with on:
                     written = self._write(owners, params, name)  # each is taken while the others are being written
-                    rollouts = ({u.id: self._rollout(owners[u.id], u, params) for u in news} for news in written)
-                    yield from _grouped(rollouts, n, first_request)
+                    yield from (
+                        [(u.id - first_request, self._rollout(owners[u.id], u, params)) for u in news]
+                        for news in written
+                    )
 
     def _write(
         self, prompts: Mapping[int, tuple[int, ...]], params: SampleParams, adapter: str | None
@@ -208,17 +210,6 @@ class LocalSampler:
         context, vocab_size = config.max_position_embeddings, config.vocab_size
         for i, prompt in enumerate(prompts):
             check_prompt(f"prompt {i}", prompt, context=context, vocab_size=vocab_size)
-
-
-def _grouped(steps: Iterable[Mapping[int, Rollout]], n: int, first_request: int) -> Iterator[list[tuple[int, Group]]]:
-    """Of rollouts by request, step by step, the groups of n that have become whole."""
-    parts: dict[int, dict[int, Rollout]] = {}
-    for step in steps:
-        places = {request: divmod(request - first_request, n) for request in step}
-        for request, (i, j) in places.items():
-            parts.setdefault(i, {})[j] = step[request]
-        full = [i for i in dict.fromkeys(i for i, _ in places.values()) if len(parts[i]) == n]
-        yield [(i, [r for _, r in sorted(parts.pop(i).items())]) for i in full]
 
 
 @lru_cache(maxsize=64)

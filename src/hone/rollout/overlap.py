@@ -11,17 +11,17 @@ from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 import torch
 
 from hone.log.laps import Laps
-from hone.types import Group, Task
+from hone.types import Group, Rollout, Task
 
 T = TypeVar("T")
-Steps = Iterator[
-    Sequence[tuple[int, Group]]
-]  # after each of the sampler's, (its task's number, a group that has ended)
+Steps = Iterator[Sequence[tuple[int, Rollout]]]  # after each of the sampler's, what has ended in it, numbered
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """Hands on groups as they end."""
+    """Hands on rollouts as they end, `group` of each task."""
+
+    group: int
 
     def __call__(self, tasks: list[Task], mine: slice) -> list[Group]: ...
 
@@ -30,7 +30,7 @@ class Streaming(Protocol):
 
 @runtime_checkable
 class Scoring(Protocol):
-    """Gives rollouts their outcomes; `apart`: those of a group do not depend on what is scored with it."""
+    """Gives rollouts their outcomes; `apart`: none depends on those that are scored with it."""
 
     @property
     def apart(self) -> bool: ...
@@ -131,23 +131,28 @@ class Beside(Generic[T]):
 WORTH = 0.03  # seconds of scoring: with less, two threads that want the interpreter cost more than is won
 
 
-def scored(steps: Steps, score: Scoring, laps: Laps, *, count: int, stop: threading.Event) -> list[Group]:
-    """The groups in order of their tasks, each scored in this thread once it has ended, the others still being written.
+def scored(steps: Steps, score: Scoring, laps: Laps, *, tasks: int, group: int, stop: threading.Event) -> list[Group]:
+    """The groups in order of their tasks, each rollout scored in this thread while others are still being written.
 
     A reward stays in the thread that calls: signals, event loops and database connections may be bound to it. It is
-    called in the order in which groups end, however fast it is; count: how many there will be.
+    called in the order in which rollouts end, whether it is fast, and waits for the last of them, or not.
     """
-    done: dict[int, Group] = {}
-    spent = 0.0
-    with Beside(steps, stop) as ended:
-        for number, group in ended:
+    done: dict[int, Rollout] = {}
+    spent, count = 0.0, tasks * group
+    with Beside(steps, stop) as beside:
+        ended = iter(beside)
+        for first in ended:
+            fresh = [first]
+            if done and spent * count < WORTH * len(done):
+                beside.through()
+                fresh += ended
             start = time.perf_counter()
-            done[number] = score.fill([group])[0]
+            marked = score.fill([[r for _, r in fresh]])[0]
             spent += time.perf_counter() - start
-            if spent * count < WORTH * len(done):
-                ended.through()
-    laps("sample", at=ended.ended)
-    groups = [done[number] for number in sorted(done)]
+            done |= {number: r for (number, _), r in zip(fresh, marked, strict=True)}
+    laps("sample", at=beside.ended)
+    rollouts = [done[number] for number in sorted(done)]
+    groups = [rollouts[i : i + group] for i in range(0, count, group)]
     score.check(groups)
     laps("score")
     laps.beside("scoring", spent)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hone.errors import HoneError
-from hone.types import Group
+from hone.types import Group, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,6 @@ class Sampler(Protocol):
         params: SampleParams,
         first_request: int = 0,
         adapter: Adapters = None,
-    ) -> Iterator[list[tuple[int, Group]]]:
-        """The same, step by step: the groups whose last rollout ended in it, each with its prompt's number."""
+    ) -> Iterator[list[tuple[int, Rollout]]]:
+        """The same, step by step: the rollouts that ended in it, sample j of prompt i as number i * n + j."""
         ...

@@ -22,13 +22,13 @@ class Roller:
         groups = self.sampler.sample(prompts, n=self.group, params=self.params, first_request=first)
         return [[self._finish(r, task) for r in g] for g, task in zip(groups, tasks[mine], strict=True)]
 
-    def stream(self, tasks: list[Task], mine: slice = slice(None)) -> Iterator[list[tuple[int, Group]]]:
-        """The same, step by step: the groups that ended in it, each with its task's number in this rank's part."""
+    def stream(self, tasks: list[Task], mine: slice = slice(None)) -> Iterator[list[tuple[int, Rollout]]]:
+        """The same, step by step: the rollouts that ended in it, numbered within this rank's part, group by group."""
         first, prompts = self._next(tasks, mine)
         steps = self.sampler.stream(prompts, n=self.group, params=self.params, first_request=first)
         tasks = tasks[mine]
         for ended in steps:
-            yield [(i, [self._finish(r, tasks[i]) for r in g]) for i, g in ended]
+            yield [(number, self._finish(r, tasks[number // self.group])) for number, r in ended]
 
     def _next(self, tasks: list[Task], mine: slice) -> tuple[int, list[list[int]]]:
         """The number of this rank's first request, and its prompts; the next call's come after all ranks' requests."""
