@@ -74,7 +74,8 @@ REMEDIES = {
     "clip_fraction": "updates leave the trust region; lower optim.lr or train.epochs",
     "ess": "a few samples outweigh the rest; lower train.epochs or the lag of the sampler",
     "explained_variance": "the critic is worse than a constant; raise optim.critic_lr or its warm-up",
-    "gen_kl": "sampler and learner disagree; match their precision and temperature, or set train.mismatch=truncate",
+    "gen_kl": "sampler and learner disagree; match their precision and temperature, set train.mismatch=truncate, "
+    "or with train.lag=1 lower optim.lr",
     "repetition": "completions repeat themselves; raise the KL coefficient or lower optim.lr",
     "ref_kl": "the policy runs from its reference; raise the KL coefficient or lower optim.lr",
     "truncated": "completions hit the length limit; raise sample.max_tokens or penalise overlong ones",
