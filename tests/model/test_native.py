@@ -1,5 +1,6 @@
 """The layers in C++ against the plain ones, and the bits of a token in any company."""
 
+import gc
 import subprocess
 from typing import Any
 
@@ -9,9 +10,10 @@ from torch import Tensor
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.lora import LoRALinear, add_lora
 from hone.model.native import build as building
 from hone.model.native.build import OFF, library
-from hone.model.native.layers import Native, NativeLayers, uncovered
+from hone.model.native.layers import Native, NativeInvariantLayers, NativeLayers, uncovered
 from hone.model.plain import PlainRunner
 from hone.model.plain_attention import Piece
 from hone.model.plain_layers import PlainLayers
@@ -26,6 +28,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "heads of 64": {"hidden_size": 128, "intermediate_size": 64, "head_dim": 64, "windows": (0, 20), "o_bias": True},
     "heads of 128": {"hidden_size": 48, "intermediate_size": 48, "head_dim": 128, "tie_word_embeddings": False},
 }
+LENGTHS = [1, 40, 17, 5, 33, 16, 2, 64, 9, 9, 9, 31, 8, 15, 3, 70, 4, 22, 11]
+ADAPTED = [("all-linear",), ("q_proj", "v_proj"), ("k_proj", "up_proj"), ("gate_proj",), ("o_proj", "down_proj")]
 
 
 def made(shape: str) -> Decoder:
@@ -40,6 +44,28 @@ def made(shape: str) -> Decoder:
     if why := uncovered(decoder):
         pytest.skip(why)
     return decoder
+
+
+def adapt(decoder: Decoder, name: str, rank: int, targets: tuple[str, ...] = ("all-linear",)) -> None:
+    """Add an adapter that changes what the layers give, and select it."""
+    add_lora(decoder, name=name, rank=rank, alpha=2.0 * rank, targets=targets, seed=rank)
+    g = torch.Generator().manual_seed(rank)
+    for key, p in decoder.named_parameters():
+        if f"{name}.lora_B" in key:
+            torch.nn.init.normal_(p, std=0.2 * rank**-0.5, generator=g)
+
+
+def select(decoder: Decoder, name: str | None) -> None:
+    for layer in decoder.modules():
+        if isinstance(layer, LoRALinear):
+            layer.enabled, layer.selected = name is not None, name or layer.selected
+
+
+class InCpp(NativeLayers):
+    """Nothing is left to torch."""
+
+    def _run(self, *given: Any) -> Tensor:
+        raise AssertionError("the library covers it")
 
 
 def pieces(lengths: list[int], start: int = 0) -> list[Piece]:
@@ -58,30 +84,126 @@ def steps(layers: PlainLayers, lengths: list[int], count: int) -> Tensor:
     return torch.stack([torch.cat([h, layers.logits(h)], 1) for h in hidden])
 
 
+def close(found: Tensor, plain: Tensor) -> None:
+    """Within 1e-5 of the largest number."""
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.to(plain), plain, rtol=1e-5, atol=1e-5 * float(plain.abs().max()))
+
+
+def same_as_plain(decoder: Decoder, layers: PlainLayers) -> None:
+    """The layers give what the plain ones give, in float32 and in float64."""
+    found = steps(layers, LENGTHS, 3)
+    close(found, steps(PlainLayers(decoder, len(LENGTHS), CONTEXT), LENGTHS, 3))
+    close(found, steps(PlainLayers(decoder.double(), len(LENGTHS), CONTEXT), LENGTHS, 3))
+    decoder.float()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
 def test_hidden_states_and_logits_are_those_of_the_plain_layers(shape):
-    decoder, lengths = made(shape), [1, 40, 17, 5, 33, 16, 2, 64, 9, 9, 9, 31, 8, 15, 3, 70, 4, 22, 11]
-    exact = steps(PlainLayers(decoder.double(), len(lengths), CONTEXT), lengths, 3)
-    found = steps(NativeLayers(decoder.float(), len(lengths), CONTEXT), lengths, 3)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), exact, rtol=2e-5, atol=2e-5)
+    decoder = made(shape)
+    same_as_plain(decoder, InCpp(decoder, len(LENGTHS), CONTEXT))
 
 
+@pytest.mark.parametrize("rank", [1, 3, 16])
+@pytest.mark.parametrize("targets", ADAPTED, ids=" ".join)
+@pytest.mark.parametrize("shape", ["heads of 32", "heads of 48", "heads of 64"])
+@torch.inference_mode()
+def test_adapters_are_those_of_the_plain_layers(shape, targets, rank):
+    decoder = made(shape)
+    base = steps(InCpp(decoder, len(LENGTHS), CONTEXT), LENGTHS, 3)
+    adapt(decoder, "one", rank, targets)
+    layers = InCpp(decoder, len(LENGTHS), CONTEXT)
+    assert (steps(layers, LENGTHS, 3) - base).abs().max() > 0.1
+    same_as_plain(decoder, layers)
+
+
+@pytest.mark.parametrize("adapters", [False, True])
 @pytest.mark.parametrize("rows", [2, 15, 16, 17, 33, 48, 63, 64, 65, 130])
 @torch.inference_mode()
-def test_a_row_is_the_same_to_the_bit_with_any_others_and_on_any_number_of_threads(rows):
+def test_a_row_is_the_same_to_the_bit_with_any_others_and_on_any_number_of_threads(rows, adapters):
     decoder = made("heads of 32")
+    if adapters:
+        adapt(decoder, "one", 13)
     lengths = [1 + (5 * r) % 23 for r in range(rows)]
-    layers = NativeLayers(decoder, rows, CONTEXT)
+    layers = InCpp(decoder, rows, CONTEXT)
     together = steps(layers, lengths, 2)
     for threads, small in ((2, True), (3, False), (4, True)):
         torch.set_num_threads(threads)
         layers.small = small
         assert torch.equal(steps(layers, lengths, 2), together)
         torch.set_num_threads(1)
-    few = steps(NativeLayers(decoder, 2, CONTEXT), lengths[:2], 2)
+    few = steps(InCpp(decoder, 2, CONTEXT), lengths[:2], 2)
     assert torch.equal(few[:, 0], together[:, 0])
+
+
+def test_adapters_are_switched_between_steps():
+    decoder, names = made("heads of 16"), ("one", None, "two", "one", None)
+    adapt(decoder, "one", 2)
+    adapt(decoder, "two", 19, ("v_proj", "down_proj"))
+    at = torch.tensor([5, 9])
+
+    def next_of(layers: PlainLayers) -> Tensor:
+        select(decoder, None)
+        layers.read(pieces([5, 9]))
+        found = list[Tensor]()
+        for name in names:
+            select(decoder, name)
+            gc.collect()
+            found.append(layers.step(at, at, at, columns=10, even=False))
+        return torch.stack(found)
+
+    with torch.inference_mode():
+        found, plain = next_of(InCpp(decoder, 2, CONTEXT)), next_of(PlainLayers(decoder, 2, CONTEXT))
+    close(found, plain)
+    assert torch.equal(found[3:], found[:2])
+    assert len({tuple(x.flatten().tolist()) for x in found}) == 3
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_what_an_optimiser_does_to_an_adapter_is_seen_at_the_next_step(moved):
+    decoder, at = made("heads of 16"), torch.tensor([7])
+    adapt(decoder, "one", 4)
+    learnt = [p for p in decoder.parameters() if p.requires_grad]
+    optimiser = torch.optim.SGD(learnt, lr=0.05)
+    layers, plain = InCpp(decoder, 1, CONTEXT), PlainLayers(decoder, 1, CONTEXT)
+
+    def step_of(layers: PlainLayers) -> Tensor:
+        with torch.inference_mode():
+            return layers.step(at, at, at, columns=8, even=True)
+
+    with torch.inference_mode():
+        layers.read(pieces([7]))
+        plain.read(pieces([7]))
+    before = step_of(layers)
+    for p in learnt:
+        p.grad = p.detach().sign()
+        if moved:
+            p.data = p.data.clone()
+    optimiser.step()
+    after = step_of(layers)
+    assert (after - before).abs().max() > 0.1
+    close(after, step_of(plain))
+
+
+@pytest.mark.parametrize("kind", [NativeLayers, NativeInvariantLayers])
+@torch.inference_mode()
+def test_an_adapter_that_does_not_lie_in_one_piece_is_left_to_torch(kind):
+    decoder = made("heads of 16")
+    adapt(decoder, "one", 4)
+    straight = steps(InCpp(decoder, 3, CONTEXT), [5, 9, 2], 2)
+    for key, p in decoder.named_parameters():
+        if "lora_A" in key:
+            p.data = p.data.t().contiguous().t()
+    assert uncovered(decoder) == "weights that do not lie in one piece"
+    close(steps(kind(decoder, 3, CONTEXT), [5, 9, 2], 2), straight)
+
+
+@torch.inference_mode()
+def test_a_head_that_is_adapted_is_left_to_torch():
+    decoder = made("heads of 128")
+    adapt(decoder, "one", 5, ("all-linear", "lm_head"))
+    same_as_plain(decoder, InCpp(decoder, len(LENGTHS), CONTEXT))
 
 
 @torch.inference_mode()

@@ -22,14 +22,23 @@ constexpr int LANES = 4;
 constexpr int SUMS = LANES == 8 ? 12 : 24;  // vector registers that sums may take: AVX2 has 16, others 32
 constexpr long WIDE = 4;     // vectors in a group
 constexpr long CHUNK = 48;   // outputs of a product that a thread takes at once
+constexpr long STRIP = 8;    // rows of an adapter's A that a thread takes at once
 constexpr int SPINS = 4000;  // looks at a barrier before the core is left to others
 
 typedef float Vec __attribute__((vector_size(LANES * 4)));
 typedef float Loose __attribute__((vector_size(LANES * 4), aligned(4)));
 typedef int32_t Whole __attribute__((vector_size(LANES * 4)));
 
+struct Low {  // an adapter: y[at .. at + outputs] += scale B A x
+    const float *A, *B;  // [rank, in], [outputs, rank]
+    int64_t rank, at, outputs;
+    double scale;
+};
+
 struct Linear {
     const float *weight, *bias;  // [out, in], [out] or null
+    const Low *low;
+    int64_t lows, rank;  // how many adapters, and the sum of their ranks
 };
 
 struct Layer {
@@ -40,7 +49,7 @@ struct Layer {
 };
 
 struct Model {
-    int64_t layers, D, H, K, E, M, rows, columns;
+    int64_t layers, D, H, K, E, M, rows, columns, rank;  // rank: the largest of a linear layer
     double eps;
     const float *embedding, *cos, *sin, *norm;
     const Layer *layer;
@@ -134,8 +143,11 @@ template <class F> static inline void share(Team &t, long items, F work) {
 
 // ---- products --------------------------------------------------------------------------------------------------
 
+// y += w x
 template <int OUT, int V> static inline void tile(const float *w, long in, const Vec *x, Vec (&y)[OUT][V]) {
-    Vec acc[OUT][V] = {};
+    Vec acc[OUT][V];
+    for (int j = 0; j < OUT; j++)
+        for (int v = 0; v < V; v++) acc[j][v] = y[j][v];
     const long ahead = OUT * in;  // the weights of the next tile
     for (long k = 0; k < in; k += LANES) {
         for (int j = 0; j < OUT; j++) __builtin_prefetch(w + j * in + k + ahead);
@@ -154,23 +166,37 @@ template <int OUT, int V> static inline void tile(const float *w, long in, const
 // outputs of a tile, whose sums stay in registers
 template <int V> constexpr int outputs() { return SUMS / V < 8 ? SUMS / V : 8; }
 
+// y += B z for the outputs from n on, z [sum of ranks]: scale A x of the adapters
+template <int OUT, int V> static inline void widen(const Linear &layer, long n, const Vec *z, Vec (&y)[OUT][V]) {
+    for (const Low *a = layer.low; a < layer.low + layer.lows; z += a++->rank * V) {
+        const long first = n - a->at, whole = a->outputs - OUT;
+        if (0 <= first && first <= whole)
+            tile<OUT, V>(a->B + first * a->rank, a->rank, z, y);
+        else  // the tile lies across an end of it
+            for (int j = 0; j < OUT; j++)
+                for (long r = 0; 0 <= first + j && first + j < a->outputs && r < a->rank; r++)
+                    for (int v = 0; v < V; v++) y[j][v] += a->B[(first + j) * a->rank + r] * z[r * V + v];
+    }
+}
+
 template <int OUT, int V, class F>
-static inline void product_at(Linear layer, long in, long n, const Vec *x, F take) {
-    Vec y[OUT][V];
+static inline void product_at(const Linear &layer, long in, long n, const Vec *x, const Vec *z, F take) {
+    Vec y[OUT][V] = {};
     tile<OUT, V>(layer.weight + n * in, in, x, y);
+    widen<OUT, V>(layer, n, z, y);
     if (layer.bias)
         for (int j = 0; j < OUT; j++)
             for (int v = 0; v < V; v++) y[j][v] += layer.bias[n + j];
     take(n, y);
 }
 
-// take(n, y): outputs from n on, [OUT][V]
+// take(n, y): outputs from n on, [OUT][V]; z: as in widen
 template <int V, class F>
-static inline void product_of(Linear layer, long in, long first, long last, const Vec *x, F take) {
+static inline void product_of(const Linear &layer, long in, long first, long last, const Vec *x, const Vec *z, F take) {
     constexpr int OUT = outputs<V>();
     long n = first;
-    for (; n + OUT <= last; n += OUT) product_at<OUT, V>(layer, in, n, x, take);
-    for (; n < last; n++) product_at<1, V>(layer, in, n, x, take);
+    for (; n + OUT <= last; n += OUT) product_at<OUT, V>(layer, in, n, x, z, take);
+    for (; n < last; n++) product_at<1, V>(layer, in, n, x, z, take);
 }
 
 #define BY_WIDTH(v, CALL) \
@@ -188,7 +214,8 @@ struct Pass {
     const Tokens &tokens;
     long wide;          // vectors in a group
     long first, last;   // groups
-    float *x, *seen, *hidden, *qkv;  // by group: D, H E, M features; qkv [tokens][(H + 2 K) E]
+    float *x, *seen, *hidden, *low;  // by group: D, H E, M, rank features
+    float *qkv;         // [tokens][(H + 2 K) E]
     Vec *normed;        // this thread's own: D features of every group
     float *scores;      // this thread's own: [H / K][columns]
     Team team;
@@ -230,9 +257,37 @@ struct Pass {
 
     const Vec *normed_of(long g) const { return normed + (g - first) * wide * m.D; }
 
+    const Vec *low_of(const Linear &layer, long g) const { return at(low, layer.rank, g); }
+
+    template <int V> void lower_at(const Linear &layer, long in, const Vec *from, long g, long strip) {
+        const Low *a = layer.low;
+        Vec *z = at(low, layer.rank, g);
+        for (; strip >= up(a->rank, STRIP); z += a++->rank * V) strip -= up(a->rank, STRIP);
+        const Linear part = {a->A, nullptr, nullptr, 0, 0};
+        const long end = least(a->rank, (strip + 1) * STRIP);
+        product_of<V>(part, in, strip * STRIP, end, from, nullptr, [&](long r, auto &y) {
+            constexpr int OUT = sizeof(y) / sizeof(y[0]);
+            for (int j = 0; j < OUT; j++)
+                for (int v = 0; v < V; v++) z[(r + j) * V + v] = y[j][v] * (float)a->scale;
+        });
+    }
+
+    // scale A x of the layer's adapters; from(g): x
+    template <class F> void lower(const Linear &layer, long in, F from) {
+        long strips = 0;
+        for (long i = 0; i < layer.lows; i++) strips += up(layer.low[i].rank, STRIP);
+        if (!strips) return;
+        share(team, (last - first) * strips, [&](long i) {
+            const long g = first + i / strips;
+#define CALL(V) lower_at<V>(layer, in, from(g), g, i % strips)
+            BY_WIDTH(vectors(g), CALL)
+#undef CALL
+        });
+    }
+
     template <int V> void project_at(const Layer &a, long g, long n, long end) {
         const long width = (m.H + 2 * m.K) * m.E, t = g * tokens_of_group();
-        product_of<V>(a.qkv, m.D, n, end, normed_of(g), [&](long at, auto &y) {
+        product_of<V>(a.qkv, m.D, n, end, normed_of(g), low_of(a.qkv, g), [&](long at, auto &y) {
             constexpr int OUT = sizeof(y) / sizeof(y[0]);
             for (int l = 0; l < V * LANES; l++)
                 for (int j = 0; j < OUT; j++) qkv[(t + l) * width + at + j] = y[j][l / LANES][l % LANES];
@@ -241,6 +296,7 @@ struct Pass {
 
     void project(const Layer &a) {
         const long out = (m.H + 2 * m.K) * m.E;
+        lower(a.qkv, m.D, [&](long g) { return normed_of(g); });
         share(team, up(out, CHUNK), [&](long c) {
             for (long g = first; g < last; g++) {
 #define CALL(V) project_at<V>(a, g, c * CHUNK, least(out, (c + 1) * CHUNK))
@@ -252,7 +308,7 @@ struct Pass {
 
     template <int V> void add_at(const Linear &layer, long in, float *from, long g, long n, long end) {
         Vec *x0 = at(x, m.D, g);
-        product_of<V>(layer, in, n, end, at(from, in, g), [&](long f, auto &y) {
+        product_of<V>(layer, in, n, end, at(from, in, g), low_of(layer, g), [&](long f, auto &y) {
             constexpr int OUT = sizeof(y) / sizeof(y[0]);
             for (int j = 0; j < OUT; j++)
                 for (int v = 0; v < V; v++) x0[(f + j) * V + v] += y[j][v];
@@ -261,6 +317,7 @@ struct Pass {
 
     // x += what the layer gives
     void add(const Linear &layer, long in, float *from) {
+        lower(layer, in, [&](long g) { return at(from, in, g); });
         share(team, up(m.D, CHUNK), [&](long c) {
             for (long g = first; g < last; g++) {
 #define CALL(V) add_at<V>(layer, in, from, g, c * CHUNK, least(m.D, (c + 1) * CHUNK))
@@ -272,13 +329,13 @@ struct Pass {
 
     template <int V> void gate_at(const Layer &a, long g, long n, long end) {
         Vec *h = at(hidden, m.M, g);
-        const Linear up_part = {a.gate_up.weight + m.M * m.D, a.gate_up.bias ? a.gate_up.bias + m.M : nullptr};
-        product_of<V>(up_part, m.D, n, end, normed_of(g), [&](long f, auto &y) {
+        const Vec *from = normed_of(g), *z = low_of(a.gate_up, g);
+        product_of<V>(a.gate_up, m.D, m.M + n, m.M + end, from, z, [&](long f, auto &y) {
             constexpr int OUT = sizeof(y) / sizeof(y[0]);
             for (int j = 0; j < OUT; j++)
-                for (int v = 0; v < V; v++) h[(f + j) * V + v] = y[j][v];
+                for (int v = 0; v < V; v++) h[(f - m.M + j) * V + v] = y[j][v];
         });
-        product_of<V>(a.gate_up, m.D, n, end, normed_of(g), [&](long f, auto &y) {
+        product_of<V>(a.gate_up, m.D, n, end, from, z, [&](long f, auto &y) {
             constexpr int OUT = sizeof(y) / sizeof(y[0]);
             for (int j = 0; j < OUT; j++)
                 for (int v = 0; v < V; v++) h[(f + j) * V + v] *= y[j][v] / (1.0f + exponential(-y[j][v]));
@@ -286,6 +343,7 @@ struct Pass {
     }
 
     void gate(const Layer &a) {
+        lower(a.gate_up, m.D, [&](long g) { return normed_of(g); });
         share(team, up(m.M, CHUNK), [&](long c) {
             for (long g = first; g < last; g++) {
 #define CALL(V) gate_at<V>(a, g, c * CHUNK, least(m.M, (c + 1) * CHUNK))
@@ -452,9 +510,9 @@ struct Plan {  // how tokens are shared out, and where everything lies in the wo
         solo = small && tokens.apart && threads > 1 && vectors >= threads && vectors % threads == 0;
         wide = solo ? least(WIDE, vectors / threads) : WIDE;
         groups = up(vectors, wide);
-        phases = 7 * m.layers + 2;
+        phases = 11 * m.layers + 2;
         head = up(2 * phases + 32, 16) * 16;
-        per_token = m.D + m.H * m.E + m.M + (m.H + 2 * m.K) * m.E;
+        per_token = m.D + m.H * m.E + m.M + m.rank + (m.H + 2 * m.K) * m.E;
         per_thread = up(groups * wide * LANES * m.D + up(m.columns, LANES) * LANES, 16) * 16;
         floats = head + groups * wide * LANES * per_token + threads * per_thread + 64;
     }
@@ -542,15 +600,15 @@ void hone_run(const Model *m, const Tokens *tokens, float *out, float *space, in
     meeting[0] = meeting[8] = 0;
     const long all = plan.groups * plan.wide * LANES;
     float *x = space + plan.head, *seen = x + all * m->D, *hidden = seen + all * m->H * m->E;
-    float *qkv = hidden + all * m->M, *own = qkv + all * (m->H + 2 * m->K) * m->E;
+    float *low = hidden + all * m->M, *qkv = low + all * m->rank, *own = qkv + all * (m->H + 2 * m->K) * m->E;
     long group = 0;
 #pragma omp parallel num_threads(threads)
     {
         float *mine = own + omp_get_thread_num() * plan.per_thread;
         const long room = plan.per_thread - up(m->columns, LANES) * LANES;
         Team team = {plan.solo ? 1 : omp_get_num_threads(), 0, next, meeting, meeting + 8};
-        Pass pass = {*m,  *tokens, plan.wide,  0,          plan.groups, x,
-                     seen, hidden, qkv, (Vec *)mine, mine + room, team};
+        Pass pass = {*m,     *tokens, plan.wide, 0,           plan.groups, x,   seen,
+                     hidden, low,     qkv,       (Vec *)mine, mine + room, team};
         if (!plan.solo) {
             pass.run();
             pass.give(out);
@@ -563,7 +621,7 @@ void hone_run(const Model *m, const Tokens *tokens, float *out, float *space, in
     }
 }
 
-// out [n, outputs] = x [n, in] W^T + bias; space: n in, in whole vectors, and 64
+// out [n, outputs] = x [n, in] W^T + bias, adapters left out; space: n in, in whole vectors, and 64
 void hone_product(const Linear *layer, int64_t in, int64_t outputs, const float *x, int64_t n, float *out,
                   float *space, int64_t threads) {
     Vec *turned = (Vec *)(((uintptr_t)space + 63) & ~(uintptr_t)63);
@@ -584,7 +642,7 @@ void hone_product(const Linear *layer, int64_t in, int64_t outputs, const float 
                 for (long l = 0; l < some; l++)
                     for (int j = 0; j < OUT; j++) out[(t + l) * outputs + at + j] = y[j][l / LANES][l % LANES];
             };
-#define CALL(V) product_of<V>(*layer, in, c * chunk, end, turned + g * in, take)
+#define CALL(V) product_of<V>(*layer, in, c * chunk, end, turned + g * in, nullptr, take)
             BY_WIDTH(least(WIDE, vectors - g), CALL)
 #undef CALL
         }

@@ -8,53 +8,15 @@ import torch
 from torch import Tensor
 
 from hone.model.decoder import Decoder
-from hone.model.lora import LoRALinear
+from hone.model.lora import Adapter, LoRALinear
 from hone.model.native.build import library
+from hone.model.native.places import CLayer, CModel, CTokens, address, linear, pointer
 from hone.model.plain_attention import Piece, packed
 from hone.model.plain_invariant import InvariantLayers
 from hone.model.plain_layers import PlainLayers
-from hone.model.plain_weights import Linear
 
 SMALL = 16 << 20  # bytes of weights that stay in the cache: each thread then computes rows of its own
 FEWEST_LANES = 4
-
-
-class CLinear(ctypes.Structure):
-    """As in decode.cpp."""
-
-    _fields_ = [("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p)]
-
-
-class CLayer(ctypes.Structure):
-    """As in decode.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("before", "q_norm", "k_norm", "after")),
-        *((name, CLinear) for name in ("qkv", "o", "gate_up", "down")),
-        ("memory", ctypes.c_void_p),
-        ("window", ctypes.c_int64),
-    ]
-
-
-class CModel(ctypes.Structure):
-    """As in decode.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("layers", "D", "H", "K", "E", "M", "rows", "columns")),
-        ("eps", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("embedding", "cos", "sin", "norm")),
-        ("layer", ctypes.POINTER(CLayer)),
-    ]
-
-
-class CTokens(ctypes.Structure):
-    """As in decode.cpp."""
-
-    _fields_ = [
-        ("count", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("id", "row", "position", "column")),
-        ("apart", ctypes.c_int64),
-    ]
 
 
 def uncovered(decoder: Decoder) -> str:
@@ -63,6 +25,7 @@ def uncovered(decoder: Decoder) -> str:
     for odd, why in (
         (decoder.device.type != "cpu", f"the model is on {decoder.device}"),
         (any(x.dtype != torch.float32 for x in numbers), "numbers other than float32"),
+        (not all(x.is_contiguous() for x in numbers), "weights that do not lie in one piece"),
         (size % FEWEST_LANES, f"heads of {size} dimensions"),
     ):
         if odd:
@@ -84,7 +47,7 @@ class Native(PlainLayers):
         self.rows = torch.arange(rows)
         self.space = torch.empty(0)
         self.model, self.found = CModel(), list[int]()
-        self.adapters, self.fits = list[LoRALinear](), True
+        self.adapted, self.on, self.fits = list[LoRALinear](), list[Adapter | None](), True
         self.small = sum(p.nbytes for p in decoder.parameters()) <= SMALL
 
     def read(self, pieces: Sequence[Piece]) -> Tensor:
@@ -107,7 +70,7 @@ class Native(PlainLayers):
         """[N, D] -> [N, V]"""
         head = self.weights.head
         assert head is not None
-        if head.adapted or not self._covered() or hidden.dtype != torch.float32:
+        if head.adapted or not self.fits or hidden.dtype != torch.float32:
             return super().logits(hidden)
         (n, width), out = hidden.shape, hidden.new_empty(len(hidden), len(head.weight))
         lanes = self.library.hone_lanes()
@@ -129,14 +92,17 @@ class Native(PlainLayers):
         return token, logp
 
     def _covered(self) -> bool:
-        """The weights are what the library can read, and no adapter is on."""
-        if self.found is not self.weights.places:
-            self.fits = not uncovered(self.decoder)
-            linear = [x for b in self.weights.blocks for x in (b.qkv, b.o, b.gate_up, b.down)]
-            self.adapters = [adapted for layer in linear for _, adapted in layer.adapted]
-            self.model = self._model() if self.fits else CModel()
+        """Whether the library can read the weights and the adapters that are on, wherever they are now."""
+        moved = self.found is not self.weights.places
+        if moved:
             self.found = self.weights.places
-        return self.fits and not any(adapted.enabled and adapted.adapter is not None for adapted in self.adapters)
+            linear = [x for b in self.weights.blocks for x in (b.qkv, b.o, b.gate_up, b.down)]
+            self.adapted = [adapted for layer in linear for _, adapted in layer.adapted]
+        on = [x.adapter if x.enabled else None for x in self.adapted]
+        if moved or on != self.on:
+            self.on, self.fits = on, not uncovered(self.decoder)
+            self.model = self._model() if self.fits else CModel()
+        return self.fits
 
     def _pass(self, tokens: Tensor, rows: Tensor, positions: Tensor, written: Tensor, *, apart: bool) -> Tensor:
         """Hidden states [N, D] after the last norm; apart: no two tokens are of one row."""
@@ -168,9 +134,10 @@ class Native(PlainLayers):
             )
             for b, memory, window in zip(self.weights.blocks, self.slab.layers, self.windows, strict=True)
         ]  # fmt: skip
+        ranks = [x.rank for layer in layers for x in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         return CModel(
             layers=len(layers), D=config.hidden_size, H=self.H, K=K, E=E, M=config.intermediate_size, rows=rows,
-            columns=columns, eps=self.eps, norm=pointer(decoder.model.norm.weight),
+            columns=columns, rank=max(ranks), eps=self.eps, norm=pointer(decoder.model.norm.weight),
             embedding=pointer(decoder.model.embed_tokens.weight), layer=(CLayer * len(layers))(*layers),
         )  # fmt: skip
 
@@ -181,19 +148,3 @@ class NativeLayers(Native):
 
 class NativeInvariantLayers(Native, InvariantLayers):
     """What is not covered is computed a tile at a time."""
-
-
-def pointer(x: Tensor | None) -> int | None:
-    """Where its numbers begin, for a field."""
-    assert x is None or x.is_contiguous()
-    return None if x is None else x.data_ptr()
-
-
-def address(x: Tensor) -> ctypes.c_void_p:
-    """The same, for an argument."""
-    return ctypes.c_void_p(x.data_ptr())
-
-
-def linear(layer: Linear) -> CLinear:
-    """The layer without its adapters."""
-    return CLinear(pointer(layer.weight), pointer(layer.bias))
