@@ -38,7 +38,7 @@ struct Low {  // an adapter: y[at .. at + outputs] += scale B A x
 struct Linear {
     const float *weight, *bias;  // [out, in], [out] or null
     const Low *low;
-    int64_t lows, rank;  // how many adapters, and the sum of their ranks
+    int64_t lows;  // how many adapters
 };
 
 struct Layer {
@@ -49,7 +49,7 @@ struct Layer {
 };
 
 struct Model {
-    int64_t layers, D, H, K, E, M, rows, columns, rank;  // rank: the largest of a linear layer
+    int64_t layers, D, H, K, E, M, rows, columns, rank;  // rank: of all adapters of a linear layer, at most
     double eps;
     const float *embedding, *cos, *sin, *norm;
     const Layer *layer;
@@ -257,13 +257,14 @@ struct Pass {
 
     const Vec *normed_of(long g) const { return normed + (g - first) * wide * m.D; }
 
-    const Vec *low_of(const Linear &layer, long g) const { return at(low, layer.rank, g); }
+    // as far apart for every layer: groups that threads compute alone need not be in the same one
+    Vec *low_of(long g) const { return at(low, m.rank, g); }
 
     template <int V> void lower_at(const Linear &layer, long in, const Vec *from, long g, long strip) {
         const Low *a = layer.low;
-        Vec *z = at(low, layer.rank, g);
+        Vec *z = low_of(g);
         for (; strip >= up(a->rank, STRIP); z += a++->rank * V) strip -= up(a->rank, STRIP);
-        const Linear part = {a->A, nullptr, nullptr, 0, 0};
+        const Linear part = {a->A, nullptr, nullptr, 0};
         const long end = least(a->rank, (strip + 1) * STRIP);
         product_of<V>(part, in, strip * STRIP, end, from, nullptr, [&](long r, auto &y) {
             constexpr int OUT = sizeof(y) / sizeof(y[0]);
@@ -287,7 +288,7 @@ struct Pass {
 
     template <int V> void project_at(const Layer &a, long g, long n, long end) {
         const long width = (m.H + 2 * m.K) * m.E, t = g * tokens_of_group();
-        product_of<V>(a.qkv, m.D, n, end, normed_of(g), low_of(a.qkv, g), [&](long at, auto &y) {
+        product_of<V>(a.qkv, m.D, n, end, normed_of(g), low_of(g), [&](long at, auto &y) {
             constexpr int OUT = sizeof(y) / sizeof(y[0]);
             for (int l = 0; l < V * LANES; l++)
                 for (int j = 0; j < OUT; j++) qkv[(t + l) * width + at + j] = y[j][l / LANES][l % LANES];
@@ -308,7 +309,7 @@ struct Pass {
 
     template <int V> void add_at(const Linear &layer, long in, float *from, long g, long n, long end) {
         Vec *x0 = at(x, m.D, g);
-        product_of<V>(layer, in, n, end, at(from, in, g), low_of(layer, g), [&](long f, auto &y) {
+        product_of<V>(layer, in, n, end, at(from, in, g), low_of(g), [&](long f, auto &y) {
             constexpr int OUT = sizeof(y) / sizeof(y[0]);
             for (int j = 0; j < OUT; j++)
                 for (int v = 0; v < V; v++) x0[(f + j) * V + v] += y[j][v];
@@ -329,7 +330,7 @@ struct Pass {
 
     template <int V> void gate_at(const Layer &a, long g, long n, long end) {
         Vec *h = at(hidden, m.M, g);
-        const Vec *from = normed_of(g), *z = low_of(a.gate_up, g);
+        const Vec *from = normed_of(g), *z = low_of(g);
         product_of<V>(a.gate_up, m.D, m.M + n, m.M + end, from, z, [&](long f, auto &y) {
             constexpr int OUT = sizeof(y) / sizeof(y[0]);
             for (int j = 0; j < OUT; j++)

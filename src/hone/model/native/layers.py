@@ -134,10 +134,11 @@ class Native(PlainLayers):
             )
             for b, memory, window in zip(self.weights.blocks, self.slab.layers, self.windows, strict=True)
         ]  # fmt: skip
-        ranks = [x.rank for layer in layers for x in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        linears = [x for layer in layers for x in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+        rank = max(sum(low.rank for low in x.low[: x.lows]) for x in linears)
         return CModel(
             layers=len(layers), D=config.hidden_size, H=self.H, K=K, E=E, M=config.intermediate_size, rows=rows,
-            columns=columns, rank=max(ranks), eps=self.eps, norm=pointer(decoder.model.norm.weight),
+            columns=columns, rank=rank, eps=self.eps, norm=pointer(decoder.model.norm.weight),
             embedding=pointer(decoder.model.embed_tokens.weight), layer=(CLayer * len(layers))(*layers),
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ class CLinear(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),
         ("low", ctypes.POINTER(CLow)),
-        *((name, ctypes.c_int64) for name in ("lows", "rank")),
+        ("lows", ctypes.c_int64),
     ]
 
 
@@ -75,8 +75,7 @@ def linear(layer: Linear) -> CLinear:
     """The layer, and its adapters that are on."""
     found = [(at, x.adapter) for at, x in layer.adapted if x.enabled]
     on = [low(adapter, at) for at, adapter in found if adapter is not None]
-    rank = sum(x.rank for x in on)
-    return CLinear(pointer(layer.weight), pointer(layer.bias), (CLow * len(on))(*on), len(on), rank)
+    return CLinear(pointer(layer.weight), pointer(layer.bias), (CLow * len(on))(*on), len(on))
 
 
 def low(adapter: Adapter, at: int) -> CLow:
