@@ -278,6 +278,7 @@ def _read_nothing(strict: Server) -> None:
         while not strict.busy()["running"]:
             time.sleep(0.02)
         assert strict.idle(60)["running"] == 0
+        time.sleep(2)  # the model may be done before the connection counts as stalled
         told = b""
         try:
             while piece := sock.recv(65536):
