@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -264,3 +265,12 @@ def test_whitening_keeps_its_digits_beside_a_large_mean() -> None:
 @pytest.mark.parametrize("mask", [[[False, False]], [[True, False]]])
 def test_whitening_nothing_or_one_token_gives_zero(mask: list[list[bool]]) -> None:
     assert not credit.whiten(torch.tensor([[5.0, 5.0]]), torch.tensor(mask)).any()
+
+
+def test_a_credit_reads_old_log_probs_for_a_kl_in_the_reward_or_where_nobody_knows_it() -> None:
+    assert not credit.reads_log_probs(None)
+    assert not credit.reads_log_probs(credit.group_zscore)
+    assert not credit.reads_log_probs(partial(credit.group_zscore, kl=""))
+    assert credit.reads_log_probs(partial(credit.group_zscore, kl="k1"))
+    assert credit.reads_log_probs(lambda batch: batch.reward)
+    assert credit.reads_log_probs(partial(lambda batch, scale: scale * batch.reward, scale=2.0))
