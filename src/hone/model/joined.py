@@ -99,9 +99,9 @@ class _NormedProduct(torch.autograd.Function):
 
 class _AddedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, a: Tensor, x: Tensor, product: Product, *tensors: Tensor) -> Tensor:
-        y, inner = product.forward(a, plus=x)
-        ctx.product = product
+    def forward(ctx: Any, a: Tensor, x: Tensor, product: Product, gated: bool, *tensors: Tensor) -> Tensor:
+        y, inner = product.forward(elementwise.gate(a) if gated else a, plus=x)
+        ctx.product, ctx.gated = product, gated
         ctx.save_for_backward(a, *inner)
         return y
 
@@ -110,25 +110,9 @@ class _AddedProduct(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         a, *inner = ctx.saved_tensors
         dy = dy.contiguous()
-        da, found = ctx.product.backward(a, dy, inner, ctx.needs_input_grad[3:])
-        return da, dy, None, *found
-
-
-class _GatedProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, both: Tensor, x: Tensor, product: Product, *tensors: Tensor) -> Tensor:
-        y, inner = product.forward(elementwise.gate(both), plus=x)
-        ctx.product = product
-        ctx.save_for_backward(both, *inner)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> Any:
-        both, *inner = ctx.saved_tensors
-        dy = dy.contiguous()
-        da, found = ctx.product.backward(elementwise.gate(both), dy, inner, ctx.needs_input_grad[3:])
-        return elementwise.gate_grad(both, da), dy, None, *found
+        read = elementwise.gate(a) if ctx.gated else a
+        da, found = ctx.product.backward(read, dy, inner, ctx.needs_input_grad[4:])
+        return elementwise.gate_grad(a, da) if ctx.gated else da, dy, None, None, *found
 
 
 def normed_product(x: Tensor, gain: Tensor, eps: float, product: Product) -> tuple[Tensor, Tensor]:
@@ -138,12 +122,12 @@ def normed_product(x: Tensor, gain: Tensor, eps: float, product: Product) -> tup
 
 def added_product(a: Tensor, x: Tensor, product: Product) -> Tensor:
     """x + a W^T + b"""
-    return _AddedProduct.apply(a, x, product, *product.tensors())  # pyright: ignore[reportReturnType]
+    return _AddedProduct.apply(a, x, product, False, *product.tensors())  # pyright: ignore[reportReturnType]
 
 
 def gated_product(both: Tensor, x: Tensor, product: Product) -> Tensor:
     """x + (silu(gate) * up) W^T + b; both: gate and up side by side"""
-    return _GatedProduct.apply(both, x, product, *product.tensors())  # pyright: ignore[reportReturnType]
+    return _AddedProduct.apply(both, x, product, True, *product.tensors())  # pyright: ignore[reportReturnType]
 
 
 class _Rotated(torch.autograd.Function):
