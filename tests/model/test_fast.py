@@ -1,14 +1,12 @@
 """Fast layers compute what plain layers compute, values and gradients, in every layout, with and without adapters."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from apart import written_by
 from fast_models import MODELS, both_ways, gradients, model
 
 from hone.model import elementwise
@@ -99,8 +97,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All models in one process of their own."""
     pytest.importorskip("triton", reason="Triton is not installed")
     path = tmp_path_factory.mktemp("fast") / "found.json"
-    program = Path(__file__).with_name("fast_cases.py")
-    subprocess.run([sys.executable, str(program), str(path)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    written_by(Path(__file__).with_name("fast_cases.py"), path)
     return json.loads(path.read_text())
 
 

@@ -1,9 +1,6 @@
 """The runner on Triton kernels writes what the plain runner writes: interpreted on a CPU, compiled on a GPU."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from apart import written_by
 from engine_run import write as run
 
 from hone.model.adapters import use_adapter
@@ -39,8 +37,7 @@ CASES = (
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """All cases in one process of their own."""
     path = tmp_path_factory.mktemp("kernels") / "found.json"
-    program = Path(__file__).with_name("kernel_cases.py")
-    subprocess.run([sys.executable, str(program), str(path)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    written_by(Path(__file__).with_name("kernel_cases.py"), path)
     return json.loads(path.read_text())
 
 

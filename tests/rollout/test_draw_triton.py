@@ -1,13 +1,11 @@
 """The kernels draw what draw.py draws: interpreted on a CPU, compiled on a GPU; and they compile where none is."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from apart import written_by
 from draw_cases import CASES, NAMES, READ, Case, expected, launched
 from safetensors.torch import load_file
 from torch import Tensor
@@ -24,8 +22,7 @@ torch.set_num_threads(1)
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     """All cases in one process of their own, for it must know before Triton is imported."""
     path = tmp_path_factory.mktemp("drawn") / "drawn.safetensors"
-    program = Path(__file__).with_name("draw_cases.py")
-    subprocess.run([sys.executable, str(program), str(path)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    written_by(Path(__file__).with_name("draw_cases.py"), path)
     return load_file(path)
 
 
