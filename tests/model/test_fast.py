@@ -11,7 +11,15 @@ from fast_models import MODELS, both_ways, gradients, model
 
 from hone.model import elementwise
 from hone.model.fused import side_by_side
-from hone.model.joined import Product, added_product, gated_product, normed_product, rotated_
+from hone.model.joined import (
+    Product,
+    Turned,
+    added_product,
+    gated_product,
+    normed_product,
+    rotated_,
+    turned_product,
+)
 from hone.model.twice import twice_differentiable
 
 
@@ -78,7 +86,9 @@ def test_each_product_passes_gradcheck(rows: int):
     assert check(lambda b, x, *_: gated_product(b, x, down), (both, x, *down.tensors()))
     heads, cos, sin = leaf(rows, 3, 4), *(torch.randn(2, rows, 4, dtype=torch.float64).unbind())
     cos, sin = (torch.cat([t[:, :2], t[:, :2]], -1) for t in (cos, sin))
-    assert check(lambda x: rotated_(x * 1, cos, sin, heads=2), (heads,))
+    assert check(lambda x: rotated_(x * 1, cos, sin), (heads,))
+    qkv, turned = Product.of(*(torch.nn.Linear(4, n).double() for n in (8, 4, 4))), Turned(cos, sin, 2, 1, 4)
+    assert check(lambda x, g, *_: turned_product(x, g, 1e-5, qkv, turned), (x, gain, *qkv.tensors()))
 
 
 def test_in_half_precision_fast_layers_are_nearer_to_the_truth():

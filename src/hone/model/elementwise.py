@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hone.model.forward import wide
 
-PROGRAMS = 4 * 132  # that share the rows of a gradient: a few for each multiprocessor of an H200
+PROGRAMS = 8 * 132  # that share the rows of a gradient: some for each multiprocessor of an H200
 
 
 def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
@@ -27,15 +27,17 @@ def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
 
 
 def norm_grad(
-    x_ND: Tensor, gain_D: Tensor, eps: float, dy_ND: Tensor, *, plus: Tensor | None = None
+    x_ND: Tensor, gain_D: Tensor, eps: float, dy_ND: Tensor, *, plus: Tensor | None = None, again: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x, with `plus` added, and of the gain."""
+    """The gradients of x, with `plus` added, and of the gain; again: dy becomes the norm's output, for it was spent."""
     if not _kernels(x_ND):
         x, g = wide(x_ND), wide(dy_ND) * gain_D
         scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
         n = x * scale
         dx = (g - n * (g * n).mean(-1, keepdim=True)) * scale
         dgain = (wide(dy_ND) * n).sum(0)
+        if again:
+            dy_ND.copy_(n.mul_(gain_D))
         return (dx if plus is None else dx.add_(plus)).to(x_ND.dtype), dgain.to(gain_D.dtype)
     from hone.model.kernels import elementwise as kernels
 
@@ -45,24 +47,45 @@ def norm_grad(
     if N:
         kernels.norm_grad[(many,)](
             x_ND, gain_D, dy_ND, x_ND if plus is None else plus, dx, parts, N, D, eps,
-            HAS_PLUS=plus is not None, BD=_power(D), num_warps=4,
+            HAS_PLUS=plus is not None, AGAIN=again, BD=_power(D), num_warps=4,
         )  # fmt: skip
     return dx, parts.sum(0).to(gain_D.dtype)
 
 
-def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int, back: bool = False) -> Tensor:
+def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int) -> Tensor:
     """The first heads of x [N, heads in all, E] turned in place by angles whose cosines are cos [N, E]."""
-    sign = -1.0 if back else 1.0
     if not _kernels(x):
-        part, half = x[:, :heads], x.shape[-1] // 2
-        other = torch.cat([-part[..., half:], part[..., :half]], -1).mul_(sin[:, None] * sign)
-        part.mul_(cos[:, None]).add_(other)
-        return x
+        return _turned_(x, cos, sin, heads)
     from hone.model.kernels import elementwise as kernels
 
     N, _, E = x.shape
     if N:
-        kernels.rotate[(N,)](x, cos, sin, x.stride(0), cos.stride(0), sign, HEADS=heads, BH=_power(heads), E=E)
+        kernels.rotate[(N,)](x, cos, sin, x.stride(0), cos.stride(0), HEADS=heads, BH=_power(heads), E=E)
+    return x
+
+
+def rotate_back(dq_NHE: Tensor, dk_NKE: Tensor, dv_NKE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Gradients of queries and keys before `rotate_` and of values, side by side, [N, H + 2 K, E]"""
+    if not _kernels(dq_NHE):
+        joined = torch.cat([dq_NHE, dk_NKE, dv_NKE], 1)
+        return _turned_(joined, cos, -sin, joined.shape[1] - dv_NKE.shape[1])
+    from hone.model.kernels import elementwise as kernels
+
+    (N, H, E), K = dq_NHE.shape, dk_NKE.shape[1]
+    out = dq_NHE.new_empty(N, H + 2 * K, E)
+    parts = [x if x.stride(2) == 1 else x.contiguous() for x in (dq_NHE, dk_NKE, dv_NKE)]
+    if N:
+        kernels.rotate_back[(N,)](
+            *parts, cos, sin, out, *(n for x in parts for n in x.stride()[:2]), cos.stride(0),
+            H=H, K=K, BH=_power(H), BK=_power(K), E=E,
+        )  # fmt: skip
+    return out
+
+
+def _turned_(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    part, half = x[:, :heads], x.shape[-1] // 2
+    other = torch.cat([-part[..., half:], part[..., :half]], -1).mul_(sin[:, None])
+    part.mul_(cos[:, None]).add_(other)
     return x
 
 
@@ -80,13 +103,14 @@ def gate(x: Tensor) -> Tensor:
 
 
 def gate_grad(x: Tensor, dy: Tensor) -> Tensor:
-    """The gradient of `gate`'s input."""
+    """The gradient of `gate`'s input; dy becomes the gate's output, for it was spent."""
     M, dx = x.shape[1] // 2, torch.empty_like(x)
     if not _kernels(x):
         g, u, given = wide(x[:, :M]), wide(x[:, M:]), wide(dy)
         s = g.sigmoid()
         dx[:, M:] = given * g * s
         dx[:, :M] = given * u * (s * (1 + g * (1 - s)))
+        dy.copy_(s.mul_(g).mul_(u))
         return dx
     from hone.model.kernels import elementwise as kernels
 

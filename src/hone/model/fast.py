@@ -5,32 +5,37 @@ Off while gradients have to be differentiated again (model/twice.py), and where 
 
 from torch import Tensor
 
-from hone.model.decoder import Attention, Layer, Mask, Turns
-from hone.model.joined import Product, added_product, gated_product, normed_product, rotated_
+from hone.model.decoder import Layer, Mask, Turns
+from hone.model.joined import (
+    Product,
+    Turned,
+    added_product,
+    gated_product,
+    normed_product,
+    rotated_,
+    turned_product,
+)
 
 
 def fast_layer(layer: Layer, x_BTD: Tensor, turns: Turns, mask: Mask) -> Tensor:
     """x + out(attention(norm(x))); x + down(silu(gate) * up)"""
     B, T, D = x_BTD.shape
-    attention, mlp = layer.self_attn, layer.mlp
-    first, second = layer.input_layernorm, layer.post_attention_layernorm
-    qkv, x = normed_product(
-        x_BTD.reshape(-1, D), first.weight, first.eps, Product.of(attention.q_proj, attention.k_proj, attention.v_proj)
-    )
-    mixed = attention.attend(*_heads(attention, qkv, turns, B, T), mask)
+    attention, mlp, second = layer.self_attn, layer.mlp, layer.post_attention_layernorm
+    *heads, x = _heads(layer, x_BTD.reshape(-1, D), turns)
+    q, k, v = (h.view(B, T, -1, attention.E).transpose(1, 2) for h in heads)
+    mixed = attention.attend(q, k, v, mask)
     x = added_product(mixed.reshape(B * T, -1), x, Product.of(attention.o_proj))
     both, x = normed_product(x, second.weight, second.eps, Product.of(mlp.gate_proj, mlp.up_proj))
     return gated_product(both, x, Product.of(mlp.down_proj)).view(B, T, D)
 
 
-def _heads(attention: Attention, qkv: Tensor, turns: Turns, B: int, T: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [B, heads, T, E], the first two normed where they are, and turned"""
-    lines = qkv.view(B * T, -1, attention.E)
-    H, K = attention.H, attention.K
-    if attention.q_norm is not None and attention.k_norm is not None:
-        q, k, v = lines.split([H, K, K], 1)
-        q, k = rotated_(attention.q_norm(q), *turns, heads=H), rotated_(attention.k_norm(k), *turns, heads=K)
-    else:
-        q, k, v = rotated_(lines, *turns, heads=H + K).split([H, K, K], 1)
-    q, k, v = (x.view(B, T, -1, attention.E).transpose(1, 2) for x in (q, k, v))
-    return q, k, v
+def _heads(layer: Layer, x_ND: Tensor, turns: Turns) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Queries, keys and values [N, heads, E], the first two normed where they are, and turned; the x to go on with"""
+    attention, first = layer.self_attn, layer.input_layernorm
+    product = Product.of(attention.q_proj, attention.k_proj, attention.v_proj)
+    H, K, E = attention.H, attention.K, attention.E
+    if attention.q_norm is None or attention.k_norm is None:
+        return turned_product(x_ND, first.weight, first.eps, product, Turned(*turns, H, K, E))
+    qkv, x = normed_product(x_ND, first.weight, first.eps, product)
+    q, k, v = qkv.view(len(qkv), -1, E).split([H, K, K], 1)
+    return rotated_(attention.q_norm(q), *turns), rotated_(attention.k_norm(k), *turns), v, x

@@ -51,25 +51,30 @@ class Product:
             y[:, low.at : low.at + len(low.B)].addmm_(h, low.B.t(), alpha=low.scale)
         return y, inner
 
-    def backward(
-        self, x_ND: Tensor, dy_NF: Tensor, inner: Sequence[Tensor], wants: Sequence[bool]
-    ) -> tuple[Tensor, Gradients]:
-        """dx, and the gradients of `tensors()` that are wanted"""
-        dx, n = dy_NF @ _one(self.weights), len(self.weights)
-        found: Gradients = [None] * len(wants)
+    def backward(self, dy_NF: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """(dx, what each adapter's B made of dy)"""
+        dx, back = dy_NF @ _one(self.weights), list[Tensor]()
+        for low in self.lows:
+            back.append((dy_NF[:, low.at : low.at + len(low.B)] @ low.B).mul_(low.scale))
+            dx.addmm_(back[-1], low.A)
+        return dx, back
+
+    def gradients(
+        self, x_ND: Tensor, dy_NF: Tensor, inner: Sequence[Tensor], back: Sequence[Tensor], wants: Sequence[bool]
+    ) -> Gradients:
+        """Those of `tensors()` that are wanted."""
+        n, found = len(self.weights), Gradients([None] * len(wants))
         sizes = [len(w) for w in self.weights]
         if any(wants[:n]):
             found[:n] = (dy_NF.t() @ x_ND).split(sizes)
         if any(wants[n : n + len(self.biases)]):
             found[n : n + len(self.biases)] = dy_NF.sum(0).split(sizes)
         at = n + len(self.biases)
-        for low, h in zip(self.lows, inner, strict=True):
+        for low, h, dh in zip(self.lows, inner, back, strict=True):
             given = dy_NF[:, low.at : low.at + len(low.B)]
-            dh = (given @ low.B).mul_(low.scale)
             found[at : at + 2] = [dh.t() @ x_ND, (given.t() @ h).mul_(low.scale)]
-            dx.addmm_(dh, low.A)
             at += 2
-        return dx, [g if wanted else None for g, wanted in zip(found, wants, strict=True)]
+        return [g if wanted else None for g, wanted in zip(found, wants, strict=True)]
 
 
 def _one(tensors: tuple[Tensor, ...]) -> Tensor:
@@ -79,22 +84,44 @@ def _one(tensors: tuple[Tensor, ...]) -> Tensor:
     return adjacent(tensors) if are_neighbours(tensors) else torch.cat([x.detach() for x in tensors])
 
 
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """Outputs that are queries, keys and values [N, H or K, E], of which the first two are turned by these angles."""
+
+    cos: Tensor
+    sin: Tensor
+    H: int
+    K: int
+    E: int
+
+
 class _NormedProduct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, product: Product, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, x: Tensor, gain: Tensor, eps: float, product: Product, turned: Turned | None, *tensors: Tensor
+    ) -> Any:
         y, inner = product.forward(elementwise.norm(x, gain, eps))
-        ctx.product, ctx.eps = product, eps
+        ctx.product, ctx.eps, ctx.turned = product, eps, turned
         ctx.save_for_backward(x, gain, *inner)
-        return y, x.view_as(x)
+        if turned is None:
+            return y, x.view_as(x)
+        H, K = turned.H, turned.K
+        heads = elementwise.rotate_(y.view(len(y), H + 2 * K, turned.E), turned.cos, turned.sin, heads=H + K)
+        return *heads.split([H, K, K], 1), x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, passed: Tensor) -> Any:
-        x, gain, *inner = ctx.saved_tensors
-        n = elementwise.norm(x, gain, ctx.eps)
-        dn, found = ctx.product.backward(n, dy.contiguous(), inner, ctx.needs_input_grad[4:])
-        dx, dgain = elementwise.norm_grad(x, gain, ctx.eps, dn, plus=passed.contiguous())
-        return dx, dgain, None, None, *found
+    def backward(ctx: Any, *given: Tensor) -> Any:
+        (x, gain, *inner), turned, passed = ctx.saved_tensors, ctx.turned, given[-1]
+        if turned is None:
+            dy = given[0].contiguous()
+        else:
+            dq, dk, dv, _ = given
+            dy = elementwise.rotate_back(dq, dk, dv, turned.cos, turned.sin).flatten(1)
+        n, back = ctx.product.backward(dy)
+        dx, dgain = elementwise.norm_grad(x, gain, ctx.eps, n, plus=passed.contiguous(), again=True)
+        found = ctx.product.gradients(n, dy, inner, back, ctx.needs_input_grad[5:])
+        return dx, dgain, None, None, None, *found
 
 
 class _AddedProduct(torch.autograd.Function):
@@ -110,14 +137,24 @@ class _AddedProduct(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         a, *inner = ctx.saved_tensors
         dy = dy.contiguous()
-        read = elementwise.gate(a) if ctx.gated else a
-        da, found = ctx.product.backward(read, dy, inner, ctx.needs_input_grad[4:])
-        return elementwise.gate_grad(a, da) if ctx.gated else da, dy, None, None, *found
+        da, back = ctx.product.backward(dy)
+        read = a
+        if ctx.gated:
+            read, da = da, elementwise.gate_grad(a, da)
+        found = ctx.product.gradients(read, dy, inner, back, ctx.needs_input_grad[4:])
+        return da, dy, None, None, *found
 
 
 def normed_product(x: Tensor, gain: Tensor, eps: float, product: Product) -> tuple[Tensor, Tensor]:
     """(norm(x) W^T + b, x): the x to go on with, so that both its gradients are added where the norm's is made"""
-    return _NormedProduct.apply(x, gain, eps, product, *product.tensors())  # pyright: ignore[reportReturnType]
+    return _NormedProduct.apply(x, gain, eps, product, None, *product.tensors())  # pyright: ignore[reportReturnType]
+
+
+def turned_product(
+    x: Tensor, gain: Tensor, eps: float, product: Product, turned: Turned
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same where the product is queries, keys and values: (q, k, v, x), the first two turned"""
+    return _NormedProduct.apply(x, gain, eps, product, turned, *product.tensors())  # pyright: ignore[reportReturnType]
 
 
 def added_product(a: Tensor, x: Tensor, product: Product) -> Tensor:
@@ -132,22 +169,19 @@ def gated_product(both: Tensor, x: Tensor, product: Product) -> Tensor:
 
 class _Rotated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        ctx.heads = heads
         ctx.mark_dirty(x)
-        return elementwise.rotate_(x, cos, sin, heads=heads)
+        return elementwise.rotate_(x, cos, sin, heads=x.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         cos, sin = ctx.saved_tensors
-        turned = elementwise.rotate_(
-            dy.clone(memory_format=torch.contiguous_format), cos, sin, heads=ctx.heads, back=True
-        )
-        return turned, None, None, None
+        dy = dy.clone(memory_format=torch.contiguous_format)
+        return elementwise.rotate_(dy, cos, -sin, heads=dy.shape[1]), None, None
 
 
-def rotated_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int) -> Tensor:
-    """The first heads of x [N, heads in all, E], turned in place"""
-    return _Rotated.apply(x, cos, sin, heads)  # pyright: ignore[reportReturnType]
+def rotated_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The heads of x [N, heads, E], turned in place"""
+    return _Rotated.apply(x, cos, sin)  # pyright: ignore[reportReturnType]

@@ -19,33 +19,46 @@ def norm(X, GAIN, Y, D, eps, BD: tl.constexpr):
 
 
 @triton.jit
-def norm_grad(X, GAIN, DY, PLUS, DX, DGAIN, rows, D, eps, HAS_PLUS: tl.constexpr, BD: tl.constexpr):
+def norm_grad(
+    X, GAIN, DY, PLUS, DX, DGAIN, rows, D, eps, HAS_PLUS: tl.constexpr, AGAIN: tl.constexpr, BD: tl.constexpr
+):
     """DX = the norm's gradient + PLUS, for every program's share of rows; DGAIN [programs, D] its part of the gain's
 
-    n = x / rms, g = dy gain: dx = (g - n mean(g n)) / rms; the gain's is the sum of dy n.
+    n = x / rms, g = dy gain: dx = (g - n mean(g n)) / rms; the gain's is the sum of dy n. AGAIN: DY becomes n gain.
+    The next row is on its way while one is computed.
     """
     me, many = tl.program_id(0), tl.num_programs(0)
     cols = tl.arange(0, BD)
     inside = cols < D
     gain = tl.load(GAIN + cols, mask=inside, other=0.0).to(tl.float32)
     summed = tl.zeros([BD], tl.float32)
+    at = me * D.to(tl.int64) + cols
+    next_x = tl.load(X + at, mask=inside, other=0.0)
+    next_dy = tl.load(DY + at, mask=inside, other=0.0)
+    next_plus = tl.load(PLUS + at, mask=inside, other=0.0) if HAS_PLUS else next_x
     for row in range(me, rows, many):
-        at = row * D.to(tl.int64) + cols
-        x = tl.load(X + at, mask=inside, other=0.0).to(tl.float32)
-        dy = tl.load(DY + at, mask=inside, other=0.0).to(tl.float32)
+        x, dy, plus = next_x.to(tl.float32), next_dy.to(tl.float32), next_plus.to(tl.float32)
+        here = row * D.to(tl.int64) + cols
+        at = (row + many) * D.to(tl.int64) + cols
+        there = inside & (row + many < rows)
+        next_x = tl.load(X + at, mask=there, other=0.0)
+        next_dy = tl.load(DY + at, mask=there, other=0.0)
+        next_plus = tl.load(PLUS + at, mask=there, other=0.0) if HAS_PLUS else next_x
         scale = tl.rsqrt(tl.sum(x * x) / D + eps)
         n, g = x * scale, dy * gain
         dx = (g - n * (tl.sum(g * n) / D)) * scale
         if HAS_PLUS:
-            dx += tl.load(PLUS + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(DX + at, dx.to(DX.dtype.element_ty), mask=inside)
+            dx += plus
+        tl.store(DX + here, dx.to(DX.dtype.element_ty), mask=inside)
+        if AGAIN:
+            tl.store(DY + here, (n * gain).to(DY.dtype.element_ty), mask=inside)
         summed += dy * n
     tl.store(DGAIN + me * D + cols, summed, mask=inside)
 
 
 @triton.jit
-def rotate(X, COS, SIN, stride, width, sign, HEADS: tl.constexpr, BH: tl.constexpr, E: tl.constexpr):
-    """The first HEADS heads of each token's line turned in place; sign -1: turned back
+def rotate(X, COS, SIN, stride, width, HEADS: tl.constexpr, BH: tl.constexpr, E: tl.constexpr):
+    """The first HEADS heads of each token's line turned in place
 
     COS, SIN [tokens, width]: the angles of each token, of which the first E / 2 are read.
     """
@@ -56,9 +69,38 @@ def rotate(X, COS, SIN, stride, width, sign, HEADS: tl.constexpr, BH: tl.constex
     a = tl.load(at, mask=keep, other=0.0).to(tl.float32)
     b = tl.load(at + E // 2, mask=keep, other=0.0).to(tl.float32)
     cos = tl.load(COS + token * width + i).to(tl.float32)
-    sin = tl.load(SIN + token * width + i).to(tl.float32) * sign
+    sin = tl.load(SIN + token * width + i).to(tl.float32)
     tl.store(at, (a * cos - b * sin).to(X.dtype.element_ty), mask=keep)
     tl.store(at + E // 2, (b * cos + a * sin).to(X.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _heads_back(X, OUT, stride, cos, sin, HEADS: tl.constexpr, BH: tl.constexpr, E: tl.constexpr, TURN: tl.constexpr):
+    """A token's heads, turned back where they were turned, moved to OUT where they lie side by side"""
+    head, i = tl.arange(0, BH)[:, None], tl.arange(0, E // 2)[None]
+    keep = head < HEADS
+    a = tl.load(X + head * stride + i, mask=keep, other=0.0).to(tl.float32)
+    b = tl.load(X + head * stride + E // 2 + i, mask=keep, other=0.0).to(tl.float32)
+    if TURN:
+        a, b = a * cos + b * sin, b * cos - a * sin
+    tl.store(OUT + head * E + i, a.to(OUT.dtype.element_ty), mask=keep)
+    tl.store(OUT + head * E + E // 2 + i, b.to(OUT.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def rotate_back(
+    DQ, DK, DV, COS, SIN, OUT, q_token, q_head, k_token, k_head, v_token, v_head, width,
+    H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """OUT [tokens, H + 2 K, E]: the gradients of queries and keys before they were turned, and those of values"""
+    token = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, E // 2)[None]
+    cos = tl.load(COS + token * width + i).to(tl.float32)
+    sin = tl.load(SIN + token * width + i).to(tl.float32)
+    OUT += token * (H + 2 * K) * E
+    _heads_back(DQ + token * q_token, OUT, q_head, cos, sin, H, BH, E, True)
+    _heads_back(DK + token * k_token, OUT + H * E, k_head, cos, sin, K, BK, E, True)
+    _heads_back(DV + token * v_token, OUT + (H + K) * E, v_head, cos, sin, K, BK, E, False)
 
 
 @triton.jit
@@ -73,7 +115,7 @@ def gate(X, Y, M, BM: tl.constexpr):
 
 @triton.jit
 def gate_grad(X, DY, DX, M, BM: tl.constexpr):
-    """DX [rows, 2 M] from DY [rows, M]; s = sigmoid(g): du = dy g s, dg = dy u s (1 + g (1 - s))"""
+    """DX [rows, 2 M] from DY [rows, M]; s = sigmoid(g): du = dy g s, dg = dy u s (1 + g (1 - s)). DY becomes g s u."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BM + tl.arange(0, BM)
     keep, at = cols < M, row * 2 * M + cols
@@ -83,3 +125,4 @@ def gate_grad(X, DY, DX, M, BM: tl.constexpr):
     s = 1 / (1 + tl.exp(-g))
     tl.store(DX + at, (dy * u * s * (1 + g * (1 - s))).to(DX.dtype.element_ty), mask=keep)
     tl.store(DX + at + M, (dy * g * s).to(DX.dtype.element_ty), mask=keep)
+    tl.store(DY + row * M + cols, (g * s * u).to(DY.dtype.element_ty), mask=keep)
