@@ -8,7 +8,8 @@ from hone import build
 from hone.job import CHECKPOINTS, START, learner_of, set_torch, start_of
 from hone.model.policy import Policy, Scorer
 from hone.recipe import Recipe
-from hone.state import STATE, recorded, restore_weights
+from hone.record import recorded
+from hone.state import STATE, restore_weights
 from hone.train import checkpoint
 from hone.train.examine import Found
 from hone.train.guard import load_rows

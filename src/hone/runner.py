@@ -25,19 +25,10 @@ from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy
 from hone.recipe import Recipe, plan, validate
+from hone.record import CONFIG, HOW_IN_PYTHON, RECIPE, check_same, describe, in_python, is_described, recorded
 from hone.reward.score import Marker, score
 from hone.signals import Stopper
-from hone.state import (
-    CONFIG,
-    HOW_IN_PYTHON,
-    RECIPE,
-    check_same,
-    describe,
-    in_python,
-    is_described,
-    recorded,
-    write_model,
-)
+from hone.state import write_model
 from hone.train import checkpoint
 from hone.train.guard import BAD
 from hone.types import Group, Rollout

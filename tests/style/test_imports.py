@@ -8,7 +8,7 @@ from tree import MODULES, name_of, parsed
 
 ORDER = [
     "types", "algo", "data", "reward", "rollout", "model", "dist", "train", "search", "eval",
-    "loop", "signals", "measure", "state", "build", "job", "replay", "check", "runner",
+    "loop", "signals", "measure", "state", "record", "build", "job", "replay", "check", "runner",
     "demo", "board", "serve", "commands", "cli", "__main__",
 ]  # fmt: skip
 LEAVES = {  # may be imported from anywhere, and import only these
@@ -20,7 +20,7 @@ LEAVES = {  # may be imported from anywhere, and import only these
     "load": {"errors", "config"},
 }
 EDGE = {"config", "recipe", "load", "values"}  # settings stop at the edge: below it, functions take plain arguments
-READS_SETTINGS = {"state", "build", "job", "replay", "check", "runner", "demo", "commands", "cli", *EDGE}
+READS_SETTINGS = {"state", "record", "build", "job", "replay", "check", "runner", "demo", "commands", "cli", *EDGE}
 
 
 def part(module: str) -> str:

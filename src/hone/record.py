@@ -1,0 +1,97 @@
+"""What a run's folder says of the run: its settings, and what it was run with."""
+
+import json
+import subprocess
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+from hone.config import Choice, from_yaml, to_json
+from hone.errors import HoneError
+from hone.recipe import Recipe, plan
+from hone.train import checkpoint
+
+RECIPE, CONFIG = "recipe.json", "config.json"  # what `resume` reads, and what a person does
+
+
+def describe(recipe: Recipe, folder: Path) -> None:
+    """Write the settings; the first file marks the folder as a run's."""
+    about = {
+        "recipe": to_json(recipe),
+        "plan": plan(recipe),
+        "python": in_python(recipe),
+        "versions": versions(),
+        "commit": _commit(),
+    }
+    for name, content in ((RECIPE, about["recipe"]), (CONFIG, about)):
+        # as it is, not escaped: YAML, which reads it again, does not join the two halves of an escaped emoji
+        checkpoint.write_atomically(folder / name, json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def is_described(recipe: Recipe, folder: Path) -> bool:
+    """Whether the folder's files say what the run is made of now: a resumed run may have more steps."""
+    files = [folder / RECIPE, folder / CONFIG]
+    return all(path.is_file() for path in files) and checkpoint.read_json(files[0]) == to_json(recipe)
+
+
+HOW_IN_PYTHON = "continue it with `hone run RECIPE --resume`, or hone.run(recipe, resume=True)"
+
+
+def recorded(folder: Path, *, unread: Collection[str] = (), how: str = HOW_IN_PYTHON) -> Recipe:
+    """The recipe that the run in this folder was started with.
+
+    unread: settings that the caller does without; of others made in Python, which no file holds, `how` is the remedy.
+    """
+    if not (folder / CONFIG).is_file():
+        raise HoneError(f"{folder} is not a run: there is no {CONFIG} in it")
+    if names := [name for name in checkpoint.read_json(folder / CONFIG).get("python", ()) if name not in unread]:
+        raise HoneError(f"{folder} was started with {' and '.join(names)} made in Python: {how}")
+    recipe = from_yaml(folder / RECIPE, Recipe())
+    if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in it
+        recipe = replace(recipe, reward=checkpoint.read_json(folder / RECIPE)["reward"])
+    if recipe.run_dir.resolve() != folder.resolve():  # moved, or called from another folder
+        recipe = replace(recipe, out=str(folder))
+    return recipe
+
+
+def in_python(recipe: Recipe) -> list[str]:
+    """The settings that a file cannot hold, so that only the recipe itself can continue the run."""
+    plain = {"data": str, "eval_data": str, "reward": str | Mapping, "algo": Choice}
+    return [name for name, kind in plain.items() if not isinstance(getattr(recipe, name), kind)]
+
+
+def versions() -> dict[str, str]:
+    """The packages whose numbers may differ from version to version."""
+    return {name: _version(name) for name in ("hone", "torch", "tokenizers", "numpy")}
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"  # run from the source tree
+
+
+def _commit() -> str:
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=5
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return found.stdout.strip() if found.returncode == 0 else ""
+
+
+# with another of these, another run
+FIXED = ("seed", "model", "data", "read", "reward", "algo", "teacher", "lora", "critic")
+
+
+def check_same(recipe: Recipe, folder: Path) -> None:
+    """What was trained so far must be what goes on: HoneError names the settings that differ."""
+    before, now = checkpoint.read_json(folder / RECIPE), json.loads(json.dumps(to_json(recipe)))
+    changed = [name for name in FIXED if before.get(name) != now[name]]
+    if changed:
+        raise HoneError(
+            f"{folder} was started with another {' and '.join(changed)}: resume it as it was, or choose another out="
+        )
