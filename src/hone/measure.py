@@ -21,7 +21,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
 from hone.train import diagnose
-from hone.train.step import Learner, annotate, micro_batches, weighed
+from hone.train.step import Learner, annotate, weighed
 from hone.types import Group, Rollout, Stop, Task
 
 JUDGES = ("math", "choice", "exact")  # parts of a reward that say right or wrong
@@ -109,7 +109,7 @@ def assess(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, contex
     batch = annotate(batch, algo, learner, mismatched=mismatched_batch(rows, algo, context, device=learner.device))
     batch = weighed(batch, algo)
     stats = Stats()
-    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
+    for micro in learner.cut(batch, algo.unit):
         fwd = learner.policy(micro, algo.wants)
         stats.add("loss", objective(fwd, micro, algo.loss), 0)
         diagnose.observe(stats, fwd, micro, algo)

@@ -32,6 +32,7 @@ class Guard:
     folder: Path | None = None  # None: rows are not kept
     row: int = 0
     total: int = 0
+    divisor: int = 1  # by how much micro-batches are smaller than asked for, since memory ran out
     spent: str = ""
     events: list[str] = field(default_factory=list[str])  # one line each, for whoever prints them
     _last: tuple[int, int] = (0, 0)  # the step of the latest one, and which of that step it was
@@ -61,10 +62,10 @@ class Guard:
 
     def state(self) -> dict[str, int]:
         """What a checkpoint holds."""
-        return {"row": self.row, "total": self.total}
+        return {"row": self.row, "total": self.total, "divisor": self.divisor}
 
     def load(self, state: Mapping[str, int]) -> None:
-        self.row, self.total = state["row"], state["total"]
+        self.row, self.total, self.divisor = state["row"], state["total"], state.get("divisor", 1)
 
     def _keep(self, batch: Batch, about: Mapping[str, Any]) -> Path | None:
         if self.folder is None:

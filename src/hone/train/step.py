@@ -14,7 +14,7 @@ from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.stats import Stats
 from hone.model.policy import Policy, frozen_copy
-from hone.train import diagnose, optim
+from hone.train import diagnose, memory, optim
 from hone.train.examine import Found, examine
 from hone.train.guard import Guard, mark
 from hone.train.masters import Masters, trained
@@ -69,7 +69,30 @@ class Learner:
     def rows_of(self, batch: Batch) -> int:
         """How many rows of the batch are in memory at once when they are only read."""
         longest = int(batch.real.sum(-1).max()) if len(batch) else 0
-        return fitting(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device)
+        fit = fitting(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device)
+        return max(1, fit // self.guard.divisor)
+
+    def cut(self, batch: Batch, unit: int) -> "Iterator[Batch]":
+        """The micro-batches of an update."""
+        return micro_batches(
+            batch, rows=self.micro_rows, tokens=self.micro_tokens, unit=unit, divisor=self.guard.divisor
+        )
+
+    def halve(self, batch: Batch, unit: int) -> None:
+        """Smaller micro-batches from here on, or HoneError where they cannot be: memory ran out on this batch."""
+        before = self._largest(batch, unit)
+        if before <= unit or self.shards is not None:  # ranks that share weights pass their micro-batches together
+            tokens = int(batch.real.sum(-1).max()) if len(batch) else 0
+            raise HoneError(
+                f"out of memory with {before} rows at once, of up to {tokens} tokens: set train.recompute=always, "
+                "train.micro_rows=1, or shorter rows (model.context, sample.max_tokens)"
+            )
+        while (now := self._largest(batch, unit)) == before:
+            self.guard.divisor *= 2
+        self.guard.events.append(f"out of memory with {before} rows at once: at most {now} from here on")
+
+    def _largest(self, batch: Batch, unit: int) -> int:
+        return max((len(micro) for micro in self.cut(batch, unit)), default=0)
 
     def begin(self, algo: Algorithm) -> None:
         """Give each adaptive number its start unless a checkpoint has given it a value."""
@@ -88,11 +111,12 @@ def fitting(longest: int, *, rows: int, tokens: int, device: torch.device) -> in
     return max(1, min(fit, CACHE // max(1, longest)) if device.type == "cpu" else fit)
 
 
-def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1) -> Iterator[Batch]:
+def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1, divisor: int = 1) -> Iterator[Batch]:
     """Slices of at most about `rows` rows, longest first so that padding is little and memory peaks at once.
 
     With `tokens`, slices of as many rows as that many tokens hold, padding included, and at least one unit: rows of
     a unit (a preference pair) stay together. Weights are columns by now, so any cut gives the same gradient.
+    divisor: by how much slices are smaller than that.
     """
     length = batch.real.sum(-1).view(-1, unit).amax(-1)
     units = length.argsort(descending=True, stable=True)
@@ -101,7 +125,7 @@ def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1) ->
     while start < len(index):
         longest = widths[start // unit]  # the first of a slice is its longest
         fit = fitting(longest, rows=rows, tokens=tokens, device=batch.mask.device)
-        size = max(1, fit // unit) * unit
+        size = max(1, fit // divisor // unit) * unit
         yield batch.rows(index[start : start + size])
         start += size
 
@@ -129,9 +153,22 @@ def evaluate(model: Model, batch: Batch, want: frozenset[str], *, rows: int) -> 
     """The forward pass of the whole batch, in slices, without gradients."""
     # a rank without rows still gets columns, of no rows; and a pass may need every rank to put a layer together
     number = collect.most(-(-max(len(batch), 1) // rows))
-    parts = [model(batch.rows(slice(i * rows, (i + 1) * rows)), want) for i in range(number)]
+    parts = [x for i in range(number) for x in _passed(model, batch.rows(slice(i * rows, (i + 1) * rows)), want)]
     columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(Forward)}
     return Forward(**{name: torch.cat(xs) for name, xs in columns.items() if xs[0] is not ABSENT})
+
+
+def _passed(model: Model, batch: Batch, want: frozenset[str]) -> list[Forward]:
+    """One pass, or two over half the rows where memory runs out."""
+    try:
+        return [model(batch, want)]
+    except (RuntimeError, MemoryError) as error:
+        # ranks may share each layer: all have to make as many passes
+        if not memory.ran_out(error) or len(batch) < 2 or collect.world()[1] > 1:
+            raise
+    memory.release()
+    half = len(batch) // 2
+    return [x for part in (slice(half), slice(half, None)) for x in _passed(model, batch.rows(part), want)]
 
 
 # --- the stages between collate and update ---
@@ -218,12 +255,21 @@ def weighed(batch: Batch, algo: Algorithm, *, correct: Correct | None = None) ->
 def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     """Gradients of every micro-batch, summed over ranks, clipped, one optimiser step.
 
-    A loss or gradient that is not finite changes nothing: the step is skipped and counted.
+    A loss or gradient that is not finite changes nothing: the step is skipped and counted. Where memory runs out, all
+    gradients are forgotten and computed again in smaller micro-batches.
     """
-    stats, losses = Stats(), list[Tensor]()
     parameters = optim.parameters_of(learner.optimizer)
+    stats, losses = memory.retried(lambda: _gradients(learner, batch, algo), lambda: learner.halve(batch, algo.unit))
+    stats.add("loss", 0.0, 1 / collect.world()[1])  # the weights make the losses of micro-batches and ranks one sum
+    mark(parameters, losses)
+    return stats if apply_gradients(learner, stats, parameters) else skipped(learner, batch, algo)
+
+
+def _gradients(learner: Learner, batch: Batch, algo: Algorithm) -> tuple[Stats, list[Tensor]]:
+    """Every micro-batch's gradient is added to the parameters', which begin at nothing; what was seen, and losses."""
+    stats, losses = Stats(), list[Tensor]()
     learner.optimizer.zero_grad(set_to_none=True)
-    cut = micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit)
+    cut = learner.cut(batch, algo.unit)
     for micro in cut if learner.shards is None else learner.shards.passes(cut, batch.rows(slice(0))):
         fwd = learner.policy(micro, algo.wants)
         micro = begun(fwd, micro, algo)
@@ -233,9 +279,7 @@ def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
         stats.add("loss", losses[-1], 0)
         if len(micro):
             diagnose.observe(stats, fwd, micro, algo)
-    stats.add("loss", 0.0, 1 / collect.world()[1])  # the weights make the losses of micro-batches and ranks one sum
-    mark(parameters, losses)
-    return stats if apply_gradients(learner, stats, parameters) else skipped(learner, batch, algo)
+    return stats, losses
 
 
 def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Parameter]) -> bool:
@@ -270,7 +314,7 @@ def explain(learner: Learner, batch: Batch, algo: Algorithm) -> list[Found]:
     """What is not finite in an update on these rows, which is not taken; one pass over this rank's own."""
     parameters = learner.trained()
     numbered = replace(batch, place=torch.arange(len(batch), device=batch.mask.device))
-    cut = micro_batches(numbered, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit)
+    cut = learner.cut(numbered, algo.unit)
     if learner.shards is not None:
         learner.shards.sum_gradients(True)
         cut = collect.padded(cut, numbered.rows(slice(0)))

@@ -15,9 +15,9 @@ from hone.algo.table import Algorithm, Loss, TrustRegion, objective
 from hone.dist import collect
 from hone.log.stats import Stats
 from hone.model.twice import twice_differentiable
-from hone.train import diagnose
+from hone.train import diagnose, memory
 from hone.train.guard import mark
-from hone.train.step import Learner, apply_gradients, micro_batches, skipped, totals
+from hone.train.step import Learner, apply_gradients, skipped, totals
 from hone.types import Batch
 
 Product = Callable[[Tensor], Tensor]
@@ -43,12 +43,19 @@ def step(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     region = algo.trust_region
     if region is None:
         raise ValueError("the algorithm has no trust region")
-    stats = Stats()
     actor = learner.policy.actor_parameters()
     start = _flat(actor).clone()
-    if _actor_step(learner, batch, algo, region=region, stats=stats) and _critic_step(
-        learner, batch, algo, stats=stats
-    ):
+
+    def attempt() -> Stats | None:
+        _assign(actor, start)
+        stats = Stats()
+        if not _actor_step(learner, batch, algo, region=region, stats=stats):
+            return None
+        _critic_gradient(learner, batch, algo)
+        return stats
+
+    stats = memory.retried(attempt, lambda: learner.halve(batch, algo.unit))
+    if stats is not None and apply_gradients(learner, stats, learner.policy.critic_parameters()):
         return stats
     _assign(actor, start)
     return skipped(learner, batch, algo)
@@ -106,18 +113,17 @@ def _line_search(
     stats.add("accepted", 0.0, 1)
 
 
-def _critic_step(learner: Learner, batch: Batch, algo: Algorithm, *, stats: Stats) -> bool:
-    """Regress the critic, if its gradient is finite; it reaches no other parameters, so the actor stays put."""
+def _critic_gradient(learner: Learner, batch: Batch, algo: Algorithm) -> None:
+    """That of the critic's regression; it reaches no other parameters, so the actor stays put."""
     parameters = learner.policy.critic_parameters()
     learner.optimizer.zero_grad(set_to_none=True)
     want, losses = frozenset({"value"}), list[Tensor]()
-    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
+    for micro in learner.cut(batch, algo.unit):
         loss = objective(learner.policy(micro, want), micro, algo.loss[1:])
         for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             p.grad = g if p.grad is None else p.grad + g
         losses.append(loss.detach())
     mark(parameters, losses)
-    return apply_gradients(learner, stats, parameters)
 
 
 # --- sums over the batch, one micro-batch at a time ---
@@ -128,7 +134,7 @@ def _gradient(
 ) -> tuple[float, Tensor]:
     """The surrogate's value and flat gradient, float64, over all ranks."""
     value, gradient = 0.0, torch.zeros_like(_flat(parameters), dtype=torch.float64)
-    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=algo.unit):
+    for micro in learner.cut(batch, algo.unit):
         fwd = learner.policy(micro, algo.wants)
         part = objective(fwd, micro, loss)
         gradient += _flat(torch.autograd.grad(part, parameters)).double()
@@ -142,7 +148,7 @@ def _gradient(
 def _fisher_product(learner: Learner, batch: Batch, parameters: Sequence[nn.Parameter], v: Tensor, unit: int) -> Tensor:
     """F v: the gradient of (gradient of the mean KL(now || .)) . v, over all ranks."""
     result, tokens = torch.zeros_like(v), max(totals(batch).tokens, 1)
-    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=unit):
+    for micro in learner.cut(batch, unit):
         kl = learner.policy(micro, frozenset({"old_kl"})).old_kl.sum() / tokens
         first = torch.autograd.grad(kl, parameters, create_graph=True)
         along = sum((g.double() * w).sum() for g, w in zip(first, _split(v, parameters), strict=True))
@@ -157,7 +163,7 @@ def _measure(learner: Learner, batch: Batch, loss: Loss, unit: int) -> tuple[flo
     sums = torch.zeros(2, dtype=torch.float64, device=batch.mask.device)
     # a mean over tokens, whatever their loss weighs: tokens that a correction leaves out still move
     tokens = max(totals(batch).tokens, 1)
-    for micro in micro_batches(batch, rows=learner.micro_rows, tokens=learner.micro_tokens, unit=unit):
+    for micro in learner.cut(batch, unit):
         fwd = learner.policy(micro, frozenset({"logp", "old_kl"}))
         sums += torch.stack([objective(fwd, micro, loss).double(), fwd.old_kl.double().sum() / tokens])
     value, kl = collect.total(sums).tolist()
