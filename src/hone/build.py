@@ -1,6 +1,6 @@
 """From a recipe to the objects of a run. The only place that turns settings into things."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ import torch
 
 from hone.algo import ALGORITHMS, Algorithm, Teacher
 from hone.algo.weight import mismatch
-from hone.config import Choice, build_choice, unknown
+from hone.config import Choice, build_choice
 from hone.data import assemble
 from hone.data import rows as dataset
 from hone.data.assemble import Loaded, Reading
@@ -23,21 +23,16 @@ from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer, check_fits, check_same_tokens
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.load import load_function
 from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.fetch import resolve
-from hone.model.folder import load_decoder, load_scorer
+from hone.model.folder import load_decoder
 from hone.model.lora import add_lora, plain_state
 from hone.model.peft import load_peft
 from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
 from hone.model.teacher import TopKTeacher, trimmed
 from hone.recipe import PAIRED, LoraSpec, ModelSpec, Recipe, SampleSpec
-from hone.reward.model import RewardModel
-from hone.reward.score import Scorer as RewardScorer
-from hone.reward.score import as_scorer, combine
-from hone.reward.verify import VERIFIERS
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
 from hone.train.ahead import check_lag
@@ -332,31 +327,6 @@ def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:
         check_fits_budget(copy(inner).take(len(inner)), tokens=recipe.train.tokens)
     window = min(WINDOW, len(inner)) if isinstance(inner, Source) else WINDOW
     return replace(loaded, feed=Budgeted(inner, tokens=recipe.train.tokens, seed=recipe.seed, window=window))
-
-
-def reward(
-    spec: str | Mapping[str, float] | Callable[..., Any], vocabulary: Tokenizer, *, device: torch.device | str = "cpu"
-) -> RewardScorer:
-    """Named verifiers with weights, a reward model's folder, a function in a file, or a function."""
-    if isinstance(spec, str):
-        spec = load_function(spec) if ".py:" in spec else {spec: 1.0}
-    if callable(spec):
-        return as_scorer(spec)
-    named = {name: weight for name, weight in spec.items() if weight}
-    return combine({name: (_named_reward(name, vocabulary, device), weight) for name, weight in named.items()})
-
-
-def _named_reward(name: str, vocabulary: Tokenizer, device: torch.device | str) -> Callable[..., Any]:
-    kind, _, folder = name.partition(":")
-    if ".py:" in name:
-        return load_function(name)
-    if kind != "model" or not folder:
-        if name not in VERIFIERS:
-            raise unknown("reward", name, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])
-        return VERIFIERS[name]
-    scorer = load_scorer(resolve(folder))
-    check_fits(vocabulary, scorer.decoder.config.vocab_size)
-    return RewardModel(score=scorer.eval().to(device), pad_id=vocabulary.pad_id, device=device)
 
 
 def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int) -> SampleParams:

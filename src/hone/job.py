@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 
-from hone import build
+from hone import build, rewards
 from hone.algo import Algorithm
 from hone.data.source import Feed
 from hone.data.tokenizer import Tokenizer
@@ -69,7 +69,7 @@ def set_torch(recipe: Recipe) -> None:
 
 def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     """Build every part before the first step, so that what is wrong is said before anything is written."""
-    algo = build.algorithm(recipe)
+    algo, judges = build.algorithm(recipe), rewards.judges(recipe)
     vocabulary, decoder = start_of(recipe, resumed=resume_from is not None)
     build.check_teacher(recipe, vocabulary)
     learner = learner_of(recipe, algo, decoder, saved=resume_from)
@@ -101,7 +101,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
         job.reward = as_scorer(unrewarded)
         if recipe.reward:
-            job.reward = build.reward(recipe.reward, vocabulary, device=learner.device)
+            job.reward = rewards.scorer(recipe.reward, vocabulary, device=learner.device, judges=judges)
         if recipe.eval_data:
             how = build.reading(recipe, vocabulary)
             job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)

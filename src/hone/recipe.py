@@ -75,6 +75,10 @@ class TrainSpec:
     # update; takes a second copy of the weights, and train.mismatch to correct for it
     lag: Literal[0, 1] = 0
     max_invalid: float = 0.2  # stop when more than this share of the rewards is invalid
+    # reward functions run in processes of their own, so that one that hangs or crashes only makes its outcome invalid;
+    # auto: those of FILE.py:function, not those made in Python, which may share what they know with the program
+    reward_apart: Literal["auto", "always", "never"] = "auto"
+    reward_timeout: float = 60.0  # seconds a completion may take there
     # an update whose loss or gradient is NaN or infinite is skipped and its rows kept: stop after so many
     max_bad_updates: int = 10  # in a row
     max_bad_total: int = 100  # in all
@@ -214,7 +218,7 @@ _AT_LEAST: dict[str, float] = {
 }  # fmt: skip
 _ABOVE: dict[str, float] = {
     "sample.temperature": 0, "sample.top_p": 0, "train.mismatch_cap": 0, "optim.lr": 0, "optim.clip_norm": 0,
-    "lora.alpha": 0,
+    "lora.alpha": 0, "train.reward_timeout": 0,
 }  # fmt: skip
 _AT_MOST: dict[str, float] = {"sample.top_p": 1, "sample.min_p": 1, "train.max_invalid": 1}
 

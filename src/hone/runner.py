@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from hone import build, loop
+import torch
+
+from hone import build, loop, rewards
 from hone.algo.select import reward_of
 from hone.check import suite
 from hone.data.tokenizer import Tokenizer
@@ -336,7 +338,7 @@ def evaluate(
     tasks = tasks[: limit or None]
     if vocabulary.chat_template is not None and any(isinstance(task.prompt, str) for task in tasks):
         _say("prompts are plain text, the model has a chat template: write messages if it was trained on chats")
-    judge, groups = build.reward(reward, vocabulary, device=where), list[Group]()
+    judge, groups = rewards.scorer(reward, vocabulary, device=where), list[Group]()
     for part in sampled(decoder, vocabulary, tasks, params=params, samples=samples, at_once=AT_ONCE):
         groups += score(part, judge)
         if len(groups) <= AT_ONCE:

@@ -48,25 +48,30 @@ class Reward:
         return self.names[0] in ONE
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
-        names = self.names
-        if not rollouts:
-            return []
-        columns = {name: _column(name, rollouts) for name in names}
-        if names[0] in MANY:
-            return self._batched(columns, len(rollouts))
-        return [self._one({name: columns[name][i] for name in names}) for i in range(len(rollouts))]
+        return self.judged(self.columns(rollouts)) if rollouts else []
+
+    def columns(self, rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
+        """What it reads of the rollouts, by the name it is called with."""
+        return {name: _column(name, rollouts) for name in self.names}
+
+    def judged(self, columns: dict[str, list[Any]]) -> list[Outcome]:
+        """The function called on each, or once on all."""
+        number = len(columns[self.names[0]])
+        if not self.apart:
+            return self._batched(columns, number)
+        return [self._one({name: column[i] for name, column in columns.items()}) for i in range(number)]
 
     def _one(self, arguments: dict[str, Any]) -> Outcome:
         try:
             return to_outcome(self.function(**arguments))
         except (Exception, SystemExit) as error:
-            return _crashed(error)
+            return crashed(error)
 
     def _batched(self, columns: dict[str, list[Any]], n: int) -> list[Outcome]:
         try:
             result = self.function(**columns)
         except (Exception, SystemExit) as error:
-            return [_crashed(error)] * n
+            return [crashed(error)] * n
         values: Any = result.tolist() if hasattr(result, "tolist") else result  # numpy and torch
         if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != n:
             size = f" of {len(values)}" if isinstance(values, Sequence) else ""
@@ -80,7 +85,7 @@ class Reward:
         try:
             return to_outcome(value)
         except Exception as error:  # a value can raise when it is turned into a number
-            return _crashed(error)
+            return crashed(error)
 
 
 def name_of(function: Any) -> str:
@@ -135,15 +140,17 @@ def _copy(rollout: Rollout) -> Rollout:
     return replace(rollout, task=_copy_task(rollout.task), **lists)
 
 
-def _invalid(reason: str) -> Outcome:
+def invalid(reason: str) -> Outcome:
+    """No number, for this reason."""
     return Outcome(value=None, reason=" ".join(reason.split())[:300])
 
 
-def _crashed(error: BaseException) -> Outcome:
+def crashed(error: BaseException) -> Outcome:
+    """No number, for it raised."""
     try:
-        return _invalid(f"{type(error).__name__}: {error}")
+        return invalid(f"{type(error).__name__}: {error}")
     except Exception:  # an exception whose own text cannot be written
-        return _invalid(type(error).__name__)
+        return invalid(type(error).__name__)
 
 
 def _finite(value: Any) -> float | None:
@@ -166,11 +173,11 @@ def to_outcome(value: Any) -> Outcome:
         bad = [name for name, part in value.parts.items() if _finite(part) is None]
         number = _finite(value.value)
         if number is None or bad:
-            return _invalid(f"the reward returned an Outcome of {value.value!r} with parts {dict(value.parts)!r}")
+            return invalid(f"the reward returned an Outcome of {value.value!r} with parts {dict(value.parts)!r}")
         return replace(value, value=number)
     number = _finite(value)
     if number is None:
-        return _invalid(f"the reward returned {type(value).__name__} {value!r}, expected a finite number")
+        return invalid(f"the reward returned {type(value).__name__} {value!r}, expected a finite number")
     return Outcome(value=number)
 
 
@@ -178,7 +185,7 @@ def _from_parts(parts: Mapping[Any, Any]) -> Outcome:
     numbers = {str(name): _finite(part) for name, part in parts.items()}
     good = {name: number for name, number in numbers.items() if number is not None}
     if not parts or len(good) < len(parts):
-        return _invalid(f"the reward returned the parts {dict(parts)!r}, expected finite numbers")
+        return invalid(f"the reward returned the parts {dict(parts)!r}, expected finite numbers")
     return to_outcome(Outcome(value=math.fsum(good.values()), parts=good))
 
 
@@ -200,7 +207,7 @@ class Combined:
         parts = dict[str, float]()
         for name, outcome in outcomes.items():
             if outcome.value is None:
-                return _invalid(f"{name}: {outcome.reason}")
+                return invalid(f"{name}: {outcome.reason}")
             parts[name] = outcome.value
             parts |= {f"{name}/{inner}": value for inner, value in outcome.parts.items()}
         total = math.fsum(weight * parts[name] for name, (_, weight) in self.rewards.items())

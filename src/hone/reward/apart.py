@@ -1,0 +1,201 @@
+"""Rewards in processes of their own: one that hangs is ended, and one that takes its interpreter down takes no other.
+
+A pool's processes are forked when it is made, so that functions need no name to be found by; make it before there are
+threads, a GPU or large weights. Calls go out as pickles; outcomes come back as JSON, for nothing that a worker says
+may run here.
+"""
+
+import gc
+import json
+import math
+import os
+import pickle
+import select
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hone.errors import HoneError
+from hone.reward.keeper import ANSWERED, DIED, TIMED_OUT, Closed, keep, receive, send
+from hone.reward.score import Reward, crashed, invalid, to_outcome
+from hone.types import Outcome, Rollout
+
+MOST = 8  # workers, unless asked for more
+Answer = tuple[float, bytes]  # what became of a call (see keeper), and what the worker said, or how it died
+Keeper = tuple[socket.socket, int]  # the connection, and the process
+_ends = weakref.WeakSet[socket.socket]()  # of this process
+
+
+def _forget_ends() -> None:
+    """A forked child that kept them would keep the keepers alive."""
+    for end in list(_ends):
+        end.close()
+
+
+os.register_at_fork(after_in_child=_forget_ends)
+
+
+class Pool:
+    """Keepers, each with a worker that calls one of these functions at a time; what they return must be JSON's.
+
+    >>> pool = Pool([len, sum], workers=1)
+    >>> pool.map([pickle.dumps((0, "four")), pickle.dumps((1, [1, 2]))], seconds=5.0)
+    [(0.0, b'4'), (0.0, b'3')]
+    >>> pool.close()
+    """
+
+    def __init__(self, functions: Sequence[Callable[[Any], Any]], *, workers: int = 0) -> None:
+        def work(call: bytes) -> bytes:
+            number, argument = pickle.loads(call)
+            return json.dumps(functions[number](argument)).encode()
+
+        self._keepers = [_keeper(work) for _ in range(workers or min(MOST, len(os.sched_getaffinity(0))))]
+        self._idle, self._lock = [end for end, _ in self._keepers], threading.Lock()
+        self.close = weakref.finalize(self, _close, os.getpid(), self._keepers)
+
+    def map(self, calls: Sequence[bytes], *, seconds: float) -> list[Answer]:
+        """The answers in the calls' order, as many at a time as there are workers; each call has so many seconds."""
+        answers, waiting = dict[int, Answer](), list(reversed(list(enumerate(calls))))
+        busy = dict[socket.socket, int]()
+        with self._lock:
+            while len(answers) < len(calls):
+                while waiting and self._idle:
+                    self._begin(busy, *waiting.pop(), seconds=seconds)
+                if not busy:
+                    raise HoneError("the processes that compute rewards were ended from outside: resume the run")
+                for end in select.select(list(busy), [], [])[0]:
+                    self._finish(end, answers, number=busy.pop(end))
+        return [answers[number] for number in range(len(calls))]
+
+    def _begin(self, busy: dict[socket.socket, int], number: int, call: bytes, *, seconds: float) -> None:
+        end = self._idle.pop()  # for good, where anything interrupts: its answer would be taken for the next one's
+        busy[end] = number
+        with suppress(Closed):  # which is found out when it is asked for its answer
+            send(end, call, seconds)
+
+    def _finish(self, end: socket.socket, answers: dict[int, Answer], *, number: int) -> None:
+        try:
+            content, about = receive(end)
+        except Closed:
+            answers[number] = (DIED, b"its keeper was ended")
+        else:
+            answers[number] = (about, content)
+            self._idle.append(end)
+
+
+def _keeper(work: Callable[[bytes], bytes]) -> Keeper:
+    ours, theirs = socket.socketpair()
+    number = os.fork()
+    if number:
+        theirs.close()
+        _ends.add(ours)
+        return ours, number
+    try:
+        ours.close()
+        gc.disable()  # it would write to memory that is shared as long as nobody does
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        torch.set_num_threads(1)  # those that the parent had are not here, and would be waited for
+        keep(work, theirs)
+    finally:
+        os._exit(1)
+
+
+def _close(owner: int, keepers: Iterable[Keeper]) -> None:
+    """Their connections end, and with them they do; not in a child that has a copy of the pool."""
+    if os.getpid() != owner:
+        return
+    for end, _ in keepers:
+        end.close()
+    for _, number in keepers:
+        try:
+            os.waitpid(number, 0)
+        except ChildProcessError:  # somebody else waits for every child
+            continue
+
+
+@dataclass(frozen=True)
+class Apart(Reward):
+    """A reward whose function is called in a pool's worker, with so many seconds for each completion."""
+
+    pool: Pool
+    number: int  # of the function, in the pool
+    seconds: float
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
+        if not rollouts:
+            return []
+        columns = self.columns(rollouts)
+        singles = [{name: [column[i]] for name, column in columns.items()} for i in range(len(rollouts))]
+        calls = singles if self.apart else [columns]
+        answers = self.pool.map([self._call(call) for call in calls], seconds=self.seconds * len(rollouts) / len(calls))
+        return [outcome for call, answer in zip(calls, answers, strict=True) for outcome in self._read(call, answer)]
+
+    def _call(self, columns: dict[str, list[Any]]) -> bytes:
+        try:
+            return pickle.dumps((self.number, columns), protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:  # pickling runs what the task's own classes say
+            raise HoneError(
+                f"reward {self.name} runs in a process of its own, and its task cannot be sent there "
+                f"({type(error).__name__}: {error}): set train.reward_apart=never"
+            ) from error
+
+    def _read(self, columns: dict[str, list[Any]], answer: Answer) -> list[Outcome]:
+        number = len(columns[self.names[0]])
+        (about, content), limit = answer, self.seconds * number
+        if about == TIMED_OUT:
+            return [
+                invalid(f"timed out: reward {self.name} took more than {limit:g} s (train.reward_timeout)")
+            ] * number
+        if about != ANSWERED:
+            how = content.decode(errors="replace")
+            return [invalid(f"crashed: reward {self.name} took its process down ({how})")] * number
+        try:
+            said = json.loads(content)
+            if "error" in said:
+                raise HoneError(str(said["error"]))
+            found = [to_outcome(Outcome(**row)) for row in said["outcomes"]]
+            if len(found) != number:
+                raise ValueError(f"{len(found)} outcomes of {number}")
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return [invalid(f"reward {self.name} spoilt its answer: {error}")] * number
+        return found
+
+
+def _judge(reward: Reward) -> Callable[[dict[str, list[Any]]], dict[str, Any]]:
+    """What a worker does with a call."""
+
+    def judge(columns: dict[str, list[Any]]) -> dict[str, Any]:
+        try:
+            outcomes = [_plain(outcome) for outcome in reward.judged(columns)]
+        except HoneError as error:
+            return {"error": str(error)}
+        except BaseException as error:  # KeyboardInterrupt, too, is only the function's own here
+            outcomes = [_plain(crashed(error))] * len(columns[reward.names[0]])
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it was closed
+                stream.flush()
+        return {"outcomes": outcomes}
+
+    return judge
+
+
+def _plain(outcome: Outcome) -> dict[str, Any]:
+    parts = {name: x if isinstance(x, int | float) else float(x) for name, x in outcome.parts.items()}
+    return {"value": outcome.value, "parts": parts, "reason": outcome.reason}
+
+
+def apart(functions: Sequence[Callable[..., Any]], *, seconds: float, workers: int = 0) -> list[Reward]:
+    """The same rewards, called in the workers of one pool, which ends with the last of them."""
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise HoneError(f"a reward may take {seconds} s: give a number above 0")
+    rewards = [Reward(function) for function in functions]
+    pool = Pool([_judge(reward) for reward in rewards], workers=workers)
+    return [Apart(reward.function, pool, number, seconds) for number, reward in enumerate(rewards)]
