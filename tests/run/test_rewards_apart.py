@@ -1,0 +1,79 @@
+"""A run whose reward hangs or takes its interpreter down: those outcomes are invalid, and it goes on."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small import World, assert_same_run, metrics, recipe
+
+import hone
+from hone.errors import HoneError
+
+torch.set_num_threads(1)
+ODD = """\
+import os
+import time
+
+
+def hangs(completion):
+    if len(completion.encode()) % 3 == 0:
+        time.sleep(60)
+    return float(len(completion) % 5)
+
+
+def dies(completion):
+    if len(completion.encode()) % 3 == 0:
+        os.kill(os.getpid(), 9)
+    return float(len(completion) % 5)
+
+
+def always(completion):
+    os.kill(os.getpid(), 9)
+
+
+def where(completion):
+    return float(os.getpid())
+"""
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("odd") / "odd_rewards.py"
+    path.write_text(ODD)
+    return path
+
+
+@pytest.mark.parametrize("name", ["hangs", "dies"])
+def test_the_run_goes_on_without_what_hangs_or_dies(name: str, odd: Path, world: World, tmp_path: Path):
+    settings = ["train.steps=2", "train.max_invalid=0.9", "train.reward_timeout=0.2", f"reward={odd}:{name}"]
+    hone.run(recipe(world, "grpo", tmp_path / "run", *settings))
+    rows = metrics(tmp_path / "run")
+    assert len(rows) == 2
+    assert any(0 < row["invalid"] < 1 for row in rows)
+
+
+def test_a_reward_that_always_dies_stops_the_run_with_the_reason(odd: Path, world: World, tmp_path: Path):
+    with pytest.raises(HoneError, match=r"9 of 9 rewards are invalid.* took its process down \(SIGKILL\)"):
+        hone.run(recipe(world, "grpo", tmp_path / "run", f"reward={odd}:always"))
+
+
+def test_where_a_reward_runs_is_a_setting(odd: Path, world: World, tmp_path: Path):
+    for how, apart in (("auto", True), ("always", True), ("never", False)):
+        settings = [f"train.reward_apart={how}", f"reward={odd}:where"]
+        hone.run(recipe(world, "reinforce", tmp_path / how, "train.steps=1", *settings))
+        assert (metrics(tmp_path / how)[0]["reward"] != os.getpid()) == apart
+    calls = list[str]()
+    made = recipe(world, "reinforce", tmp_path / "python", "train.steps=1")
+    hone.run(replace(made, reward=lambda completion: calls.append(completion) or 1.0))
+    assert len(calls) == 9  # made in Python, it is called here
+    made = recipe(world, "reinforce", tmp_path / "sent", "train.steps=1", "train.reward_apart=always")
+    hone.run(replace(made, reward=lambda completion: calls.append(completion) or 1.0))
+    assert len(calls) == 9
+
+
+def test_where_it_runs_changes_no_number(world: World, tmp_path: Path):
+    for how in ("auto", "never"):
+        hone.run(recipe(world, "grpo", tmp_path / how, f"train.reward_apart={how}"))
+    assert_same_run(tmp_path / "auto", tmp_path / "never", step=4)
