@@ -220,11 +220,11 @@ RESUME = (
     ),
     fault(
         "the old checkpoint goes before the new one is whole", "pain 19", "resume", "train/checkpoint.py",
-        old='    folder = save_folder(root / name_of(step), write)\n',
+        old='    folder = save_folder(root / name_of(step), write, between=between)\n',
         new=(
             "    for old in list(checkpoints(root).values())[: -max(keep - 1, 0) or None]:\n"
             "        shutil.rmtree(old)\n"
-            "    folder = save_folder(root / name_of(step), write)\n"
+            "    folder = save_folder(root / name_of(step), write, between=between)\n"
         ),
         tests="train/test_checkpoint.py",
     ),

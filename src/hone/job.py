@@ -1,8 +1,9 @@
 """The objects of a run and how they are built: every part before the first step, and the checkpoint of all of it."""
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,14 +19,15 @@ from hone.log.monitor import Monitor
 from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy, Scorer
-from hone.recipe import Recipe
+from hone.recipe import Recipe, SaveSpec
 from hone.reward.score import Scorer as RewardScorer
 from hone.reward.score import as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.state import ADAPTER, collected, restore, write_model, write_state
-from hone.train import checkpoint
+from hone.state import ADAPTER, collected, restore, score_of, write_whole
+from hone.train import checkpoint, retain
 from hone.train.ahead import AHEAD, Ahead
+from hone.train.saver import Saver
 from hone.train.step import Learner
 from hone.types import Group, Task
 
@@ -51,6 +53,7 @@ class Run:
     held_rows: Sequence[Group] = ()  # and an offline one
     notes: Sequence[str] = ()  # what became of the data
     news: Callable[[], Sequence[str]] = tuple  # and of what was read since
+    saver: Saver = field(default_factory=Saver)
 
     @property
     def step(self) -> int:
@@ -171,16 +174,36 @@ def whole_decoder(job: Run) -> Decoder:
     return model if isinstance(model, Decoder) else model.decoder
 
 
-def save(job: Run, folder: Path) -> Path:
-    """A checkpoint of the run as it is now, written by the first rank."""
-    whole = collected(job.policy, job.learner, recipe=job.recipe)
+def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = None) -> Path:
+    """A checkpoint of the run as it is now, written by the first rank, beside the loop unless it is waited for.
+
+    score: the metric save.best, where this step has it.
+    """
+    root, step, recipe = folder / CHECKPOINTS, job.step, job.recipe
+    whole = collected(job.policy, job.learner, recipe=recipe, parts=parts(job), score=score)
     ahead = job.ahead.saved() if job.ahead and job.ahead.lag else None
 
     def write(aside: Path) -> None:
-        write_model(aside, whole.model, job.tokenizer)
-        write_state(aside, whole, job.learner, recipe=job.recipe, parts=parts(job))
+        write_whole(aside, whole, job.tokenizer, recipe=recipe)
         if ahead is not None:
             (aside / AHEAD).write_bytes(ahead)
+        for log in folder.glob("*.jsonl"):  # no step of the checkpoint is missing in the logs beside it
+            checkpoint.sync(log)
 
-    collect.once(lambda: checkpoint.save(folder / CHECKPOINTS, job.step, write, keep=job.recipe.save.keep))
-    return folder / CHECKPOINTS / checkpoint.name_of(job.step)
+    spare, go_on = partial(_spared, root, recipe.save), job.saver.go_on
+    once = partial(checkpoint.save, root, step, write, keep=recipe.save.keep, spare=spare, between=go_on)
+    collect.once(partial(job.saver.start, once))
+    if wait:
+        collect.once(job.saver.wait)
+    return root / checkpoint.name_of(step)
+
+
+def _spared(root: Path, how: SaveSpec, steps: Collection[int]) -> set[int]:
+    """The checkpoints to keep for good, and the best so far, which the file `best` then names."""
+    spared = retain.milestones(steps, how.milestones)
+    folders = checkpoint.checkpoints(root)
+    scores = {n: score for n in steps if how.best and (score := score_of(folders[n], how.best)) is not None}
+    if (top := retain.best(scores, lowest=how.best_is == "lowest")) is not None:
+        checkpoint.point(root, retain.BEST, folders[top])
+        spared.add(top)
+    return spared

@@ -149,10 +149,13 @@ class CriticSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSpec:
-    """When to write checkpoints; the last step is always saved."""
+    """When to write checkpoints and which to keep; the last step is always saved."""
 
     every: int = 0
-    keep: int = 2
+    keep: int = 2  # the newest so many, and besides
+    milestones: int = 0  # those whose step is a multiple of this; 0: none
+    best: str = ""  # the one with the best value of this metric, as in eval/reward or eval/loss; empty: none
+    best_is: Literal["highest", "lowest"] = "highest"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +217,7 @@ _AT_LEAST: dict[str, float] = {
     "train.max_bad_updates": 1, "train.max_bad_total": 1,
     "train.max_invalid": 0, "train.reference_refresh": 0, "train.eval_every": 0, "train.eval_samples": 1,
     "train.threads": 0, "optim.critic_lr": 0, "optim.weight_decay": 0, "optim.warmup": 0, "lora.rank": 0,
-    "save.every": 0, "save.keep": 1,
+    "save.every": 0, "save.keep": 1, "save.milestones": 0,
 }  # fmt: skip
 _ABOVE: dict[str, float] = {
     "sample.temperature": 0, "sample.top_p": 0, "train.mismatch_cap": 0, "optim.lr": 0, "optim.clip_norm": 0,
@@ -234,40 +237,6 @@ def validate(recipe: Recipe) -> None:
     _validate_together(recipe)
     _validate_reward(recipe)
     _validate_columns(recipe.read.columns)
-
-
-def plan(recipe: Recipe) -> str:
-    """What one step does, in one unit: rows."""
-    train, each = recipe.train, recipe.sample.group
-    if train.tokens:
-        most = train.micro_tokens or train.tokens
-        return f"at most {train.tokens} tokens = 1 update; micro-batches of at most {most} tokens"
-    made = f"{_count(train.prompts, 'prompt')} x {_count(each, 'sample')} = {_count(train.prompts * each, 'row')}"
-    if not recipe.online:
-        each = 2 if recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2 else 1
-        made = f"{_count(train.prompts, 'pair')} = " if each == 2 else ""
-        made += _count(train.prompts * each, "row")
-    cut = f"{_count(train.epochs, 'epoch')} x {_count(train.minibatches, 'minibatch')}"
-    updates = _count(train.epochs * train.minibatches, "update")
-    return f"{made}; {cut} = {updates}; {_micro_batches(train, train.prompts * each)}"
-
-
-def _micro_batches(train: TrainSpec, rows: int) -> str:
-    """Minibatches are nearly equal parts of the rows, micro-batches slices of those."""
-    if train.micro_tokens:
-        return f"micro-batches of at most {train.micro_tokens} tokens"
-    small, larger = divmod(rows, train.minibatches)
-    sizes = [small + (i < larger) for i in range(train.minibatches)]
-    number = train.epochs * sum(-(-size // train.micro_rows) for size in sizes)
-    most = min(max(sizes), train.micro_rows)
-    even = all(size % most == 0 for size in sizes)
-    shown = f"{_count(most, 'row')} each" if even else f"at most {_count(most, 'row')}"
-    return f"{_count(number, 'micro-batch')} of {shown}"
-
-
-def _count(number: int, noun: str) -> str:
-    plural = "es" if noun.endswith("batch") else "s"
-    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def _validate_ranges(recipe: Recipe) -> None:
@@ -292,7 +261,7 @@ def _validate_together(recipe: Recipe) -> None:
 
 
 def _naming(recipe: Recipe) -> list[tuple[bool, str]]:
-    model, spec = recipe.model, recipe.train
+    model, spec, best = recipe.model, recipe.train, recipe.save.best
     return [
         (not recipe.name or "/" in recipe.name, f"name is {recipe.name!r}: it must be a plain word, it names a folder"),
         (not recipe.out, "out is empty: set the folder to write the run to, as in out=runs/{name}"),
@@ -304,6 +273,11 @@ def _naming(recipe: Recipe) -> list[tuple[bool, str]]:
         (
             spec.eval_every > 0 and not recipe.eval_data,
             "train.eval_every is set but there is no eval_data: set eval_data, or train.eval_every=0",
+        ),
+        (
+            best.startswith("eval/")
+            and (not recipe.eval_data or recipe.save.every % (spec.eval_every or spec.steps) > 0),
+            f"save.best is {best}, which not every saved step has: set eval_data, and train.eval_every to save.every",
         ),
         (recipe.lora.rank > 0 and not recipe.lora.targets, "lora.targets is empty: use all-linear, or set lora.rank=0"),
         (

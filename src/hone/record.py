@@ -9,7 +9,8 @@ from pathlib import Path
 
 from hone.config import Choice, from_yaml, to_json
 from hone.errors import HoneError
-from hone.recipe import Recipe, plan
+from hone.outline import plan
+from hone.recipe import Recipe
 from hone.train import checkpoint
 
 RECIPE, CONFIG = "recipe.json", "config.json"  # what `resume` reads, and what a person does

@@ -3,7 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -26,16 +26,18 @@ from hone.model.adapters import adapter_off
 from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy
-from hone.recipe import Recipe, plan, validate
+from hone.outline import plan
+from hone.recipe import Recipe, validate
 from hone.record import CONFIG, HOW_IN_PYTHON, RECIPE, check_same, describe, in_python, is_described, recorded
 from hone.reward.score import Marker, score
 from hone.signals import Stopper
 from hone.state import write_model
-from hone.train import checkpoint
+from hone.train import checkpoint, lock
 from hone.train.guard import BAD
 from hone.types import Group, Rollout
 
 METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+GRACE = 1.0  # seconds that a checkpoint has to be completed in, after a second signal
 PATIENCE = 5.0  # torchrun passes Ctrl-C on to ranks that the terminal has told already
 FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, BAD)
 
@@ -53,25 +55,25 @@ def run(recipe: Recipe, *, resume: bool = False) -> Path:
 def _run(recipe: Recipe, *, resume: bool) -> Path:
     set_torch(recipe)
     folder = recipe.run_dir
-    found = _found(folder, resume=resume)
-    if found:
-        check_same(recipe, folder)
-    job = prepare(recipe, resume_from=found)
-    if found is None:
-        _look(job)
-    if len(set(collect.gather(str(found)))) > 1:  # and all have looked before the first one writes
-        raise HoneError(f"ranks see different runs in {folder}: set out= to a folder that all of them share")
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        _begin(job, folder, fresh=found is None)
-        return _train(job, folder)
-    except KeyboardInterrupt:  # the second one: no time to save
-        if checkpoint.latest(folder / CHECKPOINTS) is None:
-            raise
-        raise _interrupted(recipe) from None
-    finally:
-        if not job.step and is_first():
-            _forget(folder, made)
+    with _alone(folder):
+        found = _found(folder, resume=resume)
+        if found:
+            check_same(recipe, folder)
+        job = prepare(recipe, resume_from=found)
+        if found is None:
+            _look(job)
+        if len(set(collect.gather(str(found)))) > 1:  # and all have looked before the first one writes
+            raise HoneError(f"ranks see different runs in {folder}: set out= to a folder that all of them share")
+        try:
+            _begin(job, folder, found)
+            return _train(job, folder)
+        except KeyboardInterrupt:  # the second one: no time to save
+            if not checkpoint.checkpoints(folder / CHECKPOINTS):
+                raise
+            raise _interrupted(recipe) from None
+        finally:
+            if not job.step and is_first():
+                _forget(folder)
 
 
 def _look(job: Run) -> None:
@@ -127,13 +129,25 @@ def _found(folder: Path, *, resume: bool) -> Path | None:
 # --- files ---
 
 
-def _begin(job: Run, folder: Path, *, fresh: bool) -> None:
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """The folder is this run's alone, and goes again where nothing came to lie in it."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    with ExitStack() as stack:
+        if is_first():
+            stack.callback(_unmake, made)
+        collect.once(lambda: stack.enter_context(lock.held(folder)))
+        yield
+
+
+def _begin(job: Run, folder: Path, found: Path | None) -> None:
     """Write the settings where they are new, and the starting model of a fresh run."""
-    job.learner.guard.folder = folder / BAD
+    job.learner.guard.folder, fresh = folder / BAD, found is None
     decoder = whole_decoder(job) if fresh else None  # every rank takes part
 
     def write() -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        if found is not None:  # the one that `latest` names may be damaged
+            checkpoint.point(folder / CHECKPOINTS, checkpoint.LATEST, found)
         for place in (folder, folder / CHECKPOINTS, folder / BAD):
             checkpoint.sweep(place)
         if fresh or not is_described(job.recipe, folder):
@@ -145,15 +159,19 @@ def _begin(job: Run, folder: Path, *, fresh: bool) -> None:
     collect.once(write)
 
 
-def _forget(folder: Path, made: Sequence[Path]) -> None:
+def _forget(folder: Path) -> None:
     """A run that did not do its first step leaves nothing behind."""
     for path in (folder / name for name in FILES):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         elif path.is_file():
             path.unlink()
-    for path in made:  # the innermost first
-        if path.is_dir() and not any(path.iterdir()):
+
+
+def _unmake(made: Sequence[Path]) -> None:
+    """Remove the folders that were made for a run and are empty, the innermost first."""
+    for path in made:
+        with suppress(OSError):  # not empty: a run has come of it, this one or another's
             path.rmdir()
 
 
@@ -184,7 +202,11 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
     recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
     log = _Log(folder, start=job.step) if is_first() else None
     patience = PATIENCE if collect.world()[1] > 1 else 0.0
-    with Stopper(patience=patience) as stopper, closing(job.ahead) if job.ahead else nullcontext():
+    with (
+        Stopper(patience=patience) as stopper,
+        _written(job, note=progress.note),
+        closing(job.ahead) if job.ahead else nullcontext(),
+    ):
         for iteration in _iterations(job):
             metrics = dict(iteration.metrics) | job.source.progress() | _evaluation(job)
             metrics["bad_updates"] = float(job.learner.guard.total)
@@ -198,13 +220,31 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
                 progress.note(f"step {job.step}: {held_out}")
             _refresh(job)
             _watch(job, folder, metrics, note=progress.note)
-            last, asked = job.step >= steps, collect.count(stopper.asked) > 0  # a signal may reach one rank first
-            if last or asked or (every and job.step % every == 0):
-                save(job, folder)
+            # a signal may reach one rank first, and the first rank alone writes
+            asked, failed = collect.total(torch.tensor([stopper.asked, job.saver.failed], dtype=torch.int64)).tolist()
+            last = job.step >= steps
+            if last or asked or failed or (every and job.step % every == 0):
+                save(job, folder, wait=bool(last or asked or failed), score=metrics.get(recipe.save.best))
+            for text in job.saver.drain():
+                progress.note(f"step {job.step}: {text}")
             if last:
                 return
             if asked:
                 raise _interrupted(recipe)
+
+
+@contextmanager
+def _written(job: Run, *, note: Callable[[str], None]) -> Iterator[None]:
+    """What is being written when the loop ends is written to its end; only a second signal has little patience."""
+    hurry = None
+    try:
+        yield
+    except KeyboardInterrupt:
+        hurry = GRACE
+        raise
+    finally:
+        if (error := job.saver.close(patience=hurry)) is not None:
+            note(f"the last checkpoint was not written: {error}")
 
 
 class _Log:

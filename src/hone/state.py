@@ -1,7 +1,7 @@
 """What a checkpoint holds: a model folder ready to load, and beside it all that a run needs to go on exactly."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,13 +11,19 @@ from torch import Tensor, nn
 
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
+from hone.model.adapters import lora_state
 from hone.model.decoder import Decoder
 from hone.model.fetch import resolve
+from hone.model.folder import weights_of
+from hone.model.foreign import Foreign
 from hone.model.peft import save_peft
 from hone.model.policy import Policy, Scorer
+from hone.model.stored import stored
 from hone.model.whole import save_whole
 from hone.recipe import Recipe
 from hone.train import checkpoint
+from hone.train.examine import local
+from hone.train.saver import Copies
 from hone.train.step import Learner
 
 if TYPE_CHECKING:
@@ -46,16 +52,32 @@ def _base(recipe: Recipe) -> str:
     return str(resolve(recipe.model.path).resolve()) if recipe.model.path else ""
 
 
+# --- saving: all of it as it is now, then the files ---
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Whole:
-    """The weights of a run, all of each; where ranks hold parts, on the first rank alone."""
+    """What a checkpoint holds, as it was at one moment; where ranks hold parts, on the first rank alone.
 
-    model: Decoder | Scorer
+    Its tensors stay as they are while the run goes on, and it can be written at leisure.
+    """
+
+    model: Decoder | Scorer  # how it is built; what it weighs is in `weights`
+    weights: Mapping[str, Tensor]  # of the model's folder: adapters merged
     tensors: Mapping[str, Mapping[str, Tensor]]  # by file: trained ones as they are (adapters unmerged), moments
+    adapter: Mapping[str, Tensor]  # empty: none is trained
+    state: str  # JSON: counters and cursors
 
 
-def collected(policy: Policy | Scorer, learner: Learner, *, recipe: Recipe) -> Whole:
-    """What a checkpoint holds of the learner; every rank takes part."""
+def collected(
+    policy: Policy | Scorer,
+    learner: Learner,
+    *,
+    recipe: Recipe,
+    parts: Mapping[str, Resumable],
+    score: float | None = None,
+) -> Whole:
+    """All that a checkpoint holds; every rank takes part. score: the metric save.best, where it was measured."""
     shards, reference = learner.shards, dict[str, Tensor]()
     if recipe.train.reference_refresh and isinstance(learner.reference, Policy):
         reference = learner.reference.decoder.state_dict()
@@ -66,26 +88,93 @@ def collected(policy: Policy | Scorer, learner: Learner, *, recipe: Recipe) -> W
         weights, moments = shards.whole_weights(), shards.whole_moments(learner.optimizer)
         model, reference = shards.saved(), shards.whole_state(reference)
     tensors = {WEIGHTS: weights, MOMENTS: moments} | ({REFERENCE: reference} if reference else {})
-    return Whole(model=model, tensors=tensors)
+    decoder = model.decoder if isinstance(model, Scorer) else model
+    copy = Copies(_moving(policy, learner))
+    return Whole(
+        model=model,
+        weights={name: copy(x) for name, x in weights_of(model).items()},
+        tensors={file: {name: copy(x) for name, x in found.items()} for file, found in tensors.items()},
+        adapter={name: copy(x) for name, x in lora_state(decoder).items()} if recipe.lora.used else {},
+        state=json.dumps(_state(learner, recipe=recipe, parts=parts, score=score), indent=1),
+    )
 
 
-def write_state(
-    folder: Path, whole: Whole, learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable]
-) -> None:
-    """Tensors, counters and cursors, and the adapter that is trained."""
-    for name, tensors in whole.tensors.items():
-        checkpoint.save_tensors(folder / name, tensors)
-    state = {
+def _moving(policy: Policy | Scorer, learner: Learner) -> Iterator[Tensor]:
+    """What an update changes in place."""
+    yield from (local(p) for p in policy.parameters() if p.requires_grad)
+    yield from (local(p) for p in learner.trained().values())
+    yield from (local(x) for x in checkpoint.optimizer_tensors(learner.optimizer).values())
+
+
+def _state(learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable], score: float | None) -> dict[str, Any]:
+    return {
         "updates": learner.updates,
         "version": learner.version,
         "control": learner.control,
+        "score": None if score is None else {"metric": recipe.save.best, "value": score},
         "parts": {name: part.state() for name, part in parts.items()},
     }
-    (folder / STATE).write_text(json.dumps(state, indent=1))
-    if recipe.lora.used:
+
+
+def score_of(folder: Path, metric: str) -> float | None:
+    """What a checkpoint scored by the metric; None where it was not measured, or cannot be read."""
+    try:
+        score = json.loads((folder / STATE).read_text())["score"]
+        return float(score["value"]) if score["metric"] == metric else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_whole(folder: Path, whole: Whole, tokenizer: Tokenizer, *, recipe: Recipe) -> None:
+    """A model folder ready to load, and what goes on from it."""
+    save_whole(whole.model, tokenizer, folder, weights=whole.weights)
+    write_state(folder, whole, recipe=recipe)
+
+
+def write_state(folder: Path, whole: Whole, *, recipe: Recipe) -> None:
+    """Tensors, counters and cursors, and the adapter that is trained."""
+    for file, tensors in whole.tensors.items():
+        kept = {name: x for name, x in tensors.items() if file != WEIGHTS or not _is_stored(name, x, whole)}
+        checkpoint.save_tensors(folder / file, kept)
+    (folder / STATE).write_text(whole.state)
+    if whole.adapter:
         scorer = isinstance(whole.model, Scorer)
         decoder = whole.model.decoder if isinstance(whole.model, Scorer) else whole.model
-        save_peft(decoder, folder / ADAPTER, base=_base(recipe), task=None if scorer else "CAUSAL_LM")
+        task = None if scorer else "CAUSAL_LM"
+        save_peft(decoder, folder / ADAPTER, base=_base(recipe), task=task, weights=whole.adapter)
+
+
+def _stored_as(name: str) -> str:
+    """What a model's folder calls a trained weight; "" where it has none like it."""
+    if name.startswith(("decoder.inner.", "critic.")):  # transformers writes its models in its own words
+        return ""
+    return "score." + name.removeprefix("head.") if name.startswith("head.") else name.removeprefix("decoder.")
+
+
+def _is_stored(name: str, x: Tensor, whole: Whole) -> bool:
+    """Whether the model's folder holds these very bits, so that they need not be written twice."""
+    decoder = whole.model.decoder if isinstance(whole.model, Scorer) else whole.model
+    twin = None if isinstance(decoder, Foreign) else whole.weights.get(_stored_as(name))
+    if twin is None or twin.dtype != x.dtype or twin.shape != x.shape:
+        return False
+    return x is twin or torch.equal(_bits(x), _bits(twin))
+
+
+def _bits(x: Tensor) -> Tensor:
+    """-0.0 equals 0.0, and NaN nothing: bits tell."""
+    return x.cpu().contiguous().view(-1).view(torch.uint8)
+
+
+# --- resuming ---
+
+
+def saved_weights(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """The trained weights of a checkpoint by name: those in a file of their own, and of `names` those in its model."""
+    found = checkpoint.load_tensors(folder / WEIGHTS)
+    if missing := [name for name in names if name not in found]:
+        model = stored(folder)
+        found |= {name: model[key].read() for name in missing if (key := _stored_as(name)) in model}
+    return found
 
 
 def restore(
@@ -109,7 +198,8 @@ def restore(
 def restore_weights(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:
     """The trained weights, and the reference where it has moved: all that a loss depends on."""
     checkpoint.verify(folder)
-    _load_weights(learner.trained(), checkpoint.load_tensors(folder / WEIGHTS), folder, shards=learner.shards)
+    parameters = learner.trained()
+    _load_weights(parameters, saved_weights(folder, parameters), folder, shards=learner.shards)
     if learner.masters is not None:
         learner.masters.publish()
     if (folder / REFERENCE).is_file() and isinstance(policy, Policy):

@@ -5,7 +5,8 @@ import pytest
 from hone.config import Choice, from_yaml, override, to_json
 from hone.data.shapes import Shape
 from hone.errors import HoneError
-from hone.recipe import COLUMNS, OFFLINE, PAIRED, LoraSpec, ModelSpec, Recipe, TrainSpec, plan, validate
+from hone.outline import plan
+from hone.recipe import COLUMNS, OFFLINE, PAIRED, LoraSpec, ModelSpec, Recipe, TrainSpec, validate
 
 RIGHT = Recipe(data="tasks.jsonl", model=ModelSpec(path="models/sft"), reward={"math": 1.0})
 FRESH = replace(RIGHT, model=ModelSpec(tokenizer="tokenizers/small"))

@@ -18,6 +18,8 @@ from torch import Tensor
 from hone.algo import ALGORITHMS, Algorithm
 from hone.data.collate import collate
 from hone.errors import HoneError
+from hone.model.decoder import Decoder
+from hone.model.folder import save_decoder
 from hone.model.lora import add_lora
 from hone.recipe import Recipe
 from hone.state import collected, restore, write_state
@@ -120,11 +122,15 @@ def saved(folder: str, algo: str, lora: bool) -> Tensors:
     """Two updates, a checkpoint, and where one more leads."""
     learner = learner_of(made := ALGORITHMS[algo](), lora=lora)
     taken(learner, made, 2)
-    whole = collected(learner.policy, learner, recipe=Recipe())  # pyright: ignore[reportArgumentType]
+    whole = collected(learner.policy, learner, recipe=Recipe(), parts={})  # pyright: ignore[reportArgumentType]
+
+    def write(aside: Path) -> None:
+        assert isinstance(whole.model, Decoder)
+        save_decoder(whole.model, aside, weights=whole.weights)
+        write_state(aside, whole, recipe=Recipe())
+
     if not dist.is_initialized() or dist.get_rank() == 0:
-        checkpoint.save_folder(
-            Path(folder), lambda aside: write_state(aside, whole, learner, recipe=Recipe(), parts={})
-        )
+        checkpoint.save_folder(Path(folder), write)
         assert all(p.device.type == "cpu" for p in whole.model.parameters())
     else:
         assert all(p.is_meta for p in whole.model.parameters()), "only one rank holds the whole"

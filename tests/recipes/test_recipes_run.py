@@ -22,7 +22,8 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder, load_scorer
 from hone.model.policy import Scorer
-from hone.recipe import Recipe, plan, validate
+from hone.outline import plan
+from hone.recipe import Recipe, validate
 from hone.state import write_model
 
 torch.set_num_threads(1)

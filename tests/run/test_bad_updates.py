@@ -62,7 +62,7 @@ def test_bad_updates_are_skipped_counted_said_and_kept(world: World, odd: Path, 
     said = capsys.readouterr().err
     assert f"step {bad[0]}: skipped an update: weight decoder.model.embed_tokens.weight is nan" in said
     assert json.loads((folder / "state.json").read_text())["updates"] == 6 - len(bad)
-    assert sum(not x.isfinite().all() for x in load_tensors(folder / "learner.safetensors").values()) == 1
+    assert sum(not x.isfinite().all() for x in load_tensors(folder / "model.safetensors").values()) == 1
 
 
 def test_stopped_and_resumed_around_a_skip_is_as_if_never_stopped(world: World, odd: Path, tmp_path: Path, monkeypatch):

@@ -15,7 +15,7 @@ from hone.data.budget import Budgeted
 from hone.data.stream import Stream
 from hone.errors import HoneError
 from hone.job import prepare
-from hone.recipe import plan
+from hone.outline import plan
 
 torch.set_num_threads(1)
 

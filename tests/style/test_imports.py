@@ -17,9 +17,11 @@ LEAVES = {  # may be imported from anywhere, and import only these
     "config": {"errors", "values"},
     "log": {"errors", "types"},
     "recipe": {"errors", "values", "config", "log"},
+    "outline": {"recipe"},
     "load": {"errors", "config"},
 }
-EDGE = {"config", "recipe", "load", "values"}  # settings stop at the edge: below it, functions take plain arguments
+# settings stop at the edge: below it, functions take plain arguments
+EDGE = {"config", "recipe", "outline", "load", "values"}
 READS_SETTINGS = {"state", "record", "build", "job", "replay", "check", "runner", "demo", "commands", "cli", *EDGE}
 
 

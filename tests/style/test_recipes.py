@@ -8,7 +8,8 @@ from tree import RECIPES, ROOT
 from hone.algo import ALGORITHMS
 from hone.config import build_choice, override
 from hone.load import list_recipes, load_recipe, summary
-from hone.recipe import plan, validate
+from hone.outline import plan
+from hone.recipe import validate
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from hone.job import parts, save
 from hone.model.folder import load_decoder, load_scorer
 from hone.model.lora import plain_state
 from hone.model.policy import Scorer
-from hone.recipe import plan as in_words
-from hone.state import MOMENTS, WEIGHTS, restore
+from hone.outline import plan as in_words
+from hone.state import MOMENTS, restore, saved_weights
 from hone.train import checkpoint
 from hone.train.step import update
 
@@ -56,15 +56,18 @@ def _size(number: float) -> str:
 
 
 def _checkpoint_size(probe: Probe) -> int:
-    """The model, what is trained of it as it is, and two moments."""
-    return _bytes(probe.job.policy.parameters()) + 3 * _bytes(trained(probe))
+    """The model, two moments, and what is trained where the model does not hold it as it is."""
+    weights = _bytes(trained(probe))
+    apart = probe.job.recipe.lora.used or probe.job.learner.masters is not None
+    return _bytes(probe.job.policy.parameters()) + (3 if apart else 2) * weights
 
 
 def disk(probe: Probe) -> Finding:
     """Room for the checkpoints that are kept, one more while it is written, and the model of the start."""
     recipe = probe.job.recipe
     saves = 1 if not recipe.save.every else max(1, -(-recipe.train.steps // recipe.save.every))
-    most = min(recipe.save.keep + 1, saves)  # the oldest goes when the new one is whole
+    spared = bool(recipe.save.best) + (recipe.save.milestones and recipe.train.steps // recipe.save.milestones)
+    most = min(recipe.save.keep + spared + 1, saves)  # the oldest goes when the new one is whole
     each = _checkpoint_size(probe)
     need = most * each + _bytes(probe.job.policy.decoder.parameters())
     place = next(path for path in (recipe.run_dir.absolute(), *recipe.run_dir.absolute().parents) if path.exists())
@@ -130,7 +133,7 @@ def _unequal(probe: Probe, where: Path) -> list[str]:
     job = probe.job
     checkpoint.verify(where)
     here = {name: p for name, p in job.policy.named_parameters() if p.requires_grad}
-    wrong = _differences(here, checkpoint.load_tensors(where / WEIGHTS))
+    wrong = _differences(here, saved_weights(where, here))
     wrong += _differences(checkpoint.optimizer_tensors(job.learner.optimizer), checkpoint.load_tensors(where / MOMENTS))
     model: nn.Module = load_scorer(where) if isinstance(job.policy, Scorer) else load_decoder(where)
     decoder = model.decoder if isinstance(model, Scorer) else model

@@ -35,9 +35,25 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 DERIVED = "rotary_emb.inv_freq"  # a table that old checkpoints carry along
 
 
-def save_decoder(decoder: Decoder, folder: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
-    """Write config.json and model.safetensors, adapters merged; extra: more keys, such as eos_token_id."""
-    state = plain_state(decoder)
+def weights_of(model: Decoder | Scorer) -> dict[str, Tensor]:
+    """What a folder holds of the model, by name: adapters that are on are merged, a scorer's head is score.*."""
+    if not isinstance(model, Scorer):
+        return plain_state(model)
+    return plain_state(model.decoder) | {f"score.{name}": x.detach() for name, x in model.head.state_dict().items()}
+
+
+def save_decoder(
+    decoder: Decoder,
+    folder: str | Path,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write config.json and model.safetensors, adapters merged; extra: more keys, such as eos_token_id.
+
+    weights: a copy of `weights_of`, for a model that is trained on meanwhile.
+    """
+    state = dict(weights_of(decoder) if weights is None else weights)
     if isinstance(decoder, Foreign):
         return decoder.save(Path(folder), state)
     if decoder.config.tie_word_embeddings:
@@ -55,10 +71,16 @@ def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, trus
     return assemble(config, _read_tensors(Path(folder), dtype))
 
 
-def save_scorer(scorer: Scorer, folder: str | Path, *, extra: Mapping[str, Any] | None = None) -> None:
+def save_scorer(
+    scorer: Scorer,
+    folder: str | Path,
+    *,
+    extra: Mapping[str, Any] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> None:
     """As save_decoder, with the head as score.* and no vocabulary head: tied, so that none is made at loading."""
-    state = plain_state(scorer.decoder)
-    head = {f"score.{name}": x.detach() for name, x in scorer.head.state_dict().items()}
+    state = dict(weights_of(scorer) if weights is None else weights)
+    head = {name: state.pop(name) for name in list(state) if name.startswith("score.")}
     made = {"hone": {"kind": scorer.kind, "mean": scorer.mean, "std": scorer.std}}
     if isinstance(scorer.decoder, Foreign):  # the whole language model, and the head in a file of its own
         scorer.decoder.save(Path(folder), state)

@@ -55,9 +55,18 @@ class AdapterFile:
 
 
 def save_peft(
-    decoder: nn.Module, folder: str | Path, *, name: str | None = None, base: str = "", task: str | None = "CAUSAL_LM"
+    decoder: nn.Module,
+    folder: str | Path,
+    *,
+    name: str | None = None,
+    base: str = "",
+    task: str | None = "CAUSAL_LM",
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write one adapter (None: the selected one) for `peft`; base: the model it belongs to, a folder or a Hub name."""
+    """Write one adapter (None: the selected one) for `peft`; base: the model it belongs to, a folder or a Hub name.
+
+    weights: a copy of its `lora_state`, where it is trained on meanwhile.
+    """
     adapters = adapters_of(decoder, name)
     if not adapters:
         raise HoneError("the model has no adapter to save: add_lora or load_peft first")
@@ -66,7 +75,8 @@ def save_peft(
     config = _config(adapters, list(linear_layers(decoder)))
     config |= {"base_model_name_or_path": base or None, "task_type": task}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    state = {PREFIX + key.removeprefix(INNER): x.contiguous() for key, x in lora_state(decoder, name).items()}
+    found = lora_state(decoder, name) if weights is None else weights
+    state = {PREFIX + key.removeprefix(INNER): x.contiguous() for key, x in found.items()}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors writes for the owner only
 

@@ -57,7 +57,7 @@ class Aside(Generic[T]):
         if stream is None and torch.cuda.is_initialized():  # a thread begins with the first GPU and its default queue
             self._stream = torch.cuda.current_stream()
         self._found: list[T] = []
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None  # what it ended with
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -65,9 +65,13 @@ class Aside(Generic[T]):
     def result(self) -> T:
         """What the function returned, when it has."""
         self.join()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._found[0]
+
+    def ended(self, seconds: float = 0.0) -> bool:
+        """Whether it has come to an end, or does within so many seconds."""
+        return self._done.wait(seconds)
 
     def join(self) -> None:
         """Wait for its end, whatever it is."""
@@ -81,7 +85,7 @@ class Aside(Generic[T]):
             with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
                 self._found.append(self._work())
         except BaseException as error:
-            self._error = error
+            self.error = error
         finally:
             self._done.set()
 

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,15 @@ STEP = re.compile(r"step-(\d+)")
 # --- folders ---
 
 
-def save_folder(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Call `write` on a folder aside, then rename it to `folder`; on any failure nothing is left behind."""
+def _nothing() -> None:
+    """The default of what is done between two files."""
+
+
+def save_folder(folder: Path, write: Callable[[Path], None], *, between: Callable[[], None] = _nothing) -> Path:
+    """Call `write` on a folder aside, then rename it to `folder`; on any failure nothing is left behind.
+
+    between: called before each file is made safe, and before the folder takes its place; what it raises ends it.
+    """
     aside, before = _aside(folder), _aside(folder, "old.tmp")
     for left in (aside, before):  # of a killed process that had this one's number
         shutil.rmtree(left, ignore_errors=True)
@@ -36,14 +43,19 @@ def save_folder(folder: Path, write: Callable[[Path], None]) -> Path:
         aside.mkdir(parents=True)
         write(aside)
         files = sorted(p for p in aside.rglob("*") if p.is_file())
-        manifest = {str(p.relative_to(aside)): digest(p) for p in files}
+        manifest = dict[str, str]()
+        for path in files:
+            between()
+            manifest[str(path.relative_to(aside))] = digest(path)
+            sync(path)
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for path in (*files, aside / MANIFEST, aside):
-            _sync(path)
+        for path in (aside / MANIFEST, *(p for p in aside.rglob("*") if p.is_dir()), aside):
+            sync(path)
+        between()
         if folder.exists():
             os.replace(folder, before)  # removing it first would leave neither for as long as that takes
         os.replace(aside, folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     except Exception as error:
         if number := _disk_error(error):
             raise _not_saved(folder, number) from error
@@ -76,7 +88,11 @@ def _not_saved(path: Path, number: int) -> HoneError:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a killed process was writing aside in this folder."""
+    """Remove what a killed process was writing aside in this folder, and bring back what it had put aside."""
+    for path in folder.glob(".*.old.tmp"):
+        name = path.name[1:].removesuffix(".old.tmp").rpartition(".")[0]
+        if not (folder / name).exists():  # killed between two renames: neither of the two was in its place
+            os.replace(path, folder / name)
     for path in folder.glob(".*.tmp"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
@@ -101,7 +117,8 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """What was written to the file, or the names in the folder, outlive a loss of power from now on."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -115,8 +132,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     try:
         # a lone surrogate, as in a file name that is not UTF-8, becomes its JSON escape
         aside.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "backslashreplace"))
-        _sync(aside)
+        sync(aside)
         os.replace(aside, path)
+        sync(path.parent)
     except OSError as error:
         raise _not_saved(path, _disk_error(error)) from error
     finally:
@@ -137,16 +155,42 @@ def checkpoints(root: Path) -> dict[int, Path]:
     return dict(sorted((int(match[1]), path) for path in folders if (match := STEP.fullmatch(path.name))))
 
 
-def save(root: Path, step: int, write: Callable[[Path], None], *, keep: int = 2) -> Path:
-    """A new checkpoint; `latest` names it, then all but the newest `keep` are removed."""
-    folder = save_folder(root / name_of(step), write)
-    write_atomically(root / LATEST, folder.name)
+Spare = Callable[[Collection[int]], Collection[int]]  # of these steps, those to keep beside the newest
+
+
+def save(
+    root: Path,
+    step: int,
+    write: Callable[[Path], None],
+    *,
+    keep: int = 2,
+    spare: Spare = lambda steps: (),
+    between: Callable[[], None] = _nothing,
+) -> Path:
+    """A new checkpoint; `latest` names it, then all but the newest `keep`, and those to spare, are removed."""
+    folder = save_folder(root / name_of(step), write, between=between)
+    point(root, LATEST, folder)
     found = checkpoints(root)
     earlier = [n for n in found if n <= step]
     later = [n for n in found if n > step]  # damaged, or this run would have gone on from them
+    spared = spare(earlier)
     for old in (*earlier[: -max(keep, 1)], *later):
-        shutil.rmtree(found[old])
+        if old not in spared:
+            _remove(found[old])
     return folder
+
+
+def _remove(folder: Path) -> None:
+    """First out of sight, so that a kill leaves nothing that looks like a damaged checkpoint."""
+    aside = _aside(folder)
+    os.replace(folder, aside)
+    shutil.rmtree(aside)
+
+
+def point(root: Path, name: str, folder: Path) -> None:
+    """Let the file `name` (latest, best) say which folder it is."""
+    if not (root / name).is_file() or (root / name).read_bytes() != folder.name.encode():
+        write_atomically(root / name, folder.name)
 
 
 def latest(root: Path, *, note: Callable[[str], None] = lambda text: None) -> Path | None:
@@ -166,7 +210,13 @@ def latest(root: Path, *, note: Callable[[str], None] = lambda text: None) -> Pa
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Safetensors, contiguous and without shared storage."""
-    save_file({name: x.detach().cpu().contiguous().clone() for name, x in tensors.items()}, path)
+    plain, seen = dict[str, Tensor](), set[int]()
+    for name, x in tensors.items():
+        found = x.detach().cpu().contiguous()
+        place = found.untyped_storage().data_ptr()
+        plain[name] = found.clone() if place in seen else found
+        seen.add(place)
+    save_file(plain, path)
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

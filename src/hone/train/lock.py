@@ -1,0 +1,72 @@
+"""One process at a time in a run's folder: a lock that the system drops when its owner ends, however it ends."""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hone.errors import HoneError
+
+LOCK = "lock"
+_handles = set[int]()  # of the locks this process holds
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Inside, no other process or thread may hold this folder's lock; HoneError where one does."""
+    path = folder / LOCK
+    handle = _take(path)
+    _handles.add(handle)
+    try:
+        with suppress(OSError):  # a full disk: the lock holds without a name
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        yield
+    finally:
+        if handle in _handles:  # not so in a child that was forked meanwhile
+            _handles.discard(handle)
+            with suppress(OSError):  # the lock is the handle: a file that stays harms nobody
+                path.unlink()  # while it is held, so that who has opened it since finds it gone
+            os.close(handle)
+
+
+def _take(path: Path) -> int:
+    """A handle of the file with the lock on it."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:  # the folder was removed in between, by a run that came to nothing
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(handle, 200).decode(errors="replace") or "another process"
+            os.close(handle)
+            raise HoneError(f"{path.parent} is in use by {owner}: wait for it to end, or set another out=") from None
+        except OSError as error:
+            os.close(handle)
+            raise HoneError(f"{path} cannot be locked ({error.strerror}): set out= to another disk") from error
+        if _is_at(path, handle):
+            return handle
+        os.close(handle)  # its owner removed it between opening and locking
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    try:
+        there, here = path.stat(), os.fstat(handle)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _let_go() -> None:
+    """In a forked child: a lock that is shared with it would outlive its owner."""
+    for handle in _handles:
+        os.close(handle)
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
