@@ -102,7 +102,7 @@ def online(
         supply.wait(laps)
         metrics = summary(stats, seconds=laps.total())
         steer(learner, algo, metrics)
-        learner.version += 1
+        learner.end()
         laps("update")
         publish(learner.version)
         laps("publish")
@@ -131,7 +131,7 @@ def offline(
 
         metrics = summary(stats, seconds=time.perf_counter() - start)
         steer(learner, algo, metrics)
-        learner.version += 1
+        learner.end()
         yield Iteration(number=learner.version, metrics=metrics, groups=groups)
 
 

@@ -32,6 +32,7 @@ class Guard:
     folder: Path | None = None  # None: rows are not kept
     row: int = 0
     total: int = 0
+    known: int = 0  # weights that were not finite when the run began
     divisor: int = 1  # by how much micro-batches are smaller than asked for, since memory ran out
     spent: str = ""
     events: list[str] = field(default_factory=list[str])  # one line each, for whoever prints them
@@ -54,6 +55,16 @@ class Guard:
         ):
             if count >= limit:
                 self.spent = f"{count} updates {how}"
+
+    def check(self, tensors: Mapping[str, Tensor], *, step: int) -> None:
+        """HoneError where more numbers are not finite than when the run began: nobody could go on from them."""
+        bad = {name: count for name, x in tensors.items() if (count := not_finite(x))}
+        if sum(bad.values()) > self.known:
+            names = list(bad)
+            raise HoneError(
+                f"step {step} is not saved: {sum(bad.values())} numbers of its weights or moments are not finite, the "
+                f"first in {names[0]}: resume from the checkpoint before it, with a lower optim.lr"
+            )
 
     def drain(self) -> list[str]:
         """What happened since it was last asked."""
@@ -88,6 +99,14 @@ def load_rows(path: Path) -> tuple[Batch, dict[str, Any]]:
             return Batch(**columns), about
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise HoneError(f"{path} is no batch that a run left: give a file of RUN_DIR/{BAD}") from error
+
+
+@torch.no_grad()
+def not_finite(x: Tensor) -> int:
+    """How many numbers are NaN or infinite; most often one sum tells that none is."""
+    if not x.is_floating_point() or bool(x.sum().isfinite()):
+        return 0
+    return int((~x.isfinite()).sum())
 
 
 @torch.no_grad()

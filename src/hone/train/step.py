@@ -50,12 +50,17 @@ class Learner:
     updates: int = 0  # optimiser steps taken
     guard: Guard = field(default_factory=Guard)  # of updates that are not finite
     version: int = 0  # iterations done: the version of the weights the sampler reads
+    moved: bool = False  # whether weights may be others than when the last iteration ended
     control: dict[str, float] = field(default_factory=dict[str, float])  # adaptive numbers, by column
 
     @property
     def device(self) -> torch.device:
         """Where the policy computes, and its batches have to be."""
         return optim.parameters_of(self.optimizer)[0].device
+
+    def end(self) -> None:
+        """An iteration is done."""
+        self.version, self.moved = self.version + 1, False
 
     def trained(self) -> dict[str, nn.Parameter]:
         """What gradients end up in, by name."""
@@ -290,6 +295,7 @@ def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Para
     norm = optim.clip_gradients(parameters, learner.clip_norm, parts=parts)
     finite = bool(norm.isfinite())
     if finite:
+        learner.moved = True
         stats.add("lr", optim.set_rate(learner.optimizer, learner.schedule(learner.updates)), 1)
         learner.optimizer.step()
         learner.updates += 1

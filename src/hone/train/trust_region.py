@@ -98,7 +98,7 @@ def _line_search(
     parameters = learner.policy.actor_parameters()
     start = _flat(parameters).clone()
     old = Snapshot(learner, parameters)
-    scale = 1.0
+    learner.moved, scale = True, 1.0
     for _ in range(region.backtracks):
         _assign(parameters, start + (scale * full).to(start.dtype))
         with _compared_with(learner, old):

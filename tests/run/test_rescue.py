@@ -1,0 +1,106 @@
+"""A run whose sampler, reward or data raises loses no step, and one whose weights are lost saves none of them."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import World, assert_same_run, recipe, temporary
+
+import hone
+from hone.data.source import Source
+from hone.errors import HoneError
+from hone.rollout.roller import Roller
+from hone.train import optim
+from hone.train.checkpoint import checkpoints
+
+torch.set_num_threads(1)
+
+
+def failing(function: Callable[..., Any], calls: int, error: Exception) -> Callable[..., Any]:
+    """The function for so many calls, then the error."""
+    count = itertools.count()
+
+    @functools.wraps(function)
+    def called(*arguments: Any, **named: Any) -> Any:
+        if next(count) >= calls:
+            raise error
+        return function(*arguments, **named)
+
+    return called
+
+
+@pytest.mark.parametrize(
+    ("algo", "place", "name", "calls"),
+    [("grpo", Roller, "stream", 2), ("sft", Source, "take", 3), ("trpo", Roller, "_finish", 19)],
+)
+def test_what_raises_is_told_and_the_steps_before_are_saved(
+    algo: str, place: type, name: str, calls: int, world: World, tmp_path: Path, monkeypatch, capsys
+):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    hone.run(recipe(world, algo, whole))
+    made = recipe(world, algo, cut)
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, failing(getattr(place, name), calls, RuntimeError("the cable")))
+        with pytest.raises(RuntimeError, match="the cable"):
+            hone.run(made)
+    assert list(checkpoints(cut / "checkpoints")) == [2]
+    assert temporary(cut) == []
+    assert "step 3 failed; step 2 is saved" in capsys.readouterr().err
+    hone.resume(cut)
+    assert_same_run(whole, cut, step=4)
+
+
+def test_too_many_invalid_rewards_cost_no_step(world: World, tmp_path: Path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    hone.run(replace(recipe(world, "rloo", whole), reward=len_of))
+    made = recipe(world, "rloo", cut)
+    with pytest.raises(HoneError, match="rewards are invalid"):
+        hone.run(replace(made, reward=failing(len_of, 20, RuntimeError("no more"))))
+    assert list(checkpoints(cut / "checkpoints")) == [2]
+    hone.run(replace(made, reward=len_of), resume=True)
+    assert_same_run(whole, cut, step=4)
+
+
+def len_of(completion: str) -> float:
+    return float(len(completion))
+
+
+def test_nothing_is_saved_of_a_step_that_has_moved_the_weights(world: World, tmp_path: Path, monkeypatch):
+    """The second of two updates fails: half a step is none."""
+    out = tmp_path / "run"
+    settings = ["train.minibatches=2", "save.every=1"]
+    with monkeypatch.context() as patch:
+        patch.setattr(optim, "clip_gradients", failing(optim.clip_gradients, 3, RuntimeError("the cable")))
+        with pytest.raises(RuntimeError, match="the cable"):
+            hone.run(recipe(world, "grpo", out, *settings))
+    assert list(checkpoints(out / "checkpoints")) == [1]
+    hone.resume(out)
+    hone.run(recipe(world, "grpo", tmp_path / "whole", *settings))
+    assert_same_run(tmp_path / "whole", out, step=4)
+
+
+@pytest.mark.parametrize("algo", ["grpo", "sft", "trpo"])
+def test_weights_that_are_lost_are_never_saved(algo: str, world: World, tmp_path: Path, monkeypatch):
+    out, count = tmp_path / "run", itertools.count()
+    step = torch.optim.AdamW.step
+
+    def strike(self: torch.optim.AdamW, *arguments: Any, **named: Any) -> Any:
+        found = step(self, *arguments, **named)
+        if next(count) == 2:
+            self.param_groups[0]["params"][0].data.view(-1)[3] = torch.nan
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", strike)
+        with pytest.raises(HoneError) as error:
+            hone.run(recipe(world, algo, out, "save.every=1", "train.steps=6"))
+    assert "weights or moments are not finite" in str(error.value) or "logits are not finite" in str(error.value)
+    assert list(checkpoints(out / "checkpoints")) == [1, 2]
+    hone.resume(out)
+    hone.run(recipe(world, algo, tmp_path / "whole", "save.every=1", "train.steps=6"))
+    assert_same_run(tmp_path / "whole", out, step=6)
