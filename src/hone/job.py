@@ -27,6 +27,8 @@ from hone.rollout.roller import Roller
 from hone.state import ADAPTER, collected, restore, score_of, write_whole
 from hone.train import checkpoint, retain
 from hone.train.ahead import AHEAD, Ahead
+from hone.train.examine import local
+from hone.train.guard import not_finite
 from hone.train.saver import Saver
 from hone.train.step import Learner
 from hone.types import Group, Task
@@ -115,6 +117,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
         if job.ahead:
             job.ahead.load(resume_from)
             publish(job, job.step)
+    learner.guard.known = sum(not_finite(local(x)) for x in learner.trained().values())
     return job
 
 
@@ -184,6 +187,8 @@ def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = Non
     ahead = job.ahead.saved() if job.ahead and job.ahead.lag else None
 
     def write(aside: Path) -> None:
+        for tensors in whole.tensors.values():
+            job.learner.guard.check(tensors, step=step)
         write_whole(aside, whole, job.tokenizer, recipe=recipe)
         if ahead is not None:
             (aside / AHEAD).write_bytes(ahead)

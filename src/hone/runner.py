@@ -29,6 +29,7 @@ from hone.model.policy import Policy
 from hone.outline import plan
 from hone.recipe import Recipe, validate
 from hone.record import CONFIG, HOW_IN_PYTHON, RECIPE, check_same, describe, in_python, is_described, recorded
+from hone.rescue import rescued
 from hone.reward.score import Marker, score
 from hone.signals import Stopper
 from hone.state import write_model
@@ -207,7 +208,7 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
         _written(job, note=progress.note),
         closing(job.ahead) if job.ahead else nullcontext(),
     ):
-        for iteration in _iterations(job):
+        for iteration in rescued(_iterations(job), job, folder, note=progress.note):
             metrics = dict(iteration.metrics) | job.source.progress() | _evaluation(job)
             metrics["bad_updates"] = float(job.learner.guard.total)
             for name in () if recipe.reward else ("reward", "varied"):  # a teacher's pupil may have no reward

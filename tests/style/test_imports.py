@@ -8,7 +8,7 @@ from tree import MODULES, name_of, parsed
 
 ORDER = [
     "types", "algo", "data", "reward", "rollout", "model", "dist", "train", "search", "eval",
-    "loop", "signals", "measure", "state", "record", "build", "rewards", "job", "replay", "check", "runner",
+    "loop", "signals", "measure", "state", "record", "build", "rewards", "job", "rescue", "replay", "check", "runner",
     "demo", "board", "serve", "commands", "cli", "__main__",
 ]  # fmt: skip
 LEAVES = {  # may be imported from anywhere, and import only these
@@ -22,7 +22,10 @@ LEAVES = {  # may be imported from anywhere, and import only these
 }
 # settings stop at the edge: below it, functions take plain arguments
 EDGE = {"config", "recipe", "outline", "load", "values"}
-READS_SETTINGS = {"state", "record", "build", "job", "replay", "check", "runner", "demo", "commands", "cli", *EDGE}
+READS_SETTINGS = {
+    "state", "record", "build", "rewards", "job", "rescue", "replay", "check", "runner", "demo", "commands", "cli",
+    *EDGE,
+}  # fmt: skip
 
 
 def part(module: str) -> str:
