@@ -3,7 +3,7 @@
 import pytest
 import torch
 from ranks import by_ranks
-from ways import CASES, Trajectory, Way, furthest, trajectory
+from ways import CASES, Trajectory, Way, alone, furthest
 
 torch.set_num_threads(1)
 UNEVEN = Way(prompts=5, micro_rows=3, layout="packed")
@@ -21,11 +21,11 @@ def found() -> Found:
 @pytest.mark.parametrize(("ranks", "way"), RUNS)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_change_no_weight_and_no_metric(name: str, ranks: int, way: str, found: Found) -> None:
-    alone = trajectory(CASES[name], WAYS[ranks][way])
+    one = alone(name, WAYS[ranks][way])
     for seen in found[ranks][name, way]:
-        assert furthest(alone.weights, seen.weights) <= 1e-12
-        assert [m.keys() for m in seen.metrics] == [m.keys() for m in alone.metrics]
-        for ours, theirs in zip(alone.metrics, seen.metrics, strict=True):
+        assert furthest(one.weights, seen.weights) <= 1e-12
+        assert [m.keys() for m in seen.metrics] == [m.keys() for m in one.metrics]
+        for ours, theirs in zip(one.metrics, seen.metrics, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12)
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from ranks import by_ranks
-from ways import CASES, Trajectory, Way, furthest, trajectory
+from ways import CASES, Trajectory, Way, alone, furthest
 
 torch.set_num_threads(1)
 UNEVEN = Way(prompts=5, micro_rows=3, layout="packed", shard="fsdp")  # ranks have different numbers of micro-batches
@@ -29,11 +29,11 @@ Found = dict[int, dict[tuple[str, str], list[Trajectory]]]
 
 
 def assert_as_alone(name: str, way: Way, seen: list[Trajectory]) -> None:
-    alone = trajectory(CASES[name], replace(way, shard="none"))
+    one = alone(name, replace(way, shard="none"))
     for each in seen:
-        assert furthest(alone.weights, each.weights) <= 1e-12
-        assert [m.keys() for m in each.metrics] == [m.keys() for m in alone.metrics]
-        for ours, theirs in zip(alone.metrics, each.metrics, strict=True):
+        assert furthest(one.weights, each.weights) <= 1e-12
+        assert [m.keys() for m in each.metrics] == [m.keys() for m in one.metrics]
+        for ours, theirs in zip(one.metrics, each.metrics, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12)
     assert all(furthest(seen[0].weights, other.weights) == 0 for other in seen)
 

@@ -1,12 +1,10 @@
-"""One trajectory, many ways: three steps of every algorithm, cut and laid out differently, give the same weights and
-the same logged numbers."""
-
-from functools import cache
+"""One trajectory, many ways: the first steps of every algorithm, cut and laid out differently, give the same weights
+and the same logged numbers."""
 
 import pytest
 import torch
 from torch import Tensor
-from ways import CASES, Trajectory, Way, furthest, start, trajectory
+from ways import CASES, Trajectory, Way, alone, furthest, start, trajectory
 
 from hone.train import optim
 
@@ -31,10 +29,9 @@ WAYS = {
 }
 
 
-@cache
 def plain(name: str) -> Trajectory:
     """The trajectory that the others are compared with."""
-    return trajectory(CASES[name], Way())
+    return alone(name, Way())
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,7 +56,7 @@ def test_in_single_precision_only_rounding_differs_and_has_no_direction(name: st
     one = trajectory(CASES[name], Way(dtype=SINGLE))
     other = trajectory(CASES[name], Way(dtype=SINGLE, micro_rows=3, layout="packed", left=2, order=1, chunk=5))
     difference = residual(one.weights, other.weights)
-    assert difference.abs().max() < 2e-5, "each weight has moved by about 0.03"
+    assert difference.abs().max() < 2e-5, "each weight has moved by about 0.02"
     assert abs(difference.mean()) <= 0.2 * difference.std(), "rounding goes either way"
 
 

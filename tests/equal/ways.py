@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import tiny
@@ -21,7 +21,7 @@ from hone.train.ahead import Ahead
 from hone.train.step import Learner
 from hone.types import Batch
 
-STEPS = 3
+STEPS = 2  # the second reads all that the first has changed; one more for each that samples are ahead
 FILL = 7  # what padding holds: neither 0 nor a token that means nothing
 
 
@@ -37,7 +37,7 @@ class Case:
     lag: int = 0  # samples are made while the learner updates
 
 
-QUICK: dict[str, dict[str, Any]] = {"trpo": {"cg_steps": 3}, "expert_iteration": {"threshold": 0.2}}
+QUICK: dict[str, dict[str, Any]] = {"trpo": {"cg_steps": 2}, "expert_iteration": {"threshold": 0.2}}
 CASES = {name: Case(algo=partial(make, **QUICK.get(name, {}))) for name, make in ALGORITHMS.items()} | {
     "ppo, own critic, entropy, bootstrap": Case(
         algo=partial(ALGORITHMS["ppo"], entropy=0.01, bootstrap=True, dual=3.0), own_critic=True
@@ -174,10 +174,16 @@ def trajectory(case: Case, way: Way) -> Trajectory:
     """A few steps through the real model, packing and optimiser."""
     learner, algo = start(case, way)
     with collated(way, algo):
-        done = list(itertools.islice(iterations(case, way, learner, algo), STEPS))
+        done = list(itertools.islice(iterations(case, way, learner, algo), STEPS + case.lag))
     timed = ("seconds", "tokens_per_second")
     metrics = [{k: v for k, v in d.metrics.items() if not k.startswith(timed)} for d in done]
     return Trajectory(tiny.parameters_of(learner), metrics)
+
+
+@cache
+def alone(name: str, way: Way) -> Trajectory:
+    """The trajectory of one process, computed once for all that are compared with it."""
+    return trajectory(CASES[name], way)
 
 
 def furthest(a: list[Tensor], b: list[Tensor]) -> float:
