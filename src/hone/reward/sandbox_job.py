@@ -1,0 +1,144 @@
+"""A job: one program, run behind the wall, asked for values over pipes. It decides nothing: only data leaves it.
+
+Frames are four bytes of length and JSON. In: what to run, then calls, one at a time or all at once. Out: "started",
+then one record an event, in order. The program may write rubbish there; then nothing of it counts.
+"""
+
+import fcntl
+import io
+import os
+import signal
+import sys
+import traceback
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from hone.reward import sandbox_values as values
+from hone.reward import sandbox_wall as wall
+
+RESULT = 3  # the descriptor that records go to
+ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
+
+
+def run_job(descriptors: Sequence[int], conf: Mapping[str, Any]) -> NoReturn:
+    """The job's first process, from its first moment; it never returns."""
+    code = 70
+    try:
+        _take(descriptors)
+        wall.enclose(conf)
+        _serve(conf["result"])
+        code = 0
+    except BaseException:  # a program may raise anything; whatever it is, this process ends here
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _take(descriptors: Sequence[int]) -> None:
+    """These as 0, 1, 2 and 3, and no other: each is moved out of the way first, for they may lie among those four."""
+    os.setsid()
+    away = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16) for descriptor in descriptors]
+    for number, descriptor in enumerate(away):
+        os.dup2(descriptor, number, inheritable=number != RESULT)
+    os.closerange(RESULT + 1, 1 << 16)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.stdin = io.StringIO()
+    sys.stdout = open(1, "w", encoding="utf-8", errors="surrogatepass", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def _serve(limit: int) -> None:
+    order = values.loads(_frame() or b"")
+    _say({"started": True})
+    if order["run"]:
+        _command(order)
+        return
+    script = order["stdin"] is not None
+    if script:
+        _feed(order["stdin"])
+    module = types.ModuleType("__main__" if script else "program")
+    sys.modules[module.__name__] = module
+    _load(module, order["source"])
+    while not script and (text := _frame()) is not None:
+        _write(_answer(module, values.loads(text), limit))
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _load(module: types.ModuleType, source: str) -> None:
+    try:
+        exec(compile(source, "program.py", "exec"), module.__dict__)
+        _say({"loaded": True})
+    except BaseException as error:
+        over = isinstance(error, SystemExit) and error.code in (None, 0)
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
+        _say({"loaded": over, "error": _text(error)})
+
+
+def _answer(module: types.ModuleType, call: Mapping[str, Any], limit: int) -> bytes:
+    try:
+        function = module.__dict__[call["name"]]
+        return values.dumps({"value": function(*call["args"], **call["kwargs"])}, limit=limit)
+    except values.TooLarge as error:
+        return values.dumps({"error": f"the value is too large: {error}"}, limit=limit)
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: the next call is still asked
+        return values.dumps({"error": _text(error)}, limit=limit)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"[:500]
+    except BaseException:  # its __str__ is the program's
+        return type(error).__name__
+
+
+def _feed(text: bytes) -> None:
+    """The program's standard input, as a file without a name."""
+    descriptor = os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
+    while text:
+        text = text[os.write(descriptor, text) :]
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.dup2(descriptor, 0)
+    os.close(descriptor)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+
+
+def _command(order: Mapping[str, Any]) -> None:
+    """Write the program to a file, build it if asked, and become what runs it."""
+    with open(order["file"], "w", encoding="utf-8") as file:
+        file.write(order["source"])
+    _feed(order["stdin"] or b"")
+    for command in order["build"]:
+        actions = [(os.POSIX_SPAWN_DUP2, 2, 1)]
+        pid = os.posix_spawnp(command[0], command, ENVIRONMENT, file_actions=actions)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code:
+            _say({"loaded": False, "error": f"{command[0]} ended with {code}"})
+            return
+    _say({"loaded": True})
+    os.execvpe(order["run"][0], order["run"], ENVIRONMENT)
+
+
+def _frame() -> bytes | None:
+    """The next frame of the request, or None at its end."""
+    head = _exactly(4)
+    return _exactly(int.from_bytes(head, "big")) if len(head) == 4 else None
+
+
+def _exactly(size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size and (part := os.read(0, min(size - len(found), 1 << 20))):
+        found += part
+    return bytes(found)
+
+
+def _say(record: dict[str, Any]) -> None:
+    _write(values.dumps(record, limit=4096))
+
+
+def _write(text: bytes) -> None:
+    text = len(text).to_bytes(4, "big") + text
+    while text:
+        text = text[os.write(RESULT, text) :]

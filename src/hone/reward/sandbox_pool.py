@@ -1,0 +1,128 @@
+"""The native backend: slots of Hone's own, opened when they are wanted and used again, each job in a fresh fork."""
+
+import itertools
+import os
+import time
+from queue import PriorityQueue
+from threading import Lock
+
+from hone.reward import sandbox_cgroups as cgroups
+from hone.reward.sandbox_limits import OWN_PROCESSES, Protection, Wanted, configuration
+from hone.reward.sandbox_slots import GRACE, Ask, SandboxError, Server, Slot, Talk
+
+_count = itertools.count()
+REMEDY = "open it as root, or allow user namespaces (sysctl user.max_user_namespaces; on Ubuntu also " + (
+    "kernel.apparmor_restrict_unprivileged_userns=0), or install bubblewrap, or name a service with backend=URL"
+)
+
+
+class Pool:
+    """Places in a queue: idle slots first, the one that has rested longest foremost; then places not yet opened."""
+
+    def __init__(self, wanted: Wanted, *, cgroup: bool = True, user: bool = True) -> None:
+        self.wanted, self.user = wanted, user
+        self.home = cgroups.find() if cgroup else None
+        if self.home is not None:
+            cgroups.sweep(self.home)
+        self._server = self._serve()
+        self._places: PriorityQueue[tuple[bool, int, Slot | None]] = PriorityQueue()
+        self._lock, self._closed = Lock(), False
+        try:
+            first = self._first()
+        except SandboxError as error:
+            self._server.close()
+            raise SandboxError(f"{str(error).rpartition(':')[0]}: {REMEDY}") from error
+        self.proc = first.proc
+        self._put(first)
+        for _ in range(wanted.slots - 1):
+            self._put(None)
+
+    def _serve(self) -> Server:
+        return Server(configuration(self.wanted, user=self.user, watched=self.home is None), self.wanted.python)
+
+    def _first(self) -> Slot:
+        """A slot that works. Root can do without a user namespace: programs then run as a user of the machine's."""
+        slot = self._open()
+        try:
+            slot.ready()
+        except SandboxError:
+            slot.close()
+            if not self.user or os.geteuid() != 0:
+                raise
+            self.user = False
+            self._server.close()
+            self._server = self._serve()
+            slot = self._open()
+            slot.ready()
+        if self.home is None and not slot.proc:
+            slot.close()
+            raise SandboxError("there are no cgroups and no /proc, so memory cannot be bounded: ")
+        return slot
+
+    def _put(self, slot: Slot | None) -> None:
+        self._places.put((slot is None, next(_count), slot))
+
+    def _open(self) -> Slot:
+        folders, limits = list[str](), self.wanted.limits
+        if self.home is not None:
+            processes = limits.processes + OWN_PROCESSES
+            name = str(next(_count))
+            folders = self.home.make(name, memory=limits.memory, processes=processes, cores=limits.cores)
+        return Slot(self._server, folders, watched=self.home is None)
+
+    def talk(self, request: bytes, talk: Talk, *, seconds: float, ask: Ask | None = None) -> float:
+        """Hold one conversation in a fresh job; the seconds it took, from request to the last process's end."""
+        _, _, slot = self._places.get()
+        used = None
+        try:
+            if self._closed:
+                raise SandboxError("the sandbox is closed: open a new one")
+            slot = slot or self._open()
+            slot.ready()
+            start = time.monotonic()
+            slot.run(request, talk, seconds=seconds, ask=ask)
+            used = slot if talk.told else None
+            return time.monotonic() - start
+        finally:
+            if slot is not None and used is None:
+                slot.close()
+            self._put(used)
+
+    def close(self) -> None:
+        """Wait for what runs, then end all slots and the server."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        for _ in range(self.wanted.slots):
+            _, _, slot = self._places.get(timeout=self.wanted.limits.seconds + 3 * GRACE)
+            if slot is not None:
+                slot.close()
+        self._server.close()
+        self._put(None)  # whoever still waits finds it closed
+
+    def report(self) -> list[Protection]:
+        """What every job is locked in by."""
+        user = "a user namespace without rights" if self.user else "another user of the machine, without rights"
+        have = [
+            Protection(name="rights", how=f"{user}; no_new_privs, no capabilities, bounding set empty"),
+            Protection(name="network", how="a network namespace without interfaces; sockets of the Unix family only"),
+            Protection(name="files", how="a read-only root of interpreters and libraries; /tmp fresh, bounded"),
+            Protection(name="processes in sight", how="a pid namespace a job; /proc shows its own" if self.proc else
+                       "a pid namespace a job; no /proc, for the machine masks its own"),
+            Protection(name="system calls", how="a list of allowed ones (seccomp)"),
+            Protection(name="time, files, output", how="a clock outside, rlimits, bounded reads"),
+        ]  # fmt: skip
+        if self.home is not None:
+            have.append(Protection(name="memory and processes", how=self.home.describe()))
+        else:
+            how = "rlimits, and a watch that sums the job's processes every 10 ms"
+            remedy = "open it where cgroups can be written: as root, or in a delegated systemd scope"
+            have.append(Protection(name="memory and processes", how=how, replaced=True, remedy=remedy))
+        cpu = self.home is not None and "cpu" in self.home.folders
+        if cpu:
+            have.append(Protection(name="CPU", how=f"a quota of {self.wanted.limits.cores:g} cores a slot"))
+        else:
+            how = "seconds of CPU, a process by rlimit and together by the watch"
+            have.append(Protection(name="CPU", how=how, replaced=True, remedy="delegate the cpu controller"))
+        return have

@@ -1,0 +1,286 @@
+"""The client's side of the wall: starts the server, opens slots, and talks with one job at a time in each.
+
+Every read is bounded, every wait has an end, and what a program wrote is data: bytes, or values of plain types.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from hone.errors import HoneError
+from hone.reward import sandbox_cgroups as cgroups
+from hone.reward import sandbox_values as values
+from hone.reward.sandbox_job import ENVIRONMENT
+from hone.reward.sandbox_wall import remove_groups
+
+GRACE = 10.0  # seconds for the kernel to end and empty a slot
+CHUNK = 1 << 16
+START = "import sys; sys.path.insert(0, {home!r}); from hone.reward import sandbox_inside as s; s.serve({number})"
+HOME = str(Path(__file__).parents[2])
+
+Ask = Callable[[list[Any]], bytes | None]  # every record so far -> more of the request, or None at its end
+
+
+class SandboxError(HoneError):
+    """The sandbox itself failed: no verdict on the program."""
+
+
+def frame(value: Any, *, limit: int = 1 << 28) -> bytes:
+    """A value as a frame of the request."""
+    text = values.dumps(value, limit=limit)
+    return len(text).to_bytes(4, "big") + text
+
+
+class Server:
+    """A fresh interpreter that opens and ends slots; when its client is gone, so is everything it started."""
+
+    def __init__(self, conf: Mapping[str, Any], python: str) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            code = START.format(home=HOME, number=theirs.fileno())
+            self._process = subprocess.Popen(
+                [python, "-I", "-S", "-c", code],
+                pass_fds=[theirs.fileno()],
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        self._socket, self._lock, self._count = ours, Lock(), 0
+        self._socket.settimeout(GRACE)
+        self._send(conf)
+
+    def _send(self, order: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        try:
+            socket.send_fds(self._socket, [json.dumps(order).encode()], descriptors)
+        except OSError as error:
+            raise SandboxError(
+                f"the sandbox's server has ended ({self._why() or error}): open a new sandbox"
+            ) from error
+
+    def _why(self) -> str:
+        if self._process.poll() is None or self._process.stderr is None:
+            return ""
+        lines = self._process.stderr.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
+        return lines[-1] if lines else f"exit code {self._process.returncode}"
+
+    def open(self, folders: Sequence[str]) -> tuple[int, socket.socket]:
+        """A slot in these cgroups: its number and the socket over which it hands out jobs."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, self._lock:
+            self._count += 1
+            self._send({"do": "open", "slot": self._count, "cgroups": list(folders)}, [theirs.fileno()])
+            return self._count, ours
+
+    def end(self, number: int) -> None:
+        """End a slot; on return nothing of it runs."""
+        with self._lock, contextlib.suppress(OSError):  # a server that is gone has ended it
+            self._send({"do": "end", "slot": number})
+            self._socket.recv(16)
+
+    def close(self) -> None:
+        """End everything, and wait until it is."""
+        with self._lock:
+            self._socket.close()
+        try:
+            self._process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stderr is not None:
+            self._process.stderr.close()
+
+
+@dataclass(slots=True)
+class Talk:
+    """What has come from a job so far, each stream up to its limit."""
+
+    output: int  # bytes of stdout, and of stderr
+    result: int  # bytes of one record
+    most: int  # records
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    records: list[Any] = field(default_factory=list[Any])
+    limit: str = ""  # the first limit that was hit
+    told: dict[str, Any] = field(default_factory=dict[str, Any])  # by the slot, at the end
+    _rest: bytearray = field(default_factory=bytearray)
+
+    def text(self, stream: bytearray, part: bytes) -> None:
+        """Some of stdout or stderr."""
+        stream += part
+        if len(stream) > self.output:
+            del stream[self.output :]
+            self.limit = self.limit or "output"
+
+    def data(self, part: bytes) -> bool:
+        """Some of the records; whether one was completed."""
+        if self.limit:
+            return False
+        self._rest += part
+        before = len(self.records)
+        while len(self._rest) >= 4 and not self.limit:
+            size = int.from_bytes(self._rest[:4], "big")
+            if size > self.result or len(self.records) >= self.most:
+                self.limit = "result"
+            elif len(self._rest) < 4 + size:
+                break
+            else:
+                self._record(bytes(self._rest[4 : 4 + size]))
+                del self._rest[: 4 + size]
+        return len(self.records) > before
+
+    def _record(self, text: bytes) -> None:
+        try:
+            record = values.loads(text)
+        except ValueError:
+            record = None
+        if isinstance(record, dict):
+            self.records.append(record)
+        else:
+            self.limit = "result"
+
+    @property
+    def broken(self) -> bool:
+        """Whether bytes are left over that are no record."""
+        return bool(self._rest)
+
+
+class Slot:
+    """One place for jobs, one after the other; each is forked before it is wanted."""
+
+    def __init__(self, server: Server, folders: Sequence[str], *, watched: bool) -> None:
+        self._server, self.folders, self._watched = server, folders, watched
+        self.number, self._control = server.open(folders)
+        self._control.settimeout(GRACE)
+        self._job: list[int] = []
+        self.proc = False
+        self._oom = 0
+
+    def ready(self) -> None:
+        """Wait until a job is locked in and waits for its program."""
+        if self._job:
+            return
+        try:
+            text, self._job, _, _ = socket.recv_fds(self._control, 1 << 16, 5)
+        except OSError as error:
+            raise SandboxError(f"a slot of the sandbox did not start: {error}: run `hone sandbox doctor`") from error
+        told = json.loads(text or '{"failed": "it ended"}')
+        if "failed" in told:
+            raise SandboxError(f"a slot of the sandbox did not start: {told['failed']}: run `hone sandbox doctor`")
+        self.proc = told["proc"]
+
+    def run(self, request: bytes, talk: Talk, *, seconds: float, ask: Ask | None = None) -> None:
+        """Give the waiting job its request, and listen until it has ended or is over a limit."""
+        self.ready()
+        job, self._job = self._job, []
+        if self._watched:
+            self._control.send(b"go")
+        conversation = _Conversation(job, self._control, talk, ask)
+        try:
+            conversation.hold(request, time.monotonic() + seconds)
+        finally:
+            conversation.close()
+        talk.limit = talk.limit or talk.told.get("over", "")
+        if not talk.limit and (talk.told.get("status") == -signal.SIGKILL or not talk.told):
+            found = cgroups.out_of_memory(self.folders)
+            talk.limit, self._oom = ("memory" if found > self._oom else ""), found
+
+    def close(self) -> None:
+        """End the slot and remove its cgroups."""
+        self._control.close()
+        for descriptor in self._job:
+            os.close(descriptor)
+        self._job = []
+        self._server.end(self.number)
+        remove_groups(self.folders)
+
+
+class _Conversation:
+    """Writes the request and reads the streams, all at once, until the slot tells that the job has ended."""
+
+    def __init__(self, job: Sequence[int], control: socket.socket, talk: Talk, ask: Ask | None) -> None:
+        self.inbox, self.out, self.err, self.result, self.handle = job
+        self.control, self.talk, self.ask = control, talk, ask
+        self.pending, self.last = b"", ask is None
+        self.held = set(job)
+        self.poll = select.poll()
+        os.set_blocking(self.inbox, False)
+        for descriptor in (self.out, self.err, self.result, control.fileno()):
+            self.poll.register(descriptor, select.POLLIN)
+
+    def hold(self, request: bytes, until: float) -> None:
+        """The whole conversation; on return the job has ended, or its slot is no good."""
+        killed = False
+        self._queue(request)
+        while not self.talk.told:
+            if not killed and (self.talk.limit or time.monotonic() >= until):
+                self.talk.limit = self.talk.limit or "time"
+                with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                    signal.pidfd_send_signal(self.handle, signal.SIGKILL)
+                killed, until = True, time.monotonic() + GRACE
+            ready = self.poll.poll(max(0.0, until - time.monotonic()) * 1000)
+            if killed and not ready:
+                return
+            if not all(self._event(descriptor) for descriptor, _ in ready):
+                return
+        for descriptor in (self.out, self.err, self.result):
+            while self._take(descriptor):
+                continue
+
+    def _event(self, descriptor: int) -> bool:
+        """What one descriptor has to tell; False where the slot has died."""
+        if descriptor == self.control.fileno():
+            text = self.control.recv(CHUNK)
+            self.talk.told = json.loads(text or "{}")
+            return bool(text)
+        if descriptor == self.inbox:
+            self._write()
+        elif not self._take(descriptor):
+            self.poll.unregister(descriptor)
+        return True
+
+    def _take(self, descriptor: int) -> bool:
+        """Read once; False at the end of the stream."""
+        part = os.read(descriptor, CHUNK)
+        if descriptor != self.result:
+            self.talk.text(self.talk.stdout if descriptor == self.out else self.talk.stderr, part)
+        elif self.talk.data(part) and self.ask is not None and not self.last:
+            more = self.ask(self.talk.records)
+            self.last = more is None
+            self._queue(more or b"")
+        return bool(part)
+
+    def _queue(self, more: bytes) -> None:
+        self.pending += more
+        if self.pending or self.last:
+            self.poll.register(self.inbox, select.POLLOUT)
+
+    def _write(self) -> None:
+        try:
+            self.pending = self.pending[os.write(self.inbox, self.pending[:CHUNK]) :]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:  # nobody reads it any more
+            self.pending, self.last = b"", True
+        if self.pending:
+            return
+        self.poll.unregister(self.inbox)
+        if self.last:  # the job reads the end of its request
+            self.held.remove(self.inbox)
+            os.close(self.inbox)
+
+    def close(self) -> None:
+        """Close what is still open."""
+        while self.held:
+            os.close(self.held.pop())
