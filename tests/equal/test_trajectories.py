@@ -25,6 +25,7 @@ WAYS = {
     "vocabulary in chunks": Way(chunk=3),
     "fast layers": Way(fast=True),
     "fast layers, prompts shared, three rows": Way(fast=True, micro_rows=3, layout="shared", checkpoint=True),
+    "replayed": Way(fast=True, graphs=True, micro_rows=3, layout="shared"),
     "everything at once": Way(micro_rows=5, layout="packed", left=3, right=2, order=1, checkpoint=True, chunk=7),
 }
 

@@ -75,6 +75,7 @@ class Way:
     checkpoint: bool = False
     early: bool = False  # old log-probs always by a pass of their own
     fast: bool = False  # layers as on a GPU
+    graphs: bool = False  # passes as they are recorded on a GPU
     chunk: int = 4096
     prompts: int = 4
     shard: str = "none"  # fsdp: ranks hold parts of the weights; fsdp_lean: and of gradients
@@ -139,7 +140,7 @@ def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
         if model is not None:
             model.chunk, model.checkpoint_layers = way.chunk, way.checkpoint  # pyright: ignore
             for decoder in (m for m in model.modules() if isinstance(m, Decoder)):  # pyright: ignore
-                decoder.fast_layers = way.fast
+                decoder.fast_layers, decoder.graphs = way.fast, way.graphs
     learner.clip_norm = way.clip
     if way.shard != "none":
         tiny.spread_learner(learner, lr=0.01, lean=way.shard == "fsdp_lean")

@@ -21,6 +21,7 @@ from hone.model.kernels.rows import RowState
 from hone.model.kernels.step import Buffers, Launcher
 from hone.model.kernels.tiles import ROWS, pieces
 from hone.model.kernels.weights import LayerWeights, addresses, rank_of
+from hone.model.recording import Recording
 from hone.model.switching import Switching
 from hone.rollout.draw_state import STOPS
 from hone.rollout.draw_triton import launch as draw
@@ -189,10 +190,7 @@ class CudaRunner(Switching):
             dense = None if self.rows.draw.seen is None else self.rows.draw.seen.clone()
             self.rows.draw.active.zero_()
             now()
-            graph = torch.cuda.CUDAGraph()
-            torch.cuda.synchronize(self.decoder.device)
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # others may use the GPU meanwhile
-                now()
+            graph = Recording(now, None).graph
             self.rows.numbers.copy_(saved)
             if dense is not None and self.rows.draw.seen is not None:
                 self.rows.draw.seen.copy_(dense)

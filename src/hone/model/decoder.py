@@ -20,6 +20,7 @@ from hone.model.ragged import Rows
 from hone.model.twice import once
 
 if TYPE_CHECKING:
+    from hone.model.native.learning import Course
     from hone.rollout.runner import Runner
 
 Mask = Tensor | Rows | None  # which tokens a token may look at: None, those before it
@@ -146,7 +147,11 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, rope: "tuple[Tensor, Tensor] | Course", mask: Mask, cache: KVCache | None) -> Tensor:
+        if not isinstance(rope, tuple):
+            from hone.model.native.learning import native_layer  # imports this module
+
+            return native_layer(self, x, rope)
         if isinstance(rope, Turns):
             from hone.model.fast import fast_layer  # imports this module
 
@@ -173,6 +178,10 @@ class Decoder(nn.Module):
     finish: Callable[[Tensor], Tensor] | None = None  # what is done to logits after the head's matrix
     takes_lists = True  # its mask may be Rows
     fast_layers: bool | None = None  # whether layers are model/fast.py's; None: on a GPU
+    native_layers: bool | None = None  # whether they are model/native's where it can; None: where fast_layers is too
+    graphs: bool | None = (
+        None  # whether passes are replayed (model/graphed.py); None: on a GPU, where it pays; True: everywhere
+    )
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -241,27 +250,50 @@ class Decoder(nn.Module):
         cache and T > 1 a mask must be given. Rows: the one row of tokens is a list that several rows are made of.
         checkpoint_layers: keep only each layer's input for the backward pass and recompute the rest.
         """
-        past = cache.length if cache is not None else 0
         if checkpoint_layers and cache is not None:
             raise ValueError("checkpointed layers cannot fill a cache: the recomputation would fill it again")
-        if mask is None and past and tokens.shape[1] > 1:
+        if mask is None and cache is not None and cache.length and tokens.shape[1] > 1:
             raise ValueError("several tokens after a filled cache need an explicit mask")
         x = self.model.embed_tokens(tokens)
-        rope = self._rope(past, past + tokens.shape[1], positions)
-        if cache is None and once() and (x.is_cuda if self.fast_layers is None else self.fast_layers):
-            rope = Turns(*(t.expand(len(x), 1, *t.shape[-2:]).reshape(-1, t.shape[-1]) for t in rope))
-        else:
-            rope = (rope[0].to(x.dtype), rope[1].to(x.dtype))
+        return self.through(x, positions=positions, mask=mask, cache=cache, checkpoint_layers=checkpoint_layers)
+
+    def through(
+        self,
+        x: Tensor,
+        *,
+        positions: Tensor | None = None,
+        mask: Mask = None,
+        cache: KVCache | None = None,
+        checkpoint_layers: bool = False,
+    ) -> Tensor:
+        """The layers and the final norm: embeddings to hidden states, [B, T, D] both"""
+        past, T = cache.length if cache is not None else 0, x.shape[1]
+        rope = self._way(x, self._rope(past, past + T, positions), mask, cached=cache is not None)
         windows = self.config.windows or (0,) * len(self.model.layers)
-        masks = {w: windowed(mask, w, past, past + tokens.shape[1], device=x.device) for w in set(windows)}
+        masks = {w: windowed(mask, w, past, past + T, device=x.device) for w in set(windows)}
         for layer, window in zip(self.model.layers, windows, strict=True):
             if checkpoint_layers and torch.is_grad_enabled():
                 x = checkpoint(layer, x, rope, masks[window], None, use_reentrant=False)
             else:
                 x = layer(x, rope, masks[window], cache)
         if cache is not None:
-            cache.advance(tokens.shape[1])
+            cache.advance(T)
         return self.model.norm(x)
+
+    def _way(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, *, cached: bool
+    ) -> "tuple[Tensor, Tensor] | Course":
+        """The rotations in the form that says how layers are computed: in C++, in few products, or plainly."""
+        once_only, fast = once() and not cached, self.fast_layers
+        if once_only and x.is_cpu and (fast is None if self.native_layers is None else self.native_layers):
+            from hone.model.native.learning import course  # imports this module
+
+            found = course(self, x, rope, mask, single=self.native_layers is None)
+            if found is not None:
+                return found
+        if once_only and (x.is_cuda if fast is None else fast):
+            return Turns(*(t.expand(len(x), 1, *t.shape[-2:]).reshape(-1, t.shape[-1]) for t in rope))
+        return rope[0].to(x.dtype), rope[1].to(x.dtype)
 
     def _rope(self, first: int, last: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """The rotations of columns first to last, or of the given positions, none of which is after its column."""

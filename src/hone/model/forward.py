@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hone.errors import HoneError
-from hone.model.decoder import Decoder
+from hone.model.decoder import Decoder, Mask
+from hone.model.graphed import hidden_by_graph
 from hone.model.recompute import crowded
 
 LAYOUTS = ("padded", "packed")
@@ -25,7 +26,7 @@ class Lines:
     real: Tensor  # bool  [B, T]
     longest: int  # tokens of the longest row
     positions: Tensor | None = None  # int64 [L, W]  None: they count up from the left
-    mask: Tensor | None = None  # bool  [L, 1, W, W]  None: causal
+    mask: Mask = None  # bool  [L, 1, W, W]  None: causal; Rows: of a list
 
     def gather(self, x_LWD: Tensor, where: Tensor) -> Tensor:
         """The chosen cells in row-major order, [N, D]; `where` is bool [B, T]."""
@@ -111,6 +112,10 @@ def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | N
         )
     if checkpoint_layers is None:
         checkpoint_layers = decoder.takes_lists and crowded(decoder, lines.tokens.numel())
+    if decoder.takes_lists and not checkpoint_layers:
+        hidden = hidden_by_graph(decoder, lines.tokens, lines.positions, lines.mask)
+        if hidden is not None:
+            return hidden
     return decoder(lines.tokens, positions=lines.positions, mask=lines.mask, checkpoint_layers=checkpoint_layers)
 
 

@@ -47,7 +47,7 @@ def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor) -> Lines:
         real=real,
         longest=W,
         positions=columns.expand(B, W)[own][None],
-        mask=_in_tables(cells, lengths, own, filled),  # pyright: ignore[reportArgumentType]
+        mask=_in_tables(cells, lengths, own, filled),
     )
 
 

@@ -1,4 +1,4 @@
-"""decode.cpp as a library for this machine: compiled at the first use, kept in $HONE_HOME, found again later."""
+"""The C++ files as a library for this machine: compiled at the first use, kept in $HONE_HOME, found again later."""
 
 import ctypes
 import hashlib
@@ -14,10 +14,10 @@ import torch  # noqa: F401  the library's threads are those of the OpenMP that i
 
 from hone.model.fetch import home
 
-SOURCE = Path(__file__).with_name("decode.cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "learn.cpp"))
 OFF = "HONE_NATIVE"  # 0: compile nothing
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti")
-SECONDS = 120  # the most that compiling may take; it takes 3
+SECONDS = 120  # the most that compiling may take; it takes 5
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -32,33 +32,35 @@ def _library() -> ctypes.CDLL | str:
     if compiler is None:
         return "there is no C++ compiler"
     try:
-        kept = home() / "native" / f"decode-{fingerprint(compiler)}.so"
+        kept = home() / "native" / f"hone-{fingerprint(compiler)}.so"
         if not kept.exists():
             compiled(compiler, kept)
         found = ctypes.CDLL(str(kept))
     except (OSError, subprocess.SubprocessError) as error:
-        return f"decode.cpp was not built: {error}"
+        return f"the C++ library was not built: {error}"
     found.hone_space.restype = ctypes.c_int64
     return found
 
 
 def fingerprint(compiler: str) -> str:
-    """What the library depends on: the source, the compiler and the processor."""
+    """What the library depends on: the sources, the compiler and the processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
     about = CPUINFO.read_text() if CPUINFO.exists() else platform.processor()
     able = next((line for line in about.splitlines() if line.startswith(("flags", "Features"))), about)
-    return hashlib.sha256(b"\0".join([SOURCE.read_bytes(), version, able.encode(), repr(FLAGS).encode()])).hexdigest()
+    parts = [*(source.read_bytes() for source in SOURCES), version, able.encode(), repr(FLAGS).encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
 def compiled(compiler: str, target: Path) -> None:
     """Build it beside its place and move it there, so that nobody loads half of it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as work:
-        parts = Path(work) / "decode.o", Path(work) / target.name
+        objects, made = [str(Path(work) / f"{source.stem}.o") for source in SOURCES], Path(work) / target.name
+        commands = [
+            [compiler, *FLAGS, "-fopenmp", "-c", str(source), "-o", to]
+            for source, to in zip(SOURCES, objects, strict=True)
+        ]
         # OpenMP is left out of the linking: the threads are then those of the library that PyTorch has loaded
-        for command in (
-            [compiler, *FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", str(parts[0])],
-            [compiler, "-shared", str(parts[0]), "-o", str(parts[1])],
-        ):
+        for command in (*commands, [compiler, "-shared", *objects, "-o", str(made)]):
             subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
-        parts[1].replace(target)
+        made.replace(target)

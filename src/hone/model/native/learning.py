@@ -1,0 +1,126 @@
+"""A decoder layer on a CPU as one function with its gradient: torch's products, and C++ for all between them.
+
+Kept for the backward pass are the layer's input, queries, keys and values, what attention made of them, the stream
+after it, and gate and up; norms and the gated product are computed again.
+Shapes: U tokens of all rows, D hidden, E head size.
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hone.model.joined import Product
+from hone.model.native import calls
+from hone.model.native.build import library
+from hone.model.native.calls import Segments
+from hone.model.ragged import Rows
+
+if TYPE_CHECKING:
+    from hone.model.decoder import Decoder, Layer, Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What every layer of a pass reads besides its input."""
+
+    cos: Tensor  # [U, E], of the stream's dtype
+    sin: Tensor
+    segments: Segments
+
+
+def course(
+    decoder: "Decoder", x_BTD: Tensor, rope: tuple[Tensor, Tensor], mask: "Mask", *, single: bool = True
+) -> Course | None:
+    """How the layers are computed here, or None where they are not; single: only in float32, as a run has it."""
+    config, (B, T, _) = decoder.config, x_BTD.shape
+    kinds = (torch.float32,) if single else (torch.float32, torch.float64)
+    if not x_BTD.is_cpu or x_BTD.dtype not in kinds or config.qk_norm or isinstance(mask, Tensor) or not B * T:
+        return None
+    if any(config.windows or ()) or any(p.dtype != x_BTD.dtype for p in decoder.parameters()):
+        return None
+    if isinstance(library(), str):
+        return None
+    cos, sin = (t.to(x_BTD.dtype).expand(B, 1, *t.shape[-2:]).reshape(B * T, -1) for t in rope)
+    return Course(cos, sin, Segments.of(mask.spans) if isinstance(mask, Rows) else Segments.lines(B, T))
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A layer's products and sizes."""
+
+    qkv: Product
+    o: Product
+    gate_up: Product
+    down: Product
+    eps: float
+    H: int
+    K: int
+    E: int
+
+    @staticmethod
+    def of(layer: "Layer") -> "Parts":
+        a, m = layer.self_attn, layer.mlp
+        return Parts(
+            Product.of(a.q_proj, a.k_proj, a.v_proj), Product.of(a.o_proj), Product.of(m.gate_proj, m.up_proj),
+            Product.of(m.down_proj), layer.input_layernorm.eps, a.H, a.K, a.E,
+        )  # fmt: skip
+
+    @property
+    def products(self) -> tuple[Product, Product, Product, Product]:
+        return self.qkv, self.o, self.gate_up, self.down
+
+
+def native_layer(layer: "Layer", x_BTD: Tensor, given: Course) -> Tensor:
+    """x + out(attention(norm(x))); x + down(silu(gate) * up)"""
+    parts = Parts.of(layer)
+    gains = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+    tensors = (t for product in parts.products for t in product.tensors())
+    y = _Layer.apply(x_BTD.reshape(-1, x_BTD.shape[-1]), given, parts, *gains, *tensors)
+    return y.view(x_BTD.shape)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, given: Course, parts: Parts, before: Tensor, after: Tensor, *tensors: Tensor
+    ) -> Tensor:
+        x = x.contiguous()
+        qkv, low = parts.qkv.forward(calls.norm(x, before, parts.eps))
+        calls.rotate_(qkv, given.cos, given.sin, heads=parts.H + parts.K)
+        mixed, log = calls.attend(given.segments.shape(parts.H, parts.K, parts.E), qkv)
+        stream, low_o = parts.o.forward(mixed, plus=x)
+        both, low_up = parts.gate_up.forward(calls.norm(stream, after, parts.eps))
+        y, low_down = parts.down.forward(calls.gate(both), plus=stream)
+        ctx.given, ctx.parts, ctx.lows = given, parts, [len(some) for some in (low, low_o, low_up, low_down)]
+        ctx.save_for_backward(x, before, after, qkv, mixed, log, stream, both, *low, *low_o, *low_up, *low_down)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        parts, given = ctx.parts, ctx.given
+        x, before, after, qkv, mixed, log, stream, both, *kept = ctx.saved_tensors
+        inner = [[kept.pop(0) for _ in range(number)] for number in ctx.lows]
+        wants = list(ctx.needs_input_grad[5:])
+        wanted = [[wants.pop(0) for _ in product.tensors()] for product in parts.products]
+        dy = dy.contiguous()
+
+        dh, back = parts.down.backward(dy)
+        dboth, gated = calls.gate_grad(both, dh)
+        down = parts.down.gradients(gated, dy, inner[3], back, wanted[3])
+        dnormed, back = parts.gate_up.backward(dboth)
+        gate_up = parts.gate_up.gradients(calls.norm(stream, after, parts.eps), dboth, inner[2], back, wanted[2])
+        dstream, dafter = calls.norm_grad(stream, after, parts.eps, dnormed, plus=dy)
+        dmixed, back = parts.o.backward(dstream)
+        o = parts.o.gradients(mixed, dstream, inner[1], back, wanted[1])
+        shape = given.segments.shape(parts.H, parts.K, parts.E)
+        dqkv = calls.attend_grad(shape, qkv, mixed, log, dmixed)
+        calls.rotate_(dqkv, given.cos, given.sin, heads=parts.H + parts.K, back=True)
+        dnormed, back = parts.qkv.backward(dqkv)
+        first = parts.qkv.gradients(calls.norm(x, before, parts.eps), dqkv, inner[0], back, wanted[0])
+        dx, dbefore = calls.norm_grad(x, before, parts.eps, dnormed, plus=dstream)
+        return dx, None, None, dbefore, dafter, *first, *o, *gate_up, *down
