@@ -76,6 +76,7 @@ class Way:
     early: bool = False  # old log-probs always by a pass of their own
     fast: bool = False  # layers as on a GPU
     graphs: bool = False  # passes as they are recorded on a GPU
+    native: bool = False  # layers in C++, where there is a compiler
     chunk: int = 4096
     prompts: int = 4
     shard: str = "none"  # fsdp: ranks hold parts of the weights; fsdp_lean: and of gradients
@@ -140,7 +141,7 @@ def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
         if model is not None:
             model.chunk, model.checkpoint_layers = way.chunk, way.checkpoint  # pyright: ignore
             for decoder in (m for m in model.modules() if isinstance(m, Decoder)):  # pyright: ignore
-                decoder.fast_layers, decoder.graphs = way.fast, way.graphs
+                decoder.fast_layers, decoder.graphs, decoder.native_layers = way.fast, way.graphs, way.native
     learner.clip_norm = way.clip
     if way.shard != "none":
         tiny.spread_learner(learner, lr=0.01, lean=way.shard == "fsdp_lean")

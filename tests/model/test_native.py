@@ -262,8 +262,8 @@ def test_without_a_compiler_the_reason_is_said(elsewhere, monkeypatch):
 def test_a_source_that_does_not_compile_leaves_nothing_behind(elsewhere, monkeypatch):
     source = elsewhere / "decode.cpp"
     source.write_text("int main( {")
-    monkeypatch.setattr(building, "SOURCE", source)
-    assert str(library()).startswith(("decode.cpp was not built: ", "there is no C++ compiler"))
+    monkeypatch.setattr(building, "SOURCES", (source,))
+    assert str(library()).startswith(("the C++ library was not built: ", "there is no C++ compiler"))
     assert not list(elsewhere.glob("native/*"))
 
 

@@ -1,0 +1,147 @@
+"""Layers in C++ compute what plain layers compute, values and gradients, to the last digits of float64."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from fast_models import fed, gradients, model
+from torch import Tensor
+
+from hone.model.native import calls
+from hone.model.native.build import library
+from hone.model.native.calls import Segments
+from hone.model.native.learning import Course, course
+from hone.model.ragged import Rows
+from hone.model.twice import twice_differentiable
+
+pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
+COVERED = ("llama", "adapters", "adapters with biases")
+
+
+def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """The greatest distance, relative to the largest number of its tensor."""
+    assert found.keys() == expected.keys()
+    return max(((found[n] - x).abs().max() / x.abs().max()).item() for n, x in expected.items())
+
+
+def passed(name: str, layout: str, *, native: bool, **how: bool) -> dict[str, Tensor]:
+    decoder = model(name)
+    decoder.native_layers = native
+    return gradients(decoder, layout, fast=False, **how)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("layout", ["padded", "shared"])
+@pytest.mark.parametrize("name", COVERED)
+def test_values_and_gradients_are_those_of_plain_layers(name: str, layout: str, threads: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = passed(name, layout, native=True)
+        again = passed(name, layout, native=True, checkpoint=True)
+    finally:
+        torch.set_num_threads(before)
+    assert apart(found, passed(name, layout, native=False)) < 1e-12
+    assert all(torch.equal(again[n], x) for n, x in found.items()), "recomputed, the same bits"
+
+
+def taken(name: str, layout: str = "padded", *, dtype: torch.dtype = torch.float32, single: bool = True) -> bool:
+    decoder, given = model(name, dtype), fed(layout)
+    x = decoder.model.embed_tokens(given["tokens"])
+    found = course(decoder, x, (decoder.cos[:11], decoder.sin[:11]), given.get("mask"), single=single)
+    return isinstance(found, Course)
+
+
+def test_what_is_not_covered_goes_another_way(monkeypatch: pytest.MonkeyPatch):
+    assert taken("llama")
+    assert taken("adapters")
+    assert taken("llama", dtype=torch.float64, single=False)
+    assert not taken("llama", dtype=torch.float64), "a run in float64 is for checking"
+    assert not taken("llama", dtype=torch.bfloat16, single=False)
+    assert not taken("every option"), "norms of queries and keys, windows"
+    monkeypatch.setenv("HONE_NATIVE", "0")
+    assert not taken("llama")
+
+
+def functions(x: Tensor) -> set[str]:
+    """The names of all that its gradient goes through."""
+    found, todo = set[str](), [x.grad_fn]
+    while todo:
+        if (node := todo.pop()) is not None:
+            found.add(type(node).__name__)
+            todo += [other for other, _ in node.next_functions]
+    return found
+
+
+def test_a_run_uses_them_unless_it_is_told_not_to():
+    decoder, tokens = model("llama", torch.float32), fed("padded")["tokens"]
+    assert "_LayerBackward" in functions(decoder(tokens))
+    with twice_differentiable():
+        assert "_LayerBackward" not in functions(decoder(tokens))
+    decoder.native_layers = False
+    assert "_LayerBackward" not in functions(decoder(tokens))
+
+
+def test_rows_that_share_a_prompt_are_of_one_group():
+    mask = fed("shared")["mask"]
+    assert isinstance(mask, Rows)
+    found = Segments.of(mask.spans)
+    # own, count, shared, common: rows of 11, 9, 7 and 11 tokens, five of which are the row's before it
+    assert found.rows.tolist() == [[0, 11, 0, 0], [11, 4, 0, 5], [15, 7, 15, 0], [22, 6, 15, 5]]
+    assert found.groups.tolist() == [0, 2, 4]
+
+
+def test_a_row_all_of_whose_tokens_are_anothers_asks_nothing():
+    mask = fed("shared")["mask"]
+    assert isinstance(mask, Rows)
+    spans = replace(
+        mask.spans,
+        cells=torch.tensor([0, 1, 2, 0, 1]),
+        queries=torch.tensor([0, 3, 3], dtype=torch.int32),
+        keys=torch.tensor([0, 3, 5], dtype=torch.int32),
+    )
+    found = Segments.of(spans)
+    assert found.rows.tolist() == [[0, 3, 0, 0], [3, 0, 0, 2]]
+    assert found.groups.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 16, 24])
+def test_attention_by_hand(size: int):
+    """Rows of three and one tokens, the second after two of the first's; heads of any size."""
+    torch.manual_seed(0)
+    H, K, U = 4, 2, 4
+    qkv = torch.randn(U, (H + 2 * K) * size, dtype=torch.float64, requires_grad=True)
+    segments = Segments(np.array([[0, 3, 0, 0], [3, 1, 0, 2]]), np.array([0, 2]))
+    q, k, v = qkv.view(U, -1, size).split([H, K, K], 1)
+    k, v = (x.repeat_interleave(H // K, 1) for x in (k, v))
+    out = []
+    for t, seen in enumerate([[0], [0, 1], [0, 1, 2], [0, 1, 3]]):
+        weights = (torch.einsum("he,khe->hk", q[t], k[seen]) / size**0.5).softmax(-1)
+        out.append(torch.einsum("hk,khe->he", weights, v[seen]).flatten())
+    expected = torch.stack(out)
+    given = torch.randn_like(expected)
+    (slope,) = torch.autograd.grad(expected, qkv, given)
+    shape = segments.shape(H, K, size)
+    found, log = calls.attend(shape, qkv.detach())
+    assert torch.allclose(found, expected, rtol=0, atol=1e-14)
+    assert torch.allclose(calls.attend_grad(shape, qkv.detach(), found, log, given), slope, rtol=0, atol=1e-14)
+
+
+def test_large_scores_do_not_overflow():
+    qkv = torch.full((3, 3 * 16), 300.0)
+    found, _ = calls.attend(Segments.lines(1, 3).shape(1, 1, 16), qkv)
+    assert torch.equal(found, torch.full((3, 16), 300.0))
+    both = torch.tensor([[-200.0, 200.0, 1.0, 1.0]])
+    assert torch.allclose(calls.gate(both), torch.tensor([[0.0, 200.0]]))
+    dx, _ = calls.gate_grad(both, torch.ones(1, 2))
+    assert torch.allclose(dx, torch.tensor([[0.0, 1.0, 0.0, 200.0]]))
+
+
+def test_in_single_precision_only_rounding_differs():
+    decoder = model("llama", torch.float32)
+    decoder.native_layers = True
+    found = gradients(decoder, "shared", fast=False)
+    decoder.native_layers = False
+    exact = gradients(decoder.double(), "shared", fast=False)
+    assert apart({n: x.double() for n, x in found.items()}, exact) < 1e-5
