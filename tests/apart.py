@@ -1,12 +1,45 @@
-"""Cases that need a process of their own: Triton's interpreter is chosen before Triton is imported."""
+"""Cases that need processes of their own: Triton's interpreter is chosen before Triton is imported, and ranks are
+processes."""
 
+import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as processes
+
+IMPORTED = ("torch._dynamo", "torch.distributed.tensor", "hone.state")  # once for all ranks: they take seconds
 
 
 def written_by(program: Path, path: Path) -> Path:
     """The file that the program wrote to this path."""
     subprocess.run([sys.executable, str(program), str(path)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return path
+
+
+def by_ranks(ranks: int, work: Callable[..., Any], *args: Any) -> list[Any]:
+    """What work(*args) gave on each of so many ranks over gloo.
+
+    They are forks of a process that has computed nothing: where there is a GPU, autograd refuses to run in others.
+    """
+    multiprocessing.set_forkserver_preload(list(IMPORTED))
+    with tempfile.TemporaryDirectory() as folder:
+        processes.start_processes(  # pyright: ignore[reportPrivateImportUsage]
+            _rank, args=(ranks, folder, work, args), nprocs=ranks, start_method="forkserver"
+        )
+        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(ranks)]
+
+
+def _rank(rank: int, ranks: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
+    found = work(*args)
+    dist.destroy_process_group()
+    (Path(folder) / str(rank)).write_bytes(pickle.dumps(found))

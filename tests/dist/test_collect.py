@@ -1,14 +1,11 @@
 """Shares, places and sums over ranks: what each rank is given, and that one process is the case of one rank."""
 
-import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
+from apart import by_ranks
 
 from hone.dist import collect
 
@@ -43,18 +40,16 @@ def test_buckets_keep_the_order_the_type_and_the_size() -> None:
     assert [id(p) for b in buckets for p in b] == [id(p) for p in parameters]
 
 
-def by_two(rank: int, folder: str, path: list[str]) -> None:
-    """What only several processes can show, written by each of them."""
-    sys.path[:] = path
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+def of_rank() -> dict[str, Any]:
+    """What only several processes can show."""
+    rank = dist.get_rank()
     grown = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3, dtype=torch.float64))]
     if rank:  # the other has no gradient at all
         for p in grown:
             p.grad = torch.arange(p.numel(), dtype=p.dtype)
     collect.total_gradients(grown)
     x = torch.tensor([1.0 + rank])
-    seen: dict[str, Any] = {
+    return {
         "places": collect.places([1 + rank, 2]),
         "count": collect.count(rank + 3),
         "total": collect.total(x).tolist(),
@@ -62,14 +57,10 @@ def by_two(rank: int, folder: str, path: list[str]) -> None:
         "gradients": [p.grad.tolist() for p in grown if p.grad is not None],
         "gather": collect.gather(rank),
     }
-    (Path(folder) / str(rank)).write_text(repr(seen))
-    dist.destroy_process_group()
 
 
 def test_two_ranks_count_as_one_would() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        processes.spawn(by_two, args=(folder, sys.path), nprocs=2)  # pyright: ignore
-        seen = [eval((Path(folder) / str(rank)).read_text()) for rank in range(2)]
+    seen = by_ranks(2, of_rank)
     assert [s["places"] for s in seen] == [[0, 3, 4], [1, 2, 5, 6]]
     for rank, s in enumerate(seen):
         assert (s["count"], s["total"], s["own"]) == (7, [3.0], [1.0 + rank])

@@ -1,7 +1,6 @@
 """Weights in parts: a skipped update, checkpoints of any number of ranks, half precision, one-byte moments."""
 
 import os
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,8 +10,8 @@ import pytest
 import tiny
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
-from safetensors.torch import load_file, save_file
+from apart import by_ranks
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hone.algo import ALGORITHMS, Algorithm
@@ -36,17 +35,11 @@ def by(ranks: int, work: Callable[..., Tensors], *args: Any) -> list[Tensors]:
     """What each of several processes found; alone it is called here."""
     if ranks == 1:
         return [work(*args)]
-    with tempfile.TemporaryDirectory() as folder:
-        processes.start_processes(_work, args=(ranks, folder, work, args), nprocs=ranks, start_method="fork")  # pyright: ignore
-        return [load_file(f"{folder}/{rank}") for rank in range(ranks)]
+    return by_ranks(ranks, _found, work, args)
 
 
-def _work(rank: int, ranks: int, folder: str, work: Callable[..., Tensors], args: Any) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
-    found = work(*args)
-    dist.destroy_process_group()
-    save_file({name: x.detach().clone().contiguous() for name, x in found.items()}, f"{folder}/{rank}")
+def _found(work: Callable[..., Tensors], args: Any) -> Tensors:
+    return {name: x.detach().clone() for name, x in work(*args).items()}
 
 
 def learner_of(algo: Algorithm, *, lora: bool = False, bits: int = 32, width: int = 8) -> Learner:
