@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest
+# A file is one worker's, so that what its tests share is made once; conftest.py has the order.
+WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
@@ -37,7 +39,7 @@ old-trl: $(VENV)/.dev ## the last TRL with a PPO trainer, beside the newest, for
 	test -d $(VENV)/trl-1.12.0/trl || $(BIN)/python -m pip install -q --no-deps --target $(VENV)/trl-1.12.0 trl==1.12.0
 
 test: $(VENV)/.dev ## the fast tests
-	$(PYTEST) -m "not slow and not gpu"
+	$(PYTEST) $(WORKERS) -m "not slow and not gpu"
 
 test-slow: $(VENV)/.dev ## the slow tests
 	$(PYTEST) -m "slow and not gpu" --timeout 3600

@@ -1,12 +1,18 @@
-"""Reports what was run and what was left out, and why."""
+"""Reports what was run and what was left out, and why; the longest files go first."""
 
 import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: spinning threads are slow on shared cores
 
+# A worker takes a file at a time: where a long one comes last, the others wait for it.
+FIRST = (
+    "test_trajectories.py", "test_kernels.py", "test_ranks.py", "test_torchrun.py", "test_shards.py",
+    "test_real_recipes.py", "test_corpus_pipeline.py", "test_resume.py", "test_engine.py", "test_spread.py",
+)  # fmt: skip
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
@@ -14,10 +20,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT_OUT] = Counter()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
         marks = [name for name in ("slow", "gpu") if item.get_closest_marker(name)]
         item.config.stash[LEFT_OUT][" and ".join(marks) or "not chosen"] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = dict(session.config.stash[LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every worker has chosen from all tests, so that what one of them left out is what all did."""
+    node.config.stash[LEFT_OUT] |= Counter(getattr(node, "workeroutput", {}).get("left out", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
