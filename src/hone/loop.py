@@ -78,17 +78,18 @@ def online(
         laps = Laps()
         fresh = supply.next(fill, laps)
         groups, rounds = [g for made in fresh for g in made], [algo.select(made) for made in fresh]
-        kept = [g for chosen in rounds for g in chosen]
-        stats = describe(groups, kept)
-        if supply.lag:
-            stats.add("lag", sum(learner.version - r.version for g in groups for r in g), sum(map(len, groups)))
-
+        kept, batch = [g for chosen in rounds for g in chosen], None
         if collect.count(len(kept)):  # a rank that kept nothing takes part with no rows
             batch = numbered(collate(kept), rounds).to(learner.device)
             batch = annotate(batch, declared, learner)
             remember(learner, algo)
             batch = credited(batch, algo)
-            laps("annotate")
+        stats = describe(groups, kept)  # while a GPU is still at work on the columns
+        if supply.lag:
+            stats.add("lag", sum(learner.version - r.version for g in groups for r in g), sum(map(len, groups)))
+
+        laps("annotate")
+        if batch is not None:
             for epoch in range(epochs):
                 cut = hash_seed(seed, learner.version, epoch)
                 for part in mini_batches(batch, count=minibatches, unit=algo.unit, seed=cut):

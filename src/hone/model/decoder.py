@@ -177,6 +177,7 @@ class Decoder(nn.Module):
     sin: Tensor
     finish: Callable[[Tensor], Tensor] | None = None  # what is done to logits after the head's matrix
     takes_lists = True  # its mask may be Rows
+    adapted: int = 0  # how often adapters were put beside its layers
     fast_layers: bool | None = None  # whether layers are model/fast.py's; None: on a GPU
     native_layers: bool | None = None  # whether they are model/native's where it can; None: where fast_layers is too
     graphs: bool | None = (

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hone.model.forward import wide
 
-PROGRAMS = 8 * 132  # that share the rows of a gradient: some for each multiprocessor of an H200
+PROGRAMS = 16 * 132  # that share the rows of a gradient: some for each multiprocessor of an H200
 
 
 def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
@@ -47,7 +47,7 @@ def norm_grad(
     if N:
         kernels.norm_grad[(many,)](
             x_ND, gain_D, dy_ND, x_ND if plus is None else plus, dx, parts, N, D, eps,
-            HAS_PLUS=plus is not None, AGAIN=again, BD=_power(D), num_warps=4,
+            HAS_PLUS=plus is not None, AGAIN=again, BD=_power(D), num_warps=_warps(D),
         )  # fmt: skip
     return dx, parts.sum(0).to(gain_D.dtype)
 
@@ -122,6 +122,11 @@ def gate_grad(x: Tensor, dy: Tensor) -> Tensor:
 def _kernels(x: Tensor) -> bool:
     """float64, which is for checking, stays in torch."""
     return x.device.type == "cuda" and x.dtype != torch.float64
+
+
+def _warps(D: int) -> int:
+    """Few: a sum over a row that lies in few warps is there sooner."""
+    return min(8, max(1, _power(D) // 512))
 
 
 def _power(n: int) -> int:

@@ -9,8 +9,7 @@ as it is. On a CPU nothing is recorded, and with `decoder.graphs = True` the sam
 # pyright: reportIncompatibleMethodOverride=false
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -24,6 +23,7 @@ from hone.model.fused import gate_up, qkv
 from hone.model.lora import LoRALinear
 from hone.model.ragged import Rows
 from hone.model.recording import recorded
+from hone.model.stand_in import StandIns
 from hone.model.still import Still, size_of
 from hone.model.twice import once
 
@@ -48,6 +48,9 @@ class Graphs:
     totals: dict[Hashable, list[Tensor]] = field(default_factory=dict[Hashable, list[Tensor]])  # where gradients end up
     lease: "weakref.ref[Lease] | None" = None
     full: bool = False  # memory was too short to record
+    made_of: tuple[int, ...] = ()  # the modules whose weights and adapters are
+    weights: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
+    adapters: list[LoRALinear] = field(default_factory=list[LoRALinear])
 
     def busy(self) -> bool:
         """Whether a gradient of an earlier pass may still be asked for."""
@@ -64,14 +67,14 @@ def hidden_by_graph(decoder: Decoder, tokens: Tensor, positions: Tensor | None, 
     if not _suits(decoder, tokens, mask):
         return None
     graphs = _known.setdefault(decoder, Graphs())
-    grad = torch.is_grad_enabled() and any(p.requires_grad for p in decoder.parameters())
+    grad = torch.is_grad_enabled() and any(p.requires_grad for p in decoder.parameters())  # ends at the first
     if graphs.full or (grad and graphs.busy()):
         return None
     if isinstance(mask, Rows):
         assert positions is not None, "a list of rows has them"
         tokens, positions, mask = filled(tokens, positions, mask)
     x = decoder.model.embed_tokens(tokens)
-    key = (size_of(x, mask), grad, x.requires_grad, *_state(decoder))
+    key = (size_of(x, mask), grad, x.requires_grad, *_state(decoder, graphs))
     found = _recorded(decoder, graphs, key, x, positions, mask)
     if found is None:
         return None
@@ -97,14 +100,17 @@ def _suits(decoder: Decoder, tokens: Tensor, mask: Mask) -> bool:
         first._forward_pre_hooks or first._forward_hooks or torch.is_inference_mode_enabled()
     ):  # sharded weights come and go
         return False
-    return bool(asked) or tokens.numel() * sum(p.numel() for p in first.parameters()) <= WORK
+    return bool(asked) or tokens.numel() * sum([p.numel() for p in first.parameters()]) <= WORK
 
 
-def _state(decoder: Decoder) -> tuple[Hashable, ...]:
+def _state(decoder: Decoder, graphs: Graphs) -> tuple[Hashable, ...]:
     """Where all weights lie, which are trained, which adapters are on: what a recording holds for good."""
-    places = tuple((p.data_ptr(), p.requires_grad) for p in decoder.parameters())
-    adapters = tuple(m.selected if m.enabled else None for m in decoder.modules() if isinstance(m, LoRALinear))
-    return decoder.cos.data_ptr(), places, adapters
+    made_of = (decoder.adapted, *map(id, decoder.model.layers[0].modules()))
+    if graphs.made_of != made_of:  # walking through all modules takes longer than all else here
+        graphs.made_of, graphs.weights = made_of, list(decoder.parameters())
+        graphs.adapters = [m for m in decoder.modules() if isinstance(m, LoRALinear)]
+    places = tuple([(p.data_ptr(), p.requires_grad) for p in graphs.weights])
+    return decoder.cos.data_ptr(), places, tuple([m.selected if m.enabled else None for m in graphs.adapters])
 
 
 def _recorded(
@@ -117,7 +123,7 @@ def _recorded(
     if graphs.seen[key[:3]] < (1 if decoder.graphs else TIMES) or graphs.busy():
         return None
     if x.is_cuda and _side_by_side(decoder):
-        key = (*key[:3], *_state(decoder))
+        key = (*key[:3], *_state(decoder, graphs))
     while len(graphs.passes) >= SIZES:
         graphs.passes.popitem(last=False)
     try:
@@ -136,30 +142,6 @@ def _side_by_side(decoder: Decoder) -> bool:
         qkv(cast(Layer, layer).self_attn)
         gate_up(cast(Layer, layer).mlp)
     return before != [p.data_ptr() for p in decoder.parameters()]
-
-
-class StandIns:
-    """Leaves that share the weights' memory, for autograd remembers on which stream it first met a weight itself."""
-
-    def __init__(self, decoder: Decoder) -> None:
-        self.places = list[tuple[nn.Module, str, nn.Parameter, Tensor]]()
-        made = dict[nn.Parameter, Tensor]()
-        for module in (*decoder.model.layers.modules(), decoder.model.norm):
-            for name, p in module.named_parameters(recurse=False):
-                leaf = made.setdefault(p, p.detach().requires_grad_(p.requires_grad))
-                self.places.append((module, name, p, leaf))
-        self.trained = [(p, leaf) for p, leaf in made.items() if p.requires_grad]
-
-    @contextmanager
-    def instead(self) -> Iterator[None]:
-        """Inside, the decoder computes with them."""
-        try:
-            for module, name, _, leaf in self.places:
-                module._parameters[name] = leaf  # pyright: ignore[reportArgumentType]
-            yield
-        finally:
-            for module, name, p, _ in self.places:
-                module._parameters[name] = p
 
 
 class Pass:

@@ -125,6 +125,7 @@ def put_adapter(decoder: Decoder, name: str, made: Mapping[str, Adapter]) -> Non
             layers[layer] = LoRALinear(cast(nn.Linear, decoder.get_submodule(layer)))
             _replace(decoder, layer, layers[layer])
         layers[layer].adapters[name] = adapter
+    decoder.adapted += 1
     decoder.requires_grad_(False)
     select_adapter(decoder, name)
 

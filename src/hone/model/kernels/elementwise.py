@@ -44,9 +44,11 @@ def norm_grad(
         next_x = tl.load(X + at, mask=there, other=0.0)
         next_dy = tl.load(DY + at, mask=there, other=0.0)
         next_plus = tl.load(PLUS + at, mask=there, other=0.0) if HAS_PLUS else next_x
-        scale = tl.rsqrt(tl.sum(x * x) / D + eps)
-        n, g = x * scale, dy * gain
-        dx = (g - n * (tl.sum(g * n) / D)) * scale
+        g = dy * gain
+        square, along = tl.sum(x * x), tl.sum(g * x)  # side by side: neither waits for the other
+        scale = tl.rsqrt(square / D + eps)
+        n = x * scale
+        dx = (g - n * (along * scale / D)) * scale
         if HAS_PLUS:
             dx += plus
         tl.store(DX + here, dx.to(DX.dtype.element_ty), mask=inside)
