@@ -1,9 +1,12 @@
 """The learner on a GPU: a GRPO step against TRL's, and forward and backward against the chip's own speed."""
 
+import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
 import torch
 
@@ -21,6 +24,8 @@ GRPO = Online(prompts=32, group=8, prompt=64, completion=256)
 ROWS, LENGTH = 16, 1_024
 SHARE = {"135M": (0.45, 7.0), "0.5B": (0.58, 15.0)}  # of the measured matmul peak, and GB
 WANT = frozenset({"logp"})
+MICRO, WARM = 131_072, 4  # tokens in memory at once; iterations before those that count
+LONGEST, MOST = 131_072, 1_024  # tokens of a row and rows of 1,024 that are tried
 Pass = Callable[..., Callable[[], None]]  # decoder, rows, length -> what runs one
 
 
@@ -37,7 +42,7 @@ def grpo_step(work: Online, *, times: float, most: float, turns: int, micro: int
     from benchmarks.learning import peers
 
     name, model, seen = f"H200 GRPO step, 135M, {work}", subject("135M"), list[Iteration]()
-    iterations = ours.grpo(model, work, micro_tokens=65_536)
+    iterations = warmed(ours.grpo(model, work, micro_tokens=MICRO))
     taken = peers.in_turns(
         peers.grpo(model, work, micro=micro), lambda: seen.append(next(iterations)), turns=turns, updates=1
     )
@@ -47,14 +52,20 @@ def grpo_step(work: Online, *, times: float, most: float, turns: int, micro: int
     return row(name, 1 / mine, unit="steps/s", peer=1 / peer, goal=goal, ok=peer / mine >= times and mine <= most)
 
 
+def warmed(iterations: Iterator[Iteration]) -> Iterator[Iteration]:
+    """After as many as it takes to compile kernels and to record passes."""
+    for _ in range(WARM):
+        next(iterations)
+    return iterations
+
+
 def growth() -> None:
     """How the step's time grows with length, group size and model size."""
     cases = [(f"completion {n}", "135M", replace(GRPO, completion=n)) for n in (64, 256, 1_024)]
     cases += [(f"group {n}", "135M", replace(GRPO, group=n)) for n in (4, 16)]
     for name, shape, work in [*cases, ("0.5B", "0.5B", GRPO)]:
-        iterations = ours.grpo(subject(shape), work, micro_tokens=65_536)
-        seen = [next(iterations) for _ in range(3)]
-        say(f"  {name}: {divided(seen[1:])}")
+        iterations = warmed(ours.grpo(subject(shape), work, micro_tokens=MICRO))
+        say(f"  {name}: {divided([next(iterations) for _ in range(2)])}")
 
 
 def measure_grpo(quick: bool) -> Sequence[Row]:
@@ -108,9 +119,15 @@ def our_pass(decoder: Decoder, rows: int, length: int) -> Callable[[], None]:
     return step
 
 
-def their_pass(decoder: Decoder, rows: int, length: int) -> Callable[[], None]:
-    """transformers with its own loss."""
+def their_pass(decoder: Decoder, rows: int, length: int, *, lora: Subject | None = None) -> Callable[[], None]:
+    """transformers with its own loss, and PEFT's adapters."""
     model, batch = twin(decoder).train(), table(rows, length, decoder.config.vocab_size)
+    if lora is not None:
+        from peft import get_peft_model
+
+        from benchmarks.learning import peers
+
+        model = get_peft_model(model, cast(Any, peers.adapters(lora)))
 
     def step() -> None:
         model(batch.inputs, labels=batch.inputs, use_cache=False).loss.backward()
@@ -140,17 +157,27 @@ def passes(shape: str, best: float, quick: bool) -> Iterator[Row]:
 
 
 def largest(make_pass: Pass, build: Callable[[], Decoder], **fixed: int) -> int:
-    """The longest row, or the most rows, that a forward and backward pass has memory for, in steps of a quarter."""
+    """The longest row, or the most rows, that a forward and backward pass has memory for: doubled, then half as many
+    more, up to the most that is tried."""
     name = "length" if "rows" in fixed else "rows"
-    fits, size = 0, 1_024 if name == "length" else 16
-    while True:
-        try:
-            make_pass(build(), **fixed, **{name: size})()
-            fits, size = size, size * 5 // 4
-        except torch.cuda.OutOfMemoryError:
-            return fits
-        finally:
-            torch.cuda.empty_cache()
+    first, most = (2_048, LONGEST) if name == "length" else (16, MOST)
+    fits, size = 0, first
+    while size <= most and _fits(make_pass, build, {**fixed, name: size}):
+        fits, size = size, 2 * size
+    half = fits + fits // 2
+    return half if size <= most and _fits(make_pass, build, {**fixed, name: half}) else fits
+
+
+def _fits(make_pass: Pass, build: Callable[[], Decoder], sizes: dict[str, int]) -> bool:
+    try:
+        make_pass(build(), **sizes)()
+        torch.cuda.synchronize()
+    except torch.cuda.OutOfMemoryError:
+        return False
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+    return True
 
 
 def measure_passes(quick: bool) -> Sequence[Row]:
@@ -161,10 +188,10 @@ def measure_passes(quick: bool) -> Sequence[Row]:
     if quick:
         return rows
     for lora in (False, True):
-        model = subject("0.5B", lora=lora)
+        model = replace(subject("0.5B", lora=lora), decoder=lambda: make("0.5B", context=LONGEST))
         for what, fixed in (("longest row", {"rows": 1}), ("most rows of 1,024", {"length": LENGTH})):
             mine = largest(our_pass, lambda model=model: ours.decoder_of(model), **fixed)
-            peer = largest(their_pass, lambda: make("0.5B"), **fixed)
+            peer = largest(partial(their_pass, lora=model if lora else None), model.decoder, **fixed)
             say(f"{model.name}, {what}: {mine}, transformers {peer}")
             rows.append(note(f"H200 {model.name}: {what} in memory", mine, unit="", peer=peer))
     return rows

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -31,10 +32,10 @@ SHAPES = {
 PROMPT, NEW = 64, 256
 
 
-def make(shape: str) -> Decoder:
+def make(shape: str, *, context: int = 2_048) -> Decoder:
     """Random weights in bf16."""
     torch.manual_seed(0)
-    return Decoder(SHAPES[shape]).to("cuda", torch.bfloat16).eval()
+    return Decoder(replace(SHAPES[shape], max_position_embeddings=context)).to("cuda", torch.bfloat16).eval()
 
 
 def twin(decoder: Decoder) -> Any:
