@@ -204,7 +204,8 @@ RESUME = (
     ),
     fault(
         "resume is declared and never read", "pain 19", "resume", "",
-        old="runner.run(recipe, resume=arguments.resume)", new="runner.run(recipe)",
+        old="runner.run(recipe, resume=arguments.resume, allow_change=arguments.allow_change)",
+        new="runner.run(recipe)",
         tests="run/test_resume.py",
     ),
     fault(

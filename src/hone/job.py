@@ -24,7 +24,7 @@ from hone.reward.score import Scorer as RewardScorer
 from hone.reward.score import as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.state import ADAPTER, collected, restore, score_of, write_whole
+from hone.state import ADAPTER, STATE, collected, restore, score_of, write_whole
 from hone.train import checkpoint, retain
 from hone.train.ahead import AHEAD, Ahead
 from hone.train.examine import local
@@ -72,8 +72,11 @@ def set_torch(recipe: Recipe) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
 
 
-def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
-    """Build every part before the first step, so that what is wrong is said before anything is written."""
+def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = False) -> Run:
+    """Build every part before the first step, so that what is wrong is said before anything is written.
+
+    changed: the run goes on with other settings, and what does not fit them begins anew.
+    """
     algo, judges = build.algorithm(recipe), rewards.judges(recipe)
     vocabulary, decoder = start_of(recipe, resumed=resume_from is not None)
     build.check_teacher(recipe, vocabulary)
@@ -113,9 +116,10 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None) -> Run:
     elif recipe.eval_data:
         job.held_rows = build.held_out_rows(recipe, vocabulary, context=context)
     if resume_from is not None:
-        restore(resume_from, policy, learner, recipe=recipe, parts=parts(job))
+        told = restore(resume_from, policy, learner, parts=parts(job), changed=changed)
+        job.notes = [*job.notes, *told]
         if job.ahead:
-            job.ahead.load(resume_from)
+            job.ahead.load(resume_from, changed=changed)
             publish(job, job.step)
     learner.guard.known = sum(not_finite(local(x)) for x in learner.trained().values())
     return job
@@ -126,7 +130,10 @@ def learner_of(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path
     # on resume the adapter, too, is the run's own copy: its weights follow, exactly, with the rest of the state
     adapter = saved / ADAPTER if saved is not None else None
     policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed, saved=adapter), algo)
-    device, dtype = build.place(recipe.train.device, recipe.train.dtype)
+    precision = recipe.train.dtype
+    if saved is not None and precision == "auto":  # as it was begun, on whatever device it goes on
+        precision = checkpoint.read_json(saved / STATE).get("dtype", precision)
+    device, dtype = build.place(recipe.train.device, precision)
     if algo.trust_region and dtype is torch.bfloat16:  # its curvature is a difference of small numbers
         raise HoneError(f"{recipe.algo_name} needs float32: set train.dtype=float32")
     if build.is_sharded(recipe):  # from the CPU, a layer at a time: no device ever holds all of it

@@ -6,7 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
+from hone.changes import Change
 from hone.config import Choice, from_yaml, to_json
 from hone.errors import HoneError
 from hone.outline import plan
@@ -14,16 +16,19 @@ from hone.recipe import Recipe
 from hone.train import checkpoint
 
 RECIPE, CONFIG = "recipe.json", "config.json"  # what `resume` reads, and what a person does
+NONE: Mapping[str, Change] = MappingProxyType({})
 
 
-def describe(recipe: Recipe, folder: Path) -> None:
-    """Write the settings; the first file marks the folder as a run's."""
+def describe(recipe: Recipe, folder: Path, *, step: int = 0, changed: Mapping[str, Change] = NONE) -> None:
+    """Write the settings; the first file marks the folder as a run's. changed: what goes on differently from a step."""
+    changes = checkpoint.read_json(folder / CONFIG).get("changes", []) if (folder / CONFIG).is_file() else []
     about = {
         "recipe": to_json(recipe),
         "plan": plan(recipe),
         "python": in_python(recipe),
         "versions": versions(),
         "commit": _commit(),
+        "changes": [*changes, *([{"after_step": step, "settings": changed}] if changed else [])],
     }
     for name, content in ((RECIPE, about["recipe"]), (CONFIG, about)):
         # as it is, not escaped: YAML, which reads it again, does not join the two halves of an escaped emoji
@@ -82,17 +87,3 @@ def _commit() -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return found.stdout.strip() if found.returncode == 0 else ""
-
-
-# with another of these, another run
-FIXED = ("seed", "model", "data", "read", "reward", "algo", "teacher", "lora", "critic")
-
-
-def check_same(recipe: Recipe, folder: Path) -> None:
-    """What was trained so far must be what goes on: HoneError names the settings that differ."""
-    before, now = checkpoint.read_json(folder / RECIPE), json.loads(json.dumps(to_json(recipe)))
-    changed = [name for name in FIXED if before.get(name) != now[name]]
-    if changed:
-        raise HoneError(
-            f"{folder} was started with another {' and '.join(changed)}: resume it as it was, or choose another out="
-        )

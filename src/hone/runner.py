@@ -1,80 +1,78 @@
 """Runs a recipe: builds its parts, turns the loop, logs, watches, saves, resumes."""
 
-import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
-from hone import build, loop, rewards
+from hone import build, loop, rewards, rundir
 from hone.algo.select import reward_of
+from hone.changes import changes, check_changes
 from hone.check import suite
+from hone.config import override
 from hone.data.tokenizer import Tokenizer
 from hone.dist import collect
 from hone.dist.join import joined
 from hone.errors import HoneError, Interrupted
-from hone.job import CHECKPOINTS, START, Run, prepare, publish, save, set_torch, whole_decoder
+from hone.job import CHECKPOINTS, Run, prepare, publish, save, set_torch
 from hone.log import samples
 from hone.log.progress import Progress, Silent
 from hone.log.sinks import JsonlSink, truncate_after
 from hone.measure import assess, measure, sampled, summarise
-from hone.model.adapters import adapter_off
 from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy
 from hone.outline import plan
 from hone.recipe import Recipe, validate
-from hone.record import CONFIG, HOW_IN_PYTHON, RECIPE, check_same, describe, in_python, is_described, recorded
+from hone.record import HOW_IN_PYTHON, RECIPE, in_python, recorded
 from hone.rescue import rescued
 from hone.reward.score import Marker, score
 from hone.signals import Stopper
-from hone.state import write_model
-from hone.train import checkpoint, lock
+from hone.train import checkpoint
 from hone.train.guard import BAD
 from hone.types import Group, Rollout
 
-METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
 GRACE = 1.0  # seconds that a checkpoint has to be completed in, after a second signal
 PATIENCE = 5.0  # torchrun passes Ctrl-C on to ranks that the terminal has told already
-FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, BAD)
 
 
-def run(recipe: Recipe, *, resume: bool = False) -> Path:
+def run(recipe: Recipe, *, resume: bool = False, allow_change: bool = False) -> Path:
     """Train what the recipe says; returns the folder of the finished model, ready to load.
 
     Under torchrun every process is a rank of one run, and the first of them prints and writes.
+    allow_change: a run that is resumed may go on with settings that lead elsewhere than those it was started with.
     """
     validate(recipe)
     with joined(recipe.train.device):
-        return _run(recipe, resume=resume)
+        return _run(recipe, resume=resume, allow_change=allow_change)
 
 
-def _run(recipe: Recipe, *, resume: bool) -> Path:
+def _run(recipe: Recipe, *, resume: bool, allow_change: bool) -> Path:
     set_torch(recipe)
     folder = recipe.run_dir
-    with _alone(folder):
-        found = _found(folder, resume=resume)
-        if found:
-            check_same(recipe, folder)
-        job = prepare(recipe, resume_from=found)
+    with rundir.alone(folder):
+        found = rundir.found(folder, resume=resume)
+        changed = changes(recipe, checkpoint.read_json(folder / RECIPE)) if found else {}
+        check_changes(changed, folder, allow=allow_change)
+        job = prepare(recipe, resume_from=found, changed=bool(changed))
         if found is None:
             _look(job)
         if len(set(collect.gather(str(found)))) > 1:  # and all have looked before the first one writes
             raise HoneError(f"ranks see different runs in {folder}: set out= to a folder that all of them share")
         try:
-            _begin(job, folder, found)
+            rundir.begin(job, folder, found, changed)
             return _train(job, folder)
         except KeyboardInterrupt:  # the second one: no time to save
             if not checkpoint.checkpoints(folder / CHECKPOINTS):
                 raise
             raise _interrupted(recipe) from None
         finally:
-            if not job.step and is_first():
-                _forget(folder)
+            if not job.step and rundir.is_first():
+                rundir.forget(folder)
 
 
 def _look(job: Run) -> None:
@@ -84,22 +82,22 @@ def _look(job: Run) -> None:
         if f.verdict == "fail":
             raise HoneError(f"{f.name}: {f.seen}: {f.remedy} (`hone check` says more)")
     for f in findings:
-        if f.verdict == "warn" and is_first():
+        if f.verdict == "warn" and rundir.is_first():
             print(f"{job.recipe.name}: warn: {f.name}: {f.seen}: {f.remedy}", file=sys.stderr)
 
 
-def is_first() -> bool:
-    """Whether this process prints and writes."""
-    return collect.world()[0] == 0
+def resume(run_dir: str | Path, *, settings: Sequence[str] = (), allow_change: bool = False) -> Path:
+    """Continue a run from its last whole checkpoint, with the settings it was started with.
 
-
-def resume(run_dir: str | Path) -> Path:
-    """Continue a run from its last whole checkpoint, with the settings it was started with."""
+    settings: changes to them, `a.b=value`; those that lead elsewhere have to be allowed.
+    """
     folder = Path(run_dir)
-    recipe = recorded(folder)
+    recipe = override(recorded(folder), settings)
+    if recipe.run_dir.resolve() != folder.resolve():
+        raise HoneError(f"name and out say where a run lies: leave them out, or move {folder} there first")
     if not checkpoint.checkpoints(folder / CHECKPOINTS):
         raise HoneError(f"{folder} has no checkpoint to continue from: start it again with `hone run`")
-    return run(recipe, resume=True)
+    return run(recipe, resume=True, allow_change=allow_change)
 
 
 def _interrupted(recipe: Recipe) -> Interrupted:
@@ -109,83 +107,16 @@ def _interrupted(recipe: Recipe) -> Interrupted:
     return interruption
 
 
-def _found(folder: Path, *, resume: bool) -> Path | None:
-    """The checkpoint to go on from, None for a new run; or HoneError where the folder holds something else."""
-    if checkpoint.checkpoints(folder / CHECKPOINTS):
-        if not resume:
-            raise HoneError(
-                f"{folder} already holds a run: continue it with `hone resume {folder}`, or choose another out="
-            )
-        note: Callable[[str], None] = _say if is_first() else lambda text: None
-        found = checkpoint.latest(folder / CHECKPOINTS, note=note)
-        if found is None:
-            raise HoneError(f"no checkpoint in {folder} is whole: copy one back, or start anew with another out=")
-        return found
-    strange = [name for name in FILES if (folder / name).exists()] if folder.is_dir() else []
-    if strange and RECIPE not in strange:
-        raise HoneError(f"{folder} has a {strange[0]} that is not of a run: choose another out=")
-    return None
-
-
-# --- files ---
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """The folder is this run's alone, and goes again where nothing came to lie in it."""
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    with ExitStack() as stack:
-        if is_first():
-            stack.callback(_unmake, made)
-        collect.once(lambda: stack.enter_context(lock.held(folder)))
-        yield
-
-
-def _begin(job: Run, folder: Path, found: Path | None) -> None:
-    """Write the settings where they are new, and the starting model of a fresh run."""
-    job.learner.guard.folder, fresh = folder / BAD, found is None
-    decoder = whole_decoder(job) if fresh else None  # every rank takes part
-
-    def write() -> None:
-        if found is not None:  # the one that `latest` names may be damaged
-            checkpoint.point(folder / CHECKPOINTS, checkpoint.LATEST, found)
-        for place in (folder, folder / CHECKPOINTS, folder / BAD):
-            checkpoint.sweep(place)
-        if fresh or not is_described(job.recipe, folder):
-            describe(job.recipe, folder)
-        if decoder is not None:
-            with adapter_off(decoder):  # resume goes on from the base under the adapters
-                checkpoint.save_folder(folder / START, partial(write_model, model=decoder, tokenizer=job.tokenizer))
-
-    collect.once(write)
-
-
-def _forget(folder: Path) -> None:
-    """A run that did not do its first step leaves nothing behind."""
-    for path in (folder / name for name in FILES):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        elif path.is_file():
-            path.unlink()
-
-
-def _unmake(made: Sequence[Path]) -> None:
-    """Remove the folders that were made for a run and are empty, the innermost first."""
-    for path in made:
-        with suppress(OSError):  # not empty: a run has come of it, this one or another's
-            path.rmdir()
-
-
 # --- the run itself ---
 
 
 def _train(job: Run, folder: Path) -> Path:
     """Turn the loop until the steps are done; an interrupt saves first."""
     recipe, steps = job.recipe, job.recipe.train.steps
-    progress = Progress(steps, title=recipe.name, start=job.step, stream=None if is_first() else Silent())
+    progress = Progress(steps, title=recipe.name, start=job.step, stream=None if rundir.is_first() else Silent())
     if job.step >= steps:
         progress.note(
-            f"{recipe.name}: {job.step} of {steps} steps are done; for more: hone run RECIPE --resume train.steps=N"
+            f"{recipe.name}: {job.step} of {steps} steps are done; for more: hone resume RUN_DIR train.steps=N"
         )
     else:
         progress.note("; ".join([f"{recipe.name}: {plan(recipe)}", *job.notes]))
@@ -201,7 +132,7 @@ def _train(job: Run, folder: Path) -> Path:
 def _turn(job: Run, folder: Path, progress: Progress) -> None:
     """Step after step: log, watch, save."""
     recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
-    log = _Log(folder, start=job.step) if is_first() else None
+    log = _Log(folder, start=job.step) if rundir.is_first() else None
     patience = PATIENCE if collect.world()[1] > 1 else 0.0
     with (
         Stopper(patience=patience) as stopper,
@@ -252,8 +183,8 @@ class _Log:
     """What a run writes at each step; on resume, what came after the checkpoint is forgotten."""
 
     def __init__(self, folder: Path, *, start: int) -> None:
-        self.sink, self.samples = JsonlSink(folder / METRICS), folder / SAMPLES
-        for path in (folder / METRICS, self.samples):
+        self.sink, self.samples = JsonlSink(folder / rundir.METRICS), folder / rundir.SAMPLES
+        for path in (folder / rundir.METRICS, self.samples):
             truncate_after(path, start)
 
     def write(self, step: int, metrics: Mapping[str, float], chosen: Sequence[Rollout] | None) -> None:
@@ -378,16 +309,12 @@ def evaluate(
     params = build.sample_params(spec, vocabulary, seed=seed)
     tasks = tasks[: limit or None]
     if vocabulary.chat_template is not None and any(isinstance(task.prompt, str) for task in tasks):
-        _say("prompts are plain text, the model has a chat template: write messages if it was trained on chats")
+        rundir.say("prompts are plain text, the model has a chat template: write messages if it was trained on chats")
     judge, groups = rewards.scorer(reward, vocabulary, device=where), list[Group]()
     for part in sampled(decoder, vocabulary, tasks, params=params, samples=samples, at_once=AT_ONCE):
         groups += score(part, judge)
         if len(groups) <= AT_ONCE:
             first = groups[0][0]
-            _say(f"the first completion (reward {reward_of(first)}): {first.text[:300]!r}")
-        _say(f"{len(groups)} of {len(tasks)} problems")
+            rundir.say(f"the first completion (reward {reward_of(first)}): {first.text[:300]!r}")
+        rundir.say(f"{len(groups)} of {len(tasks)} problems")
     return summarise(groups)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

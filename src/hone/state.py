@@ -111,9 +111,14 @@ def _state(learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable], 
         "updates": learner.updates,
         "version": learner.version,
         "control": learner.control,
+        "dtype": "bfloat16" if _is_half(learner) else "float32",
         "score": None if score is None else {"metric": recipe.save.best, "value": score},
         "parts": {name: part.state() for name, part in parts.items()},
     }
+
+
+def _is_half(learner: Learner) -> bool:
+    return learner.masters is not None or (learner.shards is not None and learner.shards.half is not None)
 
 
 def score_of(folder: Path, metric: str) -> float | None:
@@ -178,9 +183,17 @@ def saved_weights(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
 
 
 def restore(
-    folder: Path, policy: Policy | Scorer, learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable]
-) -> None:
-    """Put everything back as `write_state` found it."""
+    folder: Path,
+    policy: Policy | Scorer,
+    learner: Learner,
+    *,
+    parts: Mapping[str, Resumable],
+    changed: bool = False,
+) -> list[str]:
+    """Put everything back as `write_state` found it.
+
+    changed: the settings are others; a part that cannot go on with them begins anew, and that is told.
+    """
     restore_weights(folder, policy, learner)
     moments = checkpoint.load_tensors(folder / MOMENTS)
     if learner.shards is not None:
@@ -191,8 +204,15 @@ def restore(
     learner.control = dict(state["control"])
     if parts.keys() != state["parts"].keys():
         raise _of_another_run(folder)
+    told = list[str]()
     for name, part in parts.items():
-        part.load(state["parts"][name])
+        try:
+            part.load(state["parts"][name])
+        except HoneError as error:
+            if not changed:
+                raise
+            told.append(f"the {name} begins anew ({error})")
+    return told
 
 
 def restore_weights(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:

@@ -133,7 +133,7 @@ def saved(folder: str, algo: str, lora: bool) -> Tensors:
 
 def resumed(folder: str, algo: str, lora: bool) -> Tensors:
     learner = learner_of(made := ALGORITHMS[algo](), lora=lora)
-    restore(Path(folder), learner.policy, learner, recipe=Recipe(), parts={})  # pyright: ignore[reportArgumentType]
+    restore(Path(folder), learner.policy, learner, parts={})  # pyright: ignore[reportArgumentType]
     assert learner.updates == 2
     taken(learner, made, 1)
     return named(learner)

@@ -8,8 +8,8 @@ from tree import MODULES, name_of, parsed
 
 ORDER = [
     "types", "algo", "data", "reward", "rollout", "model", "dist", "train", "search", "eval",
-    "loop", "signals", "measure", "state", "record", "build", "rewards", "job", "rescue", "replay", "check", "runner",
-    "demo", "board", "serve", "commands", "cli", "__main__",
+    "loop", "signals", "measure", "state", "record", "build", "rewards", "job", "rundir", "rescue", "replay",
+    "check", "runner", "demo", "board", "serve", "commands", "cli", "__main__",
 ]  # fmt: skip
 LEAVES = {  # may be imported from anywhere, and import only these
     "errors": set[str](),
@@ -18,13 +18,14 @@ LEAVES = {  # may be imported from anywhere, and import only these
     "log": {"errors", "types"},
     "recipe": {"errors", "values", "config", "log"},
     "outline": {"recipe"},
+    "changes": {"errors", "config", "recipe"},
     "load": {"errors", "config"},
 }
 # settings stop at the edge: below it, functions take plain arguments
-EDGE = {"config", "recipe", "outline", "load", "values"}
+EDGE = {"config", "recipe", "outline", "changes", "load", "values"}
 READS_SETTINGS = {
-    "state", "record", "build", "rewards", "job", "rescue", "replay", "check", "runner", "demo", "commands", "cli",
-    *EDGE,
+    "state", "record", "build", "rewards", "job", "rundir", "rescue", "replay", "check", "runner", "demo", "commands",
+    "cli", *EDGE,
 }  # fmt: skip
 
 

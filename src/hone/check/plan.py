@@ -158,7 +158,7 @@ def _not_restored(probe: Probe, where: Path) -> list[str]:
         job.learner.optimizer.state.clear()
         job.learner.updates, job.learner.version = -1, -1
         job.learner.control = dict.fromkeys(job.learner.control, math.nan)
-        restore(where, job.policy, job.learner, recipe=job.recipe, parts=parts(job))
+        restore(where, job.policy, job.learner, parts=parts(job))
         wrong = [f"parameter {i}" for i, p in enumerate(parameters) if not torch.equal(p, weights[i])]
         after = _state(probe)
     moments = _differences(before.pop("moments"), after.pop("moments"))

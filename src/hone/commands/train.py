@@ -13,6 +13,8 @@ from hone.errors import HoneError
 from hone.load import load_recipe
 from hone.recipe import validate
 
+ALLOW = "resume with settings that lead elsewhere than those the run was started with"
+
 
 def _recipe_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a built-in name, FILE.py or FILE.py:function")
@@ -28,7 +30,10 @@ def _check_options(parser: argparse.ArgumentParser) -> None:
 def _run_options(parser: argparse.ArgumentParser) -> None:
     _recipe_options(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run where its folder has a checkpoint")
+    parser.add_argument("--allow-change", action="store_true", help=ALLOW)
     parser.epilog = (
+        "Ctrl-C or SIGTERM: the run saves after the step it is in and ends with code 130; a second one ends it at "
+        "once, with what was saved before. "
         "On several GPUs or processes: torchrun --nproc-per-node N -m hone run RECIPE. They share each step's rows, "
         "and with train.shard=fsdp the weights too; the result is that of one process."
     )
@@ -42,6 +47,8 @@ def _demo_options(parser: argparse.ArgumentParser) -> None:
 
 def _resume_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR")
+    parser.add_argument("settings", nargs="*", metavar="a.b=value", help="change a setting, as in train.steps=2000")
+    parser.add_argument("--allow-change", action="store_true", help=ALLOW)
 
 
 def _recipe(arguments: argparse.Namespace) -> Any:
@@ -57,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> None:
     recipe = _recipe(arguments)
     from hone import runner
 
-    _tell(runner.run(recipe, resume=arguments.resume))
+    _tell(runner.run(recipe, resume=arguments.resume, allow_change=arguments.allow_change))
 
 
 def _tell(result: object) -> None:
@@ -95,7 +102,7 @@ def _resume(arguments: argparse.Namespace) -> None:
         raise HoneError(f"no folder {arguments.run_dir}: give the folder of a run, as in runs/NAME")
     from hone import runner
 
-    _tell(runner.resume(arguments.run_dir))
+    _tell(runner.resume(arguments.run_dir, settings=arguments.settings, allow_change=arguments.allow_change))
 
 
 def _demo(arguments: argparse.Namespace) -> None:

@@ -99,12 +99,15 @@ class Ahead:
         about |= {"feed": self._before, "rounds": [len(groups) for groups in rounds]}
         return save(tensors, metadata={"hone": json.dumps(about)})
 
-    def load(self, folder: Path) -> None:
-        """Go on with the rollouts that a checkpoint holds, of whatever number of ranks; tasks are read anew."""
+    def load(self, folder: Path, *, changed: bool = False) -> None:
+        """Go on with the rollouts that a checkpoint holds, of whatever number of ranks; tasks are read anew.
+
+        changed: the settings are others; rollouts that do not fit them are made anew.
+        """
         path = folder / AHEAD
-        if path.is_file() != bool(self.lag):
+        if path.is_file() != bool(self.lag) and not changed:
             raise HoneError(f"{folder} was saved with train.lag={1 - self.lag}: resume with the same")
-        if not self.lag:
+        if not path.is_file():
             return
         try:
             with safe_open(path, framework="pt") as file:
@@ -112,8 +115,15 @@ class Ahead:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise HoneError(f"{path} cannot be read ({error}): use an earlier checkpoint") from error
+        try:
+            self.feed.load(about["feed"])
+        except HoneError:
+            if not changed:
+                raise
+            return  # of other data
+        if not self.lag:
+            return
         self._before = about["feed"]
-        self.feed.load(self._before)
         sizes: list[int] = about["rounds"]
         groups = unpacked(tensors, about, self.feed.take(sum(sizes)))
         ends = list(accumulate(sizes))

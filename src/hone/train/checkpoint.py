@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hone.errors import HoneError
@@ -220,9 +220,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """What `save_tensors` wrote, or HoneError."""
+    """What `save_tensors` wrote, or HoneError. Copies: a view of the mapped file would go with the file."""
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise HoneError(f"{path} cannot be read ({error}): use an earlier checkpoint") from error
 

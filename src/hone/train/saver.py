@@ -65,8 +65,12 @@ class Saver:
 
     def wait(self) -> None:
         """Until all is written; what went wrong is raised here."""
-        if (error := self._settle()) is not None:
-            raise error
+        error = self._settle()
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # whose traceback holds this frame, and with it the run's tensors
 
     def close(self, *, patience: float | None = None) -> BaseException | None:
         """Wait for the writing; where it takes longer than the patience give it up, without harm. What went wrong."""

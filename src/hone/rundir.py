@@ -1,0 +1,104 @@
+"""A run's folder: whose it is, what is found in it, what it begins with, and what goes when nothing came of it."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+from hone.changes import Change, in_words
+from hone.dist import collect
+from hone.errors import HoneError
+from hone.job import CHECKPOINTS, START, Run, whole_decoder
+from hone.model.adapters import adapter_off
+from hone.record import CONFIG, RECIPE, describe, is_described
+from hone.state import write_model
+from hone.train import checkpoint, lock
+from hone.train.guard import BAD
+
+METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
+FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, BAD)
+
+
+def is_first() -> bool:
+    """Whether this process prints and writes."""
+    return collect.world()[0] == 0
+
+
+def say(text: str) -> None:
+    """A line that is no result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def found(folder: Path, *, resume: bool) -> Path | None:
+    """The checkpoint to go on from, None for a new run; or HoneError where the folder holds something else."""
+    if checkpoint.checkpoints(folder / CHECKPOINTS):
+        if not resume:
+            raise HoneError(
+                f"{folder} already holds a run: continue it with `hone resume {folder}`, or choose another out="
+            )
+        note: Callable[[str], None] = say if is_first() else lambda text: None
+        found = checkpoint.latest(folder / CHECKPOINTS, note=note)
+        if found is None:
+            raise HoneError(f"no checkpoint in {folder} is whole: copy one back, or start anew with another out=")
+        return found
+    strange = [name for name in FILES if (folder / name).exists()] if folder.is_dir() else []
+    if strange and RECIPE not in strange:
+        raise HoneError(f"{folder} has a {strange[0]} that is not of a run: choose another out=")
+    return None
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """The folder is this run's alone, and goes again where nothing came to lie in it."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    with ExitStack() as stack:
+        if is_first():
+            stack.callback(_unmake, made)
+        collect.once(partial(_take, folder, stack))
+        yield
+
+
+def _take(folder: Path, stack: ExitStack) -> None:
+    """Lock it, and bring back a checkpoint that a killed process was about to replace."""
+    stack.enter_context(lock.held(folder))
+    if (folder / RECIPE).is_file():
+        checkpoint.sweep(folder / CHECKPOINTS)
+
+
+def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Change]) -> None:
+    """Write the settings where they are new, and the starting model of a fresh run."""
+    job.learner.guard.folder, fresh = folder / BAD, found is None
+    decoder = whole_decoder(job) if fresh else None  # every rank takes part
+
+    def write() -> None:
+        if found is not None:  # the one that `latest` names may be damaged
+            checkpoint.point(folder / CHECKPOINTS, checkpoint.LATEST, found)
+        for place in (folder, folder / BAD):
+            checkpoint.sweep(place)
+        if fresh or not is_described(job.recipe, folder):
+            describe(job.recipe, folder, step=job.step, changed=changed)
+        if changed:
+            say(f"{job.recipe.name}: goes on from step {job.step} with other settings: {in_words(changed)}")
+        if decoder is not None:
+            with adapter_off(decoder):  # resume goes on from the base under the adapters
+                checkpoint.save_folder(folder / START, partial(write_model, model=decoder, tokenizer=job.tokenizer))
+
+    collect.once(write)
+
+
+def forget(folder: Path) -> None:
+    """A run that did not do its first step leaves nothing behind."""
+    for path in (folder / name for name in FILES):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.is_file():
+            path.unlink()
+
+
+def _unmake(made: Sequence[Path]) -> None:
+    """Remove the folders that were made for a run and are empty, the innermost first."""
+    for path in made:
+        with suppress(OSError):  # not empty: a run has come of it, this one or another's
+            path.rmdir()
