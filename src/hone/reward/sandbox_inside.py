@@ -47,7 +47,7 @@ def serve(descriptor: int) -> None:
         if order["do"] == "open":
             keepers[order["slot"]] = (_start(found[0], client, conf, order), order["cgroups"])
             os.close(found[0])
-        else:
+        elif order["slot"] in keepers:
             _end(*keepers.pop(order["slot"]))
             client.send(b"ended")
     for keeper in keepers.values():

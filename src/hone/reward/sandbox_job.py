@@ -1,7 +1,7 @@
 """A job: one program, run behind the wall, asked for values over pipes. It decides nothing: only data leaves it.
 
-Frames are four bytes of length and JSON. In: what to run, then calls, one at a time or all at once. Out: "started",
-then one record an event, in order. The program may write rubbish there; then nothing of it counts.
+Frames are four bytes of length and JSON. In: what to run, then calls, one at a time or all at once. Out: one record for
+the module and one a call, in order. The program may write rubbish there; then nothing of it counts.
 """
 
 import fcntl
@@ -18,6 +18,7 @@ from hone.reward import sandbox_values as values
 from hone.reward import sandbox_wall as wall
 
 RESULT = 3  # the descriptor that records go to
+LOCKED_IN = b"locked in"  # the client reads it before it sends the program, which could take it away
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
 
 
@@ -49,8 +50,8 @@ def _take(descriptors: Sequence[int]) -> None:
 
 
 def _serve(limit: int) -> None:
+    os.write(RESULT, LOCKED_IN)
     order = values.loads(_frame() or b"")
-    _say({"started": True})
     if order["run"]:
         _command(order)
         return

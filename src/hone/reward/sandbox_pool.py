@@ -1,9 +1,11 @@
 """The native backend: slots of Hone's own, opened when they are wanted and used again, each job in a fresh fork."""
 
+import contextlib
 import itertools
 import os
 import time
-from queue import PriorityQueue
+from collections import deque
+from queue import Empty, SimpleQueue
 from threading import Lock
 
 from hone.reward import sandbox_cgroups as cgroups
@@ -16,8 +18,41 @@ REMEDY = "open it as root, or allow user namespaces (sysctl user.max_user_namesp
 )
 
 
+class _Places:
+    """Slots that are idle, the longest rested first, then places for more; who waits is served in order."""
+
+    def __init__(self, unopened: int) -> None:
+        self._idle, self._unopened, self._lock = deque[Slot](), unopened, Lock()
+        self._waiting = deque[SimpleQueue[Slot | None]]()
+
+    def get(self, timeout: float | None = None) -> Slot | None:
+        """An idle slot, or None for a place where one may be opened."""
+        with self._lock:
+            if self._idle:
+                return self._idle.popleft()
+            if self._unopened:
+                self._unopened -= 1
+                return None
+            turn = SimpleQueue[Slot | None]()
+            self._waiting.append(turn)
+        try:
+            return turn.get(timeout=timeout)
+        except Empty:
+            raise SandboxError("a program does not end: the machine may be overloaded; try again") from None
+
+    def put(self, slot: Slot | None) -> None:
+        """Give a slot back, or the place of one that was ended."""
+        with self._lock:
+            if self._waiting:  # handed over, so that a thread that comes back at once does not push in front
+                self._waiting.popleft().put(slot)
+            elif slot is None:
+                self._unopened += 1
+            else:
+                self._idle.append(slot)
+
+
 class Pool:
-    """Places in a queue: idle slots first, the one that has rested longest foremost; then places not yet opened."""
+    """Hone's own sandbox: a server, and slots in cgroups where there are any."""
 
     def __init__(self, wanted: Wanted, *, cgroup: bool = True, user: bool = True) -> None:
         self.wanted, self.user = wanted, user
@@ -25,7 +60,7 @@ class Pool:
         if self.home is not None:
             cgroups.sweep(self.home)
         self._server = self._serve()
-        self._places: PriorityQueue[tuple[bool, int, Slot | None]] = PriorityQueue()
+        self._places = _Places(wanted.slots - 1)
         self._lock, self._closed = Lock(), False
         try:
             first = self._first()
@@ -33,9 +68,7 @@ class Pool:
             self._server.close()
             raise SandboxError(f"{str(error).rpartition(':')[0]}: {REMEDY}") from error
         self.proc = first.proc
-        self._put(first)
-        for _ in range(wanted.slots - 1):
-            self._put(None)
+        self._places.put(first)
 
     def _serve(self) -> Server:
         return Server(configuration(self.wanted, user=self.user, watched=self.home is None), self.wanted.python)
@@ -59,9 +92,6 @@ class Pool:
             raise SandboxError("there are no cgroups and no /proc, so memory cannot be bounded: ")
         return slot
 
-    def _put(self, slot: Slot | None) -> None:
-        self._places.put((slot is None, next(_count), slot))
-
     def _open(self) -> Slot:
         folders, limits = list[str](), self.wanted.limits
         if self.home is not None:
@@ -72,13 +102,12 @@ class Pool:
 
     def talk(self, request: bytes, talk: Talk, *, seconds: float, ask: Ask | None = None) -> float:
         """Hold one conversation in a fresh job; the seconds it took, from request to the last process's end."""
-        _, _, slot = self._places.get()
+        slot = self._places.get()
         used = None
         try:
             if self._closed:
                 raise SandboxError("the sandbox is closed: open a new one")
-            slot = slot or self._open()
-            slot.ready()
+            slot = self._living(slot)
             start = time.monotonic()
             slot.run(request, talk, seconds=seconds, ask=ask)
             used = slot if talk.told else None
@@ -86,7 +115,18 @@ class Pool:
         finally:
             if slot is not None and used is None:
                 slot.close()
-            self._put(used)
+            self._places.put(used)
+
+    def _living(self, slot: Slot | None) -> Slot:
+        """The slot, or another in its place if it has died since it was used."""
+        if slot is not None:
+            with contextlib.suppress(SandboxError):  # it died before its next job was ready
+                if slot.alive():
+                    return slot
+            slot.close()
+        slot = self._open()
+        slot.ready()
+        return slot
 
     def close(self) -> None:
         """Wait for what runs, then end all slots and the server."""
@@ -95,11 +135,11 @@ class Pool:
                 return
             self._closed = True
         for _ in range(self.wanted.slots):
-            _, _, slot = self._places.get(timeout=self.wanted.limits.seconds + 3 * GRACE)
+            slot = self._places.get(timeout=self.wanted.limits.seconds + 3 * GRACE)
             if slot is not None:
                 slot.close()
         self._server.close()
-        self._put(None)  # whoever still waits finds it closed
+        self._places.put(None)  # whoever still waits finds it closed
 
     def report(self) -> list[Protection]:
         """What every job is locked in by."""

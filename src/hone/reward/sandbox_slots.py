@@ -20,7 +20,7 @@ from typing import Any
 from hone.errors import HoneError
 from hone.reward import sandbox_cgroups as cgroups
 from hone.reward import sandbox_values as values
-from hone.reward.sandbox_job import ENVIRONMENT
+from hone.reward.sandbox_job import ENVIRONMENT, LOCKED_IN
 from hone.reward.sandbox_wall import remove_groups
 
 GRACE = 10.0  # seconds for the kernel to end and empty a slot
@@ -165,7 +165,6 @@ class Slot:
         self._control.settimeout(GRACE)
         self._job: list[int] = []
         self.proc = False
-        self._oom = 0
 
     def ready(self) -> None:
         """Wait until a job is locked in and waits for its program."""
@@ -179,11 +178,21 @@ class Slot:
         if "failed" in told:
             raise SandboxError(f"a slot of the sandbox did not start: {told['failed']}: run `hone sandbox doctor`")
         self.proc = told["proc"]
+        said = os.read(self._job[3], len(LOCKED_IN)) if select.select([self._job[3]], [], [], GRACE)[0] else b""
+        if said != LOCKED_IN:
+            text = os.read(self._job[2], CHUNK).decode("utf-8", "replace").strip().splitlines()[-1:] if said else []
+            raise SandboxError(f"a job could not be locked in: {' '.join(text)}: run `hone sandbox doctor`")
+
+    def alive(self) -> bool:
+        """Whether it is there to be used: an idle slot says nothing after its job is ready."""
+        self.ready()
+        return not select.select([self._control], [], [], 0)[0]
 
     def run(self, request: bytes, talk: Talk, *, seconds: float, ask: Ask | None = None) -> None:
         """Give the waiting job its request, and listen until it has ended or is over a limit."""
         self.ready()
         job, self._job = self._job, []
+        ended = cgroups.out_of_memory(self.folders)
         if self._watched:
             self._control.send(b"go")
         conversation = _Conversation(job, self._control, talk, ask)
@@ -192,12 +201,15 @@ class Slot:
         finally:
             conversation.close()
         talk.limit = talk.limit or talk.told.get("over", "")
-        if not talk.limit and (talk.told.get("status") == -signal.SIGKILL or not talk.told):
-            found = cgroups.out_of_memory(self.folders)
-            talk.limit, self._oom = ("memory" if found > self._oom else ""), found
+        if not talk.limit and talk.told.get("status", -signal.SIGKILL) == -signal.SIGKILL:
+            talk.limit = "memory" if cgroups.out_of_memory(self.folders) > ended else ""
+        if not talk.told and not talk.limit:
+            raise SandboxError("a slot of the sandbox died: no verdict on its program; try again")
 
     def close(self) -> None:
         """End the slot and remove its cgroups."""
+        if self._control.fileno() < 0:
+            return
         self._control.close()
         for descriptor in self._job:
             os.close(descriptor)

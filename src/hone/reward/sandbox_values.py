@@ -11,6 +11,7 @@ from typing import Any
 
 DEPTH, ITEMS = 64, 200_000
 COLLISIONS = 64  # more keys of one hash than this were made to be slow
+CONTAINERS = (list, tuple, set, frozenset, dict)
 SMALL = 1 << 53  # a larger integer is written in hexadecimal, which takes linear time to read
 
 
@@ -54,13 +55,13 @@ def _out(value: Any, depth: int, left: list[int]) -> Any:
     """The value in JSON's types; `left` counts the items and bytes that may still come."""
     plain = _plain(value)
     kind = type(plain)
-    left[0] -= 1
-    left[1] -= plain.bit_length() // 8 if kind is int else len(plain) if hasattr(kind, "__len__") else 1
+    left[0] -= len(plain) if kind in CONTAINERS else 1
+    left[1] -= plain.bit_length() // 8 if kind is int else len(plain) if kind in (str, bytes) else 1
     if min(left) < 0 or depth > DEPTH:
         raise TooLarge(
             f"more than {ITEMS} items or the bytes allowed" if depth <= DEPTH else f"more than {DEPTH} levels"
         )
-    if kind in (list, tuple, set, frozenset):
+    if kind in CONTAINERS and kind is not dict:
         items = [_out(item, depth + 1, left) for item in plain]
         return items if kind is list else {kind.__name__: items}
     if kind is dict:

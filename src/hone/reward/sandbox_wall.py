@@ -98,7 +98,7 @@ def build_root(wanted: Mapping[str, Any]) -> bool:
     for name in wanted["files"]:
         os.close(os.open(name, os.O_CREAT | os.O_WRONLY, 0o444))
         mount(f"/old{name}", name, None, BIND)
-        _set_attributes(name, RDONLY | NOSUID | NOEXEC)
+        _set_attributes(name, RDONLY | NOSUID | NOEXEC | (0 if name.startswith("/dev/") else NODEV))
     proc = _own_proc("")
     _call("umount2", b"/old", DETACH)
     os.rmdir("/old")

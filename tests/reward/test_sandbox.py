@@ -1,0 +1,385 @@
+import contextlib
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.hostile import INPUTS, PROGRAMS, aimed, judge, unsandboxed, world
+from hone.errors import HoneError
+from hone.reward.sandbox import Call, Language, Limits, Program, Raised, Returned, Sandbox, SandboxError
+from hone.reward.sandbox_limits import Wanted, interpreter
+from hone.reward.sandbox_pool import Pool
+
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def places():
+    with world() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    with Sandbox(limits=Limits(seconds=5, memory=256 * MIB), slots=2) as opened:
+        yield opened
+
+
+def by_id(program):
+    return program.id
+
+
+def pool(**how):
+    limits = how.pop("limits", Limits(seconds=3))
+    wanted = Wanted(limits=limits, slots=how.pop("slots", 2), python=interpreter(), packages=())
+    return Sandbox(limits=limits, backend=Pool(wanted, **how))
+
+
+def wrong_about(program, verdict):
+    """What the sandbox got wrong, or nothing."""
+    if verdict.escaped:
+        return f"{program.id} escaped: {verdict.finished.stdout[:300]!r}"
+    if verdict.passed != ("ok" in program.marks):
+        return f"{program.id} passed: {verdict.passed}: {verdict.finished}"
+    return ""
+
+
+def test_there_are_programs_enough_and_no_two_alike():
+    assert len({p.code for p in PROGRAMS}) == len({p.id for p in PROGRAMS}) == len(PROGRAMS) >= 120
+    assert {p.kind for p in PROGRAMS} == set("RCVH")
+
+
+@pytest.mark.parametrize("program", [p for p in PROGRAMS if "control" in p.marks], ids=by_id)
+def test_a_harmless_probe_succeeds_without_the_sandbox(program, places):
+    assert "ESCAPED" in unsandboxed(aimed(program, places))
+
+
+@pytest.mark.parametrize("program", [p for p in PROGRAMS if "long" not in p.marks], ids=by_id)
+def test_a_hostile_program_gets_nothing(program, sandbox, places):
+    assert not wrong_about(program, judge(sandbox, aimed(program, places)))
+
+
+def test_programs_that_never_end_are_ended_many_at_once(places):
+    long = [p for p in PROGRAMS if "long" in p.marks]
+    verdicts = {}
+    with Sandbox(limits=Limits(seconds=0.4), slots=4) as sandbox:
+
+        def work(mine):
+            for program in mine:
+                verdicts[program.id] = judge(sandbox, aimed(program, places))
+
+        threads = [threading.Thread(target=work, args=(long[i::4],)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not [w for p in long if (w := wrong_about(p, verdicts[p.id]))]
+    assert {verdicts[p.id].finished.limit for p in long} <= {"time", "memory", ""}
+    assert max(verdicts[p.id].finished.seconds for p in long) < 10
+
+
+def test_a_job_finds_nothing_of_an_earlier_one_in_its_slot(places):
+    leave, look = (["C058", "C060"], ["C059", "C061"])
+    named = {p.id: p for p in PROGRAMS}
+    with Sandbox(slots=1) as sandbox:  # one slot: the second job surely follows the first in it
+        for first in leave:
+            for second in look:
+                assert judge(sandbox, named[first].code).passed
+                verdict = judge(sandbox, named[second].code)
+                assert verdict.passed
+                assert not verdict.escaped
+
+
+def test_zombies_do_not_stay_charged_to_the_next_job():
+    bomb = """
+import os
+made = 0
+for _ in range(200):
+    try:
+        if os.fork() == 0: os._exit(0)  # never waited for
+        made += 1
+    except OSError: break
+def add(a, b): return made
+"""
+    limits = Limits(seconds=5, processes=20)
+    with Sandbox(limits=limits, slots=1) as sandbox:
+        made = [sandbox.run(Program(source=bomb, calls=[Call("add", (1, 2))])).results for _ in range(3)]
+    ((first,), *others) = made
+    assert isinstance(first, Returned)
+    assert 15 <= first.value <= 20
+    assert others == [(first,)] * 2
+
+
+GREEDY = """
+import os, time
+for _ in range(6):
+    if os.fork() == 0:
+        x = bytearray(60 << 20)
+        time.sleep(20)
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("cgroup", [True, False], ids=["as the machine has it", "without cgroups"])
+def test_processes_together_stay_within_the_memory_limit(cgroup):
+    limits = Limits(seconds=1.5, memory=200 * MIB)
+    with pool(limits=limits, cgroup=cgroup, slots=1) as sandbox:
+        seen = []
+        done = threading.Event()
+
+        def look():
+            while not done.wait(0.005):
+                seen.append(resident_below(os.getpid()))
+
+        watcher = threading.Thread(target=look)
+        watcher.start()
+        finished = sandbox.run(Program(source=GREEDY))
+        done.set()
+        watcher.join()
+        assert sandbox.run(Program(source="def f(): return 1", calls=[Call("f")])).results == (Returned(1),)
+    assert finished.limit == "memory" or cgroup  # the kernel may end children only, and leave the rest to the clock
+    assert finished.limit in ("memory", "time")
+    assert max(seen) < 330 * MIB  # 6 x 60 and the interpreters would be 420
+
+
+def resident_below(pid):
+    """Bytes of every descendant, shared pages counted in part."""
+    total = 0
+    for child in descendants(pid):
+        with contextlib.suppress(OSError):
+            text = Path(f"/proc/{child}/smaps_rollup").read_text()
+            total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) << 10
+    return total
+
+
+def descendants(pid):
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            parents.setdefault(int(fields[1]), []).append(int(path.name))
+    found, left = [], [pid]
+    while left:
+        children = parents.get(left.pop(), [])
+        found += children
+        left += children
+    return found
+
+
+def left_groups():
+    return list(Path("/sys/fs/cgroup").rglob(f"hone-sandbox-{os.getpid()}-*"))
+
+
+def test_nothing_is_left_behind():
+    gc.collect()
+    before = set(os.listdir("/proc/self/fd")), set(descendants(os.getpid())), set(left_groups())
+    with Sandbox(limits=Limits(seconds=0.3), slots=2) as sandbox:
+        for source in ("import os\nwhile True: os.fork()", "import os, time\nif os.fork() == 0: time.sleep(99)", "1/0"):
+            sandbox.run(Program(source=source))
+    gc.collect()
+    after = set(os.listdir("/proc/self/fd")), set(descendants(os.getpid())), set(left_groups())
+    assert len(after[0]) <= len(before[0])
+    assert after[1:] == before[1:]
+
+
+KILLED = """
+import os, sys, threading
+from hone.reward.sandbox import *
+s = Sandbox(limits=Limits(seconds=60), slots=1)
+program = Program(source="import time, os\\nos.fork()\\ntime.sleep(60)")
+threading.Thread(target=s.run, args=[program], daemon=True).start()
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_everything_ends_with_a_client_that_is_killed():
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as client:
+        assert client.stdout is not None
+        pid = int(client.stdout.readline())
+        until = time.monotonic() + 10
+        while len(descendants(pid)) < 5 and time.monotonic() < until:  # server, keeper, slot, program and its child
+            time.sleep(0.01)
+        started = descendants(pid)
+        assert len(started) >= 5
+        client.send_signal(signal.SIGKILL)
+        client.wait()
+        while any(Path(f"/proc/{p}").exists() for p in started) and time.monotonic() < until:
+            time.sleep(0.01)
+    assert not [p for p in started if Path(f"/proc/{p}").exists()]
+    assert not list(Path("/sys/fs/cgroup").rglob(f"hone-sandbox-{pid}-*"))
+
+
+def test_a_slot_that_dies_is_replaced():
+    good = Program(source="def f(): return 1", calls=[Call("f")])
+    others = set(descendants(os.getpid()))
+    with Sandbox(slots=1) as sandbox:
+        for _ in range(3):
+            assert sandbox.run(good).results == (Returned(1),)
+            keeper, *_ = sorted(set(descendants(os.getpid())) - others)[1:]
+            os.kill(keeper, signal.SIGKILL)
+            time.sleep(0.05)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the tests do not run as root: all of them are this test")
+def test_it_holds_for_an_unprivileged_user():
+    python = next((p for p in (interpreter(), "/usr/bin/python3") if open_to_all(p)), None)
+    if python is None:
+        pytest.skip("no interpreter that other users may run")
+    code = """
+import json, sys
+from benchmarks.hostile import PROGRAMS, aimed, judge, world
+from hone.reward.sandbox import Limits, Sandbox
+wanted = [p for p in PROGRAMS if p.kind in "CH" and p.id not in ("C018", "C054")] + [
+    p for p in PROGRAMS if p.id in ("R008", "R014", "R018", "R021", "R023", "R026", "V029", "V036", "V050")]
+found = {}
+with world() as places, Sandbox(limits=Limits(seconds=5)) as sandbox:
+    for p in wanted:
+        v = judge(sandbox, aimed(p, places))
+        if v.escaped or v.passed != ("ok" in p.marks): found[p.id] = repr(v)
+    print(json.dumps([len(wanted), found, [q.name for q in sandbox.report() if q.replaced]]))
+"""
+    done = subprocess.run(
+        [python, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd="/",
+        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        user=65534,
+        group=65534,
+        extra_groups=[],
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    count, found, _ = json.loads(done.stdout)
+    assert count > 80
+    assert not found
+
+
+def open_to_all(python):
+    """Whether the interpreter, and the folders it lies in, may be entered by everyone."""
+    path = Path(os.path.realpath(python))
+    return path.exists() and all(p.stat().st_mode & 0o001 for p in (path, *path.parents))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="without a user namespace it takes root")
+def test_root_can_do_without_a_user_namespace(places):
+    with pool(user=False) as sandbox:
+        for program in PROGRAMS:
+            if program.id in ("C001", "C011", "C030", "C031", "C041", "C061", "H001", "H006"):
+                assert not wrong_about(program, judge(sandbox, aimed(program, places)))
+        assert "another user of the machine" in sandbox.report()[0].how
+
+
+def test_a_script_reads_its_input_and_its_output_is_data(sandbox):
+    source = "import sys\nprint(__name__, sum(map(int, sys.stdin)))\nsys.stdout.buffer.write(bytes([255, 0]))"
+    done = sandbox.run(Program(source=source, stdin="1\n2\n39\n"))
+    assert done.stdout == b"\xff\x00__main__ 42\n", done
+    assert (done.loaded, done.status, done.limit) == (True, 0, "")
+    failed = sandbox.run(Program(source="print(input())\nraise ValueError('no')", stdin="x"))
+    assert failed.stdout == b"x\n"
+    assert not failed.loaded
+    assert failed.error == "ValueError: no"
+    assert b"Traceback" in failed.stderr
+
+
+def test_a_large_input_arrives_whole(sandbox):
+    text = b"x" * (8 * MIB)
+    done = sandbox.run(Program(source="import sys\nprint(len(sys.stdin.buffer.read()))", stdin=text))
+    assert done.stdout == f"{len(text)}\n".encode()
+
+
+def test_other_languages_by_configuration(sandbox):
+    shell = Language(file="main.sh", run=["sh", "main.sh"])
+    done = sandbox.run(Program(source="read x; echo $((x * 2))", stdin="21\n", language=shell))
+    assert done.stdout == b"42\n"
+    missing = Language(file="x", run=["no-such-interpreter", "x"])
+    assert sandbox.run(Program(source="", language=missing)).status != 0
+
+
+@pytest.mark.skipif(not os.path.exists("/usr/bin/gcc"), reason="no C compiler")
+def test_a_compiled_language(sandbox):
+    c = Language(file="main.c", build=[["gcc", "-o", "main", "main.c"]], run=["./main"])
+    source = '#include <stdio.h>\nint main() { int x; scanf("%d", &x); printf("%d\\n", x + 1); }'
+    done = sandbox.run(Program(source=source, stdin="41", language=c))
+    assert done.stdout == b"42\n", done
+    broken = sandbox.run(Program(source="int main(", stdin="", language=c))
+    assert not broken.loaded
+    assert "gcc ended with 1" in broken.error
+
+
+def test_values_cross_in_both_directions(sandbox):
+    value = [1, -(2**80), 2.5, float("inf"), True, None, "\ud800é", b"\xff", (1, (2,)), {1, 2}, {"k": [1], (1, 2): 3j}]
+    done = sandbox.run(Program(source="def same(x, *, y): return [x, y]", calls=[Call("same", [value], {"y": 1})]))
+    assert done.results == (Returned([value, 1]),)
+
+
+def test_errors_of_calls_are_told_and_the_next_call_is_still_asked(sandbox):
+    source = "def f(x):\n    if x == 1: raise ValueError('one')\n    if x == 2: raise SystemExit(0)\n    return x"
+    done = sandbox.run(Program(source=source, calls=[Call("f", (x,)) for x in (1, 2, 3)] + [Call("g")]))
+    raised = (Raised("ValueError: one"), Raised("SystemExit: 0"), Returned(3), Raised("KeyError: 'g'"))
+    assert done.results == raised
+
+
+def test_calls_before_a_hang_count(sandbox):
+    source = "def f(x):\n    while x: pass\n    return x"
+    done = sandbox.run(Program(source=source, calls=[Call("f", (0,)), Call("f", (1,))]), seconds=0.3)
+    assert done.results == (Returned(0),)
+    assert done.limit == "time"
+    assert 0.25 < done.seconds < 3
+
+
+def test_threads_share_a_sandbox_and_every_one_gets_its_own_answer():
+    wrong = []
+    with Sandbox(slots=2) as sandbox:
+
+        def work(n):
+            for i in range(6):
+                done = sandbox.run(Program(source=f"def f(x): return x + {n}", calls=[Call("f", (i,))]))
+                wrong.extend([] if done.results == (Returned(i + n),) else [done])
+
+        threads = [threading.Thread(target=work, args=(100 * n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_what_is_asked_wrongly_is_refused_with_the_remedy(sandbox):
+    with pytest.raises(HoneError, match=r"memory is 1000: an interpreter needs"):
+        Limits(memory=1000)
+    with pytest.raises(HoneError, match=r"seconds is 0: give a number above 0"):
+        Limits(seconds=0)
+    with pytest.raises(HoneError, match="no sandbox backend 'docker'"):
+        Sandbox(backend="docker")
+    with pytest.raises(HoneError, match="functions can be called in a Python module only"):
+        sandbox.run(Program(source="", stdin="", calls=[Call("f")]))
+    closed = Sandbox(slots=1)
+    closed.close()
+    closed.close()
+    with pytest.raises(SandboxError, match="closed"):
+        closed.run(Program(source=""))
+
+
+def test_a_machine_that_lacks_a_protection_is_reported_and_refused_on_request():
+    with pool(cgroup=False) as sandbox:
+        replaced = {p.name for p in sandbox.report() if p.replaced}
+        assert replaced == {"memory and processes", "CPU"}
+    limits = Limits()
+    backend = Pool(Wanted(limits=limits, slots=1, python=interpreter(), packages=()), cgroup=False)
+    with pytest.raises(SandboxError, match=r"lacks memory and processes .*: open it where cgroups can be written"):
+        Sandbox(limits=limits, backend=backend, strict=True)
+
+
+def test_inputs_do_not_repeat_what_a_guess_would_pass():
+    sums = [a + b for a, b in INPUTS]
+    assert not {0, 1, 3, 7} & set(sums[:3])
