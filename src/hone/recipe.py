@@ -13,7 +13,7 @@ from hone.errors import HoneError
 from hone.log.limits import Limits
 from hone.values import words
 
-VERIFIERS = ("math", "format", "choice", "exact")  # rewards by name; "model:FOLDER" is a trained reward model
+VERIFIERS = ("math", "format", "choice", "exact", "code")  # rewards by name, beside "model:FOLDER"
 SINGLE = frozenset({"pretrain", "sft", "kto", "process_reward_model"})  # offline algorithms on rows
 PAIRED = frozenset({"dpo", "ipo", "orpo", "simpo", "reward_model"})  # offline algorithms on pairs of rows
 OFFLINE = SINGLE | PAIRED

@@ -17,8 +17,10 @@ GOOD = "<think>a</think><answer>b</answer>"
 
 
 def test_every_verifier_is_a_reward_and_accepts_its_gold_answer():
-    assert set(VERIFIERS) == {"math", "format", "choice", "exact"}
+    assert set(VERIFIERS) == {"math", "format", "choice", "exact", "code"}
     for name, verifier in VERIFIERS.items():
+        if name == "code":
+            continue  # it has no gold answer but tests: test_verify_code
         gold = "C" if name == "choice" else "42"
         text = f"<think>hm</think><answer>{gold}</answer>"
         row = Rollout(tokens=[1], mask=[True], text=text, task=Task(prompt="q", answer=gold))

@@ -51,7 +51,7 @@ def _take(descriptors: Sequence[int]) -> None:
 
 def _serve(limit: int) -> None:
     os.write(RESULT, LOCKED_IN)
-    order = values.loads(_frame() or b"")
+    order = values.loads(read_frame() or b"")
     if order["run"]:
         _command(order)
         return
@@ -61,8 +61,8 @@ def _serve(limit: int) -> None:
     module = types.ModuleType("__main__" if script else "program")
     sys.modules[module.__name__] = module
     _load(module, order["source"])
-    while not script and (text := _frame()) is not None:
-        _write(_answer(module, values.loads(text), limit))
+    while not script and (text := read_frame()) is not None:
+        write(_answer(module, values.loads(text), limit))
     sys.stdout.flush()
     sys.stderr.flush()
 
@@ -122,7 +122,7 @@ def _command(order: Mapping[str, Any]) -> None:
     os.execvpe(order["run"][0], order["run"], ENVIRONMENT)
 
 
-def _frame() -> bytes | None:
+def read_frame() -> bytes | None:
     """The next frame of the request, or None at its end."""
     head = _exactly(4)
     return _exactly(int.from_bytes(head, "big")) if len(head) == 4 else None
@@ -136,10 +136,11 @@ def _exactly(size: int) -> bytes:
 
 
 def _say(record: dict[str, Any]) -> None:
-    _write(values.dumps(record, limit=4096))
+    write(values.dumps(record, limit=4096))
 
 
-def _write(text: bytes) -> None:
+def write(text: bytes) -> None:
+    """One record."""
     text = len(text).to_bytes(4, "big") + text
     while text:
         text = text[os.write(RESULT, text) :]

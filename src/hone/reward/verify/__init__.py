@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hone.reward.verify.choice import choice_reward, exact_reward
+from hone.reward.verify.code import code_reward
 from hone.reward.verify.format import format_reward
 from hone.reward.verify.math import math_reward
 
@@ -12,4 +13,5 @@ VERIFIERS: dict[str, Callable[..., Any]] = {
     "format": format_reward,
     "choice": choice_reward,
     "exact": exact_reward,
+    "code": code_reward,
 }

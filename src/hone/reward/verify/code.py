@@ -1,0 +1,178 @@
+"""Programs judged by their tests: they run in the sandbox, and the verdict is computed outside from what they return.
+
+Where several programs appear, the last fenced block counts. Expected values never enter the program's sandbox. Tests
+that are more than comparisons run in a second sandbox, which asks the first for values one call at a time.
+"""
+
+import atexit
+import re
+import threading
+from collections.abc import Sequence
+from functools import cache
+from queue import SimpleQueue
+from typing import Any
+
+from hone.errors import HoneError
+from hone.reward.sandbox import Finished, Program, Sandbox, SandboxError
+from hone.reward.sandbox_slots import frame
+from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, Tests, passed, read_tests
+from hone.reward.verify.format import said
+from hone.types import Outcome, Task
+
+MAX_CALLS = 10_000  # of one test
+_FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+# In the sandbox of the tests: each wanted name is a voice that asks outside and waits for the answer.
+VOICE = """
+def _voice(name):
+    from hone.reward import sandbox_job as job, sandbox_values as values
+    def ask(*args, **kwargs):
+        job.write(values.dumps({"call": {"name": name, "args": list(args), "kwargs": kwargs}}, limit=1 << 20))
+        answer = values.loads(job.read_frame() or b"null")
+        if "error" in answer: raise RuntimeError(answer["error"])
+        return answer["value"]
+    return ask
+"""
+
+
+def program_of(completion: str, task: Task) -> str | None:
+    """The program a completion settles on, with what the task's prompt puts before it; None where there is none."""
+    text = said(completion)
+    blocks = [code for tag, code in _FENCE.findall(text) if tag.lower() in ("", "python", "py", "python3")]
+    code = blocks[-1] if blocks else text
+    entry = str(task.extra.get("entry_point") or "")
+    prompt = task.prompt if isinstance(task.prompt, str) else ""
+    start = re.search(rf"^def {re.escape(entry)}\b", prompt, re.MULTILINE) if entry else None
+    if start is not None:
+        defined = re.search(rf"^def {re.escape(entry)}\b", code, re.MULTILINE)
+        code = (prompt[: start.start()] + "\n" if defined else prompt) + code
+    return code if code.strip() else None
+
+
+def sandboxes() -> tuple[Sandbox, Sandbox]:
+    """For programs, and for tests that run: two, so that tests waiting for a program cannot take its place."""
+    with _opening:
+        return _opened()
+
+
+_opening = threading.Lock()
+
+
+@cache
+def _opened() -> tuple[Sandbox, Sandbox]:
+    opened = Sandbox(), Sandbox()
+    for sandbox in opened:
+        atexit.register(sandbox.close)
+    return opened
+
+
+def code_reward(completion: str, task: Task, *, mode: str = "all", seconds: float = 5.0) -> Outcome:
+    """1 where every test passes, else 0; with mode="fraction" the share that passes; invalid without tests to run.
+
+    `seconds` is for each run of the program: all calls together, or one input of a script.
+    """
+    if mode not in ("all", "fraction"):
+        raise HoneError(f"code_reward has the mode {mode!r}: use all or fraction")
+    try:
+        tests = read_tests(task)
+    except NoTests as error:
+        return Outcome(value=None, reason=str(error))
+    source = program_of(completion, task)
+    if source is None:
+        return Outcome(value=0.0)
+    try:
+        verdicts = judged(source, tests, seconds=seconds)
+    except SandboxError as error:
+        return Outcome(value=None, reason=str(error))
+    share = sum(verdicts) / len(verdicts)
+    return Outcome(value=share if mode == "fraction" else float(share == 1))
+
+
+def judged(source: str, tests: Tests, *, seconds: float = 5.0) -> list[bool]:
+    """One verdict a test."""
+    programs, checkers = sandboxes()
+    if isinstance(tests, Cases):
+        asked = Program(source=source, calls=[case.call for case in tests.cases])
+        return passed(tests.cases, programs.run(asked, seconds=seconds))
+    if isinstance(tests, Scripts):
+        runs = [Program(source=source, stdin=given) for given, _ in tests.pairs]
+        wanted = [output for _, output in tests.pairs]
+        return [_printed(programs.run(run, seconds=seconds), o) for run, o in zip(runs, wanted, strict=True)]
+    return _Examination(source, tests, seconds).hold(programs, checkers)
+
+
+def _printed(done: Finished, wanted: str) -> bool:
+    """The wanted lines, up to white space at their ends, from a script that ran to its end."""
+    try:
+        text = done.stdout.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return done.loaded and not done.limit and _lines(text) == _lines(wanted)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.rstrip().splitlines()]
+
+
+class _Examination:
+    """Tests in one sandbox, the program in another; between them only calls and values, one at a time."""
+
+    def __init__(self, source: str, tests: Asserts, seconds: float) -> None:
+        voices = "\n".join(f"{name} = _voice({name!r})" for name in tests.names)
+        self.checker = Program(source=f"{VOICE}\n{voices}\n{tests.source}")
+        self.program, self.tests, self.seconds = Program(source=source), tests, seconds
+        self.calls, self.answers = SimpleQueue[bytes | None](), SimpleQueue[dict[str, Any]]()
+        self.asked, self.over, self.verdicts = False, False, list[bool]()
+
+    def hold(self, programs: Sandbox, checkers: Sandbox) -> list[bool]:
+        """One verdict a test."""
+        thread = threading.Thread(target=self._answer, args=[programs], daemon=True)
+        thread.start()
+        try:
+            checkers.talk(_order(self.checker), most=MAX_CALLS, ask=self._examine)
+        finally:
+            self.calls.put(None)
+            thread.join()
+        return self.verdicts + [False] * (len(self.tests.tests) - len(self.verdicts))
+
+    def _examine(self, records: Sequence[dict[str, Any]]) -> bytes | None:
+        """What the tests are told next: the answer to their call, or which test to run."""
+        last = records[-1]
+        if "call" in last:
+            self.calls.put(frame(last["call"]))
+            return frame(self.answers.get())
+        if "loaded" not in last:
+            self.verdicts.append("value" in last)
+        elif not last["loaded"]:
+            return None
+        done = len(self.verdicts)
+        return (
+            frame({"name": self.tests.tests[done], "args": [], "kwargs": {}}) if done < len(self.tests.tests) else None
+        )
+
+    def _answer(self, programs: Sandbox) -> None:
+        """In a thread: the program, asked call by call; once it has ended every call fails."""
+        error = "the program has ended"
+        try:
+            programs.talk(_order(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask)
+        except HoneError as failed:
+            error = str(failed)
+        while not self.over:
+            if self.asked:
+                self.answers.put({"error": error})
+            self._next()
+
+    def _ask(self, records: Sequence[dict[str, Any]]) -> bytes | None:
+        """What the program is told next; its last record answers what it was asked."""
+        if self.asked:
+            last = records[-1]
+            self.answers.put(last if set(last) in ({"value"}, {"error"}) else {"error": "not a value"})
+        return self._next()
+
+    def _next(self) -> bytes | None:
+        call = self.calls.get()
+        self.asked, self.over = call is not None, call is None
+        return call
+
+
+def _order(program: Program) -> bytes:
+    return frame({"source": program.source, "stdin": None, "file": "", "build": [], "run": []})
