@@ -10,7 +10,7 @@ WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seeds faults mutants browser old-trl real-model test test-slow test-gpu sampler check static clean
+.PHONY: help setup demo demo-seeds faults table mutants torture browser old-trl real-model test test-slow test-gpu sampler check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,8 +26,14 @@ demo-seeds: $(VENV)/.dev ## the demo's promises on three seeds, as JSON (about 1
 faults: $(VENV)/.dev ## inject every fault of the catalogue: tests or `hone check` must catch each; writes docs/faults.md
 	$(BIN)/python -m benchmarks.faults
 
+table: $(VENV)/.dev ## write the README's table of speed from benchmarks/results
+	$(BIN)/python -m benchmarks.table
+
 mutants: $(VENV)/.dev ## mutation testing of the algorithms (about 30 minutes on 2 cores); writes docs/mutants.md
 	$(BIN)/python -m benchmarks.mutants
+
+torture: $(VENV)/.dev ## kill, starve and mislead runs of every loop: nothing may be lost; writes docs/reliability.md (some minutes)
+	$(BIN)/python -m benchmarks.torture --kills 300
 
 browser: ## install Chromium (Debian, as root), so that the report is tested in a real browser
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }

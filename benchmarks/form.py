@@ -4,9 +4,11 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+
+import torch
 
 from hone.demo.summary import machine
 
@@ -29,12 +31,21 @@ def say(*words: object) -> None:
     print(*words, file=sys.stderr, flush=True)
 
 
-def main(measure: Callable[[bool], Sequence[Row]], description: str) -> int:
-    """Measure and print; the exit code tells whether every goal was met."""
+def versions() -> dict[str, str]:
+    """Of the peers that took part, and the GPU if there is one."""
+    found = {name: str(sys.modules[name].__version__) for name in ("transformers", "trl") if name in sys.modules}
+    return found | ({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+
+
+def main(measure: Callable[..., Sequence[Row]], description: str, *, counts: Mapping[str, str] | None = None) -> int:
+    """Measure and print; the exit code tells whether every goal was met. counts: more options, numbers, with help."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a shorter measurement, within two minutes on 2 cores")
-    rows = list(measure(parser.parse_args().quick))
-    about = {**machine(), "system": platform.platform(), "date": datetime.now(UTC).date().isoformat()}
+    for name, text in (counts or {}).items():
+        parser.add_argument(f"--{name}", type=int, default=0, metavar="N", help=text)
+    given = vars(parser.parse_args())
+    rows = list(measure(given.pop("quick"), **given))
+    about = {**machine(), **versions(), "system": platform.platform(), "date": datetime.now(UTC).date().isoformat()}
     for missed in (r for r in rows if not r["ok"]):
         print(
             f"missed: {missed['name']}: {missed['ours']:.4g} {missed['unit']}, goal {missed['goal']}", file=sys.stderr
