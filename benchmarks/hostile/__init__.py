@@ -1,8 +1,8 @@
 """Programs that a model might write when its reward depends on running code, and the world they are let loose on.
 
 The task of all: `add(a, b)` returns `a + b`. Each file says what its programs want. A block begins with `#### ID name`
-and marks in brackets: `ok` solves the task, `long` is ended by the clock alone, `control` is harmless and must succeed
-where there is no sandbox.
+and marks in brackets: `ok` solves the task, `long` is ended by the clock alone, `heavy` takes its time,
+`control` is harmless and must succeed where there is no sandbox.
 """
 
 import os

@@ -62,7 +62,7 @@ def test_a_harmless_probe_succeeds_without_the_sandbox(program, places):
     assert "ESCAPED" in unsandboxed(aimed(program, places))
 
 
-@pytest.mark.parametrize("program", [p for p in PROGRAMS if "long" not in p.marks], ids=by_id)
+@pytest.mark.parametrize("program", [p for p in PROGRAMS if not p.marks & {"long", "heavy"}], ids=by_id)
 def test_a_hostile_program_gets_nothing(program, sandbox, places):
     assert not wrong_about(program, judge(sandbox, aimed(program, places)))
 
@@ -84,6 +84,18 @@ def test_programs_that_never_end_are_ended_many_at_once(places):
     assert not [w for p in long if (w := wrong_about(p, verdicts[p.id]))]
     assert {verdicts[p.id].finished.limit for p in long} <= {"time", "memory", ""}
     assert max(verdicts[p.id].finished.seconds for p in long) < 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", [{}, {"cgroup": False}, {"user": False}], ids=["all", "no cgroups", "no user namespace"]
+)
+def test_every_hostile_program_gets_nothing_whatever_the_machine_lacks(how, places):
+    if "user" in how and os.geteuid() != 0:
+        pytest.skip("without a user namespace it takes root")
+    with pool(**how) as sandbox:
+        wrong = [wrong_about(p, judge(sandbox, aimed(p, places))) for p in PROGRAMS]
+    assert not [w for w in wrong if w]
 
 
 def test_a_job_finds_nothing_of_an_earlier_one_in_its_slot(places):
