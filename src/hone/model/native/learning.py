@@ -7,20 +7,19 @@ Shapes: U tokens of all rows, D hidden, E head size.
 
 # pyright: reportIncompatibleMethodOverride=false
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hone.model.decoder import Decoder, Layer, Mask
+from hone.model.fused import gate_up, qkv
 from hone.model.joined import Product
 from hone.model.native import calls
 from hone.model.native.build import library
 from hone.model.native.calls import Segments
 from hone.model.ragged import Rows
-
-if TYPE_CHECKING:
-    from hone.model.decoder import Decoder, Layer, Mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Course:
 
 
 def course(
-    decoder: "Decoder", x_BTD: Tensor, rope: tuple[Tensor, Tensor], mask: "Mask", *, single: bool = True
+    decoder: Decoder, x_BTD: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, *, single: bool = True
 ) -> Course | None:
     """How the layers are computed here, or None where they are not; single: only in float32, as a run has it."""
     config, (B, T, _) = decoder.config, x_BTD.shape
@@ -44,6 +43,10 @@ def course(
         return None
     if isinstance(library(), str):
         return None
+    for layer in decoder.model.layers:
+        if type(layer) is Layer:  # one that FSDP puts together for each pass is of a class of its own, and stays
+            qkv(layer.self_attn)
+            gate_up(layer.mlp)
     cos, sin = (t.to(x_BTD.dtype).expand(B, 1, *t.shape[-2:]).reshape(B * T, -1) for t in rope)
     return Course(cos, sin, Segments.of(mask.spans) if isinstance(mask, Rows) else Segments.lines(B, T))
 
@@ -62,7 +65,7 @@ class Parts:
     E: int
 
     @staticmethod
-    def of(layer: "Layer") -> "Parts":
+    def of(layer: Layer) -> "Parts":
         a, m = layer.self_attn, layer.mlp
         return Parts(
             Product.of(a.q_proj, a.k_proj, a.v_proj), Product.of(a.o_proj), Product.of(m.gate_proj, m.up_proj),
@@ -74,7 +77,7 @@ class Parts:
         return self.qkv, self.o, self.gate_up, self.down
 
 
-def native_layer(layer: "Layer", x_BTD: Tensor, given: Course) -> Tensor:
+def native_layer(layer: Layer, x_BTD: Tensor, given: Course) -> Tensor:
     """x + out(attention(norm(x))); x + down(silu(gate) * up)"""
     parts = Parts.of(layer)
     gains = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
