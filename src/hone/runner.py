@@ -13,7 +13,7 @@ from hone import build, loop, rewards, rundir
 from hone.algo.select import reward_of
 from hone.changes import changes, check_changes
 from hone.check import suite
-from hone.config import override
+from hone.config import override, unknown
 from hone.data.tokenizer import Tokenizer
 from hone.dist import collect
 from hone.dist.join import joined
@@ -132,7 +132,7 @@ def _train(job: Run, folder: Path) -> Path:
 def _turn(job: Run, folder: Path, progress: Progress) -> None:
     """Step after step: log, watch, save."""
     recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
-    log = _Log(folder, start=job.step) if rundir.is_first() else None
+    log, best = _Log(folder, start=job.step) if rundir.is_first() else None, recipe.save.best
     patience = PATIENCE if collect.world()[1] > 1 else 0.0
     with (
         Stopper(patience=patience) as stopper,
@@ -145,6 +145,8 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
             for name in () if recipe.reward else ("reward", "varied"):  # a teacher's pupil may have no reward
                 metrics.pop(name, None)
             chosen = _samples(iteration, seed=job.step) if job.algo.online else None
+            if best and best not in metrics and not best.startswith("eval/") and not metrics.get("skipped"):
+                raise unknown("metric", best, metrics, owner="save.best: a step")
             if log is not None:
                 log.write(job.step, metrics, chosen)
             progress.step(metrics)
@@ -156,7 +158,7 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
             asked, failed = collect.total(torch.tensor([stopper.asked, job.saver.failed], dtype=torch.int64)).tolist()
             last = job.step >= steps
             if last or asked or failed or (every and job.step % every == 0):
-                save(job, folder, wait=bool(last or asked or failed), score=metrics.get(recipe.save.best))
+                save(job, folder, wait=bool(last or asked or failed), score=metrics.get(best))
             for text in job.saver.drain():
                 progress.note(f"step {job.step}: {text}")
             if last:

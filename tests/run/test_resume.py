@@ -40,10 +40,12 @@ VARIANTS = {
     "ppo, shared critic, in parts": ("ppo", ["critic.kind=shared", "train.epochs=2", "train.minibatches=2"]),
     "grpo, adaptive KL": ("grpo", ["algo.kl_target=0.001"]),
     "grpo with a LoRA": ("grpo", ["lora.rank=2"]),
-    "grpo, sampled ahead": ("grpo", ["train.lag=1", "train.mismatch=truncate"]),
     "grpo with a LoRA, sampled ahead": ("grpo", ["lora.rank=2", "train.lag=1", "train.mismatch=mask"]),
-    "dapo, sampled ahead": ("dapo", ["train.lag=1", "train.mismatch=truncate", "train.minibatches=2"]),
-    "online dpo, sampled ahead": ("online_dpo", ["train.lag=1"]),
+    "dapo in parts, sampled ahead": ("dapo", ["train.lag=1", "train.mismatch=truncate", "train.minibatches=2"]),
+    "refreshed reference, sampled ahead": (
+        "grpo",
+        ["train.lag=1", "train.mismatch=mask", "train.reference_refresh=2", "algo.kl_target=0.001"],
+    ),
     "ppo in bfloat16, sampled ahead": ("ppo", ["train.dtype=bfloat16", "train.lag=1", "train.mismatch=truncate"]),
     "refreshed reference": ("grpo", ["train.reference_refresh=2"]),
     "refreshed reference, later": ("grpo", ["train.reference_refresh=3"]),
@@ -54,9 +56,24 @@ VARIANTS = {
     "ppo in bfloat16": ("ppo", ["train.dtype=bfloat16", "critic.kind=own"]),
     "grpo with a LoRA in bfloat16": ("grpo", ["train.dtype=bfloat16", "lora.rank=2"]),
     "moments of one byte": ("sft", ["optim.bits=8"]),
+    "moments of one byte, own critic": ("ppo", ["optim.bits=8", "critic.kind=own", "optim.schedule=linear"]),
     "nothing learned yet": ("expert_iteration", ["algo.threshold=99.0"]),
 }
-CASES = {**{name: (name, []) for name in ALGORITHMS}, **VARIANTS}
+
+
+def ahead(name: str) -> list[str]:
+    """The settings with which an algorithm is sampled ahead; none where it may not be."""
+    algo = ALGORITHMS[name]()
+    if not algo.online or algo.on_policy or algo.trust_region:
+        return []
+    return ["train.lag=1", *(["train.mismatch=truncate"] if algo.credit else [])]
+
+
+CASES = {
+    **{name: (name, list[str]()) for name in ALGORITHMS},
+    **{f"{name}, sampled ahead": (name, found) for name in ALGORITHMS if (found := ahead(name))},
+    **VARIANTS,
+}
 
 
 def stop(made: Recipe, monkeypatch: pytest.MonkeyPatch, *, step: int, act: Callable[[], None] = interrupt) -> str:
