@@ -110,7 +110,7 @@ REWARD = (
         old=(
             "            return to_outcome(self.function(**arguments))\n"
             "        except (Exception, SystemExit) as error:\n"
-            "            return _crashed(error)"
+            "            return crashed(error)"
         ),
         new=(
             "            return to_outcome(self.function(**arguments))\n"

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if arguments.debug:
             traceback.print_exc()
-        code, message = _explain(error)
+        code, message = explain(error)
         rank = os.environ.get("RANK", "0")
         where = "" if rank == "0" else f"rank {rank}: "
         print(f"hone: {where}{' '.join(message.split())}", file=sys.stderr)
@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _explain(error: BaseException) -> tuple[int, str]:
+def explain(error: BaseException) -> tuple[int, str]:
+    """The exit code and the line that an error ends the command with."""
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted; nothing new was saved"
     if isinstance(error, Interrupted):

@@ -30,6 +30,7 @@ from hone.train.ahead import AHEAD, Ahead
 from hone.train.examine import local
 from hone.train.guard import not_finite
 from hone.train.saver import Saver
+from hone.train.spikes import Spikes
 from hone.train.step import Learner
 from hone.types import Group, Task
 
@@ -56,6 +57,7 @@ class Run:
     notes: Sequence[str] = ()  # what became of the data
     news: Callable[[], Sequence[str]] = tuple  # and of what was read since
     saver: Saver = field(default_factory=Saver)
+    spikes: Spikes | None = None  # where a loss that leaps is gone back from
 
     @property
     def step(self) -> int:
@@ -100,6 +102,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
         # a teacher's pupil learns whether rewards differ or not
         monitor=Monitor(replace(recipe.limits, varied_warn=None) if algo.teacher else recipe.limits),
     )
+    if recipe.train.rollback:
+        job.spikes = Spikes(recipe.train.rollback)
     if algo.online:
         params = build.sample_params(recipe.sample, vocabulary, seed=recipe.seed)
         whole = decoder if learner.shards is None else learner.shards.publish()
@@ -167,6 +171,7 @@ def unrewarded(completion: str) -> float:
 def parts(job: Run) -> dict[str, Any]:
     """What has a state of its own to save."""
     found: dict[str, Any] = {"source": job.source, "monitor": job.monitor, "guard": job.learner.guard}
+    found |= {"spikes": job.spikes} if job.spikes else {}
     return found | ({"roller": job.roller} if job.roller else {})
 
 

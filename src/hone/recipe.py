@@ -82,6 +82,9 @@ class TrainSpec:
     # an update whose loss or gradient is NaN or infinite is skipped and its rows kept: stop after so many
     max_bad_updates: int = 10  # in a row
     max_bad_total: int = 100  # in all
+    # go back to the last regular checkpoint, and on with the data that follows, when the loss lies so many of its usual
+    # deviations above its median, or the weights are no longer finite; 0: off
+    rollback: float = 0.0
     reference_refresh: int = 0  # copy the policy into the reference every so many steps; 0: never
     eval_every: int = 0  # 0: only at the end
     eval_samples: int = 1
@@ -214,7 +217,7 @@ _AT_LEAST: dict[str, float] = {
     "sample.top_k": 0, "sample.min_p": 0, "sample.max_rows": 1, "train.steps": 1, "train.prompts": 1,
     "train.epochs": 1, "train.minibatches": 1, "train.micro_rows": 1, "train.refill_rounds": 1, "train.tokens": 0,
     "train.micro_tokens": 0, "read.buffer": 1, "read.chunk": 0,
-    "train.max_bad_updates": 1, "train.max_bad_total": 1,
+    "train.max_bad_updates": 1, "train.max_bad_total": 1, "train.rollback": 0,
     "train.max_invalid": 0, "train.reference_refresh": 0, "train.eval_every": 0, "train.eval_samples": 1,
     "train.threads": 0, "optim.critic_lr": 0, "optim.weight_decay": 0, "optim.warmup": 0, "lora.rank": 0,
     "save.every": 0, "save.keep": 1, "save.milestones": 0,
@@ -313,6 +316,10 @@ def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
         (
             train.minibatches > train.prompts,
             f"train.minibatches is {train.minibatches}, but a step has {train.prompts} prompts: raise train.prompts",
+        ),
+        (
+            train.rollback > 0 and (not recipe.save.every or recipe.save.keep < 2),
+            "train.rollback goes back to a checkpoint of save.every: set save.every, and save.keep to 2 or more",
         ),
         (not recipe.online and train.lag > 0, f"{recipe.algo_name} is offline and samples nothing: set train.lag=0"),
         (

@@ -1,14 +1,19 @@
-"""An iteration that fails before it has moved anything costs no step: those before it are saved, then it is told."""
+"""Steps that go wrong: one that fails before it has moved anything costs none of those before it, and from one whose
+loss leaps a run can go back."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.job import CHECKPOINTS, Run, parts, save
+from hone.job import CHECKPOINTS, Run, parts, publish, save
 from hone.loop import Iteration
+from hone.state import restore_learned
 from hone.train import checkpoint
+from hone.train.examine import local
+from hone.train.guard import not_finite
 
 
 def rescued(
@@ -21,9 +26,7 @@ def rescued(
             iteration = next(iterations)
         except Exception:
             if _can_go_back(job):
-                for name, part in parts(job).items():
-                    part.load(before[name])
-                _keep(job, folder, note=note)
+                _keep(job, folder, before, note=note)
             raise
         yield iteration
 
@@ -34,8 +37,11 @@ def _can_go_back(job: Run) -> bool:
     return job.step > 0 and not job.learner.moved and not ahead and collect.world()[1] == 1
 
 
-def _keep(job: Run, folder: Path, *, note: Callable[[str], None]) -> None:
-    """Save, unless that was done already; what goes wrong is said, for it must not hide what went wrong first."""
+def _keep(job: Run, folder: Path, before: Mapping[str, Any], *, note: Callable[[str], None]) -> None:
+    """Save with the parts' states of before, unless that was done already; what goes wrong is said, not raised: it
+    must not hide what went wrong first."""
+    for name, part in parts(job).items():
+        part.load(before[name])
     try:
         if job.step not in checkpoint.checkpoints(folder / CHECKPOINTS):
             save(job, folder)
@@ -43,3 +49,26 @@ def _keep(job: Run, folder: Path, *, note: Callable[[str], None]) -> None:
         note(f"step {job.step + 1} failed, and step {job.step} could not be saved: {error}")
     else:
         note(f"step {job.step + 1} failed; step {job.step} is saved: mend what is said below, then go on from there")
+
+
+def gone_back(job: Run, folder: Path, metrics: Mapping[str, float]) -> str:
+    """Where the loss leaps or the weights are lost, and the recipe asks for it, put back those of the last regular
+    checkpoint: what happened, "" for nothing. Steps, the rate's schedule and the data go on from where they are."""
+    if job.spikes is None:
+        return ""
+    bad = sum(not_finite(local(x)) for x in job.learner.trained().values())
+    lost, leaps = collect.count(bad) > job.learner.guard.known, "loss" in metrics and job.spikes.saw(metrics["loss"])
+    if not (lost or leaps):
+        return ""
+    why = "the weights are not finite" if lost else f"the loss is {metrics['loss']:.4g}"
+    collect.once(job.saver.wait)
+    # those of save.every: whether others are there depends on when the run was interrupted
+    good = checkpoint.latest(folder / CHECKPOINTS, every=job.recipe.save.every, but=job.spikes.tried)
+    if good is None:
+        remedy = "lower optim.lr, or look at the data of these steps"
+        raise HoneError(f"stopped at step {job.step}: {why}, and no checkpoint is left to go back to: {remedy}")
+    job.spikes.tried.append(good.name)
+    restore_learned(good, job.policy, job.learner)
+    if job.roller is not None:
+        publish(job, job.step)
+    return f"{why}: went back to the weights of {good.name} (train.rollback)"

@@ -29,7 +29,7 @@ from hone.model.policy import Policy
 from hone.outline import plan
 from hone.recipe import Recipe, validate
 from hone.record import HOW_IN_PYTHON, RECIPE, in_python, recorded
-from hone.rescue import rescued
+from hone.rescue import gone_back, rescued
 from hone.reward.score import Marker, score
 from hone.signals import Stopper
 from hone.train import checkpoint
@@ -153,6 +153,8 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
             if held_out := _held_out(metrics):
                 progress.note(f"step {job.step}: {held_out}")
             _refresh(job)
+            if back := gone_back(job, folder, metrics):
+                progress.note(f"step {job.step}: {back}")
             _watch(job, folder, metrics, note=progress.note)
             # a signal may reach one rank first, and the first rank alone writes
             asked, failed = collect.total(torch.tensor([stopper.asked, job.saver.failed], dtype=torch.int64)).tolist()

@@ -194,11 +194,7 @@ def restore(
 
     changed: the settings are others; a part that cannot go on with them begins anew, and that is told.
     """
-    restore_weights(folder, policy, learner)
-    moments = checkpoint.load_tensors(folder / MOMENTS)
-    if learner.shards is not None:
-        moments = learner.shards.own_moments(learner.optimizer, moments)
-    checkpoint.load_optimizer(learner.optimizer, moments)
+    restore_learned(folder, policy, learner)
     state = checkpoint.read_json(folder / STATE)
     learner.updates, learner.version = state["updates"], state["version"]
     learner.control = dict(state["control"])
@@ -213,6 +209,15 @@ def restore(
                 raise
             told.append(f"the {name} begins anew ({error})")
     return told
+
+
+def restore_learned(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:
+    """Weights and moments: what the updates so far have made."""
+    restore_weights(folder, policy, learner)
+    moments = checkpoint.load_tensors(folder / MOMENTS)
+    if learner.shards is not None:
+        moments = learner.shards.own_moments(learner.optimizer, moments)
+    checkpoint.load_optimizer(learner.optimizer, moments)
 
 
 def restore_weights(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:

@@ -193,9 +193,15 @@ def point(root: Path, name: str, folder: Path) -> None:
         write_atomically(root / name, folder.name)
 
 
-def latest(root: Path, *, note: Callable[[str], None] = lambda text: None) -> Path | None:
-    """The newest checkpoint that is whole, or None where there is none; `note` is told why one is passed over."""
-    for folder in reversed(checkpoints(root).values()):
+def latest(
+    root: Path, *, every: int = 1, but: Collection[str] = (), note: Callable[[str], None] = lambda text: None
+) -> Path | None:
+    """The newest checkpoint that is whole, or None where there is none; `note` is told why one is passed over.
+
+    every: of steps that are multiples of it; but: and not of these names.
+    """
+    found = [path for step, path in checkpoints(root).items() if step % every == 0 and path.name not in but]
+    for folder in reversed(found):
         try:
             verify(folder)
         except HoneError as error:
