@@ -250,12 +250,15 @@ class _Spot:
 def mutants(module: str, source: str) -> list[Mutant]:
     """Every mutant of a module, in the order of its lines; those that change nothing in the text are left out."""
     tree = ast.parse(source)
-    plain, seen, found = ast.unparse(tree), Counter[tuple[str, str, str]](), list[Mutant]()
+    parts = [ast.unparse(statement) for statement in tree.body]  # one of them is written anew for a mutant
+    part_of = {id(node): i for i, statement in enumerate(tree.body) for node in ast.walk(statement)}
+    seen, found = Counter[tuple[str, str, str]](), list[Mutant]()
     for spot in _spots(tree, ""):
+        at = part_of[id(spot.node)]
         for operator in OPERATORS:
             for other in operator(spot.node) if not _is_plain_crash(operator, spot) else ():
-                shown, text = _changed(tree, spot, other)
-                if text == plain or not _compiles(text):
+                shown, text = _changed(tree, at, spot, other)
+                if text == parts[at] or not _compiles(text):
                     continue
                 key = (spot.place, *shown)
                 seen[key] += 1
@@ -263,7 +266,7 @@ def mutants(module: str, source: str) -> list[Mutant]:
                 found.append(
                     Mutant(
                         module=module, place=spot.place, before=shown[0], after=shown[1],
-                        nth=seen[key], line=line, source=text,
+                        nth=seen[key], line=line, source="\n".join([*parts[:at], text, *parts[at + 1 :]]),
                     )
                 )  # fmt: skip
     return found
@@ -276,14 +279,14 @@ def _is_plain_crash(operator: Operator, spot: _Spot) -> bool:
     return operator is statement and isinstance(spot.node, ast.Assign) and not spot.again
 
 
-def _changed(tree: ast.Module, spot: _Spot, other: ast.AST) -> tuple[tuple[str, str], str]:
-    """(what is shown before and after, the whole text), with the tree left as it was."""
+def _changed(tree: ast.Module, at: int, spot: _Spot, other: ast.AST) -> tuple[tuple[str, str], str]:
+    """(what is shown before and after, the text of that statement of the module), with the tree left as it was."""
     shown = spot.node if isinstance(spot.node, ast.stmt) else spot.parent
     before = _line(shown)
     _put(spot, other)
     try:
         after = _line(shown if shown is not spot.node else other)
-        return _around(before, after), ast.unparse(ast.fix_missing_locations(tree))
+        return _around(before, after), ast.unparse(ast.fix_missing_locations(tree.body[at]))
     finally:
         _put(spot, spot.node)
 
