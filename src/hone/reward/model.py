@@ -1,6 +1,6 @@
-"""A trained reward head as a reward: it scores the tokens that were sampled, never text encoded again."""
+"""Trained heads as rewards: they score the tokens that were sampled, or, of another vocabulary, its text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -9,7 +9,54 @@ import torch
 
 from hone.data.collate import collate
 from hone.errors import HoneError
-from hone.types import Model, Rollout
+from hone.types import Group, Model, Rollout
+
+TOKENS = 16_384  # of a forward pass
+
+
+@torch.no_grad()
+def values_at(
+    score: Model,
+    rollouts: Sequence[Rollout],
+    places: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    rows: int = 64,
+    device: torch.device | str = "cpu",
+) -> list[list[float]]:
+    """The head's value after the tokens at `places` of each rollout, by passes of at most `rows` of them.
+
+    Rollouts of one prompt go together, so that a scorer of ours reads their prompt once and no padding at all.
+    """
+    found: list[list[float]] = [[] for _ in rollouts]
+    for part in _passes(rollouts, rows):
+        groups = [[Rollout(tokens=rollouts[i].tokens, mask=rollouts[i].mask) for i in group] for group in part]
+        batch = collate(groups, pad_id=pad_id).to(device)
+        value = score(batch, frozenset({"value"})).value.double().cpu()
+        for row, i in zip(value, (i for group in part for i in group), strict=True):
+            found[i] = row[torch.tensor(places[i], dtype=torch.int64)].tolist()
+    return found
+
+
+def _passes(rollouts: Sequence[Rollout], rows: int) -> Iterator[list[list[int]]]:
+    """The rollouts by number, in groups that share a prompt, longest last: neighbours are of about one length."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, r in enumerate(rollouts):
+        start = next((n for n, on in enumerate(r.mask) if on), len(r.tokens))
+        groups.setdefault(tuple(r.tokens[:start]), []).append(i)
+    ordered = sorted(groups.values(), key=lambda group: max(len(rollouts[i].tokens) for i in group))
+    part, number, tokens = list[list[int]](), 0, 0
+    for group in ordered:
+        for i in group:
+            if part and (number == rows or tokens + len(rollouts[i].tokens) > TOKENS):
+                yield part
+                part, number, tokens = [], 0, 0
+            if not part or part[-1][0] not in group:
+                part.append([])
+            part[-1].append(i)
+            number, tokens = number + 1, tokens + len(rollouts[i].tokens)
+    if part:
+        yield part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +69,7 @@ class RewardModel:
     std: float = 1.0
     rows: int = 64  # rows a forward pass
     device: torch.device | str = "cpu"
+    encode: Callable[[Rollout], Rollout] | None = None  # to the tokens of a model that has others than the policy
 
     def __post_init__(self) -> None:
         if not (self.std > 0 and np.isfinite([self.mean, self.std]).all()):
@@ -32,19 +80,12 @@ class RewardModel:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[float]:
         return ((self.raw(rollouts) - self.mean) / self.std).tolist()
 
-    @torch.no_grad()
     def raw(self, rollouts: Sequence[Rollout]) -> np.ndarray:
         """The head's value after the last token of each rollout, before normalisation."""
-        values = np.zeros(len(rollouts))
-        order = sorted(range(len(rollouts)), key=lambda i: len(rollouts[i].tokens))  # little padding
-        for start in range(0, len(order), self.rows):
-            index = order[start : start + self.rows]
-            rows = [Rollout(tokens=rollouts[i].tokens, mask=rollouts[i].mask) for i in index]
-            batch = collate([rows], pad_id=self.pad_id).to(self.device)
-            value = self.score(batch, frozenset({"value"})).value
-            last = batch.real.sum(-1, keepdim=True) - 1
-            values[index] = value.gather(1, last).squeeze(1).double().cpu().numpy()
-        return values
+        read: Group = [self.encode(r) for r in rollouts] if self.encode else list(rollouts)
+        last = [[len(r.tokens) - 1] for r in read]
+        values = values_at(self.score, read, last, pad_id=self.pad_id, rows=self.rows, device=self.device)
+        return np.array([value for (value,) in values], dtype=np.float64)
 
     def calibrate(self, rollouts: Sequence[Rollout]) -> Self:
         """The same model with zero mean and unit (population) variance on these rollouts."""

@@ -19,7 +19,8 @@ REMEDY = "open it as root, or allow user namespaces (sysctl user.max_user_namesp
 
 
 class _Places:
-    """Slots that are idle, the longest rested first, then places for more; who waits is served in order."""
+    """Slots that are idle, the longest rested first; places for more, used before a slot that still prepares its
+    next job; who waits is served in order."""
 
     def __init__(self, unopened: int) -> None:
         self._idle, self._unopened, self._lock = deque[Slot](), unopened, Lock()
@@ -28,7 +29,7 @@ class _Places:
     def get(self, timeout: float | None = None) -> Slot | None:
         """An idle slot, or None for a place where one may be opened."""
         with self._lock:
-            if self._idle:
+            if self._idle and (self._idle[0].prepared() or not self._unopened):
                 return self._idle.popleft()
             if self._unopened:
                 self._unopened -= 1
@@ -75,7 +76,7 @@ class Pool:
 
     def _first(self) -> Slot:
         """A slot that works. Root can do without a user namespace: programs then run as a user of the machine's."""
-        slot = self._open()
+        slot = self.open_slot()
         try:
             slot.ready()
         except SandboxError:
@@ -85,14 +86,15 @@ class Pool:
             self.user = False
             self._server.close()
             self._server = self._serve()
-            slot = self._open()
+            slot = self.open_slot()
             slot.ready()
         if self.home is None and not slot.proc:
             slot.close()
             raise SandboxError("there are no cgroups and no /proc, so memory cannot be bounded: ")
         return slot
 
-    def _open(self) -> Slot:
+    def open_slot(self) -> Slot:
+        """A slot with its cgroup, not among the places: who opens it closes it."""
         folders, limits = list[str](), self.wanted.limits
         if self.home is not None:
             processes = limits.processes + OWN_PROCESSES
@@ -124,7 +126,7 @@ class Pool:
                 if slot.alive():
                     return slot
             slot.close()
-        slot = self._open()
+        slot = self.open_slot()
         slot.ready()
         return slot
 

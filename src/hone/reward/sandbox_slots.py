@@ -183,6 +183,10 @@ class Slot:
             text = os.read(self._job[2], CHUNK).decode("utf-8", "replace").strip().splitlines()[-1:] if said else []
             raise SandboxError(f"a job could not be locked in: {' '.join(text)}: run `hone sandbox doctor`")
 
+    def prepared(self) -> bool:
+        """Whether it has said that a job waits, so that `ready` does not have to wait for it."""
+        return bool(self._job) or bool(select.select([self._control], [], [], 0)[0])
+
     def alive(self) -> bool:
         """Whether it is there to be used: an idle slot says nothing after its job is ready."""
         self.ready()
@@ -195,16 +199,17 @@ class Slot:
         ended = cgroups.out_of_memory(self.folders)
         if self._watched:
             self._control.send(b"go")
-        conversation = _Conversation(job, self._control, talk, ask)
-        try:
-            conversation.hold(request, time.monotonic() + seconds)
-        finally:
-            conversation.close()
+        conversation = Conversation(job, self._control.fileno(), self._told, talk=talk, ask=ask)
+        conversation.hold(request, time.monotonic() + seconds)
         talk.limit = talk.limit or talk.told.get("over", "")
         if not talk.limit and talk.told.get("status", -signal.SIGKILL) == -signal.SIGKILL:
             talk.limit = "memory" if cgroups.out_of_memory(self.folders) > ended else ""
         if not talk.told and not talk.limit:
             raise SandboxError("a slot of the sandbox died: no verdict on its program; try again")
+
+    def _told(self) -> dict[str, Any]:
+        """How the job ended; nothing where the slot itself has."""
+        return json.loads(self._control.recv(CHUNK) or "{}")
 
     def close(self) -> None:
         """End the slot and remove its cgroups."""
@@ -218,23 +223,39 @@ class Slot:
         remove_groups(self.folders)
 
 
-class _Conversation:
-    """Writes the request and reads the streams, all at once, until the slot tells that the job has ended."""
+class Conversation:
+    """Writes the request and reads the streams, all at once, until `told` says how the job ended.
 
-    def __init__(self, job: Sequence[int], control: socket.socket, talk: Talk, ask: Ask | None) -> None:
+    `job` is the request's end, stdout, stderr, the records and a pidfd; `end` can be read when `told` has something.
+    """
+
+    def __init__(
+        self, job: Sequence[int], end: int, told: Callable[[], dict[str, Any]], *, talk: Talk, ask: Ask | None
+    ) -> None:
         self.inbox, self.out, self.err, self.result, self.handle = job
-        self.control, self.talk, self.ask = control, talk, ask
+        self.end, self.told, self.talk, self.ask = end, told, talk, ask
         self.pending, self.last = b"", ask is None
         self.held = set(job)
         self.poll = select.poll()
-        os.set_blocking(self.inbox, False)
-        for descriptor in (self.out, self.err, self.result, control.fileno()):
+        for descriptor in job[:4]:
+            os.set_blocking(descriptor, False)
+        for descriptor in (self.out, self.err, self.result, end):
             self.poll.register(descriptor, select.POLLIN)
 
     def hold(self, request: bytes, until: float) -> None:
-        """The whole conversation; on return the job has ended, or its slot is no good."""
-        killed = False
+        """The whole conversation; on return the job has ended, or its slot is no good. Its descriptors are closed."""
         self._queue(request)
+        try:
+            if self._listen(until):
+                for descriptor in (self.out, self.err, self.result):
+                    while self._take(descriptor):
+                        continue
+        finally:
+            while self.held:
+                os.close(self.held.pop())
+
+    def _listen(self, until: float) -> bool:
+        killed = False
         while not self.talk.told:
             if not killed and (self.talk.limit or time.monotonic() >= until):
                 self.talk.limit = self.talk.limit or "time"
@@ -243,19 +264,16 @@ class _Conversation:
                 killed, until = True, time.monotonic() + GRACE
             ready = self.poll.poll(max(0.0, until - time.monotonic()) * 1000)
             if killed and not ready:
-                return
+                return False
             if not all(self._event(descriptor) for descriptor, _ in ready):
-                return
-        for descriptor in (self.out, self.err, self.result):
-            while self._take(descriptor):
-                continue
+                return False
+        return True
 
     def _event(self, descriptor: int) -> bool:
         """What one descriptor has to tell; False where the slot has died."""
-        if descriptor == self.control.fileno():
-            text = self.control.recv(CHUNK)
-            self.talk.told = json.loads(text or "{}")
-            return bool(text)
+        if descriptor == self.end:
+            self.talk.told = self.told()
+            return bool(self.talk.told)
         if descriptor == self.inbox:
             self._write()
         elif not self._take(descriptor):
@@ -263,8 +281,11 @@ class _Conversation:
         return True
 
     def _take(self, descriptor: int) -> bool:
-        """Read once; False at the end of the stream."""
-        part = os.read(descriptor, CHUNK)
+        """Read once; False at the end of the stream, or where nothing more is there."""
+        try:
+            part = os.read(descriptor, CHUNK)
+        except BlockingIOError:
+            return False
         if descriptor != self.result:
             self.talk.text(self.talk.stdout if descriptor == self.out else self.talk.stderr, part)
         elif self.talk.data(part) and self.ask is not None and not self.last:
@@ -291,8 +312,3 @@ class _Conversation:
         if self.last:  # the job reads the end of its request
             self.held.remove(self.inbox)
             os.close(self.inbox)
-
-    def close(self) -> None:
-        """Close what is still open."""
-        while self.held:
-            os.close(self.held.pop())

@@ -4,20 +4,23 @@ A reward that raises, or returns NaN, None or something that is no number, is in
 """
 
 import inspect
-import math
+import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import cached_property
-from numbers import Real
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 from hone.errors import HoneError
+from hone.reward.outcome import crashed, invalid, to_outcome
+from hone.reward.parts import Combined, Part, check_part
+from hone.reward.waiting import Late, awaited
 from hone.types import Group, Outcome, Rollout, Task
 
 ONE = ("completion", "task", "rollout")
 MANY = ("completions", "tasks", "rollouts")
+HELD_OUT = "held_out"  # among an outcome's parts: what a verifier says that has no say in the reward
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,11 @@ class Reward:
     """A user's function, its parameters bound by name and checked when it is wrapped.
 
     It takes any of `completion`, `task`, `rollout`, or any of `completions`, `tasks`, `rollouts` and then
-    returns one value for each. It is given copies: it can change nothing of ours.
+    returns one value for each. It may be async. It is given copies: it can change nothing of ours.
     """
 
     function: Callable[..., Any]
+    seconds: float | None = field(default=None, kw_only=True)  # a completion may take, where that can be seen to
 
     def __post_init__(self) -> None:
         _ = self.names
@@ -47,6 +51,12 @@ class Reward:
         """Whether it sees one completion at a time, so that none depends on those that are scored with it."""
         return self.names[0] in ONE
 
+    @property
+    def waits(self) -> bool:
+        """Whether it is async, so that many calls of it wait at the same time."""
+        f = self.function
+        return inspect.iscoroutinefunction(f) or inspect.iscoroutinefunction(type(f).__call__)
+
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
         return self.judged(self.columns(rollouts)) if rollouts else []
 
@@ -59,19 +69,56 @@ class Reward:
         number = len(columns[self.names[0]])
         if not self.apart:
             return self._batched(columns, number)
-        return [self._one({name: column[i] for name, column in columns.items()}) for i in range(number)]
+        rows = [{name: column[i] for name, column in columns.items()} for i in range(number)]
+        return self._awaited(rows) if self.waits else [self._one(row) for row in rows]
 
     def _one(self, arguments: dict[str, Any]) -> Outcome:
         try:
-            return to_outcome(self.function(**arguments))
+            return to_outcome(self._called(arguments))
         except (Exception, SystemExit) as error:
             return crashed(error)
 
+    def _called(self, arguments: dict[str, Any]) -> Any:
+        """What it returns, in the process that called it."""
+        owner = os.getpid()
+        try:
+            return self.function(**arguments)
+        finally:
+            if os.getpid() != owner:  # it would go on with a run of its own
+                os.write(2, f"reward {self.name} forked: end the child with os._exit before it returns\n".encode())
+                os._exit(1)
+
+    def _awaited(self, rows: list[dict[str, Any]]) -> list[Outcome]:
+        makes: list[Callable[[], Awaitable[Any]]] = [partial(self.function, **row) for row in rows]
+        return [self._of(value) for value in awaited(makes, seconds=self.seconds)]
+
+    def _of(self, value: Any) -> Outcome:
+        """The outcome of a value, or of the exception that came in its place."""
+        if isinstance(value, Late):
+            return self.late(self.seconds or 0.0)
+        if isinstance(value, BaseException) and not isinstance(value, Exception | SystemExit):
+            raise value
+        if isinstance(value, BaseException):
+            return crashed(value)
+        try:
+            return to_outcome(value)
+        except Exception as error:  # a value can raise when it is turned into a number
+            return crashed(error)
+
+    def late(self, seconds: float) -> Outcome:
+        """No number, for it took longer than this."""
+        return invalid(f"timed out: reward {self.name} took more than {seconds:g} s (train.reward_timeout)")
+
     def _batched(self, columns: dict[str, list[Any]], n: int) -> list[Outcome]:
         try:
-            result = self.function(**columns)
+            if self.waits:
+                (result,) = awaited([partial(self.function, **columns)], seconds=self.seconds and self.seconds * n)
+            else:
+                result = self._called(columns)
         except (Exception, SystemExit) as error:
-            return [crashed(error)] * n
+            result = error
+        if isinstance(result, BaseException):
+            return [self._of(result)] * n
         values: Any = result.tolist() if hasattr(result, "tolist") else result  # numpy and torch
         if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != n:
             size = f" of {len(values)}" if isinstance(values, Sequence) else ""
@@ -79,13 +126,7 @@ class Reward:
                 f"reward {self.name} returned a {type(result).__name__}{size}, expected a list of {n}: "
                 "return one value for each completion"
             )
-        return [self._one_of(value) for value in values]
-
-    def _one_of(self, value: Any) -> Outcome:
-        try:
-            return to_outcome(value)
-        except Exception as error:  # a value can raise when it is turned into a number
-            return crashed(error)
+        return [self._of(value) for value in values]
 
 
 def name_of(function: Any) -> str:
@@ -101,8 +142,6 @@ def _bind(function: Callable[..., Any]) -> list[str]:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise HoneError(f"reward {name} is not a Python function: wrap it in one") from error
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
-        raise HoneError(f"reward {name} is async: write it as a plain function, batched if it has to wait")
     bound = list[str]()
     for p in parameters:
         if p.name in (*ONE, *MANY) and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
@@ -140,96 +179,21 @@ def _copy(rollout: Rollout) -> Rollout:
     return replace(rollout, task=_copy_task(rollout.task), **lists)
 
 
-def invalid(reason: str) -> Outcome:
-    """No number, for this reason."""
-    return Outcome(value=None, reason=" ".join(reason.split())[:300])
-
-
-def crashed(error: BaseException) -> Outcome:
-    """No number, for it raised."""
-    try:
-        return invalid(f"{type(error).__name__}: {error}")
-    except Exception:  # an exception whose own text cannot be written
-        return invalid(type(error).__name__)
-
-
-def _finite(value: Any) -> float | None:
-    """The number a value stands for, or None: text and infinities are no numbers."""
-    if getattr(value, "ndim", None) == 0:
-        value = value.item()
-    if not isinstance(value, Real):
-        return None
-    number = float(value)
-    return number if math.isfinite(number) else None
-
-
-def to_outcome(value: Any) -> Outcome:
-    """What a reward function returned, as an outcome: number, parts to be summed, Outcome, else invalid."""
-    if isinstance(value, Mapping):
-        return _from_parts(value)
-    if isinstance(value, Outcome):
-        if not value.valid:
-            return value if value.reason else replace(value, reason="the reward gave no reason")
-        bad = [name for name, part in value.parts.items() if _finite(part) is None]
-        number = _finite(value.value)
-        if number is None or bad:
-            return invalid(f"the reward returned an Outcome of {value.value!r} with parts {dict(value.parts)!r}")
-        return replace(value, value=number)
-    number = _finite(value)
-    if number is None:
-        return invalid(f"the reward returned {type(value).__name__} {value!r}, expected a finite number")
-    return Outcome(value=number)
-
-
-def _from_parts(parts: Mapping[Any, Any]) -> Outcome:
-    numbers = {str(name): _finite(part) for name, part in parts.items()}
-    good = {name: number for name, number in numbers.items() if number is not None}
-    if not parts or len(good) < len(parts):
-        return invalid(f"the reward returned the parts {dict(parts)!r}, expected finite numbers")
-    return to_outcome(Outcome(value=math.fsum(good.values()), parts=good))
-
-
-@dataclass(frozen=True)
-class Combined:
-    """A weighted sum of rewards; `parts` holds each one's own value, before its weight."""
-
-    rewards: Mapping[str, tuple["Reward | Combined", float]]
-
-    @property
-    def apart(self) -> bool:
-        return all(reward.apart for reward, _ in self.rewards.values())
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
-        columns = {name: reward(rollouts) for name, (reward, _) in self.rewards.items()}
-        return [self._sum({name: c[i] for name, c in columns.items()}) for i in range(len(rollouts))]
-
-    def _sum(self, outcomes: dict[str, Outcome]) -> Outcome:
-        parts = dict[str, float]()
-        for name, outcome in outcomes.items():
-            if outcome.value is None:
-                return invalid(f"{name}: {outcome.reason}")
-            parts[name] = outcome.value
-            parts |= {f"{name}/{inner}": value for inner, value in outcome.parts.items()}
-        total = math.fsum(weight * parts[name] for name, (_, weight) in self.rewards.items())
-        return to_outcome(Outcome(value=total, parts=parts))
-
-
-def combine(rewards: Mapping[str, tuple[Callable[..., Any], float]]) -> Combined:
-    """sum_i weight_i reward_i; a completion with any part invalid is invalid. Plain functions are wrapped."""
-    if not rewards:
-        raise HoneError("there is no reward to combine: name at least one with its weight")
-    for name, (_, weight) in rewards.items():
-        if _finite(weight) is None:
-            raise HoneError(f"reward {name} has the weight {weight!r}: give a finite number")
-    return Combined({name: (as_scorer(f), float(weight)) for name, (f, weight) in rewards.items()})
-
-
 Scorer = Reward | Combined
 
 
 def as_scorer(function: Callable[..., Any]) -> Scorer:
     """The function wrapped as a Reward, unless it is one already."""
     return function if isinstance(function, Reward | Combined) else Reward(function)
+
+
+def combine(rewards: Mapping[str, tuple[Callable[..., Any], float] | Part]) -> Combined:
+    """sum_i added_i; a completion with any part invalid is invalid. Plain functions are wrapped."""
+    if not rewards:
+        raise HoneError("there is no reward to combine: name at least one with its weight")
+    made = {name: part if isinstance(part, Part) else Part(reward=part[0], weight=part[1])
+            for name, part in rewards.items()}  # fmt: skip
+    return Combined({name: check_part(name, replace(p, reward=as_scorer(p.reward))) for name, p in made.items()})
 
 
 def score(groups: Sequence[Group], reward: Callable[..., Any]) -> list[Group]:
@@ -240,14 +204,18 @@ def score(groups: Sequence[Group], reward: Callable[..., Any]) -> list[Group]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """A reward as a run uses it: every outcome filled, and refused where too many are invalid."""
+    """A reward as a run uses it: every outcome filled, and refused where too many are invalid.
+
+    held_out: another verifier, whose verdict is noted among the parts and adds nothing.
+    """
 
     reward: Scorer
     max_invalid: float = 0.2
+    held_out: Scorer | None = None
 
     @property
     def apart(self) -> bool:
-        return self.reward.apart
+        return self.reward.apart and (self.held_out is None or self.held_out.apart)
 
     def __call__(self, groups: Sequence[Group]) -> list[Group]:
         found = self.fill(groups)
@@ -256,7 +224,21 @@ class Marker:
 
     def fill(self, groups: Sequence[Group]) -> list[Group]:
         """The same groups with every outcome filled."""
-        return score(groups, self.reward)
+        return self._noted(score(groups, self.reward))
+
+    def _noted(self, groups: list[Group]) -> list[Group]:
+        if self.held_out is None:
+            return groups
+        said = iter(self.held_out([r for g in groups for r in g]))
+        found = list[Group]()
+        for group in groups:
+            found.append([])
+            for r in group:
+                value, outcome = next(said).value, r.outcome
+                if outcome is not None and outcome.valid and value is not None:
+                    outcome = replace(outcome, parts={**outcome.parts, HELD_OUT: value})
+                found[-1].append(replace(r, outcome=outcome))
+        return found
 
     def check(self, groups: Sequence[Group]) -> None:
         """See `check_valid`."""

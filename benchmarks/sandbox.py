@@ -1,0 +1,259 @@
+"""The sandbox: latency cold and warm, programs a second, memory a slot, and a soak of which a fifth is hostile.
+
+Beside it a plain subprocess (no protection at all) and, where they are installed, other tools under the same limits.
+`cold` builds a slot (namespaces, root, cgroup, fork) for the program; `from nothing` starts the interpreter too.
+"""
+
+import os
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.form import Row, main, note, row, say
+from benchmarks.hostile import PROGRAMS, Hostile, aimed, judge, world
+from hone.errors import HoneError
+from hone.reward.sandbox import Call, Limits, Program, Returned, Sandbox
+from hone.reward.sandbox_limits import Wanted, interpreter
+from hone.reward.sandbox_pool import Pool
+from hone.reward.sandbox_slots import Talk, frame
+
+SOURCE = "def add(a, b): return a + b"
+PROGRAM = Program(source=SOURCE, calls=[Call("add", (1, 2))])
+CLIENTS = (1, 2, 4, 16)
+TOOLS = ("bubblewrap", "nsjail", "gvisor")
+
+
+def quantile(taken: Sequence[float], share: float) -> float:
+    """In milliseconds."""
+    return 1000 * sorted(taken)[min(int(len(taken) * share), len(taken) - 1)]
+
+
+def timed(run: Callable[[], None], times: int) -> list[float]:
+    """Seconds of each run, one after the other."""
+    taken = list[float]()
+    for _ in range(times):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return taken
+
+
+def once(sandbox: Sandbox) -> None:
+    """One small program, whose answer must be right."""
+    if sandbox.run(PROGRAM).results != (Returned(3),):
+        raise AssertionError("a wrong answer")
+
+
+def plain() -> None:
+    """The same program in a plain interpreter, its printed answer believed."""
+    done = subprocess.run([interpreter(), "-I", "-S", "-c", f"{SOURCE}\nprint(add(1, 2))"], capture_output=True)
+    assert done.stdout == b"3\n"
+
+
+def rate(run: Callable[[], None], clients: int, times: int) -> float:
+    """Runs a second of this many clients together."""
+    threads = [threading.Thread(target=timed, args=(run, times // clients)) for _ in range(clients)]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return times // clients * clients / (time.perf_counter() - start)
+
+
+def cold(times: int) -> list[float]:
+    """A slot built for one program, the sandbox being open."""
+    limits = Limits()
+    pool = Pool(Wanted(limits=limits, slots=1, python=interpreter(), packages=()))
+    order = {"source": SOURCE, "stdin": None, "file": "", "build": [], "run": []}
+    request = frame(order) + frame({"name": "add", "args": [1, 2], "kwargs": {}})
+    taken = list[float]()
+    for _ in range(times):
+        start = time.perf_counter()
+        slot = pool.open_slot()
+        talk = Talk(output=1000, result=1000, most=2)
+        slot.run(request, talk, seconds=5)
+        taken.append(time.perf_counter() - start)
+        assert talk.records[-1] == {"value": 3}
+        slot.close()
+    pool.close()
+    return taken
+
+
+def from_nothing() -> None:
+    """Everything: the server's interpreter, a slot, one program."""
+    with Sandbox(slots=1) as sandbox:
+        once(sandbox)
+
+
+def below(pid: int) -> list[int]:
+    """Every descendant of a process."""
+    parents = dict[int, list[int]]()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        parents.setdefault(int(fields[1]), []).append(int(path.name))
+    found, left = list[int](), [pid]
+    while left:
+        children = parents.get(left.pop(), [])
+        found += children
+        left += children
+    return found
+
+
+def megabytes(pids: Sequence[int]) -> float:
+    """Of these processes, pages that they share counted in part."""
+    total = 0
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue  # it has just ended
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
+def memory(slots: int) -> float:
+    """Megabytes of a server with this many slots, each with a job that waits."""
+    others = set(below(os.getpid()))
+    limits = Limits()
+    pool = Pool(Wanted(limits=limits, slots=1, python=interpreter(), packages=()))
+    opened = [pool.open_slot() for _ in range(slots - 1)]
+    for slot in opened:
+        slot.ready()
+    used = megabytes([pid for pid in below(os.getpid()) if pid not in others])
+    for slot in opened:
+        slot.close()
+    pool.close()
+    return used
+
+
+def processor(times: int) -> float:
+    """Milliseconds of CPU a run, client, slot and job together: what a busy machine does not blur."""
+    with Sandbox(slots=1) as sandbox:
+        timed(lambda: once(sandbox), 10)
+        before = _ticks()
+        timed(lambda: once(sandbox), times)
+        return (_ticks() - before) / times
+
+
+def _ticks() -> float:
+    """Milliseconds of CPU that this process and its descendants, living and reaped, have used."""
+    total = 0
+    for pid in (os.getpid(), *below(os.getpid())):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        total += sum(map(int, fields[11:15]))
+    return 1000 * total / os.sysconf("SC_CLK_TCK")
+
+
+class Soak:
+    """Jobs of which a fifth is hostile, from two clients; wrong verdicts and what grew."""
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs, self.wrong, self.done = jobs, list[str](), 0
+        self.lock, self.marks = threading.Lock(), list[tuple[float, int, int]]()
+
+    def draw(self, rng: random.Random) -> Hostile:
+        """An honest program four times of five; long and heavy ones now and then."""
+        if rng.random() < 0.8:
+            return rng.choice([p for p in PROGRAMS if p.kind == "H"])
+        slow = rng.random() < 0.03
+        return rng.choice([p for p in PROGRAMS if p.kind != "H" and bool(p.marks & {"long", "heavy"}) == slow])
+
+    def work(self, seed: int, sandbox: Sandbox, places: dict[str, str]) -> None:
+        """One client."""
+        rng = random.Random(seed)
+        for _ in range(self.jobs // 2):
+            program = self.draw(rng)
+            verdict = judge(sandbox, aimed(program, places))
+            with self.lock:
+                self.done += 1
+                if verdict.escaped or verdict.passed != ("ok" in program.marks):
+                    self.wrong.append(f"{program.id}: {verdict}")
+                if self.done % max(1, self.jobs // 10) == 0:
+                    self.mark()
+
+    def mark(self) -> None:
+        """Memory, descriptors and processes now."""
+        family = [os.getpid(), *below(os.getpid())]
+        self.marks.append((megabytes(family), len(os.listdir("/proc/self/fd")), len(family)))
+        used, descriptors, processes = self.marks[-1]
+        say(f"  soak {self.done}: {used:.0f} MB, {descriptors} descriptors, {processes} processes")
+
+    def rows(self) -> list[Row]:
+        """The soak and its goals: growth from the first tenth to the last."""
+        start = time.perf_counter()
+        with world() as places, Sandbox(limits=Limits(seconds=2), slots=2) as sandbox:
+            threads = [threading.Thread(target=self.work, args=(seed, sandbox, places)) for seed in (1, 2)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        seconds = time.perf_counter() - start
+        for text in self.wrong[:10]:
+            say("wrong:", text)
+        grew = [last - first for first, last in zip(self.marks[0], self.marks[-1], strict=True)]
+        left = len(list(Path("/sys/fs/cgroup").rglob(f"hone-sandbox-{os.getpid()}-*")))
+        return [
+            note("soak: jobs", self.done, unit="jobs"),
+            note("soak: jobs a second", self.done / seconds, unit="1/s"),
+            row("soak: wrong verdicts", len(self.wrong), unit="jobs", goal="0", ok=not self.wrong),
+            row("soak: memory grew by", grew[0], unit="MB", goal="< 20", ok=grew[0] < 20),
+            row("soak: descriptors grew by", grew[1], unit="", goal="<= 8", ok=grew[1] <= 8),
+            row("soak: processes grew by", grew[2], unit="", goal="<= 4", ok=grew[2] <= 4),
+            row("soak: cgroups left", left, unit="", goal="0", ok=left == 0),
+        ]
+
+
+def beside(times: int) -> list[Row]:
+    """Other ways to run the same program."""
+    found = [note("plain subprocess p50", quantile(timed(plain, times), 0.5), unit="ms")]
+    for name in TOOLS:
+        try:
+            with Sandbox(backend=name) as sandbox:
+                found.append(note(f"{name} p50", quantile(timed(lambda s=sandbox: once(s), times), 0.5), unit="ms"))
+        except HoneError as error:
+            say(f"{name}: {error}")
+    return found
+
+
+def measure(quick: bool) -> Sequence[Row]:
+    """All of it; --quick has fewer runs and a short soak."""
+    times = 100 if quick else 400
+    rows = list[Row]()
+    with Sandbox(slots=2) as sandbox:
+        timed(lambda: once(sandbox), 10)
+        warm = timed(lambda: once(sandbox), times)
+    p50, p99 = quantile(warm, 0.5), quantile(warm, 0.99)
+    rows.append(row("warm p50", p50, unit="ms", goal="<= 8", ok=p50 <= 8))
+    rows.append(row("warm p99", p99, unit="ms", goal="<= 50", ok=p99 <= 50))
+    built = cold(times // 4)
+    rows.append(row("cold p50", quantile(built, 0.5), unit="ms", goal="<= 25", ok=quantile(built, 0.5) <= 25))
+    rows.append(note("cold p99", quantile(built, 0.99), unit="ms"))
+    rows.append(note("from nothing p50", quantile(timed(from_nothing, 10), 0.5), unit="ms"))
+    rates = {}
+    for clients in CLIENTS:
+        with Sandbox(slots=min(clients, 4)) as sandbox:
+            timed(lambda s=sandbox: once(s), 8)
+            rates[clients] = rate(lambda s=sandbox: once(s), clients, times)
+            say(f"{clients} clients: {rates[clients]:.0f} a second")
+        rows.append(
+            note(f"runs a second, {clients} clients", rates[clients], unit="1/s", peer=rate(plain, clients, times // 4))
+        )
+    best = max(rates.values())
+    rows.append(row("runs a second, at best", best, unit="1/s", goal=">= 150", ok=best >= 150))
+    rows.append(note("CPU a run", processor(times), unit="ms"))
+    rows.append(note("memory a slot", (memory(9) - memory(1)) / 8, unit="MB"))
+    return [*rows, *beside(times // 4), *Soak(400 if quick else 10_000).rows()]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(measure, __doc__ or ""))

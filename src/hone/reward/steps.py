@@ -1,0 +1,96 @@
+"""Where the steps of a solution end, in its text and in its tokens. One rule for labels, training, rewards and search.
+
+A step ends with the separator. What is blank between two separators belongs to the step before it, blanks at the
+beginning to the first step, and what follows the last separator is a step of its own.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from hone.errors import HoneError
+from hone.types import Rollout
+
+UNFINISHED = "\ufffd"  # what a tokenizer shows for bytes that are no character, perhaps not yet
+WINDOW, LOOK_BACK = 16, 4  # tokens read together, and those of them that are read again before the next
+
+
+def split_steps(text: str, separator: str = "\n") -> list[str]:
+    """The steps, which joined are the text.
+
+    >>> split_steps("a = 1\\n\\nb = 2\\nc")
+    ['a = 1\\n\\n', 'b = 2\\n', 'c']
+    """
+    if not separator:
+        raise HoneError("the separator of steps is empty: give the text that ends a step, as a line break")
+    *closed, rest = text.split(separator)
+    steps = list[str]()
+    for piece in [*(piece + separator for piece in closed), *([rest] if rest else [])]:
+        if steps and (not piece.strip() or not steps[-1].strip()):
+            steps[-1] += piece
+        else:
+            steps.append(piece)
+    return steps
+
+
+def text_ends(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[int]:
+    """After each token, how many characters of the text no later token can change; linear in the tokens."""
+    ends, start, base = list[int](), 0, 0
+    for i in range(len(tokens)):
+        shown = decode(list(tokens[start : i + 1]))
+        settled = len(shown.rstrip(UNFINISHED))
+        ends.append(base + settled)
+        if i - start >= WINDOW and settled == len(shown):
+            start = i + 1 - LOOK_BACK
+            base = ends[i] - len(decode(list(tokens[start : i + 1])))  # a first token may be shown without its space
+    return ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stepper:
+    """Finds the last token of each step in what the policy wrote; stop_ids are no part of the last step."""
+
+    decode: Callable[[list[int]], str]
+    stop_ids: Collection[int] = ()
+    separator: str = "\n"
+    _pieces: dict[int, str] = field(default_factory=dict[int, str], repr=False, compare=False)
+
+    def ends(self, rollout: Rollout) -> list[int]:
+        """The index of each step's last token. A token that reaches into the next step belongs to that one."""
+        places = [i for i, on in enumerate(rollout.mask) if on]
+        while places and rollout.tokens[places[-1]] in self.stop_ids:
+            places.pop()
+        if not places:
+            return []
+        written = [rollout.tokens[i] for i in places]
+        text = self.decode(written)
+        reach, found, boundary, token = self._reach(written, text), list[int](), 0, -1
+        for step in split_steps(text, self.separator)[:-1]:
+            boundary += len(step)
+            last = token
+            while token + 1 < len(reach) and reach[token + 1] <= boundary:
+                token += 1
+            if token > last:
+                found.append(places[token])
+        if not found or found[-1] < places[-1]:
+            found.append(places[-1])
+        return found
+
+    def _reach(self, written: Sequence[int], text: str) -> list[int]:
+        """`text_ends`, from each token's own text where those make up the whole."""
+        pieces = list[str]()
+        for token in written:
+            if token not in self._pieces:
+                self._pieces[token] = self.decode([token])
+            pieces.append(self._pieces[token])
+        if "".join(pieces) != text:
+            return text_ends(written, self.decode)
+        total, ends = 0, list[int]()
+        for piece in pieces:
+            total += len(piece)
+            ends.append(total)
+        return ends
+
+
+def named_separator(text: str) -> str:
+    r"""A separator as it is written in a shell or a file: \n and \t stand for the line break and the tab."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")
