@@ -60,17 +60,17 @@ def test_the_tests_asked_for_come_first(on: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "how"),
+    ("text", "how", "limit"),
     [
-        ("while True:\n    pass\n", "timed out"),
-        ("import os\nos._exit(3)\n", "died"),
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "died"),
-        ("import no_such_module\n", "does not import"),
-        ("def twice(x:\n", "does not import"),
+        ("while True:\n    pass\n", "timed out", 1),
+        ("import os\nos._exit(3)\n", "died", 60),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n", "died", 60),
+        ("import no_such_module\n", "does not import", 60),
+        ("def twice(x:\n", "does not import", 60),
     ],
 )
-def test_what_cannot_run_is_caught(on: Bench, text: str, how: str) -> None:
-    found = on.verdict({CODE: text}, ["tests/test_it.py"], limit=4)
+def test_what_cannot_run_is_caught(on: Bench, text: str, how: str, limit: float) -> None:
+    found = on.verdict({CODE: text}, ["tests/test_it.py"], limit=limit)
     assert (found.red, found.how) == (True, how)
 
 

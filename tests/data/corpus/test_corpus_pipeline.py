@@ -86,9 +86,9 @@ def test_the_result_is_the_same_for_any_number_of_workers_and_any_cut(tmp_path):
     sources = planted(tmp_path)
     evals = (write(tmp_path / "e.jsonl", [prose(2), prose(900)]),)
     settings = Settings(shard_bytes=3_000, evals=evals, vocab=300)
-    for workers in (1, 2, 3):
+    for workers in (1, 3):  # two are killed and started again in test_corpus_restart.py
         clean(sources, tmp_path / f"w{workers}", settings, workers=workers)
-    assert files(tmp_path / "w1") == files(tmp_path / "w2") == files(tmp_path / "w3")
+    assert files(tmp_path / "w1") == files(tmp_path / "w3")
     clean(sources, tmp_path / "whole", Settings(evals=evals, vocab=300))
     assert kept(tmp_path / "whole") == kept(tmp_path / "w1")
 
@@ -107,7 +107,7 @@ def test_documents_that_overlap_are_reported_and_dropped_if_asked(tmp_path):
     questions = [prose(9000 + k, 24).replace("\n", " ") for k in range(6)]
     texts = [prose(k) + (f" {questions[k // 5]}" if k % 5 == 0 else "") for k in range(25)]
     source, evals = write(tmp_path / "a.jsonl", texts), write(tmp_path / "e.jsonl", questions)
-    kept_all = clean([source], tmp_path / "kept", Settings(evals=(evals,), shard_bytes=4000), workers=2)
+    kept_all = clean([source], tmp_path / "kept", Settings(evals=(evals,), shard_bytes=4000))
     pair = kept_all["overlap"]["pairs"][0]
     assert (pair["overlap"], pair["items"], kept_all["overlap"]["documents"]) == (5, 6, 5)
     assert kept_all["kept_documents"] == 25
