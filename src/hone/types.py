@@ -29,6 +29,7 @@ class Outcome:
 
     value: float | None  # None: invalid
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    added: Mapping[str, float] = field(default_factory=dict[str, float])  # what each part added to the value
     reason: str = ""  # why it is invalid
 
     @property
@@ -109,25 +110,32 @@ class Batch:
     returns: Tensor = ABSENT  # float [B, T]  the critic's target
     token_weight: Tensor = ABSENT  # float [B, T]  loss weight, fixed before micro-batching
     row_weight: Tensor = ABSENT  # float [B]
+    home: "Batch | None" = None  # the first five of a batch on a GPU, on the host: to plan passes without waiting
 
     def __post_init__(self) -> None:
         B, T = self.targets.shape
-        for f in fields(self):
-            x: Tensor = getattr(self, f.name)
-            if x is not ABSENT and tuple(x.shape) not in ((B,), (B, T)):
-                raise ValueError(f"{f.name} has shape {tuple(x.shape)}, expected {(B,)} or {(B, T)}")
+        for name, x in self.columns().items():
+            if tuple(x.shape) not in ((B,), (B, T)):
+                raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {(B,)} or {(B, T)}")
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def columns(self) -> dict[str, Tensor]:
         """The columns that are filled."""
-        filled = {f.name: getattr(self, f.name) for f in fields(self)}
+        filled = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "home"}
         return {name: x for name, x in filled.items() if x is not ABSENT}
 
+    @property
+    def host(self) -> "Batch":
+        """Where a number can be read without waiting for a GPU: inputs, targets, mask, real and group."""
+        return self if self.home is None else self.home
+
     def rows(self, index: slice | Tensor) -> Self:
-        """The same columns, fewer rows."""
-        return replace(self, **{name: x[index] for name, x in self.columns().items()})
+        """The same columns, fewer rows; an index may be on the host."""
+        home = None if self.home is None else self.home.rows(index.cpu() if isinstance(index, Tensor) else index)
+        at = sent(index, self.targets.device) if isinstance(index, Tensor) else index
+        return replace(self, home=home, **{name: x[at] for name, x in self.columns().items()})
 
     def constant(self, value: float) -> Tensor:
         """A [B] column of one number, as precise as the columns there are."""
@@ -135,7 +143,11 @@ class Batch:
         return torch.full((len(self),), value, dtype=dtype, device=self.targets.device)
 
     def to(self, device: torch.device | str) -> Self:
-        return replace(self, **{name: x.to(device) for name, x in self.columns().items()})
+        moved = {name: x.to(device) for name, x in self.columns().items()}
+        home = self.home if torch.device(device).type != "cpu" else None
+        if self.targets.is_cpu and torch.device(device).type != "cpu":
+            home = Batch(inputs=self.inputs, targets=self.targets, mask=self.mask, real=self.real, group=self.group)
+        return replace(self, home=home, **moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +165,13 @@ class Model(Protocol):
     """Anything that maps a batch to the asked-for fields of a Forward."""
 
     def __call__(self, batch: Batch, want: frozenset[str]) -> Forward: ...
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """On its way to the device, which nobody waits for."""
+    if x.device == device:
+        return x
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def sequence_sum(x: Tensor, mask: Tensor) -> Tensor:

@@ -6,11 +6,14 @@ import torch
 from hone.errors import HoneError
 from hone.model.forward import (
     block_causal,
+    cells,
     first_fit_decreasing,
     hidden_states,
     lay_out,
     scatter,
 )
+from hone.model.shared import lines_of
+from hone.train.step import micro_batches
 
 torch.set_num_threads(1)
 
@@ -57,12 +60,12 @@ def test_each_token_comes_back_to_its_cell(make_batch, rows):
             batch = make_batch(rows, place=place, extra=3)
             lines = lay_out(batch.inputs, batch.real, layout=layout, line=line)
             assert torch.equal(lines.spread(lines.tokens.double()), batch.inputs * batch.real.double())
-            assert torch.equal(lines.gather(lines.tokens[..., None], batch.mask)[:, 0], batch.inputs[batch.mask])
+            assert torch.equal(lines.gather(lines.tokens[..., None], cells(batch.mask))[:, 0], batch.inputs[batch.mask])
 
 
 def test_scatter_is_the_inverse_of_gather(make_batch, rows):
     batch = make_batch(rows, place="both", extra=2)
-    back = scatter(batch.inputs[batch.mask].double(), batch.mask)
+    back = scatter(batch.inputs[batch.mask].double(), cells(batch.mask), batch.mask)
     assert torch.equal(back, torch.where(batch.mask, batch.inputs, 0).double())
 
 
@@ -81,3 +84,20 @@ def test_a_packed_line_may_be_longer_than_the_context_but_a_row_may_not(make_dec
     hidden_states(make_decoder(max_position_embeddings=32), lines)
     with pytest.raises(HoneError, match="a row has 12 tokens, the model's context is 11"):
         hidden_states(make_decoder(max_position_embeddings=11), lines)
+
+
+def test_a_batch_on_a_gpu_is_planned_from_its_copy_on_the_host(make_batch, make_decoder, rows):
+    batch = make_batch(rows)
+    assert batch.to("cpu").home is None
+    there = batch.to("meta")  # a device whose numbers nobody can read
+    assert there.host.inputs is batch.inputs
+    assert there.to("cpu").home is None
+    for index in (slice(1, 3), torch.tensor([2, 0])):
+        some = there.rows(index)
+        assert torch.equal(some.host.inputs, batch.inputs[index])
+        assert some.mask.shape == batch.mask[index].shape
+    laid = lines_of(there, make_decoder(), layout="shared")
+    assert laid.tokens.is_meta
+    assert laid.tokens.shape == lines_of(batch, make_decoder(), layout="shared").tokens.shape
+    widths = [len(micro) for micro in micro_batches(there, rows=2)]
+    assert widths == [len(micro) for micro in micro_batches(batch, rows=2)]

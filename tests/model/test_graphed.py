@@ -14,7 +14,7 @@ from hone.model import graphed
 from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
 from hone.model.filled import filled, round_size
-from hone.model.forward import Lines, hidden_states
+from hone.model.forward import Lines, cells, hidden_states
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
 from hone.model.ragged import Rows
@@ -50,7 +50,7 @@ def computed(decoder: Decoder, batch: Batch, *, graphs: bool) -> dict[str, Tenso
     decoder.fast_layers, decoder.graphs = True, graphs
     decoder.zero_grad()
     laid = lines(batch)
-    hidden = laid.gather(hidden_states(decoder, laid), batch.mask)
+    hidden = laid.gather(hidden_states(decoder, laid), cells(batch.mask))
     weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     (hidden * weights.to(hidden)).sum().backward()
     found = {n: p.grad.clone() for n, p in decoder.named_parameters() if p.grad is not None}

@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.model import vocab
-from hone.model.forward import hidden_states, lay_out, wide
+from hone.model.forward import cells, hidden_states, lay_out, wide
 from hone.model.twice import twice_differentiable
 from hone.model.vocab import HeadRows, slices, token_stats
 from hone.rollout.protocol import SampleParams
@@ -194,13 +194,13 @@ def test_fisher_vector_product_through_the_decoder(make_decoder, make_batch, row
     lines = lay_out(batch.inputs, batch.real)
 
     def kl_gradient(old, create_graph=False):
-        hidden = lines.gather(hidden_states(decoder, lines), batch.mask)
+        hidden = lines.gather(hidden_states(decoder, lines), cells(batch.mask))
         args = (hidden, decoder.lm_head.weight, batch.targets[batch.mask])
         kl = token_stats(*args, want=frozenset({"old_kl"}), against={"old_kl": old})["old_kl"].sum()
         return torch.autograd.grad(kl, params, create_graph=create_graph)
 
     with twice_differentiable():
-        hidden = lines.gather(hidden_states(decoder, lines), batch.mask)
+        hidden = lines.gather(hidden_states(decoder, lines), cells(batch.mask))
         old = HeadRows(hidden, decoder.lm_head.weight)(slice(None)).detach()
         g = torch.Generator().manual_seed(3)
         v = [torch.randn(p.shape, dtype=p.dtype, generator=g) for p in params]

@@ -3,7 +3,8 @@
 Shapes: B rows and T columns of the table, L lines of W slots for the decoder, N chosen positions, D hidden.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from hone.errors import HoneError
 from hone.model.decoder import Decoder, Mask
 from hone.model.graphed import hidden_by_graph
 from hone.model.recompute import crowded
+from hone.types import sent
 
 LAYOUTS = ("padded", "packed")
 LINE = 512  # slots of a packed line, unless a row is longer
@@ -28,13 +30,26 @@ class Lines:
     positions: Tensor | None = None  # int64 [L, W]  None: they count up from the left
     mask: Mask = None  # bool  [L, 1, W, W]  None: causal; Rows: of a list
 
-    def gather(self, x_LWD: Tensor, where: Tensor) -> Tensor:
-        """The chosen cells in row-major order, [N, D]; `where` is bool [B, T]."""
-        return x_LWD.flatten(0, 1)[self.slot[where]]
+    def gather(self, x_LWD: Tensor, at_N: Tensor) -> Tensor:
+        """The chosen cells of the table, [N, D]: see `cells`."""
+        return x_LWD.flatten(0, 1)[self.slot.flatten()[at_N]]
+
+    def to(self, device: torch.device) -> "Lines":
+        """On the way there."""
+        return _moved(self, device)
 
     def spread(self, x_LW: Tensor) -> Tensor:
         """One number per slot -> [B, T], 0 on padding."""
         return torch.where(self.real, x_LW.flatten()[self.slot], 0.0)
+
+
+def _moved(x: Any, device: torch.device) -> Any:
+    """A record and the records in it, their tensors sent."""
+    if isinstance(x, Tensor):
+        return sent(x, device)
+    if not is_dataclass(x):
+        return x
+    return replace(x, **{f.name: _moved(getattr(x, f.name), device) for f in fields(x)})  # pyright: ignore
 
 
 def wide(x: Tensor) -> Tensor:
@@ -119,6 +134,11 @@ def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | N
     return decoder(lines.tokens, positions=lines.positions, mask=lines.mask, checkpoint_layers=checkpoint_layers)
 
 
-def scatter(x_N: Tensor, where: Tensor) -> Tensor:
-    """The inverse of `Lines.gather` for one number per position: [N] -> [B, T], 0 elsewhere."""
-    return x_N.new_zeros(where.shape).index_put(where.nonzero(as_tuple=True), x_N)
+def cells(where: Tensor, device: torch.device | None = None) -> Tensor:
+    """The numbers of the True cells of a table [B, T], row by row, [N]; device: where they are read"""
+    return sent(where.flatten().nonzero().squeeze(1), device or where.device)
+
+
+def scatter(x_N: Tensor, at_N: Tensor, like_BT: Tensor) -> Tensor:
+    """The inverse of `Lines.gather` for one number per cell: [N] -> [B, T], 0 elsewhere."""
+    return x_N.new_zeros(like_BT.numel()).index_copy(0, at_N, x_N).view(like_BT.shape)

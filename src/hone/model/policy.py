@@ -1,6 +1,7 @@
 """The models the losses see: a policy with or without a critic, and a scorer; both map a Batch to a Forward."""
 
 import copy
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -8,11 +9,11 @@ from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.forward import Lines, hidden_states, scatter
+from hone.model.forward import Lines, cells, hidden_states, scatter
 from hone.model.heads import ScalarHead
 from hone.model.shared import lines_of
 from hone.model.vocab import STATS, HeadRows, LogRows, Positions, token_stats
-from hone.types import Batch, Forward
+from hone.types import Batch, Forward, sent
 
 
 class Distribution(Protocol):
@@ -100,19 +101,20 @@ class Policy(nn.Module):
     def forward(self, batch: Batch, want: frozenset[str]) -> Forward:
         self._check(batch, want)
         stats = want & STATS
-        lines = self._lay_out(batch)
+        lines = self._lay_out(batch, every="value" in want)
         reads_hidden = stats or ("value" in want and isinstance(self.critic, SharedCritic))
         hidden = self._hidden(lines) if reads_hidden else None
         fields = dict[str, Tensor]()
         if "value" in want:
             fields["value"] = lines.spread(self._values(lines, hidden))
         if hidden is not None and stats:
-            chosen, head = lines.gather(hidden, batch.mask), self.decoder.lm_head.weight
+            at = cells(batch.host.mask, batch.mask.device)
+            chosen, head = lines.gather(hidden, at), self.decoder.lm_head.weight
             own = HeadRows(chosen.detach(), head.detach(), self.temperature, finish=self.decoder.finish)
             at_mask = token_stats(
                 chosen,
                 head,
-                batch.targets[batch.mask],
+                batch.targets.flatten()[at],
                 want=frozenset(stats),
                 temperature=self.temperature,
                 chunk=self.chunk,
@@ -123,13 +125,13 @@ class Policy(nn.Module):
                 },
                 finish=self.decoder.finish,
             )
-            fields |= {name: scatter(x, batch.mask) for name, x in at_mask.items()}
+            fields |= {name: scatter(x, at, batch.mask) for name, x in at_mask.items()}
         return Forward(**fields)
 
     def log_rows(self, batch: Batch) -> LogRows:
         """The log-distributions at the masked positions, in row-major order, a slice at a time."""
-        lines = self._lay_out(batch)
-        hidden = lines.gather(self._hidden(lines), batch.mask)
+        lines = self._lay_out(batch, every=False)
+        hidden = lines.gather(self._hidden(lines), cells(batch.host.mask, batch.mask.device))
         return HeadRows(hidden, self.decoder.lm_head.weight, self.temperature, finish=self.decoder.finish)
 
     def log_distribution(self, batch: Batch) -> Tensor:
@@ -144,8 +146,12 @@ class Policy(nn.Module):
         """The critic's trainable parameters: of a shared critic, the head."""
         return [p for p in self.critic.parameters() if p.requires_grad] if self.critic is not None else []
 
-    def _lay_out(self, batch: Batch) -> Lines:
-        return lines_of(batch, self.decoder, layout=self.layout, line=self.line)
+    def _lay_out(self, batch: Batch, *, every: bool) -> Lines:
+        """The tokens to read: every one, or those that a log-prob depends on; a row counts as long as it is."""
+        read = batch if every else read_up_to_mask(batch)
+        lines = lines_of(read, self.decoder, layout=self.layout, line=self.line)
+        real = batch.host.real
+        return lines if every else replace(lines, longest=int(real.sum(-1).max()) if len(real) else 0)
 
     def _hidden(self, lines: Lines) -> Tensor:
         return hidden_states(self.decoder, lines, checkpoint_layers=self.checkpoint_layers)
@@ -161,7 +167,7 @@ class Policy(nn.Module):
     def _check(self, batch: Batch, want: frozenset[str]) -> None:
         if unknown := want - STATS - {"value"}:
             raise ValueError(f"unknown fields {sorted(unknown)}, a Policy gives {sorted(STATS | {'value'})}")
-        if (batch.mask & ~batch.real).any():
+        if (batch.host.mask & ~batch.host.real).any():
             raise ValueError("the mask is True on padding: a trained target needs a real input")
         if "value" in want and self.critic is None:
             raise HoneError("a value is wanted but the policy has no critic: give it a SharedCritic or OwnCritic")
@@ -169,6 +175,14 @@ class Policy(nn.Module):
             field = f"{name[:3]}_kl"
             if field in want and getattr(self, name) is None:
                 raise HoneError(f"{field} is wanted but there is none to compare with: set policy.{name}")
+
+
+def read_up_to_mask(batch: Batch) -> Batch:
+    """Without the tokens after a row's last trained target, which no log-prob depends on; a row that has none stays."""
+    at = batch.host
+    needed = at.mask.flip(-1).cumsum(-1).flip(-1) > 0
+    read = replace(at, real=at.real & (needed | ~at.mask.any(-1, keepdim=True)))
+    return read if batch.home is None else replace(batch, home=read)
 
 
 def _rows_of(model: Distribution | None, batch: Batch, own: LogRows) -> LogRows:
@@ -230,6 +244,11 @@ class Scorer(nn.Module):
         if not std > 0:
             raise HoneError(f"scores have standard deviation {std}: calibrate on answers of different quality")
         self.mean, self.std = mean, std
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens it reads."""
+        return self.decoder.config.vocab_size
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """None: a scorer does not act."""

@@ -19,11 +19,11 @@ LAYOUTS = (*forward.LAYOUTS, "shared")
 
 def lines_of(batch: Batch, decoder: Decoder, *, layout: str, line: int | None = None) -> Lines:
     """The batch as the decoder is fed it; one that takes no lists gets rows with their padding instead of sharing."""
-    if layout != "shared":
-        return lay_out(batch.inputs, batch.real, layout=layout, line=line)
-    if not decoder.takes_lists:
-        return lay_out(batch.inputs, batch.real)
-    return lay_out_shared(batch.inputs, batch.real, batch.group)
+    at, device = batch.host, batch.targets.device
+    if layout != "shared" or not decoder.takes_lists:
+        how = {} if layout == "shared" else {"layout": layout, "line": line}
+        return lay_out(at.inputs, at.real, **how).to(device)  # pyright: ignore[reportArgumentType]
+    return lay_out_shared(at.inputs, at.real, at.group).to(device)
 
 
 def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor) -> Lines:

@@ -73,7 +73,7 @@ class Learner:
 
     def rows_of(self, batch: Batch) -> int:
         """How many rows of the batch are in memory at once when they are only read."""
-        longest = int(batch.real.sum(-1).max()) if len(batch) else 0
+        longest = int(batch.host.real.sum(-1).max()) if len(batch) else 0
         fit = fitting(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device)
         return max(1, fit // self.guard.divisor)
 
@@ -123,7 +123,7 @@ def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1, di
     a unit (a preference pair) stay together. Weights are columns by now, so any cut gives the same gradient.
     divisor: by how much slices are smaller than that.
     """
-    length = batch.real.sum(-1).view(-1, unit).amax(-1)
+    length = batch.host.real.sum(-1).view(-1, unit).amax(-1)
     units = length.argsort(descending=True, stable=True)
     index = (units[:, None] * unit + torch.arange(unit, device=units.device)).flatten()
     start, widths = 0, length[units].tolist()
@@ -140,17 +140,32 @@ def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[
 
     The parts are cut from the rows of all ranks, so that each step learns from the same rows whatever their number.
     """
-    if count == 1:
-        yield batch
-        return
+    return (batch,).__iter__() if count == 1 else map(batch.rows, _parts(batch, count=count, unit=unit, seed=seed))
+
+
+def _parts(batch: Batch, *, count: int, unit: int, seed: int) -> list[Tensor]:
+    """The numbers of each part's rows here."""
     rows = collect.count(len(batch))
     here = torch.full((rows,), -1)  # where each row of all ranks lies on this one
     mine = torch.arange(len(batch))
     here[mine if batch.place is ABSENT else batch.place.cpu()] = mine
     order = torch.randperm(rows // unit, generator=torch.Generator().manual_seed(seed))
-    for part in order.tensor_split(count):
-        index = here[(part[:, None] * unit + torch.arange(unit)).flatten()]
-        yield batch.rows(index[index >= 0].to(batch.mask.device))
+    found = [here[(part[:, None] * unit + torch.arange(unit)).flatten()] for part in order.tensor_split(count)]
+    return [index[index >= 0] for index in found]
+
+
+def begun_batches(batch: Batch, algo: Algorithm, learner: "Learner", *, count: int, seed: int) -> Iterator[Batch]:
+    """The minibatches of the only epoch, where annotate left old_logp out: that of the first is left to its own forward
+    pass, that of the others is read before it."""
+    if count == 1 or "old_logp" not in algo.needs or batch.old_logp is not ABSENT:
+        yield from mini_batches(batch, count=count, unit=algo.unit, seed=seed)
+        return
+    first, *others = _parts(batch, count=count, unit=algo.unit, seed=seed)
+    rest = torch.cat(others).sort().values  # in the order of the batch, where rows of a group are neighbours
+    logp = evaluate(learner.policy, batch.rows(rest), frozenset({"logp"}), rows=learner.rows_of(batch)).logp
+    old = logp.new_zeros(batch.mask.shape).index_copy(0, rest.to(logp.device), logp)
+    yield batch.rows(first)
+    yield from map(replace(batch, old_logp=old).rows, others)
 
 
 @torch.no_grad()
@@ -180,8 +195,8 @@ def _passed(model: Model, batch: Batch, want: frozenset[str]) -> list[Forward]:
 
 
 def shortened(algo: Algorithm) -> Algorithm:
-    """For annotate, where one update follows: old_logp is left to that update's own forward pass, if nothing before or
-    after it reads the column and no other pass of the policy is needed anyway."""
+    """For annotate, in a run of one epoch: old_logp is left to the first update's own forward pass (see begun_batches),
+    if nothing before or after the updates reads the column and no other pass of the policy is needed anyway."""
     before = credit.reads_log_probs(algo.credit) or algo.needs & {"old_value", "ref_kl"}
     after = algo.trust_region or any(c.reads == "update_kl" for c in algo.control)
     return algo if before or after else replace(algo, needs=algo.needs - {"old_logp"})
