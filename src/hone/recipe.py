@@ -3,6 +3,7 @@
 Only the edge (command line, runner, recipes) reads these; everything below takes plain arguments.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from hone.log.limits import Limits
 from hone.values import words
 
 VERIFIERS = ("math", "format", "choice", "exact", "code")  # rewards by name, beside "model:FOLDER"
+# a reward model, or several as one: "model:A", "model:A,B", "model-min:A,B", "model-penalty-0.5:A,B"
+MODEL = re.compile(r"model(?:-(mean|min|penalty)(?:-(\d+(?:\.\d+)?))?)?:([^,]+(?:,[^,]+)*)")
 SINGLE = frozenset({"pretrain", "sft", "kto", "process_reward_model"})  # offline algorithms on rows
 PAIRED = frozenset({"dpo", "ipo", "orpo", "simpo", "reward_model"})  # offline algorithms on pairs of rows
 OFFLINE = SINGLE | PAIRED
@@ -367,7 +370,7 @@ def _validate_columns(columns: Mapping[str, str]) -> None:
 
 
 def _is_reward_name(name: str) -> bool:
-    return name in VERIFIERS or (name.startswith("model:") and name != "model:")
+    return name in VERIFIERS or MODEL.fullmatch(name) is not None
 
 
 def _is_part(name: str) -> bool:

@@ -129,7 +129,7 @@ def judges_of(reward: Scorer | None) -> dict[str, Scorer]:
 
 def _reads_no_answer(reward: Scorer | None) -> bool:
     names = list(reward.rewards) if isinstance(reward, Combined) else []
-    return bool(names) and all(name == "format" or name.startswith("model:") for name in names)
+    return bool(names) and all(name == "format" or name.startswith(("model:", "model-")) for name in names)
 
 
 def gold(probe: Probe) -> Finding:

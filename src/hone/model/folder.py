@@ -21,6 +21,7 @@ from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import TABLE, Decoder
 from hone.model.foreign import Foreign, load_foreign
+from hone.model.foreign_scorer import load_foreign_scorer
 from hone.model.heads import ScalarHead
 from hone.model.hf_config import CONFIG, FAMILIES, Unknown, config_from_hf, config_to_hf
 from hone.model.lora import plain_state
@@ -102,6 +103,8 @@ def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Sc
     """The scorer of a folder; one of Hugging Face's, without calibration, is a reward model."""
     hf = _read_hf(Path(folder))
     foreign = (Path(folder) / SCORE).is_file()
+    if not foreign and _classifies(hf):
+        return load_foreign_scorer(folder, dtype=dtype)
     tensors = _read_file(Path(folder) / SCORE, dtype) if foreign else _read_tensors(Path(folder), dtype)
     if "score.weight" not in tensors:
         raise HoneError(f"{folder} has no score.weight: it is a language model, train a reward model from it first")
@@ -113,6 +116,15 @@ def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Sc
         tensors.pop(HEAD, None)
         decoder = assemble(replace(config, tie_word_embeddings=True), tensors)
     return _scorer(decoder, state, hf.get("hone", {}))
+
+
+def _classifies(hf: Mapping[str, Any]) -> bool:
+    """Whether it is a sequence classifier of a family that the decoder does not compute."""
+    try:
+        config_from_hf(hf)
+    except Unknown:
+        return any("SequenceClassification" in str(name) for name in hf.get("architectures") or ())
+    return False
 
 
 def _scorer(decoder: Decoder, state: dict[str, Tensor], made: Any) -> Scorer:

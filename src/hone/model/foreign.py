@@ -174,8 +174,13 @@ def _selects_rows(inner: Any) -> bool:
 
 def load_foreign(folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Foreign:
     """The model of a folder through transformers; code that comes with it runs only when that is asked for."""
+    return Foreign(load_with("AutoModelForCausalLM", folder, dtype=dtype, trust_remote_code=trust_remote_code))
+
+
+def load_with(kind: str, folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
+    """What the named class of transformers makes of a folder, if all its weights are there."""
     try:
-        from transformers import AutoModelForCausalLM
+        import transformers
         from transformers.utils import logging
     except ImportError as error:
         raise HoneError(
@@ -183,7 +188,7 @@ def load_foreign(folder: str | Path, *, dtype: torch.dtype, trust_remote_code: b
         ) from error
     logging.disable_progress_bar()  # a run has a bar of its own
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = getattr(transformers, kind).from_pretrained(
             str(folder),
             dtype=dtype,
             use_safetensors=True,
@@ -202,4 +207,4 @@ def load_foreign(folder: str | Path, *, dtype: torch.dtype, trust_remote_code: b
             raise HoneError(
                 f"the weights in {folder} do not fit its config ({what.split('_')[0]}: {some}): copy it again"
             )
-    return Foreign(inner)
+    return inner

@@ -32,7 +32,9 @@ class Ensemble:
 
     def __post_init__(self) -> None:
         if not self.members or not np.isfinite(self.k) or self.k < 0:
-            raise HoneError(f"an ensemble of {len(self.members)} models with k={self.k}: give models, and k of 0 or more")
+            raise HoneError(
+                f"an ensemble of {len(self.members)} models with k={self.k}: give models, and k of 0 or more"
+            )
         joined(np.zeros((1, 0)), how=self.how)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:

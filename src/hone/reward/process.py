@@ -10,7 +10,7 @@ import torch
 from hone.errors import HoneError
 from hone.reward.ensemble import joined
 from hone.reward.model import values_at
-from hone.reward.score import invalid
+from hone.reward.outcome import invalid
 from hone.reward.steps import Stepper
 from hone.types import Group, Model, Outcome, Rollout, Stop
 
@@ -111,7 +111,7 @@ class Dense:
         return replace(rollout, step_reward=column, outcome=_noted(outcome, steps.scores))
 
     def _shape(self, rollout: Rollout, steps: Steps, column: list[float]) -> None:
-        """Only where it is not 0: the column says where something happens."""
+        """Into every acted token: with gamma below 1 none of them is 0."""
         acted = [i for i, on in enumerate(rollout.mask) if on]
         score = dict(zip(steps.ends, steps.scores, strict=True))
         phi, potential = 0.0, list[float]()
