@@ -101,12 +101,11 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def table(rows: int, length: int, vocab: int) -> Batch:
-    """Random tokens, all but the last of each row trained on."""
-    tokens = torch.randint(2, min(vocab, 20_000), (rows, length + 1), device="cuda")
-    full = torch.ones(rows, length, dtype=torch.bool, device="cuda")
-    return Batch(
-        inputs=tokens[:, :-1], targets=tokens[:, 1:], mask=full, real=full, group=torch.arange(rows, device="cuda")
-    )
+    """Random tokens, all but the last of each row trained on; collated on the host, as a loop's are."""
+    tokens = torch.randint(2, min(vocab, 20_000), (rows, length + 1))
+    full = torch.ones(rows, length, dtype=torch.bool)
+    batch = Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], mask=full, real=full, group=torch.arange(rows))
+    return batch.to("cuda")
 
 
 def our_pass(decoder: Decoder, rows: int, length: int) -> Callable[[], None]:
@@ -156,21 +155,21 @@ def passes(shape: str, best: float, quick: bool) -> Iterator[Row]:
     yield row(f"{name}: peak memory", held, unit="GB", peer=theirs, goal=f"<= {most:g} GB", ok=held <= most)
 
 
-def largest(make_pass: Pass, build: Callable[[], Decoder], **fixed: int) -> int:
+def largest(make_pass: Pass, decoder: Decoder, **fixed: int) -> int:
     """The longest row, or the most rows, that a forward and backward pass has memory for: doubled, then half as many
     more, up to the most that is tried."""
     name = "length" if "rows" in fixed else "rows"
-    first, most = (2_048, LONGEST) if name == "length" else (16, MOST)
-    fits, size = 0, first
-    while size <= most and _fits(make_pass, build, {**fixed, name: size}):
+    size, most = (2_048, LONGEST) if name == "length" else (16, MOST)
+    fits = 0
+    while size <= most and _fits(make_pass, decoder, {**fixed, name: size}):
         fits, size = size, 2 * size
     half = fits + fits // 2
-    return half if size <= most and _fits(make_pass, build, {**fixed, name: half}) else fits
+    return half if size <= most and _fits(make_pass, decoder, {**fixed, name: half}) else fits
 
 
-def _fits(make_pass: Pass, build: Callable[[], Decoder], sizes: dict[str, int]) -> bool:
+def _fits(make_pass: Pass, decoder: Decoder, sizes: dict[str, int]) -> bool:
     try:
-        make_pass(build(), **sizes)()
+        make_pass(decoder, **sizes)()
         torch.cuda.synchronize()
     except torch.cuda.OutOfMemoryError:
         return False
@@ -190,8 +189,8 @@ def measure_passes(quick: bool) -> Sequence[Row]:
     for lora in (False, True):
         model = replace(subject("0.5B", lora=lora), decoder=lambda: make("0.5B", context=LONGEST))
         for what, fixed in (("longest row", {"rows": 1}), ("most rows of 1,024", {"length": LENGTH})):
-            mine = largest(our_pass, lambda model=model: ours.decoder_of(model), **fixed)
-            peer = largest(partial(their_pass, lora=model if lora else None), model.decoder, **fixed)
+            mine = largest(our_pass, ours.decoder_of(model), **fixed)
+            peer = largest(partial(their_pass, lora=model if lora else None), model.decoder(), **fixed)
             say(f"{model.name}, {what}: {mine}, transformers {peer}")
             rows.append(note(f"H200 {model.name}: {what} in memory", mine, unit="", peer=peer))
     return rows

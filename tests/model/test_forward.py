@@ -91,7 +91,6 @@ def test_a_batch_on_a_gpu_is_planned_from_its_copy_on_the_host(make_batch, make_
     assert batch.to("cpu").home is None
     there = batch.to("meta")  # a device whose numbers nobody can read
     assert there.host.inputs is batch.inputs
-    assert there.to("cpu").home is None
     for index in (slice(1, 3), torch.tensor([2, 0])):
         some = there.rows(index)
         assert torch.equal(some.host.inputs, batch.inputs[index])
