@@ -19,11 +19,11 @@ from hone.reward.sandbox import Call, Limits, Program, Returned, Sandbox
 from hone.reward.sandbox_limits import Wanted, interpreter
 from hone.reward.sandbox_pool import Pool
 from hone.reward.sandbox_slots import Talk, frame
+from hone.reward.sandbox_tools import TOOLS
 
 SOURCE = "def add(a, b): return a + b"
 PROGRAM = Program(source=SOURCE, calls=[Call("add", (1, 2))])
 CLIENTS = (1, 2, 4, 16)
-TOOLS = ("bubblewrap", "nsjail", "gvisor")
 
 
 def quantile(taken: Sequence[float], share: float) -> float:

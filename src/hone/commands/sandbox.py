@@ -1,4 +1,4 @@
-"""hone sandbox doctor: what this machine can hold a program with."""
+"""hone sandbox doctor, serve: what this machine can hold a program with, and doing so for others."""
 
 import argparse
 import json
@@ -10,14 +10,22 @@ from hone.errors import HoneError
 def _options(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
     doctor = actions.add_parser("doctor", help="say what programs are held by here, and try it", allow_abbrev=False)
-    doctor.add_argument(
-        "--backend", default="auto", metavar="NAME", help="auto, native, bubblewrap, nsjail, gvisor or a URL"
-    )
+    doctor.add_argument("--backend", default="auto", metavar="NAME", help="auto, native, bubblewrap, nsjail or a URL")
     doctor.add_argument("--json", action="store_true", help="one JSON object")
+    doctor.set_defaults(action=_doctor)
     doctor.add_argument("--strict", action="store_true", help="fail where a protection is replaced by a weaker one")
+    serve = actions.add_parser("serve", help="run programs for other machines", allow_abbrev=False)
+    serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")
+    serve.add_argument("--port", type=int, default=8030, metavar="N", help="default: 8030")
+    serve.add_argument("--slots", type=int, default=0, metavar="N", help="programs at once (default: one a core)")
+    serve.set_defaults(action=_serve)
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    arguments.action(arguments)
+
+
+def _doctor(arguments: argparse.Namespace) -> None:
     from dataclasses import asdict
 
     from hone.reward.sandbox_doctor import examine
@@ -40,6 +48,27 @@ def _run(arguments: argparse.Namespace) -> None:
         raise HoneError("the sandbox does not hold on this machine: report it, and run no programs here")
     if arguments.strict and replaced:
         raise HoneError(f"replaced by something weaker: {', '.join(replaced)}: do what is named above as better")
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    import os
+    import sys
+
+    from hone.reward.sandbox_limits import Limits, Wanted, interpreter
+    from hone.reward.sandbox_pool import Pool
+    from hone.reward.sandbox_remote import TOKEN, service
+
+    token = os.environ.get(TOKEN, "")
+    if len(token) < 16:
+        raise HoneError(f"a service needs a secret of 16 characters or more: put it into the environment as {TOKEN}")
+    limits, slots = Limits(seconds=60, output=4 << 20), arguments.slots or os.cpu_count() or 1
+    pool = Pool(Wanted(limits=limits, slots=slots, python=interpreter(), packages=()))
+    try:
+        with service(pool, limits, host=arguments.host, port=arguments.port, token=token) as server:
+            print(f"programs are run at http://{arguments.host}:{server.server_port}/run", file=sys.stderr, flush=True)
+            server.serve_forever()
+    finally:
+        pool.close()
 
 
 COMMANDS = (Command(name="sandbox", help="what can hold a program on this machine", options=_options, run=_run),)

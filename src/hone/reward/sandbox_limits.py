@@ -37,6 +37,11 @@ TEXTS = (
     ("/etc/hosts", "127.0.0.1 localhost\n"),
 )
 FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+# Of Hone, what a job's own interpreter needs where it cannot be forked from one that has it.
+INSIDE_FILES = (
+    "hone/__init__.py",
+    *(f"hone/reward/{n}.py" for n in ("__init__", "sandbox_job", "sandbox_values", "sandbox_wall")),
+)
 DEV = (("/dev/shm", "/tmp"), ("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "fd/0"), ("/dev/stdout", "fd/1"))
 
 

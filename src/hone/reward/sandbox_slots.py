@@ -4,6 +4,7 @@ Every read is bounded, every wait has an end, and what a program wrote is data: 
 """
 
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -29,6 +30,14 @@ START = "import sys; sys.path.insert(0, {home!r}); from hone.reward import sandb
 HOME = str(Path(__file__).parents[2])
 
 Ask = Callable[[list[Any]], bytes | None]  # every record so far -> more of the request, or None at its end
+
+
+_names = itertools.count()
+
+
+def names() -> str:
+    """A name for a cgroup that no other of this process has."""
+    return str(next(_names))
 
 
 class SandboxError(HoneError):
@@ -156,6 +165,18 @@ class Talk:
         return bool(self._rest)
 
 
+def await_lock(job: Sequence[int]) -> None:
+    """Wait until the job says that it is locked in: before that it is sent no program."""
+    _, _, err, result, _ = job
+    said = os.read(result, len(LOCKED_IN)) if select.select([result], [], [], GRACE)[0] else b""
+    if said != LOCKED_IN:
+        os.set_blocking(err, False)
+        with contextlib.suppress(BlockingIOError):
+            said = os.read(err, CHUNK)
+        why = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise SandboxError(f"a job could not be locked in ({why}): run `hone sandbox doctor`")
+
+
 class Slot:
     """One place for jobs, one after the other; each is forked before it is wanted."""
 
@@ -178,10 +199,7 @@ class Slot:
         if "failed" in told:
             raise SandboxError(f"a slot of the sandbox did not start: {told['failed']}: run `hone sandbox doctor`")
         self.proc = told["proc"]
-        said = os.read(self._job[3], len(LOCKED_IN)) if select.select([self._job[3]], [], [], GRACE)[0] else b""
-        if said != LOCKED_IN:
-            text = os.read(self._job[2], CHUNK).decode("utf-8", "replace").strip().splitlines()[-1:] if said else []
-            raise SandboxError(f"a job could not be locked in: {' '.join(text)}: run `hone sandbox doctor`")
+        await_lock(self._job)
 
     def prepared(self) -> bool:
         """Whether it has said that a job waits, so that `ready` does not have to wait for it."""
@@ -247,12 +265,16 @@ class Conversation:
         self._queue(request)
         try:
             if self._listen(until):
-                for descriptor in (self.out, self.err, self.result):
-                    while self._take(descriptor):
-                        continue
+                self._drain()
         finally:
             while self.held:
                 os.close(self.held.pop())
+
+    def _drain(self) -> None:
+        """What is still in the pipes of a job that has ended."""
+        for descriptor in (self.out, self.err, self.result):
+            while self._take(descriptor):
+                continue
 
     def _listen(self, until: float) -> bool:
         killed = False

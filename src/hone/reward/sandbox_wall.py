@@ -156,12 +156,17 @@ def enclose(wanted: Mapping[str, Any]) -> None:
     _own_proc("subset=pid,hidepid=2")
     os.chdir("/tmp")
     os.umask(0o022)
-    for name, value in wanted["rlimits"].items():
-        resource.setrlimit(getattr(resource, name), (value, value))
+    limit(wanted["rlimits"])
     if wanted["uid"] is not None:
         become(wanted["uid"], wanted["uid"])
     drop_rights()
     install(bytes.fromhex(wanted["filter"]))
+
+
+def limit(rlimits: Mapping[str, int]) -> None:
+    """setrlimit(2), soft and hard."""
+    for name, value in rlimits.items():
+        resource.setrlimit(getattr(resource, name), (value, value))
 
 
 def drop_rights() -> None:
