@@ -303,6 +303,20 @@ def test_a_script_reads_its_input_and_its_output_is_data(sandbox):
     assert b"Traceback" in failed.stderr
 
 
+def test_a_script_finds_what_the_site_module_adds_and_randomness_of_its_own(sandbox):
+    source = "import random, sys\nprint(random.random(), len(sys.argv))\nexit()\nprint('no')"
+    texts = {sandbox.run(Program(source=source, stdin="")).stdout for _ in range(6)}
+    assert len(texts) == 6
+    assert all(text.endswith(b" 1\n") for text in texts)
+
+
+def test_many_large_values_are_too_many(sandbox):
+    calls = [Call("f")] * 30
+    done = sandbox.run(Program(source="def f(): return 'x' * 900_000", calls=calls))
+    assert done.limit == "result"
+    assert done.results == ()
+
+
 def test_a_large_input_arrives_whole(sandbox):
     text = b"x" * (8 * MIB)
     done = sandbox.run(Program(source="import sys\nprint(len(sys.stdin.buffer.read()))", stdin=text))

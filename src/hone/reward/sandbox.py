@@ -74,7 +74,7 @@ class Finished:
     results: tuple[Returned | Raised, ...]  # one a call, as far as it got
     loaded: bool  # the module was read, or the script ran, to its end
     error: str  # why it was not
-    limit: str  # "", or the limit that ended it: time, cpu, memory, output, result
+    limit: str  # "", or the limit that ended it: time, cpu, memory, processes, output, result
     status: int | None  # the exit code, or minus the signal
     seconds: float  # on the clock, from request to the last process's end
     cpu: float

@@ -17,12 +17,11 @@ import os
 import select
 import signal
 import socket
-import sys
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from hone.reward import sandbox_wall as wall
-from hone.reward.sandbox_job import run_job
+from hone.reward.sandbox_job import furnish, run_job
 
 Conf = Mapping[str, Any]
 LOOK_EVERY = 0.01  # seconds between two looks at a job whose memory no cgroup bounds
@@ -35,7 +34,7 @@ def serve(descriptor: int) -> None:
     conf: Conf = json.loads(client.recv(1 << 17))
     for name in conf["preload"]:
         importlib.import_module(name)
-    sys.path[:] = [*conf["path"], *conf["packages"]]
+    furnish([*conf["path"], *conf["packages"]])
     gc.collect()
     gc.freeze()  # objects that a collection in a child would touch, and so copy
     keepers: dict[int, tuple[int, list[str]]] = {}
@@ -155,6 +154,8 @@ def _watch(control: socket.socket, handle: int, watch: Conf | None) -> str:
 def _over(watch: Conf) -> str:
     """The limit that the slot's processes but the first are over together."""
     pids = [name for name in os.listdir("/proc") if name.isdigit() and name != "1"]
+    if len(pids) > watch["processes"]:
+        return "processes"
     resident, cpu = 0, 0
     for pid in pids:
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()

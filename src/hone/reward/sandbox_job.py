@@ -4,6 +4,7 @@ Frames are four bytes of length and JSON. In: what to run, then calls, one at a 
 the module and one a call, in order. The program may write rubbish there; then nothing of it counts.
 """
 
+import builtins
 import fcntl
 import io
 import json
@@ -37,6 +38,13 @@ def run_job(descriptors: Sequence[int], conf: Mapping[str, Any]) -> NoReturn:
         os._exit(code)
 
 
+def furnish(path: Sequence[str]) -> None:
+    """The interpreter as a program expects it, though it was started bare."""
+    sys.path[:] = path
+    sys.argv[:] = ["program.py"]
+    builtins.exit = builtins.quit = sys.exit  # what the site module would have added
+
+
 def run_in_tool(result: int, conf: str) -> NoReturn:
     """The same behind another tool's wall: `result` is where records go, `conf` JSON."""
     wanted = json.loads(conf)
@@ -45,7 +53,7 @@ def run_in_tool(result: int, conf: str) -> NoReturn:
     wall.prctl(wall.NO_NEW_PRIVS, 1)
     wall.drop_rights()
     wall.install(bytes.fromhex(wanted["filter"]))
-    sys.path.remove("/hone")
+    furnish([folder for folder in sys.path if folder != "/hone"])
     _serve(wanted["result"])
     os._exit(0)
 

@@ -87,8 +87,8 @@ class Protection:
     remedy: str = ""
 
 
-def rlimits_of(limits: Limits) -> dict[str, int]:
-    """Of each process of a job."""
+def rlimits_of(limits: Limits, sharing: int = 1) -> dict[str, int]:
+    """Of each process of a job; `sharing` slots have one user."""
     rlimits = {
         "RLIMIT_AS": limits.memory,
         "RLIMIT_CPU": int(limits.seconds) + 2,
@@ -102,20 +102,26 @@ def rlimits_of(limits: Limits) -> dict[str, int]:
         "RLIMIT_SIGPENDING": 128,
     }
     if kernel() >= (5, 14):  # before, it counted every process of the user, wherever it runs
-        rlimits["RLIMIT_NPROC"] = limits.processes + OWN_PROCESSES
+        rlimits["RLIMIT_NPROC"] = (limits.processes + OWN_PROCESSES) * sharing
     return rlimits
 
 
 def configuration(wanted: Wanted, *, user: bool, watched: bool) -> dict[str, Any]:
     """For the server: what every slot is made of, and every job locked in by."""
     limits, python, packages = wanted.limits, wanted.python, wanted.packages
-    job = {"disk": limits.disk, "rlimits": rlimits_of(limits), "filter": assemble().hex(), "result": limits.result}
+    rlimits = rlimits_of(limits, 1 if user else wanted.slots)
+    job = {"disk": limits.disk, "rlimits": rlimits, "filter": assemble().hex(), "result": limits.result}
+    together = {
+        "memory": limits.memory,
+        "cpu": limits.seconds * limits.cores + 1,
+        "processes": limits.processes + OWN_PROCESSES,
+    }
     return {
         "user": user,
         "uid": NOBODY,
         "job": job,
         "root": root_of(python, packages),
-        "watch": {"memory": limits.memory, "cpu": limits.seconds * limits.cores + 1} if watched else None,
+        "watch": together if watched else None,
         "preload": PRELOAD,
         "path": library_of(python),
         "packages": list(packages),

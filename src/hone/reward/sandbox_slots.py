@@ -124,6 +124,7 @@ class Talk:
     limit: str = ""  # the first limit that was hit
     told: dict[str, Any] = field(default_factory=dict[str, Any])  # by the slot, at the end
     _rest: bytearray = field(default_factory=bytearray)
+    _left: int = 1 << 24  # bytes of all records together
 
     def text(self, stream: bytearray, part: bytes) -> None:
         """Some of stdout or stderr."""
@@ -140,7 +141,8 @@ class Talk:
         before = len(self.records)
         while len(self._rest) >= 4 and not self.limit:
             size = int.from_bytes(self._rest[:4], "big")
-            if size > self.result or len(self.records) >= self.most:
+            self._left -= size if len(self._rest) >= 4 + size else 0
+            if size > self.result or len(self.records) >= self.most or self._left < 0:
                 self.limit = "result"
             elif len(self._rest) < 4 + size:
                 break
