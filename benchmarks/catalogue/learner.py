@@ -230,4 +230,26 @@ LEARNER = (
         new='mean("ref_kl", k3(torch.where(mask, logp - logp, 0.0)))',
         tests="train/test_diagnose.py",
     ),
+    # --- what a run survives ---
+    fault(
+        "what memory cut short is counted twice", "issue 7", "learner", STEP,
+        old="    learner.optimizer.zero_grad(set_to_none=True)\n    cut =",
+        new="    if learner.guard.divisor == 1:\n        learner.optimizer.zero_grad(set_to_none=True)\n    cut =",
+        tests="train/test_memory.py",
+    ),
+    fault(
+        "weights that are not finite are saved", "issue 7", "resume", "train/guard.py",
+        old="        if sum(bad.values()) > self.known:\n", new="        if sum(bad.values()) < self.known:\n",
+        tests="run/test_rescue.py",
+    ),
+    fault(
+        "a step that fails costs those before it", "issue 7", "resume", "rescue.py",
+        old="            if _can_go_back(job):\n", new="            if not _can_go_back(job):\n",
+        tests="run/test_rescue.py",
+    ),
+    fault(
+        "half a step is saved as a whole one", "issue 7", "resume", "rescue.py",
+        old=" and not job.learner.moved", new="",
+        tests="run/test_rescue.py",
+    ),
 )  # fmt: skip

@@ -108,19 +108,19 @@ REWARD = (
     fault(
         "a crashed verifier is a reward of zero", "pain 12", "reward", "reward/score.py",
         old=(
-            "            return to_outcome(self.function(**arguments))\n"
+            "            return to_outcome(self._called(arguments))\n"
             "        except (Exception, SystemExit) as error:\n"
             "            return crashed(error)"
         ),
         new=(
-            "            return to_outcome(self.function(**arguments))\n"
+            "            return to_outcome(self._called(arguments))\n"
             "        except (Exception, SystemExit):\n"
             "            return Outcome(value=0.0)"
         ),
         tests="reward/test_score.py",
     ),
     fault(
-        "a NaN reward is kept", "pain 3", "reward", "reward/score.py",
+        "a NaN reward is kept", "pain 3", "reward", "reward/outcome.py",
         old="    return number if math.isfinite(number) else None", new="    return number",
         tests="reward/test_score.py",
     ),

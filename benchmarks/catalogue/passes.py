@@ -1,0 +1,68 @@
+"""Faults of the fast ways through a model: fused layers, lists without padding, recorded passes."""
+
+from benchmarks.catalogue.fault import fault
+
+GRAPHED, FILLED, JOINED = "model/graphed.py", "model/filled.py", "model/joined.py"
+ELEMENTWISE, SHARED = "model/elementwise.py", "model/shared.py"
+
+PASSES = (
+    # --- fused layers ---
+    fault(
+        "the residual's own gradient is left out at a norm", "contract", "learner", JOINED,
+        old="plus=passed.contiguous(), again=True", new="again=True",
+        tests="model/test_fast.py",
+    ),
+    fault(
+        "the norm's gradient forgets that its scale depends on x", "contract", "learner", ELEMENTWISE,
+        old="        dx = (g - n * (g * n).mean(-1, keepdim=True)) * scale", new="        dx = g * scale",
+        tests="model/test_fast.py",
+    ),
+    fault(
+        "queries and keys are not turned back", "contract", "learner", ELEMENTWISE,
+        old="        return _turned_(joined, cos, -sin, joined.shape[1] - dv_NKE.shape[1])",
+        new="        return _turned_(joined, cos, sin, joined.shape[1] - dv_NKE.shape[1])",
+        tests="model/test_fast.py",
+    ),
+    fault(
+        "an adapter's gradient lacks its scale", "pain 9", "learner", JOINED,
+        old="(given.t() @ h).mul_(low.scale)]", new="(given.t() @ h)]",
+        tests="model/test_fast.py",
+    ),
+    # --- lists ---
+    fault(
+        "rows of different prompts share their beginning", "contract", "learner", SHARED,
+        old="    same = (compact == compact[first]) & filled & filled[first]",
+        new="    same = filled & filled[first] & (torch.arange(compact.shape[1], device=first.device) < 2)",
+        tests="model/test_shared.py",
+    ),
+    fault(
+        "a filled-up list ends inside the last row", "contract", "learner", FILLED,
+        old="        queries=torch.cat([spans.queries, spans.queries[-1] + ends]),",
+        new="        queries=torch.cat([spans.queries[:-1], spans.queries[-1] + ends]),",
+        tests="model/test_graphed.py",
+    ),
+    # --- recordings ---
+    fault(
+        "a recorded pass does not see weights that moved", "pain 15", "learner", GRAPHED,
+        old="    places = tuple([(p.data_ptr(), p.requires_grad) for p in graphs.weights])",
+        new="    places = tuple([p.requires_grad for p in graphs.weights])",
+        tests="model/test_graphed.py",
+    ),
+    fault(
+        "a recorded pass keeps the adapter that was on", "pain 9", "learner", GRAPHED,
+        old="tuple([m.selected if m.enabled else None for m in graphs.adapters])",
+        new="tuple([m.selected for m in graphs.adapters])",
+        tests="model/test_graphed.py",
+    ),
+    fault(
+        "a second pass overwrites what the first keeps for its gradient", "contract", "learner", GRAPHED,
+        old="    if graphs.full or (grad and graphs.busy()):", new="    if graphs.full:",
+        tests="model/test_graphed.py",
+    ),
+    fault(
+        "gradients are handed out where the next replay writes", "contract", "learner", GRAPHED,
+        old="        copies = torch._foreach_mul(found.totals, 1.0) if found.totals else []  # pyright: ignore",
+        new="        copies = [x.detach() for x in found.totals]",
+        tests="model/test_graphed.py",
+    ),
+)  # fmt: skip
