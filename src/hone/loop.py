@@ -29,8 +29,8 @@ from hone.train.step import (
     Correct,
     Learner,
     annotate,
+    begun_batches,
     credited,
-    mini_batches,
     remember,
     shortened,
     steer,
@@ -71,7 +71,7 @@ def online(
     """Prompts -> rollouts -> rewards -> batch -> credit -> updates -> publish, for as long as it is asked."""
     supply = tasks if isinstance(tasks, Ahead) else Ahead(tasks)
     algo = _fitting(algo, supply, updates=epochs * minibatches, corrected=correct is not None)
-    declared = shortened(algo) if epochs * minibatches == 1 and correct is None else algo
+    declared = shortened(algo) if epochs == 1 and correct is None else algo
     learner.begin(algo)
     fill = partial(_fill, supply, roll, score, algo, prompts=prompts, rounds=refill_rounds)
     while True:
@@ -92,7 +92,7 @@ def online(
         if batch is not None:
             for epoch in range(epochs):
                 cut = hash_seed(seed, learner.version, epoch)
-                for part in mini_batches(batch, count=minibatches, unit=algo.unit, seed=cut):
+                for part in begun_batches(batch, algo, learner, count=minibatches, seed=cut):
                     part = weighed(part, algo, correct=correct)
                     take = trust_region.step if algo.trust_region else update
                     stats.merge(take(learner, part, algo))

@@ -34,6 +34,7 @@ class Case:
     lora: bool = False
     correct: str = ""  # what corrects for the sampler's mismatch
     once: bool = False  # one update an iteration
+    parts: int = 0  # so many updates in one epoch, where it is not two epochs of two
     lag: int = 0  # samples are made while the learner updates
 
 
@@ -46,7 +47,7 @@ CASES = {name: Case(algo=partial(make, **QUICK.get(name, {}))) for name, make in
     "ppo, exact KL in the loss": Case(algo=partial(ALGORITHMS["ppo"], beta=0.1, kl="loss:exact")),
     "ppo penalty, exact": Case(algo=partial(ALGORITHMS["ppo_penalty"], exact=True)),
     "grpo, k2 by the ratio": Case(algo=partial(ALGORITHMS["grpo"], kl="loss:k2*ratio")),
-    "grpo, one ratio a row": Case(algo=partial(ALGORITHMS["grpo"], ratio="row", beta=0.0)),
+    "grpo, one ratio a row": Case(algo=partial(ALGORITHMS["grpo"], ratio="row", beta=0.0), parts=3),
     "grpo, sampler corrected": Case(algo=ALGORITHMS["grpo"], correct="truncate"),
     "grpo, sampled ahead": Case(algo=ALGORITHMS["grpo"], correct="truncate", lag=1),
     "grpo with a LoRA": Case(algo=ALGORITHMS["grpo"], lora=True),
@@ -160,8 +161,8 @@ def iterations(case: Case, way: Way, learner: Learner, algo: Algorithm) -> Itera
     roll = tiny.Roller(base, group=4, seed=way.seed, copy=case.lag > 0 and learner.shards is None)
     return loop.online(
         Ahead(Source(tiny.TASKS, seed=way.seed), lag=case.lag), roll, tiny.scorer(tiny.share_of_threes), learner, algo,
-        prompts=way.prompts, epochs=several, minibatches=several, correct=correct, seed=way.seed,
-        publish=partial(published, learner, roll),
+        prompts=way.prompts, epochs=1 if case.parts else several, minibatches=case.parts or several, correct=correct,
+        seed=way.seed, publish=partial(published, learner, roll),
     )  # fmt: skip
 
 

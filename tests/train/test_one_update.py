@@ -1,4 +1,4 @@
-"""With one update an iteration the old log-probs are those of its own forward pass, unless others read them."""
+"""The old log-probs of the first update are those of its own forward pass, unless others read them."""
 
 from dataclasses import replace
 from functools import partial
@@ -28,6 +28,28 @@ def test_one_update_is_one_pass_of_the_policy():
 def test_two_updates_need_a_pass_before_them():
     assert len(passes(ALGORITHMS["grpo"](), epochs=2)) == 3
     assert len(passes(ALGORITHMS["grpo"](), minibatches=2)) == 3
+
+
+def test_the_first_of_several_updates_has_no_pass_before_it():
+    algo = ALGORITHMS["grpo"]()
+    learner, read = tiny.learner_for(algo), list[tuple[int, bool]]()
+    learner.policy.register_forward_pre_hook(  # pyright: ignore
+        lambda _, args: read.append((len(args[0]), torch.is_grad_enabled()))
+    )
+    next(tiny.run_online(learner, algo, minibatches=4))
+    before, updates = ([n for n, grad in read if grad is now] for now in (False, True))
+    assert len(updates) == 4
+    assert sum(before) == sum(updates[1:]) < sum(updates)
+
+
+def test_one_pass_of_several_epochs_reads_every_row():
+    algo = ALGORITHMS["grpo"]()
+    learner, read = tiny.learner_for(algo), list[tuple[int, bool]]()
+    learner.policy.register_forward_pre_hook(  # pyright: ignore
+        lambda _, args: read.append((len(args[0]), torch.is_grad_enabled()))
+    )
+    next(tiny.run_online(learner, algo, minibatches=2, epochs=2))
+    assert 2 * sum(n for n, grad in read if not grad) == sum(n for n, grad in read if grad)
 
 
 KEPT = {
