@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hone.algo import ALGORITHMS, Algorithm, Teacher
+from hone.algo.credit import per_token
 from hone.algo.weight import mismatch
 from hone.config import Choice, build_choice
 from hone.data import assemble
@@ -28,11 +29,14 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
+from hone.model.learned import process_model
 from hone.model.lora import add_lora, plain_state
 from hone.model.peft import load_peft
 from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
 from hone.model.teacher import TopKTeacher, trimmed
 from hone.recipe import PAIRED, LoraSpec, ModelSpec, Recipe, SampleSpec
+from hone.reward.process import Dense
+from hone.reward.steps import named_separator
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
 from hone.train.ahead import check_lag
@@ -90,6 +94,26 @@ def _check_settings(recipe: Recipe, algo: Algorithm) -> None:
         raise HoneError("train.reference_refresh would put the policy in its teacher's place: set it to 0")
     if algo.trust_region is not None and recipe.train.shard != "none":
         raise HoneError(f"{name} works with the whole gradient as one vector: set train.shard=none")
+
+
+def process(
+    recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, device: torch.device | str = "cpu"
+) -> Dense | None:
+    """The process model's rewards, where the recipe names one, checked against what the algorithm reads."""
+    spec, name, reads = recipe.process, recipe.algo_name, "step_reward" in algo.needs
+    if not spec.path:
+        if reads:
+            raise HoneError(f"{name} with process=true reads step rewards: set process.path=FOLDER, a process model")
+        return None
+    if spec.use == "shaping" and not per_token(algo.credit):
+        raise HoneError(
+            f"{name} sums a row's rewards, which cancels potentials: set process.use=reward, or algo=ppo or reinforce"
+        )
+    settings = algo.credit.keywords if isinstance(algo.credit, partial) else {}
+    separator = named_separator(spec.separator)
+    model = process_model(spec.path.split(","), vocabulary, separator=separator, how=spec.join, device=device)
+    gamma = settings.get("gamma", 1.0)
+    return Dense(model=model, use=spec.use, weight=spec.weight, gamma=gamma, outcome=reads)
 
 
 def place(name: str = "auto", precision: str = "auto") -> tuple[torch.device, torch.dtype]:

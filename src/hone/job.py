@@ -20,6 +20,7 @@ from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy, Scorer
 from hone.recipe import Recipe, SaveSpec
+from hone.reward.process import Dense
 from hone.reward.score import Scorer as RewardScorer
 from hone.reward.score import as_scorer
 from hone.rollout.local import LocalSampler
@@ -52,6 +53,7 @@ class Run:
     roller: Roller | None = None  # online only, as is this: what is sampled before the learner asks for it
     ahead: Ahead | None = None
     reward: RewardScorer | None = None
+    process: Dense | None = None  # what fills step rewards
     held_out: Sequence[Task] = ()  # what an online run is examined on
     held_rows: Sequence[Group] = ()  # and an offline one
     notes: Sequence[str] = ()  # what became of the data
@@ -114,6 +116,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
         job.reward = as_scorer(unrewarded)
         if recipe.reward:
             job.reward = rewards.scorer(recipe.reward, vocabulary, device=learner.device, judges=judges)
+        job.process = build.process(recipe, algo, vocabulary, device=learner.device)
         if recipe.eval_data:
             how = build.reading(recipe, vocabulary)
             job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)

@@ -9,7 +9,7 @@ from tree import MODULES, name_of, parsed
 ORDER = [
     "types", "algo", "data", "reward", "rollout", "model", "dist", "train", "search", "eval",
     "loop", "signals", "measure", "state", "record", "build", "rewards", "job", "rundir", "rescue", "replay",
-    "check", "runner", "demo", "board", "serve", "commands", "cli", "__main__",
+    "check", "runner", "guided", "demo", "board", "serve", "commands", "cli", "__main__",
 ]  # fmt: skip
 LEAVES = {  # may be imported from anywhere, and import only these
     "errors": set[str](),

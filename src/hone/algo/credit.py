@@ -31,6 +31,12 @@ def reads_log_probs(how: Callable[[Batch], Tensor] | None) -> bool:
     return inner is not None and (getattr(inner, "__module__", "") != __name__ or bool(settings.get("kl")))
 
 
+def per_token(how: Callable[[Batch], Tensor] | None) -> bool:
+    """Whether a credit gives each token the return from there on; of others than those here nothing is known."""
+    inner: Any = how.func if isinstance(how, partial) else how
+    return inner in (gae, reward_to_go) or getattr(inner, "__module__", __name__) != __name__
+
+
 # --- rewards ---
 
 

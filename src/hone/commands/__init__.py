@@ -1,12 +1,13 @@
 """The commands of the command line, one module a kind. None imports torch before it runs."""
 
-from hone.commands import chat, corpus, fetch, inspect, look, plan, replay, sandbox, score, serve, train
+from hone.commands import chat, corpus, fetch, inspect, look, plan, replay, sandbox, score, serve, steps, train
 from hone.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
     *train.COMMANDS,
     *replay.COMMANDS,
     *score.COMMANDS,
+    *steps.COMMANDS,
     *sandbox.COMMANDS,
     *look.COMMANDS,
     *fetch.COMMANDS,

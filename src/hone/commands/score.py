@@ -1,6 +1,7 @@
 """hone eval: a model's marks on a file of problems."""
 
 import argparse
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,12 +16,40 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, default=1, metavar="K", help="samples a problem (default: 1)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1.0")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="a completion (default: 64)")
+    parser.add_argument("--judge", default="", metavar="FOLDER", help="a reward or process model that chooses one of K")
+    parser.add_argument(
+        "--by", default="min", metavar="HOW", help="a process model's steps: min, last, mean or product (default: min)"
+    )
+    parser.add_argument("--beams", type=int, default=0, metavar="B", help="search by steps: keep B of K at each step")
+    parser.add_argument("--separator", default="\\n", metavar="TEXT", help="what ends a step (default: \\n)")
+
+
+def _ranked(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    from hone.guided.desk import Sampling
+    from hone.guided.rank import Rank, evaluate_ranked
+
+    return evaluate_ranked(
+        arguments.model,
+        arguments.data,
+        Rank(judge=arguments.judge, by=arguments.by, separator=arguments.separator, beams=arguments.beams),
+        reward=arguments.reward,
+        how=Sampling(samples=arguments.samples, temperature=arguments.temperature, max_tokens=arguments.max_tokens),
+        limit=arguments.limit,
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+    )
 
 
 def _eval(arguments: argparse.Namespace) -> None:
+    result = _ranked(arguments) if arguments.judge else _plain(arguments)
+    width = max(map(len, result), default=0)
+    for name, value in result.items():
+        print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+
+
+def _plain(arguments: argparse.Namespace) -> Mapping[str, Any]:
     from hone import runner
 
-    result: Mapping[str, Any] = runner.evaluate(
+    return runner.evaluate(
         arguments.model,
         arguments.data,
         reward=arguments.reward,
@@ -29,9 +58,6 @@ def _eval(arguments: argparse.Namespace) -> None:
         max_tokens=arguments.max_tokens,
         limit=arguments.limit,
     )
-    width = max(map(len, result), default=0)
-    for name, value in result.items():
-        print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
 
 
 COMMANDS = (Command(name="eval", help="score a model on a file of problems", options=_eval_options, run=_eval),)

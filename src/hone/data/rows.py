@@ -159,7 +159,11 @@ def labelled_row(row: Row, tokenizer: Tokenizer) -> Rollout:
 
 
 def steps_row(row: Row, tokenizer: Tokenizer, *, separator: str = "\n") -> Rollout:
-    """PRM: each step ends with the separator, and its label sits on that last token, NaN elsewhere."""
+    """PRM: each step ends with the separator, and its label sits on that last token, NaN elsewhere.
+
+    A column "separator" says what ends each step; empty: steps are as they were written, as `hone label-steps` does.
+    """
+    separator = separator if row.get("separator") is None else str(row["separator"])
     steps_name, labels_name = ("steps", "step_labels") if "steps" in row else ("completions", "labels")
     prompt, steps, labels = _turns(row, "prompt"), _column(row, steps_name), _column(row, labels_name)
     for name, value in ((steps_name, steps), (labels_name, labels)):

@@ -94,6 +94,10 @@ class Dense:
         steps = iter(self.model([r for g in groups for r in g]))
         return [[self._fill(r, next(steps)) for r in g] for g in groups]
 
+    def after(self, mark: Callable[[list[Group]], list[Group]]) -> Callable[[list[Group]], list[Group]]:
+        """`mark`, then this: a whole step's rollouts in few passes."""
+        return lambda groups: self(mark(groups))
+
     def _fill(self, rollout: Rollout, steps: Steps) -> Rollout:
         column = [math.nan] * len(rollout.tokens)
         if not np.isfinite(np.array(steps.scores)).all():

@@ -4,6 +4,7 @@ A step ends with the separator. What is blank between two separators belongs to 
 beginning to the first step, and what follows the last separator is a step of its own.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -56,24 +57,28 @@ class Stepper:
 
     def ends(self, rollout: Rollout) -> list[int]:
         """The index of each step's last token. A token that reaches into the next step belongs to that one."""
+        return self.cut(rollout)[0]
+
+    def cut(self, rollout: Rollout) -> tuple[list[int], list[str]]:
+        """The same, and the text of each step, which joined are what was written."""
         places = [i for i, on in enumerate(rollout.mask) if on]
         while places and rollout.tokens[places[-1]] in self.stop_ids:
             places.pop()
         if not places:
-            return []
+            return [], []
         written = [rollout.tokens[i] for i in places]
         text = self.decode(written)
-        reach, found, boundary, token = self._reach(written, text), list[int](), 0, -1
+        reach, last, boundary, token = self._reach(written, text), list[int](), 0, -1
         for step in split_steps(text, self.separator)[:-1]:
             boundary += len(step)
-            last = token
+            before = token
             while token + 1 < len(reach) and reach[token + 1] <= boundary:
                 token += 1
-            if token > last:
-                found.append(places[token])
-        if not found or found[-1] < places[-1]:
-            found.append(places[-1])
-        return found
+            last += [token] if token > before else []
+        if not last or last[-1] < len(places) - 1:
+            last.append(len(places) - 1)
+        marks = [0, *(reach[i] for i in last[:-1]), len(text)]
+        return [places[i] for i in last], [text[a:b] for a, b in itertools.pairwise(marks)]
 
     def _reach(self, written: Sequence[int], text: str) -> list[int]:
         """`text_ends`, from each token's own text where those make up the whole."""

@@ -1,0 +1,1 @@
+"""What learned rewards are for besides training: solutions labelled step by step, and the best of several chosen."""

@@ -1,0 +1,1 @@
+"""Search and sampling that a model's own steps are judged or chosen by."""

@@ -1,0 +1,78 @@
+"""Beam search over steps: beginnings are continued by one step, and a process model says which to go on with."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hone.errors import HoneError
+from hone.reward.process import ProcessModel
+from hone.rollout.protocol import SampleParams, Sampler
+from hone.types import Group, Rollout, Stop
+
+OPEN = Stop.STRING  # of a beginning that can be gone on with: it ended with a step
+
+
+def best_first(group: Group, ratings: Sequence[float]) -> Group:
+    """The rollouts by rating, highest first; of equals the earlier one."""
+    if len(group) != len(ratings):
+        raise ValueError(f"{len(group)} rollouts but {len(ratings)} ratings")
+    return [group[i] for i in sorted(range(len(group)), key=lambda i: -ratings[i])]
+
+
+@dataclass(kw_only=True)
+class Beam:
+    """`beams` beginnings of each prompt are kept, each continued in `width` ways, until they have ended.
+
+    The first step is tried in beams * width ways, for there is one beginning. The sampler must read text
+    (`LocalSampler(decode=...)`): a step ends with the separator. by: how a beginning's steps are summed up.
+    """
+
+    sampler: Sampler
+    process: ProcessModel
+    params: SampleParams  # max_tokens is of a whole completion
+    beams: int = 4
+    width: int = 4
+    by: str = "min"
+    requests: int = 0  # each draws its own random numbers
+    tokens: int = 0  # sampled so far
+
+    def __post_init__(self) -> None:
+        if self.beams < 1 or self.width < 1:
+            raise HoneError(f"{self.beams} beams of width {self.width}: both must be 1 or more")
+
+    def __call__(self, prompts: Sequence[Sequence[int]]) -> list[Group]:
+        """Completions of each prompt, at most `beams`, best first."""
+        kept: list[Group] = [[Rollout(tokens=list(p), mask=[False] * len(p), stop=OPEN)] for p in prompts]
+        width = self.beams * self.width
+        while beginnings := [r for group in kept for r in group if r.stop is OPEN]:
+            longer = iter(self._continued(beginnings, width))
+            kept = [[x for r in group for x in (next(longer) if r.stop is OPEN else [r])] for group in kept]
+            kept, width = self._best(list(map(_distinct, kept))), self.width
+        return kept
+
+    def _best(self, groups: list[Group]) -> list[Group]:
+        ratings = iter(self.process.rate([r for group in groups for r in group], by=self.by))
+        return [best_first(group, [next(ratings) for _ in group])[: self.beams] for group in groups]
+
+    def _continued(self, beginnings: Group, width: int) -> list[Group]:
+        """Each beginning with one more step, in `width` ways."""
+        room = self.params.max_tokens - min(sum(r.mask) for r in beginnings)
+        params = replace(self.params, max_tokens=room, stop=(self.process.stepper.separator,))
+        prompts, first = [r.tokens for r in beginnings], self.requests
+        groups = self.sampler.sample(prompts, n=width, params=params, first_request=first)
+        self.requests += width * len(beginnings)
+        self.tokens += sum(sum(r.mask) for group in groups for r in group)
+        return [[self._joined(r, begun) for r in group] for group, begun in zip(groups, beginnings, strict=True)]
+
+    def _joined(self, step: Rollout, begun: Rollout) -> Rollout:
+        """The beginning with this step. A token that reaches into the next step is written anew with that one."""
+        tokens, mask, stop = list(step.tokens), [*begun.mask, *step.mask[len(begun.mask) :]], step.stop
+        stepper, written = self.process.stepper, len(tokens) - len(begun.tokens)
+        if stop is OPEN and written > 1 and not stepper.decode(tokens[len(begun.tokens) :]).endswith(stepper.separator):
+            tokens, mask = tokens[:-1], mask[:-1]
+        if sum(mask) >= self.params.max_tokens and stop is OPEN:
+            stop = Stop.LENGTH
+        return Rollout(tokens=tokens, mask=mask, stop=stop, limit=self.params.max_tokens, version=step.version)
+
+
+def _distinct(group: Group) -> Group:
+    return list({tuple(r.tokens): r for r in group}.values())

@@ -1,0 +1,64 @@
+"""A file of finished rows that work goes on from: appended to in whole lines, never written twice."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hone.errors import HoneError
+
+Row = dict[str, Any]
+
+
+class Ledger:
+    """JSON lines beside the settings they were made with, which have to be the same when the file is gone on with.
+
+    whole: the column that marks the last row of a piece of work; rows after the last such row are taken out.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, whole: str) -> None:
+        self.path = path
+        self._check(dict(settings))
+        self.rows = self._finished(whole)
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Written down for good before it returns."""
+        with self.path.open("ab", buffering=0) as file:
+            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+            os.fsync(file.fileno())
+        self.rows += rows
+
+    def _check(self, settings: Row) -> None:
+        about = self.path.with_name(self.path.name + ".settings.json")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self.path.exists():
+            about.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            return
+        try:
+            before = json.loads(about.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise HoneError(
+                f"{self.path} is there, but not {about.name}: choose another --out, or remove it"
+            ) from error
+        wrong = sorted(name for name in {**before, **settings} if before.get(name) != settings.get(name))
+        if wrong:
+            name = wrong[0]
+            raise HoneError(
+                f"{self.path} was begun with {name} {before.get(name)!r}, not {settings.get(name)!r}: "
+                "use the same settings, or choose another --out"
+            )
+
+    def _finished(self, whole: str) -> list[Row]:
+        """The rows of finished pieces; what was cut off when it was written is taken out of the file."""
+        if not self.path.exists():
+            return []
+        lines = self.path.read_bytes().splitlines(keepends=True)
+        lines = lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
+        try:
+            rows: list[Row] = [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise HoneError(f"{self.path} has a line that is no JSON ({error}): remove it, or start anew") from error
+        kept = next((i for i in range(len(rows), 0, -1) if rows[i - 1].get(whole)), 0)
+        os.truncate(self.path, sum(map(len, lines[:kept])))
+        return rows[:kept]
