@@ -20,9 +20,8 @@ from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy, Scorer
 from hone.recipe import Recipe, SaveSpec
-from hone.reward.process import Dense
+from hone.reward.score import Marker, as_scorer
 from hone.reward.score import Scorer as RewardScorer
-from hone.reward.score import as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.state import ADAPTER, STATE, collected, restore, score_of, write_whole
@@ -53,7 +52,7 @@ class Run:
     roller: Roller | None = None  # online only, as is this: what is sampled before the learner asks for it
     ahead: Ahead | None = None
     reward: RewardScorer | None = None
-    process: Dense | None = None  # what fills step rewards
+    marker: Marker | None = None  # that reward as the loop uses it
     held_out: Sequence[Task] = ()  # what an online run is examined on
     held_rows: Sequence[Group] = ()  # and an offline one
     notes: Sequence[str] = ()  # what became of the data
@@ -114,9 +113,12 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
         job.ahead = Ahead(loaded.feed, lag=recipe.train.lag)
         job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
         job.reward = as_scorer(unrewarded)
+        job.marker = Marker(reward=job.reward)
         if recipe.reward:
-            job.reward = rewards.scorer(recipe.reward, vocabulary, device=learner.device, judges=judges)
-        job.process = build.process(recipe, algo, vocabulary, device=learner.device)
+            how = partial(rewards.scorer, vocabulary=vocabulary, device=learner.device, judges=judges)
+            job.reward = how(recipe.reward, parts=recipe.parts)
+            held_out = how(recipe.parts.held_out) if recipe.parts.held_out else None
+            job.marker = Marker(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)
         if recipe.eval_data:
             how = build.reading(recipe, vocabulary)
             job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)

@@ -3,7 +3,6 @@
 Only the edge (command line, runner, recipes) reads these; everything below takes plain arguments.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +11,9 @@ from typing import Any, Literal
 from hone.config import Choice, check, unknown
 from hone.errors import HoneError
 from hone.log.limits import Limits
+from hone.recipe_parts import PartsSpec, check_parts, check_reward, is_reward_name
 from hone.values import words
 
-VERIFIERS = ("math", "format", "choice", "exact", "code")  # rewards by name, beside "model:FOLDER"
-# a reward model, or several as one: "model:A", "model:A,B", "model-min:A,B", "model-penalty-0.5:A,B"
-MODEL = re.compile(r"model(?:-(mean|min|penalty)(?:-(\d+(?:\.\d+)?))?)?:([^,]+(?:,[^,]+)*)")
 SINGLE = frozenset({"pretrain", "sft", "kto", "process_reward_model"})  # offline algorithms on rows
 PAIRED = frozenset({"dpo", "ipo", "orpo", "simpo", "reward_model"})  # offline algorithms on pairs of rows
 OFFLINE = SINGLE | PAIRED
@@ -154,19 +151,6 @@ class CriticSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessSpec:
-    """A process reward model that scores each step of what is sampled, beside the reward; no path: none."""
-
-    path: str = ""  # a model's folder; several, with commas between them, are joined
-    # reward: each step's chance of being right is its reward; shaping: it is a potential, which changes no optimum and
-    # needs an algorithm with a return for each token
-    use: Literal["reward", "shaping"] = "reward"
-    weight: float = 1.0
-    separator: str = "\\n"  # what ends a step, where \\n is a line break: the one that the model was trained on
-    join: Literal["mean", "min", "penalty"] = "mean"  # penalty: the mean less the standard deviation
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSpec:
     """When to write checkpoints and which to keep; the last step is always saved."""
 
@@ -200,7 +184,7 @@ class Recipe:
     optim: OptimSpec = field(default_factory=OptimSpec)
     lora: LoraSpec = field(default_factory=LoraSpec)
     critic: CriticSpec = field(default_factory=CriticSpec)
-    process: ProcessSpec = field(default_factory=ProcessSpec)
+    parts: PartsSpec = field(default_factory=PartsSpec)
     save: SaveSpec = field(default_factory=SaveSpec)
     limits: Limits = field(default_factory=Limits)
     out: str = "runs/{name}"
@@ -209,7 +193,7 @@ class Recipe:
         for name in ("data", "eval_data"):  # an iterator can be read once, a recipe's data more often
             if isinstance(given := getattr(self, name), Iterable) and not isinstance(given, str | Sequence | Mapping):
                 object.__setattr__(self, name, list(given))
-        if isinstance(self.reward, str) and _is_reward_name(self.reward):
+        if isinstance(self.reward, str) and is_reward_name(self.reward):
             object.__setattr__(self, "reward", {self.reward: 1.0})
 
     @property
@@ -241,7 +225,7 @@ _AT_LEAST: dict[str, float] = {
 }  # fmt: skip
 _ABOVE: dict[str, float] = {
     "sample.temperature": 0, "sample.top_p": 0, "train.mismatch_cap": 0, "optim.lr": 0, "optim.clip_norm": 0,
-    "lora.alpha": 0, "train.reward_timeout": 0, "process.weight": 0,
+    "lora.alpha": 0, "train.reward_timeout": 0,
 }  # fmt: skip
 _AT_MOST: dict[str, float] = {"sample.top_p": 1, "sample.min_p": 1, "train.max_invalid": 1}
 
@@ -338,10 +322,6 @@ def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
             train.rollback > 0 and (not recipe.save.every or recipe.save.keep < 2),
             "train.rollback goes back to a checkpoint of save.every: set save.every, and save.keep to 2 or more",
         ),
-        (
-            bool(recipe.process.path) and (not recipe.online or train.lag > 0),
-            "process.path scores what an online run samples, without a lag: leave it out, or set train.lag=0",
-        ),
         (not recipe.online and train.lag > 0, f"{recipe.algo_name} is offline and samples nothing: set train.lag=0"),
         (
             not recipe.online and repeats,
@@ -369,14 +349,10 @@ def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
 
 def _validate_reward(recipe: Recipe) -> None:
     reward = recipe.reward
-    if isinstance(reward, Mapping):
-        for name in reward:
-            if not _is_part(name):
-                raise unknown("reward", name, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])
-        if recipe.online and not any(reward.values()) and not recipe.teacher:
-            raise HoneError("there is no reward: set reward.math=1.0, or reward=FILE.py:function")
-    elif isinstance(reward, str) and ".py:" not in reward:
-        raise unknown("reward", reward, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])
+    check_reward(reward)
+    check_parts(recipe.parts, reward)
+    if isinstance(reward, Mapping) and recipe.online and not any(reward.values()) and not recipe.teacher:
+        raise HoneError("there is no reward: set reward.math=1.0, or reward=FILE.py:function")
 
 
 def _validate_columns(columns: Mapping[str, str]) -> None:
@@ -385,12 +361,3 @@ def _validate_columns(columns: Mapping[str, str]) -> None:
             raise unknown("column", name, COLUMNS, owner="read.columns")
         if not theirs:
             raise HoneError(f"read.columns.{name} is empty: give the name of a column of the data")
-
-
-def _is_reward_name(name: str) -> bool:
-    return name in VERIFIERS or MODEL.fullmatch(name) is not None
-
-
-def _is_part(name: str) -> bool:
-    """What may stand in a weighted sum of rewards."""
-    return _is_reward_name(name) or ".py:" in name

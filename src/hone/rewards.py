@@ -1,20 +1,22 @@
-"""From a recipe's reward to what scores completions; functions of the user's run in processes of their own."""
+"""From a recipe's reward to what scores completions; what can hang or crash runs in processes of its own."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from hone.config import unknown
-from hone.data.tokenizer import Tokenizer, check_fits
+from hone.data.tokenizer import Tokenizer
 from hone.load import load_function
-from hone.model.fetch import resolve
-from hone.model.folder import load_scorer
+from hone.model.learned import reward_model
 from hone.recipe import Recipe
+from hone.recipe_parts import MODEL, PartsSpec
 from hone.reward.apart import apart
-from hone.reward.model import RewardModel
+from hone.reward.cache import cached
+from hone.reward.parts import Part, read_schedule
 from hone.reward.score import Reward, Scorer, as_scorer, combine
-from hone.reward.verify import VERIFIERS
+from hone.reward.verify import REMEMBERED, VERIFIERS, made
 
 Spec = str | Mapping[str, float] | Callable[..., Any]
 
@@ -24,47 +26,75 @@ def judges(recipe: Recipe) -> dict[str, Reward]:
 
     To be called before there is anything large in memory, of which each process would hold a copy once it changes.
     """
-    spec, train = recipe.reward, recipe.train
+    spec, train, parts = recipe.reward, recipe.train, recipe.parts
     if not recipe.online or train.reward_apart == "never":
         return {}
     if callable(spec):
         found = {"": spec} if train.reward_apart == "always" else {}
     else:
         named = [spec] if isinstance(spec, str) else [name for name, weight in spec.items() if weight]
-        found = {name: load_function(name) for name in named if ".py:" in name}
-    if not found:
+        named += [parts.held_out] if parts.held_out else []
+        found = {name: f for name in dict.fromkeys(named) if (f := alone(name, asked=name in parts.timeout))}
+    return in_processes(found, seconds=train.reward_timeout, each=parts.timeout)
+
+
+def in_processes(
+    functions: Mapping[str, Callable[..., Any]], *, seconds: float, each: Mapping[str, float] | None = None
+) -> dict[str, Reward]:
+    """The functions in one pool of processes, with so many seconds a completion."""
+    if not functions:
         return {}
-    return dict(zip(found, apart(list(found.values()), seconds=train.reward_timeout), strict=True))
+    limits = [(each or {}).get(name, seconds) for name in functions]
+    return dict(zip(functions, apart(list(functions.values()), seconds=limits), strict=True))
+
+
+def alone(name: str, *, asked: bool = False) -> Callable[..., Any] | None:
+    """The function of this name where it is to run in a process of its own: it can hang or crash, or it is asked."""
+    if ".py:" in name:
+        return load_function(name)
+    if MODEL.fullmatch(name):
+        return None
+    function, hangs = made(name)
+    return function if hangs or asked else None
 
 
 def scorer(
     spec: Spec,
-    vocabulary: Tokenizer,
+    vocabulary: Tokenizer | None = None,
     *,
     device: torch.device | str = "cpu",
     judges: Mapping[str, Reward] | None = None,
+    parts: PartsSpec | None = None,
 ) -> Scorer:
     """Named verifiers with weights, a reward model's folder, a function in a file, or a function.
 
-    judges: what stands for some of the functions.
+    judges: what stands for some of the functions. parts: how each counts.
     """
-    made = judges or {}
-    if isinstance(spec, str):
-        spec = {spec: 1.0} if ".py:" not in spec else made[spec] if spec in made else load_function(spec)
+    there, how = judges or {}, parts or PartsSpec()
+    if isinstance(spec, str) and ".py:" in spec and how == PartsSpec(held_out=how.held_out):
+        spec = there[spec] if spec in there else load_function(spec)
     if callable(spec):
-        return as_scorer(made.get("", spec))
-    parts = {name: made.get(name) or _named(name, vocabulary, device) for name, weight in spec.items() if weight}
-    return combine({name: (part, spec[name]) for name, part in parts.items()})
+        return as_scorer(there.get("", spec))
+    weights = {spec: 1.0} if isinstance(spec, str) else {name: weight for name, weight in spec.items() if weight}
+    found = {name: as_scorer(there.get(name) or _named(name, vocabulary, device)) for name in weights}
+    return combine({name: _part(name, found[name], weight, how) for name, weight in weights.items()})
 
 
-def _named(name: str, vocabulary: Tokenizer, device: torch.device | str) -> Callable[..., Any]:
-    kind, _, folder = name.partition(":")
+def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> Part:
+    size = how.cache.get(name, REMEMBERED.get(name, 0))
+    low, high = how.low.get(name, -math.inf), how.high.get(name, math.inf)
+    schedule = read_schedule(how.schedule[name], name=name) if name in how.schedule else ()
+    kept = cached(reward, size=size) if isinstance(reward, Reward) else reward
+    return Part(reward=kept, weight=weight, low=low, high=high, schedule=schedule)
+
+
+def _named(name: str, vocabulary: Tokenizer | None, device: torch.device | str) -> Callable[..., Any]:
     if ".py:" in name:
         return load_function(name)
-    if kind != "model" or not folder:
-        if name not in VERIFIERS:
-            raise unknown("reward", name, [*VERIFIERS, "model:FOLDER", "FILE.py:function"])
-        return VERIFIERS[name]
-    scorer = load_scorer(resolve(folder))
-    check_fits(vocabulary, scorer.decoder.config.vocab_size)
-    return RewardModel(score=scorer.eval().to(device), pad_id=vocabulary.pad_id, device=device)
+    if (learned := MODEL.fullmatch(name)) is None:
+        function, hangs = made(name)
+        return in_processes({name: function}, seconds=60.0)[name] if hangs else function
+    if vocabulary is None:
+        raise unknown("reward", name, [*VERIFIERS, "FILE.py:function"])
+    how, k, folders = learned.groups()
+    return reward_model(folders.split(","), vocabulary, how=how or "mean", k=float(k or 1.0), device=device)

@@ -30,7 +30,8 @@ from hone.outline import plan
 from hone.recipe import Recipe, validate
 from hone.record import HOW_IN_PYTHON, RECIPE, in_python, recorded
 from hone.rescue import gone_back, rescued
-from hone.reward.score import Marker, score
+from hone.reward.parts import Combined
+from hone.reward.score import score
 from hone.signals import Stopper
 from hone.train import checkpoint
 from hone.train.guard import BAD
@@ -212,12 +213,12 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
         context = job.policy.decoder.config.max_position_embeddings
         return loop.offline(job.source, job.learner, job.algo, size=train.prompts, context=context)
     assert job.roller is not None
-    assert job.reward is not None
+    assert job.marker is not None
     assert job.ahead is not None
     return loop.online(
         job.ahead,
         job.roller,
-        Marker(reward=job.reward, max_invalid=train.max_invalid),
+        job.marker,
         job.learner,
         job.algo,
         prompts=train.prompts,
@@ -272,7 +273,8 @@ def _evaluation(job: Run) -> dict[str, float]:
         return {f"eval/{name}": value for name, value in found.items()}
     if not due or not job.held_out or job.roller is None or job.reward is None:
         return {}
-    params, reward, shards = job.roller.params, job.reward, job.learner.shards
+    reward = job.reward.steady() if isinstance(job.reward, Combined) else job.reward
+    params, shards = job.roller.params, job.learner.shards
     decoder = job.policy.decoder if shards is None else shards.sampled
     found = measure(decoder, job.tokenizer, job.held_out, reward, params=params, samples=train.eval_samples)
     return {f"eval/{name}": value for name, value in found.items()}

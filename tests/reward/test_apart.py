@@ -120,7 +120,8 @@ def test_several_rewards_share_a_pool_and_are_weighed_as_ever():
     assert isinstance(two, Apart)
     assert one.pool is two.pool
     groups = score([[rollout("abc")]], combine({"one": (one, 0.5), "two": (two, 2.0)}))
-    assert groups[0][0].outcome == Outcome(value=6.5, parts={"one": 1.0, "two": 3.0})
+    added = {"one": 0.5, "two": 6.0}
+    assert groups[0][0].outcome == Outcome(value=6.5, parts={"one": 1.0, "two": 3.0}, added=added)
 
 
 def test_what_a_worker_says_runs_nothing_here():

@@ -198,8 +198,6 @@ class SlowJudge:
         lambda completion, **kwargs: 1,
         lambda completion, /: 1,
         lambda completion, *, setting: 1,
-        slow,
-        SlowJudge(),
         1.0,
         SimpleNamespace(),
     ],

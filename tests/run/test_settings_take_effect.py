@@ -9,7 +9,7 @@ import torch
 from small import ROWS, World, contents, metrics, recipe, write_rows
 
 import hone
-from hone import build, job, runner
+from hone import build, job, rewards, runner
 from hone.model.adapters import ReferenceView
 from hone.model.lora import LoRALinear
 from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic
@@ -243,9 +243,9 @@ def test_only_deterministic_operations_are_used_where_asked(asked: bool, world: 
 
 def test_every_group_of_settings_is_read_somewhere():
     """A field of the recipe that the edge never reads does nothing."""
-    source = "".join(Path(module.__file__ or "").read_text() for module in (build, job, runner))
+    source = "".join(Path(module.__file__ or "").read_text() for module in (build, job, rewards, runner))
     for group in fields(Recipe):
-        if group.name in ("model", "sample", "train", "optim", "lora", "critic", "save"):
+        if group.name in ("model", "sample", "train", "optim", "lora", "critic", "save", "parts"):
             spec = getattr(Recipe(), group.name)
             unread = [f.name for f in fields(spec) if f".{f.name}" not in source]
             assert unread == [], f"{group.name}: nothing reads {unread}"

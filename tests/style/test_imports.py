@@ -16,13 +16,14 @@ LEAVES = {  # may be imported from anywhere, and import only these
     "values": set[str](),
     "config": {"errors", "values"},
     "log": {"errors", "types"},
-    "recipe": {"errors", "values", "config", "log"},
+    "recipe_parts": {"errors", "config"},
+    "recipe": {"errors", "values", "config", "log", "recipe_parts"},
     "outline": {"recipe"},
     "changes": {"errors", "config", "recipe"},
     "load": {"errors", "config"},
 }
 # settings stop at the edge: below it, functions take plain arguments
-EDGE = {"config", "recipe", "outline", "changes", "load", "values"}
+EDGE = {"config", "recipe", "recipe_parts", "outline", "changes", "load", "values"}
 READS_SETTINGS = {
     "state", "record", "build", "rewards", "job", "rundir", "rescue", "replay", "check", "runner", "demo", "commands",
     "cli", *EDGE,

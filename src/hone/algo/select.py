@@ -53,7 +53,8 @@ def shape_overlong(groups: list[Group], *, limit: int = 0, margin: int = 0) -> l
         top = limit or r.limit
         penalty = overlong_penalty(sum(r.mask), limit=top, margin=margin or max(1, top // 5))
         parts = {**r.outcome.parts, "overlong": penalty}
-        return replace(r, outcome=replace(r.outcome, value=r.outcome.value + penalty, parts=parts))
+        added = {**r.outcome.added, "overlong": penalty}
+        return replace(r, outcome=replace(r.outcome, value=r.outcome.value + penalty, parts=parts, added=added))
 
     return [[shaped(r) for r in g] for g in groups]
 

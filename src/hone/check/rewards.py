@@ -9,7 +9,8 @@ from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.probe import Probe
 from hone.data.messages import text_of
 from hone.measure import JUDGES
-from hone.reward.score import Combined, Scorer
+from hone.reward.parts import Combined
+from hone.reward.score import Scorer
 from hone.types import Outcome, Rollout, Task
 
 OFFLINE = "there is no reward: the algorithm is offline"
@@ -124,7 +125,7 @@ def signal(probe: Probe) -> Finding:
 def judges_of(reward: Scorer | None) -> dict[str, Scorer]:
     """The parts of the reward that are Hone's own verifiers of an answer."""
     parts = reward.rewards if isinstance(reward, Combined) else {}
-    return {name: scorer for name, (scorer, _) in parts.items() if name in JUDGES}
+    return {name: part.reward for name, part in parts.items() if name in JUDGES}
 
 
 def _reads_no_answer(reward: Scorer | None) -> bool:

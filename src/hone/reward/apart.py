@@ -15,16 +15,18 @@ import socket
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from hone.errors import HoneError
 from hone.reward.keeper import ANSWERED, DIED, TIMED_OUT, Closed, keep, receive, send
-from hone.reward.score import Reward, crashed, invalid, to_outcome
+from hone.reward.outcome import crashed, invalid, to_outcome
+from hone.reward.score import Reward
+from hone.reward.waiting import AT_ONCE
 from hone.types import Outcome, Rollout
 
 MOST = 8  # workers, unless asked for more
@@ -56,7 +58,8 @@ class Pool:
             number, argument = pickle.loads(call)
             return json.dumps(functions[number](argument)).encode()
 
-        self._keepers = [_keeper(work) for _ in range(workers or min(MOST, len(os.sched_getaffinity(0))))]
+        self.size = workers or min(MOST, len(os.sched_getaffinity(0)))
+        self._keepers = [_keeper(work) for _ in range(self.size)]
         self._idle, self._lock = [end for end, _ in self._keepers], threading.Lock()
         self.close = weakref.finalize(self, _close, os.getpid(), self._keepers)
 
@@ -102,6 +105,7 @@ def _keeper(work: Callable[[bytes], bytes]) -> Keeper:
         gc.disable()  # it would write to memory that is shared as long as nobody does
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
+        os.dup2(2, 1)  # what a function prints is no part of what the command writes
         torch.set_num_threads(1)  # those that the parent had are not here, and would be waited for
         keep(work, theirs)
     finally:
@@ -123,20 +127,29 @@ def _close(owner: int, keepers: Iterable[Keeper]) -> None:
 
 @dataclass(frozen=True)
 class Apart(Reward):
-    """A reward whose function is called in a pool's worker, with so many seconds for each completion."""
+    """A reward whose function is called in a pool's worker, with so many seconds for each completion.
 
-    pool: Pool
-    number: int  # of the function, in the pool
-    seconds: float
+    An async function gets as many completions a call as make each worker's share, and they wait together.
+    """
+
+    pool: Pool = field(kw_only=True)
+    number: int = field(kw_only=True)  # of the function, in the pool
+    seconds: float = field(kw_only=True)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
         if not rollouts:
             return []
-        columns = self.columns(rollouts)
-        singles = [{name: [column[i]] for name, column in columns.items()} for i in range(len(rollouts))]
-        calls = singles if self.apart else [columns]
-        answers = self.pool.map([self._call(call) for call in calls], seconds=self.seconds * len(rollouts) / len(calls))
+        columns, n = self.columns(rollouts), len(rollouts)
+        share = n if not self.apart else math.ceil(n / self.pool.size) if self.waits else 1
+        calls = [{name: c[i : i + share] for name, c in columns.items()} for i in range(0, n, share)]
+        answers = self.pool.map([self._call(call) for call in calls], seconds=self._limit(share))
         return [outcome for call, answer in zip(calls, answers, strict=True) for outcome in self._read(call, answer)]
+
+    def _limit(self, number: int) -> float:
+        """Seconds for a call of so many completions; where they wait together each is timed in the worker as well."""
+        if not (self.waits and self.apart):
+            return self.seconds * number
+        return self.seconds * math.ceil(number / AT_ONCE) * 1.5 + 1.0
 
     def _call(self, columns: dict[str, list[Any]]) -> bytes:
         try:
@@ -149,11 +162,9 @@ class Apart(Reward):
 
     def _read(self, columns: dict[str, list[Any]], answer: Answer) -> list[Outcome]:
         number = len(columns[self.names[0]])
-        (about, content), limit = answer, self.seconds * number
+        about, content = answer
         if about == TIMED_OUT:
-            return [
-                invalid(f"timed out: reward {self.name} took more than {limit:g} s (train.reward_timeout)")
-            ] * number
+            return [self.late(self._limit(number))] * number
         if about != ANSWERED:
             how = content.decode(errors="replace")
             return [invalid(f"crashed: reward {self.name} took its process down ({how})")] * number
@@ -188,14 +199,24 @@ def _judge(reward: Reward) -> Callable[[dict[str, list[Any]]], dict[str, Any]]:
 
 
 def _plain(outcome: Outcome) -> dict[str, Any]:
-    parts = {name: x if isinstance(x, int | float) else float(x) for name, x in outcome.parts.items()}
-    return {"value": outcome.value, "parts": parts, "reason": outcome.reason}
+    def numbers(named: Mapping[str, Any]) -> dict[str, int | float]:
+        return {name: x if isinstance(x, int | float) else float(x) for name, x in named.items()}
+
+    parts, added = numbers(outcome.parts), numbers(outcome.added)
+    return {"value": outcome.value, "parts": parts, "added": added, "reason": outcome.reason}
 
 
-def apart(functions: Sequence[Callable[..., Any]], *, seconds: float, workers: int = 0) -> list[Reward]:
-    """The same rewards, called in the workers of one pool, which ends with the last of them."""
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise HoneError(f"a reward may take {seconds} s: give a number above 0")
-    rewards = [Reward(function) for function in functions]
+def apart(
+    functions: Sequence[Callable[..., Any]], *, seconds: float | Sequence[float], workers: int = 0
+) -> list[Reward]:
+    """The same rewards, called in the workers of one pool, which ends with the last of them.
+
+    seconds: for each completion, of all of them or of each.
+    """
+    each = list(seconds) if isinstance(seconds, Sequence) else [seconds] * len(functions)
+    for limit in each:
+        if not (math.isfinite(limit) and limit > 0):
+            raise HoneError(f"a reward may take {limit} s: give a number above 0")
+    rewards = [Reward(function, seconds=limit) for function, limit in zip(functions, each, strict=True)]
     pool = Pool([_judge(reward) for reward in rewards], workers=workers)
-    return [Apart(reward.function, pool, number, seconds) for number, reward in enumerate(rewards)]
+    return [Apart(r.function, pool=pool, number=i, seconds=r.seconds or 0.0) for i, r in enumerate(rewards)]

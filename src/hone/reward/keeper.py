@@ -94,12 +94,16 @@ def _serve(work: Work, of: socket.socket) -> NoReturn:
     """Never returns: call after call."""
     try:
         os.setsid()
+        owner = os.getpid()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
         _die_with_parent()
         while True:
             content, _ = receive(of)
-            send(of, work(content), ANSWERED)
+            answer = work(content)
+            if os.getpid() != owner:  # a child that the user's code left behind may not answer in our place
+                os._exit(1)
+            send(of, answer, ANSWERED)
     except Closed:
         os._exit(0)
     finally:

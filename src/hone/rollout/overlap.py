@@ -1,5 +1,6 @@
 """Work in threads: rewards are computed while the sampler goes on writing, and both while the learner updates."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -91,10 +92,15 @@ class Aside(Generic[T]):
 
 
 class Beside(Generic[T]):
-    """What steps give, in order, while a thread goes on with the next of them; to be left as a context."""
+    """What steps give, in order, while a thread goes on with the next of them; to be left as a context.
 
-    def __init__(self, steps: Iterator[Sequence[T]], stop: threading.Event) -> None:
+    most: where so many wait to be taken, the steps wait too.
+    """
+
+    def __init__(self, steps: Iterator[Sequence[T]], stop: threading.Event, *, most: int = 1024) -> None:
         self._steps, self._stop, self._left = steps, stop, False
+        self._most: float = most
+        self._waiting, self._taken = 0, threading.Condition()
         self._ready = SimpleQueue[Sequence[T] | None]()
         self.ended = 0.0  # when the last step was done, by time.perf_counter
 
@@ -102,19 +108,37 @@ class Beside(Generic[T]):
         self._thread = Aside(self._pump)
         return self
 
-    def __iter__(self) -> Iterator[T]:
-        while (given := self._ready.get()) is not None:
-            yield from given
-        self._thread.result()
+    def some(self) -> list[T]:
+        """All that is there, and at least one; nothing at the end."""
+        given = self._ready.get()
+        found = list(given or ())
+        while given is not None and not self._ready.empty():  # nobody else takes from it
+            given = self._ready.get()
+            found += given or ()
+        if given is None:
+            self._ready.put(None)  # the end is told as often as it is asked for
+        if not found:
+            self._thread.result()
+        with self._taken:
+            self._waiting -= len(found)
+            self._taken.notify()
+        return found
 
     def through(self) -> None:
         """Wait until the steps are done; what they gave is there all the same."""
+        self._let(math.inf)
         self._thread.join()
+
+    def _let(self, most: float) -> None:
+        with self._taken:
+            self._most = most
+            self._taken.notify()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._left = True
+        self._let(math.inf)
         self._thread.join()
 
     def _pump(self) -> None:
@@ -123,13 +147,19 @@ class Beside(Generic[T]):
                 if self._left or self._stop.is_set():
                     raise Stopped
                 if given:
-                    self._ready.put(given)
+                    self._give(given)
         finally:
             close: Any = getattr(self._steps, "close", None)
             if close is not None:
                 close()
             self.ended = time.perf_counter()
             self._ready.put(None)
+
+    def _give(self, given: Sequence[T]) -> None:
+        with self._taken:
+            self._taken.wait_for(lambda: self._waiting < self._most)
+            self._waiting += len(given)
+        self._ready.put(given)
 
 
 WORTH = 0.03  # seconds of scoring: with less, two threads that want the interpreter cost more than is won
@@ -139,17 +169,16 @@ def scored(steps: Steps, score: Scoring, laps: Laps, *, tasks: int, group: int, 
     """The groups in order of their tasks, each rollout scored in this thread while others are still being written.
 
     A reward stays in the thread that calls: signals, event loops and database connections may be bound to it. It is
-    called in the order in which rollouts end, whether it is fast, and waits for the last of them, or not.
+    called in the order in which rollouts end, on all that have ended since the last call, whether it is fast, and waits
+    for the last of them, or not.
     """
     done: dict[int, Rollout] = {}
     spent, count = 0.0, tasks * group
     with Beside(steps, stop) as beside:
-        ended = iter(beside)
-        for first in ended:
-            fresh = [first]
+        while fresh := beside.some():
             if done and spent * count < WORTH * len(done):
                 beside.through()
-                fresh += ended
+                fresh += beside.some()
             start = time.perf_counter()
             marked = score.fill([[r for _, r in fresh]])[0]
             spent += time.perf_counter() - start

@@ -155,8 +155,11 @@ def packed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _plain(outcome: Outcome | None) -> dict[str, Any] | None:
     if outcome is None:
         return None
-    parts = {name: x if isinstance(x, int | float) else float(x) for name, x in outcome.parts.items()}
-    return {"value": outcome.value, "parts": parts, "reason": outcome.reason}
+    parts, added = (
+        {name: x if isinstance(x, int | float) else float(x) for name, x in numbers.items()}
+        for numbers in (outcome.parts, outcome.added)
+    )
+    return {"value": outcome.value, "parts": parts, "added": added, "reason": outcome.reason}
 
 
 def unpacked(tensors: Mapping[str, Tensor], about: Mapping[str, Any], tasks: Sequence[Task]) -> list[Group]:

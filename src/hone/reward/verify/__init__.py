@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from hone.errors import HoneError
 from hone.reward.verify.choice import choice_reward, exact_reward
 from hone.reward.verify.code import code_reward
 from hone.reward.verify.format import format_reward
@@ -15,3 +16,11 @@ VERIFIERS: dict[str, Callable[..., Any]] = {
     "exact": exact_reward,
     "code": code_reward,
 }
+REMEMBERED = {"math": 10_000, "code": 10_000}  # outcomes, of what takes longer to judge than to look up
+
+
+def made(name: str) -> tuple[Callable[..., Any], bool]:
+    """The verifier of this name, and whether it can hang, so that it belongs in a process of its own."""
+    if name in VERIFIERS:
+        return VERIFIERS[name], False
+    raise HoneError(f"no verifier {name!r}: there are {', '.join(VERIFIERS)}")

@@ -1,0 +1,64 @@
+"""The settings of a reward: what its parts may be called, and how each counts. No torch here."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hone.config import unknown
+from hone.errors import HoneError
+
+VERIFIERS = ("math", "format", "choice", "exact", "code")  # rewards by name
+# a reward model, or several as one: "model:A", "model:A,B", "model-min:A,B", "model-penalty-0.5:A,B"
+MODEL = re.compile(r"model(?:-(mean|min|penalty)(?:-(\d+(?:\.\d+)?))?)?:([^,]+(?:,[^,]+)*)")
+REWARDS = (*VERIFIERS, "model:FOLDER", "FILE.py:function")
+Reward = str | Mapping[str, float] | Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartsSpec:
+    """How each part of the reward counts, by its name, as in parts.high.length=1.0."""
+
+    # a part's own value is clipped to low..high before its weight
+    low: Mapping[str, float] = field(default_factory=dict[str, float])
+    high: Mapping[str, float] = field(default_factory=dict[str, float])
+    # "0:1 200:0.1": factors of its weight at steps, linear between them; evaluations go by the weight alone
+    schedule: Mapping[str, str] = field(default_factory=dict[str, str])
+    # seconds a completion may take, in place of train.reward_timeout; the part then runs in a process of its own
+    timeout: Mapping[str, float] = field(default_factory=dict[str, float])
+    cache: Mapping[str, int] = field(default_factory=dict[str, int])  # outcomes to remember by content; 0: none
+    held_out: str = ""  # a verifier that marks every completion and adds nothing: how often does the reward disagree?
+
+
+def is_reward_name(name: str) -> bool:
+    """Whether it names one of Hone's own verifiers or a reward model."""
+    return name in VERIFIERS or MODEL.fullmatch(name) is not None
+
+
+def is_part(name: str) -> bool:
+    """What may stand in a weighted sum of rewards."""
+    return is_reward_name(name) or ".py:" in name
+
+
+def check_reward(reward: Reward) -> None:
+    """HoneError where a part has no name that is known."""
+    names = list(reward) if isinstance(reward, Mapping) else []
+    names += [reward] if isinstance(reward, str) and ".py:" not in reward else []
+    for name in names:
+        if not is_part(name):
+            raise unknown("reward", name, REWARDS)
+
+
+def check_parts(parts: PartsSpec, reward: Reward) -> None:
+    """HoneError where a setting is of a part that the reward does not have, or makes no sense."""
+    names = list(reward) if isinstance(reward, Mapping) else [reward] if isinstance(reward, str) else []
+    for setting in ("low", "high", "schedule", "timeout", "cache"):
+        for name, value in getattr(parts, setting).items():
+            if name not in names:
+                raise unknown("part", name, names, owner=f"parts.{setting} is by part of the reward, which")
+            if setting in ("timeout", "cache") and (value < 0 or (setting == "timeout" and not value)):
+                raise HoneError(f"parts.{setting}.{name} is {value}: give a number above 0")
+            if setting == "timeout" and MODEL.fullmatch(name):
+                raise HoneError(f"parts.timeout.{name}: a model runs in the run's own process: leave it out")
+    if parts.held_out and not is_part(parts.held_out):
+        raise unknown("reward", parts.held_out, REWARDS, owner="parts.held_out")
