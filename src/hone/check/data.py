@@ -63,8 +63,7 @@ def _key(task: Task) -> str:
 def _written(row: Mapping[str, Any]) -> str:
     """The completion of a raw row as `Rollout.text` has it; of a pair, the chosen one."""
     if "steps" in row or "completions" in row:
-        steps = row.get("steps", row.get("completions", ()))
-        return "".join(step if step.endswith("\n") else step + "\n" for step in steps)
+        return "".join(dataset.closed_steps(row, row.get("steps", row.get("completions", ()))))
     written = row.get("chosen", row.get("completion", ""))
     return written if isinstance(written, str) else written[-1]["content"]
 

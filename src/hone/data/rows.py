@@ -158,12 +158,17 @@ def labelled_row(row: Row, tokenizer: Tokenizer) -> Rollout:
     return replace(completion_row(row, tokenizer), label=label)
 
 
+def closed_steps(row: Row, steps: Sequence[str], *, separator: str = "\n") -> list[str]:
+    """Each step with the separator at its end: the row's own, where it has one."""
+    end = separator if row.get("separator") is None else str(row["separator"])
+    return [step if end and step.endswith(end) else step + end for step in steps]
+
+
 def steps_row(row: Row, tokenizer: Tokenizer, *, separator: str = "\n") -> Rollout:
     """PRM: each step ends with the separator, and its label sits on that last token, NaN elsewhere.
 
     A column "separator" says what ends each step; empty: steps are as they were written, as `hone label-steps` does.
     """
-    separator = separator if row.get("separator") is None else str(row["separator"])
     steps_name, labels_name = ("steps", "step_labels") if "steps" in row else ("completions", "labels")
     prompt, steps, labels = _turns(row, "prompt"), _column(row, steps_name), _column(row, labels_name)
     for name, value in ((steps_name, steps), (labels_name, labels)):
@@ -174,7 +179,7 @@ def steps_row(row: Row, tokenizer: Tokenizer, *, separator: str = "\n") -> Rollo
     for step in steps:
         if not isinstance(step, str) or not step:
             raise _wrong(steps_name, step, "text in every step")
-    closed = [step if separator and step.endswith(separator) else step + separator for step in steps]
+    closed = closed_steps(row, steps, separator=separator)
     (tokens, mask), ends = encode_steps(tokenizer, prompt, closed, tools=row.get("tools"))
     step_label = [math.nan] * len(tokens)
     for end, label in zip(ends, labels, strict=True):
