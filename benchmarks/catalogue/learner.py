@@ -33,8 +33,30 @@ LEARNER = (
     ),
     fault(
         "old log-probs of the update itself, whatever the updates", "contract", "loop", LOOP,
-        old="shortened(algo) if epochs * minibatches == 1 and correct is None else algo", new="shortened(algo)",
+        old="shortened(algo) if epochs == 1 and correct is None else algo", new="shortened(algo)",
         tests="train/test_one_update.py",
+    ),
+    fault(
+        "old log-probs of each update itself", "contract", "loop", STEP,
+        old="    yield from map(replace(batch, old_logp=old).rows, others)",
+        new="    yield from map(batch.rows, others)",
+        tests="train/test_one_update.py",
+    ),
+    fault(
+        "the last token that a log-prob depends on is not read", "contract", "model", "model/policy.py",
+        old="    needed = at.mask.flip(-1).cumsum(-1).flip(-1) > 0",
+        new="    needed = at.mask.flip(-1).cumsum(-1).flip(-1) > 1",
+        tests="model/test_policy.py",
+    ),
+    fault(
+        "in C++ a row does not see the prompt it shares", "contract", "model", "model/native/calls.py",
+        old="        common = np.diff(keys) - count", new="        common = 0 * count",
+        tests="model/test_native_layers.py",
+    ),
+    fault(
+        "in C++ a layer's gradient goes around its attention", "contract", "model", "model/native/learning.py",
+        old="dnormed, plus=dstream)", new="dnormed, plus=torch.zeros_like(dstream))",
+        tests="model/test_native_layers.py",
     ),
     fault(
         "rows of a group share their first tokens, the same or not", "contract", "model", "model/shared.py",

@@ -9,7 +9,7 @@ import torch
 
 from hone.algo import ALGORITHMS, Algorithm, credit
 from hone.algo.table import begun
-from hone.train.step import shortened, update, weighed
+from hone.train.step import begun_batches, shortened, update, weighed
 from hone.types import ABSENT, Forward
 
 
@@ -50,6 +50,22 @@ def test_one_pass_of_several_epochs_reads_every_row():
     )
     next(tiny.run_online(learner, algo, minibatches=2, epochs=2))
     assert 2 * sum(n for n, grad in read if not grad) == sum(n for n, grad in read if grad)
+
+
+def test_the_others_old_log_probs_are_those_before_the_first_update():
+    algo = ALGORITHMS["grpo"](beta=0.0)
+    learner = tiny.learner_for(algo)
+    rows = [r for g in tiny.groups_for(algo, groups=4) for r in g]
+    batch = tiny.collated(rows)
+    before = learner.policy(batch, frozenset({"logp"})).logp.detach()
+    numbered = replace(batch, baseline=torch.arange(len(batch)).double())
+    parts = begun_batches(numbered, algo, learner, count=3, seed=0)
+    assert next(parts).old_logp is ABSENT
+    with torch.no_grad():
+        for p in learner.policy.parameters():  # pyright: ignore[reportAttributeAccessIssue]
+            p.add_(0.1)
+    for part in parts:
+        assert torch.allclose(part.old_logp, before[part.baseline.long()])
 
 
 KEPT = {
