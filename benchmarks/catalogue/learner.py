@@ -270,6 +270,11 @@ LEARNER = (
         tests="run/test_rescue.py",
     ),
     fault(
+        "a run goes back to the harm it came from", "issue 7", "resume", "rescue.py",
+        old=", but=job.spikes.tried)", new=")",
+        tests="run/test_rescue.py",
+    ),
+    fault(
         "half a step is saved as a whole one", "issue 7", "resume", "rescue.py",
         old=" and not job.learner.moved", new="",
         tests="run/test_rescue.py",

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import resource
 import shutil
 import subprocess
@@ -154,7 +155,7 @@ def two(world: World, folder: Path, *, moments: Sequence[tuple[str, int]] = MOME
         (folder / "run.go").touch()
         case.expect(first.wait().code == 0, "the first one ended badly")
         case.wrong += [f"{moment}: other {name}" for name in differences(whole, folder / "run")]
-        case.ends = told.words.replace(str(folder), "...")
+        case.ends = re.sub(r"process \d+ on \S+:", "process N on HOST:", told.words.replace(str(folder), "..."))
     return case
 
 
@@ -185,7 +186,8 @@ def damaged(world: World, folder: Path, *, places: int = 1000, seed: int = 0) ->
         told = victim.run(world.recipe(LOOP, folder / "run"), folder / "log")
         case.expect("passed over step-000006" in told.said, f"{path.name}: passed over in silence")
         case.wrong += [f"other {name}" for name in differences(whole, folder / "run")]
-        case.ends = next((x for x in told.said.splitlines() if "passed over" in x), "").replace(str(folder), "...")
+        said = next((line for line in told.said.splitlines() if "passed over" in line), "")
+        case.ends = case.ends or said.replace(str(folder), "...")
     return case
 
 

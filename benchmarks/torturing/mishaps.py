@@ -46,13 +46,13 @@ def weights_of(run: Path) -> dict[str, Tensor]:
     return load_file(run / LAST / "model.safetensors")
 
 
-def memory(world: World, folder: Path) -> Case:
+def memory(world: World, folder: Path, *, most: int = 6) -> Case:
     """No room for more than a few rows, in forward or in backward: halved, and the gradient stays what it was."""
     folder.mkdir(parents=True)
     case, largest = Case("out of memory in a micro-batch"), 0.0
-    for loop in ("sft", "dpo", "grpo", "ppo", "trpo", "reward_model"):
-        victim.run(world.recipe(loop, folder / loop / "whole", "train.prompts=9"), folder / "log")
-        told = victim.run(world.recipe(loop, folder / loop / "run", "train.prompts=9"), folder / "log", prepare=_narrow)
+    for loop in ("sft", "ppo", "dpo", "grpo", "trpo", "reward_model")[:most]:
+        victim.run(world.recipe(loop, folder / loop / "whole", "train.prompts=6"), folder / "log")
+        told = victim.run(world.recipe(loop, folder / loop / "run", "train.prompts=6"), folder / "log", prepare=_narrow)
         case.ended(told, 0)
         case.expect("out of memory with" in told.said, f"{loop}: not said")
         a, b = (weights_of(folder / loop / name) for name in ("whole", "run"))
@@ -88,11 +88,11 @@ def rewards(world: World, folder: Path) -> Case:
     return case
 
 
-def sampler(world: World, folder: Path) -> Case:
+def sampler(world: World, folder: Path, *, most: int = 6) -> Case:
     """The sampler raises: the steps before are saved, and resumed the run is as if it never had."""
     folder.mkdir(parents=True)
     case, count = Case("a sampler that raises"), itertools.count()
-    for loop in ("grpo", "ppo", "dapo", "online_dpo", "distil", "grpo, sampled ahead"):
+    for loop in ("grpo", "grpo, sampled ahead", "ppo", "dapo", "online_dpo", "distil")[:most]:
         whole = folder / f"whole-{next(count)}"
         calls = victim.run(world.recipe(loop, whole), folder / "log").counts["sampling"] // 2
         for at in (calls // 2, calls - 3):
@@ -104,7 +104,8 @@ def sampler(world: World, folder: Path) -> Case:
             done = max((row["step"] for row in metrics(out)), default=0)
             kept = max(checkpoint.checkpoints(out / "checkpoints"), default=0)
             case.expect(kept >= (done - done % 2 if lag else done), f"{loop}: {done} steps done, {kept} kept")
-            case.ends = told.words
+            saved = [line for line in told.said.splitlines() if "is saved" in line]
+            case.ends = case.ends or f"{saved[0]}: {told.words}" if saved else case.ends
             victim.run(world.recipe(loop, out), folder / "log")
             case.wrong += [f"{loop}: other {name}" for name in differences(whole, out)]
             case.wrong += [f"{loop}: left {name}" for name in temporary(out)]
@@ -115,11 +116,11 @@ def _raise(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     raise RuntimeError("the GPU fell off the bus")
 
 
-def clock(world: World, folder: Path) -> Case:
+def clock(world: World, folder: Path, *, most: int = 3) -> Case:
     """Each look at the clock finds it an hour earlier."""
     folder.mkdir(parents=True)
     case = Case("a clock that moves backwards (inside the process)")
-    for i, loop in enumerate(("sft", "grpo", "grpo, sampled ahead")):
+    for i, loop in enumerate(("grpo, sampled ahead", "sft", "grpo")[:most]):
         whole, out = folder / f"whole-{i}", folder / f"run-{i}"
         victim.run(world.recipe(loop, whole), folder / "log")
         case.ended(victim.run(world.recipe(loop, out), folder / "log", prepare=_backwards), 0)
@@ -222,12 +223,12 @@ NANS: dict[str, tuple[tuple[str, ...], Callable[[Points], None] | None]] = {
 }
 
 
-def nans(world: World, folder: Path) -> Case:
+def nans(world: World, folder: Path, *, most: int = 6) -> Case:
     """NaN in weights, gradient, log-probs or rewards: no update and no checkpoint with it."""
     folder.mkdir(parents=True)
     case, count, skipped, stopped = Case("NaN in weights, gradient, log-prob or reward"), itertools.count(), 0, 0
     for where, (loops, prepare) in NANS.items():
-        for loop in loops:
+        for loop in loops[:most]:
             out = folder / f"run-{next(count)}"
             settings = [f"reward={world / 'rewards.py'}:nan", "train.max_invalid=0.95"] if where == "reward" else []
             told = victim.run(world.recipe(loop, out, *settings), folder / "log", prepare=prepare)
@@ -239,7 +240,7 @@ def nans(world: World, folder: Path) -> Case:
             case.expect(where != "gradient" or happened == 1, f"{where} of {loop}: {happened} updates were skipped")
             case.expect(where != "reward" or any(r["invalid"] > 0 for r in rows), f"{loop}: no reward was invalid")
             skipped, stopped = skipped + happened, stopped + (told.code == 2)
-            case.ends = told.words if where == "weights" else case.ends
+            case.ends = case.ends or told.words  # the first are those of weights
     case.ends = f"{skipped} updates skipped and told, {stopped} runs stopped, 0 saved: {case.ends}"
     return case
 

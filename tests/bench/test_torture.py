@@ -13,6 +13,8 @@ from benchmarks.torturing.page import WORDS, page
 from benchmarks.torturing.points import KINDS, SAVES
 from benchmarks.torturing.world import World, contents, differences, loops, make_world, temporary
 from hone.algo import ALGORITHMS
+from hone.rollout.roller import Roller
+from hone.train import checkpoint
 
 torch.set_num_threads(1)
 
@@ -26,13 +28,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.mark.parametrize("loop", ["grpo, sampled ahead", "sft"])
 def test_killed_runs_end_as_if_nothing_had_happened(loop: str, world: World, tmp_path: Path):
-    found = campaign(world, tmp_path, [loop], 5, seed=1, say=lambda *_: None)
+    found = campaign(world, tmp_path, [loop], 3, seed=1, say=lambda *_: None)
     assert found.wrong == []
-    assert found.kills == 5
+    assert found.kills == 3
     assert found.compared >= 1
 
 
-@pytest.mark.parametrize("kind", ["torn", "renaming", "writing"])
+@pytest.mark.parametrize("kind", ["torn", "renaming"])
 def test_every_kind_of_moment_inside_a_save_can_be_chosen(kind: str, world: World, tmp_path: Path):
     whole = victim.run(world.recipe("sft", tmp_path / "whole"), tmp_path / "log")
     assert set(whole.counts) >= SAVES
@@ -55,23 +57,34 @@ def test_a_difference_is_seen(world: World, tmp_path: Path):
     assert differences(tmp_path / "one", tmp_path / "none") != []
 
 
+def test_what_a_run_forgets_is_found_out(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A cursor that is not put back, and what a killed process left: children are forked from here, with these gone."""
+    victim.run(world.recipe("grpo", tmp_path / "whole"), tmp_path / "log")
+    victim.run(world.recipe("grpo", tmp_path / "run"), tmp_path / "log", kill=("writing", 40))
+    monkeypatch.setattr(Roller, "load", lambda self, state: None)
+    monkeypatch.setattr(checkpoint, "sweep", lambda folder: None)
+    assert victim.run(world.recipe("grpo", tmp_path / "run"), tmp_path / "log").code == 0
+    assert "samples.jsonl" in differences(tmp_path / "whole", tmp_path / "run")
+    assert temporary(tmp_path / "run")
+
+
 def test_a_second_process_and_damaged_files_are_found_out(world: World, tmp_path: Path):
-    two = disk.two(world, tmp_path / "two", moments=disk.MOMENTS[:2])
+    two = disk.two(world, tmp_path / "two", moments=disk.MOMENTS[:1])
     for case in (two, disk.damaged(world, tmp_path / "damaged", places=60)):
         assert case.wrong == []
         assert case.tried
 
 
-def test_clocks_and_leaping_losses_cost_nothing(world: World, tmp_path: Path):
-    for case in (mishaps.clock(world, tmp_path / "clock"), mishaps.spikes(world, tmp_path / "spikes", most=1)):
-        assert case.wrong == []
-        assert case.ends
+def test_a_clock_that_is_set_back_costs_nothing(world: World, tmp_path: Path):
+    case = mishaps.clock(world, tmp_path / "clock", most=1)
+    assert case.wrong == []
+    assert case.ends
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n for n in torture.tries(places=1) if n not in ("two", "damaged", "clock")])
+@pytest.mark.parametrize("name", [n for n in torture.tries(quick=True) if n not in ("two", "damaged", "clock")])
 def test_everything_else_ends_well(name: str, world: World, tmp_path: Path):
-    case = torture.tries(places=1)[name](world, tmp_path / "case")
+    case = torture.tries(quick=True)[name](world, tmp_path / "case")
     assert case.wrong == []
     assert case.tried
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small import World, assert_same_run, recipe, temporary
+from small import World, assert_same_run, metrics, recipe, temporary
 
 import hone
 from hone.data.source import Source
@@ -17,6 +17,7 @@ from hone.errors import HoneError
 from hone.rollout.roller import Roller
 from hone.train import optim
 from hone.train.checkpoint import checkpoints
+from hone.train.step import Learner
 
 torch.set_num_threads(1)
 
@@ -89,14 +90,14 @@ def test_weights_that_are_lost_are_never_saved(algo: str, world: World, tmp_path
     out, count = tmp_path / "run", itertools.count()
     step = torch.optim.AdamW.step
 
-    def strike(self: torch.optim.AdamW, *arguments: Any, **named: Any) -> Any:
+    def spoil(self: torch.optim.AdamW, *arguments: Any, **named: Any) -> Any:
         found = step(self, *arguments, **named)
         if next(count) == 2:
             self.param_groups[0]["params"][0].data.view(-1)[3] = torch.nan
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", strike)
+        patch.setattr(torch.optim.AdamW, "step", spoil)
         with pytest.raises(HoneError) as error:
             hone.run(recipe(world, algo, out, "save.every=1", "train.steps=6"))
     assert "weights or moments are not finite" in str(error.value) or "logits are not finite" in str(error.value)
@@ -104,3 +105,55 @@ def test_weights_that_are_lost_are_never_saved(algo: str, world: World, tmp_path
     hone.resume(out)
     hone.run(recipe(world, algo, tmp_path / "whole", "save.every=1", "train.steps=6"))
     assert_same_run(tmp_path / "whole", out, step=6)
+
+
+# --- losses that leap ---
+
+BACK = ["train.steps=16", "save.every=2", "save.keep=2", "train.rollback=20"]
+
+
+def strike(monkeypatch: pytest.MonkeyPatch, step: int, factor: float) -> None:
+    """After this step the weights are multiplied by the factor."""
+    end = Learner.end
+
+    def struck(learner: Learner) -> None:
+        end(learner)
+        if learner.version == step:
+            for p in optim.parameters_of(learner.optimizer):
+                p.data.mul_(factor)
+
+    monkeypatch.setattr(Learner, "end", struck)
+
+
+@pytest.mark.parametrize(
+    ("step", "factor", "says"),
+    [
+        (13, -30.0, ["step 14: the loss is", "went back to the weights of step-000012"]),
+        (13, torch.nan, ["step 13: the weights are not finite: went back to the weights of step-000012"]),
+        # the checkpoint of step 12 holds the harm already: the one before it is taken then
+        (12, -30.0, ["went back to the weights of step-000012", "went back to the weights of step-000010"]),
+    ],
+)
+def test_a_run_goes_back_from_a_loss_that_leaps(step, factor, says, world: World, tmp_path: Path, monkeypatch, capsys):
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        strike(patch, step, factor)
+        hone.run(recipe(world, "sft", out, *BACK))
+    said = capsys.readouterr().err
+    assert [text for text in says if text not in said] == []
+    losses = [row["loss"] for row in metrics(out) if "loss" in row]
+    assert losses[-1] < 1.2 * losses[9]
+    assert len(metrics(out)) == 16
+
+
+def test_without_the_setting_it_goes_on_and_with_nowhere_to_go_back_to_it_stops(
+    world: World, tmp_path: Path, monkeypatch, capsys
+):
+    strike(monkeypatch, 13, -30.0)
+    hone.run(recipe(world, "sft", tmp_path / "off", *BACK[:-1]))
+    assert "went back" not in capsys.readouterr().err
+    settings = ["train.steps=16", "save.every=15", "train.rollback=20"]
+    with pytest.raises(HoneError, match=r"stopped at step 14: the loss is .* no checkpoint is left to go back to"):
+        hone.run(recipe(world, "sft", tmp_path / "none", *settings))
+    with pytest.raises(HoneError, match=r"set save\.every, and save\.keep to 2 or more"):
+        hone.run(recipe(world, "sft", tmp_path / "refused", "train.rollback=20"))
