@@ -1,4 +1,3 @@
-import contextlib
 import gc
 import json
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hostile import INPUTS, PROGRAMS, aimed, judge, unsandboxed, world
+from benchmarks.sandbox import below, megabytes
 from hone.errors import HoneError
 from hone.reward.sandbox import Call, Language, Limits, Program, Raised, Returned, Sandbox, SandboxError
 from hone.reward.sandbox_limits import Wanted, interpreter
@@ -149,7 +149,7 @@ def test_processes_together_stay_within_the_memory_limit(cgroup):
 
         def look():
             while not done.wait(0.005):
-                seen.append(resident_below(os.getpid()))
+                seen.append(megabytes(below(os.getpid())))
 
         watcher = threading.Thread(target=look)
         watcher.start()
@@ -159,31 +159,7 @@ def test_processes_together_stay_within_the_memory_limit(cgroup):
         assert sandbox.run(Program(source="def f(): return 1", calls=[Call("f")])).results == (Returned(1),)
     assert finished.limit == "memory" or cgroup  # the kernel may end children only, and leave the rest to the clock
     assert finished.limit in ("memory", "time")
-    assert max(seen) < 330 * MIB  # 6 x 60 and the interpreters would be 420
-
-
-def resident_below(pid):
-    """Bytes of every descendant, shared pages counted in part."""
-    total = 0
-    for child in descendants(pid):
-        with contextlib.suppress(OSError):
-            text = Path(f"/proc/{child}/smaps_rollup").read_text()
-            total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) << 10
-    return total
-
-
-def descendants(pid):
-    parents = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
-            parents.setdefault(int(fields[1]), []).append(int(path.name))
-    found, left = [], [pid]
-    while left:
-        children = parents.get(left.pop(), [])
-        found += children
-        left += children
-    return found
+    assert max(seen) < 330  # 6 x 60 and the interpreters would be 420
 
 
 def left_groups():
@@ -192,12 +168,12 @@ def left_groups():
 
 def test_nothing_is_left_behind():
     gc.collect()
-    before = set(os.listdir("/proc/self/fd")), set(descendants(os.getpid())), set(left_groups())
+    before = set(os.listdir("/proc/self/fd")), set(below(os.getpid())), set(left_groups())
     with Sandbox(limits=Limits(seconds=0.3), slots=2) as sandbox:
         for source in ("import os\nwhile True: os.fork()", "import os, time\nif os.fork() == 0: time.sleep(99)", "1/0"):
             sandbox.run(Program(source=source))
     gc.collect()
-    after = set(os.listdir("/proc/self/fd")), set(descendants(os.getpid())), set(left_groups())
+    after = set(os.listdir("/proc/self/fd")), set(below(os.getpid())), set(left_groups())
     assert len(after[0]) <= len(before[0])
     assert after[1:] == before[1:]
 
@@ -219,9 +195,9 @@ def test_everything_ends_with_a_client_that_is_killed():
         assert client.stdout is not None
         pid = int(client.stdout.readline())
         until = time.monotonic() + 10
-        while len(descendants(pid)) < 5 and time.monotonic() < until:  # server, keeper, slot, program and its child
+        while len(below(pid)) < 5 and time.monotonic() < until:  # server, keeper, slot, program and its child
             time.sleep(0.01)
-        started = descendants(pid)
+        started = below(pid)
         assert len(started) >= 5
         client.send_signal(signal.SIGKILL)
         client.wait()
@@ -233,11 +209,11 @@ def test_everything_ends_with_a_client_that_is_killed():
 
 def test_a_slot_that_dies_is_replaced():
     good = Program(source="def f(): return 1", calls=[Call("f")])
-    others = set(descendants(os.getpid()))
+    others = set(below(os.getpid()))
     with Sandbox(slots=1) as sandbox:
         for _ in range(3):
             assert sandbox.run(good).results == (Returned(1),)
-            keeper, *_ = sorted(set(descendants(os.getpid())) - others)[1:]
+            keeper, *_ = sorted(set(below(os.getpid())) - others)[1:]
             os.kill(keeper, signal.SIGKILL)
             time.sleep(0.05)
 
@@ -308,6 +284,13 @@ def test_a_script_finds_what_the_site_module_adds_and_randomness_of_its_own(sand
     texts = {sandbox.run(Program(source=source, stdin="")).stdout for _ in range(6)}
     assert len(texts) == 6
     assert all(text.endswith(b" 1\n") for text in texts)
+
+
+def test_a_stray_byte_on_the_channel_voids_every_value(sandbox):
+    source = "import os\ndef f(x):\n    if x == 2: os.write(3, b'\\0'); os._exit(0)\n    return x"
+    done = sandbox.run(Program(source=source, calls=[Call("f", (1,)), Call("f", (2,))]))
+    assert (done.results, done.limit) == ((), "result")
+    assert done.error == "the program wrote to the channel of its results"
 
 
 def test_many_large_values_are_too_many(sandbox):
