@@ -49,11 +49,15 @@ def from_yaml(path: str | Path, config: C) -> C:
     values = _load_yaml(Path(path))
     if not isinstance(values, Mapping | None):
         raise HoneError(f"{path}: expected settings (name: value), got {words(values)}")
+    return from_plain(values or {}, config, where=path)
+
+
+def from_plain(values: Mapping[str, Any], config: C, *, where: str | Path) -> C:
+    """A copy of `config` with nested settings applied, as `to_json` gives them; where: what an error names."""
     try:
-        pairs = [(keys, partial(fit, value)) for keys, value in _leaves(values or {}, [])]
-        return _apply(config, pairs)
+        return _apply(config, [(keys, partial(fit, value)) for keys, value in _leaves(values, [])])
     except HoneError as error:
-        raise HoneError(f"{path}: {error}") from error
+        raise HoneError(f"{where}: {error}") from error
 
 
 def to_json(config: Any) -> Any:

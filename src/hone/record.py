@@ -1,5 +1,6 @@
 """What a run's folder says of the run: its settings, and what it was run with."""
 
+import hashlib
 import json
 import subprocess
 from collections.abc import Collection, Mapping
@@ -7,23 +8,25 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from hone.changes import Change
-from hone.config import Choice, from_yaml, to_json
+from hone.config import Choice, from_plain, to_json
 from hone.errors import HoneError
 from hone.outline import plan
 from hone.recipe import Recipe
 from hone.train import checkpoint
 
-RECIPE, CONFIG = "recipe.json", "config.json"  # what `resume` reads, and what a person does
+RECIPE, CONFIG = "recipe.json", "config.json"  # what `hone run --config` reads; and with it what `resume` does
 NONE: Mapping[str, Change] = MappingProxyType({})
 
 
 def describe(recipe: Recipe, folder: Path, *, step: int = 0, changed: Mapping[str, Change] = NONE) -> None:
     """Write the settings; the first file marks the folder as a run's. changed: what goes on differently from a step."""
-    changes = checkpoint.read_json(folder / CONFIG).get("changes", []) if (folder / CONFIG).is_file() else []
+    changes = checkpoint.read_json(folder / CONFIG).get("changes", []) if step else []
     about = {
         "recipe": to_json(recipe),
+        "digest": _digest(to_json(recipe)),
         "plan": plan(recipe),
         "python": in_python(recipe),
         "versions": versions(),
@@ -35,10 +38,29 @@ def describe(recipe: Recipe, folder: Path, *, step: int = 0, changed: Mapping[st
         checkpoint.write_atomically(folder / name, json.dumps(content, indent=1, ensure_ascii=False))
 
 
+def _digest(settings: Any) -> str:
+    """A flipped bit in a file of settings would be another setting."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def settings_in(folder: Path) -> dict[str, Any]:
+    """The settings that the run in this folder was started with, as plain data; HoneError where they are damaged."""
+    if not (folder / CONFIG).is_file():
+        raise HoneError(f"{folder} is not a run: there is no {CONFIG} in it")
+    about = checkpoint.read_json(folder / CONFIG)
+    settings = about.get("recipe") if isinstance(about, dict) else None
+    if not isinstance(settings, dict) or about.get("digest", "") != _digest(settings):
+        raise HoneError(f"{folder / CONFIG} is damaged: copy it back, or start anew with model.path=CHECKPOINT")
+    return settings
+
+
 def is_described(recipe: Recipe, folder: Path) -> bool:
     """Whether the folder's files say what the run is made of now: a resumed run may have more steps."""
-    files = [folder / RECIPE, folder / CONFIG]
-    return all(path.is_file() for path in files) and checkpoint.read_json(files[0]) == to_json(recipe)
+    now = json.loads(json.dumps(to_json(recipe)))
+    try:
+        return settings_in(folder) == now == checkpoint.read_json(folder / RECIPE)
+    except HoneError:
+        return False
 
 
 HOW_IN_PYTHON = "continue it with `hone run RECIPE --resume`, or hone.run(recipe, resume=True)"
@@ -49,13 +71,12 @@ def recorded(folder: Path, *, unread: Collection[str] = (), how: str = HOW_IN_PY
 
     unread: settings that the caller does without; of others made in Python, which no file holds, `how` is the remedy.
     """
-    if not (folder / CONFIG).is_file():
-        raise HoneError(f"{folder} is not a run: there is no {CONFIG} in it")
+    settings = settings_in(folder)
     if names := [name for name in checkpoint.read_json(folder / CONFIG).get("python", ()) if name not in unread]:
         raise HoneError(f"{folder} was started with {' and '.join(names)} made in Python: {how}")
-    recipe = from_yaml(folder / RECIPE, Recipe())
+    recipe = from_plain(settings, Recipe(), where=folder / CONFIG)
     if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in it
-        recipe = replace(recipe, reward=checkpoint.read_json(folder / RECIPE)["reward"])
+        recipe = replace(recipe, reward=settings["reward"])
     if recipe.run_dir.resolve() != folder.resolve():  # moved, or called from another folder
         recipe = replace(recipe, out=str(folder))
     return recipe

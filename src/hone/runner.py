@@ -28,7 +28,7 @@ from hone.model.folder import load_decoder
 from hone.model.policy import Policy
 from hone.outline import plan
 from hone.recipe import Recipe, validate
-from hone.record import HOW_IN_PYTHON, RECIPE, in_python, recorded
+from hone.record import HOW_IN_PYTHON, in_python, recorded, settings_in
 from hone.rescue import gone_back, rescued
 from hone.reward.parts import Combined
 from hone.reward.score import score
@@ -57,7 +57,7 @@ def _run(recipe: Recipe, *, resume: bool, allow_change: bool) -> Path:
     folder = recipe.run_dir
     with rundir.alone(folder):
         found = rundir.found(folder, resume=resume)
-        changed = changes(recipe, checkpoint.read_json(folder / RECIPE)) if found else {}
+        changed = changes(recipe, settings_in(folder)) if found else {}
         check_changes(changed, folder, allow=allow_change)
         job = prepare(recipe, resume_from=found, changed=bool(changed))
         if found is None:

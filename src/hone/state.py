@@ -198,12 +198,13 @@ def restore(
     state = checkpoint.read_json(folder / STATE)
     learner.updates, learner.version = state["updates"], state["version"]
     learner.control = dict(state["control"])
-    if parts.keys() != state["parts"].keys():
+    saved: Mapping[str, Any] = state["parts"]
+    if parts.keys() != saved.keys() and (not changed or ("roller" in parts) != ("roller" in saved)):
         raise _of_another_run(folder)
     told = list[str]()
-    for name, part in parts.items():
+    for name, part in parts.items() if not changed else ((n, p) for n, p in parts.items() if n in saved):
         try:
-            part.load(state["parts"][name])
+            part.load(saved[name])
         except HoneError as error:
             if not changed:
                 raise

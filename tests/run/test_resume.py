@@ -307,6 +307,24 @@ def test_what_a_killed_process_left_aside_is_swept_away(world: World, tmp_path: 
     assert temporary(out) == []
 
 
+@pytest.mark.parametrize("old", ["0.001", '"small"', "train"], ids=["a number", "a name", "a key"])
+def test_settings_that_were_damaged_are_no_other_settings(old: str, world: World, tmp_path: Path, capsys):
+    out = tmp_path / "run"
+    hone.run(recipe(world, "sft", out, "train.steps=1"))
+    good = {name: (out / name).read_text() for name in ("recipe.json", "config.json")}
+    assert all(old in text for text in good.values())
+    (out / "config.json").write_text(good["config.json"].replace(old, old[:-2] + "9" + old[-1]))
+    assert main(["resume", str(out), "train.steps=2"]) == 2
+    assert "config.json is damaged: copy it back" in capsys.readouterr().err
+    (out / "config.json").write_text(good["config.json"])
+    (out / "recipe.json").write_text(good["recipe.json"].replace(old, old[:-2] + "9" + old[-1]))
+    hone.resume(out, settings=["train.steps=2"])
+    whole = hone.run(recipe(world, "sft", tmp_path / "whole", "train.steps=2"))
+    assert_same_run(tmp_path / "whole", out, step=2)
+    assert (whole / "model.safetensors").is_file()
+    assert json.loads((out / "recipe.json").read_text())["optim"]["lr"] == 0.001
+
+
 # --- what cannot be resumed ---
 
 
@@ -342,7 +360,7 @@ def test_what_only_python_holds_is_resumed_by_python_only(change, world: World, 
         (lambda out: None, "no folder"),
         (lambda out: out.mkdir(), "is not a run"),
         (lambda out: (out.mkdir(), (out / "config.json").write_text("{")), "cannot be read"),
-        (lambda out: (out.mkdir(), (out / "config.json").write_text("{}")), "no file"),
+        (lambda out: (out.mkdir(), (out / "config.json").write_text("{}")), "is damaged"),
     ],
     ids=["absent", "empty", "torn", "strange"],
 )

@@ -34,6 +34,11 @@ from hone.train.checkpoint import checkpoints, load_tensors
 torch.set_num_threads(1)
 
 
+def twice() -> None:
+    interrupt()
+    interrupt()
+
+
 def slow(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
     """Every file of a checkpoint takes long to be made safe, as on a busy disk."""
     sync = checkpoint.sync
@@ -125,7 +130,7 @@ def test_a_second_signal_does_not_wait_for_a_slow_disk(world: World, tmp_path: P
     slow(monkeypatch, 0.5)
     start = time.monotonic()
     with pytest.raises(Interrupted):
-        watched(lambda: package.run(made, resume=True), Wire(3, 4, lambda: (interrupt(), interrupt())), monkeypatch)
+        watched(lambda: package.run(made, resume=True), Wire(3, 4, twice), monkeypatch)
     assert time.monotonic() - start < 6
     monkeypatch.undo()
     package.resume(tmp_path / "run")
@@ -189,7 +194,7 @@ def test_latest_is_set_right_where_the_one_it_names_is_damaged(world: World, tmp
     (out / "checkpoints/step-000004/state.json").write_text("{}")
     made = recipe(world, "sft", out, "train.steps=6")
     with pytest.raises(Interrupted):
-        watched(lambda: package.run(made, resume=True), Wire(3, 6, lambda: (interrupt(), interrupt())), monkeypatch)
+        watched(lambda: package.run(made, resume=True), Wire(3, 6, twice), monkeypatch)
     assert (out / "checkpoints/latest").read_text() == "step-000002"
 
 
@@ -245,8 +250,10 @@ def foreign(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("foreign")
     torch.manual_seed(0)
-    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    config = GPTNeoXConfig(vocab_size=258, max_position_embeddings=48, **shape)
+    config = GPTNeoXConfig(
+        vocab_size=258, max_position_embeddings=48, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=24,
+    )  # fmt: skip
     GPTNeoXForCausalLM(config).save_pretrained(folder)
     world.tokenizer.save(folder)
     return folder
