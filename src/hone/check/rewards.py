@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from hone.algo.select import reward_of
 from hone.check.finding import Finding, failed, passed, skipped, warned
+from hone.check.gold import FORMS, written
 from hone.check.probe import Probe
 from hone.data.messages import text_of
 from hone.measure import JUDGES
@@ -18,15 +19,6 @@ TAUGHT = "the loss reads no reward: a teacher marks each token"
 GOLD = 16  # tasks on which another row's answer is tried
 TRIED = 200  # tasks on which a function of the user's is called with the right answer, once
 SHOWN = 30  # characters of a prompt
-# The forms in which an answer is tried, the one that Hone's verifiers read first.
-FORMS = (
-    "<answer>{}</answer>",
-    "<think>\n</think>\n<answer>{}</answer>",
-    "{}",
-    r"\boxed{{{}}}",
-    "#### {}",
-    "The answer is {}.",
-)
 CLOSE = 1e-4  # a reward model's number depends a little on the rows beside it
 
 
@@ -163,7 +155,7 @@ def _gold(probe: Probe, tasks: Sequence[Task]) -> Finding:
 
 def _invalid_gold(probe: Probe, tasks: Sequence[Task]) -> Finding | None:
     """Where the function fails on a right answer: a rare row is not met by the few completions that are sampled."""
-    rows = _encoded(probe, [_written(task, FORMS[0].format(task.answer or "")) for task in tasks])
+    rows = _encoded(probe, [written(task, FORMS[0].format(task.answer or "")) for task in tasks])
     bad = [(r, o.reason) for r, o in zip(rows, probe.reward(rows), strict=True) if not o.valid]
     if not bad:
         return None
@@ -177,10 +169,6 @@ def _encoded(probe: Probe, rows: Sequence[Rollout]) -> list[Rollout]:
     """With the tokens of their own text."""
     tokens = [probe.job.tokenizer.encode(r.text) for r in rows]
     return [replace(r, tokens=t, mask=[True] * len(t)) for r, t in zip(rows, tokens, strict=True)]
-
-
-def _written(task: Task, text: str) -> Rollout:
-    return Rollout(tokens=[0], mask=[True], task=task, text=text)
 
 
 def _other(task: Task, tasks: Sequence[Task]) -> str | None:
@@ -200,7 +188,7 @@ def _by_verifier(judges: Mapping[str, Scorer], tasks: Sequence[Task], *, max_inv
         verdict = failed if len(invalid + refused) > max_invalid * len(tasks) else warned
         return verdict(seen, "correct the column answer, or use another verifier")
     swapped = [(task, other) for task in tasks[:GOLD] if (other := _other(task, tasks)) is not None]
-    accepted = sum(judge([_written(task, FORMS[0].format(other))])[0].value == 1 for task, other in swapped)
+    accepted = sum(judge([written(task, FORMS[0].format(other))])[0].value == 1 for task, other in swapped)
     seen = f"{name} accepts {len(tasks)} gold answers, and {accepted} of {len(swapped)} answers of other rows"
     if accepted:
         verdict = failed if accepted > len(swapped) / 2 else warned
@@ -210,7 +198,7 @@ def _by_verifier(judges: Mapping[str, Scorer], tasks: Sequence[Task], *, max_inv
 
 def _best(judge: Scorer, task: Task) -> Outcome:
     """What the gold answer gets in the first form that is accepted, else in the first one."""
-    outcomes = (judge([_written(task, form.format(task.answer))])[0] for form in FORMS)
+    outcomes = (judge([written(task, form.format(task.answer))])[0] for form in FORMS)
     first = next(outcomes)
     return first if first.value == 1 else next((o for o in outcomes if o.value == 1), first)
 
@@ -222,8 +210,8 @@ def _by_function(probe: Probe, tasks: Sequence[Task]) -> Finding:
         return skipped("all answers are the same")
     best, form = 0, FORMS[0]
     for tried in FORMS:
-        written = [_written(task, tried.format(text)) for task, own, other in pairs for text in (own, other)]
-        rows = _encoded(probe, written)
+        tries = [written(task, tried.format(text)) for task, own, other in pairs for text in (own, other)]
+        rows = _encoded(probe, tries)
         found = [0.0 if o.value is None else o.value for o in probe.reward(rows)]
         preferred = sum(found[i] > found[i + 1] for i in range(0, len(found), 2))
         if preferred > best:

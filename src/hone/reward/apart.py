@@ -106,6 +106,7 @@ def _keeper(work: Callable[[bytes], bytes]) -> Keeper:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.dup2(2, 1)  # what a function prints is no part of what the command writes
+        sys.stdout = sys.stderr
         torch.set_num_threads(1)  # those that the parent had are not here, and would be waited for
         keep(work, theirs)
     finally:

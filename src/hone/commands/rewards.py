@@ -1,0 +1,108 @@
+"""hone rewards test: does a reward give 1 to every right answer and 0 to another row's?"""
+
+import argparse
+import json
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from hone.commands.command import Command
+from hone.errors import HoneError
+
+if TYPE_CHECKING:
+    from hone.check.gold import Miss, Proof
+    from hone.data.shapes import Row
+    from hone.types import Task
+
+GOLD = ("answer", "canonical_solution", "code", "solution")  # where right answers are, the first that there is
+CUT = 60  # characters of an answer that are shown
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+    test = actions.add_parser(
+        "test",
+        help="prove that right answers score 1 and others 0",
+        description="Scores each row's own answer, which must get 1, and another row's, which must get 0; lists what "
+        "does not. Exit code 0 where all is well, else 2.",
+        allow_abbrev=False,
+    )
+    test.add_argument("data", metavar="DATASET", help="a file of problems, or the name of a dataset, as in gsm8k:test")
+    test.add_argument("--reward", default="math", metavar="NAME", help="verifier, or FILE.py:function (default: math)")
+    test.add_argument("--gold", default="", metavar="COLUMN", help="where the right answers are (default: answer)")
+    test.add_argument("--limit", type=int, default=0, metavar="N", help="the first N rows only")
+    test.add_argument("--show", type=int, default=20, metavar="N", help="failures to list (default: 20)")
+    test.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds an answer may take")
+    test.add_argument("--seed", type=int, default=0, help="of the answers' shuffling")
+    test.add_argument("--json", action="store_true", help="one JSON object with every failure")
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from dataclasses import asdict
+
+    from hone import rewards
+    from hone.check.gold import prove
+
+    name = arguments.reward
+    function = rewards.alone(name, asked=True)
+    there = rewards.in_processes({name: function}, seconds=arguments.timeout) if function else {}
+    tasks, golds, column, bad = _read(arguments.data, arguments.gold, limit=arguments.limit)
+    start = time.perf_counter()
+    proof = prove(rewards.scorer(name, judges=there), tasks, golds=golds, bad=bad, seed=arguments.seed)
+    seconds = time.perf_counter() - start
+    if arguments.json:
+        about = {"data": arguments.data, "reward": name, "column": column, "seconds": round(seconds, 3)}
+        print(json.dumps({**about, **asdict(proof), "ok": not proof.misses}))
+    else:
+        _show(proof, arguments, seconds=seconds)
+    if proof.misses:
+        kinds = ", ".join(f"{number} {kind}" for kind, number in Counter(m.kind for m in proof.misses).items())
+        raise HoneError(f"the reward {name} fails on rows of {arguments.data} ({kinds}): correct those, or the reward")
+
+
+def _read(data: str, column: str, *, limit: int) -> "tuple[list[Task], list[str | None], str, dict[int, str]]":
+    """The problems, their right answers, the column those are in, and what is wrong with rows that are no problems."""
+    from hone import build
+
+    rows, _ = build.load_rows(data, build.Reading(stream="never"))
+    bad = dict[int, str]()
+    tasks = [_task(row, n, bad) for n, row in enumerate(rows[: limit or None])]
+    columns: list[dict[str, object]] = [{**t.extra, "answer": t.answer} for t in tasks]
+    names = [column] if column else [name for name in GOLD if any(c.get(name) is not None for c in columns)]
+    if not names or not any(names[0] in c for c in columns):
+        found = ", ".join(sorted({name for c in columns for name in c}))
+        raise HoneError(f"{data} has no right answers: name their column with --gold COLUMN (there are: {found})")
+    return tasks, [None if (value := c.get(names[0])) is None else str(value) for c in columns], names[0], bad
+
+
+def _task(row: "Row", number: int, bad: dict[int, str]) -> "Task":
+    from hone.data.rows import task_row
+    from hone.types import Task
+
+    try:
+        return task_row(row, id=str(number + 1))
+    except HoneError as error:
+        bad[number] = str(error)
+        return Task(prompt="")
+
+
+def _show(proof: "Proof", arguments: argparse.Namespace, *, seconds: float) -> None:
+    print(f"{arguments.data}: {proof.tasks} rows by {arguments.reward} in {seconds:.1f} s")
+    print(f"{proof.gold} of {proof.tasks} right answers score 1")
+    print(f"{proof.shuffled} of {proof.tried} answers of other rows score 0")
+    for miss in proof.misses[: arguments.show]:
+        print(f"  row {miss.row}: {_said(miss)}")
+    if len(proof.misses) > arguments.show:
+        print(f"  and {len(proof.misses) - arguments.show} more: --show N or --json lists them")
+
+
+def _said(miss: "Miss") -> str:
+    tried, value = f"{miss.answer[:CUT]!r}", miss.value
+    if miss.kind == "gold":
+        return f"its own answer {tried} scores {value:g} in every form"
+    if miss.kind == "shuffled":
+        return f"{tried} scores {value:g}, where {miss.gold[:CUT]!r} is right"
+    return f"{tried} is invalid: {miss.reason}" if miss.kind == "invalid" else f"there is no answer: {miss.reason}"
+
+
+COMMANDS = (Command(name="rewards", help="try a reward on a dataset's answers", options=_options, run=_run),)

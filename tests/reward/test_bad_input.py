@@ -1,0 +1,192 @@
+"""Bad input, one test a kind: what a reward function may do wrong, and what completions and gold answers may be."""
+
+import os
+import re
+import sys
+import time
+
+import pytest
+import torch
+
+from hone.errors import HoneError
+from hone.reward.apart import apart
+from hone.reward.score import Marker, Reward, check_valid, score
+from hone.reward.verify import VERIFIERS
+from hone.types import Outcome, Rollout, Task
+
+torch.set_num_threads(1)
+HERE = os.getpid()
+
+
+def rollout(text: str = "yes", answer: str | None = "yes", **extra) -> Rollout:
+    return Rollout(tokens=[1], mask=[True], text=text, task=Task(prompt="q", answer=answer, extra=extra))
+
+
+def reason(function, *texts: str) -> str:
+    """Why the last of these is invalid."""
+    outcome = Reward(function)([rollout(text) for text in texts or ("yes",)])[-1]
+    assert outcome.value is None
+    return outcome.reason
+
+
+# --- what a function returns ---
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (1.0, "reward batch returned a float, expected a list of 3: return one value for each completion"),
+        (None, "reward batch returned a NoneType, expected a list of 3: return one value for each completion"),
+        ("111", "reward batch returned a str of 3, expected a list of 3: return one value for each completion"),
+        ([1.0] * 2, "reward batch returned a list of 2, expected a list of 3: return one value for each completion"),
+        ([], "reward batch returned a list of 0, expected a list of 3: return one value for each completion"),
+        (
+            torch.tensor(1.0),
+            "reward batch returned a Tensor, expected a list of 3: return one value for each completion",
+        ),
+        ({"a": 1.0}, "reward batch returned a dict, expected a list of 3: return one value for each completion"),
+    ],
+)
+def test_one_value_for_a_batch_or_the_wrong_number_of_them_stops_the_run(value, says: str):
+    def batch(completions):
+        return value
+
+    for reward in (Reward(batch), *apart([batch], seconds=5.0, workers=1)):
+        with pytest.raises(HoneError, match=re.escape(says)):
+            score([[rollout()] * 3], reward)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (None, "the reward returned NoneType None, expected a finite number"),
+        (float("nan"), "the reward returned float nan, expected a finite number"),
+        (float("inf"), "the reward returned float inf, expected a finite number"),
+        ("1.0", "the reward returned str '1.0', expected a finite number"),
+        ([1.0], "the reward returned list [1.0], expected a finite number"),
+        ({"a": float("nan")}, "the reward returned the parts {'a': nan}, expected finite numbers"),
+        (Outcome(value=None, reason="no \udcff text"), "no \udcff text"),
+    ],
+)
+def test_what_is_no_number_is_invalid_and_says_what_it_was(value, says: str):
+    assert reason(lambda completion: value) == says
+    assert [o.reason for o in Reward(lambda completions: [value, 1.0])([rollout()] * 2)] == [says, ""]
+
+
+def test_too_many_invalid_ones_stop_the_run_and_say_why():
+    marker = Marker(reward=Reward(lambda completion: None if completion else 1.0), max_invalid=0.5)
+    with pytest.raises(
+        HoneError, match=r"2 of 3 rewards are invalid, more than 50%.*NoneType None.*train\.max_invalid"
+    ):
+        marker([[rollout("a"), rollout("b"), rollout("")]])
+    check_valid(marker.fill([[rollout("a"), rollout("")]]), max_invalid=0.5)
+
+
+# --- what a function does ---
+
+
+def test_what_it_changes_are_copies():
+    def greedy(completions, tasks, rollouts):
+        completions.clear()
+        tasks[0].extra["tests"].append(0)
+        rollouts[0].task.extra.clear()
+        tasks.pop()
+        return [1.0, 1.0]
+
+    rows = [rollout(tests=[1]), rollout(tests=[2])]
+    before = repr(rows)
+    assert [o.value for o in Reward(greedy)(rows)] == [1.0, 1.0]
+    assert repr(rows) == before
+
+
+def test_what_it_prints_is_no_part_of_the_answer(capfd: pytest.CaptureFixture[str]):
+    def loud(completion):
+        print('{"outcomes": []}')
+        sys.stdout.flush()
+        return 1.0
+
+    (made,) = apart([loud], seconds=5.0, workers=1)
+    assert made([rollout()])[0].value == 1.0
+    assert capfd.readouterr() == ("", '{"outcomes": []}\n')
+
+
+def forks(completion: str) -> float:
+    if completion == "fork" and not os.fork():
+        return 99.0
+    return float(len(completion))
+
+
+def test_a_child_that_it_forks_never_comes_back(capfd: pytest.CaptureFixture[str]):
+    assert [o.value for o in Reward(forks)([rollout("fork"), rollout("a")])] == [4.0, 1.0]
+    assert os.getpid() == HERE
+    (made,) = apart([forks], seconds=5.0, workers=1)
+    texts = ["fork", "a", "bb", "fork", "ccc"]
+    assert [o.value for o in made([rollout(t) for t in texts])] == [4.0, 1.0, 2.0, 4.0, 3.0]
+    end = time.monotonic() + 5
+    said = ""
+    while said.count("\n") < 3 and time.monotonic() < end:
+        said += capfd.readouterr().err
+        time.sleep(0.01)
+    assert said == "reward forks forked: end the child with os._exit before it returns\n" * 3
+
+
+def test_sys_exit_is_a_crash_of_one_completion():
+    def leaves(completion):
+        return sys.exit("enough") if completion == "go" else 1.0
+
+    assert reason(leaves, "go") == "SystemExit: enough"
+    for reward in (Reward(leaves), *apart([leaves], seconds=5.0, workers=1)):
+        assert [o.value for o in reward([rollout("go"), rollout("stay")])] == [None, 1.0]
+
+
+def test_what_it_raises_can_hold_anything():
+    def raises(completion):
+        raise ValueError("\udcff\x00" + "x" * 10_000)
+
+    said = reason(raises)
+    assert said.startswith("ValueError: ?\x00x")
+    assert len(said) == 300
+    said.encode()
+
+
+# --- completions and gold answers ---
+
+ODD = {
+    "empty": "",
+    "blank": " \n\t\u2003\u200b",
+    "enormous": "<answer>" + "12 " * 1_000_000,
+    "surrogates": "\ud800 <answer>\udcff</answer>",
+    "nulls": "\x00" * 1000 + "<answer>\x00</answer>",
+    "not utf-8": b"\xff\xfe<answer>\x80</answer>".decode("utf-8", "replace"),
+    "right to left": "\u202e<answer>B</answer>\u202c",
+    "nested": "<answer>" * 5000 + "B" + "</answer>" * 5000,
+    "boxes": r"\boxed{" * 5000,
+    "formats": "{} {0} %s {{x}} ${x}",
+    "code": "__import__('os')._exit(1)",
+    "one character": "\u0301",
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("name", sorted(set(VERIFIERS) - {"code"}))  # a program is whatever it is given
+def test_any_completion_gets_a_verdict_and_none_of_these_is_right(name: str, kind: str):
+    start = time.perf_counter()
+    (outcome,) = Reward(VERIFIERS[name])([rollout(ODD[kind], answer="C" if name == "choice" else "41")])
+    assert outcome.value == 0.0
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize("name", ["choice", "exact", "math"])
+@pytest.mark.parametrize("answer", [None, "", "  \n"])
+def test_without_a_gold_answer_there_is_no_verdict(name: str, answer: str | None):
+    outcome = Reward(VERIFIERS[name])([rollout("<answer>B</answer>", answer=answer)])[0]
+    assert outcome.value is None
+    assert "gold answer" in outcome.reason
+
+
+@pytest.mark.parametrize("answer", ["K", "Paris", "A or B", "1", "\udcff", "A" * 100_000])
+def test_a_gold_answer_that_is_malformed_says_so(answer: str):
+    outcome = Reward(VERIFIERS["choice"])([rollout("<answer>B</answer>", answer=answer)])[0]
+    assert outcome.value is None
+    assert "is not a letter A to J" in outcome.reason
+    assert len(outcome.reason) <= 300
