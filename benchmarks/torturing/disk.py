@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -89,8 +90,8 @@ def _pages(content: bytes) -> int:
 
 
 def _limits(files: dict[str, bytes]) -> list[int]:
-    """Just too small for each of the files, the smallest first."""
-    return sorted({len(content) - 1 for name, content in files.items() if "/" in name and content})
+    """Just too small for each of the files that are larger than what a child says, the smallest first."""
+    return sorted({len(content) - 1 for name, content in files.items() if "/" in name and len(content) > PAGE})
 
 
 def _cramped(recipe: Recipe, folder: Path, room: int, *, mounted: bool) -> victim.Told:
@@ -113,10 +114,12 @@ def read_only(world: World, folder: Path) -> Case:
     whole = undisturbed(world, folder / "whole")
     with small_disk(folder / "disk") as mounted:
         case = Case(f"read-only directory ({'remounted' if mounted else 'by its mode'})")
+        if not mounted and os.geteuid() == 0:  # who writes whatever the mode
+            return replace(case, name="read-only directory", ends="not tried: root without the right to mount")
         recipe, before = begun(world, folder / "disk")
         _writable(folder / "disk", False, mounted=mounted)
         told = victim.run(recipe, folder / "log")
-        case.ended(told, 2 if mounted or os.geteuid() else told.code)
+        case.ended(told, 2)
         case.expect(contents(folder / "disk/run/checkpoints") == before, "checkpoints changed")
         case.ends = told.words.replace(str(folder), "...")
         _writable(folder / "disk", True, mounted=mounted)

@@ -98,8 +98,10 @@ def _live(recipe: Recipe, log: Path, tell: int, *, kill: tuple[str, int] | None,
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stderr.flush()
+        finally:  # whatever happens: a child that went on would be a second parent
+            os._exit(code)
 
 
 def _ended(recipe: Recipe) -> int:
