@@ -6,7 +6,6 @@ from typing import Protocol
 from hone.errors import HoneError
 from hone.reward.sandbox_limits import Protection, Wanted
 from hone.reward.sandbox_pool import Pool
-from hone.reward.sandbox_remote import Remote
 from hone.reward.sandbox_slots import Ask, SandboxError, Talk
 from hone.reward.sandbox_tools import TOOLS, Tool
 
@@ -30,6 +29,8 @@ def open_backend(name: str, wanted: Wanted) -> Backend:
     if name in TOOLS:
         return Tool(name, wanted)
     if name.startswith(("http://", "https://")):
+        from hone.reward.sandbox_remote import Remote  # http is slow to import, and few want it
+
         return Remote(name, wanted)
     raise HoneError(f"no sandbox backend {name!r}: use auto, native, {', '.join(TOOLS)} or an http(s) URL")
 
