@@ -346,6 +346,35 @@ def test_calls_before_a_hang_count(sandbox):
     assert 0.25 < done.seconds < 3
 
 
+BUSY = "import os, time\nend = time.time() + 4\nwhile time.time() < end: pass"
+WORK = """
+import time
+def f():
+    while time.process_time() < 0.15: pass
+    return 1
+"""
+
+
+@pytest.mark.slow
+def test_a_busy_machine_does_not_make_an_honest_program_wrong():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # the sandbox and what keeps it waiting share one processor
+    hogs = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(3)]
+    try:
+        with Sandbox(slots=1) as sandbox:
+            done = sandbox.run(Program(source=WORK, calls=[Call("f")]), seconds=0.3)
+            asleep = sandbox.run(Program(source="import time\ntime.sleep(60)"), seconds=0.3)
+    finally:
+        os.sched_setaffinity(0, cores)
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+    assert done.results == (Returned(1),)
+    assert done.seconds > 0.3
+    assert asleep.limit == "time"
+    assert asleep.seconds < 0.8
+
+
 def test_threads_share_a_sandbox_and_every_one_gets_its_own_answer():
     wrong = []
     with Sandbox(slots=2) as sandbox:

@@ -49,7 +49,7 @@ DEV = (("/dev/shm", "/tmp"), ("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "fd/0"
 class Limits:
     """Of one program and all it starts, together."""
 
-    seconds: float = 5.0  # on the clock, from the request on
+    seconds: float = 5.0  # on the clock; waiting for a processor that others have does not count, up to 3 x
     memory: int = 512 * MIB  # bytes, files in /tmp among them
     processes: int = 32
     disk: int = 32 * MIB  # bytes in /tmp, which /dev/shm is too
