@@ -229,4 +229,29 @@ RESUME = (
         ),
         tests="train/test_checkpoint.py",
     ),
+    fault(
+        "what is written beside the loop changes with it", "pain 19", "resume", "train/saver.py",
+        old="            self._made[place] = _copy(x)", new="            self._made[place] = x",
+        tests="train/test_saver.py",
+    ),
+    fault(
+        "a writer that failed is forgotten", "pain 19", "resume", "train/saver.py",
+        old="        if before is not None:\n            self.wait()\n", new="        self.events.clear()\n",
+        tests="train/test_saver.py",
+    ),
+    fault(
+        "two processes write into one run", "pain 19", "resume", "train/lock.py",
+        old="            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", new="            pass\n",
+        tests="train/test_lock.py",
+    ),
+    fault(
+        "resume takes whatever settings it is given", "pain 19", "resume", "changes.py",
+        old="    if changed and not allow:", new="    if False:",
+        tests="run/test_changes.py",
+    ),
+    fault(
+        "the best checkpoint is removed with the old ones", "pain 19", "resume", "job.py",
+        old="        spared.add(top)\n", new="",
+        tests="run/test_saving.py",
+    ),
 )  # fmt: skip

@@ -93,7 +93,7 @@ def test_a_rename_that_fails_brings_the_old_folder_back(tmp_path: Path, monkeypa
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("call", range(1, 13))
+@pytest.mark.parametrize("call", range(1, 14))
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(call: int, tmp_path: Path):
     """In a child that dies at the call-th time it makes a file safe or renames one: no `finally` runs there."""
     checkpoint.save(tmp_path, 1, writer("one"))
@@ -112,7 +112,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(call: int, tmp_path: Pat
         checkpoint.save(tmp_path, 2, writer("two"))
         os._exit(0)
     _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) in ((9,) if call <= 10 else (0, 9))
+    assert os.waitstatus_to_exitcode(status) == (9 if call <= 12 else 0)
     found = checkpoint.latest(tmp_path)
     assert found is not None
     assert found.name in ("step-000001", "step-000002")
@@ -121,6 +121,111 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(call: int, tmp_path: Pat
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
     checkpoint.save(tmp_path, 3, writer("three"))
     assert checkpoint.latest(tmp_path) == tmp_path / "step-000003"
+
+
+def dying_at(call: int, names: tuple[str, ...], do: Callable[[], object]) -> int:
+    """The exit code of a child that is killed instead of making its call-th call of these functions of os."""
+    if not (pid := os.fork()):
+        left = [call]
+        for name in names:
+            real = getattr(os, name)
+
+            def dying(*arguments, real=real, **options):
+                left[0] -= 1
+                if not left[0]:
+                    os._exit(9)
+                return real(*arguments, **options)
+
+            setattr(os, name, dying)
+        do()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("call", range(1, 6))
+def test_a_kill_while_one_is_replaced_loses_neither(call: int, tmp_path: Path):
+    """A run that goes back writes a step again: between two renames neither folder has its name."""
+    checkpoint.save(tmp_path, 1, writer("one"))
+    checkpoint.save(tmp_path, 2, writer("old"))
+    code = dying_at(call, ("replace",), lambda: checkpoint.save(tmp_path, 2, writer("new")))
+    assert code == (9 if call <= 2 else 0)
+    checkpoint.sweep(tmp_path)
+    assert checkpoint.latest(tmp_path) == tmp_path / "step-000002"
+    assert (tmp_path / "step-000002/file0").read_text() == ("old 0" if call <= 2 else "new 0")
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("call", range(1, 9))
+def test_a_kill_while_an_old_one_goes_leaves_nothing_half(call: int, tmp_path: Path):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, writer(str(step)), keep=2)
+    dying_at(call, ("unlink", "rmdir"), lambda: checkpoint.save(tmp_path, 3, writer("3"), keep=1))
+    said = list[str]()
+    for folder in checkpoint.checkpoints(tmp_path).values():
+        checkpoint.verify(folder)
+    assert checkpoint.latest(tmp_path, note=said.append) == tmp_path / "step-000003"
+    assert said == []
+    checkpoint.sweep(tmp_path)
+    assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+def test_folders_inside_and_around_are_synced_and_the_manifest_is_last(tmp_path: Path, monkeypatch):
+    order, sync = list[str](), checkpoint.sync
+    monkeypatch.setattr(checkpoint, "sync", lambda path: (order.append(path.name), sync(path)))
+    folder = checkpoint.save_folder(tmp_path / "it", writer("x"))
+    assert order[:5] == ["file0", "file1", "file2", "deep", "manifest.json"]
+    assert order[5:] == ["inner", f".it.{os.getpid()}.tmp", tmp_path.name]
+    checkpoint.point(tmp_path, "latest", folder)
+    assert order[-1] == tmp_path.name, "the new name of a small file is safe too"
+
+
+def test_what_is_called_between_two_files_can_end_it(tmp_path: Path):
+    for call in range(1, 6):
+        left = [call]
+
+        def stop(left=left) -> None:
+            left[0] -= 1
+            if not left[0]:
+                raise Crash
+
+        with pytest.raises(Crash):
+            checkpoint.save_folder(tmp_path / "it", writer("x"), between=stop)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_those_to_spare_stay_and_are_chosen_when_the_new_one_is_there(tmp_path: Path):
+    seen = list[list[int]]()
+
+    def spare(steps) -> set[int]:
+        seen.append(list(steps))
+        return {1, 3}
+
+    for step in range(1, 6):
+        checkpoint.save(tmp_path, step, writer(str(step)), keep=1, spare=spare)
+    assert list(checkpoint.checkpoints(tmp_path)) == [1, 3, 5]
+    assert seen == [[1], [1, 2], [1, 2, 3], [1, 3, 4], [1, 3, 4, 5]]
+
+
+def test_every_bit_that_flips_is_seen(tmp_path: Path):
+    """All of a small checkpoint, its manifest too: JSON that still reads has another hash or name in it."""
+    folder = checkpoint.save_folder(tmp_path / "it", writer("x", files=1))
+    for path in [p for p in folder.rglob("*") if p.is_file()]:
+        data = path.read_bytes()
+        for place in range(len(data)):
+            for bit in range(8) if place % 7 == 0 else (place % 8,):
+                path.write_bytes(data[:place] + bytes([data[place] ^ 1 << bit]) + data[place + 1 :])
+                with pytest.raises(HoneError):
+                    checkpoint.verify(folder)
+        path.write_bytes(data)
+    checkpoint.verify(folder)
+
+
+def test_tensors_that_were_read_outlive_their_file(tmp_path: Path):
+    checkpoint.save_tensors(tmp_path / "t", {"x": torch.arange(2000.0)})
+    found = checkpoint.load_tensors(tmp_path / "t")
+    (tmp_path / "t").write_bytes(bytes(8000))
+    os.truncate(tmp_path / "t", 0)
+    assert torch.equal(found["x"], torch.arange(2000.0))
 
 
 def test_what_a_dead_process_of_the_same_number_left_is_no_part_of_the_new_one(tmp_path: Path):
