@@ -1,0 +1,194 @@
+"""Process models against outcomes alone, on the demo's sums with worked steps and three seeds: as judges of whole
+completions, in beam search, and as dense rewards and potentials in GRPO and PPO. Also what labels and scoring cost.
+
+The model to start from is the SFT model of `hone demo` (runs/demo), or one made the same way. Seeds differ in sampled
+solutions, labels, heads and training. --quick runs one seed of a model that has learned nothing: does every part work?
+"""
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.form import Row, main, note, row, say
+from hone import runner
+from hone.config import Choice
+from hone.demo import stages
+from hone.demo.data import make_data, make_tokenizer
+from hone.demo.sizes import FULL, QUICK, Sizes
+from hone.guided.desk import Sampling
+from hone.guided.label import StepLabels, label_steps
+from hone.guided.rank import Rank, evaluate_ranked
+from hone.log.limits import Limits
+from hone.recipe import CriticSpec, ModelSpec, OptimSpec, ProcessSpec, ReadSpec, Recipe, SampleSpec, TrainSpec
+
+SEEDS = (0, 1, 2)
+SEPARATOR = " "
+MADE = Path("runs/demo")  # where `hone demo` leaves its models and data
+POINTS = "points of held-out accuracy"
+# of each comparison: what it is called, the method, and what it has to beat
+CLAIMS = (
+    ("best of 8 by the process model", "best of 8, process", "one sample"),
+    ("best of 8: process over outcome model", "best of 8, process", "best of 8, outcome"),
+    ("beams of 4 by the process model", "beam", "one sample"),
+    ("GRPO: process and outcome over outcome", "grpo, process", "grpo"),
+    ("PPO: dense rewards and outcome over outcome", "ppo, dense", "ppo"),
+    ("PPO: potentials and outcome over outcome", "ppo, shaping", "ppo"),
+)
+
+
+@contextmanager
+def base(sizes: Sizes, *, quick: bool) -> Iterator[tuple[Path, Path]]:
+    """The SFT model's folder and the data's; the demo's own where it has run."""
+    if not quick and (stages.model_folder(MADE, "sft")).is_dir():
+        yield stages.model_folder(MADE, "sft"), MADE / "data"
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        make_data(out / "data", sizes, seed=0)
+        make_tokenizer(out / "data", sizes)
+        for stage in ("pretrain", "sft"):
+            left = runner.run(stages.recipe(stage, out, sizes, seed=0))
+            left.rename(out / stage / "model")
+        yield out / "sft" / "model", out / "data"
+
+
+class Bench:
+    """One seed: labels, models, judges, training."""
+
+    def __init__(self, start: Path, data: Path, out: Path, *, seed: int, quick: bool) -> None:
+        self.start, self.data, self.out, self.seed, self.quick = start, data, out, seed, quick
+        self.found: dict[str, float] = {}  # accuracy in points
+        self.costs: dict[str, float] = {}
+
+    def run(self) -> None:
+        """Everything, in order."""
+        self.label()
+        process, outcome = self.judge("process", "steps"), self.judge("outcome", "outcomes")
+        self.rank(process, outcome)
+        dense = ProcessSpec(path=str(process), separator=SEPARATOR, weight=0.5)
+        self.train("grpo", ProcessSpec())
+        self.train("grpo, process", dense, process=True)
+        self.train("ppo", ProcessSpec())
+        self.train("ppo, dense", dense)
+        self.train("ppo, shaping", ProcessSpec(path=str(process), separator=SEPARATOR, use="shaping"))
+
+    def label(self) -> None:
+        """Steps with the share of their continuations that verify, and whole solutions with their verdicts."""
+        steps = self.out / "steps.jsonl"
+        found = label_steps(
+            self.start,
+            str(self.data / "problems.jsonl"),
+            steps,
+            labels=StepLabels(k=2 if self.quick else 8, separator=SEPARATOR),
+            how=Sampling(samples=2 if self.quick else 4, max_tokens=44, seed=100 + self.seed),
+            limit=16 if self.quick else 300,
+        )
+        self.costs = {name: found[name] for name in ("rows", "steps", "tokens sampled", "seconds")}
+        rows = [json.loads(line) for line in steps.read_text().splitlines()]
+        whole = [{**r, "steps": ["".join(r["steps"])], "step_labels": r["step_labels"][-1:]} for r in rows]
+        (self.out / "outcomes.jsonl").write_text("".join(json.dumps(r) + "\n" for r in whole))
+
+    def judge(self, name: str, data: str) -> Path:
+        """A head trained on the labels of every step, or of whole solutions."""
+        steps = 2 if self.quick else 60
+        return runner.run(
+            Recipe(
+                name=name,
+                seed=self.seed,
+                out=str(self.out / "{name}"),
+                model=ModelSpec(path=str(self.start)),
+                data=str(self.out / f"{data}.jsonl"),
+                read=ReadSpec(overlong="truncate"),  # what a model wrote that has learned nothing can be longer as text
+                algo=Choice("process_reward_model"),
+                train=TrainSpec(steps=steps, prompts=64),
+                optim=OptimSpec(lr=5e-4, warmup=min(5, steps), schedule="cosine"),
+            )
+        )
+
+    def rank(self, process: Path, outcome: Path) -> None:
+        """One of eight completions, by either head; and as many steps at a time, by the process model."""
+        how = Sampling(samples=8, max_tokens=44, seed=self.seed)
+        for name, judge, by, beams in (
+            ("best of 8, process", process, "min", 0),
+            ("best of 8, outcome", outcome, "last", 0),
+            ("beam", process, "min", 4),
+        ):
+            start = time.perf_counter()
+            rank = Rank(judge=str(judge), by=by, separator=SEPARATOR, beams=beams)
+            found = evaluate_ranked(
+                self.start, str(self.data / "held_out.jsonl"), rank, how=how, limit=16 if self.quick else 0
+            )
+            self.found[name] = 100 * found["beam" if beams else "best_of_8"]
+            self.costs[f"seconds of {name}"] = time.perf_counter() - start
+            if not beams:
+                self.found["one sample"] = 100 * found["reward"]
+
+    def train(self, name: str, spec: ProcessSpec, **settings: bool) -> None:
+        """The demo's GRPO or PPO with the verifier as reward, and perhaps a process model beside it."""
+        algo = name.split(",")[0]
+        own = {"beta": 0.01, **settings} if algo == "grpo" else {"beta": 0.02, "value_clip": None}
+        steps = 2 if self.quick else 12
+        start = time.perf_counter()
+        folder = runner.run(
+            Recipe(
+                name=name.replace(", ", "-"),
+                seed=self.seed,
+                out=str(self.out / "{name}"),
+                model=ModelSpec(path=str(self.start)),
+                data=str(self.data / "problems.jsonl"),
+                eval_data=str(self.data / "held_out.jsonl"),
+                reward={"math": 1.0, "format": 0.1},
+                algo=Choice(algo, own),
+                process=spec,
+                critic=CriticSpec(kind="own" if algo == "ppo" else "none"),
+                sample=SampleSpec(group=8, max_tokens=44),
+                train=TrainSpec(steps=steps, prompts=8 if self.quick else 24, minibatches=4, eval_samples=4),
+                optim=OptimSpec(lr=1e-4, critic_lr=5e-4, warmup=10),
+                limits=Limits(ref_kl_warn=None, ref_kl_stop=None),
+            )
+        )
+        lines = (folder.parent.parent / "metrics.jsonl").read_text().splitlines()
+        self.found[name] = 100 * json.loads(lines[-1])["eval/pass@1"]
+        self.costs[f"seconds of {name}"] = time.perf_counter() - start
+
+
+def claims(benches: list[Bench]) -> list[Row]:
+    """Each method against its baseline: the mean difference over seeds, and what every seed has to show."""
+    found: list[Row] = []
+    for name, ours, peer in CLAIMS:
+        gains = [b.found[ours] - b.found[peer] for b in benches]
+        mean, spread = statistics.mean(gains), statistics.stdev(gains) if len(gains) > 1 else 0.0
+        ok = mean > 2.92 * spread / len(gains) ** 0.5 if len(gains) > 1 else True  # t, one-sided, 95 %, 2 degrees
+        goal = "> 2.92 standard errors of the seeds' mean" if len(gains) > 1 else ""
+        found.append(row(name, mean, unit=POINTS, goal=goal, ok=ok))
+        found[-1] |= {"seeds": [round(g, 2) for g in gains], "standard_error": spread / len(gains) ** 0.5}
+        found[-1]["goal"] = goal or None
+    return found
+
+
+def measure(quick: bool) -> list[Row]:
+    """All seeds, one after the other."""
+    benches = list[Bench]()
+    with base(QUICK if quick else FULL, quick=quick) as (start, data), tempfile.TemporaryDirectory() as folder:
+        for seed in SEEDS[: 1 if quick else None]:
+            out = Path(folder) / str(seed)
+            out.mkdir()
+            benches.append(Bench(start, data, out, seed=seed, quick=quick))
+            benches[-1].run()
+            say(seed, json.dumps(benches[-1].found), json.dumps(benches[-1].costs))
+    rows = claims(benches)
+    for name in benches[0].found:
+        values = [b.found[name] for b in benches]
+        rows.append({**note(name, statistics.mean(values), unit=POINTS), "seeds": [round(v, 2) for v in values]})
+    for name in benches[0].costs:
+        rows.append(note(f"{name}, a seed", statistics.mean(b.costs[name] for b in benches), unit=""))
+    return rows
+
+
+if __name__ == "__main__":
+    sys.exit(main(measure, __doc__ or ""))
