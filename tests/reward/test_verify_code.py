@@ -116,6 +116,14 @@ def test_tests_that_are_more_than_comparisons_ask_from_a_sandbox_of_their_own():
     assert value("def pair(x): return [x, x + 1]", mbpp, mode="fraction") == pytest.approx(2 / 3)
 
 
+def test_helpers_of_the_prompt_are_there_for_the_tests_too():
+    test = "def check(candidate):\n    for x in range(3):\n        assert candidate(double(x)) == x"
+    prompt = "def double(x):\n    return 2 * x\n\ndef half(x):\n"
+    task = Task(prompt=prompt, extra={"test": test, "entry_point": "half"})
+    assert code_reward("    return double(x) // 4\n", task).value == 1
+    assert value("def half(x): return x", task) == 0
+
+
 @pytest.mark.parametrize(
     "code", ["import os\nos._exit(0)", "1/0", "def root(x):\n    import os\n    os._exit(0)", "x = ("]
 )

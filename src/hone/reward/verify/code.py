@@ -15,7 +15,7 @@ from typing import Any
 from hone.errors import HoneError
 from hone.reward.sandbox import Finished, Program, Sandbox, SandboxError
 from hone.reward.sandbox_slots import frame
-from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, Tests, passed, read_tests
+from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
 from hone.reward.verify.format import said
 from hone.types import Outcome, Task
 
@@ -39,12 +39,10 @@ def program_of(completion: str, task: Task) -> str | None:
     text = said(completion)
     blocks = [code for tag, code in _FENCE.findall(text) if tag.lower() in ("", "python", "py", "python3")]
     code = blocks[-1] if blocks else text
-    entry = str(task.extra.get("entry_point") or "")
-    prompt = task.prompt if isinstance(task.prompt, str) else ""
-    start = re.search(rf"^def {re.escape(entry)}\b", prompt, re.MULTILINE) if entry else None
-    if start is not None:
-        defined = re.search(rf"^def {re.escape(entry)}\b", code, re.MULTILINE)
-        code = (prompt[: start.start()] + "\n" if defined else prompt) + code
+    before = preamble(task)
+    if before is not None and isinstance(task.prompt, str):
+        entry = re.escape(str(task.extra["entry_point"]))
+        code = (before + "\n" if re.search(rf"^def {entry}\b", code, re.MULTILINE) else task.prompt) + code
     return code if code.strip() else None
 
 

@@ -7,6 +7,7 @@ stays outside. Any other assert is run as it is, in a sandbox of its own where t
 import ast
 import builtins
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,7 @@ def read_tests(task: Task) -> Tests:
     if "test_list" in extra:
         return _asserts(_texts(extra, "test_list"), str(extra.get("test_setup_code") or ""))
     if "test" in extra:
-        return _check(str(extra["test"]), str(extra.get("entry_point") or ""))
+        return _check(str(extra["test"]), task)
     if "inputs" in extra and "outputs" in extra:
         return _pairs(extra)
     raise NoTests("the task has no tests: its row needs test and entry_point, test_list, or inputs and outputs")
@@ -117,9 +118,18 @@ def _asserts(texts: Sequence[str], setup: str) -> Tests:
     return Asserts(source=source, tests=[f"test_{i}" for i in range(len(texts))], names=_wanted(source))
 
 
-def _check(text: str, entry: str) -> Tests:
+def preamble(task: Task) -> str | None:
+    """What a HumanEval prompt puts before the function that is asked for: imports, helpers; None without such one."""
+    entry = re.escape(str(task.extra.get("entry_point") or ""))
+    if not entry or not isinstance(task.prompt, str):
+        return None
+    start = re.search(rf"^def {entry}\b", task.prompt, re.MULTILINE)
+    return None if start is None else task.prompt[: start.start()]
+
+
+def _check(text: str, task: Task) -> Tests:
     """HumanEval: a function `check(candidate)` of asserts."""
-    body = _parse(text)
+    body, entry = _parse(text), str(task.extra.get("entry_point") or "")
     checks = [s for s in body if isinstance(s, ast.FunctionDef) and s.name == "check" and len(s.args.args) == 1]
     if len(checks) != 1 or not entry.isidentifier():
         raise NoTests("test has no function check(candidate), or there is no entry_point")
@@ -129,7 +139,7 @@ def _check(text: str, entry: str) -> Tests:
     cases = [_case(s, {candidate: entry}) for s in told]
     if not others and told and all(cases):
         return Cases([case for case in cases if case])
-    source = f"{text}\ndef test_0(): check({entry})\n"
+    source = f"{preamble(task) or ''}\n{text}\ndef test_0(): check({entry})\n"
     return Asserts(source=source, tests=["test_0"], names=[entry])
 
 
