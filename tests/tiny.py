@@ -19,6 +19,7 @@ from hone.model.teacher import TopKTeacher
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
+from hone.train.masters import Masters
 from hone.train.step import Learner
 from hone.types import Batch, Group, Outcome, Rollout, Stop, Task
 
@@ -67,6 +68,14 @@ def learner_for(
     optimizer = optim.adamw(policy.actor_parameters(), policy.critic_parameters(), lr=lr)
     reference = policy.reference if isinstance(policy.reference, Policy) else None
     return Learner(policy=policy, optimizer=optimizer, reference=reference, micro_rows=micro_rows)
+
+
+def step_copies(learner: Learner, *, lr: float) -> None:
+    """The optimiser steps copies, as a run's does with optim.offload."""
+    actor, critic = learner.policy.actor_parameters(), learner.policy.critic_parameters()
+    learner.masters = Masters([*actor, *critic], device=torch.device("cpu"))
+    learner.optimizer = optim.adamw(learner.masters.of(actor), learner.masters.of(critic), lr=lr)
+    learner.optimizer.register_step_post_hook(learner.masters.publish)
 
 
 def written(r: Rollout) -> list[int]:

@@ -94,6 +94,8 @@ def _check_settings(recipe: Recipe, algo: Algorithm) -> None:
         raise HoneError("train.reference_refresh would put the policy in its teacher's place: set it to 0")
     if algo.trust_region is not None and recipe.train.shard != "none":
         raise HoneError(f"{name} works with the whole gradient as one vector: set train.shard=none")
+    if algo.trust_region is not None and recipe.optim.offload:
+        raise HoneError(f"{name} moves the weights itself and has no moments for them: set optim.offload=false")
 
 
 def process(
@@ -238,8 +240,10 @@ def learner(recipe: Recipe, policy: Trainable, ref: Model | None, *, shards: "Sh
     actor, critic, masters = policy.actor_parameters(), policy.critic_parameters(), None
     if shards is not None:
         actor, critic = shards.of(actor), shards.of(critic)
-    if any(p.dtype not in (torch.float32, torch.float64) for p in (*actor, *critic)):
-        masters = Masters([*actor, *critic])
+    if o.offload and shards is not None:
+        raise HoneError("optim.offload and train.shard both say where moments are: set one of them")
+    if o.offload or any(p.dtype not in (torch.float32, torch.float64) for p in (*actor, *critic)):
+        masters = Masters([*actor, *critic], device=torch.device("cpu") if o.offload else None)
         actor, critic = masters.of(actor), masters.of(critic)
     optimizer = optim.adamw(
         actor,

@@ -125,6 +125,7 @@ class OptimSpec:
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     clip_norm: float = 1.0
     bits: Literal[8, 32] = 32  # of each optimiser moment
+    offload: bool = False  # moments and the copies they belong to in the host's memory, stepped there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +149,19 @@ class CriticSpec:
     """Where the value comes from. "none" means "own" for an algorithm that needs one."""
 
     kind: Literal["none", "own", "shared"] = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """A process reward model that scores each step of what is sampled, beside the reward; no path: none."""
+
+    path: str = ""  # a model's folder; several, with commas between them, are joined
+    # reward: each step's chance of being right is its reward; shaping: it is a potential, which changes no optimum and
+    # needs an algorithm with a return for each token
+    use: Literal["reward", "shaping"] = "reward"
+    weight: float = 1.0
+    separator: str = "\\n"  # what ends a step, where \\n is a line break: the one that the model was trained on
+    join: Literal["mean", "min", "penalty"] = "mean"  # penalty: the mean less the standard deviation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +198,7 @@ class Recipe:
     optim: OptimSpec = field(default_factory=OptimSpec)
     lora: LoraSpec = field(default_factory=LoraSpec)
     critic: CriticSpec = field(default_factory=CriticSpec)
+    process: ProcessSpec = field(default_factory=ProcessSpec)
     parts: PartsSpec = field(default_factory=PartsSpec)
     save: SaveSpec = field(default_factory=SaveSpec)
     limits: Limits = field(default_factory=Limits)
@@ -225,7 +240,7 @@ _AT_LEAST: dict[str, float] = {
 }  # fmt: skip
 _ABOVE: dict[str, float] = {
     "sample.temperature": 0, "sample.top_p": 0, "train.mismatch_cap": 0, "optim.lr": 0, "optim.clip_norm": 0,
-    "lora.alpha": 0, "train.reward_timeout": 0,
+    "lora.alpha": 0, "train.reward_timeout": 0, "process.weight": 0,
 }  # fmt: skip
 _AT_MOST: dict[str, float] = {"sample.top_p": 1, "sample.min_p": 1, "train.max_invalid": 1}
 
@@ -321,6 +336,10 @@ def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
         (
             train.rollback > 0 and (not recipe.save.every or recipe.save.keep < 2),
             "train.rollback goes back to a checkpoint of save.every: set save.every, and save.keep to 2 or more",
+        ),
+        (
+            bool(recipe.process.path) and (not recipe.online or train.lag > 0),
+            "process.path scores what an online run samples, without a lag: leave it out, or set train.lag=0",
         ),
         (not recipe.online and train.lag > 0, f"{recipe.algo_name} is offline and samples nothing: set train.lag=0"),
         (

@@ -118,7 +118,9 @@ def _state(learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable], 
 
 
 def _is_half(learner: Learner) -> bool:
-    return learner.masters is not None or (learner.shards is not None and learner.shards.half is not None)
+    if learner.masters is not None:
+        return learner.masters.half
+    return learner.shards is not None and learner.shards.half is not None
 
 
 def score_of(folder: Path, metric: str) -> float | None:

@@ -82,6 +82,7 @@ class Way:
     prompts: int = 4
     shard: str = "none"  # fsdp: ranks hold parts of the weights; fsdp_lean: and of gradients
     clip: float = 1.0
+    copies: bool = False  # the optimiser steps copies of the weights, as it does with optim.offload
     dtype: torch.dtype = torch.float64
     seed: int = 0
 
@@ -144,6 +145,8 @@ def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
             for decoder in (m for m in model.modules() if isinstance(m, Decoder)):  # pyright: ignore
                 decoder.fast_layers, decoder.graphs, decoder.native_layers = way.fast, way.graphs, way.native
     learner.clip_norm = way.clip
+    if way.copies and algo.trust_region is None:  # which moves the weights itself, and is refused with copies
+        tiny.step_copies(learner, lr=0.01)
     if way.shard != "none":
         tiny.spread_learner(learner, lr=0.01, lean=way.shard == "fsdp_lean")
     return learner, algo

@@ -56,6 +56,7 @@ VARIANTS = {
     "ppo in bfloat16": ("ppo", ["train.dtype=bfloat16", "critic.kind=own"]),
     "grpo with a LoRA in bfloat16": ("grpo", ["train.dtype=bfloat16", "lora.rank=2"]),
     "moments of one byte": ("sft", ["optim.bits=8"]),
+    "moments on the host": ("sft", ["optim.offload=true"]),
     "moments of one byte, own critic": ("ppo", ["optim.bits=8", "critic.kind=own", "optim.schedule=linear"]),
     "nothing learned yet": ("expert_iteration", ["algo.threshold=99.0"]),
 }

@@ -137,6 +137,8 @@ def test_ctrl_c_saves_the_run_of_all_processes(world: World, tmp_path: Path) -> 
 def test_what_cannot_be_shared_out_is_refused_before_anything_starts(world: World, tmp_path: Path) -> None:
     with pytest.raises(HoneError, match=r"trpo works with the whole gradient .* set train\.shard=none"):
         build.algorithm(recipe(world, "trpo", tmp_path, "train.shard=fsdp"))
+    with pytest.raises(HoneError, match=r"trpo moves the weights itself .* set optim\.offload=false"):
+        build.algorithm(recipe(world, "trpo", tmp_path, "optim.offload=true"))
 
 
 def test_ranks_that_torchrun_did_not_start_are_told_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def _size(number: float) -> str:
 def _checkpoint_size(probe: Probe) -> int:
     """The model, two moments, and what is trained where the model does not hold it as it is."""
     weights = _bytes(trained(probe))
-    apart = probe.job.recipe.lora.used or probe.job.learner.masters is not None
+    apart = probe.job.recipe.lora.used or (probe.job.learner.masters is not None and probe.job.learner.masters.half)
     return _bytes(probe.job.policy.parameters()) + (3 if apart else 2) * weights
 
 

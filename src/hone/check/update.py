@@ -82,7 +82,7 @@ def _judged(trial: Trial, probe: Probe, *, at: str) -> Finding:
     if trial.changed and not trial.moves:
         remedy = "the gradients of these rows cancel: see signal and groups differ, or raise optim.lr"
         return warned(f"{seen}: the weights move, the loss does not", remedy)
-    if probe.job.learner.masters is not None and not trial.moves:
+    if probe.job.learner.masters is not None and probe.job.learner.masters.half and not trial.moves:
         seen = f"{seen}: one step is lost in the rounding of the weights, their float32 copies add steps up"
         return warned(seen, f"raise optim.lr ({_rate(probe):g}), if the loss of the run does not fall")
     seen = f"{seen}, nor along any part of it down to {FRACTIONS[-1]:g}"

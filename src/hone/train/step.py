@@ -42,7 +42,7 @@ class Learner:
     optimizer: torch.optim.Optimizer
     schedule: optim.Schedule = optim.constant
     reference: Model | None = None
-    masters: Masters | None = None  # float32 copies of a model in half precision
+    masters: Masters | None = None  # copies that are stepped: of a model in half precision, or on the host
     shards: "Shards | None" = None  # where each rank holds a part of the weights
     micro_rows: int = 64
     micro_tokens: int = 0  # in place of micro_rows, where it is set
@@ -56,7 +56,9 @@ class Learner:
     @property
     def device(self) -> torch.device:
         """Where the policy computes, and its batches have to be."""
-        return optim.parameters_of(self.optimizer)[0].device
+        if self.masters is None:
+            return optim.parameters_of(self.optimizer)[0].device
+        return next(cast(nn.Module, self.policy).parameters()).device  # the copies may be elsewhere
 
     def end(self) -> None:
         """An iteration is done."""
