@@ -19,6 +19,7 @@ from hone.reward.sandbox_pool import Pool
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
+pytestmark = pytest.mark.usefixtures("needs_sandbox")
 
 
 @pytest.fixture(scope="module")

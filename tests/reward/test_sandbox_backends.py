@@ -21,6 +21,7 @@ from hone.reward.sandbox_slots import HOME, frame
 from hone.reward.sandbox_tools import TOOLS, nsjail
 
 WORD = "a secret of this test"
+pytestmark = pytest.mark.usefixtures("needs_sandbox")
 GOOD = Program(source="def f(x): return x + 1", calls=[Call("f", (41,))])
 SOME = ("C001", "C004", "C005", "C006", "C020", "C021", "C026", "C028", "C031", "C040", "C061", "H001", "V029", "R022")
 

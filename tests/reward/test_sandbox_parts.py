@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hone.cli import main
 from hone.errors import HoneError
 from hone.reward.sandbox_calls import ARCHITECTURES, assemble, numbers
-from hone.reward.sandbox_cgroups import find, out_of_memory
+from hone.reward.sandbox_cgroups import find, out_of_memory, sweep
 from hone.reward.sandbox_limits import library_of, root_of
 from hone.reward.sandbox_slots import Talk, frame
 from hone.reward.sandbox_values import Opaque, TooLarge, dumps, loads
@@ -233,6 +233,21 @@ def test_version_1_needs_a_folder_for_each_controller(tmp_path):
     assert find(tmp_path) is None
 
 
+def test_groups_of_a_client_that_is_gone_are_swept_and_no_others(tmp_path):
+    top = unified(tmp_path, enabled="cpu memory pids")
+    home = find(tmp_path)
+    assert home is not None
+    base = top / "user.slice/app.slice/run.scope"
+    assert set(home.folders.values()) == {base}
+    gone, fresh, ours = (base / f"hone-sandbox-{pid}-1" for pid in (2**22 + 1, 2**22 + 2, os.getpid()))
+    for folder in (gone, fresh, ours):
+        folder.mkdir()
+    for folder in (gone, ours):
+        os.utime(folder, (1, 1))
+    sweep(home)
+    assert [folder.exists() for folder in (gone, fresh, ours)] == [False, True, True]
+
+
 def test_a_machine_without_cgroups_has_none(tmp_path):
     assert find(tmp_path) is None
 
@@ -276,6 +291,7 @@ def test_a_machine_without_namespaces_is_refused_with_the_remedy():
     assert done.stdout.count("\n") == 1
 
 
+@pytest.mark.usefixtures("needs_sandbox")
 def test_the_doctor_says_what_holds_and_tries_it(capsys):
     assert main(["sandbox", "doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -41,6 +41,7 @@ def check(candidate):
     assert False, "no error"
 """
 LOOPED = Task(prompt="root", extra={"test": LOOP, "entry_point": "root"})
+pytestmark = pytest.mark.usefixtures("needs_sandbox")
 
 
 def fenced(code):

@@ -5,6 +5,7 @@ Without one, rlimits and a watch over the slot's processes stand in, and `hone s
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from hone.reward.sandbox_wall import remove_groups
 PERIOD = 100_000  # microseconds of the CPU quota
 NEEDED, WISHED = {"memory", "pids"}, {"cpu"}
 NAME = "hone-sandbox"
+SETTLED = 60  # seconds after which an empty group is nobody's: one just made may be a client's in another container
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,5 +145,6 @@ def sweep(home: Home) -> None:
     for base in set(home.folders.values()):
         for folder in base.glob(f"{NAME}-*-*"):
             pid = folder.name.removeprefix(f"{NAME}-").partition("-")[0]
-            if pid.isdigit() and not Path("/proc", pid).exists():
+            old = time.time() - folder.stat().st_mtime > SETTLED
+            if old and pid.isdigit() and not Path("/proc", pid).exists():
                 remove_groups([str(folder)], seconds=0.0)
