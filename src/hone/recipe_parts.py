@@ -8,10 +8,12 @@ from typing import Any
 from hone.config import unknown
 from hone.errors import HoneError
 
-VERIFIERS = ("math", "format", "choice", "exact", "code")  # rewards by name
+VERIFIERS = ("math", "format", "choice", "exact", "code", "f1", "gym")  # rewards by name
+# and those with a setting behind their name, as in "regex:[0-9]+"
+MADE = ("regex", "tags", "schema", "grammar", "length", "overlong", "language", "repetition", "numeric")
 # a reward model, or several as one: "model:A", "model:A,B", "model-min:A,B", "model-penalty-0.5:A,B"
 MODEL = re.compile(r"model(?:-(mean|min|penalty)(?:-(\d+(?:\.\d+)?))?)?:([^,]+(?:,[^,]+)*)")
-REWARDS = (*VERIFIERS, "model:FOLDER", "FILE.py:function")
+REWARDS = (*VERIFIERS, *(f"{kind}:SETTING" for kind in MADE), "model:FOLDER", "FILE.py:function")
 Reward = str | Mapping[str, float] | Callable[..., Any]
 
 
@@ -32,18 +34,24 @@ class PartsSpec:
 
 def is_reward_name(name: str) -> bool:
     """Whether it names one of Hone's own verifiers or a reward model."""
-    return name in VERIFIERS or MODEL.fullmatch(name) is not None
+    kind, _, setting = name.partition(":")
+    return name in VERIFIERS or (kind in MADE and bool(setting)) or MODEL.fullmatch(name) is not None
+
+
+def is_function(name: str) -> bool:
+    """Whether it names a function of a file."""
+    return ".py:" in name and not is_reward_name(name)
 
 
 def is_part(name: str) -> bool:
     """What may stand in a weighted sum of rewards."""
-    return is_reward_name(name) or ".py:" in name
+    return is_reward_name(name) or is_function(name)
 
 
 def check_reward(reward: Reward) -> None:
     """HoneError where a part has no name that is known."""
     names = list(reward) if isinstance(reward, Mapping) else []
-    names += [reward] if isinstance(reward, str) and ".py:" not in reward else []
+    names += [reward] if isinstance(reward, str) and not is_function(reward) else []
     for name in names:
         if not is_part(name):
             raise unknown("reward", name, REWARDS)

@@ -11,12 +11,12 @@ from hone.data.tokenizer import Tokenizer
 from hone.load import load_function
 from hone.model.learned import reward_model
 from hone.recipe import Recipe
-from hone.recipe_parts import MODEL, PartsSpec
+from hone.recipe_parts import MODEL, PartsSpec, is_function
 from hone.reward.apart import apart
 from hone.reward.cache import cached
 from hone.reward.parts import Part, read_schedule
 from hone.reward.score import Reward, Scorer, as_scorer, combine
-from hone.reward.verify import REMEMBERED, VERIFIERS, made
+from hone.reward.verify import HANGS, REMEMBERED, SECONDS, VERIFIERS, made
 
 Spec = str | Mapping[str, float] | Callable[..., Any]
 
@@ -35,7 +35,8 @@ def judges(recipe: Recipe) -> dict[str, Reward]:
         named = [spec] if isinstance(spec, str) else [name for name, weight in spec.items() if weight]
         named += [parts.held_out] if parts.held_out else []
         found = {name: f for name in dict.fromkeys(named) if (f := alone(name, asked=name in parts.timeout))}
-    return in_processes(found, seconds=train.reward_timeout, each=parts.timeout)
+    quick = {name: min(SECONDS, train.reward_timeout) for name in found if name.partition(":")[0] in HANGS}
+    return in_processes(found, seconds=train.reward_timeout, each={**quick, **parts.timeout})
 
 
 def in_processes(
@@ -50,7 +51,7 @@ def in_processes(
 
 def alone(name: str, *, asked: bool = False) -> Callable[..., Any] | None:
     """The function of this name where it is to run in a process of its own: it can hang or crash, or it is asked."""
-    if ".py:" in name:
+    if is_function(name):
         return load_function(name)
     if MODEL.fullmatch(name):
         return None
@@ -71,7 +72,7 @@ def scorer(
     judges: what stands for some of the functions. parts: how each counts.
     """
     there, how = judges or {}, parts or PartsSpec()
-    if isinstance(spec, str) and ".py:" in spec and how == PartsSpec(held_out=how.held_out):
+    if isinstance(spec, str) and is_function(spec) and how == PartsSpec(held_out=how.held_out):
         spec = there[spec] if spec in there else load_function(spec)
     if callable(spec):
         return as_scorer(there.get("", spec))
@@ -89,11 +90,11 @@ def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> Part:
 
 
 def _named(name: str, vocabulary: Tokenizer | None, device: torch.device | str) -> Callable[..., Any]:
-    if ".py:" in name:
+    if is_function(name):
         return load_function(name)
     if (learned := MODEL.fullmatch(name)) is None:
         function, hangs = made(name)
-        return in_processes({name: function}, seconds=60.0)[name] if hangs else function
+        return in_processes({name: function}, seconds=SECONDS)[name] if hangs else function
     if vocabulary is None:
         raise unknown("reward", name, [*VERIFIERS, "FILE.py:function"])
     how, k, folders = learned.groups()

@@ -168,7 +168,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("name", sorted(set(VERIFIERS) - {"code"}))  # a program is whatever it is given
+@pytest.mark.parametrize("name", sorted(set(VERIFIERS) - {"code", "gym"}))  # they need more than a gold answer
 def test_any_completion_gets_a_verdict_and_none_of_these_is_right(name: str, kind: str):
     start = time.perf_counter()
     (outcome,) = Reward(VERIFIERS[name])([rollout(ODD[kind], answer="C" if name == "choice" else "41")])

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hone import recipe_parts
 from hone.errors import HoneError
 from hone.reward.score import Reward
-from hone.reward.verify import VERIFIERS
+from hone.reward.verify import MAKERS, VERIFIERS
 from hone.reward.verify.choice import choice_reward, exact_reward, final_choice
 from hone.reward.verify.format import ThinkAnswer, boxes, format_reward, matches, think_answer
 from hone.types import Rollout, Task
@@ -17,10 +18,11 @@ GOOD = "<think>a</think><answer>b</answer>"
 
 
 def test_every_verifier_is_a_reward_and_accepts_its_gold_answer():
-    assert set(VERIFIERS) == {"math", "format", "choice", "exact", "code"}
+    assert set(VERIFIERS) == set(recipe_parts.VERIFIERS)
+    assert set(MAKERS) == set(recipe_parts.MADE)
     for name, verifier in VERIFIERS.items():
-        if name == "code":
-            continue  # it has no gold answer but tests: test_verify_code
+        if name in ("code", "gym"):
+            continue  # they have more than a gold answer: test_verify_code, test_verify_gym
         gold = "C" if name == "choice" else "42"
         text = f"<think>hm</think><answer>{gold}</answer>"
         row = Rollout(tokens=[1], mask=[True], text=text, task=Task(prompt="q", answer=gold))

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from hone.data import named
+from hone.data import gym, named
 from hone.data.chat import Turns
 from hone.data.files import JSON_COLUMNS, READERS, File, Read
 from hone.data.mix import Mixed
@@ -72,9 +72,9 @@ class Loaded:
 
 
 def locate(data: Data, how: Reading) -> list[Part]:
-    """The datasets that `data` names: "a.jsonl", "part-*.parquet", "gsm8k:train", "hf:owner/name:split", several
-    joined with + or mixed as "a.jsonl*0.7+b.jsonl*0.3", each with [:N] for its first N rows;
-    in Python rows, or a list of (data, weight)."""
+    """The datasets that `data` names: "a.jsonl", "part-*.parquet", "gsm8k:train", "gym:chain_sum",
+    "hf:owner/name:split", several joined with + or mixed as "a.jsonl*0.7+b.jsonl*0.3", each with [:N] for its first N
+    rows; in Python rows, or a list of (data, weight)."""
     if not isinstance(data, str):
         return _mixture(data, how) if _is_mixture(data) else [Part(name="data", shelves=(_memory(data, how),))]
     if "+" not in data or Path(data).is_file():
@@ -129,8 +129,9 @@ def _sliced(name: str, how: Reading) -> list[Shelf]:
 def _shelves(name: str, how: Reading) -> list[Shelf]:
     if name.startswith("hf:"):
         return [Shelf(place=_hub(name), translate=partial(_plainly, how=how))]
-    if (shelf := named.find(name, chat=how.chat, chunk=how.chunk)) is not None:
-        return [shelf]
+    for shelf in (gym.find(name, chat=how.chat), named.find(name, chat=how.chat, chunk=how.chunk)):
+        if shelf is not None:
+            return [shelf]
     paths = [Path(name)]
     if has_magic(name) and not paths[0].is_file():
         paths = [Path(found) for found in sorted(glob(name, recursive=True))]

@@ -4,9 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hone.errors import HoneError
+from hone.reward.verify import formal, shape
 from hone.reward.verify.choice import choice_reward, exact_reward
 from hone.reward.verify.code import code_reward
-from hone.reward.verify.format import format_reward
+from hone.reward.verify.compare import f1_reward, numeric
+from hone.reward.verify.format import format_reward, matches
+from hone.reward.verify.gym import gym_reward
 from hone.reward.verify.math import math_reward
 
 VERIFIERS: dict[str, Callable[..., Any]] = {
@@ -15,12 +18,30 @@ VERIFIERS: dict[str, Callable[..., Any]] = {
     "choice": choice_reward,
     "exact": exact_reward,
     "code": code_reward,
+    "f1": f1_reward,
+    "gym": gym_reward,
 }
+# by the name before a colon: what makes a verifier of the text behind it
+MAKERS: dict[str, Callable[[str], Callable[..., Any]]] = {
+    "regex": matches,
+    "tags": shape.tags,
+    "schema": formal.schema,
+    "grammar": formal.grammar,
+    "length": shape.length,
+    "overlong": shape.overlong,
+    "language": shape.language,
+    "repetition": shape.varied,
+    "numeric": numeric,
+}
+HANGS = {"regex", "schema", "grammar", "gym"}  # some text may keep these busy for ever
+SECONDS = 5.0  # they have for a completion, unless told otherwise
 REMEMBERED = {"math": 10_000, "code": 10_000}  # outcomes, of what takes longer to judge than to look up
 
 
 def made(name: str) -> tuple[Callable[..., Any], bool]:
     """The verifier of this name, and whether it can hang, so that it belongs in a process of its own."""
-    if name in VERIFIERS:
-        return VERIFIERS[name], False
-    raise HoneError(f"no verifier {name!r}: there are {', '.join(VERIFIERS)}")
+    kind, _, setting = name.partition(":")
+    if name not in VERIFIERS and (kind not in MAKERS or not setting):
+        listed = [*VERIFIERS, *(f"{known}:SETTING" for known in MAKERS)]
+        raise HoneError(f"no verifier {name!r}: there are {', '.join(listed)}")
+    return VERIFIERS[name] if name in VERIFIERS else MAKERS[kind](setting), kind in HANGS

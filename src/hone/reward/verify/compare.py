@@ -1,0 +1,87 @@
+"""What a completion settles on, compared with the gold answer by a number's distance or by shared words.
+
+Where several answers appear, the last one of the strongest kind counts: answer tag, box, "answer is", all that is said.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
+
+from hone.errors import HoneError
+from hone.reward.verify.format import after_phrase, answer_tag, boxes, said
+from hone.types import Outcome, Task
+
+MAX_ANSWER = 5000  # characters
+_NUMBER = re.compile(
+    r"([-+\u2212]?)\s?[$\u20ac\u00a3]?((?:\d{1,3}(?:,\d{3})+|\d{1,40})(?:\.\d{0,40})?|\.\d{1,40})"
+    r"(?:[eE]([-+]?\d{1,3}))?(?:\s?/\s?(\d{1,40}))?\s?(%?)"
+)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+def settled(completion: str) -> str:
+    """The answer that a completion settles on."""
+    text = said(completion)
+    tagged = answer_tag(text)
+    if tagged is not None:
+        text = tagged
+    found = boxes(text)
+    if found:
+        return max(found)[2]
+    phrase = after_phrase(text) if tagged is None else None
+    return text if phrase is None else phrase
+
+
+def number(text: str) -> Fraction | None:
+    """The one number that a text is: 1,234.5, -3e-4, $2, 50%, 1/3; else None."""
+    plain = text.strip().strip("*").strip().rstrip(".") if len(text) <= MAX_ANSWER else ""
+    found = _NUMBER.fullmatch(plain)
+    if found is None:
+        return None
+    sign, digits, power, below, percent = found.groups()
+    value = Fraction(digits.replace(",", "")) * Fraction(10) ** int(power or 0)
+    if below is not None:
+        if not int(below):
+            return None
+        value /= int(below)
+    return (-value if sign in ("-", "\u2212") else value) / (100 if percent else 1)
+
+
+def numeric(tolerance: str) -> Callable[[str, Task], Outcome]:
+    """A reward: 1 where the number is within the tolerance of the gold one, "0.01" apart or "1%" of it; else 0."""
+    share = tolerance.endswith("%")
+    limit = number(tolerance)
+    if limit is None or limit < 0:
+        raise HoneError(f"numeric:{tolerance} is no tolerance: write numeric:0.01, or numeric:1% of the gold answer")
+
+    def numeric_reward(completion: str, task: Task) -> Outcome:
+        gold = number(task.answer or "")
+        if gold is None:
+            return Outcome(value=None, reason=f"the gold answer {str(task.answer)[:60]!r} is not a number")
+        found = number(settled(completion))
+        near = found is not None and abs(found - gold) <= (limit * abs(gold) if share else limit)
+        return Outcome(value=float(near))
+
+    return numeric_reward
+
+
+def words(text: str) -> list[str]:
+    """Lower case, without punctuation and articles.
+
+    >>> words("The Eiffel-Tower, Paris!")
+    ['eiffeltower', 'paris']
+    """
+    plain = text[:MAX_ANSWER].lower().translate(str.maketrans("", "", string.punctuation))
+    return _ARTICLES.sub(" ", plain).split()
+
+
+def f1_reward(completion: str, task: Task) -> Outcome:
+    """2 p r / (p + r) of the words that the answer shares with the gold one, each as often as both have it (SQuAD)."""
+    gold = words(task.answer or "")
+    if not gold:
+        return Outcome(value=None, reason="the task has no gold answer with a word in it")
+    found = words(settled(completion))
+    shared = (Counter(gold) & Counter(found)).total()
+    return Outcome(value=2 * shared / (len(gold) + len(found)))

@@ -1,0 +1,57 @@
+"""Tasks of the real package reasoning-gym, where it is installed: made by name, marked as the package does."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from hone.build import Reading, load_rows
+from hone.data.rows import task_row
+from hone.errors import HoneError
+from hone.reward.score import Reward
+from hone.reward.verify import VERIFIERS
+from hone.types import Rollout, Task
+
+torch.set_num_threads(1)
+THERE = importlib.util.find_spec("reasoning_gym") is not None
+needed = pytest.mark.skipif(not THERE, reason='reasoning-gym is not installed: pip install "hone[gym]"')
+
+
+def mark(task: Task, text: str) -> float | None:
+    return Reward(VERIFIERS["gym"])([Rollout(tokens=[1], mask=[True], text=text, task=task)])[0].value
+
+
+@needed
+@pytest.mark.parametrize("name", ["chain_sum", "countdown", "leg_counting", "spell_backward", "basic_arithmetic"])
+def test_gold_answers_score_1_and_rubbish_does_not(name: str):
+    rows, _ = load_rows(f"gym:{name}:5:7", Reading())
+    assert len(rows) == 5
+    assert rows == load_rows(f"gym:{name}:5:7", Reading())[0]
+    assert rows != load_rows(f"gym:{name}:5:8", Reading())[0]
+    for row in rows:
+        task = task_row(row)
+        assert mark(task, f"<think>hm</think><answer>{task.answer}</answer>") == 1.0
+        for wrong in ("", "<answer></answer>", "<answer>rubbish \udcff</answer>", "9^9^9"):
+            assert (mark(task, wrong) or 0.0) < 0.5
+
+
+@needed
+def test_a_name_that_the_package_does_not_have():
+    with pytest.raises(HoneError, match=r"no dataset 'chain_sums': use one of its .* chain_sum"):
+        load_rows("gym:chain_sums", Reading())
+
+
+@pytest.mark.parametrize("name", ["gym:", "gym:a:b", "gym:a:1:2:3", "gym:a:-1"])
+def test_a_name_that_is_not_understood(name: str):
+    with pytest.raises(HoneError, match="write gym:NAME, gym:NAME:SIZE or gym:NAME:SIZE:SEED"):
+        load_rows(name, Reading())
+
+
+@pytest.mark.skipif(THERE, reason="reasoning-gym is installed")
+def test_without_the_package_the_remedy_is_said():
+    with pytest.raises(HoneError, match=r'pip install "hone\[gym\]"'):
+        load_rows("gym:chain_sum", Reading())
+
+
+def test_another_task_is_none_of_the_package():
+    assert mark(Task(prompt="q", answer="1"), "1") is None
