@@ -1,15 +1,17 @@
-"""Numeric answers: exact equality, near-misses refused, and no input that hangs the verifier."""
+"""Where an answer is found and numbers in it: exact equality, near-misses refused, nothing that hangs the verifier."""
 
 import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.reward.score import Reward
 from hone.reward.verify import VERIFIERS
-from hone.reward.verify.math import final_answer, math_reward, number
+from hone.reward.verify.math import math_reward
+from hone.reward.verify.math_extract import final_answer, places
+from hone.reward.verify.math_number import amount, number
 from hone.types import Rollout, Task
 
 
@@ -49,6 +51,10 @@ def reward(completion: str, answer: str | None) -> float | None:
         ("-1 1/2", Fraction(-3, 2)),
         (r"2\frac{1}{3}", Fraction(7, 3)),
         ("0.5/2", Fraction(1, 4)),
+        (r"0.\overline{3}", Fraction(1, 3)),
+        (r"2.1\overline{6}", Fraction(13, 6)),
+        (r"864 \mbox{ inches}^2", 864),
+        ("60km/h", 60),
         ("50%", Fraction(1, 2)),
         (r"12.5\%", Fraction(1, 8)),
         ("50 percent", Fraction(1, 2)),
@@ -136,6 +142,7 @@ def test_every_decimal_is_read_back(value):
     assert number(f"{value:f}") == Fraction(value)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=250))
 def test_any_text_gives_a_verdict(text):
     assert reward(text, "42") in (0.0, 1.0)
@@ -152,20 +159,22 @@ def test_any_arithmetic_looking_text_gives_a_verdict(text):
     [
         ("<answer>42</answer>", "42"),
         ("so <answer> 42 </answer> done", "42"),
-        ("<answer>1</answer> no, <answer>42</answer>", "42"),
+        ("<answer>42</answer> that is, <answer>42.0</answer>", "42"),
         (r"\boxed{1} <answer>42</answer> \boxed{3} #### 4", "42"),
         (r"<answer>\boxed{42}</answer>", "42"),
         (r"<answer>The answer is $\boxed{42}$.</answer>", "42"),
         (r"it is \boxed{42}", "42"),
-        (r"\boxed{1} then \boxed{42} #### 7, the answer is 8", "42"),
+        (r"\boxed{84/2} then \boxed{42} #### 7, the answer is 8", "42"),
         (r"\boxed{\frac{1}{2}}", "0.5"),
         (r"\boxed{\boxed{42}}", "42"),
         (r"\boxed{42} and \boxed{43", "42"),
         (r"\boxed {42}", "42"),
         ("steps\n#### 42", "42"),
-        ("#### 1\n#### 42\nbye", "42"),
+        ("#### 42\nbye\n#### 42", "42"),
+        ("#### Step 1: add\n6 * 7\n#### 42", "42"),
         ("The answer is 42.", "42"),
-        ("The answer is 1. No: the final answer is: **42**", "42"),
+        ("The answer is hard to see. No: the final answer is: **42**", "42"),
+        (r"The answer is $\frac{84}{2}$, as was to be shown.", "42"),
         ("Answer: $42", "42"),
         ("the answer is 42 because 6*7 = 42", "42"),
         ("the answer is 1,000 dollars, which is a lot", "1000"),
@@ -194,6 +203,18 @@ def test_a_right_answer_scores_one(completion, answer):
         r"<answer>\boxed{42} or 43</answer>",
         r"<answer>43 \boxed{42}</answer>",
         "<answer>42</answer><answer>43</answer>",
+        "<answer>43</answer><answer>42</answer>",
+        r"\boxed{43} \boxed{42}",
+        r"\boxed{42} or maybe \boxed{43}",
+        r"\boxed{41}\boxed{42}\boxed{43}\boxed{44}\boxed{45}",
+        r"\boxed{41,42,43,44,45}",
+        r"\boxed{41 \boxed{42}}",
+        "#### 41\n#### 42",
+        "#### 1\n#### 2\n#### 3\n#### 42",
+        "The answer is 41. No, the answer is 42",
+        "The answer is $42$ or $43$",
+        r"\boxed{6 \times 7}",
+        r"\boxed{40+2}",
         "<answer></answer> the answer is 42",
         "<answer>42",
         "42</answer>",
@@ -225,8 +246,10 @@ def test_a_near_miss_scores_zero(completion):
     assert reward(completion, "42") == 0.0
 
 
-@pytest.mark.parametrize("answer", [None, "", "x + 1", r"\sqrt{2}", "blue", "9^9^9^9", "1e999", "1/0", "42 or 43"])
-def test_a_gold_answer_that_is_no_number_is_invalid_not_wrong(answer):
+@pytest.mark.parametrize(
+    "answer", [None, "", " ", "9^9^9^9", r"\frac{1}{2", r"\boxed{}", "2^{2^{99}}", "1" * 2000, "±", r"\foo"]
+)
+def test_a_gold_answer_that_cannot_be_read_is_invalid_not_wrong(answer):
     outcome = math_reward("<answer>42</answer>", Task(prompt="q", answer=answer))
     assert outcome.value is None
     assert "gold answer" in outcome.reason
@@ -269,6 +292,22 @@ def test_the_gold_answer_in_a_tag_scores_one_through_the_registry():
     for gold in ("42", "-1/2", "3.5", "1,000", "25%"):
         row = Rollout(tokens=[1], mask=[True], text=f"<answer>{gold}</answer>", task=Task(prompt="q", answer=gold))
         assert Reward(VERIFIERS["math"])([row])[0].value == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "unit"), [("5 cm", "cm"), ("5 km/h", "km/h"), ("$5", "$"), ("42 green apples", "apples"), ("x = 5", "")]
+)
+def test_a_number_keeps_its_unit(text, unit):
+    found = amount(text)
+    assert found is not None
+    assert found[1] == unit
+
+
+def test_only_places_of_the_strongest_kind_are_read():
+    text = r"#### 1 the answer is 2, \boxed{3} and \boxed{\boxed{\frac{4}{1}}} <answer>5</answer> <answer>6</answer>"
+    assert places(text) == ["5", "6"]
+    assert places(text.replace("answer>", "x>")) == ["3", r"\frac{4}{1}"]
+    assert places("#### 1\nthe answer is 2") == [" 1"]
 
 
 def test_final_answer_is_none_where_there_is_none():

@@ -1,166 +1,146 @@
-"""Numeric answers compared as exact rational numbers: no evaluation, no floats, bounded work on any input.
+r"""Mathematical answers: found where the completion states them, taken apart, and compared without floats.
 
-Where several answers appear, the last one of the strongest kind counts: answer tag, then box, then `####`,
-then "answer is". One place must hold one number: "42 or 43" in it is wrong, whatever the gold answer.
-A percentage is a hundredth ("50%" is 1/2, not 50); 0.333 is not 1/3.
+Equal text and numbers are settled here in microseconds. Only expressions that are neither go to SymPy, in a process
+that is ended when it takes too long (`math_workers`), past a guard that keeps out what would hang it (`math_guard`).
+docs/verifiers.md has the rules.
 """
 
 import re
-from fractions import Fraction
+from functools import lru_cache
 
-from hone.reward.verify.format import after_phrase, answer_tag, boxes, said
+from hone.errors import HoneError
+from hone.reward.score import invalid
+from hone.reward.verify import math_units, math_workers
+from hone.reward.verify.math_extract import MAX_PLACES, final_answer, places
+from hone.reward.verify.math_form import Form, form, same
+from hone.reward.verify.math_guard import Refused, admitted, symbols
+from hone.reward.verify.math_number import amount
 from hone.types import Outcome, Task
 
-MAX_ANSWER, MAX_DIGITS, MAX_EXPONENT = 200, 100, 100
-
-_INT = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
-_DECIMAL = rf"(?:{_INT}(?:\.[0-9]*)?|\.[0-9]+)"
-_POWER = (
-    r"(?:[eE](?P<e>[+-]?[0-9]+)|\s?(?:\\times|\\cdot|[*\u00d7])\s?10\^(?:\{(?P<p>[+-]?[0-9]+)\}|(?P<q>[+-]?[0-9]+)))"
-)
-_FRAC = rf"\\frac(?:\{{(?P<ft>[+-]?{_DECIMAL})\}}\{{(?P<fb>[+-]?{_DECIMAL})\}}|(?P<st>[0-9])(?P<sb>[0-9]))"
-_SLASH = rf"(?P<top>{_DECIMAL})\s?/\s?(?P<bottom>{_DECIMAL})"
-_NUMBER = re.compile(
-    rf"(?P<sign>[+-]?)[$€£¥]?(?:(?P<whole>[0-9]+)(?:\s(?=[0-9]+/)(?P<wt>[0-9]+)/(?P<wb>[0-9]+)"
-    rf"|\s?\\frac\{{(?P<lt>[0-9]+)\}}\{{(?P<lb>[0-9]+)\}})"
-    rf"|{_FRAC}|{_SLASH}|(?P<plain>{_DECIMAL}){_POWER}?)(?P<percent>\s?%)?"
-)
-_SCALE = {"percent": Fraction(1, 100), "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
-_SCALE |= {"trillion": 10**12, "dozen": 12}
-_UNITS = {"mm", "cm", "dm", "km", "kg", "mg", "ml", "mph", "kph", "hr", "hrs", "min", "sec", "ft", "lb", "lbs", "oz"}
-_LETTERS = {"m", "g", "s", "h", "L", "N", "J", "W", "V", "K"}  # units of one letter, only after a space
-_BEFORE = """the a final answer is equals equal to total result value sum of it so thus therefore hence there are
-    he she they has have had"""
-# Words that change, multiply or deny the number before them, so that it is not the answer stated.
-_CHANGES = """or and not nor but is was are negative minus plus times over sqrt root pi log ln sin cos tan exp squared
-    cubed factorial divided multiplied mod power half halves third thirds quarter quarters fifth fifths double twice
-    triple pairs pair score gross fewer less more below above except either neither between around almost nearly
-    roughly about approximately least most wrong incorrect zero one two three four five six seven eight nine ten
-    eleven twelve twenty thirty forty fifty sixty seventy eighty ninety infinity millions billions thousands hundreds
-    dozens tenth tenths hundredth hundredths thousandth thousandths th st nd rd base binary hex octal"""
-_LEADING, _CHANGING, _MAX_WORDS = frozenset(_BEFORE.split()), frozenset(_CHANGES.split()), 4
-_WORD = re.compile(r"(?P<word>[A-Za-z]+)(?:\^\{?[23]\}?)?(?:/[A-Za-z]+(?:\^\{?[23]\}?)?)?")
+_BASE = re.compile(r"([0-9]+)_\{?([0-9]{1,2})\}?")
+_WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z]{2,}(?:[' -]+[A-Za-z]+)*")
+_ARITHMETIC = re.compile(r"(?:[0-9.,()*+\s-]|\\times|\\cdot|\\div|/)+")
+_UNIT = re.compile(r"(.*\S)(?:\s|(?<=[^A-Za-z\\\s]))((?:[A-Za-z]{2,}|°)(?:\^\{?[23]\}?)?)", re.DOTALL)
+_WORDLIKE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 
-def final_answer(completion: str) -> str | None:
-    """The text of the answer a completion settles on, or None where it gives none."""
-    text = said(completion)
-    tagged = answer_tag(text)
-    if tagged is not None:
-        return _one_box(tagged)
-    found = boxes(text)
-    if found:
-        return max(found)[2]
-    if "####" in text:
-        return text.rpartition("####")[2].partition("\n")[0]
-    phrase = after_phrase(text)
-    if phrase is None:
-        return None
-    return re.split(r"[.;]\s|,?\s(?:because|since|which|as)\s|\s<", phrase, maxsplit=1)[0]
+class Unusable(Exception):
+    """The gold answer can be compared with nothing, for this reason."""
 
 
-def _one_box(tagged: str) -> str:
-    """Inside an answer tag a single box may stand among words; with digits beside it the whole is judged."""
-    found = boxes(tagged[:MAX_ANSWER])
-    if len(found) != 1:
-        return tagged
-    start, end, content = found[0]
-    return tagged if re.search(r"[0-9]", tagged[:start] + tagged[end:]) else content
+@lru_cache(4096)
+def gold_form(answer: str) -> Form:
+    """The gold answer's form: of the text itself, or of the final answer of a worked solution; Unusable if neither."""
+    stated = answer if amount(answer) is not None else final_answer(answer)
+    found = form(answer if stated is None else stated)
+    if found is None:
+        raise Unusable("it is empty, too long or not well formed")
+    for leaf in found.leaves():
+        if amount(leaf) is None and not _BASE.fullmatch(leaf) and not _is_text(leaf):
+            _admitted_gold(leaf)
+    return found
 
 
-def number(text: str) -> Fraction | None:
-    """The one number a short text states, units and currency set aside; None where it is anything else."""
-    if len(text) > MAX_ANSWER:
-        return None
-    text = _plain(text)
-    position, value, words = 0, None, 0
-    while 0 <= position < len(text):
-        match = _NUMBER.match(text, position)
-        if text[position].isspace():
-            position += 1
-        elif match is None:
-            words += value is not None
-            position = _after_word(text, position, leading=value is None)
-        else:
-            read = _value(match)
-            if read is None or value is not None:
-                return None
-            position, value = _after_number(text, match.end(), read)
-    return None if position < 0 or words > _MAX_WORDS else value
+def _is_text(leaf: str) -> bool:
+    """A word, as in "east": compared as text."""
+    return leaf == r"\ldots" or _WORDS.fullmatch(leaf) is not None
 
 
-def _plain(text: str) -> str:
-    """LaTeX and typography to the characters the patterns know; nothing here joins two numbers into one."""
-    for old, new in (("\u2212", "-"), ("\u2013", "-"), ("{,}", ","), (r"\dfrac", r"\frac"), (r"\tfrac", r"\frac")):
-        text = text.replace(old, new)
-    text = re.sub(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s?\{([^{}]*)\}", r" \1 ", text)
-    text = re.sub(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|°", " degrees ", text)
-    text = text.replace(r"\%", "%").replace(r"\$", "$").replace(r"\!", "")
-    text = re.sub(r"\\[,;: ]", " ", text).strip().strip("*").strip()
-    for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
-        if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
-            text = text[len(left) : -len(right)].strip()
-    text = re.sub(r"^[A-Za-z]\s?=\s?", "", text)
-    text = re.sub(r"^([+-])\s", r"\1", text)
-    return re.sub(r"^([+-]?[$€£¥])\s", r"\1", re.sub(r"^([$€£¥])([+-])", r"\2\1", text))
+def _admitted_gold(leaf: str) -> None:
+    try:
+        for side in leaf.split("="):
+            admitted(_measured(side)[0])
+    except Refused as refused:
+        raise Unusable(str(refused)) from refused
 
 
-def _after_number(text: str, end: int, value: Fraction) -> tuple[int, Fraction]:
-    """Where reading goes on after a number, and its value scaled by a word such as "million"; -1: not a number."""
-    unit = re.compile(r"[A-Za-z]+").match(text, end)
-    if unit is not None and unit.group() not in _UNITS:
-        return -1, value  # "2x", "3i", "5e": algebra, not a unit
-    if unit is None and not re.compile(r"[.,;:?]?(?:\s|$)").match(text, end):
-        return -1, value
-    scale = re.compile(r"\s([a-z]+)\b").match(text, end)
-    if scale is not None and scale.group(1) in _SCALE:
-        return scale.end(), value * _SCALE[scale.group(1)]
-    return (end + 1 if unit is None and text[end : end + 1].strip() else end), value
+def _measured(leaf: str) -> tuple[str, str]:
+    r"""An expression and its unit: `\frac{\pi}{2}` and "cm" of `\frac{\pi}{2} cm`."""
+    found = _UNIT.fullmatch(leaf)
+    if found is None or math_units.size(found.group(2)) is None:
+        return leaf, ""
+    return found.group(1), found.group(2)
 
 
-def _after_word(text: str, position: int, *, leading: bool) -> int:
-    """The end of a word that leads to the number or of a unit after it; -1 for what could change the number."""
-    match = _WORD.match(text, position)
-    if match is None:
-        return -1
-    word = match.group("word")
-    lower = word.lower()
-    unit = word in _LETTERS if len(word) == 1 else lower not in _CHANGING and lower not in _SCALE
-    if not (lower in _LEADING if leading else unit):
-        return -1
-    tail = re.compile(r"[.,;:?]?(?:\s|$)").match(text, match.end())
-    return -1 if tail is None else tail.end()
+def equal(gold: str, answer: str) -> bool:
+    """Whether two single expressions are the same; Unusable if the gold one cannot be read, Failed without verdict."""
+    if gold.replace(" ", "") == answer.replace(" ", ""):
+        return True
+    numbers = amount(gold), amount(answer)
+    if numbers[0] is not None and numbers[1] is not None:
+        return math_units.same(*numbers[0], *numbers[1])
+    based = [_BASE.fullmatch(text) for text in (gold, answer)]
+    if any(based):
+        return _same_base(gold, answer, based)
+    if _is_text(gold):
+        return gold.casefold() == answer.casefold()
+    if numbers[0] is not None and _ARITHMETIC.fullmatch(answer):  # a sum that is left to be worked out
+        return False
+    (gold, unit), (answer, other) = _measured(gold), _measured(answer)
+    if unit and other and math_units.size(unit) != math_units.size(other):
+        return False
+    return _by_symbols(gold, answer)
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
-    """The number matched, or None beyond the caps on digits and exponent or with a zero denominator."""
-    part = {name: text.replace(",", "") for name, text in match.groupdict().items() if text is not None}
-    if sum(c.isdigit() for c in match.group()) > MAX_DIGITS:
-        return None
-    top = part.get("wt") or part.get("lt") or part.get("ft") or part.get("st") or part.get("top") or part.get("plain")
-    bottom = part.get("wb") or part.get("lb") or part.get("fb") or part.get("sb") or part.get("bottom") or "1"
-    power = int(part.get("e") or part.get("p") or part.get("q") or 0)
-    if top is None or Fraction(bottom) == 0 or abs(power) > MAX_EXPONENT:
-        return None
-    value = Fraction(part.get("whole", 0)) + Fraction(top) / Fraction(bottom) * Fraction(10) ** power
-    return value * (-1 if part["sign"] == "-" else 1) / (100 if "percent" in part else 1)
+def _same_base(gold: str, answer: str, based: list[re.Match[str] | None]) -> bool:
+    """Digits in a base: a base that only one of them names is set aside."""
+    digits = [match.group(1) if match else text for match, text in zip(based, (gold, answer), strict=True)]
+    bases = {match.group(2) for match in based if match}
+    return digits[0] == digits[1] and len(bases) == 1
 
 
-def gold_number(answer: str | None) -> Fraction | None:
-    """The gold answer's number: the answer itself, or the final answer of a worked solution."""
-    if answer is None:
-        return None
-    value = number(answer)
-    if value is not None:
-        return value
-    last = final_answer(answer)
-    return None if last is None else number(last)
+def _by_symbols(gold: str, answer: str) -> bool:
+    if not symbols(answer) <= symbols(gold) or _WORDLIKE.search(
+        re.sub(r"\b(?:sin|cos|tan|log|ln|exp|pi)\b", "", answer)
+    ):
+        return False
+    kind = "equation" if "=" in gold and "=" in answer else "value"
+    if answer.count("=") != gold.count("=") or answer.count("=") > 1:
+        return False
+    try:
+        sides = ["=".join(admitted(side) for side in text.split("=")) for text in (gold, answer)]
+    except Refused:
+        return False
+    absent = math_workers.missing()
+    if absent and amount(gold) is not None:  # without the library a number has to be written as one
+        return False
+    if absent:
+        raise HoneError(f"the gold answer {gold[:60]!r} is no number, and {absent}")
+    return _asked(kind, *sides)
+
+
+@lru_cache(8192)
+def _asked(kind: str, gold: str, answer: str) -> bool:
+    said = math_workers.WORKERS.ask({"kind": kind, "gold": gold, "answer": answer})
+    if "equal" not in said:
+        reason = "the parser cannot read it" if "unreadable" in said else None
+        raise Unusable(reason) if reason else math_workers.Failed(f"crashed: {said.get('failed')}")
+    return said["equal"] is True
+
+
+def _rejoined(found: Form) -> Form:
+    """`y = 2x + 3` as an equation again, to be compared with one that is not solved for y."""
+    return Form("one", f"{found.name}={found.text}") if found.name and found.kind == "one" else found
+
+
+def right(gold: Form, answer: str) -> bool:
+    """Whether an answer, as a completion states it, is the gold one."""
+    found = form(answer)
+    if found is None:
+        return False
+    if "=" in found.text + gold.text and found.kind == gold.kind == "one":
+        gold, found = _rejoined(gold), _rejoined(found)
+    return same(gold, found, equal)
 
 
 def math_reward(completion: str, task: Task) -> Outcome:
-    """1 where the final answer equals the gold answer exactly, else 0; invalid where the gold one is no number."""
-    gold = gold_number(task.answer)
-    if gold is None:
-        return Outcome(value=None, reason=f"the gold answer {str(task.answer)[:60]!r} is not a number")
-    answer = final_answer(completion)
-    return Outcome(value=float(answer is not None and number(answer) == gold))
+    """1 where every answer the completion settles on equals the gold one, else 0; invalid where that is unusable."""
+    answers = places(completion)
+    try:
+        gold = gold_form(task.answer or "")
+        value = 0 < len(answers) <= MAX_PLACES and all(right(gold, answer) for answer in answers)
+    except Unusable as unusable:
+        return invalid(f"the gold answer {str(task.answer)[:60]!r} is unusable: {unusable}")
+    except math_workers.Failed as failed:
+        return invalid(str(failed))
+    return Outcome(value=float(value))

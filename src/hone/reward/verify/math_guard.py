@@ -1,0 +1,179 @@
+r"""What may reach the parser: known commands only, bounded in length, depth, powers, factorials and digits.
+
+SymPy would compute `9^{9^{9^{9}}}` and `\binom{10^9}{5 \cdot 10^8}` if it were asked; nobody who passes here asks.
+The expression leaves in one spelling, with every product of a number and a bracket written out, for the parser
+reads `3(2)` and `3 4` as sums.
+"""
+
+import re
+
+MAX_LENGTH, MAX_DEPTH, MAX_DIGITS, MAX_TOKENS = 300, 10, 100, 150
+MAX_POWER = 10_000  # of nested exponents, multiplied
+MAX_FACTORIAL, MAX_FACTORIALS = 3000, 4
+
+_FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp"
+_GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
+    upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"""
+_COMMANDS = frozenset(
+    f"{_FUNCTIONS} {_GREEK} frac sqrt pi infty cdot times div binom lfloor rfloor lceil rceil".split()
+)
+_BARE = re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS.replace(' ', '|')}|pi|infty)(?![A-Za-z])")
+_TOKEN = re.compile(r"\\[A-Za-z]+|[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[A-Za-z]|[-+*/^_(){}\[\]|!]|\s+")
+_NUMBER = re.compile(r"[0-9.]+")
+_CLOSES = {"(": ")", "[": "]", "{": "}"}
+
+
+class Refused(Exception):
+    """The reason why an expression is not handed to the parser."""
+
+
+def admitted(text: str) -> str:
+    """The expression as the parser may have it; Refused otherwise."""
+    if len(text) > MAX_LENGTH:
+        raise Refused(f"it has more than {MAX_LENGTH} characters")
+    tokens = _tokens(_BARE.sub(r"\\\1 ", text))
+    _bounded(tokens)
+    return " ".join(_spelt(tokens))
+
+
+def symbols(text: str) -> set[str]:
+    r"""The variables of an expression: letters and Greek ones, but neither e, i nor \pi."""
+    found = {t.removeprefix("\\") for t in _TOKEN.findall(_BARE.sub(r"\\\1 ", text)) if t[-1].isalpha()}
+    return {t for t in found if (len(t) == 1 and t not in "ei") or t in _GREEK.split()}
+
+
+def _tokens(text: str) -> list[str]:
+    found, position = list[str](), 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise Refused(f"it has the character {text[position]!r}")
+        position = match.end()
+        token = match.group()
+        if token[0] == "\\" and token[1:] not in _COMMANDS:
+            raise Refused(f"it has the command {token}")
+        if _NUMBER.fullmatch(token) and len(token) > MAX_DIGITS:
+            raise Refused(f"it has a number of more than {MAX_DIGITS} digits")
+        found += [token] if token.strip() else []
+    if not found or found[0] in ("^", "*", "/", "!", "_", ")", "}") or found[-1] in ("^", "*", "/", "+", "-", "_"):
+        raise Refused("it is no whole expression")
+    if len(found) > MAX_TOKENS:
+        raise Refused(f"it has more than {MAX_TOKENS} symbols")
+    return found
+
+
+def _bounded(tokens: list[str]) -> None:
+    end, _ = _weigh(tokens, 0, "", MAX_DEPTH)
+    if end != len(tokens):
+        raise Refused("its brackets do not match")
+    if tokens.count("!") > MAX_FACTORIALS:
+        raise Refused(f"it has more than {MAX_FACTORIALS} factorials")
+
+
+def _weigh(tokens: list[str], start: int, closer: str, depth: int) -> tuple[int, int]:
+    """Where a group ends, and the product of the exponents that are nested in it."""
+    if depth == 0:
+        raise Refused(f"it is nested more than {MAX_DEPTH} deep")
+    position, heaviest, last = start, 1, 1  # last: the weight of what an exponent would stand on
+    while position < len(tokens) and tokens[position] != closer:
+        token, first = tokens[position], position
+        if token in _CLOSES:
+            position, last = _weigh(tokens, position + 1, _CLOSES[token], depth - 1)
+        elif token in _CLOSES.values():
+            raise Refused("its brackets do not match")
+        elif token == "^":
+            position, power = _exponent(tokens, position + 1, depth)
+            last *= power
+        elif token == "!":
+            _factorial(tokens[:position])
+        elif token == r"\binom":
+            _binomial(tokens[position + 1 :])
+        else:
+            last = 1
+        position = position + 1 if position == first or tokens[first] in _CLOSES else position
+        heaviest = max(heaviest, last)
+        if heaviest > MAX_POWER:
+            raise Refused(f"its powers exceed {MAX_POWER}")
+    if closer and position == len(tokens):
+        raise Refused("its brackets do not match")
+    return position, heaviest
+
+
+def _exponent(tokens: list[str], start: int, depth: int) -> tuple[int, int]:
+    """Where an exponent ends, and how large it may become: the product of its numbers."""
+    if start == len(tokens):
+        raise Refused("it ends with a power")
+    end = start + 1
+    if tokens[start] in _CLOSES:
+        end = _weigh(tokens, start + 1, _CLOSES[tokens[start]], depth - 1)[0] + 1
+    if tokens[end : end + 1] == ["^"]:
+        raise Refused("it has a power in a power")
+    inside = tokens[start:end]
+    towers = [inside[i - 1 : i + 2] for i, t in enumerate(inside) if t == "^"]
+    if any(_NUMBER.fullmatch(t[0]) or t[0] in (")", "}") or t[-1] not in "23" for t in towers):
+        raise Refused("it has a power in a power")
+    if "!" in inside or r"\binom" in inside:
+        raise Refused("it has a factorial in a power")
+    product = 1
+    for number in (t for t in inside if _NUMBER.fullmatch(t)):
+        product *= max(1, int(float(number))) if len(number) < 9 else MAX_POWER + 1
+    return end, product
+
+
+def _factorial(before: list[str]) -> None:
+    last = before[-1] if before else ""
+    if not (last.isdigit() and int(last) <= MAX_FACTORIAL and "^" not in before[-2:]) and not last.isalpha():
+        raise Refused(f"it has a factorial of something else than a variable or a number up to {MAX_FACTORIAL}")
+
+
+def _binomial(after: list[str]) -> None:
+    inside = after[: MAX_DEPTH * 2]
+    second = [i for i, t in enumerate(inside) if t == "}"][:2]
+    inside = inside[: second[-1]] if len(second) == 2 else ["^"]
+    if any(t in ("^", "!", "*", r"\cdot", r"\times") or (t.isdigit() and int(t) > MAX_FACTORIAL) for t in inside):
+        raise Refused(f"it has a binomial of something else than numbers up to {MAX_FACTORIAL}")
+
+
+def _spelt(tokens: list[str]) -> list[str]:
+    """Decimals and quotients of two numbers as fractions, products with numbers written out."""
+    found = list[str]()
+    for i, token in enumerate(tokens):
+        before = "" if not i or tokens[i - 2 : i - 1] == ["_"] else found[-1]  # a subscript ends with one symbol
+        number = _NUMBER.fullmatch(token) is not None
+        if number and before and (before[-1] == "." or before[-1].isdigit()):
+            raise Refused("it has two numbers side by side")
+        joined = before[-1:] in (")", "]") or (before[-1:] == "}" and _is_value(tokens[:i]))
+        if (number and joined) or (token == "(" and before[:1].isdigit()):
+            found.append(r"\cdot")
+        found.append(f"{{{token}}}" if before == "_" and token != "{" else _exact(token) if number else token)
+    return _quotients(found)
+
+
+def _is_value(before: list[str]) -> bool:
+    """Whether the brace that closed last was an exponent's or a whole fraction's, and not a first argument."""
+    depth = 0
+    for i in range(len(before) - 1, -1, -1):
+        depth += (before[i] == "}") - (before[i] == "{")
+        if depth == 0:
+            return i == 0 or before[i - 1] not in (r"\frac", r"\binom")
+    return False
+
+
+def _exact(number: str) -> str:
+    whole, point, rest = number.partition(".")
+    if not point:
+        return number.lstrip("0") or "0"
+    return rf"\frac{{{(whole + rest).lstrip('0') or '0'}}}{{1{'0' * len(rest)}}}"
+
+
+def _quotients(tokens: list[str]) -> list[str]:
+    """`1/2 x` is half of x."""
+    found = list[str]()
+    for token in tokens:
+        if len(found) > 1 and found[-1] == "/" and token.isdigit() and found[-2].isdigit():
+            if len(found) > 2 and found[-3] in ("^", "_", "/"):
+                raise Refused("it has a quotient that can be read in two ways")
+            found[-2:] = [rf"\frac{{{found[-2]}}}{{{token}}}"]
+        else:
+            found.append(token)
+    return found

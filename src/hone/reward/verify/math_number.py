@@ -1,0 +1,147 @@
+"""Numbers in any usual dress, read as exact rational numbers: no evaluation, no floats, bounded work on any input.
+
+A text must hold one number: "42 or 43" is none. A percentage is a hundredth ("50%" is 1/2, not 50); 0.333 is not 1/3.
+"""
+
+import re
+from fractions import Fraction
+from functools import lru_cache
+
+from hone.reward.verify.math_units import size
+
+MAX_ANSWER, MAX_DIGITS, MAX_EXPONENT = 200, 100, 100
+
+_INT = r"(?:[1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)"
+_DECIMAL = rf"(?:{_INT}(?:\.[0-9]*)?|\.[0-9]+)"
+_POWER = (
+    r"(?:[eE](?P<e>[+-]?[0-9]+)|\s?(?:\\times|\\cdot|[*\u00d7])\s?10\^(?:\{(?P<p>[+-]?[0-9]+)\}|(?P<q>[+-]?[0-9]+)))"
+)
+_FRAC = rf"\\frac(?:\{{(?P<ft>[+-]?{_DECIMAL})\}}\{{(?P<fb>[+-]?{_DECIMAL})\}}|(?P<st>[0-9])(?P<sb>[0-9]))"
+_SLASH = rf"(?P<top>{_DECIMAL})\s?/\s?(?P<bottom>{_DECIMAL})"
+_NUMBER = re.compile(
+    rf"(?P<sign>[+-]?)(?P<currency>[$€£¥]?)(?:(?P<whole>[0-9]+)(?:\s(?=[0-9]+/)(?P<wt>[0-9]+)/(?P<wb>[0-9]+)"
+    rf"|\s?\\frac\{{(?P<lt>[0-9]+)\}}\{{(?P<lb>[0-9]+)\}})"
+    rf"|{_FRAC}|{_SLASH}|(?P<plain>{_DECIMAL}){_POWER}?)(?P<percent>\s?%)?"
+)
+_PLAIN = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)\s*")  # which is what most answers are
+_REPEATING = re.compile(r"(?<![0-9.])([0-9]{0,20})\.([0-9]{0,20})\\overline\{([0-9]{1,20})\}")
+_SCALE = {"percent": Fraction(1, 100), "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_SCALE |= {"trillion": 10**12, "dozen": 12}
+_UNITS = {"mm", "cm", "dm", "km", "kg", "mg", "ml", "mph", "kph", "hr", "hrs", "min", "sec", "ft", "lb", "lbs", "oz"}
+_LETTERS = {"m", "g", "s", "h", "L", "N", "J", "W", "V", "K"}  # units of one letter, only after a space
+_BEFORE = """the a final answer is equals equal to total result value sum of it so thus therefore hence there are
+    he she they has have had"""
+# Words that change, multiply or deny the number before them, so that it is not the answer stated.
+_CHANGES = """or and not nor but is was are negative minus plus times over sqrt root pi log ln sin cos tan exp squared
+    cubed factorial divided multiplied mod power half halves third thirds quarter quarters fifth fifths double twice
+    triple pairs pair score gross fewer less more below above except either neither between around almost nearly
+    roughly about approximately least most wrong incorrect zero one two three four five six seven eight nine ten
+    eleven twelve twenty thirty forty fifty sixty seventy eighty ninety infinity millions billions thousands hundreds
+    dozens tenth tenths hundredth hundredths thousandth thousandths th st nd rd base binary hex octal"""
+_LEADING, _CHANGING, _MAX_WORDS = frozenset(_BEFORE.split()), frozenset(_CHANGES.split()), 4
+_WORD = re.compile(r"(?P<word>[A-Za-z]+)(?:\^\{?[23]\}?)?(?:/[A-Za-z]+(?:\^\{?[23]\}?)?)?")
+
+
+Amount = tuple[Fraction, str]  # the number, and its unit or ""
+
+
+def number(text: str) -> Fraction | None:
+    """The one number a short text states, units and currency set aside; None where it is anything else."""
+    found = amount(text)
+    return None if found is None else found[0]
+
+
+@lru_cache(4096)
+def amount(text: str) -> Amount | None:
+    """The one number a short text states and the unit it has, "" for none; None where it is anything else."""
+    if len(text) > MAX_ANSWER:
+        return None
+    plain = _PLAIN.fullmatch(text)
+    if plain is not None and len(text) < MAX_DIGITS:
+        return Fraction(plain.group(1)), ""
+    text = _plain(text)
+    position, value, words = 0, None, list[str]()
+    while 0 <= position < len(text):
+        match = _NUMBER.match(text, position)
+        if text[position].isspace():
+            position += 1
+        elif match is None:
+            start, position = position, _after_word(text, position, leading=value is None)
+            words += [text[start:position].strip(" .,;:?\n")] if value is not None else []
+        else:
+            read = _value(match)
+            if read is None or value is not None:
+                return None
+            words += [match.group("currency")] if match.group("currency") else []
+            position, value = _after_number(text, match.end(), read)
+    return None if value is None or position < 0 or len(words) > _MAX_WORDS else (value, _unit(words))
+
+
+def _unit(words: list[str]) -> str:
+    """The first word that is a known unit, else the last word."""
+    known = [word for word in words if size(word) is not None]
+    return known[0] if known else words[-1] if words else ""
+
+
+def _plain(text: str) -> str:
+    """LaTeX and typography to the characters the patterns know; nothing here joins two numbers into one."""
+    for old, new in (("\u2212", "-"), ("\u2013", "-"), ("{,}", ","), (r"\dfrac", r"\frac"), (r"\tfrac", r"\frac")):
+        text = text.replace(old, new)
+    text = re.sub(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s?\{\s*([^{}]*?)\s*\}(\^\{?[23]\}?)?", r" \1\2 ", text)
+    text = re.sub(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|°", " degrees ", text)
+    text = text.replace(r"\%", "%").replace(r"\$", "$").replace(r"\!", "")
+    text = _REPEATING.sub(_repeated, re.sub(r"\\[,;: ]", " ", text)).strip().strip("*").strip()
+    for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
+            text = text[len(left) : -len(right)].strip()
+    text = re.sub(r"^[A-Za-z]\s?=\s?", "", text)
+    text = re.sub(r"^([+-])\s", r"\1", text)
+    return re.sub(r"^([+-]?[$€£¥])\s", r"\1", re.sub(r"^([$€£¥])([+-])", r"\2\1", text))
+
+
+def _repeated(match: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as a quotient."""
+    whole, start, again = (match.group(i) or "" for i in (1, 2, 3))
+    digits, nines = int(f"0{whole}{start}"), 10 ** len(again) - 1
+    return f"{digits * nines + int(again)}/{nines * 10 ** len(start)}"
+
+
+def _after_number(text: str, end: int, value: Fraction) -> tuple[int, Fraction]:
+    """Where reading goes on after a number, and its value scaled by a word such as "million"; -1: not a number."""
+    unit = re.compile(r"[A-Za-z]+").match(text, end)
+    if unit is not None and unit.group() not in _UNITS:
+        return -1, value  # "2x", "3i", "5e": algebra, not a unit
+    if unit is None and not re.compile(r"[.,;:?]?(?:\s|$)").match(text, end):
+        return -1, value
+    scale = re.compile(r"\s([a-z]+)\b").match(text, end)
+    if scale is not None and scale.group(1) in _SCALE:
+        return scale.end(), value * _SCALE[scale.group(1)]
+    return (end + 1 if unit is None and text[end : end + 1].strip() else end), value
+
+
+def _after_word(text: str, position: int, *, leading: bool) -> int:
+    """The end of a word that leads to the number or of a unit after it; -1 for what could change the number."""
+    match = _WORD.match(text, position)
+    if match is None:
+        return -1
+    word = match.group("word")
+    lower = word.lower()
+    unit = word in _LETTERS if len(word) == 1 else lower not in _CHANGING and lower not in _SCALE
+    if not (lower in _LEADING if leading else unit):
+        return -1
+    tail = re.compile(r"[.,;:?]?(?:\s|$)").match(text, match.end())
+    return -1 if tail is None else tail.end()
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    """The number matched, or None beyond the caps on digits and exponent or with a zero denominator."""
+    part = {name: text.replace(",", "") for name, text in match.groupdict().items() if text is not None}
+    if sum(c.isdigit() for c in match.group()) > MAX_DIGITS:
+        return None
+    top = part.get("wt") or part.get("lt") or part.get("ft") or part.get("st") or part.get("top") or part.get("plain")
+    bottom = part.get("wb") or part.get("lb") or part.get("fb") or part.get("sb") or part.get("bottom") or "1"
+    power = int(part.get("e") or part.get("p") or part.get("q") or 0)
+    if top is None or Fraction(bottom) == 0 or abs(power) > MAX_EXPONENT:
+        return None
+    value = Fraction(part.get("whole", 0)) + Fraction(top) / Fraction(bottom) * Fraction(10) ** power
+    return value * (-1 if part["sign"] == "-" else 1) / (100 if "percent" in part else 1)
