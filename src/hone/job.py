@@ -20,6 +20,7 @@ from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy, Scorer
 from hone.recipe import Recipe, SaveSpec
+from hone.reward.process import Dense
 from hone.reward.score import Marker, as_scorer
 from hone.reward.score import Scorer as RewardScorer
 from hone.rollout.local import LocalSampler
@@ -53,6 +54,7 @@ class Run:
     ahead: Ahead | None = None
     reward: RewardScorer | None = None
     marker: Marker | None = None  # that reward as the loop uses it
+    process: Dense | None = None  # what fills step rewards
     held_out: Sequence[Task] = ()  # what an online run is examined on
     held_rows: Sequence[Group] = ()  # and an offline one
     notes: Sequence[str] = ()  # what became of the data
@@ -119,6 +121,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
             job.reward = how(recipe.reward, parts=recipe.parts)
             held_out = how(recipe.parts.held_out) if recipe.parts.held_out else None
             job.marker = Marker(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)
+        job.process = build.process(recipe, algo, vocabulary, device=learner.device)
         if recipe.eval_data:
             how = build.reading(recipe, vocabulary)
             job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)

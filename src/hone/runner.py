@@ -218,7 +218,7 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
     return loop.online(
         job.ahead,
         job.roller,
-        job.marker,
+        job.process.after(job.marker) if job.process else job.marker,
         job.learner,
         job.algo,
         prompts=train.prompts,

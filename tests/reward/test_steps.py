@@ -109,7 +109,7 @@ def test_scores_are_read_after_each_steps_last_token():
     assert found[2].scores == pytest.approx([0.5])
 
 
-@pytest.mark.parametrize("by, expected", [("min", -1.0), ("last", -1.0)])
+@pytest.mark.parametrize(("by", "expected"), [("min", -1.0), ("last", -1.0)])
 def test_a_rating_sums_up_the_steps(by, expected):
     rows = [rollout(1, 4, 2, 5, 1, 0), rollout(0)]
     assert process().rate(rows, by=by) == pytest.approx([sigmoid(expected), 0.0])
@@ -143,7 +143,7 @@ def test_dense_rewards_lie_at_step_ends_and_the_outcome_only_where_it_is_asked_f
     r = rollout(1, 4, 1, 0, value=10.0)
     nan = pytest.approx(math.nan, nan_ok=True)
     assert filled(r, weight=2.0) == [nan, nan, nan, pytest.approx(2 * sigmoid(2)), pytest.approx(2 * sigmoid(-1)), nan]
-    assert filled(r, outcome=True)[4] == pytest.approx(10 + sigmoid(-1))
+    assert filled(r, outcome=True)[3:5] == [pytest.approx(sigmoid(2)), 10.0]
     invalid = rollout(1, 4, 1, 0, value=None)
     assert filled(invalid, outcome=True)[4] == pytest.approx(sigmoid(-1))
 

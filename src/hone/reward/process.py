@@ -76,8 +76,8 @@ class Dense:
     """Fills each rollout's step rewards from a process model.
 
     use "reward": weight * score at each step's end; "shaping": potential-based, Phi = weight * the score of the last
-    step that has ended, 0 before the first. outcome: the row's own reward is added to its last step's, for an
-    algorithm that reads step rewards alone.
+    step that has ended, 0 before the first. outcome: a row's own reward, which is what its last step's score foretells,
+    stands in for that score, for an algorithm that reads step rewards alone.
     """
 
     model: ProcessModel
@@ -111,7 +111,7 @@ class Dense:
         if outcome is None or outcome.value is None:
             return replace(rollout, step_reward=column)
         if self.outcome and steps.ends:
-            column[steps.ends[-1]] += outcome.value
+            column[steps.ends[-1]] = outcome.value
         return replace(rollout, step_reward=column, outcome=_noted(outcome, steps.scores))
 
     def _shape(self, rollout: Rollout, steps: Steps, column: list[float]) -> None:
