@@ -18,9 +18,16 @@ import torch.multiprocessing as processes
 IMPORTED = ("torch._dynamo", "torch.distributed.tensor", "hone.state")  # once for all ranks: they take seconds
 
 
+def started(*arguments: str, cwd: Path | None = None) -> None:
+    """Python on one thread, which finds the modules of this folder."""
+    found = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": found}
+    subprocess.run([sys.executable, *arguments], check=True, cwd=cwd, env=environment)
+
+
 def written_by(program: Path, path: Path) -> Path:
     """The file that the program wrote to this path."""
-    subprocess.run([sys.executable, str(program), str(path)], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    started(str(program), str(path))
     return path
 
 

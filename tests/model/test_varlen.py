@@ -1,12 +1,11 @@
 """Rows of different lengths that share tokens: the spans name the same keys and queries as the tables do."""
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from apart import started
 from fast_models import fed
 from torch import Tensor
 
@@ -108,8 +107,7 @@ for rows in CASES.values():
 
 def test_the_kernel_adds_what_torch_adds():
     pytest.importorskip("triton", reason="Triton is not installed")
-    here = os.path.dirname(__file__)
-    subprocess.run([sys.executable, "-c", KERNEL], check=True, cwd=here, env={**os.environ, "PYTHONPATH": here})
+    started("-c", KERNEL, cwd=Path(__file__).parent)
 
 
 def test_lists_of_the_shared_layout_have_spans():

@@ -116,10 +116,10 @@ def test_the_test_notices_another_distribution(settings: dict[str, Any], other: 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"top_k": 300, "min_p": 0.02}, {"top_p": 0.9}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_frequencies_over_several_blocks_of_tokens(settings: dict[str, Any], dtype: torch.dtype):
-    vocab = 2 * BLOCK + 77
+    vocab, rows = 2 * BLOCK + 77, 8_000
     logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(0)) * 2).to(dtype)
-    knobs = Knobs.of([params(**settings)] * SIZE, vocab, "cpu")
-    token, logp, _ = draw(logits.expand(SIZE, -1), torch.from_numpy(philox.uniform(5, np.arange(SIZE), 9)), knobs)
+    knobs = Knobs.of([params(**settings)] * rows, vocab, "cpu")
+    token, logp, _ = draw(logits.expand(rows, -1), torch.from_numpy(philox.uniform(5, np.arange(rows), 9)), knobs)
     expected = exact(logits, params(**settings))
     assert chance_of(token, expected) > 1e-6
     torch.testing.assert_close(logp.double(), expected.log()[token], rtol=0, atol=2e-6)
