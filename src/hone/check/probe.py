@@ -90,7 +90,11 @@ class Probe:
     @cached_property
     def scored(self) -> list[Group]:
         """The completions with their rewards."""
-        return score(self.groups, self.reward)
+        return self._stepped(score(self.groups, self.reward))
+
+    def _stepped(self, groups: list[Group]) -> list[Group]:
+        """With step rewards, where the run has a process model."""
+        return self.job.process(groups) if self.job.process else groups
 
     @property
     def reward(self) -> RewardScorer:
@@ -121,7 +125,7 @@ class Probe:
             [replace(r, outcome=Outcome(value=float((n + i) % 2 == 0))) for i, r in enumerate(g)]
             for n, g in enumerate(self.groups)
         ]
-        return self.job.algo.select(made)
+        return self.job.algo.select(self._stepped(made))
 
     @cached_property
     def plain_batch(self) -> Batch:
