@@ -87,9 +87,36 @@ def test_rows_that_share_a_prompt_are_of_one_group():
     mask = fed("shared")["mask"]
     assert isinstance(mask, Rows)
     found = Segments.of(mask.spans)
-    # own, count, shared, common: rows of 11, 9, 7 and 11 tokens, five of which are the row's before it
-    assert found.rows.tolist() == [[0, 11, 0, 0], [11, 4, 0, 5], [15, 7, 15, 0], [22, 6, 15, 5]]
+    # own, count, shared, common, skip: rows of 11, 9, 7 and 11 tokens, five of which are the row's before it
+    assert found.rows.tolist() == [[0, 11, 0, 0, 0], [11, 4, 0, 5, 0], [15, 7, 15, 0, 0], [22, 6, 15, 5, 0]]
     assert found.groups.tolist() == [0, 2, 4]
+
+
+def test_of_the_last_layer_only_what_is_asked_for_is_computed():
+    mask = fed("shared")["mask"]
+    assert isinstance(mask, Rows)
+    asked = torch.zeros(28, dtype=torch.bool)
+    asked[[6, 9, 12, 27]] = True  # of the third row nothing
+    found = Segments.of(mask.spans).asking(asked)
+    assert found.rows[:, 4].tolist() == [6, 1, 7, 5]
+    assert found.tokens().tolist() == [6, 7, 8, 9, 10, 12, 13, 14, 27]
+    decoder, given = model("adapters"), fed("shared")
+    decoder.native_layers = True
+    weights = torch.randn(28, 40, dtype=torch.float64) * asked[:, None]
+
+    def gradient(asked: Tensor | None) -> list[Tensor]:
+        rows = replace(mask, asked=asked)
+        hidden = decoder(given["tokens"], positions=given["positions"], mask=rows)[0]
+        wanted = [p for p in decoder.parameters() if p.requires_grad]
+        return [
+            hidden[asked if asked is not None else slice(0)],
+            *torch.autograd.grad((hidden * weights).sum(), wanted),
+        ]
+
+    everything, some = gradient(None)[1:], gradient(asked)[1:]
+    assert all(torch.allclose(x, y, rtol=0, atol=1e-12) for x, y in zip(everything, some, strict=True))
+    whole = decoder(given["tokens"], positions=given["positions"], mask=mask)[0, asked]
+    assert torch.allclose(gradient(asked)[0], whole, rtol=0, atol=1e-13)
 
 
 def test_a_row_all_of_whose_tokens_are_anothers_asks_nothing():
@@ -102,7 +129,7 @@ def test_a_row_all_of_whose_tokens_are_anothers_asks_nothing():
         keys=torch.tensor([0, 3, 5], dtype=torch.int32),
     )
     found = Segments.of(spans)
-    assert found.rows.tolist() == [[0, 3, 0, 0], [3, 0, 0, 2]]
+    assert found.rows.tolist() == [[0, 3, 0, 0, 0], [3, 0, 0, 2, 0]]
     assert found.groups.tolist() == [0, 2]
 
 
@@ -112,7 +139,7 @@ def test_attention_by_hand(size: int):
     torch.manual_seed(0)
     H, K, U = 4, 2, 4
     qkv = torch.randn(U, (H + 2 * K) * size, dtype=torch.float64, requires_grad=True)
-    segments = Segments(np.array([[0, 3, 0, 0], [3, 1, 0, 2]]), np.array([0, 2]))
+    segments = Segments(np.array([[0, 3, 0, 0, 0], [3, 1, 0, 2, 0]]), np.array([0, 2]))
     q, k, v = qkv.view(U, -1, size).split([H, K, K], 1)
     k, v = (x.repeat_interleave(H // K, 1) for x in (k, v))
     out = []

@@ -11,9 +11,10 @@ from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.forward import Lines, cells, hidden_states, scatter
 from hone.model.heads import ScalarHead
+from hone.model.ragged import Rows
 from hone.model.shared import lines_of
 from hone.model.vocab import STATS, HeadRows, LogRows, Positions, token_stats
-from hone.types import Batch, Forward, sent
+from hone.types import Batch, Forward
 
 
 class Distribution(Protocol):
@@ -150,8 +151,14 @@ class Policy(nn.Module):
         """The tokens to read: every one, or those that a log-prob depends on; a row counts as long as it is."""
         read = batch if every else read_up_to_mask(batch)
         lines = lines_of(read, self.decoder, layout=self.layout, line=self.line)
+        if every:
+            return lines
+        if isinstance(lines.mask, Rows) and batch.mask.is_cpu:
+            asked = torch.zeros(lines.tokens.numel(), dtype=torch.bool)
+            asked[lines.slot[batch.mask]] = True
+            lines = replace(lines, mask=replace(lines.mask, asked=asked))
         real = batch.host.real
-        return lines if every else replace(lines, longest=int(real.sum(-1).max()) if len(real) else 0)
+        return replace(lines, longest=int(real.sum(-1).max()) if len(real) else 0)
 
     def _hidden(self, lines: Lines) -> Tensor:
         return hidden_states(self.decoder, lines, checkpoint_layers=self.checkpoint_layers)

@@ -26,6 +26,7 @@ class Rows:
     owner: Tensor  # int64 [U]  the cell, in one of the rows that have the token, where it is answered
     spans: Spans  # the same rows for kernels that take different lengths
     window: int = 0  # how many columns back a token looks; 0: all
+    asked: Tensor | None = None  # bool [U]  whose hidden states are read; those of others may be anything
 
     def attend(self, q_1HUE: Tensor, k_1KUE: Tensor, v_1KUE: Tensor, *, shares_keys: bool) -> Tensor:
         """Causal attention in each row, [1, U, H E]."""

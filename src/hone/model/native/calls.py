@@ -29,7 +29,7 @@ class CShape(ctypes.Structure):
 class Segments:
     """The rows of a list: each its own tokens, after the first ones of another row."""
 
-    rows: np.ndarray  # int64 [R, 4]  own, count, shared, common: as in learn.cpp, by group
+    rows: np.ndarray  # int64 [R, 5]  own, count, shared, common, skip: as in learn.cpp, by group
     groups: np.ndarray  # int64 [G + 1]  where the rows of a group begin
 
     @staticmethod
@@ -40,7 +40,7 @@ class Segments:
         common = np.diff(keys) - count
         shared = np.where(common > 0, cells[np.minimum(keys[:-1], len(cells) - 1)], own)
         order = np.argsort(shared, kind="stable")
-        rows = np.stack([own, count, shared, common], 1)[order]
+        rows = np.stack([own, count, shared, common, np.zeros_like(own)], 1)[order]
         groups = np.flatnonzero(np.diff(rows[:, 2], prepend=-1, append=-1))
         return Segments(np.ascontiguousarray(rows), groups)
 
@@ -48,8 +48,24 @@ class Segments:
     def lines(number: int, width: int) -> "Segments":
         """Rows of one length, one after the other."""
         own = np.arange(number, dtype=np.int64) * width
-        rows = np.stack([own, np.full_like(own, width), own, np.zeros_like(own)], 1)
+        rows = np.stack([own, np.full_like(own, width), own, np.zeros_like(own), np.zeros_like(own)], 1)
         return Segments(np.ascontiguousarray(rows), np.arange(number + 1, dtype=np.int64))
+
+    def asking(self, asked_U: Tensor) -> "Segments":
+        """The same rows, whose first tokens ask nothing until one is asked for."""
+        before = np.concatenate([[0], np.cumsum(asked_U.numpy())])
+        own, count = self.rows[:, 0], self.rows[:, 1]
+        first = np.searchsorted(before, before[own], side="right") - 1  # the first asked token from there on
+        rows = self.rows.copy()
+        rows[:, 4] = np.minimum(first - own, count)
+        return Segments(rows, self.groups)
+
+    def tokens(self) -> Tensor:
+        """The numbers of those that ask, in order."""
+        asks = np.zeros(int((self.rows[:, 0] + self.rows[:, 1]).max(initial=0)), dtype=bool)
+        for own, count, _, _, skip in self.rows.tolist():
+            asks[own + skip : own + count] = True
+        return torch.from_numpy(np.flatnonzero(asks))
 
     def shape(self, H: int, K: int, E: int) -> CShape:
         return CShape(

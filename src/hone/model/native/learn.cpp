@@ -26,6 +26,7 @@ constexpr long MANY = 1 << 14;  // numbers from which threads share them
 struct Row {
     int64_t own, count;      // its own tokens: the first, how many
     int64_t shared, common;  // those before them, of another row
+    int64_t skip;            // how many of its own ask nothing
 };
 
 struct Shape {
@@ -260,15 +261,14 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
         T *value = cut.take(room * wide), *turned = cut.take(room * wide), *q = cut.take(QUERIES * wide);
         T *score = cut.take(QUERIES * room), *found = cut.take(QUERIES * wide);
         gather(qkv + (s.H + head) * E, value, turned);
-        T *keys_turned = turned;
         // keys are needed turned and values as lines: the second gather overwrites the lines alone
         for (long k = 0; k < keys; k++)
             memcpy(value + k * wide, qkv + token(k) * width + (s.H + s.K + head) * E, sizeof(T) * E);
         for (long g = head * G; g < (head + 1) * G; g++)
-            for (long first = 0; first < row.count; first += QUERIES) {
+            for (long first = row.skip; first < row.count; first += QUERIES) {
                 const long n = least(QUERIES, row.count - first), seen = row.common + first + n;
                 lines(qkv + (row.own + first) * width + g * E, width, n, q);
-                against(q, keys_turned, seen, room, score);
+                against(q, turned, seen, room, score);
                 T total[QUERIES] = {};
                 for (long i = 0; i < n; i++)
                     total[i] = weigh(score + i * room, row.common + first + i + 1, up(seen, L),
@@ -306,7 +306,7 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
         memset(dkey, 0, sizeof(T) * keys * wide);
         memset(dvalue, 0, sizeof(T) * keys * wide);
         for (long g = head * G; g < (head + 1) * G; g++)
-            for (long first = 0; first < row.count; first += QUERIES) {
+            for (long first = row.skip; first < row.count; first += QUERIES) {
                 const long n = least(QUERIES, row.count - first), seen = row.common + first + n, at = row.own + first;
                 lines(qkv + at * width + g * E, width, n, q);
                 lines(dout + at * s.H * E + g * E, s.H * E, n, d);

@@ -6,7 +6,7 @@ Shapes: U tokens of all rows, D hidden, E head size.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,6 +29,9 @@ class Course:
     cos: Tensor  # [U, E], of the stream's dtype
     sin: Tensor
     segments: Segments
+    last: int  # the number of the last layer, of which
+    ending: Segments  # fewer tokens may ask: their numbers are
+    read: Tensor | None = None  # int64 [A]; None: all
 
 
 def course(
@@ -48,7 +51,14 @@ def course(
             qkv(layer.self_attn)
             gate_up(layer.mlp)
     cos, sin = (t.to(x_BTD.dtype).expand(B, 1, *t.shape[-2:]).reshape(B * T, -1) for t in rope)
-    return Course(cos, sin, Segments.of(mask.spans) if isinstance(mask, Rows) else Segments.lines(B, T))
+    segments, last = (
+        Segments.of(mask.spans) if isinstance(mask, Rows) else Segments.lines(B, T),
+        len(decoder.model.layers) - 1,
+    )
+    if not isinstance(mask, Rows) or mask.asked is None:
+        return Course(cos, sin, segments, last, segments)
+    ending = segments.asking(mask.asked)
+    return Course(cos, sin, segments, last, ending, ending.tokens())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +90,19 @@ class Parts:
 def native_layer(layer: Layer, x_BTD: Tensor, given: Course) -> Tensor:
     """x + out(attention(norm(x))); x + down(silu(gate) * up)"""
     parts = Parts.of(layer)
+    if layer.self_attn.layer == given.last:
+        given = replace(given, segments=given.ending)
+    elif given.read is not None:
+        given = replace(given, read=None)
     gains = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
     tensors = (t for product in parts.products for t in product.tensors())
     y = _Layer.apply(x_BTD.reshape(-1, x_BTD.shape[-1]), given, parts, *gains, *tensors)
     return y.view(x_BTD.shape)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def _placed(x_AD: Tensor, at_A: Tensor, tokens: int) -> Tensor:
+    """[U, D], zero elsewhere"""
+    return x_AD.new_zeros(tokens, x_AD.shape[1]).index_copy_(0, at_A, x_AD)
 
 
 class _Layer(torch.autograd.Function):
@@ -95,12 +114,13 @@ class _Layer(torch.autograd.Function):
         qkv, low = parts.qkv.forward(calls.norm(x, before, parts.eps))
         calls.rotate_(qkv, given.cos, given.sin, heads=parts.H + parts.K)
         mixed, log = calls.attend(given.segments.shape(parts.H, parts.K, parts.E), qkv)
-        stream, low_o = parts.o.forward(mixed, plus=x)
+        seen, base = (mixed, x) if given.read is None else (mixed[given.read], x[given.read])
+        stream, low_o = parts.o.forward(seen, plus=base)
         both, low_up = parts.gate_up.forward(calls.norm(stream, after, parts.eps))
         y, low_down = parts.down.forward(calls.gate(both), plus=stream)
         ctx.given, ctx.parts, ctx.lows = given, parts, [len(some) for some in (low, low_o, low_up, low_down)]
         ctx.save_for_backward(x, before, after, qkv, mixed, log, stream, both, *low, *low_o, *low_up, *low_down)
-        return y
+        return y if given.read is None else _placed(y, given.read, len(x))
 
     @staticmethod
     @once_differentiable
@@ -110,7 +130,8 @@ class _Layer(torch.autograd.Function):
         inner = [[kept.pop(0) for _ in range(number)] for number in ctx.lows]
         wants = list(ctx.needs_input_grad[5:])
         wanted = [[wants.pop(0) for _ in product.tensors()] for product in parts.products]
-        dy = dy.contiguous()
+        read = given.read
+        dy, seen = (dy.contiguous(), mixed) if read is None else (dy[read], mixed[read])
 
         dh, back = parts.down.backward(dy)
         dboth, gated = calls.gate_grad(both, dh)
@@ -119,7 +140,9 @@ class _Layer(torch.autograd.Function):
         gate_up = parts.gate_up.gradients(calls.norm(stream, after, parts.eps), dboth, inner[2], back, wanted[2])
         dstream, dafter = calls.norm_grad(stream, after, parts.eps, dnormed, plus=dy)
         dmixed, back = parts.o.backward(dstream)
-        o = parts.o.gradients(mixed, dstream, inner[1], back, wanted[1])
+        o = parts.o.gradients(seen, dstream, inner[1], back, wanted[1])
+        if read is not None:
+            dmixed, dstream = _placed(dmixed, read, len(x)), _placed(dstream, read, len(x))
         shape = given.segments.shape(parts.H, parts.K, parts.E)
         dqkv = calls.attend_grad(shape, qkv, mixed, log, dmixed)
         calls.rotate_(dqkv, given.cos, given.sin, heads=parts.H + parts.K, back=True)
