@@ -19,6 +19,7 @@ from hone.data.collate import collate, mismatched
 from hone.data.source import Feed
 from hone.dist import collect
 from hone.errors import HoneError
+from hone.log import hacking
 from hone.log.laps import Laps
 from hone.log.monitor import repeated
 from hone.log.stats import Stats, merged
@@ -209,6 +210,7 @@ def describe(groups: list[Group], kept: list[Group]) -> Stats:
     parts = [(name, x) for r in rollouts if r.outcome for name, x in r.outcome.parts.items()]
     for name, x in parts:
         stats.add(f"reward/{name}", x)
+    hacking.watch(stats, rollouts)
     return stats
 
 

@@ -77,3 +77,13 @@ def test_where_it_runs_changes_no_number(world: World, tmp_path: Path):
     for how in ("auto", "never"):
         hone.run(recipe(world, "grpo", tmp_path / how, f"train.reward_apart={how}"))
     assert_same_run(tmp_path / "auto", tmp_path / "never", step=4)
+
+
+def test_parts_held_out_verifiers_and_schedules_show_in_the_log(world: World, tmp_path: Path):
+    settings = ["reward.length:1-3=1.0", "reward.format=0.5", "parts.held_out=regex:[a-z]+", "parts.high.format=0.1"]
+    settings += ["parts.schedule.length:1-3=0:1 1:0", "train.steps=2"]
+    hone.run(recipe(world, "grpo", tmp_path / "run", "reward=format", *settings))
+    first, second = metrics(tmp_path / "run")
+    assert {"reward/length:1-3", "reward/format", "reward/held_out", "disagreement"} <= set(first)
+    assert first["share/length:1-3"] == 1.0
+    assert second.get("share/length:1-3", 0.0) == 0.0  # from step 1 on it weighs nothing

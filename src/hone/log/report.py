@@ -8,6 +8,7 @@ from typing import Any
 from hone.log import report_chart as chart
 from hone.log.progress import duration
 from hone.log.report_chart import label, number
+from hone.log.report_hacking import hacking
 from hone.log.report_page import page
 from hone.log.report_samples import compared, problems, single, text
 
@@ -59,6 +60,8 @@ TITLES = {
     "ess": "effective sample size",
     "explained_variance": "explained variance",
     "repetition": "repetition",
+    "disagreement": "held-out verifier disagrees",
+    "hacked": "rewarded but held-out verifier refuses",
     "truncated": "truncated share",
     "lr": "learning rate",
     "tokens_per_second": "tokens a second",
@@ -73,6 +76,7 @@ def write_report(
     table: Sequence[Row],
     runs: Mapping[str, Sequence[dict[str, Any]]],
     samples: Sequence[Row] = (),
+    top: Sequence[Row] | None = None,
     notes: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes the report and returns its path.
@@ -80,6 +84,7 @@ def write_report(
     table: one row a stage (stage, accuracy, format, length, kl, seconds; more columns are shown as they are).
     runs: stage -> its metrics a step. samples: stage, prompt, completion and, where known, problem, answer,
     correct, reward, parts, length, stop, step; a problem that several stages answered is shown side by side.
+    top: samples among which those with the highest reward are shown; None: `samples`.
     """
     rows = [{ALIASES.get(name, name): value for name, value in row.items()} for row in table]
     stages = list(dict.fromkeys([str(row["stage"]) for row in rows if "stage" in row] + list(runs)))
@@ -87,6 +92,7 @@ def write_report(
         _header(title, rows, stages=len(stages), steps=sum(map(len, runs.values()))),
         _table(rows, stages),
         _curves(runs, stages, chosen=str(best(rows).get("stage", ""))),
+        hacking(runs, samples if top is None else top, stages, figure=_figure),
         _samples(samples, stages),
     ]
     whole = page(text(title), "\n".join(filter(None, [*body, _notes(notes or {}), _footer()])))

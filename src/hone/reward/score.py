@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from hone.errors import HoneError
+from hone.log.hacking import HELD_OUT
 from hone.reward.outcome import crashed, invalid, to_outcome
 from hone.reward.parts import Combined, Part, check_part
 from hone.reward.waiting import Late, awaited
@@ -20,7 +21,6 @@ from hone.types import Group, Outcome, Rollout, Task
 
 ONE = ("completion", "task", "rollout")
 MANY = ("completions", "tasks", "rollouts")
-HELD_OUT = "held_out"  # among an outcome's parts: what a verifier says that has no say in the reward
 
 
 @dataclass(frozen=True)
