@@ -100,7 +100,7 @@ def test_a_run_is_resumed_with_the_lag_it_was_saved_with(lag: int, world: World,
     settings = [f"train.lag={lag}", "train.mismatch=truncate"]
     hone.run(recipe(world, "grpo", tmp_path / "run", *settings, "train.steps=2"))
     other = recipe(world, "grpo", tmp_path / "run", f"train.lag={1 - lag}", "train.mismatch=truncate", "train.steps=3")
-    with pytest.raises(HoneError, match=f"was saved with train.lag={lag}: resume with the same"):
+    with pytest.raises(HoneError, match=rf"train\.lag was {lag} and is {1 - lag}: resume it as it was"):
         hone.run(other, resume=True)
 
 
