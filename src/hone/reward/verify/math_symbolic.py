@@ -19,7 +19,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
 from hone.reward.keeper import keep
 
-DIGITS, AGREE, CPU_SECONDS, MEMORY = 150, sympy.Float(10) ** -110, 1.0, 512 << 20
+DIGITS, AGREE, CPU_SECONDS, MEMORY = 150, sympy.Float(10) ** -110, 1.0, 256 << 20
 SLOW = 0.1  # seconds of processor time; whoever takes more goes on behind all others
 _CONFIG = ConversionConfig(lowercase_symbols=False)
 # Fractions on both sides of zero, which no short expression has as a root or a pole.

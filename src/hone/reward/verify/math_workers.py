@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,8 @@ from hone.reward.keeper import ANSWERED, TIMED_OUT, Closed, receive, send
 
 START_SECONDS = 120.0
 SECONDS, GRACE = 1.2, 0.6  # for one call, from when its process has it; more for starting that, where all are busy
-MOST, KEPT = 64, 8  # calls at a time, others wait; processes that wait for the next call
+CROWDED_SECONDS = 0.25  # while others wait, so that none waits long
+MOST = 16  # calls at a time; others wait
 MODULES = ("sympy", "latex2sympy2_extended")
 # A package without its __init__, which would import torch.
 _START = """
@@ -53,16 +56,28 @@ class Workers:
         self._idle = list[socket.socket]()
         self._slots, self._lock = threading.BoundedSemaphore(most), threading.Lock()
         self._control: socket.socket | None = None
+        self._asking = 0  # calls, at work or waiting
 
     def ask(self, call: dict[str, str], *, seconds: float = SECONDS) -> dict[str, Any]:
         """What a worker says about the call; Failed where it was too slow or died."""
-        with self._slots:
+        with self._counted(), self._slots:
+            seconds = seconds if self._asking <= MOST else min(seconds, CROWDED_SECONDS)
             about, content = self._through(json.dumps(call).encode(), seconds)
         if about == TIMED_OUT or content == b"SIGPROF":
             raise Failed(f"timed out: comparing took more than {seconds:g} s")
         if about != ANSWERED:
             raise Failed(f"crashed: comparing took its process down ({content.decode(errors='replace')})")
         return json.loads(content)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._lock:
+            self._asking += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._asking -= 1
 
     def _through(self, call: bytes, seconds: float) -> tuple[float, bytes]:
         for _ in range(3):  # keepers, and the process that forks them, may have been ended between two calls
@@ -84,7 +99,7 @@ class Workers:
     def _put_back(self, end: socket.socket, *, spent: bool) -> None:
         """For the next call; not if its process has stepped back behind all others, which it cannot undo."""
         with self._lock:
-            if len(self._idle) < KEPT and not spent:
+            if not spent:
                 self._idle.append(end)
                 return
         end.close()
