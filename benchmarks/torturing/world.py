@@ -30,6 +30,7 @@ SINGLE = {"pretrain": "text", "sft": "answers", "kto": "labels", "process_reward
 REWARDS = '''"""Rewards that a model of random weights can earn, and that go wrong on some completions."""
 
 import ctypes
+import faulthandler
 import math
 import os
 import time
@@ -57,6 +58,7 @@ def dies(completion, task):
 
 def crashes(completion, task):
     if odd(completion):
+        faulthandler.disable()  # a test would print where it was
         ctypes.string_at(0)
     return bytes_sum(completion, task)
 

@@ -44,6 +44,12 @@ def _forget_ends() -> None:
 os.register_at_fork(after_in_child=_forget_ends)
 
 
+def _cores() -> int:
+    """Those that this process may use, where the system tells (Linux)."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
+
+
 class Pool:
     """Keepers, each with a worker that calls one of these functions at a time; what they return must be JSON's.
 
@@ -58,7 +64,7 @@ class Pool:
             number, argument = pickle.loads(call)
             return json.dumps(functions[number](argument)).encode()
 
-        self.size = workers or min(MOST, len(os.sched_getaffinity(0)))
+        self.size = workers or min(MOST, _cores())
         self._keepers = [_keeper(work) for _ in range(self.size)]
         self._idle, self._lock = [end for end, _ in self._keepers], threading.Lock()
         self.close = weakref.finalize(self, _close, os.getpid(), self._keepers)
