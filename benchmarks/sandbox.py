@@ -106,15 +106,15 @@ def below(pid: int) -> list[int]:
     return found
 
 
-def megabytes(pids: Sequence[int]) -> float:
-    """Of these processes, pages that they share counted in part."""
+def megabytes(pids: Sequence[int], *, kind: str = "Pss") -> float:
+    """Of these processes: Pss counts shared pages in part, Private_Dirty what each alone has written."""
     total = 0
     for pid in pids:
         try:
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         except OSError:
             continue  # it has just ended
-        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        total += sum(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:"))
     return total / 1024
 
 
@@ -189,7 +189,7 @@ class Soak:
             thread.join()
         time.sleep(0.5)  # each slot has its next job ready again
         family = [os.getpid(), *below(os.getpid())]
-        self.marks.append((megabytes(family), len(os.listdir("/proc/self/fd")), len(family)))
+        self.marks.append((megabytes(family, kind="Private_Dirty"), len(os.listdir("/proc/self/fd")), len(family)))
         used, descriptors, processes = self.marks[-1]
         say(f"  soak {self.done}: {used:.0f} MB, {descriptors} descriptors, {processes} processes")
 
