@@ -1,5 +1,7 @@
 """Sequence classifiers of transformers, made at random here, score as transformers itself does."""
 
+import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -91,6 +93,15 @@ def test_rows_beyond_the_context_and_several_labels_are_refused(folders, tmp_pat
     kind(three).save_pretrained(tmp_path)
     with pytest.raises(HoneError, match="3 labels"):
         load_scorer(tmp_path)
+
+
+def test_what_is_saved_in_the_config_normalises_the_scores(folders, tmp_path):
+    _, folder = folders["gpt2"]
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hone": {"mean": 2.0, "std": 0.5}}))
+    plain, scaled = (RewardModel(score=load_scorer(path), pad_id=0)(ROWS) for path in (folder, tmp_path))
+    assert scaled == pytest.approx([(x - 2.0) / 0.5 for x in plain])
 
 
 @pytest.fixture

@@ -104,7 +104,9 @@ def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Sc
     hf = _read_hf(Path(folder))
     foreign = (Path(folder) / SCORE).is_file()
     if not foreign and _classifies(hf):
-        return load_foreign_scorer(folder, dtype=dtype)
+        scorer = load_foreign_scorer(folder, dtype=dtype)
+        scorer.normalise(*_calibration(hf.get("hone", {})))
+        return scorer
     tensors = _read_file(Path(folder) / SCORE, dtype) if foreign else _read_tensors(Path(folder), dtype)
     if "score.weight" not in tensors:
         raise HoneError(f"{folder} has no score.weight: it is a language model, train a reward model from it first")
@@ -133,11 +135,16 @@ def _scorer(decoder: Decoder, state: dict[str, Tensor], made: Any) -> Scorer:
         head = ScalarHead(decoder.config.hidden_size, bias="bias" in state)
     _check_shapes({n: tuple(p.shape) for n, p in head.state_dict().items()}, state)
     head.load_state_dict(state, assign=True)
+    mean, std = _calibration(made)
+    return Scorer(decoder, head=head, kind=made.get("kind", "reward"), mean=mean, std=std)
+
+
+def _calibration(made: Any) -> tuple[float, float]:
+    """The mean and std that were saved with a scorer."""
     try:
-        mean, std = float(made.get("mean", 0.0)), float(made.get("std", 1.0))
+        return float(made.get("mean", 0.0)), float(made.get("std", 1.0))
     except (AttributeError, TypeError, ValueError) as error:
         raise HoneError(f'{CONFIG}: "hone" must hold kind, mean and std ({error}): save the scorer again') from error
-    return Scorer(decoder, head=head, kind=made.get("kind", "reward"), mean=mean, std=std)
 
 
 def _write(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
