@@ -13,7 +13,10 @@ VERIFIERS = ("math", "format", "choice", "exact", "code", "f1", "gym")  # reward
 MADE = ("regex", "tags", "schema", "grammar", "length", "overlong", "language", "repetition", "numeric")
 # a reward model, or several as one: "model:A", "model:A,B", "model-min:A,B", "model-penalty-0.5:A,B"
 MODEL = re.compile(r"model(?:-(mean|min|penalty)(?:-(\d+(?:\.\d+)?))?)?:([^,]+(?:,[^,]+)*)")
-REWARDS = (*VERIFIERS, *(f"{kind}:SETTING" for kind in MADE), "model:FOLDER", "FILE.py:function")
+JUDGE = "judge"  # a language model, as in "judge:FILE.yaml"
+REWARDS = (
+    *VERIFIERS, *(f"{kind}:SETTING" for kind in MADE), "model:FOLDER", "judge:FILE.yaml", "FILE.py:function",
+)  # fmt: skip
 Reward = str | Mapping[str, float] | Callable[..., Any]
 
 
@@ -35,7 +38,7 @@ class PartsSpec:
 def is_reward_name(name: str) -> bool:
     """Whether it names one of Hone's own verifiers or a reward model."""
     kind, _, setting = name.partition(":")
-    return name in VERIFIERS or (kind in MADE and bool(setting)) or MODEL.fullmatch(name) is not None
+    return name in VERIFIERS or (kind in (*MADE, JUDGE) and bool(setting)) or MODEL.fullmatch(name) is not None
 
 
 def is_function(name: str) -> bool:
@@ -68,5 +71,7 @@ def check_parts(parts: PartsSpec, reward: Reward) -> None:
                 raise HoneError(f"parts.{setting}.{name} is {value}: give a number above 0")
             if setting == "timeout" and MODEL.fullmatch(name):
                 raise HoneError(f"parts.timeout.{name}: a model runs in the run's own process: leave it out")
+            if setting == "timeout" and name.startswith(f"{JUDGE}:"):
+                raise HoneError(f"parts.timeout.{name}: a judge's file has a timeout of its own: set it there")
     if parts.held_out and not is_part(parts.held_out):
         raise unknown("reward", parts.held_out, REWARDS, owner="parts.held_out")

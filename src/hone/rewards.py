@@ -8,10 +8,11 @@ import torch
 
 from hone.config import unknown
 from hone.data.tokenizer import Tokenizer
+from hone.judging import judge
 from hone.load import load_function
 from hone.model.learned import reward_model
 from hone.recipe import Recipe
-from hone.recipe_parts import MODEL, PartsSpec, is_function
+from hone.recipe_parts import JUDGE, MODEL, PartsSpec, is_function
 from hone.reward.apart import apart
 from hone.reward.cache import cached
 from hone.reward.parts import Part, read_schedule
@@ -53,7 +54,7 @@ def alone(name: str, *, asked: bool = False) -> Callable[..., Any] | None:
     """The function of this name where it is to run in a process of its own: it can hang or crash, or it is asked."""
     if is_function(name):
         return load_function(name)
-    if MODEL.fullmatch(name):
+    if MODEL.fullmatch(name) or name.startswith(f"{JUDGE}:"):
         return None
     function, hangs = made(name)
     return function if hangs or asked else None
@@ -82,7 +83,7 @@ def scorer(
 
 
 def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> Part:
-    size = how.cache.get(name, REMEMBERED.get(name, 0))
+    size = how.cache.get(name, REMEMBERED.get(name.partition(":")[0], 0))
     low, high = how.low.get(name, -math.inf), how.high.get(name, math.inf)
     schedule = read_schedule(how.schedule[name], name=name) if name in how.schedule else ()
     kept = cached(reward, size=size) if isinstance(reward, Reward) else reward
@@ -92,6 +93,8 @@ def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> Part:
 def _named(name: str, vocabulary: Tokenizer | None, device: torch.device | str) -> Callable[..., Any]:
     if is_function(name):
         return load_function(name)
+    if name.startswith(f"{JUDGE}:"):
+        return judge(name.partition(":")[2])
     if (learned := MODEL.fullmatch(name)) is None:
         function, hangs = made(name)
         return in_processes({name: function}, seconds=SECONDS)[name] if hangs else function

@@ -1,6 +1,21 @@
 """The commands of the command line, one module a kind. None imports torch before it runs."""
 
-from hone.commands import chat, corpus, fetch, inspect, look, plan, replay, report, rewards, sandbox, score, serve, steps, train
+from hone.commands import (
+    chat,
+    corpus,
+    fetch,
+    inspect,
+    look,
+    plan,
+    replay,
+    report,
+    rewards,
+    sandbox,
+    score,
+    serve,
+    steps,
+    train,
+)
 from hone.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (

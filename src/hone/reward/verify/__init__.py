@@ -35,7 +35,7 @@ MAKERS: dict[str, Callable[[str], Callable[..., Any]]] = {
 }
 HANGS = {"regex", "schema", "grammar", "gym"}  # some text may keep these busy for ever
 SECONDS = 5.0  # they have for a completion, unless told otherwise
-REMEMBERED = {"math": 10_000, "code": 10_000}  # outcomes, of what takes longer to judge than to look up
+REMEMBERED = {"math": 10_000, "code": 10_000, "judge": 10_000}  # outcomes, of what takes longer than to look up
 
 
 def made(name: str) -> tuple[Callable[..., Any], bool]:

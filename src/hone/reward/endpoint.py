@@ -1,0 +1,99 @@
+"""Questions to an OpenAI-compatible endpoint: bounded in number at a time, in time, in tries and in all."""
+
+import json
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hone.errors import HoneError
+from hone.types import Message
+
+AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})  # statuses after which a second try may help
+LONGEST = 8.0  # seconds between two tries
+LARGEST = 1 << 22  # bytes of an answer
+
+
+class Failed(Exception):
+    """There is no answer, for this reason."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """How many requests may be made in all; several threads may spend it."""
+
+    requests: int
+    spent: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def spend(self) -> None:
+        """One request, or Failed where none is left."""
+        with self.lock:
+            if self.spent >= self.requests:
+                raise Failed(f"the judge's budget of {self.requests} requests is spent")
+            self.spent += 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """A chat model behind a URL."""
+
+    url: str  # up to /v1
+    model: str
+    key: str = ""  # the environment variable that holds it
+    timeout: float = 60.0  # seconds a request may take
+    retries: int = 3  # tries after the first
+    budget: Budget = field(default_factory=lambda: Budget(10_000))
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise HoneError(f"the judge's endpoint is {self.url!r}: write http://HOST:PORT/v1")
+
+    def __call__(self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int) -> str:
+        """The answer's text, or Failed; what may pass is tried again, later and later."""
+        asked = {"model": self.model, "messages": list(messages), "temperature": temperature}
+        why = ""
+        body = json.dumps({**asked, "max_tokens": max_tokens, "seed": seed}).encode()
+        for attempt in range(self.retries + 1):
+            self.budget.spend()
+            try:
+                return _text(self._post(body))
+            except urllib.error.HTTPError as error:
+                with error:
+                    said = error.read(300).decode("utf-8", "replace")
+                why, wait = f"status {error.code}: {said}", _asked_to_wait(error)
+                if error.code not in AGAIN:
+                    raise Failed(f"the judge refused with {why}") from error
+            except (OSError, ValueError) as error:  # no connection, no answer in time, no JSON
+                why, wait = f"{type(error).__name__}: {error}", 0.0
+            if attempt < self.retries:
+                time.sleep(max(wait, min(LONGEST, 0.25 * 2**attempt) * random.uniform(0.5, 1.0)))
+        raise Failed(f"the judge did not answer in {self.retries + 1} tries, the last with {why}")
+
+    def _post(self, body: bytes) -> bytes:
+        headers = {"Content-Type": "application/json"}
+        if self.key:
+            headers["Authorization"] = f"Bearer {os.environ.get(self.key, '')}"
+        request = urllib.request.Request(f"{self.url.rstrip('/')}/chat/completions", body, headers, method="POST")
+        with urllib.request.urlopen(request, timeout=self.timeout) as answer:
+            return answer.read(LARGEST)
+
+
+def _asked_to_wait(error: urllib.error.HTTPError) -> float:
+    text = error.headers.get("Retry-After", "") if error.headers else ""
+    return min(float(text), 30.0) if text.isdecimal() else 0.0
+
+
+def _text(answer: bytes) -> str:
+    try:
+        found: Any = json.loads(answer)["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError("the answer is no chat completion") from error
+    if not isinstance(found, str):
+        raise ValueError("the answer has no text")
+    return found
