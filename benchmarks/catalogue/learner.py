@@ -126,7 +126,7 @@ LEARNER = (
     ),
     fault(
         "the log-prob of the input, not of the target", "pain 5", "model", "model/policy.py",
-        old="                batch.targets[batch.mask],", new="                batch.inputs[batch.mask],",
+        old="                batch.targets.flatten()[at],", new="                batch.inputs.flatten()[at],",
         tests="model/test_policy.py",
     ),
     fault(
@@ -254,28 +254,28 @@ LEARNER = (
     ),
     # --- what a run survives ---
     fault(
-        "what memory cut short is counted twice", "issue 7", "learner", STEP,
+        "what memory cut short is counted twice", "pain 22", "learner", STEP,
         old="    learner.optimizer.zero_grad(set_to_none=True)\n    cut =",
         new="    if learner.guard.divisor == 1:\n        learner.optimizer.zero_grad(set_to_none=True)\n    cut =",
         tests="train/test_memory.py",
     ),
     fault(
-        "weights that are not finite are saved", "issue 7", "resume", "train/guard.py",
+        "weights that are not finite are saved", "pain 19", "resume", "train/guard.py",
         old="        if sum(bad.values()) > self.known:\n", new="        if sum(bad.values()) < self.known:\n",
         tests="run/test_rescue.py",
     ),
     fault(
-        "a step that fails costs those before it", "issue 7", "resume", "rescue.py",
+        "a step that fails costs those before it", "pain 19", "resume", "rescue.py",
         old="            if _can_go_back(job):\n", new="            if not _can_go_back(job):\n",
         tests="run/test_rescue.py",
     ),
     fault(
-        "a run goes back to the harm it came from", "issue 7", "resume", "rescue.py",
+        "a run goes back to the harm it came from", "pain 19", "resume", "rescue.py",
         old=", but=job.spikes.tried)", new=")",
         tests="run/test_rescue.py",
     ),
     fault(
-        "half a step is saved as a whole one", "issue 7", "resume", "rescue.py",
+        "half a step is saved as a whole one", "pain 19", "resume", "rescue.py",
         old=" and not job.learner.moved", new="",
         tests="run/test_rescue.py",
     ),

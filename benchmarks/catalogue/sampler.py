@@ -149,8 +149,8 @@ SAMPLER = (
     ),
     fault(
         "the cache is off by one", "pain 15", "sampler", "model/decoder.py",
-        old="        past = cache.length if cache is not None else 0",
-        new="        past = max(cache.length - 1, 0) if cache is not None else 0",
+        old="        past, T = cache.length if cache is not None else 0, x.shape[1]",
+        new="        past, T = max(cache.length - 1, 0) if cache is not None else 0, x.shape[1]",
         tests="model/test_decoder.py rollout/test_local.py",
     ),
     # --- where a completion ends ---
