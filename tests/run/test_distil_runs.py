@@ -88,7 +88,7 @@ def test_lumped_runs_resume_exactly_and_another_teacher_is_another_run(world: Wo
     cut = made(world, tmp_path / "cut", *settings)
     with pytest.raises(Interrupted):
         watched(lambda: hone.run(cut), Wire(2, 4, interrupt), monkeypatch)
-    with pytest.raises(HoneError, match="started with another teacher"):
+    with pytest.raises(HoneError, match=r"other settings: teacher was .*teacher and is .*model: "):
         hone.run(replace(cut, teacher=world / "model"), resume=True)
     hone.resume(tmp_path / "cut")
     assert_same_run(tmp_path / "whole", tmp_path / "cut", step=4)
