@@ -153,6 +153,7 @@ def serve(number: int) -> None:
     control = socket.socket(fileno=number)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers that have ended leave nothing behind
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then lets us go
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for text in _WARM:  # the parser learns its tables from what it reads; what is forked later knows them
