@@ -208,7 +208,7 @@ class Soak:
             note("soak: jobs", self.done, unit="jobs"),
             note("soak: jobs a second", self.done / seconds, unit="1/s"),
             row("soak: wrong verdicts", len(self.wrong), unit="jobs", goal="0", ok=not self.wrong),
-            row("soak: memory grew by", grew[0], unit="MB", goal="< 5", ok=grew[0] < 5),
+            row("soak: memory grew by", grew[0], unit="MB", goal="< 10", ok=grew[0] < 10),
             row("soak: descriptors grew by", grew[1], unit="", goal="<= 0", ok=grew[1] <= 0),
             row("soak: processes grew by", grew[2], unit="", goal="<= 0", ok=grew[2] <= 0),
             row("soak: cgroups left", left, unit="", goal="0", ok=left == 0),
