@@ -173,11 +173,11 @@ def test_a_worked_solution_is_a_gold_answer(desk: Desk):
 
 
 def test_gold_answers_that_the_verifier_cannot_read(desk: Desk):
-    rows = [{"prompt": f"{a}?", "answer": "many" if a < 3 else str(a)} for a in range(9)]
+    rows = [{"prompt": f"{a}?", "answer": "how many?" if a < 3 else str(a)} for a in range(9)]
     job = job_of(desk, "grpo", reward={"math": 1.0}, data=rows)
     assert "gold answers" in failing(job)
     assert "math does not accept 3 of 9 gold answers" in verdict(job, "gold answers")[1]
-    few = [{"prompt": f"{a}?", "answer": "many" if a < 1 else str(a)} for a in range(9)]
+    few = [{"prompt": f"{a}?", "answer": "how many?" if a < 1 else str(a)} for a in range(9)]
     assert verdict(job_of(desk, "grpo", reward={"math": 1.0}, data=few), "gold answers")[0] == "warn"
     none = [{"prompt": f"{a}?"} for a in range(9)]
     assert (

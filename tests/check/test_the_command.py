@@ -179,7 +179,7 @@ def test_a_check_that_raises_is_a_failure_and_not_a_crash(desk: Desk, monkeypatc
 
 
 def test_a_run_refuses_what_a_cheap_check_finds_and_leaves_nothing(desk: Desk, tmp_path: Path):
-    rows = write_rows(tmp_path / "rows.jsonl", [{**row, "answer": "many"} for row in ROWS["problems"]])
+    rows = write_rows(tmp_path / "rows.jsonl", [{**row, "answer": "how many?"} for row in ROWS["problems"]])
     bad = recipe(desk, "grpo", f"out={tmp_path / 'run'}", data=rows, reward={"math": 1.0})
     with pytest.raises(
         hone.HoneError, match=r"gold answers: math does not accept 9 of 9 .*: correct the column answer"
