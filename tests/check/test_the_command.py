@@ -74,11 +74,11 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return code, json.loads(captured.out), captured.err
 
 
-def test_the_table_and_the_row(here: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_table_and_the_row(here: Path, capfd: pytest.CaptureFixture[str]):
     before, start = files(here), time.perf_counter()
     assert main(["check", "recipe.py"]) == 0
     assert time.perf_counter() - start < 60
-    captured = capsys.readouterr()
+    captured = capfd.readouterr()  # of descriptors: the reward runs in a process of its own
     assert all(name in captured.out for name in suite.ALL)
     assert "[[" in captured.out
     assert "0 fail" in captured.out
