@@ -48,5 +48,6 @@ def _rank(rank: int, ranks: int, folder: str, work: Callable[..., Any], args: tu
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
     found = work(*args)
+    dist.barrier()  # a rank that is gone would break the connections of one that is slower
     dist.destroy_process_group()
     (Path(folder) / str(rank)).write_bytes(pickle.dumps(found))
