@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -567,3 +568,17 @@ def test_models_without_a_runner_are_sampled_in_waves():
 def test_a_prompt_that_is_text_is_refused():
     with pytest.raises(HoneError, match="prompt 0 is text: give token ids"):
         LocalSampler(decoder()).sample(["Hello"], n=1, params=params())  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("prompts", [[1, 2, 3], [[1.5, 2.0]], [["1"]], [None], [torch.tensor([1.0, 2.0])]])
+def test_prompts_that_are_not_lists_of_whole_numbers_are_refused(prompts: Any):
+    """Floats reached the C++ runner, which read their bits as tokens and took the process down."""
+    with pytest.raises(HoneError, match="prompt 0 is not a list of whole numbers: give token ids"):
+        LocalSampler(decoder()).sample(prompts, n=1, params=params())
+
+
+@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor])
+def test_prompts_can_be_arrays(kind: Any):
+    sampler, prompts = LocalSampler(decoder()), ragged()
+    expected = sampler.sample(prompts, n=1, params=params())
+    assert sampler.sample([kind(prompt) for prompt in prompts], n=1, params=params()) == expected

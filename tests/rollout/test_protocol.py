@@ -13,6 +13,10 @@ from hone.rollout.protocol import SampleParams
     ("wrong", "words"),
     [
         ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": 1.5}, "max_tokens is 1.5: set it to a whole number"),
+        ({"max_tokens": "5"}, "max_tokens is '5': set it to a whole number"),
+        ({"seed": 1.5}, "seed is 1.5: set it to a whole number"),
+        ({"top_k": 1.5}, "top_k is 1.5"),
         ({"temperature": -0.1}, "temperature is -0.1"),
         ({"temperature": math.nan}, "temperature is nan"),
         ({"temperature": math.inf}, "temperature is inf"),

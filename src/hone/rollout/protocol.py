@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, SupportsIndex
 
 from hone.errors import HoneError
 from hone.types import Group, Rollout
@@ -27,6 +27,9 @@ class SampleParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k", "top_logprobs", "seed"):
+            if not isinstance(value := getattr(self, name), SupportsIndex):
+                raise HoneError(f"{name} is {value!r}: set it to a whole number")
         for fine, message in (
             (self.max_tokens >= 1, f"max_tokens is {self.max_tokens}: set it to 1 or more"),
             (

@@ -1,6 +1,7 @@
 """What no sampler can do, said before anything is computed, with the remedy."""
 
 from collections.abc import Sequence
+from operator import index
 
 from hone.errors import HoneError
 from hone.rollout.protocol import SampleParams
@@ -16,6 +17,11 @@ def check_prompt(name: str, prompt: Sequence[int], *, context: int, vocab_size: 
     """A prompt that the model can read, with room for a token after it."""
     if isinstance(prompt, str):
         raise HoneError(f"{name} is text: give token ids, tokenizer.encode(text)")
+    try:
+        for token in prompt:
+            index(token)  # C++ reads them as whole numbers, whatever they are
+    except TypeError:
+        raise HoneError(f"{name} is not a list of whole numbers: give token ids for each prompt, [[1, 2, 3]]") from None
     if not len(prompt):
         raise HoneError(f"{name} has 0 tokens, the model's context is {context}: give it at least one token")
     if len(prompt) + 1 > context:
