@@ -27,7 +27,7 @@ from hone.errors import HoneError
 from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.fetch import resolve
+from hone.model.fetch import absent, resolve
 from hone.model.folder import load_decoder
 from hone.model.learned import process_model
 from hone.model.lora import add_lora, plain_state
@@ -136,7 +136,7 @@ def tokenizer(spec: ModelSpec) -> Tokenizer:
     """From its own folder or the model's; either may be a name in the model cache."""
     folder = resolve(spec.tokenizer or spec.path)
     if not spec.tokenizer and not folder.is_dir():
-        raise HoneError(f"no model folder {folder}: give a folder, or a name that `hone fetch` knows")
+        raise absent(folder)
     return Tokenizer.load(folder)
 
 

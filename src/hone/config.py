@@ -125,7 +125,10 @@ def build_choice(choice: Choice, table: Mapping[str, Callable[..., T]], kind: st
 def unknown(kind: str, name: str, known: Iterable[str], *, owner: str = "") -> HoneError:
     """The error for a name that does not exist: the nearest one, and all there are."""
     names = [str(k) for k in known]
-    near = difflib.get_close_matches(name, names, n=2)
+    shared = name[: name.rfind(".") + 1]  # what all have in common makes none of them alike
+    shared = shared if all(other.startswith(shared) for other in names) else ""
+    tails = difflib.get_close_matches(name.removeprefix(shared), [other.removeprefix(shared) for other in names], n=2)
+    near = [shared + tail for tail in tails]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
     has = f"{owner} has" if owner else "there are"
     listed = ", ".join(names) or "none"

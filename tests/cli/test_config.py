@@ -86,6 +86,7 @@ def test_an_override_reaches_its_field(setting, path, value):
         ("optm.lr=1", "did you mean 'optim'"),
         ("optim.learning_rate=1", "optim.lr, optim.warmup"),
         ("optim.warmpu=1", "did you mean 'optim.warmup'"),
+        ("optim.lrr=1", "no setting 'optim.lrr'; did you mean 'optim.lr'? there are"),
         ("optim.warmup=1.5", "optim.warmup: expected a whole number, got '1.5'"),
         ("optim.warmup=1e3", "a whole number"),
         ("optim.warmup=True", "a whole number"),

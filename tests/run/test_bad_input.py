@@ -201,6 +201,7 @@ def test_rows_longer_than_the_context(refuse, tmp_path: Path):
 
 def test_a_missing_or_wrong_model(refuse, world: World, tmp_path: Path):
     assert "no model folder" in refuse("sft", f"model.path={tmp_path / 'absent'}")
+    assert "runs/demo/nothing: `hone demo` makes it" in refuse("sft", "model.path=runs/demo/nothing")
     error = refuse("sft", f"model.path={tmp_path / 'absent'}", f"model.tokenizer={world / 'tokenizer'}")
     assert "no model folder" in error
     assert "has no config.json: is it a model folder?" in refuse("sft", f"model.path={world / 'tokenizer'}")

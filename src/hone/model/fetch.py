@@ -95,6 +95,13 @@ def resolve(name_or_path: str | Path) -> Path:
     return path
 
 
+def absent(folder: Path) -> HoneError:
+    """The error for a model's folder that is not there: what brings it."""
+    if folder.parts[:2] == ("runs", "demo"):
+        return HoneError(f"no model folder {folder}: `hone demo` makes it; or give another")
+    return HoneError(f"no model folder {folder}: give a folder, or a name that `hone fetch` knows")
+
+
 # --- fetching ---
 
 

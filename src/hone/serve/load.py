@@ -11,7 +11,7 @@ from hone.data.tokenizer import Tokenizer, check_fits
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
-from hone.model.fetch import resolve
+from hone.model.fetch import absent, resolve
 from hone.model.folder import load_decoder
 from hone.model.foreign import Foreign
 from hone.model.lora import adapted_layers
@@ -50,7 +50,7 @@ def load(
     """MODEL is a folder or the name of a fetched model; adapters: folders by model name."""
     folder = resolve(model)
     if not folder.is_dir():
-        raise HoneError(f"no model folder {folder}: give a folder, or a name that `hone fetch` knows")
+        raise absent(folder)
     if is_adapter(folder):
         raise HoneError(f"{folder} is an adapter: give its base model, and the adapter with --adapter")
     where, precision = place(device, dtype)
