@@ -46,7 +46,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="default: auto")
     parser.add_argument("--invariant", action="store_true", help="no answer depends on what else is served, to the bit")
-    parser.add_argument("--int8", action="store_true", help="weights in 8 bits: faster on a CPU, a little less exact")
+    parser.add_argument(
+        "--int8", action="store_true", help="weights in 8 bits, on a CPU: faster for one answer at a time, less exact"
+    )
 
 
 def _serve(arguments: argparse.Namespace) -> None:
