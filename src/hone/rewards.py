@@ -17,7 +17,7 @@ from hone.reward.apart import apart
 from hone.reward.cache import cached
 from hone.reward.parts import Part, read_schedule
 from hone.reward.score import Reward, Scorer, as_scorer, combine
-from hone.reward.verify import HANGS, REMEMBERED, SECONDS, VERIFIERS, made
+from hone.reward.verify import HANGS, MAKERS, REMEMBERED, SECONDS, VERIFIERS, exists, made
 
 Spec = str | Mapping[str, float] | Callable[..., Any]
 
@@ -56,7 +56,7 @@ def alone(name: str, *, asked: bool = False) -> Callable[..., Any] | None:
         return load_function(name)
     if MODEL.fullmatch(name) or name.startswith(f"{JUDGE}:"):
         return None
-    function, hangs = made(name)
+    function, hangs = _verifier(name)
     return function if hangs or asked else None
 
 
@@ -90,13 +90,19 @@ def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> Part:
     return Part(reward=kept, weight=weight, low=low, high=high, schedule=schedule)
 
 
+def _verifier(name: str) -> tuple[Callable[..., Any], bool]:
+    if not exists(name):
+        raise unknown("reward", name, [*VERIFIERS, *(f"{kind}:SETTING" for kind in MAKERS), "FILE.py:function"])
+    return made(name)
+
+
 def _named(name: str, vocabulary: Tokenizer | None, device: torch.device | str) -> Callable[..., Any]:
     if is_function(name):
         return load_function(name)
     if name.startswith(f"{JUDGE}:"):
         return judge(name.partition(":")[2])
     if (learned := MODEL.fullmatch(name)) is None:
-        function, hangs = made(name)
+        function, hangs = _verifier(name)
         return in_processes({name: function}, seconds=SECONDS)[name] if hangs else function
     if vocabulary is None:
         raise unknown("reward", name, [*VERIFIERS, "FILE.py:function"])

@@ -354,8 +354,8 @@ def test_shaping_adds_a_part_and_keeps_the_others_and_the_shortest_margin_is_one
     ((a, b),) = select.shape_overlong([[free, full]])
     unscored = rollout([1] * 4, scored=False)
     assert select.shape_overlong([[unscored]]) == [[unscored]]
-    assert a.outcome == Outcome(value=1.0, parts={"overlong": 0.0})
-    assert b.outcome == Outcome(value=0.0, parts={"math": 1.0, "overlong": -1.0})
+    assert a.outcome == Outcome(value=1.0, parts={"overlong": 0.0}, added={"overlong": 0.0})
+    assert b.outcome == Outcome(value=0.0, parts={"math": 1.0, "overlong": -1.0}, added={"overlong": -1.0})
 
 
 @pytest.mark.parametrize(("kl", "beta"), [(0.75, 1.0), (0.76, 2.0), (0.25, 0.5)])

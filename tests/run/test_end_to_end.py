@@ -157,13 +157,13 @@ def test_evaluation_is_the_same_from_python_and_the_command_line(world: World, t
     assert shown == {name: f"{value:.4g}" for name, value in found.items()}
 
 
-def test_a_loud_reward_breaks_nothing(world: World, tmp_path: Path, capsys):
+def test_a_loud_reward_breaks_nothing(world: World, tmp_path: Path, capfd):
     out = tmp_path / "run"
     made = recipe(world, "grpo", out, f"reward={world / 'rewards.py:chatty'}")
     assert main(arguments(made, world)) == 0
-    said = capsys.readouterr()
-    assert said.out.splitlines().count("to stdout") == 4 * 9
-    assert said.out.splitlines()[-1] == str(out / "checkpoints/step-000004")
+    said = capfd.readouterr()
+    assert said.err.splitlines().count("to stdout") == 4 * 9
+    assert said.out.splitlines() == [str(out / "checkpoints/step-000004")]
     assert len(metrics(out)) == 4
 
 
