@@ -274,3 +274,13 @@ def test_a_credit_reads_old_log_probs_for_a_kl_in_the_reward_or_where_nobody_kno
     assert credit.reads_log_probs(partial(credit.group_zscore, kl="k1"))
     assert credit.reads_log_probs(lambda batch: batch.reward)
     assert credit.reads_log_probs(partial(lambda batch, scale: scale * batch.reward, scale=2.0))
+
+
+def test_which_credits_give_each_token_a_return_of_its_own() -> None:
+    assert credit.per_token(credit.gae)
+    assert credit.per_token(partial(credit.reward_to_go, gamma=0.9))
+    assert not credit.per_token(credit.group_zscore)
+    assert not credit.per_token(partial(credit.leave_one_out, kl="k1"))
+    assert not credit.per_token(None)
+    assert credit.per_token(lambda batch: batch.reward)
+    assert credit.per_token(partial(lambda batch, scale: scale * batch.reward, scale=2.0))
