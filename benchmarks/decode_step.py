@@ -1,18 +1,16 @@
-"""One decode step on a GPU, taken apart: the whole, the products alone (no row attends), and what memory would allow.
+"""One decode step on a GPU, taken apart: the whole, the products alone (no row attends), each kernel, and what memory
+would allow."""
 
-python -m benchmarks.decode_step [--quick]
-"""
-
-import argparse
-import json
 import statistics
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.form import Row, row, say
+from benchmarks.form import Row, main, note, say
 from benchmarks.sampling.gpu import bandwidth, limit, make
-from hone.demo.summary import machine
 from hone.model import cuda_runner
 from hone.model.cuda_runner import CudaRunner
 from hone.model.decoder import Decoder
@@ -29,6 +27,7 @@ class Timed:
 
     whole: float
     products: float  # no row is active: attention ends at once
+    kernels: dict[str, float]  # by name; they start before the one ahead has ended, so the sum may exceed the whole
 
 
 def seats(runner: CudaRunner, rows: int, context: int) -> list[Part]:
@@ -70,8 +69,18 @@ def step(decoder: Decoder, rows: int, context: int, *, invariant: bool = False) 
     for _ in range(7):
         runner.rows.seat(begun)
         whole.append(replay())
+    runner.rows.seat(begun)
+    parts = kernels(replay)
     runner.rows.stop(range(rows))
-    return Timed(statistics.median(whole), statistics.median(replay() for _ in range(7)))
+    return Timed(statistics.median(whole), statistics.median(replay() for _ in range(7)), parts)
+
+
+def kernels(replay: Callable[[], float]) -> dict[str, float]:
+    """Microseconds a step of each kernel, the longest first."""
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        replay()
+    spent = {e.key: e.self_device_time_total / REPLAYS for e in seen.key_averages() if e.self_device_time_total}
+    return dict(sorted(spent.items(), key=lambda item: -item[1]))
 
 
 def rows_of(shape: str, rows: int, context: int, rate: float) -> list[Row]:
@@ -81,23 +90,25 @@ def rows_of(shape: str, rows: int, context: int, rate: float) -> list[Row]:
     layers = decoder.config.num_hidden_layers
     name = f"H200 {shape} {rows} rows at {context}"
     say(f"{name}: {found.whole:.0f} us, products {found.products:.0f}, memory floor {floor:.0f}")
+    for kernel, spent in found.kernels.items():
+        say(f"{spent:10.1f} us  {kernel[:90]}")
     return [
-        row(f"{name}: step", found.whole, unit="us", peer=floor, goal="", ok=True),
-        row(f"{name}: products and the rest", found.products, unit="us", goal="", ok=True),
-        row(f"{name}: attention a layer", (found.whole - found.products) / layers, unit="us", goal="", ok=True),
+        note(f"{name}: step", found.whole, unit="us", peer=floor),
+        note(f"{name}: products and the rest", found.products, unit="us"),
+        note(f"{name}: attention a layer", (found.whole - found.products) / layers, unit="us"),
+        *(note(f"{name}: {kernel[:60]}", spent, unit="us") for kernel, spent in found.kernels.items() if spent >= 1),
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one batch size")
-    args = parser.parse_args()
+def measure(quick: bool) -> list[Row]:
+    """Case by case; quick: one batch size."""
+    if not torch.cuda.is_available():
+        sys.exit("decode_step: there is no GPU here; `python -m benchmarks.sampler` measures a CPU")
     rate = bandwidth()
-    cases = [("135M", 256, 192)] if args.quick else [("135M", 256, 192), ("135M", 1_024, 192), ("0.5B", 256, 192)]
-    cases += [] if args.quick else [("135M", 1, 192), ("135M", 64, 192), ("135M", 256, 400)]
-    rows = [found for case in cases for found in rows_of(*case, rate)]
-    print(json.dumps({"rows": rows, "machine": {**machine(), "gpu": torch.cuda.get_device_name()}}))
+    cases = [("135M", 256, 192), ("135M", 1_024, 192), ("0.5B", 256, 192)]
+    cases += [("135M", 1, 192), ("135M", 64, 192), ("135M", 128, 192), ("135M", 256, 400)]
+    return [found for case in cases[: 1 if quick else None] for found in rows_of(*case, rate)]
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main(measure, __doc__ or ""))
