@@ -28,7 +28,7 @@ def is_error(answer: Any) -> bool:
      "localhost:8000:9000", "[::1", "0", "2130706433"],
 )  # fmt: skip
 def test_a_name_that_is_not_ours_is_refused_on_every_method(server: Server, method: str, host: str):
-    for path in ("/health", "/v1/models", COMPLETIONS):
+    for path in ("/health", "/v1/models", "/v1/models/chatty", COMPLETIONS):
         status, headers, _ = server.raw(server.head(method, path, host=host))
         assert status in (400, 403), (method, path)
         assert not any(name.startswith("access-control") for name in headers)
@@ -71,7 +71,7 @@ def test_requests_that_a_browser_marks_as_cross_site_are_refused(server: Server)
 )
 def test_without_the_token_nothing_is_answered(server: Server, method: str, given: str | None):
     authorization = None if given is None else given.format(token=server.token)
-    for path in ("/v1/models", COMPLETIONS, "/v1/chat/completions", "/", "/nothing"):
+    for path in ("/v1/models", "/v1/models/chatty", COMPLETIONS, "/v1/chat/completions", "/", "/nothing"):
         head = server.head(method, path, authorization=None if authorization is None else "@")
         data = head.replace(b"authorization: @", f"authorization: {authorization}".encode("latin-1"))
         status, headers, _ = server.raw(data)
@@ -92,7 +92,7 @@ def test_health_tells_those_without_a_token_nothing_more(server: Server):
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/v1", "/v1/models/", "/v1/models/chatty", "/v1/../health", "/health/", "//health", "/HEALTH", "/docs",
+    ["/", "/v1", "/v1/models/", "/v1/models/nobody", "/v1/models/chatty/", "/v1/models/../models", "/v1/../health", "/health/", "//health", "/HEALTH", "/docs",
      "http://evil.example/health", "/v1/completions%00", "/%2e%2e/etc/passwd", "/openapi.json"],
 )  # fmt: skip
 def test_there_is_no_other_path(server: Server, path: str):
@@ -102,7 +102,8 @@ def test_there_is_no_other_path(server: Server, path: str):
 
 
 def test_each_path_has_its_method(server: Server):
-    for method, path in (("GET", COMPLETIONS), ("POST", "/health"), ("DELETE", "/v1/models"), ("OPTIONS", COMPLETIONS)):
+    wrong = ("POST", "/health"), ("DELETE", "/v1/models"), ("DELETE", "/v1/models/chatty")
+    for method, path in (("GET", COMPLETIONS), ("OPTIONS", COMPLETIONS), *wrong):
         status, headers, answer = server.ask(method, path)
         assert (status, headers["allow"]) == (405, "POST" if path == COMPLETIONS else "GET")
         assert is_error(answer)

@@ -61,7 +61,12 @@ def expected(decoder: Decoder, tokenizer: Tokenizer, prompt: list[int], *, n: in
 
 
 def test_the_models_are_the_base_and_its_adapters(client: OpenAI):
-    assert [model.id for model in client.models.list()] == ["chatty", "tuned"]
+    listed = list(client.models.list())
+    assert [model.id for model in listed] == ["chatty", "tuned"]
+    assert [client.models.retrieve(model.id) for model in listed] == listed
+    with pytest.raises(openai.NotFoundError, match="this server has chatty, tuned") as caught:
+        client.models.retrieve("someone/nothing")
+    assert caught.value.code == "model_not_found"
 
 
 def test_greedy_is_the_samplers(client: OpenAI, decoder: Decoder, tokenizer: Tokenizer):

@@ -16,7 +16,14 @@ from hone.serve.http import Gone, Incoming, Receive, Reply, Scope, Send
 from hone.serve.refusal import Refusal
 from hone.serve.text import TokenBytes
 
-ROUTES = {"/health": "GET", "/v1/models": "GET", "/v1/chat/completions": "POST", "/v1/completions": "POST"}
+MODEL = "/v1/models/"  # and a name, strokes in it as they are
+ROUTES = {
+    "/health": "GET",
+    "/v1/models": "GET",
+    f"{MODEL}NAME": "GET",
+    "/v1/chat/completions": "POST",
+    "/v1/completions": "POST",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +64,20 @@ class App:
         if head > self.limits.head:
             raise Refusal(431, f"the head is longer than {self.limits.head} bytes: send less", code="head_too_large")
         self.guard.check(path, scope["headers"])
-        if path not in ROUTES:
+        route = f"{MODEL}NAME" if path.startswith(MODEL) and path != MODEL else path
+        if route not in ROUTES:
             raise Refusal(404, f"there is no such path: {', '.join(ROUTES)}", code="not_found")
-        if method not in (ROUTES[path], "HEAD" if ROUTES[path] == "GET" else ""):
-            allow = {"allow": ROUTES[path]}
-            raise Refusal(405, f"{path} takes {ROUTES[path]} only", code="method_not_allowed", headers=allow)
-        if path == "/health":
+        if method not in (ROUTES[route], "HEAD" if ROUTES[route] == "GET" else ""):
+            allow = {"allow": ROUTES[route]}
+            raise Refusal(405, f"{route} takes {ROUTES[route]} only", code="method_not_allowed", headers=allow)
+        if route == "/health":
             await self._health(incoming, answer)
-        elif path == "/v1/models":
+        elif route == "/v1/models":
             await answer.json(reply.models(self.served))
+        elif path.startswith(MODEL):
+            await answer.json(reply.model(self.served, path.removeprefix(MODEL)))
         else:
-            await self._generate(incoming, answer, chat=path == "/v1/chat/completions")
+            await self._generate(incoming, answer, chat=route == "/v1/chat/completions")
 
     async def _health(self, incoming: Incoming, answer: Reply) -> None:
         """Whether it works, to anybody; how busy it is, to those with the token."""

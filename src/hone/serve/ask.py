@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hone.data.chat import render_prompt
+from hone.data.messages import ROLES
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.rollout.protocol import SampleParams
@@ -15,6 +16,7 @@ from hone.serve.refusal import Refusal, bad
 
 PLAIN_TOKENS = 16  # a completion's default, as OpenAI's
 MOST_CHOICES = 256  # completions of one request: prompts x n
+DEVELOPER = "developer"  # OpenAI's name for the system role of some models
 
 Body = Mapping[str, Any]
 
@@ -29,6 +31,13 @@ class Served:
     context: int  # prompt and completion together
     max_tokens: int  # of a completion; 0: what the context has room for
     created: int
+
+    def adapter_of(self, model: str) -> str | None:
+        """What answers under this name, or a Refusal that lists the names."""
+        if model not in self.adapters:
+            known = ", ".join(self.adapters)
+            raise Refusal(404, f"no model of that name: this server has {known}", param="model", code="model_not_found")
+        return self.adapters[model]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +75,7 @@ def read_ask(raw: bytes, served: Served, *, chat: bool) -> Ask:
     model = given.get("model")
     if model is None:
         raise bad(f"model is missing: name one of {', '.join(served.adapters)}", "model", "missing_parameter")
-    if model not in served.adapters:
-        known = ", ".join(served.adapters)
-        raise Refusal(404, f"no model of that name: this server has {known}", param="model", code="model_not_found")
+    adapter = served.adapter_of(model)
     prompts = _chat_prompt(given, served) if chat else _plain_prompts(given, served)
     n = given.get("n", 1)
     if n * len(prompts) > MOST_CHOICES:
@@ -78,7 +85,7 @@ def read_ask(raw: bytes, served: Served, *, chat: bool) -> Ask:
     return Ask(
         chat=chat,
         model=model,
-        adapter=served.adapters[model],
+        adapter=adapter,
         prompts=prompts,
         params=_params(given, prompts, served, chat=chat),
         n=n,
@@ -142,15 +149,19 @@ def _chat_prompt(given: Body, served: Served) -> list[list[int]]:
     if served.tokenizer.chat_template is None:
         raise bad("the model has no chat template: ask /v1/completions to continue a text", "messages")
     try:
-        return [render_prompt(served.tokenizer, [_message(m) for m in messages])]
+        return [render_prompt(served.tokenizer, [_message(m, i) for i, m in enumerate(messages)])]
     except HoneError as error:
         raise bad(str(error), "messages", "invalid_value") from None
 
 
-def _message(message: Any) -> Any:
-    """OpenAI's name for the system role of some models."""
-    if isinstance(message, dict) and message.get("role") == "developer":
+def _message(message: Any, i: int) -> Any:
+    """A role that templates know: many of them render any other as it is, and the model has never read it."""
+    role = message.get("role") if isinstance(message, dict) else None
+    if role == DEVELOPER:
         return {**message, "role": "system"}
+    if isinstance(role, str) and role not in ROLES:
+        known = ", ".join((DEVELOPER, *ROLES))
+        raise bad(f"message {i + 1} has an unknown role: use one of {known}", f"messages[{i}].role", "invalid_value")
     return message
 
 

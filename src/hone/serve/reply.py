@@ -14,8 +14,13 @@ Json = dict[str, Any]
 
 def models(served: Served) -> Json:
     """The base model and every adapter."""
-    data = [{"id": name, "object": "model", "created": served.created, "owned_by": "hone"} for name in served.adapters]
-    return {"object": "list", "data": data}
+    return {"object": "list", "data": [model(served, name) for name in served.adapters]}
+
+
+def model(served: Served, name: str) -> Json:
+    """One of them."""
+    served.adapter_of(name)
+    return {"id": name, "object": "model", "created": served.created, "owned_by": "hone"}
 
 
 def usage(ask: Ask, choices: Sequence[Choice]) -> Json:
