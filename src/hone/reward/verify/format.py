@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from hone.errors import HoneError
 
 MAX_COMPLETION = 100_000  # characters: of a longer completion only the end is read
+# what leads to an answer on its line, or on the next one that is not blank
+PHRASE = re.compile(r"\banswer(?:\s{1,3}is\b|\s{0,3}[:=])[ \t]{0,3}:?[\s*]{0,8}", re.IGNORECASE)
 _STRICT_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
@@ -82,6 +84,6 @@ def boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def after_phrase(text: str) -> str | None:
-    """What follows the last `answer is` or `answer:`, to the end of its line."""
-    found = list(re.finditer(r"\banswer(?:\s{1,3}is\b|\s{0,3}[:=])[ \t]{0,3}:?", text, re.IGNORECASE))
+    """What follows the last `answer is` or `answer:`, to the end of the line."""
+    found = list(PHRASE.finditer(text))
     return text[found[-1].end() :].partition("\n")[0] if found else None

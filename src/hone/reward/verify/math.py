@@ -20,6 +20,9 @@ from hone.types import Outcome, Task
 _BASE = re.compile(r"([0-9]+)_\{?([0-9]{1,2})\}?")
 _WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z]{2,}(?:[' -]+[A-Za-z]+)*")
 _ARITHMETIC = re.compile(r"(?:[0-9.,()*+\s-]|\\times|\\cdot|\\div|/)+")
+_FRACTIONS = re.compile(rf"(?:{_ARITHMETIC.pattern}|\\frac|[{{}}])+")
+_OPERATION = re.compile(r"(?<=[0-9)}])\s?(?:[-+*]|\\times|\\cdot|\\div|\\frac)")
+_SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")  # one between two digits says that they are two numbers
 _UNIT = re.compile(r"(.*\S)(?:\s|(?<=[^A-Za-z\\\s]))((?:[A-Za-z]{2,}|°)(?:\^\{?[23]\}?)?)", re.DOTALL)
 _WORDLIKE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
@@ -43,7 +46,7 @@ def gold_form(answer: str) -> Form:
 
 def _is_text(leaf: str) -> bool:
     """A word, as in "east": compared as text."""
-    return leaf == r"\ldots" or _WORDS.fullmatch(leaf) is not None
+    return leaf in (r"\ldots", r"\emptyset") or _WORDS.fullmatch(leaf) is not None
 
 
 def _admitted_gold(leaf: str) -> None:
@@ -64,7 +67,7 @@ def _measured(leaf: str) -> tuple[str, str]:
 
 def equal(gold: str, answer: str) -> bool:
     """Whether two single expressions are the same; Unusable if the gold one cannot be read, Failed without verdict."""
-    if gold.replace(" ", "") == answer.replace(" ", ""):
+    if _SPACE.sub("", gold) == _SPACE.sub("", answer):
         return True
     numbers = amount(gold), amount(answer)
     if numbers[0] is not None and numbers[1] is not None:
@@ -74,12 +77,20 @@ def equal(gold: str, answer: str) -> bool:
         return _same_base(gold, answer, based)
     if _is_text(gold):
         return gold.casefold() == answer.casefold()
-    if numbers[0] is not None and _ARITHMETIC.fullmatch(answer):  # a sum that is left to be worked out
-        return False
+    known = numbers[0] is not None
     (gold, unit), (answer, other) = _measured(gold), _measured(answer)
+    if known and _unworked(answer):
+        return False
     if unit and other and math_units.size(unit) != math_units.size(other):
         return False
     return _by_symbols(gold, answer)
+
+
+def _unworked(answer: str) -> bool:
+    """Whether it is a sum or product of plain numbers, left to be worked out."""
+    return _ARITHMETIC.fullmatch(answer) is not None or (
+        _FRACTIONS.fullmatch(answer) is not None and _OPERATION.search(answer) is not None
+    )
 
 
 def _same_base(gold: str, answer: str, based: list[re.Match[str] | None]) -> bool:

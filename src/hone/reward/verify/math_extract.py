@@ -10,16 +10,15 @@ without a digit or LaTeX is a remark; both count only where they are the last of
 import re
 from collections.abc import Callable
 
-from hone.reward.verify.format import boxes, said
+from hone.reward.verify.format import PHRASE, boxes, said
 
 MAX_PLACES = 4  # distinct answers; with more nothing is accepted
 MAX_PHRASES = 16  # the last ones
 MAX_ANSWER = 1000  # characters of one answer
 
 _TAGGED = re.compile(r"<answer>((?:(?!</?answer>).)*)</answer>", re.DOTALL)
-_PHRASE = re.compile(r"\banswer(?:\s{1,3}is\b|\s{0,3}[:=])[ \t]{0,3}:?", re.IGNORECASE)
 _REASON = re.compile(r"[.;](?:\s|$)|,?\s(?:because|since|which|as)\s|\s<")
-_MATHS = re.compile(r"\s{0,3}(?:\$\$(.+?)\$\$|\$([^$]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\])(?P<rest>.*)", re.DOTALL)
+_MATHS = re.compile(r"(?:\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\(([^\n]+?)\\\)|\\\[(.+?)\\\])(?P<rest>(?-s:.*))", re.DOTALL)
 
 
 def places(completion: str) -> list[str]:
@@ -81,8 +80,8 @@ def _hashes(text: str) -> list[str]:
 
 
 def _phrases(text: str) -> list[str]:
-    ends = [match.end() for match in _PHRASE.finditer(text)][-MAX_PHRASES:]
-    found = [_stated(text[end : end + 2 * MAX_ANSWER].partition("\n")[0]) for end in ends]
+    ends = [match.end() for match in PHRASE.finditer(text)][-MAX_PHRASES:]
+    found = [_stated(text[end : end + 2 * MAX_ANSWER]) for end in ends]
     return _counted(found, lambda line: re.search(r"[0-9\\]", line) is not None)
 
 
@@ -90,9 +89,9 @@ def _counted(found: list[str], counts: Callable[[str], bool]) -> list[str]:
     return [line for i, line in enumerate(found) if i == len(found) - 1 or counts(line)]
 
 
-def _stated(line: str) -> str:
-    """The formula that a phrase leads to, if no digit stands after it; else the text up to a reason or full stop."""
-    maths = _MATHS.match(line)
+def _stated(text: str) -> str:
+    """The formula that a phrase leads to, if no digit stands after it; else the line up to a reason or full stop."""
+    maths = _MATHS.match(text)
     if maths is not None and not re.search(r"[0-9]|\bor\b", maths.group("rest")):
         return next(group for group in maths.groups() if group is not None)
-    return _REASON.split(line, maxsplit=1)[0]
+    return _REASON.split(text.partition("\n")[0], maxsplit=1)[0]

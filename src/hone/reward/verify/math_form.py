@@ -4,37 +4,25 @@ Only text is taken apart here, by brackets and separators, in time linear in its
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from hone.reward.verify.math_guard import GREEK
 from hone.reward.verify.math_number import amount
+from hone.reward.verify.math_tidy import tidy
 
 MAX_TEXT, MAX_PARTS, MAX_LEVELS = 1000, 40, 6
 
-_SAME = (
-    *((r"\dfrac", r"\frac"), (r"\tfrac", r"\frac"), (r"\cfrac", r"\frac"), (r"\left", ""), (r"\right", "")),
-    *((r"\lbrace", r"\{"), (r"\rbrace", r"\}"), (r"\langle", "("), (r"\rangle", ")"), (r"\displaystyle", "")),
-    *((r"\leqslant", r"\le "), (r"\geqslant", r"\ge "), (r"\leq", r"\le "), (r"\geq", r"\ge "), (r"\vert", "|")),
-    *((r"\lt", "<"), (r"\gt", ">"), ("{,}", ","), (r"\%", "%"), (r"\$", "$"), ("**", "^"), (r"\ast", "*")),
-    *(("\u2212", "-"), ("\u2013", "-"), ("\u00d7", r"\times "), ("\u00b7", r"\cdot "), ("\u00f7", r"\div ")),
-    *(("\u03c0", r"\pi "), ("\u221e", r"\infty "), ("\u222a", r"\cup "), ("\u2264", r"\le "), ("\u2265", r"\ge ")),
-    *(
-        ("\u2208", r"\in "),
-        ("\u00b1", r"\pm "),
-        ("\u00b2", "^2"),
-        ("\u00b3", "^3"),
-        ("~", " "),
-        (r"\infinity", r"\infty"),
-    ),
-    *(("bmatrix", "pmatrix"), ("\\dots", r"\ldots"), (r"\cdots", r"\ldots"), ("...", r"\ldots ")),
-)
-_WORDS = re.compile(
-    r"\\(?:text|textbf|textit|mathrm|mathbf|mathit|mbox|operatorname|textrm|mathbb)\s?\{\s*([^{}]*?)\s*\}(\^\{?[23]\}?)?"
-)
-_ROUND = {"(": ")", "[": "]", "{": "}", r"\{": r"\}"}
 _BRACKET = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\\\|\\[{}]|[()\[\]{}]")
-_NAME = re.compile(r"([A-Za-z](?:_\{?\w{1,3}\}?)?(?:\([A-Za-z]\))?)\s*(?:=|\\in(?![a-z]))\s*(?=\S)")
+_LETTER = rf"(?:[A-Za-z]|\\(?:{'|'.join(GREEK.split())})(?![a-z]))"
+_VARIABLE = rf"{_LETTER}(?:_\{{?\w{{1,3}}\}}?)?(?:\([A-Za-z0-9]{{1,3}}\))?"  # x, x_1, f(x), f(2)
+_MEASURE = r"[A-Z]{2,3}|\|[A-Z]{2}\||\\overline\{[A-Z]{2}\}|(?:m ?)?\\angle ?[A-Z]{1,3}"  # AB, |AB|
+_OF = rf"\\(?:sin|cos|tan) ?{_LETTER}"
+_POINT = rf"\({_LETTER}(?: ?, ?{_LETTER}){{1,4}}\)"  # (x,y)
+_NAME = re.compile(rf"({_VARIABLE}|{_MEASURE}|{_OF}|{_POINT})\s*(?:=|\\in(?![a-z]))\s*(?=\S)")
+_BUILDER = re.compile(r"\\\{ ?([A-Za-z]) ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?::|\||\\mid(?![a-z])) ?(.+)\\\}")
+_RATIO = re.compile(r"[0-9]{1,20}(?: ?: ?[0-9]{1,20}){1,3}")
 _SEPARATOR = re.compile(r",(?!\\!)|;|\b(?:or|and)\b|\\q?quad")
 _ORDER = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<=|>=|<|>")
 _THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
@@ -55,36 +43,6 @@ class Form:
             yield self.text
         for part in self.parts:
             yield from part.leaves()
-
-
-def tidy(text: str) -> str:
-    """The same answer in one spelling of LaTeX."""
-    text = re.sub(r",\\!\s*", ",", _unquoted(text))
-    for old, new in _SAME:
-        text = text.replace(old, new)
-    text = re.sub(r"\\[!]", "", text)
-    text = re.sub(r"\\[,;: ]", " ", re.sub(r"\\\\(?!\s*$)", "\0", text)).replace("\0", r"\\")
-    text = re.sub(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)", "\u00b0", _WORDS.sub(r" \1\2 ", text))
-    text = _unquoted(text.strip())
-    return " ".join(_braced(text).split())
-
-
-def _unquoted(text: str) -> str:
-    """Without the dollars, stars and full stop around it."""
-    for _ in range(3):
-        text = text.strip().removesuffix(".").strip("*").strip()
-        for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
-            if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
-                text = text[len(left) : -len(right)]
-    return text
-
-
-def _braced(text: str) -> str:
-    r"""`\frac12`, `\frac 59`, `\frac{270}7`, `\sqrt2` and `sqrt(2)` with all their braces."""
-    text = re.sub(r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}", text)
-    text = re.sub(r"(?<!\\)\bsqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
-    text = re.sub(r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}", text)
-    return re.sub(r"(\\frac\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}", text)
 
 
 @lru_cache(2048)
@@ -132,7 +90,7 @@ def _form(text: str, levels: int) -> Form | None:
         return None
     if amount(text) is not None and "=" not in text:
         return Form("one", text)
-    for find in (_listed, _named, _united, _enclosed, _signs, _matrix, _ordered):
+    for find in (_listed, _named, _united, _built, _enclosed, _signs, _matrix, _ratio, _ordered):
         found = find(text, levels)
         if found is not None:
             return found
@@ -144,7 +102,15 @@ def _listed(text: str, levels: int) -> Form | None:
     parts = [part.replace("\1", ",") for part in parts if part]
     if len(parts) < 2 or not seps:
         return None
-    return _collect("many", text, parts, levels)
+    found = _collect("many", text, parts, levels)
+    if found is not None and set(seps) == {"or"} and _same_variable(found.parts):
+        return Form("union", text, found.parts)
+    return found
+
+
+def _same_variable(parts: Sequence[Form]) -> bool:
+    """Whether all are inequalities of one variable, as in "x < 1 or x > 2"."""
+    return len({part.name for part in parts}) == 1 and all(part.name and _ORDER.search(part.text) for part in parts)
 
 
 def _kept(text: str) -> str:
@@ -171,6 +137,9 @@ def _named(text: str, levels: int) -> Form | None:
     name = _NAME.match(text)
     if name is None or text.count("=") > 1 or _ORDER.search(text):
         return None
+    letters = [letter.strip("\\ ") for letter in name.group(1).strip("()").split(",")]
+    if letters != sorted(letters):  # (y,x)=(1,2) says another thing than (1,2)
+        return None
     rest = _form(text[name.end() :].strip(), levels - 1)
     return None if rest is None else Form(rest.kind, rest.text, rest.parts, name.group(1).replace(" ", ""))
 
@@ -178,6 +147,19 @@ def _named(text: str, levels: int) -> Form | None:
 def _united(text: str, levels: int) -> Form | None:
     parts, seps = split(text, re.compile(r"\\cup(?![a-z])"))
     return _collect("union", text, parts, levels) if seps else None
+
+
+def _built(text: str, levels: int) -> Form | None:
+    r"""`\{x \mid 0 < x < 5\}` as what it says of x."""
+    builder = _BUILDER.fullmatch(text)
+    said = _form(builder.group(2).strip(), levels - 1) if builder else None
+    if builder is None or said is None or not _same_variable(said.parts if said.kind == "union" else [said]):
+        return None
+    return said if builder.group(1) in (said.name, *(part.name for part in said.parts)) else None
+
+
+def _ratio(text: str, levels: int) -> Form | None:
+    return _collect(":", text, text.split(":"), levels) if _RATIO.fullmatch(text) else None
 
 
 def _signs(text: str, levels: int) -> Form | None:
@@ -188,13 +170,15 @@ def _signs(text: str, levels: int) -> Form | None:
 
 
 def _enclosed(text: str, levels: int) -> Form | None:
+    if text[0] == "{" and _wraps(text):  # a group of TeX
+        return _form(text[1:-1].strip(), levels - 1)
     start, end = re.match(r"\\\{|[(\[]", text), re.search(r"\\\}$|[)\]]$", text)
     if start is None or end is None or not _wraps(text):
         return None
     inside = text[start.end() : end.start()].strip()
     kind = start.group()[-1] + end.group()[-1]
     parts, seps = split(inside, re.compile(","))
-    if seps or kind == "{}":
+    if seps or (kind == "{}" and inside != r"\emptyset"):
         return _collect(kind, text, parts, levels)
     return _form(inside, levels - 1) if kind == "()" else None
 

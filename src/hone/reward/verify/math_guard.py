@@ -12,11 +12,9 @@ MAX_POWER = 10_000  # of nested exponents, multiplied
 MAX_FACTORIAL, MAX_FACTORIALS = 3000, 4
 
 _FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp"
-_GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
+GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
     upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"""
-_COMMANDS = frozenset(
-    f"{_FUNCTIONS} {_GREEK} frac sqrt pi infty cdot times div binom lfloor rfloor lceil rceil".split()
-)
+_COMMANDS = frozenset(f"{_FUNCTIONS} {GREEK} frac sqrt pi infty cdot times div binom lfloor rfloor lceil rceil".split())
 _BARE = re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS.replace(' ', '|')}|pi|infty)(?![A-Za-z])")
 _TOKEN = re.compile(r"\\[A-Za-z]+|[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[A-Za-z]|[-+*/^_(){}\[\]|!]|\s+")
 _NUMBER = re.compile(r"[0-9.]+")
@@ -39,7 +37,7 @@ def admitted(text: str) -> str:
 def symbols(text: str) -> set[str]:
     r"""The variables of an expression: letters and Greek ones, but neither e, i nor \pi."""
     found = {t.removeprefix("\\") for t in _TOKEN.findall(_BARE.sub(r"\\\1 ", text)) if t[-1].isalpha()}
-    return {t for t in found if (len(t) == 1 and t not in "ei") or t in _GREEK.split()}
+    return {t for t in found if (len(t) == 1 and t not in "ei") or t in GREEK.split()}
 
 
 def _tokens(text: str) -> list[str]:
@@ -143,19 +141,25 @@ def _spelt(tokens: list[str]) -> list[str]:
         if number and before and (before[-1] == "." or before[-1].isdigit()):
             raise Refused("it has two numbers side by side")
         joined = before[-1:] in (")", "]") or (before[-1:] == "}" and _is_value(tokens[:i]))
-        if (number and joined) or (token == "(" and before[:1].isdigit()):
+        product = token == "(" and before[:1].isdigit() and not _is_power(tokens[:i])
+        if (number and joined) or product:
             found.append(r"\cdot")
         found.append(f"{{{token}}}" if before == "_" and token != "{" else _exact(token) if number else token)
     return _quotients(found)
 
 
+def _is_power(before: list[str]) -> bool:
+    r"""Whether the last number is the power of a function, as in `\sin^2(x)`."""
+    return before[-2:-1] == ["^"] and len(before) > 2 and before[-3].removeprefix("\\") in _FUNCTIONS.split()
+
+
 def _is_value(before: list[str]) -> bool:
-    """Whether the brace that closed last was an exponent's or a whole fraction's, and not a first argument."""
+    """Whether the brace that closed last was an exponent's or a whole fraction's, not a first argument or base."""
     depth = 0
     for i in range(len(before) - 1, -1, -1):
         depth += (before[i] == "}") - (before[i] == "{")
         if depth == 0:
-            return i == 0 or before[i - 1] not in (r"\frac", r"\binom")
+            return i == 0 or (before[i - 1] not in (r"\frac", r"\binom") and before[i - 2 : i] != [r"\log", "_"])
     return False
 
 

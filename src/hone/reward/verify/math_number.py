@@ -24,7 +24,10 @@ _NUMBER = re.compile(
     rf"|{_FRAC}|{_SLASH}|(?P<plain>{_DECIMAL}){_POWER}?)(?P<percent>\s?%)?"
 )
 _PLAIN = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)\s*")  # which is what most answers are
-_REPEATING = re.compile(r"(?<![0-9.])([0-9]{0,20})\.([0-9]{0,20})\\overline\{([0-9]{1,20})\}")
+_REPEATING = re.compile(
+    r"(?<![0-9.])([0-9]{0,20})\.([0-9]{0,20})"
+    r"(?:\\(?:overline|bar)\{([0-9]{1,20})\}|\\dot\{([0-9])\}|\(([0-9]{1,20})\))"
+)
 _SCALE = {"percent": Fraction(1, 100), "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 _SCALE |= {"trillion": 10**12, "dozen": 12}
 _UNITS = {"mm", "cm", "dm", "km", "kg", "mg", "ml", "mph", "kph", "hr", "hrs", "min", "sec", "ft", "lb", "lbs", "oz"}
@@ -37,11 +40,18 @@ _CHANGES = """or and not nor but is was are negative minus plus times over sqrt 
     triple pairs pair score gross fewer less more below above except either neither between around almost nearly
     roughly about approximately least most wrong incorrect zero one two three four five six seven eight nine ten
     eleven twelve twenty thirty forty fifty sixty seventy eighty ninety infinity millions billions thousands hundreds
-    dozens tenth tenths hundredth hundredths thousandth thousandths th st nd rd base binary hex octal"""
+    dozens tens th st nd rd base binary hex octal kilo mega giga milli micro nano lakh crore bn mn tn pct permille ppm
+    bps fold no none nope maybe perhaps possibly probably unless otherwise versus vs false untrue invalid wait instead
+    rather mistaken wrongly incorrectly reciprocal inverse inverted opposite excluded rejected impossible unknown unsure
+    to until through upto"""
+_MULTIPLES = re.compile(
+    r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|hundred|\w+teen|\w+ie|thousand|\w+illion)ths?|\w+(?:illions?|fold)"
+)
 _LEADING, _CHANGING, _MAX_WORDS = frozenset(_BEFORE.split()), frozenset(_CHANGES.split()), 4
 _WORD = re.compile(r"(?P<word>[A-Za-z]+)(?:\^\{?[23]\}?)?(?:/[A-Za-z]+(?:\^\{?[23]\}?)?)?")
 
 
+_POWER_OF_UNIT = re.compile(r"\b(square|sq\.?|cubic|cu\.?) ([a-z]{2,})\b")
 Amount = tuple[Fraction, str]  # the number, and its unit or ""
 
 
@@ -89,6 +99,7 @@ def _plain(text: str) -> str:
         text = text.replace(old, new)
     text = re.sub(r"\\(?:text|mathrm|mbox|textbf|mathbf)\s?\{\s*([^{}]*?)\s*\}(\^\{?[23]\}?)?", r" \1\2 ", text)
     text = re.sub(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|°", " degrees ", text)
+    text = re.sub(r"\b([A-Za-z]{2,}) per ([a-z]{2,})\b", r"\1/\2", _POWER_OF_UNIT.sub(_raised, text))
     text = text.replace(r"\%", "%").replace(r"\$", "$").replace(r"\!", "")
     text = _REPEATING.sub(_repeated, re.sub(r"\\[,;: ]", " ", text)).strip().strip("*").strip()
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
@@ -99,9 +110,16 @@ def _plain(text: str) -> str:
     return re.sub(r"^([+-]?[$€£¥])\s", r"\1", re.sub(r"^([$€£¥])([+-])", r"\2\1", text))
 
 
+def _raised(match: re.Match[str]) -> str:
+    """`square feet` as `feet^2`, where it is a unit that is known."""
+    power = 2 if match.group(1)[0] == "s" else 3
+    return f"{match.group(2)}^{power}" if size(match.group(2)) is not None else match.group()
+
+
 def _repeated(match: re.Match[str]) -> str:
     r"""`0.1\overline{6}` as a quotient."""
-    whole, start, again = (match.group(i) or "" for i in (1, 2, 3))
+    whole, start, *ways = (match.group(i) or "" for i in range(1, 6))
+    again = "".join(ways)
     digits, nines = int(f"0{whole}{start}"), 10 ** len(again) - 1
     return f"{digits * nines + int(again)}/{nines * 10 ** len(start)}"
 
@@ -126,7 +144,11 @@ def _after_word(text: str, position: int, *, leading: bool) -> int:
         return -1
     word = match.group("word")
     lower = word.lower()
-    unit = word in _LETTERS if len(word) == 1 else lower not in _CHANGING and lower not in _SCALE
+    unit = (
+        word in _LETTERS
+        if len(word) == 1
+        else not (lower in _CHANGING or lower in _SCALE or _MULTIPLES.fullmatch(lower))
+    )
     if not (lower in _LEADING if leading else unit):
         return -1
     tail = re.compile(r"[.,;:?]?(?:\s|$)").match(text, match.end())
