@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Sequence
 
 from hone.commands import COMMANDS
+from hone.commands.parser import Parser, add_command
+from hone.commands.streams import Output, open_streams
 from hone.errors import HoneError, Interrupted
 
 EPILOG = """\
@@ -22,32 +24,41 @@ examples:
                                               the same run on two GPUs, each holding a part of the model
 """
 REMEDIES = {
-    errno.ENOSPC: "; free some space, then continue with `hone resume RUN_DIR`",
-    errno.EDQUOT: "; free some space, then continue with `hone resume RUN_DIR`",
-    errno.EACCES: "; choose a folder that you may write to, with out=FOLDER",
-    errno.EPERM: "; choose a folder that you may write to, with out=FOLDER",
-    errno.EROFS: "; choose a folder that you may write to, with out=FOLDER",
-    errno.ENOTDIR: "; a file is in the way, choose another path",
-    errno.EEXIST: "; a file is in the way, choose another path",
-    errno.EISDIR: "; give a file, not a folder",
+    errno.ENOSPC: "free some space, then try again",
+    errno.EDQUOT: "free some space, then try again",
+    errno.EACCES: "see who may read and write there, or choose another path",
+    errno.EPERM: "see who may read and write there, or choose another path",
+    errno.EROFS: "choose a path that can be written to",
+    errno.ENOTDIR: "a file is in the way, choose another path",
+    errno.EEXIST: "a file is in the way, choose another path",
+    errno.EISDIR: "give a file, not a folder",
+}
+WRITABLE = "choose a folder that you may write to, with out=FOLDER"
+RUN_REMEDIES = {
+    **REMEDIES,
+    errno.ENOSPC: "free some space, then continue with `hone resume RUN_DIR`",
+    errno.EDQUOT: "free some space, then continue with `hone resume RUN_DIR`",
+    errno.EACCES: WRITABLE,
+    errno.EPERM: WRITABLE,
+    errno.EROFS: WRITABLE,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0 done, 2 something to put right, 130 interrupted, 1 a bug."""
+    output = open_streams()
     arguments = _parse(sys.argv[1:] if argv is None else argv)
     # Read when torch is loaded. Threads that wait by spinning slow training down tenfold on cores that are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         arguments.command(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except (Exception, KeyboardInterrupt) as error:
+        if output is not None and output.failed is not None:
+            return _unheard(output)
         if arguments.debug:
             traceback.print_exc()
-        code, message = explain(error)
+        code, message = explain(error, run=hasattr(arguments, "settings"))
         rank = os.environ.get("RANK", "0")
         where = "" if rank == "0" else f"rank {rank}: "
         print(f"hone: {where}{' '.join(message.split())}", file=sys.stderr)
@@ -55,8 +66,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def explain(error: BaseException) -> tuple[int, str]:
-    """The exit code and the line that an error ends the command with."""
+def _unheard(output: Output) -> int:
+    output.give_up()
+    if isinstance(output.failed, BrokenPipeError):  # the reader (head, less) has seen enough
+        return 1
+    reason = output.failed.strerror if output.failed else ""
+    print(f"hone: error: the output cannot be written ({reason}): send it elsewhere", file=sys.stderr)
+    return 2
+
+
+def explain(error: BaseException, *, run: bool = True) -> tuple[int, str]:
+    """The exit code and the line that an error ends the command with; run: the command trains."""
     if isinstance(error, KeyboardInterrupt):
         return 130, "interrupted; nothing new was saved"
     if isinstance(error, Interrupted):
@@ -65,48 +85,40 @@ def explain(error: BaseException) -> tuple[int, str]:
         return 2, f"error: {error}"
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return 2, f"error: {where}{error.strerror or error}{REMEDIES.get(error.errno or 0, '')}"
+        remedy = (RUN_REMEDIES if run else REMEDIES).get(error.errno or 0)
+        return 2, f"error: {where}{error.strerror or error}{f'; {remedy}' if remedy else ''}"
     kind = type(error).__name__
     return 1, f"error: {kind}: {error} (a bug in Hone or in your own code: --debug shows the traceback)"
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
-    arguments, rest = parser.parse_known_args(argv)
+    arguments, left = parser.parse_known_args(argv)
+    takes_settings = hasattr(arguments, "settings")
+    # argparse takes `a=1 --resume b=2` for two lists and refuses the second.
+    settings = [text for text in left if takes_settings and "=" in text and not text.startswith("-")]
+    if len(settings) < len(left):
+        arguments.parser.refuse(left, settings=takes_settings)
     if not hasattr(arguments, "command"):
         parser.print_help()
         parser.exit(2)
-    # argparse takes `a=1 --resume b=2` for two lists and refuses the second.
-    settings = [text for text in rest if "=" in text and not text.startswith("-")]
-    if len(settings) < len(rest) or (rest and not hasattr(arguments, "settings")):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if settings:
         arguments.settings = [*arguments.settings, *settings]
     arguments.debug = getattr(arguments, "debug", False)
     return arguments
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """All commands and their options."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of an error"
-    )
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="hone",
         description="From pre-training to verified reasoning: language-model training whose numbers you can check.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[common],
-        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"hone {_version()}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-
     for command in COMMANDS:
-        sub = commands.add_parser(
-            command.name, help=command.help, description=command.help, parents=[common], allow_abbrev=False
-        )
+        sub = add_command(commands, command.name, command.help, notes=command.notes, examples=command.examples)
         command.options(sub)
         sub.set_defaults(command=command.run)
     return parser

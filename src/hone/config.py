@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import yaml
 
-from hone.errors import HoneError
+from hone.errors import HoneError, not_utf8
 from hone.values import Misfit, fit, mapping_value, read, words
 
 C = TypeVar("C")
@@ -128,7 +128,8 @@ def unknown(kind: str, name: str, known: Iterable[str], *, owner: str = "") -> H
     shared = name[: name.rfind(".") + 1]  # what all have in common makes none of them alike
     shared = shared if all(other.startswith(shared) for other in names) else ""
     tails = difflib.get_close_matches(name.removeprefix(shared), [other.removeprefix(shared) for other in names], n=2)
-    near = [shared + tail for tail in tails]
+    begun = [other for other in names if len(name) > len(shared) and other.startswith(name)][:2]
+    near = begun or [shared + tail for tail in tails]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
     has = f"{owner} has" if owner else "there are"
     listed = ", ".join(names) or "none"
@@ -242,6 +243,8 @@ def _load_yaml(path: Path) -> Any:
         raise HoneError(f"no file {path}: check the path of the settings file")
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader: plain values only
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""

@@ -13,3 +13,9 @@ class Interrupted(HoneError):
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(f"interrupted; the run is saved: continue it with `hone resume {run_dir}`")
         self.run_dir = Path(run_dir)
+
+
+def not_utf8(path: str | Path, error: UnicodeDecodeError) -> HoneError:
+    """The error for a file whose whole content was to be read as text."""
+    line = error.object.count(b"\n", 0, error.start) + 1
+    return HoneError(f"{path} line {line} is not UTF-8: save the file as UTF-8")

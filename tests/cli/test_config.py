@@ -86,6 +86,7 @@ def test_an_override_reaches_its_field(setting, path, value):
         ("optm.lr=1", "did you mean 'optim'"),
         ("optim.learning_rate=1", "optim.lr, optim.warmup"),
         ("optim.warmpu=1", "did you mean 'optim.warmup'"),
+        ("optim.warm=1", "no setting 'optim.warm'; did you mean 'optim.warmup'? there are"),
         ("optim.lrr=1", "no setting 'optim.lrr'; did you mean 'optim.lr'? there are"),
         ("optim.warmup=1.5", "optim.warmup: expected a whole number, got '1.5'"),
         ("optim.warmup=1e3", "a whole number"),
@@ -282,7 +283,7 @@ def test_yaml_that_is_missing_or_no_text_is_an_error(tmp_path):
     assert "no file" in error_of(from_yaml, tmp_path / "absent.yaml", Run())
     assert "no file" in error_of(from_yaml, tmp_path, Run())
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x81")
-    assert "not valid YAML" in error_of(from_yaml, tmp_path / "binary.yaml", Run())
+    assert "binary.yaml line 1 is not UTF-8" in error_of(from_yaml, tmp_path / "binary.yaml", Run())
 
 
 def test_what_goes_out_as_json_comes_back(tmp_path):

@@ -130,7 +130,7 @@ def test_templates_are_found_in_every_place_and_files_win(llama3):
     tok = Tokenizer.load(llama3)
     assert (tok.chat_template, tok.tool_template) == ("file\r\né", "tool file")
     (llama3 / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(HoneError, match=r"chat_template\.jinja is not UTF-8"):
+    with pytest.raises(HoneError, match=r"chat_template\.jinja line 1 is not UTF-8"):
         Tokenizer.load(llama3)
 
 

@@ -105,11 +105,11 @@ def test_a_full_context_is_told_with_the_remedy_and_reset_helps(chat: Chat, fold
 
 
 def test_lines_that_are_no_text_do_not_end_the_chat(chat: Chat, folders: Path):
-    done = chat(folders / "chatty", b"\xff\xfe\nx<eos>y\nhello\n", "--max-tokens", "3")
+    done = chat(folders / "chatty", b"x<eos>y\n\xff\xfe\nhello\n", "--max-tokens", "3")
     assert done.code == 0
     assert done.out.strip()
     assert "special token <eos>" in done.err
-    assert "surrogate" in done.err
+    assert "line 2 of the input is not UTF-8" in done.err
 
 
 class Pty:

@@ -92,7 +92,8 @@ def test_health_tells_those_without_a_token_nothing_more(server: Server):
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/v1", "/v1/models/", "/v1/models/nobody", "/v1/models/chatty/", "/v1/models/../models", "/v1/../health", "/health/", "//health", "/HEALTH", "/docs",
+    ["/", "/v1", "/v1/models/", "/v1/models/nobody", "/v1/models/chatty/", "/v1/models/../models", "/v1/../health",
+     "/health/", "//health", "/HEALTH", "/docs",
      "http://evil.example/health", "/v1/completions%00", "/%2e%2e/etc/passwd", "/openapi.json"],
 )  # fmt: skip
 def test_there_is_no_other_path(server: Server, path: str):

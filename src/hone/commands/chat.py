@@ -45,4 +45,15 @@ def _chat(arguments: argparse.Namespace) -> None:
     Terminal(talk, system=arguments.system).run()
 
 
-COMMANDS = (Command(name="chat", help="talk with a model in the terminal", options=_chat_options, run=_chat),)
+COMMANDS = (
+    Command(
+        name="chat",
+        help="talk with a model in the terminal",
+        options=_chat_options,
+        run=_chat,
+        examples=(
+            'hone chat smollm2-135m --system "Be brief."',
+            'echo "What is 2 + 2?" | hone chat smollm2-135m --temperature 0',
+        ),
+    ),
+)

@@ -17,3 +17,10 @@ class Command:
     help: str
     run: Callable[[argparse.Namespace], None]
     options: Callable[[argparse.ArgumentParser], None] = no_options
+    notes: str = ""  # after the options, in the command's own help
+    examples: tuple[str, ...] = ()
+
+
+def run_action(arguments: argparse.Namespace) -> None:
+    """For a command whose actions each say what they do."""
+    arguments.action(arguments)

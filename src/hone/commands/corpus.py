@@ -6,17 +6,29 @@ import os
 import sys
 from typing import Any
 
-from hone.commands.command import Command
+from hone.commands.command import Command, run_action
+from hone.commands.parser import add_actions, add_command
 from hone.errors import HoneError
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    clean = actions.add_parser("clean", help="filter, remove copies, report", allow_abbrev=False)
+    actions = add_actions(parser)
+    clean = add_command(
+        actions,
+        "clean",
+        "filter, remove copies, report",
+        notes="Killed, the same command goes on where it was.",
+        examples=("hone corpus clean TEXTS --out corpus --eval gsm8k --drop-overlap",),
+    )
     _shared(clean)
     _clean_options(clean)
     clean.set_defaults(action=_clean)
-    overlap = actions.add_parser("overlap", help="compare with evaluation sets as it is", allow_abbrev=False)
+    overlap = add_command(
+        actions,
+        "overlap",
+        "compare a corpus as it is with evaluation sets",
+        examples=("hone corpus overlap TEXTS --eval gsm8k --json",),
+    )
     _shared(overlap)
     overlap.add_argument("--json", action="store_true", help="the whole result as JSON")
     overlap.set_defaults(action=_overlap)
@@ -24,8 +36,12 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sources", nargs="+", metavar="IN", help="a .jsonl or .txt file (or .gz of it), or a folder")
-    parser.add_argument("--column", default="text", help="the text's column in JSON lines (default: text)")
-    parser.add_argument("--split", default="blank", help="documents of a .txt file: blank (lines between), line, file")
+    parser.add_argument(
+        "--column", default="text", metavar="NAME", help="the text's column in JSON lines (default: text)"
+    )
+    parser.add_argument(
+        "--split", default="blank", metavar="HOW", help="documents of a .txt file: blank (lines between), line, file"
+    )
     parser.add_argument(
         "--eval", nargs="+", default=[], metavar="EVAL", help="files (.jsonl, .json, .txt) or names (gsm8k)"
     )
@@ -121,8 +137,11 @@ def _overlap(arguments: argparse.Namespace) -> None:
     print(json.dumps(found, ensure_ascii=False) if arguments.json else show_overlap(found), end="")
 
 
-def _run(arguments: argparse.Namespace) -> None:
-    arguments.action(arguments)
-
-
-COMMANDS = (Command(name="corpus", help="clean a pre-training corpus; overlap", options=_options, run=_run),)
+COMMANDS = (
+    Command(
+        name="corpus",
+        help="clean a pre-training corpus, or compare it with evaluation sets",
+        options=_options,
+        run=run_action,
+    ),
+)

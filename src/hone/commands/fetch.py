@@ -25,4 +25,12 @@ def _fetch(arguments: argparse.Namespace) -> None:
         say(f"not fetched: {error}")
 
 
-COMMANDS = (Command(name="fetch", help="bring a model into the local cache", options=_fetch_options, run=_fetch),)
+COMMANDS = (
+    Command(
+        name="fetch",
+        help="bring a model into the local cache",
+        options=_fetch_options,
+        run=_fetch,
+        examples=("hone fetch smollm2-135m", "hone fetch FILE.gguf --to FOLDER"),
+    ),
+)

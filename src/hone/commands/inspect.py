@@ -90,5 +90,6 @@ COMMANDS = (
         help="what a model or adapter is made of, and its update over a base",
         options=_inspect_options,
         run=_inspect,
+        examples=("hone inspect runs/demo/grpo/model --base runs/demo/sft/model",),
     ),
 )

@@ -11,7 +11,7 @@ from hone.load import list_recipes, summary
 
 
 def _algos_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="of one algorithm: list its settings")
 
 
 def _recipes(arguments: argparse.Namespace) -> None:
@@ -55,6 +55,12 @@ def _shown(default: Any) -> str:
 
 
 COMMANDS = (
-    Command(name="algos", help="list the algorithms, or the settings of one", options=_algos_options, run=_algos),
+    Command(
+        name="algos",
+        help="list the algorithms, or the settings of one",
+        options=_algos_options,
+        run=_algos,
+        examples=("hone algos", "hone algos dapo"),
+    ),
     Command(name="recipes", help="list the built-in recipes", run=_recipes),
 )

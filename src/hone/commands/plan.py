@@ -4,14 +4,17 @@ import argparse
 import json
 from typing import Any
 
-from hone.commands.command import Command
+from hone.commands.command import Command, run_action
+from hone.commands.parser import add_actions, add_command
 from hone.errors import HoneError
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    scaling = actions.add_parser(
-        "scaling", help="compute-optimal parameters and tokens, or a fit over runs", allow_abbrev=False
+    scaling = add_command(
+        add_actions(parser),
+        "scaling",
+        "compute-optimal parameters and tokens, or a fit over runs",
+        examples=("hone plan scaling --flops 1e21", "hone plan scaling --gpu-hours 8 --peak 989e12 --law hoffmann"),
     )
     scaling.add_argument("--flops", type=float, metavar="C", help="budget in floating-point operations")
     scaling.add_argument("--params", type=float, metavar="N", help="parameters of the model")
@@ -20,11 +23,13 @@ def _options(parser: argparse.ArgumentParser) -> None:
     scaling.add_argument(
         "--peak", type=float, metavar="FLOPS", help="a second, of one device (989e12: H100, bf16 dense)"
     )
-    scaling.add_argument("--mfu", type=float, default=0.4, help="share of the peak that is reached (default: 0.4)")
-    scaling.add_argument("--law", default="both", help="besiroglu, hoffmann or both (default)")
-    scaling.add_argument("--layers", type=int, help="with --width and --context: count attention too")
-    scaling.add_argument("--width", type=int, help="heads x head size")
-    scaling.add_argument("--context", type=int, help="tokens in a sequence")
+    scaling.add_argument(
+        "--mfu", type=float, default=0.4, metavar="SHARE", help="share of the peak that is reached (default: 0.4)"
+    )
+    scaling.add_argument("--law", default="both", metavar="NAME", help="besiroglu, hoffmann or both (default: both)")
+    scaling.add_argument("--layers", type=int, metavar="N", help="with --width and --context: count attention too")
+    scaling.add_argument("--width", type=int, metavar="N", help="heads x head size")
+    scaling.add_argument("--context", type=int, metavar="N", help="tokens in a sequence")
     scaling.add_argument("--fit", metavar="RUNS.jsonl", help="rows of params, tokens and loss; the fit is then the law")
     scaling.add_argument("--bootstrap", type=int, default=100, metavar="K", help="for the intervals (default: 100)")
     scaling.add_argument("--json", action="store_true", help="the numbers as JSON")
@@ -143,8 +148,4 @@ def _show_plans(plans: list[dict[str, Any]], laws: dict[str, Any], *, attention:
         print(f"{name}: {law.E:.5g} + {law.A:.5g}/N^{law.alpha:.4g} + {law.B:.5g}/D^{law.beta:.4g}; {law.source}")
 
 
-def _run(arguments: argparse.Namespace) -> None:
-    arguments.action(arguments)
-
-
-COMMANDS = (Command(name="plan", help="plan a training run: scaling laws", options=_options, run=_run),)
+COMMANDS = (Command(name="plan", help="plan a training run: scaling laws", options=_options, run=run_action),)

@@ -7,10 +7,6 @@ from hone.commands.command import Command
 
 
 def _replay_options(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = (
-        "An update whose loss or gradient is NaN or infinite is skipped and its rows are kept in RUN_DIR/bad. The run "
-        "stops after train.max_bad_updates of them in a row (10) or train.max_bad_total in all (100)."
-    )
     parser.add_argument("file", metavar="FILE", help="the rows of a skipped update, RUN_DIR/bad/step-N.safetensors")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the lines")
 
@@ -32,11 +28,17 @@ def _replay(arguments: argparse.Namespace) -> None:
         print(f"all is finite with these weights; in the run: {report.then or 'each micro-batch alone was finite too'}")
 
 
+NOTES = """\
+An update whose loss or gradient is NaN or infinite is skipped and its rows are kept in RUN_DIR/bad. The run stops after
+train.max_bad_updates of them in a row (10) or train.max_bad_total in all (100)."""
+
 COMMANDS = (
     Command(
         name="replay",
         help="recompute an update that was skipped, and say which numbers are not finite",
         options=_replay_options,
         run=_replay,
+        notes=NOTES,
+        examples=("hone replay runs/grpo/bad/step-000012.safetensors",),
     ),
 )

@@ -40,12 +40,20 @@ SHOWN = 24  # of the last samples
 def _rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a log; a last line that is being written is left out."""
     found = list[dict[str, Any]]()
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             found.append(json.loads(line))
-        except ValueError:
+        except ValueError:  # bad UTF-8 too: the end of a line that a crash cut
             continue
     return [row for row in found if isinstance(row, dict)]
 
 
-COMMANDS = (Command(name="report", help="write a run's report as one HTML page", options=_options, run=_run),)
+COMMANDS = (
+    Command(
+        name="report",
+        help="write a run's report as one HTML page",
+        options=_options,
+        run=_run,
+        examples=("hone report runs/grpo",),
+    ),
+)

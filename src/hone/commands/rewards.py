@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from hone.commands.command import Command
+from hone.commands.parser import add_actions, add_command
 from hone.errors import HoneError
 
 if TYPE_CHECKING:
@@ -19,21 +20,23 @@ CUT = 60  # characters of an answer that are shown
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    test = actions.add_parser(
+    test = add_command(
+        add_actions(parser),
         "test",
-        help="prove that right answers score 1 and others 0",
-        description="Scores each row's own answer, which must get 1, and another row's, which must get 0; lists what "
-        "does not. Exit code 0 where all is well, else 2.",
-        allow_abbrev=False,
+        "prove that right answers score 1 and others 0",
+        notes="Each row's own answer must get 1, and another row's 0; what does not is listed. Exit code 2 where there "
+        "is any.",
+        examples=("hone rewards test gsm8k:test", "hone rewards test problems.jsonl --reward rewards.py:score"),
     )
     test.add_argument("data", metavar="DATASET", help="a file of problems, or the name of a dataset, as in gsm8k:test")
     test.add_argument("--reward", default="math", metavar="NAME", help="verifier, or FILE.py:function (default: math)")
     test.add_argument("--gold", default="", metavar="COLUMN", help="where the right answers are (default: answer)")
     test.add_argument("--limit", type=int, default=0, metavar="N", help="the first N rows only")
     test.add_argument("--show", type=int, default=20, metavar="N", help="failures to list (default: 20)")
-    test.add_argument("--timeout", type=float, default=60.0, metavar="S", help="seconds an answer may take")
-    test.add_argument("--seed", type=int, default=0, help="of the answers' shuffling")
+    test.add_argument(
+        "--timeout", type=float, default=60.0, metavar="S", help="seconds an answer may take (default: 60)"
+    )
+    test.add_argument("--seed", type=int, default=0, metavar="N", help="of the answers' shuffling (default: 0)")
     test.add_argument("--json", action="store_true", help="one JSON object with every failure")
 
 

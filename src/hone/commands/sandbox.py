@@ -3,26 +3,37 @@
 import argparse
 import json
 
-from hone.commands.command import Command
+from hone.commands.command import Command, run_action
+from hone.commands.parser import add_actions, add_command
 from hone.errors import HoneError
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
-    doctor = actions.add_parser("doctor", help="say what programs are held by here, and try it", allow_abbrev=False)
-    doctor.add_argument("--backend", default="auto", metavar="NAME", help="auto, native, bubblewrap, nsjail or a URL")
+    actions = add_actions(parser)
+    doctor = add_command(
+        actions,
+        "doctor",
+        "say what programs are held by here, and try it",
+        notes="Exit code 2 where the sandbox does not hold.",
+        examples=("hone sandbox doctor --strict",),
+    )
+    doctor.add_argument(
+        "--backend", default="auto", metavar="NAME", help="auto, native, bubblewrap, nsjail or a URL (default: auto)"
+    )
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     doctor.set_defaults(action=_doctor)
     doctor.add_argument("--strict", action="store_true", help="fail where a protection is replaced by a weaker one")
-    serve = actions.add_parser("serve", help="run programs for other machines", allow_abbrev=False)
+    serve = add_command(
+        actions,
+        "serve",
+        "run programs for other machines",
+        notes="Clients must know the secret that the environment holds as HONE_SANDBOX_TOKEN.",
+        examples=("HONE_SANDBOX_TOKEN=SECRET hone sandbox serve --port 8030",),
+    )
     serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")
     serve.add_argument("--port", type=int, default=8030, metavar="N", help="default: 8030")
     serve.add_argument("--slots", type=int, default=0, metavar="N", help="programs at once (default: one a core)")
     serve.set_defaults(action=_serve)
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    arguments.action(arguments)
 
 
 def _doctor(arguments: argparse.Namespace) -> None:
@@ -71,4 +82,4 @@ def _serve(arguments: argparse.Namespace) -> None:
         pool.close()
 
 
-COMMANDS = (Command(name="sandbox", help="what can hold a program on this machine", options=_options, run=_run),)
+COMMANDS = (Command(name="sandbox", help="what can hold a program on this machine", options=_options, run=run_action),)

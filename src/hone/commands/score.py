@@ -12,7 +12,9 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model folder, or the name of a fetched model")
     parser.add_argument("data", metavar="DATA", help="a file of problems, or the name of a dataset, as in gsm8k:test")
     parser.add_argument("--limit", type=int, default=0, metavar="N", help="the first N problems only")
-    parser.add_argument("--reward", default="math", help="verifier, or FILE.py:function (default: math)")
+    parser.add_argument(
+        "--reward", default="math", metavar="NAME", help="verifier, or FILE.py:function (default: math)"
+    )
     parser.add_argument("--samples", type=int, default=1, metavar="K", help="samples a problem (default: 1)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1.0")
     parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="a completion (default: 64)")
@@ -60,4 +62,15 @@ def _plain(arguments: argparse.Namespace) -> Mapping[str, Any]:
     )
 
 
-COMMANDS = (Command(name="eval", help="score a model on a file of problems", options=_eval_options, run=_eval),)
+COMMANDS = (
+    Command(
+        name="eval",
+        help="score a model on a file of problems",
+        options=_eval_options,
+        run=_eval,
+        examples=(
+            "hone eval runs/demo/grpo/model runs/demo/data/held_out.jsonl --samples 8",
+            "hone eval smollm2-135m gsm8k:test --limit 20 --max-tokens 256 --temperature 0",
+        ),
+    ),
+)

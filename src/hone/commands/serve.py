@@ -28,9 +28,11 @@ models: {models}
 
 def _serve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model folder, or the name of a fetched model")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine)")
-    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: any that is free")
-    parser.add_argument("--token", default="", help="what clients must send; better in HONE_TOKEN (default: random)")
+    parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="default: 8000; 0: any that is free")
+    parser.add_argument(
+        "--token", default="", metavar="TOKEN", help="what clients must send; better in HONE_TOKEN (default: random)"
+    )
     parser.add_argument(
         "--adapter", action="append", default=[], metavar="NAME=FOLDER", help="a LoRA adapter, served as model NAME"
     )
@@ -43,7 +45,7 @@ def _serve_options(parser: argparse.ArgumentParser) -> None:
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Where and in what a model computes."""
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16"), help="default: auto")
     parser.add_argument("--invariant", action="store_true", help="no answer depends on what else is served, to the bit")
     parser.add_argument(
@@ -155,5 +157,11 @@ def _greet(loaded: "Loaded", host: str, port: int, *, token: str) -> None:
 
 
 COMMANDS = (
-    Command(name="serve", help="serve a model to OpenAI clients on this machine", options=_serve_options, run=_serve),
+    Command(
+        name="serve",
+        help="serve a model to OpenAI clients on this machine",
+        options=_serve_options,
+        run=_serve,
+        examples=("hone serve smollm2-135m", "hone serve smollm2-135m --adapter maths=ADAPTER_FOLDER --port 0"),
+    ),
 )

@@ -10,7 +10,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="the model that continues: a folder, or a fetched name")
     parser.add_argument("data", metavar="DATA", help="problems; a column `completion` has their solutions")
     parser.add_argument("--out", required=True, metavar="FILE", help="JSON lines to write, or to go on with")
-    parser.add_argument("--reward", default="math", help="verifier, or FILE.py:function (default: math)")
+    parser.add_argument(
+        "--reward", default="math", metavar="NAME", help="verifier, or FILE.py:function (default: math)"
+    )
     parser.add_argument("--k", type=int, default=8, metavar="K", help="continuations of each step (default: 8)")
     parser.add_argument(
         "--samples", type=int, default=1, metavar="N", help="solutions a problem, where the data has none (default: 1)"
@@ -53,5 +55,7 @@ COMMANDS = (
         help="label each step of solutions by the share of continuations that verify",
         options=_options,
         run=_run,
+        notes="Killed, the same command goes on where it was.",
+        examples=("hone label-steps runs/demo/sft/model runs/demo/data/held_out.jsonl --out steps.jsonl --limit 8",),
     ),
 )

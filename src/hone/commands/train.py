@@ -18,7 +18,7 @@ ALLOW = "resume with settings that lead elsewhere than those the run was started
 
 def _recipe_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="a built-in name, FILE.py or FILE.py:function")
-    parser.add_argument("settings", nargs="*", metavar="a.b=value", help="change a setting of the recipe")
+    parser.add_argument("settings", nargs="*", default=[], metavar="a.b=value", help="change a setting of the recipe")
     parser.add_argument("--config", metavar="FILE.yaml", help="settings from a file; a.b=value comes after it")
 
 
@@ -31,23 +31,19 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     _recipe_options(parser)
     parser.add_argument("--resume", action="store_true", help="continue the run where its folder has a checkpoint")
     parser.add_argument("--allow-change", action="store_true", help=ALLOW)
-    parser.epilog = (
-        "Ctrl-C or SIGTERM: the run saves after the step it is in and ends with code 130; a second one ends it at "
-        "once, with what was saved before. "
-        "On several GPUs or processes: torchrun --nproc-per-node N -m hone run RECIPE. They share each step's rows, "
-        "and with train.shard=fsdp the weights too; the result is that of one process."
-    )
 
 
 def _demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
     parser.add_argument("--out", default="runs/demo", metavar="DIR", help="default: runs/demo")
     parser.add_argument("--quick", action="store_true", help="a smoke test: few steps, no lesson in the numbers")
 
 
 def _resume_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", metavar="RUN_DIR")
-    parser.add_argument("settings", nargs="*", metavar="a.b=value", help="change a setting, as in train.steps=2000")
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
+    parser.add_argument(
+        "settings", nargs="*", default=[], metavar="a.b=value", help="change a setting, as in train.steps=2000"
+    )
     parser.add_argument("--allow-change", action="store_true", help=ALLOW)
 
 
@@ -111,14 +107,43 @@ def _demo(arguments: argparse.Namespace) -> None:
     journey.main(seed=arguments.seed, out=arguments.out, quick=arguments.quick)
 
 
+RUN_NOTES = """\
+Ctrl-C or SIGTERM: the run saves after the step it is in and ends with code 130; a second one ends it at once, with what
+was saved before. On several GPUs or processes: torchrun --nproc-per-node N -m hone run RECIPE. They share each step's
+rows, and with train.shard=fsdp the weights too; the result is that of one process."""
+
 COMMANDS = (
-    Command(name="demo", help="train a small model through every stage on the CPU", options=_demo_options, run=_demo),
-    Command(name="run", help="train what a recipe says", options=_run_options, run=_run),
+    Command(
+        name="demo",
+        help="train a small model through every stage on the CPU",
+        options=_demo_options,
+        run=_demo,
+        examples=("hone demo", "hone demo --quick --out runs/quick"),
+    ),
+    Command(
+        name="run",
+        help="train what a recipe says",
+        options=_run_options,
+        run=_run,
+        notes=RUN_NOTES,
+        examples=(
+            "hone run grpo train.steps=200 algo=dapo algo.high=0.3",
+            "hone run recipes/sft.py --config settings.yaml --resume",
+        ),
+    ),
     Command(
         name="check",
         help="examine a recipe's step 0: tokens, masks, rewards, weights, gradients",
         options=_check_options,
         run=_check,
+        notes="Nothing is written. Exit code 2 where a check fails.",
+        examples=("hone check grpo", "hone check grpo sample.temperature=0.7 --json"),
     ),
-    Command(name="resume", help="continue a run from its last checkpoint", options=_resume_options, run=_resume),
+    Command(
+        name="resume",
+        help="continue a run from its last checkpoint",
+        options=_resume_options,
+        run=_resume,
+        examples=("hone resume runs/grpo", "hone resume runs/grpo train.steps=2000"),
+    ),
 )

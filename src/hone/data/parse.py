@@ -26,7 +26,9 @@ def parse(data: bytes, *, limit: int = LIMIT) -> Any:
     try:
         return _DECODER.decode(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise Unreadable(f"is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
+        line = data.count(b"\n", 0, error.start)  # of a whole file; a row of JSON lines is one
+        place = f"line {line + 1}" if line else f"byte {error.start}"
+        raise Unreadable(f"is not UTF-8 ({place}): save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise Unreadable(f"is not valid JSON ({error}): correct it") from error
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from hone.errors import HoneError
+from hone.errors import HoneError, not_utf8
 
 Config = dict[str, Any]
 NAMES = ("eos_token", "pad_token", "bos_token", "unk_token")
@@ -173,4 +173,4 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode()  # bytes: read_text would turn "\r\n" into "\n"
     except UnicodeDecodeError as error:
-        raise HoneError(f"{path} is not UTF-8 text ({error}): write it again") from error
+        raise not_utf8(path, error) from error

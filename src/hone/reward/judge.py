@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from hone.errors import HoneError
+from hone.errors import HoneError, not_utf8
 from hone.reward.endpoint import Failed
 from hone.reward.outcome import invalid
 from hone.types import Message, Outcome, Task
@@ -79,6 +79,8 @@ def read_settings(path: str | Path) -> Settings:
     """The settings of a judge's file, each with its type, or HoneError that names the remedy."""
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise HoneError(f"judge:{path} cannot be read ({' '.join(str(error).split())}): give a YAML file") from error
     known = {f.name: f.type for f in fields(Settings)}
@@ -175,6 +177,8 @@ class Judge:
 def _file(folder: Path, name: str) -> str:
     try:
         return (folder / name).read_text(encoding="utf-8") if name else ""
+    except UnicodeDecodeError as error:
+        raise not_utf8(folder / name, error) from error
     except (OSError, ValueError) as error:
         raise HoneError(f"the judge's file {folder / name} cannot be read ({error}): check the path") from error
 

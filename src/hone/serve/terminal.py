@@ -15,6 +15,7 @@ from hone.serve.talk import Talk
 
 HELP = "/reset begins anew, /system TEXT sets the system message, /save FILE writes the conversation, /quit leaves"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a model must not move the cursor or rename the window
+NOT_TEXT = re.compile(r"[\udc80-\udcff]")  # bytes that could not be decoded
 CAN_EDIT = "readline"
 
 
@@ -51,14 +52,13 @@ class Terminal:
         self.talk, self.system = talk, system
         self.reads, self.shows = sys.stdin.isatty(), sys.stdout.isatty()
         self.colours = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-        self.interrupt = Interrupt()
+        self.interrupt, self.lines = Interrupt(), 0
         talk.reset(system)
 
     def run(self) -> None:
         """Until the end of the input or /quit."""
-        for stream, errors in ((sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace")):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors=errors)  # what is not text is refused as a line, not as a program
+        if isinstance(sys.stdin, io.TextIOWrapper):
+            sys.stdin.reconfigure(errors="surrogateescape")  # what is not text is refused as a line, not as a program
         if self.talk.history.plain:
             self.note("the model has no chat template: it continues the text as it is")
         if self.reads:
@@ -70,7 +70,10 @@ class Terminal:
 
     def _take(self, line: str) -> bool:
         """Answer a line or do what it commands; False: it was /quit."""
+        self.lines += 1
         try:
+            if NOT_TEXT.search(line):
+                raise HoneError(f"line {self.lines} of the input is not UTF-8: write it as UTF-8")
             if line.startswith("/"):
                 return self._command(line) != "quit"
             if line.strip():

@@ -14,7 +14,7 @@ from hone.data import named
 from hone.data.corpus.words import normal_words, run_hashes
 from hone.data.shelf import Shelf
 from hone.data.source import read_rows
-from hone.errors import HoneError
+from hone.errors import HoneError, not_utf8
 
 MOSTLY = 0.8  # an item with this share of its runs found is counted as mostly seen
 
@@ -120,7 +120,7 @@ def read_items(path: str, fields: Sequence[str] = ()) -> list[list[str]]:
         try:
             lines = Path(path).read_text(encoding="utf-8").split("\n")
         except UnicodeDecodeError as error:
-            raise HoneError(f"{path} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
+            raise not_utf8(path, error) from error
         return [[line] for line in lines if line.strip()]
     rows = [read.row for read in shelf.place.read() if not read.problem] if shelf else read_rows(path)
     for number, row in enumerate(rows, start=1):

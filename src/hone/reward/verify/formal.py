@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hone.errors import HoneError
+from hone.errors import HoneError, not_utf8
 from hone.reward.verify.format import answer_tag, said
 
 MAX_TEXT = 100_000  # characters: what is longer is refused, not cut
@@ -25,6 +25,8 @@ def document(completion: str) -> str:
 def _read(path: str, kind: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error) from error
     except (OSError, ValueError) as error:
         raise HoneError(f"{kind}:{path} cannot be read ({error}): give the path of a text file") from error
 
