@@ -10,7 +10,7 @@ WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seeds faults table mutants torture browser old-trl real-model test test-slow test-gpu sampler check static clean
+.PHONY: help setup demo demo-seeds faults table mutants torture browser old-trl gym real-model test test-slow test-gpu sampler check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ real-model: $(VENV)/.dev ## fetch the real model that tests/real reads (98 MB; w
 
 old-trl: $(VENV)/.dev ## the last TRL with a PPO trainer, beside the newest, for the comparison with it
 	test -d $(VENV)/trl-1.12.0/trl || $(BIN)/python -m pip install -q --no-deps --target $(VENV)/trl-1.12.0 trl==1.12.0
+
+gym: $(VENV)/.dev ## reasoning-gym, whose tasks tests/reward makes and marks (110 MB: it imports matplotlib)
+	$(PIP) reasoning-gym
 
 test: $(VENV)/.dev ## the fast tests
 	$(PYTEST) $(WORKERS) -m "not slow and not gpu"

@@ -1,6 +1,8 @@
 """Tasks of the real package reasoning-gym, where it is installed: made by name, marked as the package does."""
 
 import importlib.util
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from hone.types import Rollout, Task
 
 torch.set_num_threads(1)
 THERE = importlib.util.find_spec("reasoning_gym") is not None
-needed = pytest.mark.skipif(not THERE, reason='reasoning-gym is not installed: pip install "hone[gym]"')
+needed = pytest.mark.skipif(not THERE, reason="reasoning-gym is not installed: make gym")
 
 
 def mark(task: Task, text: str) -> float | None:
@@ -47,8 +49,22 @@ def test_a_name_that_is_not_understood(name: str):
         load_rows(name, Reading())
 
 
-@pytest.mark.skipif(THERE, reason="reasoning-gym is installed")
-def test_without_the_package_the_remedy_is_said():
+@needed
+def test_one_that_its_name_does_not_describe():
+    with pytest.raises(HoneError, match="cannot make composite by its name alone"):
+        load_rows("gym:composite:3", Reading())
+
+
+@needed
+def test_words_at_which_the_package_raises_are_a_wrong_answer_and_not_an_invalid_one():
+    task = task_row(load_rows("gym:prime_factorization:1:7", Reading())[0][0])
+    assert mark(task, f"<answer>{task.answer}</answer>") == 1.0
+    assert mark(task, "<answer>rubbish</answer>") == 0.0
+    assert mark(replace(task, answer="rubbish"), "<answer>rubbish</answer>") is None
+
+
+def test_without_the_package_the_remedy_is_said(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(HoneError, match=r'pip install "hone\[gym\]"'):
         load_rows("gym:chain_sum", Reading())
 

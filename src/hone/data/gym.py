@@ -33,7 +33,10 @@ def made(name: str, size: int, seed: int) -> list[Any]:
         raise HoneError(f"reasoning-gym has no dataset {name!r}: use one of its {len(DATASETS)}, as in {near}")
     if size < 1:
         raise HoneError(f"gym:{name}:{size} has no problems: give a size of 1 or more")
-    return list(reasoning_gym.create_dataset(name, size=size, seed=seed))
+    try:
+        return list(reasoning_gym.create_dataset(name, size=size, seed=seed))
+    except (AssertionError, ValueError) as error:  # "composite" is made of others, which it has to be told
+        raise HoneError(f"reasoning-gym cannot make {name} by its name alone ({error}): use another dataset") from error
 
 
 def _row(name: str, item: Any, *, chat: bool) -> Row:
