@@ -18,7 +18,7 @@ from hone.errors import HoneError
 from hone.reward.sandbox import Call, Limits, Program, Returned, Sandbox
 from hone.reward.sandbox_limits import Wanted, interpreter
 from hone.reward.sandbox_pool import Pool
-from hone.reward.sandbox_slots import Talk, frame
+from hone.reward.sandbox_talk import Talk, frame
 from hone.reward.sandbox_tools import TOOLS
 
 SOURCE = "def add(a, b): return a + b"

@@ -17,8 +17,9 @@ from hone.reward.sandbox_cgroups import find
 from hone.reward.sandbox_limits import INSIDE_FILES, Wanted, configuration, interpreter
 from hone.reward.sandbox_pool import Pool
 from hone.reward.sandbox_remote import TOKEN, service
-from hone.reward.sandbox_slots import HOME, frame
-from hone.reward.sandbox_tools import TOOLS, nsjail
+from hone.reward.sandbox_slots import HOME
+from hone.reward.sandbox_talk import frame
+from hone.reward.sandbox_tools import TOOLS, gvisor, nsjail
 
 WORD = "a secret of this test"
 pytestmark = pytest.mark.usefixtures("needs_sandbox")
@@ -125,12 +126,42 @@ def test_a_tool_holds_the_same_programs(name):
                 assert (verdict.escaped, verdict.passed) == (False, "ok" in program.marks), program.id
 
 
-def test_the_command_of_a_tool_that_is_not_here_names_what_ours_has():
+@pytest.fixture
+def conf():
     wanted = Wanted(limits=Limits(disk=1 << 20), slots=1, python=interpreter(), packages=())
-    root = configuration(wanted, user=True, watched=False)["root"]
-    command = nsjail(root, 1 << 20, 9)
-    bound = {command[i + 1] for i, word in enumerate(command) if word == "--bindmount_ro"}
-    assert bound >= {f"{source}:{target}" for source, target in root["binds"]}
-    assert bound >= {f"{HOME}/{name}:/hone/{name}" for name in INSIDE_FILES}
-    assert command[command.index("--pass_fd") + 1] == "9"
-    assert "none:/tmp:tmpfs:size=1048576" in command
+    return configuration(wanted, user=True, watched=False)
+
+
+def after(command, flag):
+    """What a command names after each such flag."""
+    return [command[i + 1] for i, word in enumerate(command) if word == flag]
+
+
+def test_the_command_of_nsjail_shows_what_ours_has_and_lets_one_pipe_be_written(conf):
+    command = nsjail("/place", conf, ["python", "-c", "code"])
+    shown = [f"{source}:{target}" for source, target in conf["root"]["binds"]]
+    shown += [f"{HOME}/{name}:/hone/{name}" for name in INSIDE_FILES]
+    assert sorted(after(command, "--bindmount_ro")) == sorted(shown + [f"{n}:{n}" for n in conf["root"]["files"]])
+    assert after(command, "--bindmount") == ["/place/result:/hone/result"]
+    assert after(command, "--mount") == ["none:/tmp:tmpfs:size=1048576"]
+    assert command[-4:] == ["--", "python", "-c", "code"]
+    assert not {"--keep_caps", "--keep_env", "--rw", "-N", "--disable_no_new_privs"} & set(command)
+
+
+def test_the_bundle_of_gvisor_shows_what_ours_has_and_lets_one_pipe_be_written(conf, tmp_path):
+    command = gvisor(str(tmp_path), conf, ["python", "-c", "code"])
+    bundle = json.loads((tmp_path / "config.json").read_text())
+    mounts = {m["destination"]: m for m in bundle["mounts"]}
+    written = {name for name, m in mounts.items() if "ro" not in m["options"]}
+    assert written == {"/hone/result", "/tmp", "/dev/shm"}
+    assert {mounts[name]["options"][0] for name in ("/tmp", "/dev/shm")} == {"size=1048576"}
+    assert {(m["source"], m["destination"]) for m in mounts.values() if "ro" in m["options"]} == {
+        *conf["root"]["binds"],
+        *((f"{HOME}/{name}", f"/hone/{name}") for name in INSIDE_FILES),
+    }
+    process = bundle["process"]
+    assert (process["args"], process["capabilities"]) == (["python", "-c", "code"], {})
+    assert process["noNewPrivileges"]
+    assert {limit["type"]: limit["hard"] for limit in process["rlimits"]} == conf["job"]["rlimits"]
+    assert after(command, "--network") == ["none"]
+    assert (tmp_path / "root/etc/passwd").read_text().startswith("program:")

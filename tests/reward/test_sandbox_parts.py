@@ -19,7 +19,7 @@ from hone.errors import HoneError
 from hone.reward.sandbox_calls import ARCHITECTURES, assemble, numbers
 from hone.reward.sandbox_cgroups import find, out_of_memory, sweep
 from hone.reward.sandbox_limits import library_of, root_of
-from hone.reward.sandbox_slots import Talk, frame
+from hone.reward.sandbox_talk import Talk, frame
 from hone.reward.sandbox_values import Opaque, TooLarge, dumps, loads
 
 ROOT = Path(__file__).parents[2]
@@ -197,7 +197,7 @@ def test_version_2_uses_the_nearest_ancestor_whose_children_have_the_controllers
     assert home is not None
     assert (home.version, set(home.folders)) == (2, {"cpu", "memory", "pids"})
     assert set(home.folders.values()) == {top / "user.slice/app.slice"}
-    (folder,) = home.make("7", memory=1 << 28, processes=12, cores=0.5)
+    (folder,) = home.make(memory=1 << 28, processes=12, cores=0.5)
     files = {name: Path(folder, name).read_text() for name in ("memory.max", "pids.max", "cpu.max")}
     assert files == {"memory.max": str(1 << 28), "pids.max": "12", "cpu.max": "50000 100000"}
     assert home.describe() == "cgroup v2: cpu, memory, pids"
@@ -227,7 +227,7 @@ def test_version_1_needs_a_folder_for_each_controller(tmp_path):
     home = find(tmp_path)
     assert home is not None
     assert home.folders["memory"] == tmp_path / "cg/memory/job"
-    made = home.make("1", memory=1 << 26, processes=5, cores=2)
+    made = home.make(memory=1 << 26, processes=5, cores=2)
     assert {Path(f, "memory.limit_in_bytes").read_text() for f in made if "memory" in f} == {str(1 << 26)}
     (tmp_path / "cg/pids/cgroup.procs").unlink()
     assert find(tmp_path) is None

@@ -9,6 +9,7 @@ memory, processes, files and output are bounded. What the machine cannot give is
 and `hone sandbox doctor` say which. Printed text and exit codes are only ever data: who judges, judges outside.
 """
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,10 @@ from math import inf
 from typing import Any, Self
 
 from hone.errors import HoneError
-from hone.reward.sandbox_backends import Backend, open_backend
 from hone.reward.sandbox_limits import Limits, Protection, Wanted, interpreter
-from hone.reward.sandbox_slots import Ask, SandboxError, Talk, frame
+from hone.reward.sandbox_pool import Pool
+from hone.reward.sandbox_talk import Ask, Backend, SandboxError, Talk, frame
+from hone.reward.sandbox_tools import TOOLS, Tool
 
 __all__ = ["Call", "Finished", "Language", "Limits", "Program", "Raised", "Returned", "Sandbox", "SandboxError"]
 
@@ -116,6 +118,32 @@ def _finished(talk: Talk, seconds: float) -> Finished:
         cpu=talk.told.get("cpu", 0.0),
         memory=talk.told.get("rss", 0),
     )
+
+
+def open_backend(name: str, wanted: Wanted) -> Backend:
+    """The backend of that name, ready to run jobs."""
+    if name == "auto":
+        return _first_that_works(wanted)
+    if name == "native":
+        return Pool(wanted)
+    if name in TOOLS:
+        return Tool(name, wanted)
+    if name.startswith(("http://", "https://")):
+        from hone.reward.sandbox_remote import Remote  # http is slow to import, and few want it
+
+        return Remote(name, wanted)
+    raise HoneError(f"no sandbox backend {name!r}: use auto, native, {', '.join(TOOLS)} or an http(s) URL")
+
+
+def _first_that_works(wanted: Wanted) -> Backend:
+    """Hone's own, or where the machine does not let it, a tool that may do more: one installed set-user-id."""
+    try:
+        return Pool(wanted)
+    except SandboxError as error:
+        for name in TOOLS:
+            with contextlib.suppress(SandboxError, OSError):  # not installed, no cgroups, or kept from it as Hone is
+                return Tool(name, wanted)
+        raise error
 
 
 class Sandbox:

@@ -3,8 +3,11 @@
 Without one, rlimits and a watch over the slot's processes stand in, and `hone sandbox doctor` says so.
 """
 
+import contextlib
+import itertools
 import os
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from hone.reward.sandbox_wall import remove_groups
 PERIOD = 100_000  # microseconds of the CPU quota
 NEEDED, WISHED = {"memory", "pids"}, {"cpu"}
 NAME = "hone-sandbox"
+_numbers = itertools.count()
 SETTLED = 60  # seconds after which an empty group is nobody's: one just made may be a client's in another container
 
 
@@ -29,9 +33,10 @@ class Home:
         """For people."""
         return f"cgroup v{self.version}: {', '.join(sorted(self.folders))}"
 
-    def make(self, name: str, *, memory: int, processes: int, cores: float) -> list[str]:
+    def make(self, *, memory: int, processes: int, cores: float) -> list[str]:
         """A fresh cgroup with its limits set; its folders."""
-        folders = {controller: base / f"{NAME}-{os.getpid()}-{name}" for controller, base in self.folders.items()}
+        name = f"{NAME}-{os.getpid()}-{next(_numbers)}"
+        folders = {controller: base / name for controller, base in self.folders.items()}
         made = list(dict.fromkeys(folders.values()))
         for folder in made:
             folder.mkdir()
@@ -66,9 +71,12 @@ def out_of_memory(folders: Sequence[str]) -> int:
     return 0
 
 
-def processes_in(folders: Sequence[str]) -> int:
-    """How many processes a cgroup holds."""
-    return max((len(Path(folder, "cgroup.procs").read_text().split()) for folder in folders), default=0)
+def end_all(folders: Sequence[str]) -> None:
+    """Kill every process of a cgroup."""
+    for folder in folders[:1]:  # each process is in all of them
+        for pid in Path(folder, "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(int(pid), signal.SIGKILL)
 
 
 def find(root: Path = Path("/")) -> Home | None:

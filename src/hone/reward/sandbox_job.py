@@ -120,7 +120,8 @@ def _text(error: BaseException) -> str:
 
 def _feed(text: bytes) -> None:
     """The program's standard input, as a file without a name."""
-    descriptor = os.open("/tmp", os.O_TMPFILE | os.O_RDWR)
+    descriptor = os.open("/tmp/stdin", os.O_CREAT | os.O_EXCL | os.O_RDWR)
+    os.unlink("/tmp/stdin")
     while text:
         text = text[os.write(descriptor, text) :]
     os.lseek(descriptor, 0, os.SEEK_SET)

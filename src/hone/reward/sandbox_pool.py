@@ -9,7 +9,8 @@ from threading import Lock
 
 from hone.reward import sandbox_cgroups as cgroups
 from hone.reward.sandbox_limits import OWN_PROCESSES, Protection, Wanted, configuration
-from hone.reward.sandbox_slots import GRACE, Ask, SandboxError, Server, Slot, Talk, names
+from hone.reward.sandbox_slots import Server, Slot
+from hone.reward.sandbox_talk import GRACE, Ask, SandboxError, Talk
 
 REMEDY = "open it as root, or allow user namespaces (sysctl user.max_user_namespaces; on Ubuntu also " + (
     "kernel.apparmor_restrict_unprivileged_userns=0), or install bubblewrap, or name a service with backend=URL"
@@ -96,7 +97,7 @@ class Pool:
         folders, limits = list[str](), self.wanted.limits
         if self.home is not None:
             processes = limits.processes + OWN_PROCESSES
-            folders = self.home.make(names(), memory=limits.memory, processes=processes, cores=limits.cores)
+            folders = self.home.make(memory=limits.memory, processes=processes, cores=limits.cores)
         return Slot(self._server, folders, watched=self.home is None)
 
     def talk(self, request: bytes, talk: Talk, *, seconds: float, ask: Ask | None = None) -> float:

@@ -12,20 +12,14 @@ import time
 import urllib.request
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Any
 
 from hone.reward import sandbox_values as values
 from hone.reward.sandbox_limits import Limits, Protection, Wanted
-from hone.reward.sandbox_slots import GRACE, Ask, SandboxError, Talk
+from hone.reward.sandbox_talk import GRACE, Ask, Backend, SandboxError, Talk
 
 TOKEN = "HONE_SANDBOX_TOKEN"
 MAX_BODY = 64 << 20
-
-
-class Runs(Protocol):
-    """A backend that programs are run by."""
-
-    def talk(self, request: bytes, talk: Talk, *, seconds: float, ask: Ask | None = None) -> float: ...
 
 
 class Remote:
@@ -75,7 +69,7 @@ class Remote:
         return [Protection(name="everything", how=f"the service at {self.url}, whose own doctor knows")]
 
 
-def service(backend: Runs, limits: Limits, *, host: str, port: int, token: str) -> ThreadingHTTPServer:
+def service(backend: Backend, limits: Limits, *, host: str, port: int, token: str) -> ThreadingHTTPServer:
     """An HTTP server that runs programs for whoever knows the token; the caller serves and closes it."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -164,14 +164,20 @@ def enclose(wanted: Mapping[str, Any]) -> None:
 
 
 def limit(rlimits: Mapping[str, int]) -> None:
-    """setrlimit(2), soft and hard."""
+    """setrlimit(2), soft and hard; what is set already is left alone, for gVisor refuses it then too."""
     for name, value in rlimits.items():
+        if resource.getrlimit(getattr(resource, name)) == (value, value):
+            continue
         resource.setrlimit(getattr(resource, name), (value, value))
 
 
 def drop_rights() -> None:
     """capset(2): nothing effective, permitted or inheritable; and none ambient."""
-    prctl(AMBIENT, 4)
+    try:
+        prctl(AMBIENT, 4)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # gVisor's kernel has no such thing
+            raise
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0), 8)
     _call("capset", header, ctypes.create_string_buffer(24))
 

@@ -13,8 +13,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from hone.errors import HoneError
+from hone.reward.outcome import invalid
 from hone.reward.sandbox import Finished, Program, Sandbox, SandboxError
-from hone.reward.sandbox_slots import frame
+from hone.reward.sandbox_talk import frame
 from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
 from hone.reward.verify.format import said
 from hone.types import Outcome, Task
@@ -73,14 +74,14 @@ def code_reward(completion: str, task: Task, *, mode: str = "all", seconds: floa
     try:
         tests = read_tests(task)
     except NoTests as error:
-        return Outcome(value=None, reason=str(error))
+        return invalid(str(error))
     source = program_of(completion, task)
     if source is None:
         return Outcome(value=0.0)
     try:
         verdicts = judged(source, tests, seconds=seconds)
     except SandboxError as error:
-        return Outcome(value=None, reason=str(error))
+        return invalid(str(error))
     share = sum(verdicts) / len(verdicts)
     return Outcome(value=share if mode == "fraction" else float(share == 1))
 
