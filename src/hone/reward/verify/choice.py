@@ -6,7 +6,8 @@ then a completion that is nothing but a letter. One place must hold one letter: 
 
 import re
 
-from hone.reward.verify.format import after_phrase, answer_tag, boxes, said
+from hone.reward.outcome import invalid
+from hone.reward.verify.format import after_phrase, answer_tag, answered, boxes, said
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 500
@@ -57,7 +58,7 @@ def choice_reward(completion: str, task: Task) -> Outcome:
     """1 where the chosen letter is the gold one, else 0; invalid where the gold answer is no letter A to J."""
     gold = _BARE.fullmatch((task.answer or "").strip())
     if gold is None:
-        return Outcome(value=None, reason=f"the gold answer {str(task.answer)[:60]!r} is not a letter A to J")
+        return invalid(f"the gold answer {str(task.answer)[:60]!r} is not a letter A to J")
     return Outcome(value=float(final_choice(completion) == (gold.group(1) or gold.group(2)).upper()))
 
 
@@ -65,7 +66,5 @@ def exact_reward(completion: str, task: Task) -> Outcome:
     """1 where the answer tag, or without one all that is said, is the gold text up to outer whitespace, else 0."""
     gold = (task.answer or "").strip()
     if not gold:
-        return Outcome(value=None, reason="the task has no gold answer")
-    text = said(completion)
-    tagged = answer_tag(text)
-    return Outcome(value=float((text if tagged is None else tagged).strip() == gold))
+        return invalid("the task has no gold answer")
+    return Outcome(value=float(answered(completion) == gold))

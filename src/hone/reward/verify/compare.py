@@ -10,14 +10,13 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from hone.errors import HoneError
+from hone.reward.outcome import invalid
 from hone.reward.verify.format import after_phrase, answer_tag, boxes, said
+from hone.reward.verify.math_number import amount
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 5000  # characters
-_NUMBER = re.compile(
-    r"([-+\u2212]?)\s?[$\u20ac\u00a3]?((?:\d{1,3}(?:,\d{3})+|\d{1,40})(?:\.\d{0,40})?|\.\d{1,40})"
-    r"(?:[eE]([-+]?\d{1,3}))?(?:\s?/\s?(\d{1,40}))?\s?(%?)"
-)
+CURRENCIES = frozenset("$\u20ac\u00a3\u00a5")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
@@ -35,18 +34,9 @@ def settled(completion: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    """The one number that a text is: 1,234.5, -3e-4, $2, 50%, 1/3; else None."""
-    plain = text.strip().strip("*").strip().rstrip(".") if len(text) <= MAX_ANSWER else ""
-    found = _NUMBER.fullmatch(plain)
-    if found is None:
-        return None
-    sign, digits, power, below, percent = found.groups()
-    value = Fraction(digits.replace(",", "")) * Fraction(10) ** int(power or 0)
-    if below is not None:
-        if not int(below):
-            return None
-        value /= int(below)
-    return (-value if sign in ("-", "\u2212") else value) / (100 if percent else 1)
+    """The one number that a text is: 1,234.5, -3e-4, $2, 50%, 1/3; None with a unit, and for all else."""
+    found = amount(text)
+    return found[0] if found and found[1] in {"", *CURRENCIES} else None
 
 
 def numeric(tolerance: str) -> Callable[[str, Task], Outcome]:
@@ -59,7 +49,7 @@ def numeric(tolerance: str) -> Callable[[str, Task], Outcome]:
     def numeric_reward(completion: str, task: Task) -> Outcome:
         gold = number(task.answer or "")
         if gold is None:
-            return Outcome(value=None, reason=f"the gold answer {str(task.answer)[:60]!r} is not a number")
+            return invalid(f"the gold answer {str(task.answer)[:60]!r} is not a number")
         found = number(settled(completion))
         near = found is not None and abs(found - gold) <= (limit * abs(gold) if share else limit)
         return Outcome(value=float(near))
@@ -81,7 +71,7 @@ def f1_reward(completion: str, task: Task) -> Outcome:
     """2 p r / (p + r) of the words that the answer shares with the gold one, each as often as both have it (SQuAD)."""
     gold = words(task.answer or "")
     if not gold:
-        return Outcome(value=None, reason="the task has no gold answer with a word in it")
+        return invalid("the task has no gold answer with a word in it")
     found = words(settled(completion))
     shared = (Counter(gold) & Counter(found)).total()
     return Outcome(value=2 * shared / (len(gold) + len(found)))

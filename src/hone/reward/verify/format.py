@@ -68,6 +68,13 @@ def answer_tag(text: str) -> str | None:
     return inside if closed and opened else None
 
 
+def answered(completion: str) -> str:
+    """What the last answer tag holds, or without one all that is said."""
+    text = said(completion)
+    tagged = answer_tag(text)
+    return (text if tagged is None else tagged).strip()
+
+
 def boxes(text: str) -> list[tuple[int, int, str]]:
     r"""Start, end and content of every `\boxed{..}` whose braces match, in the order they close."""
     stack, found = list[tuple[int, bool]](), list[tuple[int, int, str]]()

@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 
 from hone.errors import HoneError
-from hone.reward.score import invalid
+from hone.reward.outcome import invalid
 from hone.reward.verify import math_units, math_workers
 from hone.reward.verify.math_extract import MAX_PLACES, final_answer, places
 from hone.reward.verify.math_form import Form, form, same
