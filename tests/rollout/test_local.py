@@ -267,10 +267,26 @@ def test_what_cannot_be_sampled_is_refused_by_name(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("changes", [{"n": 0}, {"n": 1, "first_request": -1}])
-def test_impossible_counts_are_refused(changes: dict[str, int]):
-    with pytest.raises(HoneError, match="n is"):
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"n": 0}, "n is 0"),
+        ({"n": 1, "first_request": -1}, "first_request -1"),
+        ({"n": 1.5}, "n is 1.5: set it to a whole number"),
+        ({"n": "2"}, "n is '2': set it to a whole number"),
+        ({"n": 1, "first_request": 0.5}, "first_request is 0.5: set it to a whole number"),
+    ],
+)
+def test_impossible_counts_are_refused(changes: dict[str, Any], says: str):
+    with pytest.raises(HoneError, match=says):
         LocalSampler(decoder()).sample([[1]], params=params(), **changes)
+
+
+def test_impossible_sizes_are_refused():
+    with pytest.raises(HoneError, match="kv_memory is -1: set it to 1 or more"):
+        LocalSampler(decoder(), kv_memory=-1)
+    with pytest.raises(HoneError, match=r"kv_memory is 1\.5: set it to a whole number"):
+        LocalSampler(decoder(), kv_memory=1.5)  # type: ignore[arg-type]
     with pytest.raises(HoneError, match="max_rows is 0"):
         LocalSampler(decoder(), max_rows=0)
     with pytest.raises(HoneError, match=f"pad_id is {VOCAB}"):

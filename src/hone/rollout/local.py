@@ -13,7 +13,7 @@ from torch import nn
 from hone.errors import HoneError
 from hone.rollout.draw import check_params
 from hone.rollout.engine import Engine
-from hone.rollout.protocol import Adapters, SampleParams
+from hone.rollout.protocol import Adapters, SampleParams, check_whole
 from hone.rollout.refuse import check_prompt, check_text
 from hone.rollout.request import News, Request
 from hone.rollout.runner import Runner, Switch
@@ -70,8 +70,10 @@ class LocalSampler:
         decode: Decode | None = None,
         kv_memory: int | None = None,
     ) -> None:
-        if max_rows < 1:
-            raise HoneError(f"max_rows is {max_rows}: set it to 1 or more")
+        for name, count in (("max_rows", max_rows), ("kv_memory", 1 if kv_memory is None else kv_memory)):
+            check_whole(name, count)
+            if count < 1:
+                raise HoneError(f"{name} is {count}: set it to 1 or more")
         if not 0 <= pad_id < decoder.config.vocab_size:
             raise HoneError(f"pad_id is {pad_id}: use any token of the model's {decoder.config.vocab_size}")
         self.source, self.max_rows, self.pad_id, self.invariant = decoder, max_rows, pad_id, invariant
@@ -202,6 +204,8 @@ class LocalSampler:
             yield name, self.switch(name), [i for i, other in enumerate(names) if other == name]
 
     def _check(self, prompts: Iterable[Sequence[int]], n: int, params: SampleParams, first_request: int) -> None:
+        check_whole("n", n)
+        check_whole("first_request", first_request)
         if n < 1 or first_request < 0:
             raise HoneError(f"n is {n} and first_request {first_request}: set n to 1 or more, the other to 0 or more")
         config = self.decoder.config

@@ -1,12 +1,18 @@
 """What every sampler promises, in-process or remote: the settings it obeys and the call it answers."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, SupportsIndex
+from typing import Protocol, SupportsFloat, SupportsIndex
 
 from hone.errors import HoneError
 from hone.types import Group, Rollout
+
+
+def check_whole(name: str, value: object) -> None:
+    """A whole number of any kind, numpy's too, or HoneError."""
+    if not isinstance(value, SupportsIndex):
+        raise HoneError(f"{name} is {value!r}: set it to a whole number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +33,7 @@ class SampleParams:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k", "top_logprobs", "seed"):
-            if not isinstance(value := getattr(self, name), SupportsIndex):
-                raise HoneError(f"{name} is {value!r}: set it to a whole number")
+        self._check_kinds()
         for fine, message in (
             (self.max_tokens >= 1, f"max_tokens is {self.max_tokens}: set it to 1 or more"),
             (
@@ -46,7 +50,6 @@ class SampleParams:
             (all(map(math.isfinite, self.bias.values())), "a bias is not finite: give a number, or use banned"),
             (min(self.bias, default=0) >= 0, "bias has a negative token: give token ids, 0 or more"),
             (min(self.banned, default=0) >= 0, "banned has a negative number: give token ids, 0 or more"),
-            (not isinstance(self.stop, str), f"stop is {self.stop!r}, a string: give a tuple of strings"),
             ("" not in tuple(self.stop), "a stop string is empty: leave it out"),
             (0 <= self.top_logprobs <= 20, f"top_logprobs is {self.top_logprobs}: set it between 0 and 20"),
             (0 <= self.seed < 2**64, f"seed is {self.seed}: set it between 0 and 2**64 - 1"),
@@ -54,6 +57,24 @@ class SampleParams:
         ):
             if not fine:
                 raise HoneError(message)
+
+    def _check_kinds(self) -> None:
+        """Before values are compared: what is no number would be an error of Python's, far from its cause."""
+        for name in ("max_tokens", "top_k", "top_logprobs", "seed"):
+            check_whole(name, getattr(self, name))
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            if not isinstance(value := getattr(self, name), SupportsFloat):
+                raise HoneError(f"{name} is {value!r}: set it to a number")
+        if not isinstance(self.bias, Mapping) or not all(isinstance(x, SupportsFloat) for x in self.bias.values()):
+            raise HoneError(f"bias is {self.bias!r}: give a number for each token id, as in {{17: -2.0}}")
+        for name in ("stop_ids", "banned", "bias"):
+            ids = getattr(self, name)
+            if not isinstance(ids, Iterable) or not all(isinstance(token, SupportsIndex) for token in ids):
+                raise HoneError(f"{name} is {ids!r}: give token ids, whole numbers")
+        if isinstance(self.stop, str):
+            raise HoneError(f"stop is {self.stop!r}, a string: give a tuple of strings")
+        if not isinstance(self.stop, Iterable) or not all(isinstance(text, str) for text in self.stop):
+            raise HoneError(f"stop is {self.stop!r}: give a tuple of strings; token ids go into stop_ids")
 
     @property
     def altered(self) -> tuple[str, ...]:
