@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from hone.errors import HoneError
-from hone.reward.keeper import ANSWERED, DIED, TIMED_OUT, Closed, keep, receive, send
+from hone.reward.keeper import ANSWERED, DIED, TIMED_OUT, Closed, keep, pair, receive, send
 from hone.reward.outcome import crashed, invalid, to_outcome
 from hone.reward.score import Reward
 from hone.reward.waiting import AT_ONCE
@@ -32,16 +32,6 @@ from hone.types import Outcome, Rollout
 MOST = 8  # workers, unless asked for more
 Answer = tuple[float, bytes]  # what became of a call (see keeper), and what the worker said, or how it died
 Keeper = tuple[socket.socket, int]  # the connection, and the process
-_ends = weakref.WeakSet[socket.socket]()  # of this process
-
-
-def _forget_ends() -> None:
-    """A forked child that kept them would keep the keepers alive."""
-    for end in list(_ends):
-        end.close()
-
-
-os.register_at_fork(after_in_child=_forget_ends)
 
 
 def _cores() -> int:
@@ -100,14 +90,12 @@ class Pool:
 
 
 def _keeper(work: Callable[[bytes], bytes]) -> Keeper:
-    ours, theirs = socket.socketpair()
+    ours, theirs = pair()
     number = os.fork()
     if number:
         theirs.close()
-        _ends.add(ours)
         return ours, number
     try:
-        ours.close()
         gc.disable()  # it would write to memory that is shared as long as nobody does
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)

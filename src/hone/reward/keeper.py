@@ -11,6 +11,7 @@ import signal
 import socket
 import struct
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
@@ -20,6 +21,7 @@ LARGEST = 1 << 28  # bytes of an answer
 ANSWERED, TIMED_OUT, DIED = 0.0, 1.0, 2.0  # in the place of seconds, on the way back
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 Work = Callable[[bytes], bytes]
+_ours = weakref.WeakSet[socket.socket]()
 
 
 class Closed(Exception):
@@ -55,15 +57,30 @@ def _exactly(of: socket.socket, size: int) -> bytes:
     return bytes(parts)
 
 
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection, the first of which is this process's alone."""
+    ours, theirs = socket.socketpair()
+    _ours.add(ours)
+    return ours, theirs
+
+
+def _forget() -> None:
+    """A forked child that kept our ends would keep the processes behind them alive."""
+    for end in list(_ours):
+        end.close()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 class _Worker:
     """A child in a session of its own, so that what it starts can be ended with it."""
 
     def __init__(self, work: Work, keeper: socket.socket) -> None:
-        self.end, theirs = socket.socketpair()
+        self.end, theirs = pair()
         self.number = os.fork()
         if not self.number:
-            for other in (self.end, keeper):
-                other.close()
+            keeper.close()
             _serve(work, theirs)
         theirs.close()
 
@@ -156,16 +173,13 @@ def _ask(worker: _Worker, content: bytes, parent: socket.socket, *, until: float
     try:
         worker.end.settimeout(max(until - time.monotonic(), 0.001))
         send(worker.end, content, 0.0)
-        while True:
-            left = until - time.monotonic()
-            ready, _, _ = select.select([worker.end, parent], [], [], max(left, 0.0))
-            if parent in ready:  # it says nothing while it waits for us
-                raise ConnectionError
-            if not ready:
-                return TIMED_OUT, b""
-            worker.end.settimeout(max(left, 0.001))
+        ready, _, _ = select.select([worker.end, parent], [], [], max(until - time.monotonic(), 0.0))
+        gone = parent in ready  # it says nothing while it waits for us
+        if ready and not gone:
+            worker.end.settimeout(max(until - time.monotonic(), 0.001))
             return ANSWERED, receive(worker.end)[0]
-    except ConnectionError:
-        raise Closed from None
     except Closed as error:
         return (TIMED_OUT if isinstance(error.__cause__, TimeoutError) else DIED), b""
+    if gone:
+        raise Closed
+    return TIMED_OUT, b""

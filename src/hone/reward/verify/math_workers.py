@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import HoneError
-from hone.reward.keeper import ANSWERED, TIMED_OUT, Closed, receive, send
+from hone.reward.keeper import ANSWERED, TIMED_OUT, Closed, pair, receive, send
 
 START_SECONDS = 120.0
 SECONDS, GRACE = 1.2, 0.6  # for one call, from when its process has it; more for starting that, where all are busy
@@ -34,9 +34,6 @@ package.__path__ = [{folder!r}]
 from hone.reward.verify import math_symbolic
 math_symbolic.serve({number})
 """
-
-
-_ends = weakref.WeakSet[socket.socket]()  # of this process
 
 
 class Failed(Exception):
@@ -109,8 +106,7 @@ class Workers:
             if self._idle:
                 return self._idle.pop()
             self._control = self._control or _started()
-            ours, theirs = socket.socketpair()
-            _ends.add(ours)
+            ours, theirs = pair()
             with theirs:
                 try:
                     socket.send_fds(self._control, [b"."], [theirs.fileno()])
@@ -139,8 +135,7 @@ def _started() -> socket.socket:
     absent = missing()
     if absent:
         raise HoneError(absent)
-    ours, theirs = socket.socketpair()
-    _ends.add(ours)
+    ours, theirs = pair()
     folder = Path(__file__).parent
     program = _START.format(home=str(folder.parents[2]), folder=str(folder), number=theirs.fileno())
     with theirs:
@@ -157,11 +152,4 @@ def _started() -> socket.socket:
 WORKERS = Workers()
 
 
-def _forget() -> None:
-    """A forked child talks to processes of its own; it must not keep those of its parent alive."""
-    for end in list(_ends):
-        end.close()
-    WORKERS.__init__()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=WORKERS.__init__)  # a forked child talks to processes of its own
