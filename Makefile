@@ -38,7 +38,7 @@ torture: $(VENV)/.dev ## kill, starve and mislead runs of every loop: nothing ma
 browser: ## install Chromium (Debian, as root), so that the report is tested in a real browser
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
 
-real-model: $(VENV)/.dev ## fetch the real model that tests/real reads (98 MB; without a network those tests skip)
+real-model: $(VENV)/.dev ## fetch the real model that tests/real reads (98 MB, then 542 MB on disk; without a network those tests skip)
 	$(BIN)/hone fetch smollm2-135m --optional
 
 old-trl: $(VENV)/.dev ## the last TRL with a PPO trainer, beside the newest, for the comparison with it

