@@ -1,12 +1,12 @@
 """hone report: a run's curves, reward-hacking view and samples as one page."""
 
 import argparse
-import json
 from pathlib import Path
-from typing import Any
 
 from hone.commands.command import Command
 from hone.errors import HoneError
+
+SHOWN = 24  # of the last samples
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -16,13 +16,14 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     from hone import rundir
+    from hone.log import sinks
     from hone.log.report import write_report
 
     folder = Path(arguments.run_dir)
-    rows = _rows(folder / rundir.METRICS)
+    rows = sinks.read(folder / rundir.METRICS)
     if not rows:
         raise HoneError(f"{folder} has no {rundir.METRICS} to report on: give the folder of a run")
-    samples = [{**sample, "stage": folder.name} for sample in _rows(folder / rundir.SAMPLES)]
+    samples = [{**sample, "stage": folder.name} for sample in sinks.read(folder / rundir.SAMPLES)]
     path = write_report(
         arguments.out or folder / "report.html",
         title=f"Hone: {folder.name}",
@@ -32,20 +33,6 @@ def _run(arguments: argparse.Namespace) -> None:
         top=samples,
     )
     print(path)
-
-
-SHOWN = 24  # of the last samples
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log; a last line that is being written is left out."""
-    found = list[dict[str, Any]]()
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:  # bad UTF-8 too: the end of a line that a crash cut
-            continue
-    return [row for row in found if isinstance(row, dict)]
 
 
 COMMANDS = (

@@ -8,9 +8,9 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.guided.desk import Desk, Sampling, Say
+from hone.guided.ledger import Ledger, Row
 from hone.reward.steps import Stepper, named_separator
 from hone.search.label import Labelled, Labeller, given_solution, share_invalid
-from hone.search.ledger import Ledger, Row
 from hone.types import Group, Task
 
 GIVEN = "completion"  # the column that has a solution already

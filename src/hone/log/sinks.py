@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,7 +88,7 @@ class MultiSink:
 def append(path: Path, row: Mapping[str, Any]) -> None:
     """Adds one line in a single write."""
     with path.open("ab") as file:
-        file.write(_line(row))
+        file.write(line(row))
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def truncate_after(path: str | Path, step: int) -> None:
     """Drops the rows of later steps, and a torn last line, so that a resumed log has no step twice."""
     path = Path(path)
     if path.exists():
-        _replace(path, [row for row in read(path) if row.get("step", 0) <= step])
+        rewrite(path, [row for row in read(path) if row.get("step", 0) <= step])
 
 
 def mend(path: Path) -> None:
@@ -122,7 +122,7 @@ def mend(path: Path) -> None:
         file.seek(-1, os.SEEK_END)
         whole = file.read() == b"\n"
     if not whole:
-        _replace(path, read(path))
+        rewrite(path, read(path))
 
 
 def finite(value: float) -> float | None:
@@ -131,17 +131,18 @@ def finite(value: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _replace(path: Path, rows: list[dict[str, Any]]) -> None:
+def rewrite(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes the file anew beside itself and swaps it in, so that a crash leaves the old or the new one."""
     fresh = path.with_name(path.name + ".part")
     with fresh.open("wb") as file:
-        file.writelines(map(_line, rows))
+        file.writelines(map(line, rows))
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)
 
 
-def _line(row: Mapping[str, Any]) -> bytes:
+def line(row: Mapping[str, Any]) -> bytes:
+    """The row as JSON on a line of its own."""
     text = json.dumps(row, ensure_ascii=False, allow_nan=False)
     # A lone surrogate cannot be UTF-8; inside a JSON string its backslash form is the same character.
     return text.encode("utf-8", "backslashreplace") + b"\n"

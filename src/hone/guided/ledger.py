@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import HoneError
+from hone.log import sinks
 
 Row = dict[str, Any]
 
@@ -25,7 +26,7 @@ class Ledger:
     def append(self, rows: Sequence[Row]) -> None:
         """Written down for good before it returns."""
         with self.path.open("ab", buffering=0) as file:
-            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
+            file.write(b"".join(map(sinks.line, rows)))
             os.fsync(file.fileno())
         self.rows += rows
 
@@ -51,14 +52,9 @@ class Ledger:
 
     def _finished(self, whole: str) -> list[Row]:
         """The rows of finished pieces; what was cut off when it was written is taken out of the file."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_bytes().splitlines(keepends=True)
-        lines = lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
-        try:
-            rows: list[Row] = [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise HoneError(f"{self.path} has a line that is no JSON ({error}): remove it, or start anew") from error
-        kept = next((i for i in range(len(rows), 0, -1) if rows[i - 1].get(whole)), 0)
-        os.truncate(self.path, sum(map(len, lines[:kept])))
-        return rows[:kept]
+        rows = sinks.read(self.path)
+        while rows and not rows[-1].get(whole):
+            rows.pop()
+        if self.path.exists():
+            sinks.rewrite(self.path, rows)
+        return rows
