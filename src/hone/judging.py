@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from hone import build
+from hone.config import from_yaml
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.measure import sample_groups
@@ -14,13 +15,14 @@ from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
 from hone.recipe import SampleSpec
 from hone.reward.endpoint import Budget, Endpoint, Failed
-from hone.reward.judge import Ask, Judge, read_settings
+from hone.reward.judge import Ask, Judge, Settings, check
 from hone.types import Message, Task
 
 
 def judge(path: str) -> Judge:
     """The judge that a YAML file describes."""
-    settings = read_settings(path)
+    settings = from_yaml(path, Settings())
+    check(settings, path)
     budget = Budget(settings.budget)
     ask: Ask
     if settings.endpoint:

@@ -52,7 +52,7 @@ def prompt_text(task: Task | None) -> str:
         return ""
     if isinstance(task.prompt, str):
         return task.prompt
-    return "\n".join(f"{message['role']}: {message['content']}" for message in task.prompt)
+    return "\n".join(f"{message['role']}: {message.get('content', '')}" for message in task.prompt)
 
 
 def _reward(rollout: Rollout) -> float | None:

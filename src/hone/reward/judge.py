@@ -8,16 +8,15 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Any, Literal
 
 from hone.errors import HoneError, not_utf8
+from hone.log.samples import prompt_text
 from hone.reward.endpoint import Failed
 from hone.reward.outcome import invalid
-from hone.types import Message, Outcome, Task
+from hone.types import Outcome, Task
 
 Ask = Callable[..., str]  # (messages, *, temperature, max_tokens, seed) -> text, or Failed
 SCORE = re.compile(
@@ -54,10 +53,10 @@ Think it through, then end with one line: Winner: A, Winner: B or Winner: tie.""
 class Settings:
     """What a judge's file may say; paths are relative to the file."""
 
-    model: str  # what the endpoint calls it; without an endpoint, a model's folder
+    model: str = ""  # what the endpoint calls it; without an endpoint, a model's folder
     endpoint: str = ""  # http://HOST:PORT/v1
     key: str = ""  # the environment variable that holds the endpoint's key
-    kind: str = "score"  # or "pair": against the column `against`
+    kind: Literal["score", "pair"] = "score"  # pair: against the column `against`
     prompt: str = ""  # a file with {prompt}, {completion} or {first} and {second}; none: Hone's own
     rubric: str = ""
     constitution: str = ""
@@ -75,34 +74,16 @@ class Settings:
     seed: int = 0
 
 
-def read_settings(path: str | Path) -> Settings:
-    """The settings of a judge's file, each with its type, or HoneError that names the remedy."""
-    try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise not_utf8(path, error) from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise HoneError(f"judge:{path} cannot be read ({' '.join(str(error).split())}): give a YAML file") from error
-    known = {f.name: f.type for f in fields(Settings)}
-    if not isinstance(found, Mapping) or set(found) - set(known) or "model" not in found:
-        raise HoneError(f"judge:{path}: write settings as name: value, of {', '.join(known)}; model is needed")
-    for name, value in found.items():
-        wanted = {"str": str, "float": (int, float), "int": int, "bool": bool}[
-            str(getattr(known[name], "__name__", known[name]))
-        ]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-            raise HoneError(f"judge:{path}: {name} is {value!r}: it must be {known[name]}")
-    settings = Settings(**found)
+def check(settings: Settings, where: str | Path) -> None:
+    """HoneError where a setting makes no sense; where: the file that it is of."""
     least = {"votes": 1, "max_tokens": 1, "concurrency": 1, "retries": 0, "budget": 1}
     wrong = [name for name, low in least.items() if getattr(settings, name) < low]
-    wrong += [name for name in ("timeout",) if settings.timeout <= 0]
-    wrong += [] if settings.kind in PROMPTS else ["kind"]
+    wrong += [] if settings.model else ["model"]
+    wrong += [] if settings.timeout > 0 else ["timeout"]
     wrong += [] if settings.low < settings.high else ["high"]
     if wrong:
-        raise HoneError(
-            f"judge:{path}: {wrong[0]} is {getattr(settings, wrong[0])!r}: see docs/rewards.md for what it may be"
-        )
-    return settings
+        value = getattr(settings, wrong[0])
+        raise HoneError(f"{where}: {wrong[0]} is {value!r}: see docs/rewards.md for what it may be")
 
 
 class Judge:
@@ -132,7 +113,7 @@ class Judge:
     def _questions(self, completion: str, task: Task, reference: str) -> list[str]:
         s = self.settings
         about: dict[str, Any] = {name: text and f"{text}\n" for name, text in self._texts.items()}
-        about |= {"prompt": _words(task), "low": f"{s.low:g}", "high": f"{s.high:g}", "answer": reference}
+        about |= {"prompt": prompt_text(task), "low": f"{s.low:g}", "high": f"{s.high:g}", "answer": reference}
         about["reference"] = f"The reference answer:\n{reference}\n\n" if reference else ""
         if s.kind == "score":
             return [_filled(self._template, {**about, "completion": completion})] * s.votes
@@ -191,8 +172,3 @@ def _filled(template: str, values: Mapping[str, Any]) -> str:
 def _reference(task: Task, column: str) -> str | None:
     found = task.answer if column == "answer" else task.extra.get(column)
     return None if found is None else str(found)[:MAX_TEXT]
-
-
-def _words(task: Task) -> str:
-    prompt: str | Sequence[Message] = task.prompt
-    return prompt if isinstance(prompt, str) else "\n".join(f"{m['role']}: {m.get('content', '')}" for m in prompt)
