@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hone.algo import Algorithm
+from hone.algo import Algorithm, terms
 from hone.data.collate import collate
 from hone.data.source import Source
 from hone.loop import Iteration, offline, online
@@ -185,7 +185,7 @@ def groups_for(algo: Algorithm, *, groups: int = 3, size: int = 4, seed: int = 0
     rows = [replace(r, gen_logp=(), limit=0) for r in rows]
     if algo.unit == 2:
         return [[replace(r, margin=0.1) for r in rows[i : i + 2]] for i in range(0, len(rows), 2)]
-    if algo.wants == {"value"}:
+    if any(term is terms.step_bce for _, term in algo.loss):
         labels = [
             [float(t % 2) if m and t < 5 else math.nan for t, m in zip(r.tokens, r.mask, strict=True)] for r in rows
         ]

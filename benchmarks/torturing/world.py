@@ -23,10 +23,14 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "answers": [{"prompt": f"{a}+{a}=", "completion": f"{2 * a}"} for a in NUMBERS],
     "pairs": [{"prompt": f"{a}+{a}=", "chosen": f"{2 * a}", "rejected": f"{2 * a + 1} no"} for a in NUMBERS],
     "labels": [{"prompt": f"{a}+{a}=", "completion": f"{2 * a + a % 2}", "label": a % 2 == 0} for a in NUMBERS],
+    "scores": [{"prompt": f"{a}+{a}=", "completion": f"{2 * a + a % 3}", "score": 1 - a % 3 / 2} for a in NUMBERS],
     "steps": [{"prompt": f"{a}?", "steps": ["one", f"two {a}"], "step_labels": [1, a % 2]} for a in NUMBERS],
     "problems": [{"prompt": f"{a}+{a}=", "answer": str(2 * a)} for a in NUMBERS],
 }
-SINGLE = {"pretrain": "text", "sft": "answers", "kto": "labels", "process_reward_model": "steps"}
+SINGLE = {
+    "pretrain": "text", "sft": "answers", "kto": "labels", "pointwise_reward_model": "scores",
+    "process_reward_model": "steps",
+}  # fmt: skip
 REWARDS = '''"""Rewards that a model of random weights can earn, and that go wrong on some completions."""
 
 import ctypes

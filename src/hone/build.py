@@ -12,6 +12,7 @@ import torch
 
 from hone.algo import ALGORITHMS, Algorithm, Teacher
 from hone.algo.credit import per_token
+from hone.algo.prefer import score_bce
 from hone.algo.weight import mismatch
 from hone.config import Choice, build_choice
 from hone.data import assemble
@@ -29,6 +30,7 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.fetch import absent, resolve
 from hone.model.folder import load_decoder
+from hone.model.heads import ScalarHead
 from hone.model.learned import process_model
 from hone.model.lora import add_lora, plain_state
 from hone.model.peft import load_peft
@@ -48,13 +50,17 @@ from hone.types import Group, Model, Task
 if TYPE_CHECKING:
     from hone.train.shards import Shards
 
-SCORERS = {"reward_model": "reward", "process_reward_model": "step"}  # algorithms that train a head, and its kind
+# algorithms that train a head, and its kind
+SCORERS = {"reward_model": "reward", "pointwise_reward_model": "reward", "process_reward_model": "step"}
+
+
+def _made(recipe: Recipe) -> Algorithm:
+    return build_choice(recipe.algo, ALGORITHMS) if isinstance(recipe.algo, Choice) else recipe.algo
 
 
 def algorithm(recipe: Recipe) -> Algorithm:
     """The recipe's algorithm, checked against what the rest of the recipe asks for."""
-    algo: Algorithm = build_choice(recipe.algo, ALGORITHMS) if isinstance(recipe.algo, Choice) else recipe.algo
-    name, sample = recipe.algo_name, recipe.sample
+    algo, name, sample = _made(recipe), recipe.algo_name, recipe.sample
     if "kl_baseline" in algo.needs and recipe.train.prompts < 2:
         raise HoneError(f"{name} compares each row with the next: set train.prompts to 2 or more")
     _check_settings(recipe, algo)
@@ -179,7 +185,9 @@ def trainable(recipe: Recipe, model: Decoder, algo: Algorithm) -> Policy | Score
     layout, again = recipe.train.layout, RECOMPUTE[recipe.train.recompute]
     if recipe.algo_name in SCORERS:
         torch.manual_seed(recipe.seed)  # the head is drawn
-        return Scorer(model, kind=SCORERS[recipe.algo_name], layout=layout, checkpoint_layers=again)
+        # what is scored by itself has a level, which a bias learns; pairs have none
+        head = ScalarHead(model.config.hidden_size) if algo.unit == 1 else None
+        return Scorer(model, head=head, kind=SCORERS[recipe.algo_name], layout=layout, checkpoint_layers=again)
     critic = None
     if "value" in algo.wants:
         size = model.config.hidden_size
@@ -279,7 +287,8 @@ def reading(recipe: Recipe, vocabulary: Tokenizer) -> Reading:
     plain = {
         name: getattr(r, name) for name in ("skip_bad", "overlong", "stream", "buffer", "chunk", "turns", "columns")
     }
-    return Reading(**plain, chat=chat, shapes=_shapes(recipe), reader=recipe.algo_name)
+    shares = any(term is score_bce for _, term in _made(recipe).loss)
+    return Reading(**plain, chat=chat, shares=shares, shapes=_shapes(recipe), reader=recipe.algo_name)
 
 
 def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
@@ -304,6 +313,15 @@ def tasks(data: str | Sequence[Any], vocabulary: Tokenizer, *, room: int, how: R
     return [task for part in parts for task in assemble.held(part, how, _tasker(vocabulary, how, room))]
 
 
+def groups(
+    data: str | Sequence[Any], vocabulary: Tokenizer, *, context: int, how: Reading | None = None
+) -> list[Group]:
+    """Rows that are trained on, in order."""
+    how = how or Reading(chat=vocabulary.chat_template is not None)
+    parts = assemble.locate(data, how)
+    return [group for part in parts for group in assemble.held(part, how, _grouper(vocabulary, how, context))]
+
+
 def feed(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int) -> Loaded:
     """The data of a run in its endless order: problems online, groups of rows offline."""
     how = reading(recipe, vocabulary)
@@ -318,9 +336,7 @@ def feed(recipe: Recipe, vocabulary: Tokenizer, algo: Algorithm, *, context: int
 
 def held_out_rows(recipe: Recipe, vocabulary: Tokenizer, *, context: int) -> list[Group]:
     """The rows that an offline run is examined on, in order."""
-    how = reading(recipe, vocabulary)
-    parts = assemble.locate(recipe.eval_data, how)
-    return [group for part in parts for group in assemble.held(part, how, _grouper(vocabulary, how, context))]
+    return groups(recipe.eval_data, vocabulary, context=context, how=reading(recipe, vocabulary))
 
 
 def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> dataset.Tasker:
@@ -328,7 +344,7 @@ def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> dataset.Tasker:
 
 
 def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> dataset.Grouper:
-    plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns", "reader")}
+    plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns", "shares", "reader")}
     return dataset.Grouper(tokenizer=vocabulary, max_tokens=context, expected=how.shapes, **plain)
 
 
@@ -336,6 +352,7 @@ SHAPES = {
     "pretrain": (dataset.Shape.TEXT,),
     "sft": (dataset.Shape.COMPLETION, dataset.Shape.MESSAGES),
     "kto": (dataset.Shape.LABELLED,),
+    "pointwise_reward_model": (dataset.Shape.SCORED, dataset.Shape.LABELLED),
     "process_reward_model": (dataset.Shape.STEPS,),
 }
 

@@ -14,13 +14,15 @@ from hone.log.limits import Limits
 from hone.recipe_parts import PartsSpec, check_parts, check_reward, is_reward_name
 from hone.values import words
 
-SINGLE = frozenset({"pretrain", "sft", "kto", "process_reward_model"})  # offline algorithms on rows
+# offline algorithms on rows
+SINGLE = frozenset({"pretrain", "sft", "kto", "pointwise_reward_model", "process_reward_model"})
 PAIRED = frozenset({"dpo", "ipo", "orpo", "simpo", "reward_model"})  # offline algorithms on pairs of rows
 OFFLINE = SINGLE | PAIRED
 # What a column may be called for Hone, Alpaca or ShareGPT to read it; others go to the reward under their own names.
 COLUMNS = (
-    "text", "messages", "prompt", "completion", "chosen", "rejected", "margin", "label", "steps", "step_labels",
-    "completions", "labels", "answer", "id", "tools", "instruction", "input", "output", "system", "conversations",
+    "text", "messages", "prompt", "completion", "chosen", "rejected", "margin", "label", "score", "steps",
+    "step_labels", "completions", "labels", "answer", "id", "tools", "instruction", "input", "output", "system",
+    "conversations",
 )  # fmt: skip
 
 

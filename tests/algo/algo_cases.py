@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import torch
 from torch import Tensor
 
-from hone.algo import ALGORITHMS, Algorithm, assign_credit, objective
+from hone.algo import ALGORITHMS, Algorithm, assign_credit, objective, terms
 from hone.algo.weight import Totals, weigh
 from hone.types import ABSENT, Batch, Forward, Outcome, Rollout, Stop
 
@@ -59,12 +59,13 @@ def ragged(seed: int = 0) -> Batch:
 
 
 def with_label(batch: Batch, algo: Algorithm) -> Batch:
-    """KTO's label a row; a process reward model's label a token."""
+    """A row's label; a process reward model's a token's."""
     if "label" not in algo.needs:
         return batch
     by_row = torch.tensor([1.0, 0.0] * (ROWS // 2), dtype=torch.float64)
     by_token = (torch.arange(ROWS * WIDTH).view(ROWS, WIDTH) % 3 == 0).double()
-    return replace(batch, label=by_token if algo.wants == {"value"} else by_row)
+    by_step = any(term is terms.step_bce for _, term in algo.loss)
+    return replace(batch, label=by_token if by_step else by_row)
 
 
 def without_row(batch: Batch, row: int) -> Batch:

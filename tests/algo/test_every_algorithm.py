@@ -25,6 +25,7 @@ MORE = {  # settings that bring in parts the defaults leave out
     "reinforce with kl": ("reinforce", {"beta": 0.1, "gamma": 0.9}),
     "dpo smoothed": ("dpo", {"smoothing": 0.1}),
     "reward_model centred": ("reward_model", {"centre": 0.1}),
+    "pointwise_reward_model bce": ("pointwise_reward_model", {"loss": "bce"}),
 }
 CASES = ALL + sorted(MORE)
 SPLITS = ([1] * 8, [8], [3, 5], [2, 2, 4], [4, 1, 3])
@@ -77,7 +78,7 @@ def test_rubbish_off_the_mask_changes_neither_loss_nor_gradient(case: str, rubbi
     per_token = {n: x for n, x in batch.columns().items() if x.ndim == 2 and x.is_floating_point()}
     dirty = replace(batch, **{n: spoilt(x, batch.mask, rubbish) for n, x in per_token.items()})
     # a reward model reads the value after the last token, which is off the mask but no padding
-    kept = {"value": batch.real if case.startswith("reward_model") else batch.mask}
+    kept = {"value": batch.real if case.startswith(("reward_model", "pointwise")) else batch.mask}
     fields_ = {n: spoilt(x, kept.get(n, batch.mask), rubbish) for n, x in algo_cases.leaves(fwd).items()}
     dirty_fwd = Forward(**{n: x.requires_grad_() for n, x in fields_.items()})
     loss, dirty_grads = algo_cases.loss_and_gradient(dirty_fwd, dirty, algo)

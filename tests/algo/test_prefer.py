@@ -1,6 +1,7 @@
 """Preference losses by hand: the working stands beside each number."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -151,6 +152,31 @@ def test_a_huge_margin_neither_overflows_nor_loses_its_gradient() -> None:
         (slopes,) = torch.autograd.grad(loss, fwd.value)
         assert loss.isfinite()
         assert slopes[0, 2].item() == slope
+
+
+def test_pointwise_losses_by_hand() -> None:
+    fwd, batch = scored(2.0, -0.5)
+    batch = replace(batch, label=torch.tensor([1.0, 0.25]).double())
+    # (2 - 1)^2 / 2 and (-.5 - .25)^2 / 2;  softplus(2) - 2 and softplus(-.5) + .25 x .5
+    assert prefer.score_error(fwd, batch).tolist() == pytest.approx([0.5, 0.28125])
+    assert prefer.score_bce(fwd, batch).tolist() == pytest.approx([softplus(2.0) - 2.0, softplus(-0.5) + 0.125])
+
+
+@pytest.mark.parametrize(("term", "slopes"), [(prefer.score_error, [1.0, -0.75]), (prefer.score_bce, None)])
+def test_pointwise_gradients_are_those_of_the_closed_form(term: Callable[..., Tensor], slopes: list[float]) -> None:
+    fwd, batch = scored(2.0, -0.5)
+    batch = replace(batch, label=torch.tensor([1.0, 0.25]).double())
+    assert torch.autograd.gradcheck(lambda value: term(Forward(value=value), batch), (fwd.value,))
+    (found,) = torch.autograd.grad(term(fwd, batch).sum(), fwd.value)
+    expected = slopes or [1 / (1 + math.exp(-2.0)) - 1.0, 1 / (1 + math.exp(0.5)) - 0.25]  # R - label, sigmoid - label
+    assert [found[0, 2].item(), found[1, 1].item()] == pytest.approx(expected)
+    assert int((found != 0).sum()) == 2, "the last real token alone"
+
+
+@pytest.mark.parametrize("term", [prefer.score_error, prefer.score_bce])
+def test_pointwise_losses_keep_the_precision_of_the_value(term: Callable[..., Tensor]) -> None:
+    fwd, batch = scored(0.1, 0.2)
+    assert term(fwd, replace(batch, label=torch.tensor([1.0, 0.0]).float())).dtype == torch.float64
 
 
 PAIRED = {"dpo": prefer.dpo, "ipo": prefer.ipo, "simpo": prefer.simpo, "odds": prefer.odds}

@@ -26,6 +26,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "answers": [{"prompt": f"{a}+{a}=\n", "completion": f"{2 * a}. Yes"} for a in range(9)],
     "pairs": [{"prompt": f"{a}+{a}=\n", "chosen": f"{2 * a}", "rejected": f"{2 * a + 1} no"} for a in range(9)],
     "labels": [{"prompt": f"{a}+{a}=\n", "completion": f"{2 * a + a % 2}", "label": a % 2 == 0} for a in range(9)],
+    "scores": [{"prompt": f"{a}+{a}=\n", "completion": f"{2 * a + a % 3}", "score": 1 - a % 3 / 2} for a in range(9)],
     "steps": [{"prompt": f"{a}?\n", "steps": ["one", f"two {a}"], "step_labels": [1, a % 2]} for a in range(9)],
     "problems": [{"prompt": f"{a}+{a}=\n", "answer": str(2 * a)} for a in range(9)],
     "chats": [{"prompt": [SYSTEM, {"role": "user", "content": f"{a}+{a}"}], "answer": str(2 * a)} for a in range(9)],
@@ -34,7 +35,10 @@ ROWS: dict[str, list[dict[str, Any]]] = {
         for a in range(9)
     ],
 }
-SINGLE = {"pretrain": "text", "sft": "answers", "kto": "labels", "process_reward_model": "steps"}
+SINGLE = {
+    "pretrain": "text", "sft": "answers", "kto": "labels", "pointwise_reward_model": "scores",
+    "process_reward_model": "steps",
+}  # fmt: skip
 
 
 def tags(completion: str, task: Any) -> float:

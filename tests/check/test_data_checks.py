@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from desk import ROWS, Desk, failing, job_of, names, recipe, rows_for, verdict, write_rows
 
 from hone.check import suite
@@ -31,7 +32,7 @@ def test_one_wrong_pair_among_many_is_named(desk: Desk):
 
 
 def test_completions_of_other_rows(desk: Desk):
-    for algo in ("sft", "dpo", "kto", "process_reward_model"):
+    for algo in ("sft", "dpo", "kto", "pointwise_reward_model", "process_reward_model"):
         job = job_of(desk, algo)
         groups = job.source.take(9)
         swapped = [
@@ -42,9 +43,11 @@ def test_completions_of_other_rows(desk: Desk):
         assert failing(job) == {"pairing"}, algo
 
 
-def test_a_label_turned_round_is_no_row_of_the_data(desk: Desk):
-    job = job_of(desk, "kto")
-    job.source = Source([[replace(r, label=1 - (r.label or 0)) for r in g] for g in job.source.take(9)], seed=0)
+@pytest.mark.parametrize("algo", ["kto", "pointwise_reward_model"])
+def test_a_label_turned_round_is_no_row_of_the_data(algo: str, desk: Desk):
+    job = job_of(desk, algo)
+    turned = [[replace(r, label=1 - (r.label or 0)) for r in g] for g in job.source.take(9)]
+    job.source = Source(turned, seed=0)
     assert failing(job) == {"pairing"}
 
 
@@ -60,6 +63,7 @@ BAD = {
     "sft": ({"prompt": "x", "completion": None}, {"prompt": None, "completion": "x"}),
     "dpo": ({"prompt": "x", "chosen": None, "rejected": "y"}, {"prompt": "x", "chosen": "y", "rejected": 3}),
     "process_reward_model": ({"prompt": "x", "steps": None, "step_labels": [1]},),
+    "pointwise_reward_model": ({"prompt": "x", "completion": "y", "score": "high"},),
     "pretrain": ({"text": None},),
     "grpo": ({"prompt": None, "answer": "1"}, {"prompt": 7, "answer": "1"}),
 }

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
-from hone.data.rows import Shape, shape_of, steps_row, task_row, to_groups, to_tasks
+from hone.data.rows import Grouper, Shape, shape_of, steps_row, task_row, to_groups, to_tasks
 from hone.data.tokenizer import train_bpe
 from hone.errors import HoneError
 from hone.types import Stop
@@ -21,6 +21,7 @@ GOLD = {
     Shape.MESSAGES: {"messages": [USER, GOOD]},
     Shape.PREFERENCE: {"prompt": "hi", "chosen": " good", "rejected": " bad", "margin": 0.5},
     Shape.LABELLED: {"prompt": "hi", "completion": " good", "label": True},
+    Shape.SCORED: {"prompt": "hi", "completion": " good", "score": -2.5},
     Shape.STEPS: {"prompt": "hi", "steps": ["one", "two"], "step_labels": [1, 0]},
     Shape.TASK: {"prompt": "hi", "answer": "42", "level": 3},
 }
@@ -36,8 +37,33 @@ def only(row):
 
 @pytest.mark.parametrize("shape", list(Shape))
 def test_each_shape_is_told_by_its_columns(shape):
-    assert shape_of(GOLD[shape]) is shape
-    assert shape_of({**GOLD[shape], "source": "web", "id": 7}) is shape
+    assert shape_of(GOLD[shape], expected=[shape]) is shape
+    assert shape_of({**GOLD[shape], "source": "web", "id": 7}, expected=[shape]) is shape
+
+
+def test_a_score_is_read_only_by_what_asks_for_it():
+    scored = GOLD[Shape.SCORED]
+    assert shape_of(scored) is Shape.COMPLETION
+    assert shape_of({**scored, "label": True}, expected=[Shape.SCORED, Shape.LABELLED]) is Shape.SCORED
+    assert only(scored)[0].label is None
+    assert to_groups([scored], TOK, shape=Shape.SCORED).groups[0][0].label == -2.5
+
+
+@pytest.mark.parametrize("value", [None, "high", float("nan"), float("inf"), [1], pytest.param(10**400, id="huge")])
+def test_a_score_is_a_finite_number(value):
+    with pytest.raises(HoneError, match='column "score" is'):
+        to_groups([{**GOLD[Shape.SCORED], "score": value}], TOK, shape=Shape.SCORED)
+
+
+@pytest.mark.parametrize(("value", "fits"), [(0, True), (1, True), (0.3, True), (-0.01, False), (1.01, False)])
+def test_scores_that_are_shares_lie_between_0_and_1(value, fits):
+    read = Grouper(tokenizer=TOK, shape=Shape.SCORED, shares=True)
+    row = {**GOLD[Shape.SCORED], "score": value}
+    if fits:
+        assert read(row, "row 1")[0].label == value
+    else:
+        with pytest.raises(HoneError, match=r"row 1.*score.*expected a number from 0 to 1"):
+            read(row, "row 1")
 
 
 def test_published_datasets_with_more_columns_keep_their_meaning():
@@ -174,8 +200,9 @@ def test_a_bad_row_is_named_by_file_number_and_column(shape, change, says):
 def test_a_missing_column_is_named(shape):
     for column in GOLD[shape].keys() - {"margin"}:
         row = {k: v for k, v in GOLD[shape].items() if k != column}
+        given = shape if shape is Shape.SCORED else None  # which nothing but its reader tells
         with pytest.raises(HoneError, match=r"x\.jsonl row 2: .*missing"):
-            to_groups([GOLD[shape], row], TOK, name="x.jsonl")
+            to_groups([GOLD[shape], row], TOK, name="x.jsonl", shape=given)
 
 
 def test_rows_of_two_shapes_in_one_dataset_are_refused():

@@ -56,6 +56,7 @@ CASES = {name: Case(algo=partial(make, **QUICK.get(name, {}))) for name, make in
     "gspo, one update": Case(algo=ALGORITHMS["gspo"], once=True),
     "grpo, one update, KL in the reward": Case(algo=partial(ALGORITHMS["grpo"], kl="reward:k1"), once=True),
     "ppo, one update": Case(algo=ALGORITHMS["ppo"], once=True),
+    "pointwise reward model, bce": Case(algo=partial(ALGORITHMS["pointwise_reward_model"], loss="bce")),
     "sft by row": Case(algo=partial(ALGORITHMS["sft"], average="row")),
     "distil, top 3": Case(algo=partial(ALGORITHMS["distil"], top_k=3)),
     "distil with a LoRA": Case(algo=ALGORITHMS["distil"], lora=True),

@@ -14,7 +14,7 @@ from hone.types import Group
 torch.set_num_threads(1)
 
 SETTINGS = {"orpo": {"odds": 1.0}}
-PREFERENCE = {"dpo", "ipo", "kto", "orpo", "simpo", "reward_model"}
+PREFERENCE = {"dpo", "ipo", "kto", "orpo", "simpo", "reward_model", "pointwise_reward_model"}
 OFFLINE = [name for name in sorted(ALGORITHMS) if not ALGORITHMS[name]().online]
 
 

@@ -162,6 +162,7 @@ def test_a_wrong_row_is_named(algo: str, text: str, says: str, refuse, tmp_path:
         ("ipo", "labels", "ipo reads (prompt, chosen, rejected): rename them"),
         ("reward_model", "answers", "reward_model reads (prompt, chosen, rejected): rename them"),
         ("kto", "answers", "kto reads (prompt, completion, label): rename them"),
+        ("pointwise_reward_model", "answers", "reads (prompt, completion, score) or (prompt, completion, label)"),
         ("process_reward_model", "answers", "reads (prompt, steps, step_labels): rename them"),
         ("grpo", "text", 'column "prompt" is missing (found: text): add it or rename one'),
     ],

@@ -18,7 +18,7 @@ from hone.train.checkpoint import load_tensors, verify
 
 torch.set_num_threads(1)
 
-SCORERS = ("reward_model", "process_reward_model")
+SCORERS = {"reward_model": "reward", "pointwise_reward_model": "reward", "process_reward_model": "step"}
 EASY = {"expert_iteration": {"threshold": -1.0}}  # random weights reach no reward of 1
 VARIANTS = {
     "sft with a LoRA": ("sft", ["lora.rank=2", "lora.targets=q_proj,v_proj"]),
@@ -34,6 +34,7 @@ VARIANTS = {
     "ppo_penalty exact": ("ppo_penalty", ["algo.exact=true"]),
     "trpo with a shared critic": ("trpo", ["critic.kind=shared"]),
     "reward model with a LoRA": ("reward_model", ["lora.rank=2", "algo.centre=0.1"]),
+    "pointwise reward model by log-odds": ("pointwise_reward_model", ["algo.loss=bce"]),
     "klq with a shared critic": ("klq", ["critic.kind=shared"]),
 }
 
@@ -64,7 +65,7 @@ def test_every_algorithm_runs_and_leaves_a_model(name: str, world: World, tmp_pa
     check_outputs(folder, out, steps=2, online=rows_for(name) == "problems")
     assert Tokenizer.load(folder).encode("1+1=") == world.tokenizer.encode("1+1=")
     if name in SCORERS:
-        assert load_scorer(folder).kind == {"reward_model": "reward", "process_reward_model": "step"}[name]
+        assert load_scorer(folder).kind == SCORERS[name]
     else:
         assert load_decoder(folder).config == load_decoder(world / "model").config
 

@@ -2,7 +2,18 @@
 
 from collections.abc import Callable
 
-from hone.algo.offline import dpo, ipo, kto, orpo, pretrain, process_reward_model, reward_model, sft, simpo
+from hone.algo.offline import (
+    dpo,
+    ipo,
+    kto,
+    orpo,
+    pointwise_reward_model,
+    pretrain,
+    process_reward_model,
+    reward_model,
+    sft,
+    simpo,
+)
 from hone.algo.online import (
     a2c,
     cispo,
@@ -28,7 +39,7 @@ from hone.algo.table import Algorithm, Teacher, TrustRegion, assign_credit, obje
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     f.__name__: f
     for f in (
-        pretrain, sft, reward_model, process_reward_model,
+        pretrain, sft, reward_model, pointwise_reward_model, process_reward_model,
         reinforce, reinforce_baseline, rloo, reinforce_pp, reinforce_pp_baseline,
         a2c, trpo, ppo, ppo_penalty, klq,
         grpo, dr_grpo, dapo, gspo, cispo,
@@ -58,6 +69,7 @@ __all__ = [
     "objective",
     "online_dpo",
     "orpo",
+    "pointwise_reward_model",
     "ppo",
     "ppo_penalty",
     "pretrain",

@@ -34,6 +34,14 @@ def reward_model(*, centre: float = 0.0) -> Algorithm:
 
 
 @checked()
+def pointwise_reward_model(*, loss: str = "squared") -> Algorithm:
+    """Each completion by itself: the square of what its score is off by, halved; or with bce the log-odds of good"""
+    if loss not in prefer.POINTWISE:
+        raise HoneError(f"loss={loss!r} does not exist: use {' or '.join(prefer.POINTWISE)}")
+    return Algorithm(loss=((1.0, prefer.POINTWISE[loss]),), needs=frozenset({"label"}), wants=frozenset({"value"}))
+
+
+@checked()
 def process_reward_model() -> Algorithm:
     """Binary cross-entropy of right or wrong at each step's end"""
     return Algorithm(loss=((1.0, terms.step_bce),), needs=frozenset({"label"}), wants=frozenset({"value"}))

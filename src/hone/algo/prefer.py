@@ -103,3 +103,17 @@ def bradley_terry(fwd: Forward, batch: Batch, *, centre: float = 0.0) -> Tensor:
     if centre:
         loss = loss + centre * score.view(-1, 2).sum(-1).square().repeat_interleave(2)
     return loss
+
+
+def score_error(fwd: Forward, batch: Batch) -> Tensor:
+    """(R - label)^2 / 2  (pointwise reward model, by regression)"""
+    return (last_value(fwd, batch) - batch.label.to(fwd.value.dtype)).square() / 2
+
+
+def score_bce(fwd: Forward, batch: Batch) -> Tensor:
+    """softplus(R) - label R, so that R is the log-odds of good  (pointwise reward model, by classification)"""
+    score = last_value(fwd, batch)
+    return F.binary_cross_entropy_with_logits(score, batch.label.to(score.dtype), reduction="none")
+
+
+POINTWISE = {"squared": score_error, "bce": score_bce}

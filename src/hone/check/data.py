@@ -69,7 +69,8 @@ def _written(row: Mapping[str, Any]) -> str:
 
 
 def _same(group: Group, row: Mapping[str, Any], probe: Probe) -> bool:
-    again = dataset.CONVERTERS[dataset.shape_of(row)](row, probe.job.tokenizer)
+    shape = dataset.shape_of(row, expected=probe.how.shapes)
+    again = dataset.CONVERTERS[shape](row, probe.job.tokenizer)
     again = dataset.cut(again, probe.job.policy.decoder.config.max_position_embeddings)  # what fits stays whole
     return list(map(_content, group)) == list(map(_content, again))
 

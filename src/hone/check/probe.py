@@ -66,7 +66,9 @@ class Probe:
         tokenizer = self.job.tokenizer
         take = dataset.Tasker(tokenizer=tokenizer, skip_bad=True)
         if not self.job.algo.online:
-            take = dataset.Grouper(tokenizer=tokenizer, skip_bad=True, turns=self.how.turns)
+            how = self.how
+            plain = {"turns": how.turns, "shares": how.shares, "expected": how.shapes}
+            take = dataset.Grouper(tokenizer=tokenizer, skip_bad=True, **plain)
         return take(row, "row") is not None
 
     @property

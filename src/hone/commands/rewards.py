@@ -1,4 +1,5 @@
-"""hone rewards test: does a reward give 1 to every right answer and 0 to another row's?"""
+"""hone rewards test, calibrate: does a reward give 1 to every right answer and 0 to another row's? And a reward model's
+scores, brought to zero mean and unit variance."""
 
 import argparse
 import json
@@ -6,7 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hone.commands.command import Command
+from hone.commands.command import Command, run_action
 from hone.commands.parser import add_actions, add_command
 from hone.errors import HoneError
 
@@ -20,8 +21,9 @@ CUT = 60  # characters of an answer that are shown
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
+    actions = add_actions(parser)
     test = add_command(
-        add_actions(parser),
+        actions,
         "test",
         "prove that right answers score 1 and others 0",
         notes="Each row's own answer must get 1, and another row's 0; what does not is listed. Exit code 2 where there "
@@ -38,9 +40,36 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
     test.add_argument("--seed", type=int, default=0, metavar="N", help="of the answers' shuffling (default: 0)")
     test.add_argument("--json", action="store_true", help="one JSON object with every failure")
+    test.set_defaults(action=_test)
+    fit = add_command(
+        actions,
+        "calibrate",
+        "give a reward model's scores zero mean and unit variance on data",
+        notes="Mean and deviation are saved in the model's config.json and applied wherever it is read. Of preference "
+        "pairs both completions count.",
+        examples=("hone rewards calibrate runs/demo/reward/model runs/demo/data/preferences.jsonl",),
+    )
+    fit.add_argument("model", metavar="MODEL", help="folder or fetched name of a reward model")
+    fit.add_argument("data", metavar="DATA", help="completions: prompt, completion; or prompt, chosen, rejected")
+    fit.add_argument("--limit", type=int, default=0, metavar="N", help="the first N rows only")
+    fit.add_argument("--json", action="store_true", help="one JSON object")
+    fit.set_defaults(action=_calibrate)
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _calibrate(arguments: argparse.Namespace) -> None:
+    from dataclasses import asdict
+
+    from hone.guided.calibrate import calibrate
+
+    found = calibrate(arguments.model, arguments.data, limit=arguments.limit)
+    if arguments.json:
+        print(json.dumps(asdict(found)))
+    else:
+        about = f"mean {found.mean:.4g}, standard deviation {found.std:.4g}"
+        print(f"{arguments.model}: {about} over {found.rows} completions")
+
+
+def _test(arguments: argparse.Namespace) -> None:
     from dataclasses import asdict
 
     from hone import rewards
@@ -108,4 +137,11 @@ def _said(miss: "Miss") -> str:
     return f"{tried} is invalid: {miss.reason}" if miss.kind == "invalid" else f"there is no answer: {miss.reason}"
 
 
-COMMANDS = (Command(name="rewards", help="try a reward on a dataset's answers", options=_options, run=_run),)
+COMMANDS = (
+    Command(
+        name="rewards",
+        help="try a reward on a dataset's answers, calibrate a reward model",
+        options=_options,
+        run=run_action,
+    ),
+)

@@ -41,6 +41,7 @@ class Reading:
     chunk: int = 0
     chat: bool = False
     turns: Turns = "joined"
+    shares: bool = False  # scores are from 0 to 1
     shapes: tuple[Shape, ...] = ()  # that `reader`, an algorithm, can use; none: any
     reader: str = "training"
     columns: Mapping[str, str] = field(default_factory=dict[str, str])  # Hone's names to those of files and rows

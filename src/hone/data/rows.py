@@ -1,6 +1,7 @@
 """Dataset rows, in the ecosystem's column names, to records; a bad row is refused by file, number and column."""
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from hone.types import Group, Message, Rollout, Stop, Task
 
 Overlong = Literal["error", "drop", "truncate"]
 OWN = {"id", "tools", "margin", *(name for shape in Shape for name in shape.split(", "))}  # never another's column
+LARGEST = sys.float_info.max
 LISTED = 3  # bad rows that are shown when they are skipped
 
 
@@ -98,7 +100,8 @@ def _turns(row: Row, name: str) -> str | list[Message]:
 
 
 def _number(name: str, value: Any, *, low: float = -math.inf, high: float = math.inf) -> float:
-    if isinstance(value, bool | int | float) and math.isfinite(value) and low <= value <= high:
+    # not isfinite, which fails on a whole number that no float can hold
+    if isinstance(value, bool | int | float) and abs(value) <= LARGEST and low <= value <= high:
         return float(value)
     raise _wrong(name, value, "a finite number" if high == math.inf else f"a number from {low:g} to {high:g}")
 
@@ -158,6 +161,13 @@ def labelled_row(row: Row, tokenizer: Tokenizer) -> Rollout:
     return replace(completion_row(row, tokenizer), label=label)
 
 
+def scored_row(row: Row, tokenizer: Tokenizer, *, share: bool = False) -> Rollout:
+    """Pointwise reward models: a completion and its score, a finite number; share: from 0 to 1."""
+    low, high = (0.0, 1.0) if share else (-math.inf, math.inf)
+    score = _number("score", _column(row, "score"), low=low, high=high)
+    return replace(completion_row(row, tokenizer), label=score)
+
+
 def closed_steps(row: Row, steps: Sequence[str], *, separator: str = "\n") -> list[str]:
     """Each step with the separator at its end: the row's own, where it has one."""
     end = separator if row.get("separator") is None else str(row["separator"])
@@ -210,6 +220,7 @@ CONVERTERS: dict[Shape, Callable[[Row, Tokenizer], Group]] = {
     Shape.MESSAGES: messages_rows,
     Shape.PREFERENCE: preference_row,
     Shape.LABELLED: _one(labelled_row),
+    Shape.SCORED: _one(scored_row),
     Shape.STEPS: _one(steps_row),
 }
 
@@ -228,6 +239,7 @@ class Grouper:
     overlong: Overlong = "error"
     skip_bad: bool = False
     turns: Turns = "joined"
+    shares: bool = False  # scores are from 0 to 1
     expected: tuple[Shape, ...] = ()
     reader: str = "training"
     tally: Tally = field(default_factory=Tally)
@@ -250,7 +262,7 @@ class Grouper:
         return group or None
 
     def _convert(self, row: Row, where: str) -> Group:
-        shape = self.shape or shape_of(row)
+        shape = self.shape or shape_of(row, expected=self.expected)
         if shape is Shape.TASK:
             raise HoneError(
                 "the data has prompts but nothing to train on: add completions, or train with a reward, "
@@ -259,10 +271,12 @@ class Grouper:
         convert = CONVERTERS[shape]
         if shape is Shape.MESSAGES:
             convert = partial(messages_rows, turns=self.turns)
+        if shape is Shape.SCORED:
+            convert = _one(partial(scored_row, share=self.shares))
         group = convert(row, self.tokenizer)
         if self.shape is None:  # a bad row decides nothing
             self.shape, self.first = self._usable(shape), where
-        elif self.first and (found := shape_of(row)) is not shape:
+        elif self.first and (found := shape_of(row, expected=self.expected)) is not shape:
             raise HoneError(f"it has the columns ({found}), {self.first} ({shape}): split the dataset")
         return group
 

@@ -21,16 +21,18 @@ class Shape(StrEnum):
     COMPLETION = "prompt, completion"  # SFT
     MESSAGES = "messages"  # SFT on every assistant turn
     PREFERENCE = "prompt, chosen, rejected"  # reward models, DPO and its kin
-    LABELLED = "prompt, completion, label"  # KTO
+    LABELLED = "prompt, completion, label"  # KTO, pointwise reward models
+    SCORED = "prompt, completion, score"  # pointwise reward models; to others a score is a column like any
     STEPS = "prompt, steps, step_labels"  # process reward models
     TASK = "prompt"  # reinforcement learning; `answer` and other columns go to the reward
 
 
-def shape_of(row: Row) -> Shape:
-    """The most specific shape whose telling column is there."""
+def shape_of(row: Row, *, expected: Collection[Shape] = ()) -> Shape:
+    """The most specific shape whose telling column is there; SCORED only where it is expected."""
     telling = (
         (Shape.PREFERENCE, row.keys() & {"chosen", "rejected"}),
         (Shape.STEPS, row.keys() & {"steps", "step_labels", "completions"}),
+        (Shape.SCORED, Shape.SCORED in expected and row.keys() >= {"completion", "score"}),
         (Shape.LABELLED, row.keys() >= {"completion", "label"}),
         (Shape.COMPLETION, "completion" in row),
         (Shape.MESSAGES, "messages" in row),
@@ -50,7 +52,7 @@ def shape_of(row: Row) -> Shape:
 def has_shape(row: Row, shapes: Collection[Shape]) -> bool:
     """Whether the row has one of the shapes; none: any will do."""
     try:
-        return not shapes or shape_of(row) in shapes
+        return not shapes or shape_of(row, expected=shapes) in shapes
     except HoneError:
         return False
 
