@@ -100,7 +100,7 @@ def test_every_hostile_program_gets_nothing_whatever_the_machine_lacks(how, plac
 
 
 def test_a_job_finds_nothing_of_an_earlier_one_in_its_slot(places):
-    leave, look = (["C058", "C060"], ["C059", "C061"])
+    leave, look = (["C058", "C060", "C081"], ["C059", "C061", "C082"])
     named = {p.id: p for p in PROGRAMS}
     with Sandbox(slots=1) as sandbox:  # one slot: the second job surely follows the first in it
         for first in leave:

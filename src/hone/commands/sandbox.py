@@ -2,10 +2,14 @@
 
 import argparse
 import json
+from typing import TYPE_CHECKING, Any
 
 from hone.commands.command import Command, run_action
 from hone.commands.parser import add_actions, add_command
 from hone.errors import HoneError
+
+if TYPE_CHECKING:
+    from hone.reward.sandbox_limits import Limits
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +22,10 @@ def _options(parser: argparse.ArgumentParser) -> None:
         examples=("hone sandbox doctor --strict",),
     )
     doctor.add_argument(
-        "--backend", default="auto", metavar="NAME", help="auto, native, bubblewrap, nsjail or a URL (default: auto)"
+        "--backend",
+        default="auto",
+        metavar="NAME",
+        help="auto, native, bubblewrap, nsjail, gvisor or a URL (default: auto)",
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     doctor.set_defaults(action=_doctor)
@@ -33,6 +40,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
     serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: 127.0.0.1, this machine only")
     serve.add_argument("--port", type=int, default=8030, metavar="N", help="default: 8030")
     serve.add_argument("--slots", type=int, default=0, metavar="N", help="programs at once (default: one a core)")
+    text = "a limit of every program, e.g. memory=268435456; may be repeated; clients must ask for the same"
+    serve.add_argument("--limit", action="append", default=[], metavar="NAME=N", help=text)
     serve.set_defaults(action=_serve)
 
 
@@ -65,21 +74,38 @@ def _serve(arguments: argparse.Namespace) -> None:
     import os
     import sys
 
-    from hone.reward.sandbox_limits import Limits, Wanted, interpreter
+    from hone.reward.sandbox_limits import Wanted, interpreter
     from hone.reward.sandbox_pool import Pool
-    from hone.reward.sandbox_remote import TOKEN, service
+    from hone.reward.sandbox_remote import TOKEN, Service
 
     token = os.environ.get(TOKEN, "")
     if len(token) < 16:
         raise HoneError(f"a service needs a secret of 16 characters or more: put it into the environment as {TOKEN}")
-    limits, slots = Limits(seconds=60, output=4 << 20), arguments.slots or os.cpu_count() or 1
+    limits, slots = _limits(arguments.limit), arguments.slots or os.cpu_count() or 1
     pool = Pool(Wanted(limits=limits, slots=slots, python=interpreter(), packages=()))
     try:
-        with service(pool, limits, host=arguments.host, port=arguments.port, token=token) as server:
+        with Service(pool, limits, host=arguments.host, port=arguments.port, token=token) as server:
             print(f"programs are run at http://{arguments.host}:{server.server_port}/run", file=sys.stderr, flush=True)
             server.serve_forever()
     finally:
         pool.close()
+
+
+def _limits(given: list[str]) -> "Limits":
+    """The service's own, and what is given by name."""
+    from dataclasses import fields
+
+    from hone.reward.sandbox_limits import Limits
+
+    kinds = {f.name: float if f.name in ("seconds", "cores") else int for f in fields(Limits)}
+    chosen: dict[str, Any] = {"seconds": 60.0, "output": 4 << 20}
+    for text in given:
+        name, _, value = text.partition("=")
+        try:
+            chosen[name] = kinds[name](value)
+        except (KeyError, ValueError):
+            raise HoneError(f"no limit {text!r}: give NAME=N with one of {', '.join(kinds)}") from None
+    return Limits(**chosen)
 
 
 COMMANDS = (Command(name="sandbox", help="what can hold a program on this machine", options=_options, run=run_action),)

@@ -191,6 +191,8 @@ class Sandbox:
 
     def talk(self, request: bytes, *, most: int, seconds: float | None = None, ask: Ask | None = None) -> Finished:
         """A conversation with one job: `ask` sees the records so far and says what to send next."""
+        if seconds is not None and not seconds > 0:
+            raise HoneError(f"a program is given {seconds} seconds: give a number above 0")
         talk = Talk(output=self.limits.output, result=self.limits.result, most=most)
         taken = self._backend.talk(request, talk, seconds=min(seconds or inf, self.limits.seconds), ask=ask)
         return _finished(talk, taken)

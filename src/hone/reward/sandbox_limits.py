@@ -94,7 +94,7 @@ def rlimits_of(limits: Limits, sharing: int = 1) -> dict[str, int]:
         "RLIMIT_CPU": int(limits.seconds) + 2,
         "RLIMIT_FSIZE": limits.disk,
         "RLIMIT_NOFILE": limits.files,
-        "RLIMIT_CORE": 0,
+        "RLIMIT_CORE": 1,  # at 0 the kernel still hands a dump to a program of the machine, where it is set to
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0,
         "RLIMIT_NICE": 0,

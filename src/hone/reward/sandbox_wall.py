@@ -164,11 +164,13 @@ def enclose(wanted: Mapping[str, Any]) -> None:
 
 
 def limit(rlimits: Mapping[str, int]) -> None:
-    """setrlimit(2), soft and hard; what is set already is left alone, for gVisor refuses it then too."""
+    """setrlimit(2), soft and hard, and never above what this process may have itself."""
     for name, value in rlimits.items():
-        if resource.getrlimit(getattr(resource, name)) == (value, value):
-            continue
-        resource.setrlimit(getattr(resource, name), (value, value))
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        if resource.getrlimit(kind) != (value, value):  # gVisor refuses some, even where nothing changes
+            resource.setrlimit(kind, (value, value))
 
 
 def drop_rights() -> None:
