@@ -78,14 +78,9 @@ class Remote:
     def _ask(self, path: str, body: bytes | None, seconds: float) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         request, until = urllib.request.Request(self.url + path, body, headers), time.monotonic() + seconds
-        text = bytearray()
         try:
             with self._opener.open(request, timeout=seconds) as response:
-                while len(text) <= MAX_BODY and (part := response.read1(CHUNK)):
-                    text += part
-                    if time.monotonic() > until:
-                        raise TimeoutError("it goes on and on")
-            answer = json.loads(text)
+                answer = json.loads(_whole(response, until))
         except (OSError, ValueError, RecursionError, http.client.HTTPException) as error:
             raise SandboxError(f"the sandbox at {self.url} does not answer ({error}): is it running?") from error
         if not isinstance(answer, dict):
@@ -101,6 +96,16 @@ class Remote:
     def report(self) -> list[Protection]:
         """The other machine's word."""
         return [Protection(name="where", how=f"the service at {self.url}, which says of itself:"), *self._protections]
+
+
+def _whole(response: http.client.HTTPResponse, until: float) -> bytes:
+    """All that a service says, if it is not too much and does not take too long."""
+    text = bytearray()
+    while len(text) <= MAX_BODY and (part := response.read1(CHUNK)):
+        text += part
+        if time.monotonic() > until:
+            raise TimeoutError("it goes on and on")
+    return bytes(text)
 
 
 class Service(ThreadingHTTPServer):
