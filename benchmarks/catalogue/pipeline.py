@@ -139,8 +139,8 @@ REWARD = (
         tests="reward/test_score.py",
     ),
     fault(
-        "a run with a broken reward goes on", "pain 12", "loop", "reward/score.py",
-        old="        check_valid(groups, max_invalid=self.max_invalid)\n", new="",
+        "a run with a broken reward goes on", "pain 12", "loop", "reward/marker.py",
+        old="        if not reasons or reasons.total()", new="        if True or reasons.total()",
         tests="run/test_settings_take_effect.py",
     ),
 )  # fmt: skip

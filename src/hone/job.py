@@ -21,7 +21,8 @@ from hone.model.folder import load_decoder
 from hone.model.policy import Policy, Scorer
 from hone.recipe import Recipe, SaveSpec
 from hone.reward.process import Dense
-from hone.reward.score import Marker, as_scorer
+from hone.reward.marker import Marker
+from hone.reward.score import as_scorer
 from hone.reward.score import Scorer as RewardScorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
@@ -82,7 +83,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
 
     changed: the run goes on with other settings, and what does not fit them begins anew.
     """
-    algo, judges = build.algorithm(recipe), rewards.judges(recipe)
+    algo, separate = build.algorithm(recipe), rewards.separate(recipe)
     vocabulary, decoder = start_of(recipe, resumed=resume_from is not None)
     build.check_teacher(recipe, vocabulary)
     learner = learner_of(recipe, algo, decoder, saved=resume_from)
@@ -117,7 +118,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
         job.reward = as_scorer(unrewarded)
         job.marker = Marker(reward=job.reward)
         if recipe.reward:
-            how = partial(rewards.scorer, vocabulary=vocabulary, device=learner.device, judges=judges)
+            how = partial(rewards.scorer, vocabulary=vocabulary, device=learner.device, separate=separate)
             job.reward = how(recipe.reward, parts=recipe.parts)
             held_out = how(recipe.parts.held_out) if recipe.parts.held_out else None
             job.marker = Marker(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)

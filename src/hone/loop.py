@@ -166,7 +166,7 @@ def _fill(supply: Ahead, roll: Roll, score: Score, algo: Algorithm, laps: Laps, 
 def _scored(roll: Roll, score: Score, tasks: list[Task], laps: Laps, stop: threading.Event) -> list[Group]:
     """Rollouts of this rank's part of the tasks with their outcomes; where neither minds, both at the same time."""
     mine = collect.share(len(tasks))
-    if isinstance(roll, overlap.Streaming) and isinstance(score, overlap.Scoring) and score.apart:
+    if isinstance(roll, overlap.Streaming) and isinstance(score, overlap.Scoring) and score.one_by_one:
         steps, number = roll.stream(tasks, mine), len(tasks[mine])
         return overlap.scored(steps, score, laps, tasks=number, group=roll.group, stop=stop)
     rolled = roll(tasks, mine)

@@ -22,7 +22,7 @@ from hone.reward.verify import HANGS, MAKERS, REMEMBERED, SECONDS, VERIFIERS, ex
 Spec = str | Mapping[str, float] | Callable[..., Any]
 
 
-def judges(recipe: Recipe) -> dict[str, Reward]:
+def separate(recipe: Recipe) -> dict[str, Reward]:
     """The recipe's functions in processes of their own, by name ("" of one made in Python); none offline.
 
     To be called before there is anything large in memory, of which each process would hold a copy once it changes.
@@ -65,14 +65,14 @@ def scorer(
     vocabulary: Tokenizer | None = None,
     *,
     device: torch.device | str = "cpu",
-    judges: Mapping[str, Reward] | None = None,
+    separate: Mapping[str, Reward] | None = None,
     parts: PartsSpec | None = None,
 ) -> Scorer:
     """Named verifiers with weights, a reward model's folder, a function in a file, or a function.
 
-    judges: what stands for some of the functions. parts: how each counts.
+    separate: what stands for functions that run in processes of their own. parts: how each counts.
     """
-    there, how = judges or {}, parts or PartsSpec()
+    there, how = separate or {}, parts or PartsSpec()
     if isinstance(spec, str) and is_function(spec) and how == PartsSpec(held_out=how.held_out):
         spec = there[spec] if spec in there else load_function(spec)
     if callable(spec):

@@ -70,7 +70,7 @@ def test_outcomes_are_those_of_the_function_in_order(reward: Reward):
     assert reward(rollouts) == Reward(odd)(rollouts)
     assert reward([]) == []
     assert reward.name == "odd"
-    assert reward.apart
+    assert reward.one_by_one
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_batched_function_has_the_time_of_all_its_completions_and_crashes_as_o
     assert [o.valid for o in made([rollout("die"), rollout("a")])] == [False, False]
     with pytest.raises(HoneError, match="returned a list of 1, expected a list of 2"):
         made([rollout("short"), rollout("a")])
-    assert not made.apart
+    assert not made.one_by_one
 
 
 def test_several_rewards_share_a_pool_and_are_weighed_as_ever():

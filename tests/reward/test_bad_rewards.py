@@ -10,7 +10,8 @@ import torch
 
 from hone.errors import HoneError
 from hone.reward.apart import apart
-from hone.reward.score import Marker, Reward, check_valid, score
+from hone.reward.marker import Marker
+from hone.reward.score import Reward, score
 from hone.reward.verify import VERIFIERS
 from hone.types import Outcome, Rollout, Task
 
@@ -79,7 +80,7 @@ def test_too_many_invalid_ones_stop_the_run_and_say_why():
         HoneError, match=r"2 of 3 rewards are invalid, more than 50%.*NoneType None.*train\.max_invalid"
     ):
         marker([[rollout("a"), rollout("b"), rollout("")]])
-    check_valid(marker.fill([[rollout("a"), rollout("")]]), max_invalid=0.5)
+    marker([[rollout("a"), rollout("")]])
 
 
 # --- what a function does ---

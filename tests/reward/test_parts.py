@@ -11,8 +11,9 @@ from hone.errors import HoneError
 from hone.recipe import PartsSpec
 from hone.reward.apart import apart
 from hone.reward.cache import cached
+from hone.reward.marker import Marker
 from hone.reward.parts import Part, read_schedule
-from hone.reward.score import Marker, Reward, combine
+from hone.reward.score import Reward, combine
 from hone.rewards import scorer
 from hone.types import Outcome, Rollout, Task
 
@@ -62,8 +63,8 @@ def test_a_held_out_verifier_is_noted_and_adds_nothing():
     marker = Marker(reward=Reward(length), held_out=Reward(lambda completion: completion == "yes" or None))
     (group,) = marker([[rollout("yes"), rollout("no")]])
     assert [r.outcome for r in group] == [Outcome(value=3.0, parts={"held_out": 1.0}), Outcome(value=2.0)]
-    assert marker.apart
-    assert not Marker(reward=Reward(length), held_out=Reward(lambda completions: [0.0] * len(completions))).apart
+    assert marker.one_by_one
+    assert not Marker(reward=Reward(length), held_out=Reward(lambda completions: [0.0] * len(completions))).one_by_one
 
 
 # --- a memory by content ---

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from hone.errors import HoneError
-from hone.reward.score import Reward, check_valid, combine, score
+from hone.reward.marker import Marker
+from hone.reward.score import Reward, combine, score
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)
@@ -329,6 +330,9 @@ def test_too_many_invalid_rewards_stop_the_run_with_the_commonest_reason():
     def group(reasons):
         outcomes = [Outcome(value=None, reason=r) if r else Outcome(value=0.0) for r in reasons]
         return [rollout(outcome=o) for o in outcomes]
+
+    def check_valid(groups, **settings):
+        Marker(reward=Reward(lambda completion: 0.0), **settings).check(groups)
 
     check_valid([group(["x"] + [""] * 4)])  # 20 % is not more than 20 %
     check_valid([])

@@ -14,7 +14,7 @@ from hone.recipe import Recipe
 from hone.reward.score import Reward
 from hone.reward.verify import VERIFIERS, made
 from hone.reward.verify.compare import f1_reward, number, numeric
-from hone.rewards import judges, scorer
+from hone.rewards import scorer, separate
 from hone.types import Rollout, Task
 
 torch.set_num_threads(1)
@@ -143,7 +143,7 @@ HOSTILE = {"regex:(x+x+)+y": "x" * 60, "schema:{}/slow.json": f'"{"a" * 60}!"', 
 def test_what_never_ends_is_invalid_in_its_time_and_the_rest_is_judged(name: str, files: Path):
     name, text = name.format(files), HOSTILE[name]
     recipe = Recipe(data="x", reward={name: 1.0})
-    made_apart = scorer(recipe.reward, judges=judges(_timed(recipe, name)))
+    made_apart = scorer(recipe.reward, separate=separate(_timed(recipe, name)))
     rows = [Rollout(tokens=[1], mask=[True], text=t, task=Task(prompt="q")) for t in (text, "z", text)]
     start = time.monotonic()
     first, second, third = made_apart(rows)

@@ -15,7 +15,8 @@ from hone.log.laps import Laps
 from hone.loop import _scored
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.reward.score import Marker, Reward, combine
+from hone.reward.marker import Marker
+from hone.reward.score import Reward, combine
 from hone.rollout.local import LocalSampler
 from hone.rollout.overlap import Aside, Stopped, scored
 from hone.rollout.protocol import SampleParams
@@ -148,8 +149,8 @@ def test_a_reward_that_sees_all_completions_gets_them_in_one_call() -> None:
     found = beside(marker(batched), roller())
     assert sizes == [12]
     assert found == marker(lambda completion: float(len(completion)))(roller()(TASKS))
-    assert not combine({"odd": (odd, 1.0), "batched": (batched, 1.0)}).apart
-    assert combine({"odd": (odd, 1.0), "again": (odd, 1.0)}).apart
+    assert not combine({"odd": (odd, 1.0), "batched": (batched, 1.0)}).one_by_one
+    assert combine({"odd": (odd, 1.0), "again": (odd, 1.0)}).one_by_one
 
 
 # --- time ---

@@ -135,14 +135,14 @@ class Apart(Reward):
         if not rollouts:
             return []
         columns, n = self.columns(rollouts), len(rollouts)
-        share = n if not self.apart else math.ceil(n / self.pool.size) if self.waits else 1
+        share = n if not self.one_by_one else math.ceil(n / self.pool.size) if self.waits else 1
         calls = [{name: c[i : i + share] for name, c in columns.items()} for i in range(0, n, share)]
         answers = self.pool.map([self._call(call) for call in calls], seconds=self._limit(share))
         return [outcome for call, answer in zip(calls, answers, strict=True) for outcome in self._read(call, answer)]
 
     def _limit(self, number: int) -> float:
         """Seconds for a call of so many completions; where they wait together each is timed in the worker as well."""
-        if not (self.waits and self.apart):
+        if not (self.waits and self.one_by_one):
             return self.seconds * number
         return self.seconds * math.ceil(number / AT_ONCE) * 1.5 + 1.0
 

@@ -57,6 +57,6 @@ def cached(reward: Reward, *, size: int) -> Reward:
     """The same reward with a memory of so many outcomes; none where it is 0."""
     if not size:
         return reward
-    if not reward.apart or "rollout" in reward.names:
+    if not reward.one_by_one or "rollout" in reward.names:
         raise HoneError(f"reward {reward.name} reads more than one completion and its task: leave out parts.cache")
     return Cached(reward.function, inner=reward, size=size)

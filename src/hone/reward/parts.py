@@ -74,8 +74,8 @@ class Combined:
     rewards: Mapping[str, Part]
 
     @property
-    def apart(self) -> bool:
-        return all(part.reward.apart for part in self.rewards.values())
+    def one_by_one(self) -> bool:
+        return all(part.reward.one_by_one for part in self.rewards.values())
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
         columns = {name: part.reward(rollouts) for name, part in self.rewards.items()}

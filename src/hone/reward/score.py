@@ -5,7 +5,6 @@ A reward that raises, or returns NaN, None or something that is no number, is in
 
 import inspect
 import os
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -13,7 +12,6 @@ from functools import cached_property, partial
 from typing import Any
 
 from hone.errors import HoneError
-from hone.log.hacking import HELD_OUT
 from hone.reward.outcome import crashed, invalid, to_outcome
 from hone.reward.parts import Combined, Part, check_part
 from hone.reward.waiting import Late, awaited
@@ -47,7 +45,7 @@ class Reward:
         return name_of(self.function)
 
     @property
-    def apart(self) -> bool:
+    def one_by_one(self) -> bool:
         """Whether it sees one completion at a time, so that none depends on those that are scored with it."""
         return self.names[0] in ONE
 
@@ -67,7 +65,7 @@ class Reward:
     def judged(self, columns: dict[str, list[Any]]) -> list[Outcome]:
         """The function called on each, or once on all."""
         number = len(columns[self.names[0]])
-        if not self.apart:
+        if not self.one_by_one:
             return self._batched(columns, number)
         rows = [{name: column[i] for name, column in columns.items()} for i in range(number)]
         return self._awaited(rows) if self.waits else [self._one(row) for row in rows]
@@ -200,63 +198,3 @@ def score(groups: Sequence[Group], reward: Callable[..., Any]) -> list[Group]:
     """The same groups with every outcome filled, by one call of the reward."""
     outcomes: Iterator[Outcome] = iter(as_scorer(reward)([r for g in groups for r in g]))
     return [[replace(r, outcome=next(outcomes)) for r in g] for g in groups]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Marker:
-    """A reward as a run uses it: every outcome filled, and refused where too many are invalid.
-
-    held_out: another verifier, whose verdict is noted among the parts and adds nothing.
-    """
-
-    reward: Scorer
-    max_invalid: float = 0.2
-    held_out: Scorer | None = None
-
-    @property
-    def apart(self) -> bool:
-        return self.reward.apart and (self.held_out is None or self.held_out.apart)
-
-    def __call__(self, groups: Sequence[Group]) -> list[Group]:
-        found = self.fill(groups)
-        self.check(found)
-        return found
-
-    def fill(self, groups: Sequence[Group]) -> list[Group]:
-        """The same groups with every outcome filled."""
-        return self._noted(score(groups, self.reward))
-
-    def _noted(self, groups: list[Group]) -> list[Group]:
-        if self.held_out is None:
-            return groups
-        said = iter(self.held_out([r for g in groups for r in g]))
-        found = list[Group]()
-        for group in groups:
-            found.append([])
-            for r in group:
-                value, outcome = next(said).value, r.outcome
-                if outcome is not None and outcome.valid and value is not None:
-                    outcome = replace(outcome, parts={**outcome.parts, HELD_OUT: value})
-                found[-1].append(replace(r, outcome=outcome))
-        return found
-
-    def check(self, groups: Sequence[Group]) -> None:
-        """See `check_valid`."""
-        check_valid(groups, max_invalid=self.max_invalid)
-
-
-def check_valid(groups: Sequence[Group], *, max_invalid: float = 0.2) -> None:
-    """Stop a run whose reward is broken: refuse a share of invalid outcomes above `max_invalid`."""
-    outcomes = [r.outcome for g in groups for r in g]
-    reasons = Counter[str]()
-    for outcome in outcomes:
-        if outcome is None:
-            raise ValueError("a rollout is not scored")
-        reasons.update([] if outcome.valid else [outcome.reason])
-    if not reasons or reasons.total() <= max_invalid * len(outcomes):
-        return
-    reason, times = reasons.most_common(1)[0]
-    raise HoneError(
-        f"{reasons.total()} of {len(outcomes)} rewards are invalid, more than {max_invalid:.0%}; most often "
-        f"({times} times): {reason}: correct the reward function or the task, or raise train.max_invalid"
-    )

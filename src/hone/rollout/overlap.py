@@ -31,10 +31,10 @@ class Streaming(Protocol):
 
 @runtime_checkable
 class Scoring(Protocol):
-    """Gives rollouts their outcomes; `apart`: none depends on those that are scored with it."""
+    """Gives rollouts their outcomes; `one_by_one`: none depends on those that are scored with it."""
 
     @property
-    def apart(self) -> bool: ...
+    def one_by_one(self) -> bool: ...
 
     def __call__(self, groups: list[Group]) -> list[Group]: ...
 
