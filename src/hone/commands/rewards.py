@@ -80,7 +80,7 @@ def _test(arguments: argparse.Namespace) -> None:
     there = rewards.in_processes({name: function}, seconds=arguments.timeout) if function else {}
     tasks, golds, column, bad = _read(arguments.data, arguments.gold, limit=arguments.limit)
     start = time.perf_counter()
-    proof = prove(rewards.scorer(name, judges=there), tasks, golds=golds, bad=bad, seed=arguments.seed)
+    proof = prove(rewards.scorer(name, separate=there), tasks, golds=golds, bad=bad, seed=arguments.seed)
     seconds = time.perf_counter() - start
     if arguments.json:
         about = {"data": arguments.data, "reward": name, "column": column, "seconds": round(seconds, 3)}
