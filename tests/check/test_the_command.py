@@ -75,9 +75,9 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
 
 
 def test_the_table_and_the_row(here: Path, capfd: pytest.CaptureFixture[str]):
-    before, start = files(here), time.perf_counter()
+    before, start = files(here), time.process_time()  # what others do on the machine is no part of it
     assert main(["check", "recipe.py"]) == 0
-    assert time.perf_counter() - start < 60
+    assert time.process_time() - start < 20
     captured = capfd.readouterr()  # of descriptors: the reward runs in a process of its own
     assert all(name in captured.out for name in suite.ALL)
     assert "[[" in captured.out
@@ -216,6 +216,6 @@ def test_the_cheap_checks_call_no_function_of_the_users_and_sample_nothing(desk:
 def test_the_cheap_checks_are_cheap(desk: Desk):
     rows = [{"prompt": f"{a}+{a}=\n", "answer": str(2 * a)} for a in range(20_000)]
     job = job_of(desk, "grpo", data=rows, reward={"math": 1.0})
-    start = time.perf_counter()
+    start = time.process_time()
     assert all(f.verdict in ("pass", "skip") for f in suite.cheap(job))
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 1

@@ -203,9 +203,9 @@ def test_any_text_gets_a_verdict(text):
 )
 def test_no_repetition_makes_it_slow(piece):
     text = piece * (300_000 // len(piece))
-    start = time.perf_counter()
+    start = time.process_time()
     for wrapped in (text, f"<answer>{text}</answer>", f"the answer is {text}"):
         choice_reward(wrapped, Task(prompt="q", answer="J"))
         exact_reward(wrapped, Task(prompt="q", answer="J"))
         format_reward(wrapped)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0

@@ -291,9 +291,9 @@ def test_rounding_is_not_equality():
 @pytest.mark.parametrize("form", ["{}", "<answer>{}</answer>", "\\boxed{{{}}}", "the answer is {}"])
 def test_no_repetition_makes_it_slow(piece, form):
     text = form.format(piece * (300_000 // len(piece)))
-    start = time.perf_counter()
+    start = time.process_time()
     assert reward(text, "42") == 0.0
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def test_the_gold_answer_in_a_tag_scores_one_through_the_registry():
