@@ -8,15 +8,7 @@ import pytest
 import torch
 
 from hone.log.limits import Limits
-from hone.log.monitor import (
-    LOW,
-    REMEDIES,
-    Monitor,
-    effective_sample_size,
-    explained_variance,
-    gen_kl,
-    repetition,
-)
+from hone.log.monitor import LOW, REMEDIES, Monitor, explained_variance, gen_kl, repetition
 
 torch.set_num_threads(1)
 
@@ -28,18 +20,6 @@ def test_repetition_by_hand() -> None:
     assert repetition([[1, 1, 1, 1], [1, 2, 3]], n=2) == pytest.approx(2 / 5)
     assert repetition([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]) == 0.0
     assert repetition([]) == repetition([[1, 2, 3]]) == repetition([""]) == 0.0
-
-
-def test_effective_sample_size_by_hand() -> None:
-    assert effective_sample_size(torch.full((8,), 3.7)) == pytest.approx(1.0)
-    # (1 + 3)^2 / (2 (1 + 9)) = 0.8
-    assert effective_sample_size(torch.tensor([1.0, 3.0])) == pytest.approx(0.8)
-    assert effective_sample_size(torch.tensor([0.0, 0.0, 5.0, 0.0])) == pytest.approx(0.25)
-    huge, tiny = torch.tensor([[1e200, 3e200], [1e-200, 3e-200]], dtype=torch.float64)
-    assert effective_sample_size(huge) == pytest.approx(0.8), "squares must not overflow"
-    assert effective_sample_size(tiny) == pytest.approx(0.8)
-    assert effective_sample_size(torch.zeros(3)) == 0.0
-    assert effective_sample_size(torch.zeros(0)) == 1.0
 
 
 def test_explained_variance_by_hand() -> None:

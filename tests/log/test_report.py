@@ -187,21 +187,6 @@ def test_missing_numbers_in_the_table_are_dashes(tmp_path: Path) -> None:
     assert "nan" not in page.text.lower()
 
 
-def test_names_of_columns_may_be_long_or_short(tmp_path: Path) -> None:
-    row = {
-        "stage": "a",
-        "held_out_accuracy": 0.5,
-        "format_rate": 0.25,
-        "mean_length": 3,
-        "kl_from_sft": 0.125,
-        "time": 2,
-    }
-    _, page = made(tmp_path, table=[row])
-    for heading, shown in (("held-out accuracy", "50.0%"), ("format rate", "25.0%"), ("KL from SFT", "0.125")):
-        assert heading in page.text
-        assert shown in page.text
-
-
 def test_an_empty_report_is_a_page(tmp_path: Path) -> None:
     _, page = made(tmp_path)
     assert "0 stages, 0 steps" in page.text

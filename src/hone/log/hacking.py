@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hone.log.sinks import finite
+from hone.log.report_chart import number
 from hone.log.stats import Stats
 from hone.types import Rollout
 
@@ -49,7 +49,7 @@ def drifts(rows: Sequence[Mapping[str, Any]]) -> list[Drift]:
     parts = sorted({name for row in rows for name in row if name.startswith(("reward/", "share/"))})
     found = list[Drift]()
     for name in (*DRIFTS, *parts):
-        values = [x for row in rows if (x := _number(row.get(name))) is not None]
+        values = [x for row in rows if (x := number(row.get(name))) is not None]
         size = max(1, len(values) // 10)
         if len(values) > 1:
             found.append(Drift(name, sum(values[:size]) / size, sum(values[-size:]) / size))
@@ -58,13 +58,9 @@ def drifts(rows: Sequence[Mapping[str, Any]]) -> list[Drift]:
 
 def top(samples: Sequence[Mapping[str, Any]], most: int = 6) -> list[Mapping[str, Any]]:
     """The samples with the highest reward, no completion twice, of equal ones the latest."""
-    scored = [s for s in samples if _number(s.get("reward")) is not None]
+    scored = [s for s in samples if number(s.get("reward")) is not None]
     found = dict[str, Mapping[str, Any]]()
     scored.reverse()  # a sort that is stable then keeps the latest first
     for sample in sorted(scored, key=lambda s: -float(s["reward"])):
         found.setdefault(str(sample.get("completion", "")), sample)
     return list(found.values())[:most]
-
-
-def _number(value: Any) -> float | None:
-    return finite(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else None

@@ -37,18 +37,6 @@ def repeated(completions: Sequence[str | Sequence[Hashable]], n: int = 4) -> tup
     return again, total
 
 
-def effective_sample_size(weights: Tensor) -> float:
-    """(sum w)^2 / (n sum w^2): 1 when all weigh the same, 1/n when one outweighs all, 0 when none weighs."""
-    w = weights.detach().flatten().cpu().double()
-    if not w.numel():
-        return 1.0
-    top = w.abs().max()
-    if top == 0:
-        return 0.0
-    w = w / top  # the ratio has no scale, the squares must not overflow
-    return float(w.sum() ** 2 / (w.numel() * (w**2).sum()))
-
-
 def explained_variance(values: Tensor, targets: Tensor, mask: Tensor) -> float:
     """1 - var(target - value) / var(target) over the mask; 0 where the targets do not vary."""
     v, t = _masked(values, mask), _masked(targets, mask)

@@ -20,10 +20,10 @@ Cell = tuple[str, str]  # text, style
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A metric's place in the line: the first of `names` that a step reports is shown."""
+    """A metric's place in the line."""
 
     label: str
-    names: tuple[str, ...]
+    name: str
     show: Callable[[float], str]
     width: int
     unit: str = ""
@@ -62,14 +62,14 @@ def share(x: float) -> str:
 
 
 HEADS = (
-    Column("reward", ("reward",), "{:z.2f}".format, 5),
-    Column("loss", ("loss",), "{:z.3f}".format, 6),
+    Column("reward", "reward", "{:z.2f}".format, 5),
+    Column("loss", "loss", "{:z.3f}".format, 6),
 )
 COLUMNS = (
-    Column("invalid", ("invalid",), share, 3, from_zero=False),
-    Column("kl", ("ref_kl", "kl"), "{:z.3f}".format, 5),
-    Column("len", ("length", "len"), "{:z.1f}".format, 5),
-    Column("", ("tokens_per_second", "tok/s"), compact, 4, " tok/s"),
+    Column("invalid", "invalid", share, 3, from_zero=False),
+    Column("kl", "ref_kl", "{:z.3f}".format, 5),
+    Column("len", "length", "{:z.1f}".format, 5),
+    Column("", "tokens_per_second", compact, 4, " tok/s"),
 )
 
 
@@ -147,7 +147,7 @@ class Progress:
 
     def _columns(self, metrics: Mapping[str, float]) -> list[Column]:
         """The columns reported so far: one that was seen keeps its place when a step lacks it."""
-        self._seen |= {c.label for c in HEADS + COLUMNS if any(c.shows(metrics[n]) for n in c.names if n in metrics)}
+        self._seen |= {c.label for c in HEADS + COLUMNS if c.name in metrics and c.shows(metrics[c.name])}
         head = [c for c in HEADS if c.label in self._seen][:1]
         return head + [c for c in COLUMNS if c.label in self._seen]
 
@@ -181,7 +181,7 @@ class Progress:
 
 
 def _metric(column: Column, metrics: Mapping[str, float]) -> list[Cell]:
-    value = next((metrics[name] for name in column.names if name in metrics), None)
+    value = metrics.get(column.name)
     shown = "-" if value is None else column.show(value) if math.isfinite(value) else str(value)
     style = "bad" if value is not None and not math.isfinite(value) else "value"
     label = f"{column.label} " if column.label else ""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hone.log import report_chart as chart
 from hone.log.progress import duration
 from hone.log.report_chart import label, number
+from hone.log.report_figure import TITLES, figure
 from hone.log.report_hacking import hacking
 from hone.log.report_page import page
 from hone.log.report_samples import compared, problems, single, text
@@ -37,36 +37,6 @@ COLUMNS = {
     "kl": Column("KL from SFT", "{:.3f}".format),
     "seconds": Column("seconds", "{:,.1f}".format),
 }
-ALIASES = {
-    "held_out_accuracy": "accuracy",
-    "format_rate": "format",
-    "mean_length": "length",
-    "kl_from_sft": "kl",
-    "ref_kl": "kl",
-    "time": "seconds",
-}
-TITLES = {
-    "loss": "loss",
-    "reward": "reward",
-    "accuracy": "accuracy",
-    "ref_kl": "KL to the reference",
-    "kl": "KL to the reference",
-    "entropy": "entropy",
-    "length": "length",
-    "format": "format rate",
-    "grad_norm": "gradient norm",
-    "clip_fraction": "clipped share",
-    "gen_kl": "KL sampler to learner",
-    "ess": "effective sample size",
-    "explained_variance": "explained variance",
-    "repetition": "repetition",
-    "disagreement": "held-out verifier disagrees",
-    "hacked": "rewarded but held-out verifier refuses",
-    "truncated": "truncated share",
-    "lr": "learning rate",
-    "tokens_per_second": "tokens a second",
-}
-FIRST = tuple(TITLES)  # the order of the charts; others follow by name
 
 
 def write_report(
@@ -86,13 +56,12 @@ def write_report(
     correct, reward, parts, length, stop, step; a problem that several stages answered is shown side by side.
     top: samples among which those with the highest reward are shown; None: `samples`.
     """
-    rows = [{ALIASES.get(name, name): value for name, value in row.items()} for row in table]
-    stages = list(dict.fromkeys([str(row["stage"]) for row in rows if "stage" in row] + list(runs)))
+    stages = list(dict.fromkeys([str(row["stage"]) for row in table if "stage" in row] + list(runs)))
     body = [
-        _header(title, rows, stages=len(stages), steps=sum(map(len, runs.values()))),
-        _table(rows, stages),
-        _curves(runs, stages, chosen=str(best(rows).get("stage", ""))),
-        hacking(runs, samples if top is None else top, stages, figure=_figure),
+        _header(title, table, stages=len(stages), steps=sum(map(len, runs.values()))),
+        _table(table, stages),
+        _curves(runs, stages, chosen=str(best(table).get("stage", ""))),
+        hacking(runs, samples if top is None else top, stages),
         _samples(samples, stages),
     ]
     whole = page(text(title), "\n".join(filter(None, [*body, _notes(notes or {}), _footer()])))
@@ -215,7 +184,7 @@ def _charts(rows: Sequence[dict[str, Any]]) -> str:
     names = _curve_names(rows)
     if not names:
         return '<p class="none">no steps recorded</p>'
-    figures = [_figure(rows, name) for name in names]
+    figures = [figure(rows, name) for name in names]
     shown = f'<div class="charts">{"".join(figures[:MAIN_CURVES])}</div>'
     folded = figures[MAIN_CURVES:]
     if folded:
@@ -234,19 +203,7 @@ def _curve_names(rows: Sequence[Row]) -> list[str]:
         for name, value in row.items()
         if name != "step" and (value is None or isinstance(value, int | float))
     }
-    return [name for name in FIRST if name in found] + sorted(found - set(FIRST))
-
-
-def _figure(rows: Sequence[dict[str, Any]], name: str) -> str:
-    data = chart.series(rows, name)
-    title = TITLES.get(name, name.replace("_", " "))
-    points = data.points
-    last = f"<b>{label(points[-1][1])}</b>" if points else ""
-    lost = f"<em>{len(data.lost)} not finite</em>" if data.lost else ""
-    return (
-        f'<figure class="card"><figcaption><span>{text(title)}</span>{lost}{last}</figcaption>'
-        f"{chart.svg(data, name=title)}</figure>"
-    )
+    return [name for name in TITLES if name in found] + sorted(found - set(TITLES))
 
 
 def _samples(samples: Sequence[Row], stages: Sequence[str]) -> str:

@@ -1,10 +1,11 @@
 """The reward-hacking view of the report: parts over time, drift, shares, disagreement, top-rewarded samples."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hone.log.hacking import Drift, drifts, top
 from hone.log.report_chart import label
+from hone.log.report_figure import figure
 from hone.log.report_samples import single, text
 
 Rows = Sequence[dict[str, Any]]
@@ -15,24 +16,18 @@ HINT = (
 )
 
 
-def hacking(
-    runs: Mapping[str, Rows],
-    samples: Sequence[Mapping[str, Any]],
-    stages: Sequence[str],
-    *,
-    figure: Callable[[Rows, str], str],
-) -> str:
+def hacking(runs: Mapping[str, Rows], samples: Sequence[Mapping[str, Any]], stages: Sequence[str]) -> str:
     """A section for the runs that had a reward, "" where none had."""
     rewarded = {stage: rows for stage, rows in runs.items() if any("reward" in row for row in rows)}
     if not rewarded:
         return ""
-    found = "".join(_run(stage, rows, stages, figure=figure) for stage, rows in rewarded.items())
+    found = "".join(_run(stage, rows, stages) for stage, rows in rewarded.items())
     best = "".join(single(sample, stages) for sample in top(samples))
     shown = f'<h3>Top-rewarded samples</h3><div class="singles">{best}</div>' if best else ""
     return f'<h2>Reward hacking?</h2><p class="hint">{HINT}</p>{found}{shown}'
 
 
-def _run(stage: str, rows: Rows, stages: Sequence[str], *, figure: Callable[[Rows, str], str]) -> str:
+def _run(stage: str, rows: Rows, stages: Sequence[str]) -> str:
     there = {name for row in rows for name in row}
     parts = sorted(name for name in there if name.startswith(("reward/", "share/")))
     names = [*parts, *(name for name in CURVES if name in there)]
