@@ -28,13 +28,17 @@ def reads_log_probs(how: Callable[[Batch], Tensor] | None) -> bool:
     """Whether a credit may read old_logp: those here do for a KL in the reward, of others nothing is known."""
     inner: Any = how.func if isinstance(how, partial) else how
     settings = how.keywords if isinstance(how, partial) else {}
-    return inner is not None and (getattr(inner, "__module__", "") != __name__ or bool(settings.get("kl")))
+    return inner is not None and (not _ours(inner) or bool(settings.get("kl")))
 
 
 def per_token(how: Callable[[Batch], Tensor] | None) -> bool:
     """Whether a credit gives each token the return from there on; of others than those here nothing is known."""
     inner: Any = how.func if isinstance(how, partial) else how
-    return inner in (gae, reward_to_go) or getattr(inner, "__module__", __name__) != __name__
+    return inner in (gae, reward_to_go) or (inner is not None and not _ours(inner))
+
+
+def _ours(inner: Any) -> bool:
+    return getattr(inner, "__module__", None) == __name__
 
 
 # --- rewards ---
