@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from hone import build, rewards
 from hone.algo import Algorithm
@@ -38,6 +39,7 @@ from hone.types import Group, Task
 
 START = "start"  # the model as the run found it: the reference, and the base under adapters
 CHECKPOINTS = "checkpoints"
+SAMPLER = "sampler.safetensors"  # weights that rollouts are owed by, which could not be made ahead
 
 
 @dataclass(slots=True, kw_only=True)
@@ -113,8 +115,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
         whole = decoder if learner.shards is None else learner.shards.publish()
         copied = recipe.train.lag > 0 and learner.shards is None  # what shards publish is a copy already
         sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id, copy=copied)
-        job.ahead = Ahead(loaded.feed, lag=recipe.train.lag)
         job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
+        job.ahead = Ahead(loaded.feed, lag=recipe.train.lag, counter=job.roller)
         job.reward = as_scorer(unrewarded)
         job.marker = Marker(reward=job.reward)
         if recipe.reward:
@@ -134,6 +136,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
         if job.ahead:
             job.ahead.load(resume_from, changed=changed)
             publish(job, job.step)
+            _keep_to(job, resume_from / SAMPLER)
     learner.guard.known = sum(not_finite(local(x)) for x in learner.trained().values())
     return job
 
@@ -192,6 +195,19 @@ def publish(job: Run, version: int) -> None:
     job.roller.sampler.publish(version)
 
 
+def _sampled_with(job: Run) -> dict[str, Tensor] | None:
+    """The weights that the sampler has, where they are still to write rollouts."""
+    if job.ahead is None or not job.ahead.owes or job.roller is None:
+        return None
+    return cast(LocalSampler, job.roller.sampler).weights()
+
+
+def _keep_to(job: Run, path: Path) -> None:
+    """Let the sampler write what is owed with the weights of the iteration before the last."""
+    if job.ahead is not None and job.ahead.owes and job.roller is not None and path.is_file():
+        cast(LocalSampler, job.roller.sampler).keep_to(checkpoint.load_tensors(path), version=job.step - 1)
+
+
 def whole_decoder(job: Run) -> Decoder:
     """The policy's decoder with all of its weights; where ranks hold parts, on the first rank alone."""
     model = job.policy if job.learner.shards is None else job.learner.shards.saved()
@@ -205,7 +221,7 @@ def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = Non
     """
     root, step, recipe = folder / CHECKPOINTS, job.step, job.recipe
     whole = collected(job.policy, job.learner, recipe=recipe, parts=parts(job), score=score)
-    ahead = job.ahead.saved() if job.ahead and job.ahead.lag else None
+    ahead, sampled = job.ahead.saved() if job.ahead and job.ahead.lag else None, _sampled_with(job)
 
     def write(aside: Path) -> None:
         for tensors in whole.tensors.values():
@@ -213,6 +229,8 @@ def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = Non
         write_whole(aside, whole, job.tokenizer, recipe=recipe)
         if ahead is not None:
             (aside / AHEAD).write_bytes(ahead)
+        if sampled is not None:
+            checkpoint.save_tensors(aside / SAMPLER, sampled)
         for log in folder.glob("*.jsonl"):  # no step of the checkpoint is missing in the logs beside it
             checkpoint.sync(log)
 

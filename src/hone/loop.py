@@ -77,7 +77,7 @@ def online(
     fill = partial(_fill, supply, roll, score, algo, prompts=prompts, rounds=refill_rounds)
     while True:
         laps = Laps()
-        fresh = supply.next(fill, laps)
+        fresh = supply.next(fill, laps, partial(publish, learner.version))
         groups, rounds = [g for made in fresh for g in made], [algo.select(made) for made in fresh]
         kept, batch = [g for chosen in rounds for g in chosen], None
         if collect.count(len(kept)):  # a rank that kept nothing takes part with no rows
@@ -106,7 +106,8 @@ def online(
         steer(learner, algo, metrics)
         learner.end()
         laps("update")
-        publish(learner.version)
+        if not supply.owes:  # else its weights are still to write what could not be written beside this iteration
+            publish(learner.version)
         laps("publish")
         metrics |= learner.control | laps.metrics()
         yield Iteration(number=learner.version, metrics=metrics, groups=groups)
@@ -122,7 +123,7 @@ def offline(
     learner.begin(algo)
     while True:
         start = time.perf_counter()
-        groups = rows.step() if isinstance(rows, Budgeted) else rows.take(size)
+        groups = collect.together(rows.step if isinstance(rows, Budgeted) else partial(rows.take, size))
         mismatched = mismatched_batch(groups, algo, context, device=learner.device)
         groups = groups[collect.share(len(groups))]
         batch = collate(groups).to(learner.device)
@@ -157,14 +158,17 @@ def _fill(supply: Ahead, roll: Roll, score: Score, algo: Algorithm, laps: Laps, 
     found: Rounds = []
     missing = prompts
     while missing > 0 and len(found) < (rounds if algo.refill else 1):
-        found.append(_scored(roll, score, supply.feed.take(missing), laps, supply.stop))
+        make = partial(_scored, roll, score, partial(supply.feed.take, missing), laps, supply.stop)
+        # a rank that fails must not leave the others waiting; with a lag they agree when they wait for the thread
+        found.append(make() if supply.lag else collect.together(make))
         if algo.refill:  # else ranks have nothing to tell each other here, where a lag has a thread of its own
             missing -= collect.count(len(algo.select(found[-1])))
     return found
 
 
-def _scored(roll: Roll, score: Score, tasks: list[Task], laps: Laps, stop: threading.Event) -> list[Group]:
+def _scored(roll: Roll, score: Score, take: Callable[[], list[Task]], laps: Laps, stop: threading.Event) -> list[Group]:
     """Rollouts of this rank's part of the tasks with their outcomes; where neither minds, both at the same time."""
+    tasks = take()
     mine = collect.share(len(tasks))
     if isinstance(roll, overlap.Streaming) and isinstance(score, overlap.Scoring) and score.one_by_one:
         steps, number = roll.stream(tasks, mine), len(tasks[mine])

@@ -4,7 +4,7 @@ loss leaps a run can go back."""
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hone.dist import collect
 from hone.errors import HoneError
@@ -15,6 +15,8 @@ from hone.train import checkpoint
 from hone.train.examine import local
 from hone.train.guard import not_finite
 
+T = TypeVar("T")
+
 
 def rescued(
     iterations: Iterator[Iteration], job: Run, folder: Path, *, note: Callable[[str], None]
@@ -24,31 +26,57 @@ def rescued(
         before = {name: copy.deepcopy(part.state()) for name, part in parts(job).items()}
         try:
             iteration = next(iterations)
-        except Exception:
+        except collect.Together as failure:  # all ranks are here
             if _can_go_back(job):
+                _keep(job, folder, before, note=note)
+            raise failure.error from None
+        except Exception:
+            if _can_go_back(job) and collect.world()[1] == 1:
                 _keep(job, folder, before, note=note)
             raise
         yield iteration
 
 
 def _can_go_back(job: Run) -> bool:
-    """Whether weights and rollouts are those of the last step's end, and no other rank would have to save too."""
-    ahead = job.ahead is not None and job.ahead.lag > 0  # what was made ahead is used by now
-    return job.step > 0 and not job.learner.moved and not ahead and collect.world()[1] == 1
+    """Whether the weights are those of the last step's end."""
+    return job.step > 0 and not job.learner.moved
 
 
 def _keep(job: Run, folder: Path, before: Mapping[str, Any], *, note: Callable[[str], None]) -> None:
     """Save with the parts' states of before, unless that was done already; what goes wrong is said, not raised: it
     must not hide what went wrong first."""
-    for name, part in parts(job).items():
-        part.load(before[name])
     try:
-        if job.step not in checkpoint.checkpoints(folder / CHECKPOINTS):
+        if job.ahead is not None:
+            job.ahead.undo()
+        for name, part in parts(job).items():
+            part.load(before[name])
+        # the first rank writes, and knows what it has written
+        if not collect.count(collect.world()[0] == 0 and job.step in checkpoint.checkpoints(folder / CHECKPOINTS)):
             save(job, folder)
-    except (HoneError, OSError) as error:
+    except Exception as error:
         note(f"step {job.step + 1} failed, and step {job.step} could not be saved: {error}")
     else:
         note(f"step {job.step + 1} failed; step {job.step} is saved: mend what is said below, then go on from there")
+
+
+def attempted(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """What it gives, or what it raises: for a part of a step that the others do not depend on."""
+    try:
+        return do(), None
+    except Exception as error:
+        return None, error
+
+
+def unmeasured(error: Exception | None, step: int, *, note: Callable[[str], None]) -> Exception:
+    """What to end a run with whose held-out evaluation failed, here or on another rank; the step itself is saved."""
+    note(f"the evaluation after step {step} failed; the step is saved, and logged without it")
+    return error or HoneError("another rank could not evaluate: see what it said")
+
+
+def owed(error: Exception) -> str:
+    """Of a run that ends before it needs the rollouts that could not be made ahead."""
+    said = error.error if isinstance(error, collect.Together) else error
+    return f"what is sampled ahead failed ({collect.described(said)}) and is made again when the run goes on"
 
 
 def gone_back(job: Run, folder: Path, metrics: Mapping[str, float]) -> str:
@@ -69,6 +97,6 @@ def gone_back(job: Run, folder: Path, metrics: Mapping[str, float]) -> str:
         raise HoneError(f"stopped at step {job.step}: {why}, and no checkpoint is left to go back to: {remedy}")
     job.spikes.tried.append(good.name)
     restore_learned(good, job.policy, job.learner)
-    if job.roller is not None:
+    if job.roller is not None and not (job.ahead and job.ahead.owes):
         publish(job, job.step)
     return f"{why}: went back to the weights of {good.name} (train.rollback)"

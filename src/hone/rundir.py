@@ -90,7 +90,7 @@ def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Chan
 
 def forget(folder: Path) -> None:
     """A run that did not do its first step leaves nothing behind."""
-    for path in (folder / name for name in FILES):
+    for path in (folder / name for name in reversed(FILES)):  # what marks the folder as a run's goes last
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         elif path.is_file():

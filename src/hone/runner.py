@@ -29,7 +29,7 @@ from hone.model.policy import Policy
 from hone.outline import plan
 from hone.recipe import Recipe, validate
 from hone.record import HOW_IN_PYTHON, in_python, recorded, settings_in
-from hone.rescue import gone_back, rescued
+from hone.rescue import attempted, gone_back, owed, rescued, unmeasured
 from hone.reward.parts import Combined
 from hone.reward.score import score
 from hone.signals import Stopper
@@ -48,11 +48,11 @@ def run(recipe: Recipe, *, resume: bool = False, allow_change: bool = False) -> 
     allow_change: a run that is resumed may go on with settings that lead elsewhere than those it was started with.
     """
     validate(recipe)
-    with joined(recipe.train.device):
-        return _run(recipe, resume=resume, allow_change=allow_change)
+    with joined(recipe.train.device), Stopper(patience=PATIENCE if collect.world()[1] > 1 else 0.0) as stopper:
+        return _run(recipe, stopper, resume=resume, allow_change=allow_change)
 
 
-def _run(recipe: Recipe, *, resume: bool, allow_change: bool) -> Path:
+def _run(recipe: Recipe, stopper: Stopper, *, resume: bool, allow_change: bool) -> Path:
     set_torch(recipe)
     folder = recipe.run_dir
     with rundir.alone(folder):
@@ -66,7 +66,7 @@ def _run(recipe: Recipe, *, resume: bool, allow_change: bool) -> Path:
             raise HoneError(f"ranks see different runs in {folder}: set out= to a folder that all of them share")
         try:
             rundir.begin(job, folder, found, changed)
-            return _train(job, folder)
+            return _train(job, folder, stopper)
         except KeyboardInterrupt:  # the second one: no time to save
             if not checkpoint.checkpoints(folder / CHECKPOINTS):
                 raise
@@ -111,7 +111,7 @@ def _interrupted(recipe: Recipe) -> Interrupted:
 # --- the run itself ---
 
 
-def _train(job: Run, folder: Path) -> Path:
+def _train(job: Run, folder: Path, stopper: Stopper) -> Path:
     """Turn the loop until the steps are done; an interrupt saves first."""
     recipe, steps = job.recipe, job.recipe.train.steps
     progress = Progress(steps, title=recipe.name, start=job.step, stream=None if rundir.is_first() else Silent())
@@ -122,7 +122,7 @@ def _train(job: Run, folder: Path) -> Path:
     else:
         progress.note("; ".join([f"{recipe.name}: {plan(recipe)}", *job.notes]))
         try:
-            _turn(job, folder, progress)
+            _turn(job, folder, progress, stopper)
         finally:
             for text in job.news():
                 progress.note(f"{recipe.name}: {text}")
@@ -130,24 +130,19 @@ def _train(job: Run, folder: Path) -> Path:
     return folder / CHECKPOINTS / checkpoint.name_of(job.step)
 
 
-def _turn(job: Run, folder: Path, progress: Progress) -> None:
+def _turn(job: Run, folder: Path, progress: Progress, stopper: Stopper) -> None:
     """Step after step: log, watch, save."""
     recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
     log, best = _Log(folder, start=job.step) if rundir.is_first() else None, recipe.save.best
-    patience = PATIENCE if collect.world()[1] > 1 else 0.0
     with (
-        Stopper(patience=patience) as stopper,
+        stopper.gently(),
         _written(job, note=progress.note),
         closing(job.ahead) if job.ahead else nullcontext(),
     ):
         for iteration in rescued(_iterations(job), job, folder, note=progress.note):
-            metrics = dict(iteration.metrics) | job.source.progress() | _evaluation(job)
-            metrics["bad_updates"] = float(job.learner.guard.total)
-            for name in () if recipe.reward else ("reward", "varied"):  # a teacher's pupil may have no reward
-                metrics.pop(name, None)
+            examined, broken = attempted(partial(_evaluation, job))
+            metrics = _metrics(job, iteration, examined or {})
             chosen = _samples(iteration, seed=job.step) if job.algo.online else None
-            if best and best not in metrics and not best.startswith("eval/") and not metrics.get("skipped"):
-                raise unknown("metric", best, metrics, owner="save.best: a step")
             if log is not None:
                 log.write(job.step, metrics, chosen)
             progress.step(metrics)
@@ -158,12 +153,18 @@ def _turn(job: Run, folder: Path, progress: Progress) -> None:
                 progress.note(f"step {job.step}: {back}")
             _watch(job, folder, metrics, note=progress.note)
             # a signal may reach one rank first, and the first rank alone writes
-            asked, failed = collect.total(torch.tensor([stopper.asked, job.saver.failed], dtype=torch.int64)).tolist()
+            seen = torch.tensor([stopper.asked, job.saver.failed, broken is not None], dtype=torch.int64)
+            asked, failed, unexamined = collect.total(seen).tolist()
             last = job.step >= steps
-            if last or asked or failed or (every and job.step % every == 0):
-                save(job, folder, wait=bool(last or asked or failed), score=metrics.get(best))
+            now = bool(last or asked or failed or unexamined)
+            if now or (every and job.step % every == 0):
+                save(job, folder, wait=now, score=metrics.get(best))
             for text in job.saver.drain():
                 progress.note(f"step {job.step}: {text}")
+            if unexamined:
+                raise unmeasured(broken, job.step, note=progress.note)
+            if (last or asked) and job.ahead and job.ahead.failure:
+                progress.note(f"step {job.step}: {owed(job.ahead.failure)}")
             if last:
                 return
             if asked:
@@ -197,6 +198,17 @@ class _Log:
         self.sink.write(step, metrics)
         if chosen is not None:
             samples.write(self.samples, step, chosen)
+
+
+def _metrics(job: Run, iteration: loop.Iteration, examined: Mapping[str, float]) -> dict[str, float]:
+    """What the log says of a step."""
+    metrics, best = dict(iteration.metrics) | job.source.progress() | dict(examined), job.recipe.save.best
+    metrics["bad_updates"] = float(job.learner.guard.total)
+    for name in () if job.recipe.reward else ("reward", "varied"):  # a teacher's pupil may have no reward
+        metrics.pop(name, None)
+    if best and best not in metrics and not best.startswith("eval/") and not metrics.get("skipped"):
+        raise unknown("metric", best, metrics, owner="save.best: a step")
+    return metrics
 
 
 def _samples(iteration: loop.Iteration, *, seed: int) -> list[Rollout]:

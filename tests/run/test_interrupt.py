@@ -1,12 +1,15 @@
 """Ctrl-C, SIGTERM and a kill at any moment: the run stops, says how to go on, and what it saved is whole."""
 
 import os
+import pkgutil
+import shutil
 import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -206,12 +209,68 @@ def test_ctrl_c_in_the_first_step_twice_leaves_nothing(world: World, tmp_path: P
 def test_handlers_are_put_back(monkeypatch):
     before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
     with Stopper() as stopper:
-        assert not stopper.asked
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stopper.asked
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
+        with stopper.gently():
+            assert not stopper.asked
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stopper.asked
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)  # what is tidied up is tidied up
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_signal_that_is_told_twice_is_one():
+    with Stopper(patience=60.0) as stopper, stopper.gently():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM):  # by the terminal, and by torchrun
+            os.kill(os.getpid(), number)
+        assert stopper.asked
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("place", ["hone.runner.prepare", "hone.rundir.describe", "hone.rundir.checkpoint.save_folder"])
+def test_a_signal_before_the_first_step_leaves_nothing(place: str, number, world: World, tmp_path: Path, capsys):
+    out = tmp_path / "new" / "run"
+    target, name = place.rsplit(".", 1)
+    owner = pkgutil.resolve_name(target)
+    function = getattr(owner, name)
+
+    def struck(*arguments: Any, **named: Any) -> Any:
+        found = function(*arguments, **named)
+        os.kill(os.getpid(), number)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, struck)
+        assert main(arguments(recipe(world, "sft", out), world)) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == "hone: interrupted; nothing new was saved"
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_whose_removal_was_cut_short_can_be_started(world: World, tmp_path: Path, monkeypatch):
+    """A first step that fails leaves nothing; where the process is killed while it tidies up, something."""
+    out, made = tmp_path / "run", recipe(world, "sft", tmp_path / "run")
+    rmtree = shutil.rmtree
+
+    def killed(path: Path, **named: Any) -> None:
+        if path.name == "start":
+            raise KeyboardInterrupt
+        rmtree(path, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("hone.runner._train", fails)
+        patch.setattr("hone.rundir.shutil.rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            hone.run(made)
+    assert (out / "start").is_dir()
+    hone.run(made)
+    hone.run(recipe(world, "sft", tmp_path / "whole"))
+    assert_same_run(tmp_path / "whole", out, step=4)
+
+
+def fails(*_: Any) -> Path:
+    raise RuntimeError("the cable")
 
 
 def test_a_run_in_a_thread_needs_no_handlers(world: World, tmp_path: Path):

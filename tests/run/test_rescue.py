@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from small import World, assert_same_run, metrics, recipe, temporary
+from small import World, assert_same_run, contents, metrics, recipe, temporary
 
 import hone
+from hone import loop, runner
 from hone.data.source import Source
 from hone.errors import HoneError
+from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.train import optim
 from hone.train.checkpoint import checkpoints
@@ -54,6 +56,100 @@ def test_what_raises_is_told_and_the_steps_before_are_saved(
     assert "step 3 failed; step 2 is saved" in capsys.readouterr().err
     hone.resume(cut)
     assert_same_run(whole, cut, step=4)
+
+
+AHEAD = ["train.lag=1", "train.mismatch=truncate"]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("grpo", AHEAD),
+        ("grpo with a LoRA", [*AHEAD, "lora.rank=2", "train.reference_refresh=1"]),
+        ("dapo", [*AHEAD, "train.minibatches=2"]),
+    ],
+)
+@pytest.mark.parametrize("step", [2, 4], ids=["midway", "beside the last step"])
+def test_a_sampler_ahead_that_raises_costs_no_step(
+    name: str, settings: list[str], step: int, world: World, tmp_path: Path, monkeypatch, capsys
+):
+    """It fails while the learner is in that step, which ends; the weights it sampled with are kept for what it owes."""
+    algo, whole, cut = name.split()[0], tmp_path / "whole", tmp_path / "cut"
+    hone.run(recipe(world, algo, whole, *settings, "train.steps=6"))
+    made = recipe(world, algo, cut, *settings, f"train.steps={6 if step == 2 else 4}")
+    broken = failing_at(LocalSampler, lambda sampler: sampler.version == step - 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Roller, "stream", broken(Roller.stream))
+        if step == 2:
+            with pytest.raises(RuntimeError, match="the cable"):
+                hone.run(made)
+        else:
+            hone.run(made)
+    assert list(checkpoints(cut / "checkpoints")) == [step]
+    assert (cut / f"checkpoints/step-{step:06d}/sampler.safetensors").is_file()
+    said = capsys.readouterr().err
+    assert "step 3 failed; step 2 is saved" in said or "(RuntimeError: the cable) and is made again" in said
+    hone.resume(cut, settings=["train.steps=6"])
+    assert_same_run(whole, cut, step=6)
+
+
+def failing_at(kind: type, when: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """Wraps a roller's method: it raises where its sampler is such."""
+
+    def wrap(function: Any) -> Any:
+        def called(roller: Any, *arguments: Any) -> Any:
+            assert isinstance(roller.sampler, kind)
+            if when(roller.sampler):
+                raise RuntimeError("the cable")
+            return function(roller, *arguments)
+
+        return called
+
+    return wrap
+
+
+def test_what_raises_before_the_update_gives_back_what_was_sampled_ahead(
+    world: World, tmp_path: Path, monkeypatch, capsys
+):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    hone.run(recipe(world, "grpo", whole, *AHEAD))
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "annotate", failing(loop.annotate, 2, RuntimeError("the cable")))
+        with pytest.raises(RuntimeError, match="the cable"):
+            hone.run(recipe(world, "grpo", cut, *AHEAD))
+    assert list(checkpoints(cut / "checkpoints")) == [2]
+    assert "step 3 failed; step 2 is saved" in capsys.readouterr().err
+    hone.resume(cut)
+    assert_same_run(whole, cut, step=4)
+
+
+def test_an_evaluation_that_raises_costs_its_own_numbers_alone(world: World, tmp_path: Path, monkeypatch, capsys):
+    settings = [f"eval_data={world.data('problems')}", "train.eval_every=2"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    hone.run(recipe(world, "grpo", whole, *settings))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "measure", failing(runner.measure, 0, RuntimeError("the cable")))
+        with pytest.raises(RuntimeError, match="the cable"):
+            hone.run(recipe(world, "grpo", cut, *settings))
+    assert "the evaluation after step 2 failed; the step is saved" in capsys.readouterr().err
+    assert list(checkpoints(cut / "checkpoints")) == [2]
+    hone.resume(cut)
+    a, b = (contents(out / "checkpoints/step-000004") for out in (whole, cut))
+    assert a == b
+    missing = [row.keys() - other.keys() for row, other in zip(metrics(whole), metrics(cut), strict=True)]
+    assert [all(name.startswith("eval/") for name in names) for names in missing] == [True] * 4
+    assert [bool(names) for names in missing] == [False, True, False, False]
+
+
+def test_a_save_that_fails_too_does_not_hide_what_went_wrong_first(world: World, tmp_path: Path, monkeypatch, capsys):
+    def unsaved(*_: Any, **named: Any) -> Any:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(Roller, "stream", failing(Roller.stream, 2, RuntimeError("the cable")))
+    monkeypatch.setattr("hone.rescue.save", unsaved)
+    with pytest.raises(RuntimeError, match="the cable"):
+        hone.run(recipe(world, "grpo", tmp_path / "run"))
+    assert "step 2 could not be saved: CUDA error" in capsys.readouterr().err
 
 
 def test_too_many_invalid_rewards_cost_no_step(world: World, tmp_path: Path):

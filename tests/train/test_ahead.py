@@ -131,19 +131,73 @@ def test_rollouts_of_other_data_and_damaged_ones_are_refused(tmp_path: Path) -> 
         supply().load(tmp_path)
 
 
-def test_what_fails_is_said_where_it_is_waited_for_and_the_supply_can_be_closed() -> None:
-    ahead = supply()
-
+def broken(ahead: Ahead) -> Any:
     def failing(laps: Laps) -> Any:
+        ahead.feed.take(2)
         raise HoneError("the reward is broken: mend it")
 
-    ahead.next(fill(ahead, [1]), Laps())
+    return failing
+
+
+class Count:
+    """Counts up with every request, as a roller does."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def state(self) -> int:
+        return self.requests
+
+    def load(self, state: int) -> None:
+        self.requests = state
+
+
+def test_what_fails_is_owed_and_said_when_it_is_needed(tmp_path: Path) -> None:
+    """The iteration beside which it failed is whole; a supply that is resumed there makes what the other would have."""
+    count = Count()
+    ahead, whole = Ahead(Source(TASKS, seed=1), lag=1, counter=count), supply()
+
+    def counted(laps: Laps) -> Any:
+        count.requests += 1
+        return broken(ahead)(laps)
+
+    for one in (ahead, whole):
+        one.next(fill(one, [1]), Laps())
+        one.wait(Laps())
+    assert not ahead.owes
+    ahead.next(counted, Laps())
     ahead.wait(Laps())
-    ahead.next(failing, Laps())
+    assert ahead.owes
+    assert count.requests == 0
     with pytest.raises(HoneError, match="the reward is broken"):
-        ahead.wait(Laps())
-    ahead.close()
-    assert ahead.stop.is_set()
+        ahead.next(fill(ahead, [1]), Laps())
+    (tmp_path / AHEAD).write_bytes(ahead.saved())
+    resumed, published = supply(), list[int]()
+    resumed.load(tmp_path)
+    assert resumed.owes
+    whole.next(fill(whole, [1]), Laps())
+    whole.wait(Laps())
+    assert resumed.next(fill(resumed, [1]), Laps(), lambda: published.append(1)) == whole.next(
+        fill(whole, [1]), Laps(), lambda: published.append(2)
+    )
+    assert published == [1], "those that were owed are written by the weights before"
+    for one in (ahead, resumed, whole):
+        one.close()
+        assert one.stop.is_set()
+
+
+def test_what_was_not_learned_from_is_given_again(tmp_path: Path) -> None:
+    one, two = supply(), supply()
+    one.next(fill(one, [2]), Laps())
+    one.wait(Laps())
+    before = one.saved()
+    given = one.next(fill(one, [2]), Laps())
+    one.undo()
+    assert one.saved() == before
+    (tmp_path / AHEAD).write_bytes(one.saved())
+    two.load(tmp_path)
+    assert two.next(fill(two, [2]), Laps()) == given
+    two.close()
 
 
 def test_without_a_lag_everything_is_made_when_it_is_asked_for() -> None:

@@ -110,6 +110,44 @@ def gather(item: object) -> list[object]:
     return items
 
 
+class Together(Exception):
+    """A rank could not do its part, and all ranks know; error: what this one has to say of it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def agree(error: Exception | None) -> None:
+    """Raise it; where any rank of several has one, Together on every rank, so that none waits for another."""
+    if not _many():
+        if error is not None:
+            raise error
+        return
+    if most(int(error is not None)):
+        said = gather("" if error is None else described(error))
+        rank = next(rank for rank, text in enumerate(said) if text)
+        raise Together(error or HoneError(f"rank {rank} could not go on: {said[rank]}")) from error
+
+
+def described(error: Exception) -> str:
+    """What is said of an error in another's line: those of a user say it all themselves."""
+    return str(error) if isinstance(error, HoneError) else f"{type(error).__name__}: {error}"
+
+
+def together(do: Callable[[], T]) -> T:
+    """What it gives here, where it fails on no rank; see `agree`."""
+    if not _many():
+        return do()
+    try:
+        result = do()
+    except Exception as error:
+        agree(error)
+        raise
+    agree(None)
+    return result
+
+
 def once(do: Callable[[], T]) -> T | None:
     """The first rank does it and the others wait; what it cannot do is an error on every rank. None on the others."""
     if not _many():

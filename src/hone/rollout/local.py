@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Protocol, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.rollout.draw import check_params
@@ -88,6 +88,20 @@ class LocalSampler:
         """From now on sample from the learner's weights as they are, and call them `version`."""
         if self.decoder is not self.source:
             _copy_weights(cast(nn.Module, self.source), cast(nn.Module, self.decoder))
+        self.version = version
+
+    def weights(self) -> dict[str, Tensor]:
+        """What is sampled from."""
+        return cast(nn.Module, self.decoder).state_dict()
+
+    @torch.no_grad()
+    def keep_to(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+        """Put these into the copy of the weights that is sampled from, until the next `publish`."""
+        here = self.weights()
+        if here.keys() != weights.keys():
+            raise HoneError("these weights are not the sampler's: resume with the settings of the run")
+        for name, x in here.items():
+            x.copy_(weights[name])
         self.version = version
 
     def release(self) -> None:

@@ -6,9 +6,10 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,29 +39,58 @@ def check_lag(algo: Algorithm, *, name: str, corrected: bool) -> None:
         raise HoneError(f"{name} asks for prompts until all ranks have enough: set train.lag=0, or use one rank")
 
 
+class Counter(Protocol):
+    """What counts up while rollouts are made, such as a roller's requests."""
+
+    def state(self) -> Any: ...
+
+    def load(self, state: Any) -> None: ...
+
+
 class Ahead:
     """An endless supply of rollouts from a feed of tasks.
 
     lag 0: each iteration's are made when it asks for them. 1: while the learner updates on one iteration's, a thread
     makes the next one's with the weights that were published last, so the first two iterations share a version.
     Nothing runs between `wait` and `next`: weights are published and checkpoints taken there.
+    Rollouts that could not be made ahead are owed: `failure` is raised by `next`, so that the iteration beside which
+    they were made ends as any other; their tasks are taken back, and the sampler has to stay with its weights.
+    counter: is put back with the feed.
     """
 
-    def __init__(self, feed: Feed[Task], *, lag: int = 0) -> None:
+    def __init__(self, feed: Feed[Task], *, lag: int = 0, counter: Counter | None = None) -> None:
         self.feed, self.lag, self.stop = feed, lag, threading.Event()
+        self.counter, self.failure = counter, cast(Exception | None, None)
         self._rounds: Rounds | None = None  # made and not yet learned from
-        self._before: Mapping[str, Any] = {}  # where the feed stood before their tasks
+        self._used: Rounds | None = None  # what is being learned from
+        self._before: Mapping[str, Any] = {}  # where the feed stood before the tasks of the rounds
+        self._earlier: Mapping[str, Any] = {}  # and before those of what is being learned from
+        self._counted: Any = None  # where the counter stood before the rounds
         self._laps = Laps()  # of their making
         self._work: Aside[Rounds] | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def next(self, fill: Fill, laps: Laps) -> Rounds:
-        """One iteration's rollouts; with a lag the next one's are begun."""
+    @property
+    def owes(self) -> bool:
+        """Whether the next iteration's rollouts are still to be made, by the weights that the sampler has."""
+        return self.lag > 0 and self._rounds is None
+
+    def next(self, fill: Fill, laps: Laps, publish: Callable[[], None] = lambda: None) -> Rounds:
+        """One iteration's rollouts; with a lag the next one's are begun.
+
+        publish: gives the sampler the learner's weights, when it has made what was owed.
+        """
         if not self.lag:
             return fill(laps)
-        rounds = fill(laps) if self._rounds is None else self._rounds
-        self._rounds = None
-        self._before, self._laps = copy.deepcopy(self.feed.state()), Laps()
+        if self.failure is not None:
+            raise self.failure
+        if self._rounds is None:
+            self._mark()
+            self._rounds = collect.together(partial(fill, laps))
+            publish()
+        rounds, self._rounds = self._rounds, None
+        self._used, self._earlier, self._laps = rounds, self._before, Laps()
+        self._mark()
         if (
             torch.cuda.is_initialized()
         ):  # a queue of its own: behind the learner's kernels it would wait for each update
@@ -70,15 +100,41 @@ class Ahead:
         return rounds
 
     def wait(self, laps: Laps) -> None:
-        """Until the next iteration's rollouts are there; what went wrong with them is raised here."""
+        """Until the next iteration's rollouts are there, or are owed."""
         if self._work is None:
             return
-        self._rounds, self._work = self._work.result(), None
+        self._work.join()
+        work, self._work, self._used = self._work, None, None
+        if work.error is not None and not isinstance(work.error, Exception):
+            raise work.error
+        try:
+            collect.agree(work.error)
+            self._rounds = work.result()
+        except Exception as error:
+            self.failure = error
+            self._rewind()
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
         laps("wait")
         for name, seconds in self._laps.seconds.items():
             laps.beside(name, seconds)
+
+    def _mark(self) -> None:
+        """Here the making of rollouts begins."""
+        self._before = copy.deepcopy(self.feed.state())
+        self._counted = None if self.counter is None else copy.deepcopy(self.counter.state())
+
+    def _rewind(self) -> None:
+        """Take back the tasks of rollouts that were not made."""
+        self.feed.load(self._before)
+        if self.counter is not None:
+            self.counter.load(self._counted)
+
+    def undo(self) -> None:
+        """As before the last `next`: what that gave has not been learned from, what is being made is given up."""
+        self.close()
+        if self._used is not None and self.failure is None:
+            self._rounds, self._before, self._used = self._used, self._earlier, None
 
     def close(self) -> None:
         """Give up what is being made."""
@@ -91,12 +147,12 @@ class Ahead:
 
     def saved(self) -> bytes:
         """What a checkpoint's file holds: every rank's rollouts, and where the feed stood; every rank takes part."""
-        if self._rounds is None:
+        if self._work is not None:
             raise ValueError("rollouts are saved between two iterations")
-        by_rank = cast(list[Rounds], collect.gather(self._rounds))
+        by_rank = cast(list[Rounds], collect.gather(self._rounds or []))
         rounds = [[g for part in parts for g in part] for parts in zip(*by_rank, strict=True)]
         tensors, about = packed([g for groups in rounds for g in groups])
-        about |= {"feed": self._before, "rounds": [len(groups) for groups in rounds]}
+        about |= {"feed": self._before, "rounds": None if self.owes else [len(groups) for groups in rounds]}
         return save(tensors, metadata={"hone": json.dumps(about)})
 
     def load(self, folder: Path, *, changed: bool = False) -> None:
@@ -121,10 +177,10 @@ class Ahead:
             if not changed:
                 raise
             return  # of other data
-        if not self.lag:
-            return
+        sizes: list[int] | None = about["rounds"]
         self._before = about["feed"]
-        sizes: list[int] = about["rounds"]
+        if not self.lag or sizes is None:
+            return
         groups = unpacked(tensors, about, self.feed.take(sum(sizes)))
         ends = list(accumulate(sizes))
         rounds = [groups[end - size : end] for size, end in zip(sizes, ends, strict=True)]
