@@ -38,7 +38,7 @@ def per_token(how: Callable[[Batch], Tensor] | None) -> bool:
 
 
 def _ours(inner: Any) -> bool:
-    return getattr(inner, "__module__", None) == __name__
+    return inner.__module__ == __name__
 
 
 # --- rewards ---
