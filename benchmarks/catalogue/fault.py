@@ -44,7 +44,7 @@ class Fault:
     mimics: str  # a row of the list of pains by its number, or a line of the issue
     where: Where
     source: tuple[Edit, ...] = ()  # of files below src/hone
-    tests: tuple[str, ...] = ()  # below tests/: green without the patch, red with it
+    tests: tuple[str, ...] = ()  # files below tests/, or one test of such: green without the patch, red with it
     project: tuple[Edit, ...] = ()  # of files of the user's project
     settings: tuple[str, ...] = ()  # a.b=value that are the fault
     sight: Sight | None = None

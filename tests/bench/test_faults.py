@@ -25,7 +25,8 @@ def test_a_fault_of_the_source_fits_and_compiles(fault: Fault) -> None:
         assert text != HERE.source(path)
     assert fault.tests
     for test in fault.tests:
-        assert (ROOT / "tests" / test).exists(), test
+        file, _, name = test.partition("::")
+        assert f"def {name.partition('[')[0]}" in (ROOT / "tests" / file).read_text(), test
 
 
 @pytest.mark.parametrize("fault", USERS, ids=lambda f: f.name)

@@ -220,6 +220,38 @@ def test_a_slot_that_dies_is_replaced():
             time.sleep(0.05)
 
 
+def test_a_slot_that_dies_under_a_program_is_no_verdict():
+    others = set(below(os.getpid()))
+    with Sandbox(slots=1) as sandbox:
+        keeper, *_ = sorted(set(below(os.getpid())) - others)[1:]
+        threading.Timer(0.3, os.kill, (keeper, signal.SIGKILL)).start()
+        with pytest.raises(SandboxError, match="died: no verdict on its program"):
+            sandbox.run(Program(source="import time\ntime.sleep(60)"))
+        assert sandbox.run(Program(source="def f(): return 1", calls=[Call("f")])).results == (Returned(1),)
+
+
+THIRSTY = """
+import os, time
+def f(seconds):
+    end, (r, w) = time.monotonic() + seconds, os.pipe()
+    for _ in range(4):
+        if os.fork() == 0:
+            while time.monotonic() < end: pass
+            os.write(w, b'%.4f ' % time.process_time()); os._exit(0)
+    for _ in range(4): os.wait()
+    return sum(map(float, os.read(r, 1000).split()))
+"""
+
+
+def test_processes_together_stay_within_the_share_of_the_processor():
+    with Sandbox(limits=Limits(cores=0.2, seconds=5), slots=1) as sandbox:
+        if any(p.replaced for p in sandbox.report() if p.name == "CPU"):
+            pytest.skip("no cpu controller here: seconds of CPU are counted in its place")
+        (used,) = sandbox.run(Program(source=THIRSTY, calls=[Call("f", (0.6,))])).results
+    assert isinstance(used, Returned)
+    assert 0.02 < used.value < 0.25  # two processors alone would have 1.2 seconds for the four of them
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests do not run as root: all of them are this test")
 def test_it_holds_for_an_unprivileged_user():
     python = next((p for p in (interpreter(), "/usr/bin/python3") if open_to_all(p)), None)

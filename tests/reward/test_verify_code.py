@@ -2,12 +2,14 @@
 
 import json
 import threading
+import time
 
 import pytest
 
 from benchmarks.hostile import PROGRAMS
 from hone.errors import HoneError
 from hone.reward.sandbox import Call
+from hone.reward.verify import made
 from hone.reward.verify.code import code_reward, judged, program_of
 from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, read_tests
 from hone.types import Task
@@ -145,9 +147,10 @@ def add(a, b):
 
 
 def test_spoofed_verdicts_score_zero():
-    spoofs = [p for p in PROGRAMS if p.kind == "V" and p.id not in ("V053",)]
+    spoofs = [p for p in PROGRAMS if p.kind == "V" and p.id != "V053" and "long" not in p.marks]
+    spoofs = [*spoofs[::4], *(p for p in spoofs if p.id == "V066")]
     tests = read_tests(Task(prompt="", extra={"test_list": ["assert add(17, 25) == 42", "assert add(2, -9) == -7"]}))
-    assert [p.id for p in spoofs[::4] if all(judged(p.code, tests))] == []
+    assert [p.id for p in spoofs if all(judged(p.code, tests))] == []
 
 
 def test_the_last_program_of_a_completion_counts():
@@ -211,3 +214,47 @@ def test_many_examinations_at_once_do_not_wait_for_each_other():
 def test_an_unknown_mode_is_refused():
     with pytest.raises(HoneError, match="use all or fraction"):
         code_reward("", MBPP, mode="some")
+
+
+def test_a_share_or_another_language_is_a_setting(tmp_path):
+    shell = tmp_path / "sh.yaml"
+    shell.write_text("fence: [sh, bash]\nfile: main.sh\nbuild: cp main.sh other.sh\nrun: sh other.sh\nmode: fraction\n")
+    right, half = "```bash\nread a b; echo $((a+b))\n```", "```sh\necho 3\n```\n```python\nprint(10)\n```"
+    reward, _ = made(f"code:{shell}")
+    assert [reward(text, STDIN).value for text in (right, half)] == [1.0, 0.5]
+    assert reward(right, MBPP).reason.startswith("functions can be called in Python only")
+    share, hangs = made("code:fraction")
+    assert share(fenced("print(3)"), STDIN).value == 0.5
+    assert not hangs
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mode: some", "use all or fraction"),
+        ("seconds: 0", "give a number above 0"),
+        ("seconds: true", "seconds is True: it must be int or float"),
+        ("run: ./main", "needs both file and run"),
+        ("build: [1]", "it must be str or a list of texts"),
+        ("tests: 1", "of mode, seconds, fence, file, build, run"),
+        (": [", "cannot be read"),
+    ],
+)
+def test_a_file_of_settings_that_is_wrong_says_what_to_do(tmp_path, text: str, says: str):
+    path = tmp_path / "code.yaml"
+    path.write_text(text)
+    with pytest.raises(HoneError, match=says):
+        made(f"code:{path}")
+
+
+@pytest.mark.parametrize("setting", ["some", "nothing.yaml"])
+def test_a_setting_that_is_none_says_what_to_do(setting: str):
+    with pytest.raises(HoneError, match=r"write code:fraction|give a YAML file"):
+        made(f"code:{setting}")
+
+
+def test_a_script_that_hangs_on_every_input_is_given_up():
+    given = Task(prompt="q", extra={"inputs": ["1"] * 20, "outputs": ["1"] * 20})
+    start = time.monotonic()
+    assert value("import time; time.sleep(60)", given, seconds=0.3) == 0.0
+    assert time.monotonic() - start < 10
