@@ -15,7 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hone import job, runner
-from hone.reward.score import Marker
+from hone.reward.marker import Marker
 from hone.rollout.engine import Engine
 from hone.train import checkpoint, trust_region
 
