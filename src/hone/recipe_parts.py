@@ -10,7 +10,7 @@ from hone.errors import HoneError
 
 VERIFIERS = ("math", "format", "choice", "exact", "code", "f1", "gym")  # rewards by name
 # and those with a setting behind their name, as in "regex:[0-9]+"
-MADE = ("regex", "tags", "schema", "grammar", "length", "overlong", "language", "repetition", "numeric")
+MADE = ("regex", "tags", "schema", "grammar", "length", "overlong", "language", "repetition", "numeric", "code")
 # a reward model, or several as one: "model:A", "model:A,B", "model-min:A,B", "model-penalty-0.5:A,B"
 MODEL = re.compile(r"model(?:-(mean|min|penalty)(?:-(\d+(?:\.\d+)?))?)?:([^,]+(?:,[^,]+)*)")
 JUDGE = "judge"  # a language model, as in "judge:FILE.yaml"

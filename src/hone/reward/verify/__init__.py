@@ -6,7 +6,7 @@ from typing import Any
 from hone.errors import HoneError
 from hone.reward.verify import formal, shape
 from hone.reward.verify.choice import choice_reward, exact_reward
-from hone.reward.verify.code import code_reward
+from hone.reward.verify.code import code, code_reward
 from hone.reward.verify.compare import f1_reward, numeric
 from hone.reward.verify.format import format_reward, matches
 from hone.reward.verify.gym import gym_reward
@@ -32,6 +32,7 @@ MAKERS: dict[str, Callable[[str], Callable[..., Any]]] = {
     "language": shape.language,
     "repetition": shape.varied,
     "numeric": numeric,
+    "code": code,
 }
 HANGS = {"regex", "schema", "grammar", "gym"}  # some text may keep these busy for ever
 SECONDS = 5.0  # they have for a completion, unless told otherwise

@@ -7,20 +7,24 @@ that are more than comparisons run in a second sandbox, which asks the first for
 import atexit
 import re
 import threading
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
-from hone.reward.sandbox import Finished, Program, Sandbox, SandboxError
+from hone.reward.sandbox import Finished, Language, Program, Sandbox, SandboxError
 from hone.reward.sandbox_talk import frame
+from hone.reward.verify.code_settings import MODES, read_settings
 from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
 from hone.reward.verify.format import said
 from hone.types import Outcome, Task
 
+PYTHON = frozenset(["", "python", "py", "python3"])  # what stands behind the backticks of a block that counts
 MAX_CALLS = 10_000  # of one test
+MAX_LATE = 3  # inputs on which a script may run out of time before it is given up
 _FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 # In the sandbox of the tests: each wanted name is a voice that asks outside and waits for the answer.
 VOICE = """
@@ -35,10 +39,10 @@ def _voice(name):
 """
 
 
-def program_of(completion: str, task: Task) -> str | None:
+def program_of(completion: str, task: Task, *, fences: Collection[str] = PYTHON) -> str | None:
     """The program a completion settles on, with what the task's prompt puts before it; None where there is none."""
     text = said(completion)
-    blocks = [code for tag, code in _FENCE.findall(text) if tag.lower() in ("", "python", "py", "python3")]
+    blocks = [code for tag, code in _FENCE.findall(text) if tag.lower() in fences]
     code = blocks[-1] if blocks else text
     before = preamble(task)
     if before is not None and isinstance(task.prompt, str):
@@ -64,39 +68,65 @@ def _opened() -> tuple[Sandbox, Sandbox]:
     return opened
 
 
-def code_reward(completion: str, task: Task, *, mode: str = "all", seconds: float = 5.0) -> Outcome:
+def code_reward(
+    completion: str,
+    task: Task,
+    *,
+    mode: str = "all",
+    seconds: float = 5.0,
+    language: Language | None = None,
+    fences: Collection[str] = PYTHON,
+) -> Outcome:
     """1 where every test passes, else 0; with mode="fraction" the share that passes; invalid without tests to run.
 
-    `seconds` is for each run of the program: all calls together, or one input of a script.
+    `seconds` is for each run of the program: all calls together, or one input of a script. `fences`: the names of
+    blocks that count.
     """
-    if mode not in ("all", "fraction"):
-        raise HoneError(f"code_reward has the mode {mode!r}: use all or fraction")
+    if mode not in MODES:
+        raise HoneError(f"code_reward has the mode {mode!r}: use {' or '.join(MODES)}")
     try:
         tests = read_tests(task)
+        if language is not None and not isinstance(tests, Scripts):
+            raise NoTests("functions can be called in Python only: in other languages a row needs inputs and outputs")
     except NoTests as error:
         return invalid(str(error))
-    source = program_of(completion, task)
+    source = program_of(completion, task, fences=fences)
     if source is None:
         return Outcome(value=0.0)
     try:
-        verdicts = judged(source, tests, seconds=seconds)
+        verdicts = judged(source, tests, seconds=seconds, language=language)
     except SandboxError as error:
         return invalid(str(error))
     share = sum(verdicts) / len(verdicts)
     return Outcome(value=share if mode == "fraction" else float(share == 1))
 
 
-def judged(source: str, tests: Tests, *, seconds: float = 5.0) -> list[bool]:
+def code(setting: str) -> Callable[..., Outcome]:
+    """A reward: `code_reward` with the settings of a mode or of a YAML file."""
+    return partial(code_reward, **read_settings(setting))
+
+
+def judged(source: str, tests: Tests, *, seconds: float = 5.0, language: Language | None = None) -> list[bool]:
     """One verdict a test."""
     programs, checkers = sandboxes()
     if isinstance(tests, Cases):
         asked = Program(source=source, calls=[case.call for case in tests.cases])
         return passed(tests.cases, programs.run(asked, seconds=seconds))
     if isinstance(tests, Scripts):
-        runs = [Program(source=source, stdin=given) for given, _ in tests.pairs]
-        wanted = [output for _, output in tests.pairs]
-        return [_printed(programs.run(run, seconds=seconds), o) for run, o in zip(runs, wanted, strict=True)]
+        return _scripts(Program(source=source, language=language), tests, programs, seconds=seconds)
     return _Examination(source, tests, seconds).hold(programs, checkers)
+
+
+def _scripts(program: Program, tests: Scripts, programs: Sandbox, *, seconds: float) -> list[bool]:
+    """One verdict an input; after MAX_LATE runs that were ended by their time the rest has failed."""
+    verdicts, late = list[bool](), 0
+    for given, wanted in tests.pairs:
+        if late == MAX_LATE:
+            break
+        done = programs.run(replace(program, stdin=given), seconds=seconds)
+        late += done.limit in ("time", "cpu")
+        verdicts.append(_printed(done, wanted))
+    return verdicts + [False] * (len(tests.pairs) - len(verdicts))
 
 
 def _printed(done: Finished, wanted: str) -> bool:
