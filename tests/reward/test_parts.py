@@ -148,7 +148,7 @@ def test_async_functions_fail_as_plain_ones_do():
     assert [o.reason for o in found if o.reason] == [
         "RuntimeError: no",
         "SystemExit: 3",
-        "timed out: reward slow took more than 0.5 s (train.reward_timeout)",
+        "timed out: reward slow took more than 0.5 s (train.reward_timeout, parts.timeout)",
     ]
     with pytest.raises(HoneError, match="returned a list of 1, expected a list of 2"):
         Reward(all_of)([rollout("cut"), rollout("b")])

@@ -102,6 +102,7 @@ class Unprintable(Exception):
         (ValueError("bad\n  input"), "ValueError: bad input"),
         (KeyError("x"), "KeyError: 'x'"),
         (SystemExit(3), "SystemExit: 3"),
+        (MemoryError(), "MemoryError"),
         (RecursionError("deep"), "RecursionError: deep"),
         (HoneError("no judge"), "HoneError: no judge"),
         (Unprintable(), "Unprintable"),

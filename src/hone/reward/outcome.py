@@ -21,7 +21,8 @@ def invalid(reason: str) -> Outcome:
 def crashed(error: BaseException) -> Outcome:
     """No number, for it raised."""
     try:
-        return invalid(f"{type(error).__name__}: {error}")
+        said = str(error)
+        return invalid(f"{type(error).__name__}: {said}" if said else type(error).__name__)
     except Exception:  # an exception whose own text cannot be written
         return invalid(type(error).__name__)
 

@@ -105,7 +105,9 @@ class Reward:
 
     def late(self, seconds: float) -> Outcome:
         """No number, for it took longer than this."""
-        return invalid(f"timed out: reward {self.name} took more than {seconds:g} s (train.reward_timeout)")
+        return invalid(
+            f"timed out: reward {self.name} took more than {seconds:g} s (train.reward_timeout, parts.timeout)"
+        )
 
     def _batched(self, columns: dict[str, list[Any]], n: int) -> list[Outcome]:
         try:
