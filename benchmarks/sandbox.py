@@ -5,7 +5,6 @@ Beside it a plain subprocess (no protection at all) and, where they are installe
 """
 
 import os
-import random
 import subprocess
 import threading
 import time
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.form import Row, main, note, row, say
-from benchmarks.hostile import PROGRAMS, Hostile, aimed, judge, world
+from benchmarks.hostile.soak import below, megabytes, soaked
 from hone.errors import HoneError
 from hone.reward.sandbox import Call, Limits, Program, Returned, Sandbox
 from hone.reward.sandbox_limits import Wanted, interpreter
@@ -89,35 +88,6 @@ def from_nothing() -> None:
         once(sandbox)
 
 
-def below(pid: int) -> list[int]:
-    """Every descendant of a process."""
-    parents = dict[int, list[int]]()
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue  # it has just ended
-        parents.setdefault(int(fields[1]), []).append(int(path.name))
-    found, left = list[int](), [pid]
-    while left:
-        children = parents.get(left.pop(), [])
-        found += children
-        left += children
-    return found
-
-
-def megabytes(pids: Sequence[int], *, kind: str = "Pss") -> float:
-    """Of these processes: Pss counts shared pages in part, Private_Dirty what each alone has written."""
-    total = 0
-    for pid in pids:
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue  # it has just ended
-        total += sum(int(line.split()[1]) for line in lines if line.startswith(f"{kind}:"))
-    return total / 1024
-
-
 def memory(slots: int) -> float:
     """Megabytes of a server with this many slots, each with a job that waits."""
     others = set(below(os.getpid()))
@@ -154,67 +124,6 @@ def _ticks() -> float:
     return 1000 * total / os.sysconf("SC_CLK_TCK")
 
 
-class Soak:
-    """Jobs of which a fifth is hostile, from two clients; wrong verdicts and what grew."""
-
-    def __init__(self, jobs: int) -> None:
-        self.jobs, self.wrong, self.done = jobs, list[str](), 0
-        self.lock, self.marks = threading.Lock(), list[tuple[float, int, int]]()
-
-    def draw(self, rng: random.Random) -> Hostile:
-        """An honest program four times of five; long and heavy ones now and then."""
-        if rng.random() < 0.8:
-            return rng.choice([p for p in PROGRAMS if p.kind == "H"])
-        slow = rng.random() < 0.03
-        return rng.choice([p for p in PROGRAMS if p.kind != "H" and bool(p.marks & {"long", "heavy"}) == slow])
-
-    def work(self, seed: int, jobs: int, sandbox: Sandbox, places: dict[str, str]) -> None:
-        """One client."""
-        rng = random.Random(seed)
-        for _ in range(jobs):
-            program = self.draw(rng)
-            verdict = judge(sandbox, aimed(program, places))
-            with self.lock:
-                self.done += 1
-                if verdict.escaped or verdict.passed != ("ok" in program.marks):
-                    self.wrong.append(f"{program.id}: {verdict}")
-
-    def stretch(self, number: int, sandbox: Sandbox, places: dict[str, str]) -> None:
-        """A tenth of the jobs from two clients, and then, while nothing runs, what there is of everything."""
-        arguments = [(2 * number + client, self.jobs // 20, sandbox, places) for client in (0, 1)]
-        threads = [threading.Thread(target=self.work, args=given) for given in arguments]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        time.sleep(0.5)  # each slot has its next job ready again
-        family = [os.getpid(), *below(os.getpid())]
-        self.marks.append((megabytes(family, kind="Private_Dirty"), len(os.listdir("/proc/self/fd")), len(family)))
-        used, descriptors, processes = self.marks[-1]
-        say(f"  soak {self.done}: {used:.0f} MB, {descriptors} descriptors, {processes} processes")
-
-    def rows(self) -> list[Row]:
-        """The soak and its goals: growth from the first tenth to the last."""
-        start = time.perf_counter()
-        with world() as places, Sandbox(limits=Limits(seconds=2), slots=2) as sandbox:
-            for number in range(10):
-                self.stretch(number, sandbox, places)
-        seconds = time.perf_counter() - start
-        for text in self.wrong[:10]:
-            say("wrong:", text)
-        grew = [last - first for first, last in zip(self.marks[0], self.marks[-1], strict=True)]
-        left = len(list(Path("/sys/fs/cgroup").rglob(f"hone-sandbox-{os.getpid()}-*")))
-        return [
-            note("soak: jobs", self.done, unit="jobs"),
-            note("soak: jobs a second", self.done / seconds, unit="1/s"),
-            row("soak: wrong verdicts", len(self.wrong), unit="jobs", goal="0", ok=not self.wrong),
-            row("soak: memory grew by", grew[0], unit="MB", goal="< 10", ok=grew[0] < 10),
-            row("soak: descriptors grew by", grew[1], unit="", goal="<= 0", ok=grew[1] <= 0),
-            row("soak: processes grew by", grew[2], unit="", goal="<= 0", ok=grew[2] <= 0),
-            row("soak: cgroups left", left, unit="", goal="0", ok=left == 0),
-        ]
-
-
 def beside(times: int) -> list[Row]:
     """Other ways to run the same program."""
     found = [note("plain subprocess p50", quantile(timed(plain, times), 0.5), unit="ms")]
@@ -227,8 +136,10 @@ def beside(times: int) -> list[Row]:
     return found
 
 
-def measure(quick: bool) -> Sequence[Row]:
-    """All of it; --quick has fewer runs and a short soak."""
+def measure(quick: bool, soak: int) -> Sequence[Row]:
+    """All of it; --quick has fewer runs and a short soak; --soak N is N jobs of that and nothing else."""
+    if soak:
+        return soaked(soak)
     times = 100 if quick else 400
     rows = list[Row]()
     with Sandbox(slots=2) as sandbox:
@@ -254,8 +165,8 @@ def measure(quick: bool) -> Sequence[Row]:
     rows.append(row("runs a second, at best", best, unit="1/s", goal=">= 150", ok=best >= 150))
     rows.append(note("CPU a run", processor(times), unit="ms"))
     rows.append(note("memory a slot", (memory(9) - memory(1)) / 8, unit="MB"))
-    return [*rows, *beside(times // 4), *Soak(400 if quick else 10_000).rows()]
+    return [*rows, *beside(times // 4), *soaked(400 if quick else 10_000)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(measure, __doc__ or ""))
+    raise SystemExit(main(measure, __doc__ or "", counts={"soak": "only the soak, of this many jobs"}))

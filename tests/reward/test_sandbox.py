@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hostile import INPUTS, PROGRAMS, aimed, judge, unsandboxed, world
-from benchmarks.sandbox import below, megabytes
+from benchmarks.hostile.soak import below, megabytes
 from hone.errors import HoneError
 from hone.reward.sandbox import Call, Language, Limits, Program, Raised, Returned, Sandbox, SandboxError
 from hone.reward.sandbox_limits import Wanted, interpreter

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.hostile import PROGRAMS, aimed, judge, world
-from benchmarks.sandbox import below
+from benchmarks.hostile.soak import below
 from hone.cli import main
 from hone.errors import HoneError
 from hone.reward.sandbox import Call, Limits, Program, Returned, Sandbox, SandboxError
