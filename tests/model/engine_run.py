@@ -7,10 +7,14 @@ from hone.rollout.runner import Runner
 
 def write(runner: Runner, asked: list[Request], budget: int, *, vocab: int) -> dict[int, News]:
     """What each wrote; nothing is left in memory."""
-    engine = Engine(runner, vocab_size=vocab, prefill_tokens=budget)
+    return go(Engine(runner, vocab_size=vocab, prefill_tokens=budget), asked)
+
+
+def go(engine: Engine, asked: list[Request]) -> dict[int, News]:
+    """The same on an engine that may have written before."""
     engine.submit(asked)
     news: dict[int, News] = {}
     while engine.busy:
         news |= {item.id: item for item in engine.step()}
-    assert engine.counts.free_blocks == runner.num_blocks
+    assert engine.counts.free_blocks == engine.runner.num_blocks
     return news

@@ -9,6 +9,7 @@ from typing import Any
 
 import interpreted  # noqa: F401 (before Triton)
 import torch
+from engine_run import go
 from engine_run import write as run
 
 from hone.model.adapters import use_adapter
@@ -18,6 +19,7 @@ from hone.model.decoder import Decoder
 from hone.model.kernels import large
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.plain import PlainRunner
+from hone.rollout.engine import Engine
 from hone.rollout.protocol import SampleParams
 from hone.rollout.request import News, Request
 from hone.rollout.runner import Runner
@@ -110,6 +112,24 @@ def invariant() -> dict[str, Any]:
     return {"same": all(runs[0][i] == runs[1][i] for i in runs[0])}
 
 
+def next_turn() -> dict[str, Any]:
+    """Written tokens fill a block in which the prompt ended, and the next turn begins with it."""
+    decoder = model("llama")
+    params = SampleParams(max_tokens=5, top_logprobs=2, stop_ids=frozenset())
+    found, saved = list[dict[int, News]](), list[int]()
+    for runner in (
+        CudaRunner(decoder, max_rows=2, capacity=80, num_blocks=12),
+        PlainRunner(decoder, max_rows=2, capacity=80),
+    ):
+        engine = Engine(runner, vocab_size=VOCAB)
+        first = Request(id=0, prompt=tuple(range(30)), params=params, keep=True)
+        told = go(engine, [first])
+        turn = replace(first, id=1, prompt=(*first.prompt, *told[0].tokens, 7, 8))
+        found.append(told | go(engine, [turn]))
+        saved.append(engine.counts.saved)
+    return {**compare(*found), "saved": saved}
+
+
 def main(path: str) -> None:
     found = {name: case(name, rows=8, blocks=24, budget=400) for name in MODELS}
     found["few rows, cut prompts"] = case("llama", rows=3, blocks=9, budget=50)
@@ -117,7 +137,7 @@ def main(path: str) -> None:
     found["many prompt tokens"] = case("every option", rows=8, blocks=24, budget=400)
     found["many prompt tokens, adapters"] = adapters()
     large.TOKENS = 1_536
-    found |= {"adapters": adapters(), "invariant": invariant()}
+    found |= {"adapters": adapters(), "invariant": invariant(), "next turn": next_turn()}
     with open(path, "w") as file:
         json.dump(found, file)
 

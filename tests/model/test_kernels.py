@@ -31,6 +31,7 @@ CASES = (
     "adapters",
     "many prompt tokens",
     "many prompt tokens, adapters",
+    "next turn",
 )
 
 
@@ -49,6 +50,10 @@ def test_kernels_write_what_the_plain_runner_writes(interpreted: dict[str, Any],
     assert found["tops"]
     assert found["written"] >= 8
     assert found["apart"] < 2e-5
+
+
+def test_the_next_turn_finds_what_was_written_in_memory(interpreted: dict[str, Any]):
+    assert interpreted["next turn"]["saved"] == [32, 32]
 
 
 def test_in_the_invariant_mode_other_batches_give_the_same_bits(interpreted: dict[str, Any]):

@@ -72,7 +72,7 @@ def requests(count: int) -> Iterator[list[Request]]:
             params = SampleParams(max_tokens=most, stop_ids=stops, seed=int(g.integers(3)), **settings)
             for _ in range(int(g.choice([1, 1, 2, 8]))):
                 one = Request(id=number + len(burst), prompt=prompt, params=params, adapter=adapter)
-                burst.append(replace(one, stream=bool(g.random() < 0.1)))
+                burst.append(replace(one, stream=bool(g.random() < 0.1), keep=one.id % 3 == 0))
         number += len(burst)
         yield burst
 
@@ -99,11 +99,23 @@ def soak(engine: Engine, count: int, *, steps: int) -> Outcome:
         for _ in range(steps):
             for news in engine.step():
                 found.got.setdefault(news.id, []).append(news)
+                if news.stop and found.asked[news.id].keep and news.id % 7 == 0:
+                    go_on(engine, found, news.id)
         if engine.schedule.owner and g.random() < 0.3:
             inside = list(engine.schedule.owner)
             chosen = [inside[i] for i in g.integers(len(inside), size=3)]
             found.cancelled |= set(engine.cancel(chosen))
     return found
+
+
+def go_on(engine: Engine, found: Outcome, number: int) -> None:
+    """A next turn: what was asked and written, and a token more."""
+    before = found.asked[number]
+    prompt = (*before.prompt, *joined(found.got[number]).tokens, 3)
+    if len(prompt) < CAPACITY:
+        turn = replace(before, id=number + 1_000_000, prompt=prompt)
+        engine.submit([turn])
+        found.asked[turn.id] = turn
 
 
 def joined(pieces: list[News]) -> News:

@@ -61,6 +61,7 @@ class CudaRunner(Switching):
         self.on_gpu = device.type == "cuda"
         self.hopper = self.on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
         self.lag = LAG if self.on_gpu else 0
+        self.keeps_written = not invariant  # rows and prompts are read by kernels that add in different orders
         width = pieces(capacity, BLOCK)
         with torch.inference_mode():
             self.rows = RowState(max_rows, config.vocab_size, width, device)

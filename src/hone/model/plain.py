@@ -41,6 +41,7 @@ class PlainRunner(Switching):
 
     prefill_tokens, prefill_launches = PREFILL_TOKENS, 1
     lag = held_back = 0
+    keeps_written = True  # a step computes what reading the token computes, in the invariant mode to the bit
     most_stops: int | None = None
 
     def __init__(

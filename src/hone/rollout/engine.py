@@ -228,7 +228,9 @@ class Engine:
             text = watch.finder.text() if found else watch.finder.close()
         stop = Stop.STRING if found else Stop.TOKEN if stopped else Stop.LENGTH
         news.append(self._news(place, watch.reported if watch else 0, count, stop=stop, text=text))
-        self.schedule.release(place)
+        keeps = place.request.keep and self.runner.keeps_written
+        # the last token was drawn and never read: its keys and values are not in memory
+        self.schedule.release(place, self.record.since(line, 0, count - 1)[0] if keeps else ())
         self._close(place)
 
     def _news(self, place: Place, first: int, last: int, *, stop: Stop | None = None, text: str = "") -> News:

@@ -17,6 +17,7 @@ class Request:
     adapter: str | None = None
     stream: bool = False  # report every token as it comes, not only the end
     noise: int | None = None  # with the seed, names the stream of random numbers; None: the id
+    keep: bool = False  # a later prompt may begin with prompt and completion: keep both in memory while there is room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

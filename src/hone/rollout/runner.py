@@ -77,6 +77,7 @@ class Runner(Protocol):
     prefill_launches: int  # such launches one after the other, before rows that write go on
     most_stops: int | None  # stop tokens that a request may have; None: any number
     held_back: int  # 1: a prompt's last token is read by the first decode, which then writes the first token; else 0
+    keeps_written: bool  # a prompt may go on from what a row wrote; not where that changes bits the mode promises
     lag: int  # launches the engine keeps in flight before it reads the oldest; 0: read at once
 
     def use(self, adapter: str | None) -> None:

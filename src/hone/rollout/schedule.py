@@ -3,7 +3,7 @@ what was read, in that order, and never on the time it took: the same calls give
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -31,6 +31,7 @@ class Place:
     row: int
     limit: int
     blocks: tuple[int, ...]
+    age: int  # of the index when it began: one that was forgotten since must not learn of it
     reading: "Reading | None" = None  # its prompt, while that is being read
     gone: bool = False  # cancelled meanwhile: the row is given back with the prompt's last part
     slot: int = -1  # where the engine records what it writes
@@ -44,7 +45,7 @@ class Reading:
     adapter: str | None
     places: list[Place]
     done: int
-    age: int  # of the index when it began: one that was forgotten since must not learn of it
+    age: int  # as its places'
     copy: tuple[int, int, int] | None = None
 
 
@@ -113,9 +114,12 @@ class Scheduler:
                 self._give_back(place)
         return None
 
-    def release(self, place: Place) -> None:
-        """It wrote its last token."""
+    def release(self, place: Place, written: Sequence[int] = ()) -> None:
+        """It wrote its last token; `written`: the tokens before it, where a later prompt may begin with them."""
         del self.owner[place.request.id]
+        if written and place.age == self.age:
+            tokens = (*place.request.prompt, *written)
+            self.pool.index.add(place.request.adapter, tokens, len(tokens), place.blocks)
         self._give_back(place)
 
     def forget(self) -> None:
@@ -195,7 +199,7 @@ class Scheduler:
             blocks = claim_blocks(self.pool, len(group.prompt), limits, chunks, held_back=self.held_back)
             rows = [heapq.heappop(self.rows) for _ in blocks]
         taken = zip(requests, rows, limits, blocks, strict=False)  # fewer blocks than requests: the others wait on
-        places = [Place(request, row, limit, held) for request, row, limit, held in taken]
+        places = [Place(request, row, limit, held, self.age) for request, row, limit, held in taken]
         for place in places:
             self.by_row[place.row] = place
         return places, copy

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hone.rollout.request import News, Request
@@ -109,9 +109,8 @@ class App:
         requests, choices = list[Request](), dict[int, Choice]()
         for c, i in enumerate(self.desk.next_ids(len(prompts) * ask.n)):
             prompt, params = prompts[c // ask.n], ask.params[c // ask.n]
-            requests.append(
-                Request(id=i, prompt=prompt, params=params, adapter=ask.adapter, stream=ask.stream, noise=c)
-            )
+            one = Request(id=i, prompt=prompt, params=params, adapter=ask.adapter, stream=ask.stream, noise=c)
+            requests.append(replace(one, keep=ask.chat))  # the next turn begins with this one
             before = () if ask.chat else prompt
             choices[i] = Choice(c, self.served.tokenizer, before=before, stops=params.stop)
         return requests, choices

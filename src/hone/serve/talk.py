@@ -118,6 +118,7 @@ class Talk:
             params=replace(self.params, max_tokens=limit),
             adapter=self.adapter,
             stream=True,
+            keep=True,
         )
         self.turns += 1
         choice = Choice(0, self.tokenizer, before=prompt if self.history.plain else (), stops=())
