@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from hone import algo
     from hone.config import Choice
     from hone.errors import HoneError
+    from hone.guided.evaluate import evaluate
     from hone.log.limits import Limits
     from hone.recipe import (
         CriticSpec,
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
         SaveSpec,
         TrainSpec,
     )
-    from hone.runner import evaluate, resume, run
+    from hone.runner import resume, run
     from hone.types import Outcome, Task
 
     __version__: str
@@ -56,7 +57,7 @@ _HOME = {
     "Limits": "log.limits",
     "Outcome": "types",
     "Task": "types",
-    "evaluate": "runner",
+    "evaluate": "guided.evaluate",
     "resume": "runner",
     "run": "runner",
 }

@@ -146,6 +146,12 @@ def tokenizer(spec: ModelSpec) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
+def loaded(model: str | Path) -> tuple[Tokenizer, Decoder]:
+    """The tokenizer and the model of a folder or fetched name, where and in what this machine suggests."""
+    folder, (device, dtype) = resolve(model), place()
+    return Tokenizer.load(folder), load_decoder(folder).to(device, dtype)
+
+
 def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:
     """The folder's model, or a fresh one of the given shape."""
     if spec.path:

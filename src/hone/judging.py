@@ -11,8 +11,6 @@ from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.measure import sample_groups
 from hone.model.decoder import Decoder
-from hone.model.fetch import resolve
-from hone.model.folder import load_decoder
 from hone.recipe import SampleSpec
 from hone.reward.endpoint import Budget, Endpoint, Failed
 from hone.reward.judge import Ask, Judge, Settings, check
@@ -35,10 +33,7 @@ def judge(path: str) -> Judge:
 
 def local(model: str, *, budget: Budget) -> Ask:
     """Questions to a model's folder or fetched name, one at a time."""
-    folder = resolve(model)
-    where, dtype = build.place()
-    vocabulary, decoder = Tokenizer.load(folder), load_decoder(folder).to(where, dtype)
-    return partial(_answer, vocabulary, decoder, budget, threading.Lock())
+    return partial(_answer, *build.loaded(model), budget, threading.Lock())
 
 
 def _answer(

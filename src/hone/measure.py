@@ -1,7 +1,7 @@
 """Held-out evaluation: tasks by the same sampler and rewards as in training with other random numbers, rows by the
 algorithm's own loss."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -32,23 +32,9 @@ def sample_groups(
     decoder: Decoder, tokenizer: Tokenizer, tasks: Sequence[Task], *, params: SampleParams, samples: int
 ) -> list[Group]:
     """`samples` completions of each task."""
-    return [g for part in sampled(decoder, tokenizer, tasks, params=params, samples=samples) for g in part]
-
-
-def sampled(
-    decoder: Decoder,
-    tokenizer: Tokenizer,
-    tasks: Sequence[Task],
-    *,
-    params: SampleParams,
-    samples: int,
-    at_once: int = 0,
-) -> Iterator[list[Group]]:
-    """The same, `at_once` tasks at a time (0: all); how many changes no completion."""
     apart = replace(params, seed=(params.seed + APART) % 2**64)
     roller = Roller(LocalSampler(decoder, pad_id=tokenizer.pad_id), tokenizer, apart, group=samples)
-    for start in range(0, len(tasks), at_once or max(len(tasks), 1)):
-        yield roller(list(tasks[start : start + (at_once or len(tasks))]))
+    return roller(list(tasks)) if tasks else []
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, float]:

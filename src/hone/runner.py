@@ -5,16 +5,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 
-from hone import build, loop, rewards, rundir
-from hone.algo.select import reward_of
+from hone import build, loop, rundir
 from hone.changes import changes, check_changes
 from hone.check import suite
 from hone.config import override, unknown
-from hone.data.tokenizer import Tokenizer
 from hone.dist import collect
 from hone.dist.join import joined
 from hone.errors import HoneError, Interrupted
@@ -22,16 +20,13 @@ from hone.job import CHECKPOINTS, Run, prepare, publish, save, set_torch
 from hone.log import samples
 from hone.log.progress import Progress, Silent
 from hone.log.sinks import JsonlSink, truncate_after
-from hone.measure import assess, measure, sampled, summarise
-from hone.model.fetch import resolve
-from hone.model.folder import load_decoder
+from hone.measure import assess, measure
 from hone.model.policy import Policy
 from hone.outline import plan
 from hone.recipe import Recipe, validate
 from hone.record import HOW_IN_PYTHON, in_python, recorded, settings_in
 from hone.rescue import attempted, gone_back, owed, rescued, unmeasured
 from hone.reward.parts import Combined
-from hone.reward.score import score
 from hone.signals import Stopper
 from hone.train import checkpoint
 from hone.train.guard import BAD
@@ -292,9 +287,6 @@ def _evaluation(job: Run) -> dict[str, float]:
     return {f"eval/{name}": value for name, value in found.items()}
 
 
-AT_ONCE = 32  # problems between two lines of progress
-
-
 HELD_OUT = ("reward", "pass@1", "loss", "nll", "accuracy", "length", "truncated", "invalid")
 
 
@@ -302,37 +294,3 @@ def _held_out(metrics: Mapping[str, float]) -> str:
     """held-out loss 0.8312, nll 0.8312; "" where nothing was held out this step."""
     found = [(name, metrics[f"eval/{name}"]) for name in HELD_OUT if f"eval/{name}" in metrics]
     return "held-out " + ", ".join(f"{name} {value:.4g}" for name, value in found) if found else ""
-
-
-def evaluate(
-    model: str | Path,
-    data: str | Sequence[Any],
-    *,
-    reward: Any = "math",
-    samples: int = 1,
-    temperature: float = 1.0,
-    max_tokens: int = 64,
-    seed: int = 0,
-    limit: int = 0,
-) -> dict[str, float]:
-    """Score a model, by folder or name, on problems: mean reward with its standard error, pass@k, format, length.
-
-    limit: the first so many problems only (0: all). How far it is, and the first completion, go to stderr.
-    """
-    folder = resolve(model)
-    where, dtype = build.place()
-    vocabulary, decoder = Tokenizer.load(folder), load_decoder(folder).to(where, dtype)
-    tasks = build.tasks(data, vocabulary, room=decoder.config.max_position_embeddings - 1)
-    spec = build.SampleSpec(max_tokens=max_tokens, temperature=temperature)
-    params = build.sample_params(spec, vocabulary, seed=seed)
-    tasks = tasks[: limit or None]
-    if vocabulary.chat_template is not None and any(isinstance(task.prompt, str) for task in tasks):
-        rundir.say("prompts are plain text, the model has a chat template: write messages if it was trained on chats")
-    judge, groups = rewards.scorer(reward, vocabulary, device=where), list[Group]()
-    for part in sampled(decoder, vocabulary, tasks, params=params, samples=samples, at_once=AT_ONCE):
-        groups += score(part, judge)
-        if len(groups) <= AT_ONCE:
-            first = groups[0][0]
-            rundir.say(f"the first completion (reward {reward_of(first)}): {first.text[:300]!r}")
-        rundir.say(f"{len(groups)} of {len(tasks)} problems")
-    return summarise(groups)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from gguf_files import model_of, written
 
-from hone import build, runner
+from hone import build, evaluate
 from hone.cli import main
 from hone.errors import HoneError
 from hone.model import fetch, hub
@@ -243,7 +243,7 @@ def test_a_name_works_where_a_folder_does(packaged):
     vocabulary = build.tokenizer(spec)
     assert build.decoder(spec, vocabulary, seed=0).config.vocab_size == 320
     assert build.tokenizer(ModelSpec(tokenizer=NAME)).eos == vocabulary.eos
-    found = runner.evaluate(NAME, [{"prompt": "the cat", "answer": "1"}], max_tokens=4)
+    found = evaluate(NAME, [{"prompt": "the cat", "answer": "1"}], max_tokens=4)
     assert found["problems"] == 1
 
 

@@ -49,9 +49,9 @@ def _eval(arguments: argparse.Namespace) -> None:
 
 
 def _plain(arguments: argparse.Namespace) -> Mapping[str, Any]:
-    from hone import runner
+    from hone.guided.evaluate import evaluate
 
-    return runner.evaluate(
+    return evaluate(
         arguments.model,
         arguments.data,
         reward=arguments.reward,

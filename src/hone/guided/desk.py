@@ -6,11 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hone import build, rewards
-from hone.data.tokenizer import Tokenizer
 from hone.measure import APART
-from hone.model.decoder import Decoder
-from hone.model.fetch import resolve
-from hone.model.folder import load_decoder
 from hone.reward.score import Scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
@@ -35,10 +31,7 @@ class Desk:
     """All that is loaded to work on problems."""
 
     def __init__(self, model: str | Path, data: str | Sequence[Any], how: Sampling, *, limit: int = 0) -> None:
-        folder = resolve(model)
-        self.device, dtype = build.place()
-        self.tokenizer = Tokenizer.load(folder)
-        self.decoder: Decoder = load_decoder(folder).to(self.device, dtype)
+        self.tokenizer, self.decoder = build.loaded(model)
         self.context = self.decoder.config.max_position_embeddings
         self.tasks: list[Task] = build.tasks(data, self.tokenizer, room=self.context - 1)[: limit or None]
         spec = build.SampleSpec(max_tokens=how.max_tokens, temperature=how.temperature)
@@ -50,7 +43,7 @@ class Desk:
 
     def reward(self, spec: Any) -> Scorer:
         """What scores completions."""
-        return rewards.scorer(spec, self.tokenizer, device=self.device)
+        return rewards.scorer(spec, self.tokenizer, device=self.decoder.device)
 
     def parts(self, done: int = 0) -> Iterator[tuple[int, list[Task]]]:
         """The problems from number `done` on, some at a time, with the number of the first."""

@@ -71,9 +71,9 @@ def _judge(rank: Rank, desk: Desk) -> tuple[ProcessModel | None, Rate]:
     folders = rank.judge.split(",")
     if load_scorer(resolve(folders[0])).kind == "step":
         separator = named_separator(rank.separator)
-        process = process_model(folders, desk.tokenizer, separator=separator, device=desk.device)
+        process = process_model(folders, desk.tokenizer, separator=separator, device=desk.decoder.device)
         return process, lambda rollouts: process.rate(rollouts, by=rank.by)
-    judge = as_scorer(reward_model(folders, desk.tokenizer, device=desk.device))
+    judge = as_scorer(reward_model(folders, desk.tokenizer, device=desk.decoder.device))
     return None, lambda rollouts: [LOWEST if o.value is None else o.value for o in judge(rollouts)]
 
 

@@ -1,0 +1,41 @@
+"""hone eval: what a model's completions of problems are worth."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hone.algo.select import reward_of
+from hone.guided.desk import Desk, Sampling
+from hone.measure import summarise
+from hone.reward.score import score
+from hone.rundir import say
+from hone.types import Group
+
+
+def evaluate(
+    model: str | Path,
+    data: str | Sequence[Any],
+    *,
+    reward: Any = "math",
+    samples: int = 1,
+    temperature: float = 1.0,
+    max_tokens: int = 64,
+    seed: int = 0,
+    limit: int = 0,
+) -> dict[str, float]:
+    """Score a model, by folder or name, on problems: mean reward with its standard error, pass@k, format, length.
+
+    limit: the first so many problems only (0: all). How far it is, and the first completion, go to stderr.
+    """
+    how = Sampling(samples=samples, temperature=temperature, max_tokens=max_tokens, seed=seed)
+    desk = Desk(model, data, how, limit=limit)
+    if desk.tokenizer.chat_template is not None and any(isinstance(task.prompt, str) for task in desk.tasks):
+        say("prompts are plain text, the model has a chat template: write messages if it was trained on chats")
+    judge, groups = desk.reward(reward), list[Group]()
+    for first, tasks in desk.parts():
+        groups += score(desk.completions(tasks, first), judge)
+        if not first:
+            shown = groups[0][0]
+            say(f"the first completion (reward {reward_of(shown)}): {shown.text[:300]!r}")
+        say(f"{len(groups)} of {len(desk.tasks)} problems")
+    return summarise(groups)
