@@ -21,10 +21,10 @@ from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy, Scorer
 from hone.recipe import Recipe, SaveSpec
-from hone.reward.process import Dense
 from hone.reward.marker import Marker
-from hone.reward.score import as_scorer
+from hone.reward.process import Dense
 from hone.reward.score import Scorer as RewardScorer
+from hone.reward.score import as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.state import ADAPTER, STATE, collected, restore, score_of, write_whole
