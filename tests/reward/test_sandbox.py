@@ -253,7 +253,8 @@ def test_processes_together_stay_within_the_share_of_the_processor():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the tests do not run as root: all of them are this test")
-def test_it_holds_for_an_unprivileged_user():
+@pytest.mark.parametrize("which", ["some", pytest.param("all", marks=pytest.mark.slow)])
+def test_it_holds_for_an_unprivileged_user(which):
     python = next((p for p in (interpreter(), "/usr/bin/python3") if open_to_all(p)), None)
     if python is None:
         pytest.skip("no interpreter that other users may run")
@@ -261,8 +262,9 @@ def test_it_holds_for_an_unprivileged_user():
 import json, sys
 from benchmarks.hostile import PROGRAMS, aimed, judge, world
 from hone.reward.sandbox import Limits, Sandbox
-wanted = [p for p in PROGRAMS if p.kind in "CH" and p.id not in ("C018", "C054")] + [
+some = [p for p in PROGRAMS if p.kind in "CH" and p.id not in ("C018", "C054")] + [
     p for p in PROGRAMS if p.id in ("R008", "R014", "R018", "R021", "R023", "R026", "V029", "V036", "V050")]
+wanted = PROGRAMS if sys.argv[1] == "all" else some
 found = {}
 with world() as places, Sandbox(limits=Limits(seconds=5)) as sandbox:
     for p in wanted:
@@ -271,7 +273,7 @@ with world() as places, Sandbox(limits=Limits(seconds=5)) as sandbox:
     print(json.dumps([len(wanted), found, [q.name for q in sandbox.report() if q.replaced]]))
 """
     done = subprocess.run(
-        [python, "-c", code],
+        [python, "-c", code, which],
         capture_output=True,
         text=True,
         cwd="/",
@@ -282,7 +284,7 @@ with world() as places, Sandbox(limits=Limits(seconds=5)) as sandbox:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     count, found, _ = json.loads(done.stdout)
-    assert count > 80
+    assert count > (len(PROGRAMS) - 1 if which == "all" else 80)
     assert not found
 
 

@@ -78,7 +78,8 @@ def _keep(control: socket.socket, conf: Conf, order: Conf) -> NoReturn:
     for folder in order["cgroups"]:
         with open(f"{folder}/cgroup.procs", "w") as file:
             file.write("0")
-    privileged, uid, gid = os.geteuid() == 0, os.geteuid(), os.getegid()
+    uid, gid = os.geteuid(), os.getegid()
+    privileged = uid == 0 and wall.exists(conf["uid"])
     wall.unshare(wall.APART | (0 if privileged else wall.NEWUSER))
     if not privileged:
         wall.map_user(uid, gid)

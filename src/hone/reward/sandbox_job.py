@@ -34,6 +34,7 @@ def run_job(descriptors: Sequence[int], conf: Mapping[str, Any]) -> NoReturn:
         code = 0
     except BaseException:  # a program may raise anything; whatever it is, this process ends here
         traceback.print_exc()
+        sys.stderr.flush()
     finally:
         os._exit(code)
 

@@ -72,6 +72,13 @@ def fork_into(flags: int) -> int:
     return pid
 
 
+def exists(uid: int) -> bool:
+    """Whether there is such a user in this user namespace; in a container without root's help there may be only one."""
+    with open("/proc/self/uid_map") as file:
+        ranges = [list(map(int, line.split())) for line in file]
+    return any(first <= uid < first + count for first, _, count in ranges)
+
+
 def map_user(uid: int, gid: int) -> None:
     """In a new user namespace: this user alone exists, as INSIDE."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{INSIDE} {uid} 1"), ("gid_map", f"{INSIDE} {gid} 1")):
