@@ -8,16 +8,17 @@ import torch
 
 from hone.config import unknown
 from hone.data.tokenizer import Tokenizer
+from hone.errors import HoneError
 from hone.judging import judge
 from hone.load import load_function
 from hone.model.learned import reward_model
 from hone.recipe import Recipe
-from hone.recipe_parts import JUDGE, MODEL, PartsSpec, is_function
+from hone.recipe_parts import JUDGE, MODEL, REWARDS, PartsSpec, is_function, is_reward_name
 from hone.reward.apart import apart
 from hone.reward.cache import cached
 from hone.reward.parts import Part, read_schedule
 from hone.reward.score import Reward, Scorer, as_scorer, combine
-from hone.reward.verify import HANGS, MAKERS, REMEMBERED, SECONDS, VERIFIERS, exists, made
+from hone.reward.verify import HANGS, REMEMBERED, SECONDS, made
 
 Spec = str | Mapping[str, float] | Callable[..., Any]
 
@@ -91,8 +92,8 @@ def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> Part:
 
 
 def _verifier(name: str) -> tuple[Callable[..., Any], bool]:
-    if not exists(name):
-        raise unknown("reward", name, [*VERIFIERS, *(f"{kind}:SETTING" for kind in MAKERS), "FILE.py:function"])
+    if not is_reward_name(name):
+        raise unknown("reward", name, REWARDS)
     return made(name)
 
 
@@ -105,6 +106,6 @@ def _named(name: str, vocabulary: Tokenizer | None, device: torch.device | str) 
         function, hangs = _verifier(name)
         return in_processes({name: function}, seconds=SECONDS)[name] if hangs else function
     if vocabulary is None:
-        raise unknown("reward", name, [*VERIFIERS, "FILE.py:function"])
+        raise HoneError(f"{name} reads a policy's tokens, and there is none here: name a verifier or FILE.py:function")
     how, k, folders = learned.groups()
     return reward_model(folders.split(","), vocabulary, how=how or "mean", k=float(k or 1.0), device=device)
