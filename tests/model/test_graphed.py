@@ -72,6 +72,24 @@ def made(name: str, device: str) -> tuple[Decoder, float]:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["llama", "adapters"])
+def test_a_pass_that_is_not_recorded_yet_gives_the_bits_of_its_replay(
+    name: str, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    """What is recorded depends on what came before, which a resumed run has forgotten."""
+    decoder, _ = made(name, device)
+    batch = table(BATCH, device=device)
+    with monkeypatch.context() as patch:
+        patch.setattr(graphed, "_recorded", lambda *_: None)
+        early = computed(decoder, batch, graphs=True)
+        laid = lines(batch)
+        assert hidden_states(decoder, laid).shape[1] == round_size(laid.tokens.numel()) > laid.tokens.numel()
+    replayed = computed(decoder, batch, graphs=True)
+    assert recordings(decoder) == 1
+    assert {n for n in early if not torch.equal(early[n], replayed[n])} == set()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("name", ["llama", "every option", "adapters"])
 def test_a_replay_gives_what_the_pass_gives_on_every_batch_of_its_size(name: str, device: str):
     decoder, most = made(name, device)

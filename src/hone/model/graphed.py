@@ -76,8 +76,8 @@ def hidden_by_graph(decoder: Decoder, tokens: Tensor, positions: Tensor | None, 
     x = decoder.model.embed_tokens(tokens)
     key = (size_of(x, mask), grad, x.requires_grad, *_state(decoder, graphs))
     found = _recorded(decoder, graphs, key, x, positions, mask)
-    if found is None:
-        return None
+    if found is None:  # filled up all the same: a resumed run, which has recorded nothing yet, gets the same bits
+        return decoder.through(x, positions=positions, mask=mask)
     found.still.take(x.detach(), positions, mask)
     if not grad:
         return found.run().clone()
