@@ -1,5 +1,6 @@
 """Questions to an OpenAI-compatible endpoint: bounded in number at a time, in time, in tries and in all."""
 
+import http.client
 import json
 import os
 import random
@@ -14,7 +15,7 @@ from typing import Any
 from hone.errors import HoneError
 from hone.types import Message
 
-AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504})  # statuses after which a second try may help
+AGAIN = frozenset({408, 409, 425, 429, *range(500, 600)})  # statuses after which a second try may help
 LONGEST = 8.0  # seconds between two tries
 LARGEST = 1 << 22  # bytes of an answer
 
@@ -53,6 +54,8 @@ class Endpoint:
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise HoneError(f"the judge's endpoint is {self.url!r}: write http://HOST:PORT/v1")
+        if self.key and not os.environ.get(self.key):
+            raise HoneError(f"the judge's key is to be in the environment variable {self.key}, which is empty: set it")
 
     def __call__(self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int) -> str:
         """The answer's text, or Failed; what may pass is tried again, later and later."""
@@ -69,7 +72,7 @@ class Endpoint:
                 why, wait = f"status {error.code}: {said}", _asked_to_wait(error)
                 if error.code not in AGAIN:
                     raise Failed(f"the judge refused with {why}") from error
-            except (OSError, ValueError) as error:  # no connection, no answer in time, no JSON
+            except (OSError, ValueError, http.client.HTTPException) as error:  # no connection, answer in time, or JSON
                 why, wait = f"{type(error).__name__}: {error}", 0.0
             if attempt < self.retries:
                 time.sleep(max(wait, min(LONGEST, 0.25 * 2**attempt) * random.uniform(0.5, 1.0)))
@@ -77,11 +80,22 @@ class Endpoint:
 
     def _post(self, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {os.environ.get(self.key, '')}"
         request = urllib.request.Request(f"{self.url.rstrip('/')}/chat/completions", body, headers, method="POST")
+        if self.key:  # which nobody gets to whom the endpoint redirects
+            request.add_unredirected_header("Authorization", f"Bearer {os.environ.get(self.key, '')}")
+        until = time.monotonic() + self.timeout
         with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-            return answer.read(LARGEST)
+            return _read(answer, until=until)
+
+
+def _read(answer: http.client.HTTPResponse, *, until: float) -> bytes:
+    """All of it; an answer that comes byte by byte is late as well."""
+    parts = bytearray()
+    while len(parts) < LARGEST and (part := answer.read1(LARGEST - len(parts))):
+        parts += part
+        if time.monotonic() > until:
+            raise TimeoutError("timed out")
+    return bytes(parts)
 
 
 def _asked_to_wait(error: urllib.error.HTTPError) -> float:
@@ -92,7 +106,7 @@ def _asked_to_wait(error: urllib.error.HTTPError) -> float:
 def _text(answer: bytes) -> str:
     try:
         found: Any = json.loads(answer)["choices"][0]["message"]["content"]
-    except (KeyError, IndexError, TypeError) as error:
+    except (KeyError, IndexError, TypeError, RecursionError) as error:
         raise ValueError("the answer is no chat completion") from error
     if not isinstance(found, str):
         raise ValueError("the answer has no text")

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from hone.errors import HoneError
+from hone.errors import HoneError, not_utf8
 from hone.reward.sandbox import Language
 
 MODES = ("all", "fraction")
@@ -46,6 +46,8 @@ def _texts(value: str | list[str]) -> list[str]:
 def _read(path: str) -> Mapping[str, Any]:
     try:
         found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error) from error
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise HoneError(f"code:{path} cannot be read ({' '.join(str(error).split())}): give a YAML file") from error
     if not isinstance(found, Mapping) or set(found) - set(_KINDS):
