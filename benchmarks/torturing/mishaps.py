@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,8 +18,10 @@ from benchmarks.torturing import victim
 from benchmarks.torturing.case import Case
 from benchmarks.torturing.points import Points
 from benchmarks.torturing.world import STEPS, World, differences, metrics, temporary
+from hone.model.heads import ScalarHead
 from hone.model.policy import Policy, Scorer
 from hone.rollout.engine import Engine
+from hone.rollout.local import LocalSampler
 from hone.train import checkpoint, optim
 from hone.train.step import Learner
 
@@ -95,15 +98,15 @@ def sampler(world: World, folder: Path, *, most: int = 6) -> Case:
     for loop in ("grpo", "grpo, sampled ahead", "ppo", "dapo", "online_dpo", "distil")[:most]:
         whole = folder / f"whole-{next(count)}"
         calls = victim.run(world.recipe(loop, whole), folder / "log").counts["sampling"] // 2
-        for at in (calls // 2, calls - 3):
+        # what is sampled beside the last step is for a longer run, which says so and ends well
+        for at in (calls // 2, calls // 3 if loop == AHEAD else calls - 3):
             out = folder / f"run-{next(count)}"
             broken = nth(Engine, "step", lambda n, at=at: n >= at, _raise)
             told = victim.run(world.recipe(loop, out), folder / "log", prepare=broken)
             case.ended(told, 1, "error: RuntimeError: the GPU fell off the bus")
-            lag = "ahead" in loop  # what was made ahead is used by then: it goes back to the last save
             done = max((row["step"] for row in metrics(out)), default=0)
             kept = max(checkpoint.checkpoints(out / "checkpoints"), default=0)
-            case.expect(kept >= (done - done % 2 if lag else done), f"{loop}: {done} steps done, {kept} kept")
+            case.expect(kept >= done, f"{loop}: {done} steps done, {kept} kept")
             saved = [line for line in told.said.splitlines() if "is saved" in line]
             case.ends = case.ends or f"{saved[0]}: {told.words}" if saved else case.ends
             victim.run(world.recipe(loop, out), folder / "log")
@@ -215,29 +218,48 @@ def _in_log_probs(function: Callable[..., Any], *arguments: Any, **named: Any) -
     return found
 
 
+def _in_samples(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    found = function(*arguments, **named)
+    found.gen_logp[-1] = math.nan
+    return found
+
+
+def _in_values(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    return function(*arguments, **named).mul(torch.nan)
+
+
+AHEAD = "grpo, sampled ahead"
 NANS: dict[str, tuple[tuple[str, ...], Callable[[Points], None] | None]] = {
-    "weights": (("sft", "dpo", "grpo", "ppo", "trpo", "grpo, sampled ahead"), _in_weights),
+    "weights": (("sft", "dpo", "grpo", "ppo", "trpo", AHEAD), _in_weights),
     "gradient": (("sft", "dpo", "grpo", "ppo"), nth(optim, "clip_gradients", lambda n: n == 3, _in_gradient)),
     "log-prob": (("sft", "dpo", "grpo", "ppo"), nth(Policy, "forward", lambda n: n % 7 == 0, _in_log_probs)),
-    "reward": (("grpo", "ppo", "rloo", "expert_iteration"), None),
+    "sampler": ((AHEAD, "grpo", "ppo", "online_dpo"), nth(LocalSampler, "_rollout", lambda n: n == 32, _in_samples)),
+    "value": (
+        ("ppo", "ppo, own critic, minibatches", "a2c", "klq"),
+        nth(ScalarHead, "forward", lambda n: n % 5 == 3, _in_values),
+    ),
+    "reward": ((AHEAD, "grpo", "ppo", "rloo", "expert_iteration"), None),
 }
+ENDS = {"weights": "not finite", "sampler": "not finite"}  # in which the run ends, with these words
 
 
 def nans(world: World, folder: Path, *, most: int = 6) -> Case:
-    """NaN in weights, gradient, log-probs or rewards: no update and no checkpoint with it."""
+    """NaN in weights, gradient, log-probs, values or rewards: no update and no checkpoint with it."""
     folder.mkdir(parents=True)
-    case, count, skipped, stopped = Case("NaN in weights, gradient, log-prob or reward"), itertools.count(), 0, 0
+    case = Case("NaN in weights, gradient, log-prob (the learner's, the sampler's), value or reward")
+    count, skipped, stopped = itertools.count(), 0, 0
     for where, (loops, prepare) in NANS.items():
         for loop in loops[:most]:
             out = folder / f"run-{next(count)}"
             settings = [f"reward={world / 'rewards.py'}:nan", "train.max_invalid=0.95"] if where == "reward" else []
             told = victim.run(world.recipe(loop, out, *settings), folder / "log", prepare=prepare)
-            case.ended(told, 2 if where == "weights" else 0, "not finite" if where == "weights" else "")
+            case.ended(told, 2 if where in ENDS else 0, ENDS.get(where, ""))
             bad = [name for path in checkpoint.checkpoints(out / "checkpoints").values() for name in _bad_in(path)]
             case.wrong += [f"{where} of {loop}: {name} was saved" for name in bad]
             rows = metrics(out)
             happened = sum(row.get("skipped", 0) > 0 for row in rows)
             case.expect(where != "gradient" or happened == 1, f"{where} of {loop}: {happened} updates were skipped")
+            case.expect(where != "value" or happened > 0, f"{where} of {loop}: no update was skipped")
             case.expect(where != "reward" or any(r["invalid"] > 0 for r in rows), f"{loop}: no reward was invalid")
             skipped, stopped = skipped + happened, stopped + (told.code == 2)
             case.ends = case.ends or told.words  # the first are those of weights

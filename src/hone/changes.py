@@ -25,13 +25,20 @@ NEVER = ("model", "lora", "critic", "optim.bits")
 
 def changes(recipe: Recipe, before: Mapping[str, Any]) -> dict[str, Change]:
     """The settings that lead to another trajectory, by name, as they were in `before` (a recipe.json) and are now."""
-    was, now = _flat(before), _flat(json.loads(json.dumps(to_json(recipe))))
+    # what a run of an earlier version did not know of was as it is by default
+    usual, now = _plain(Recipe()), _plain(recipe)
+    was = {**usual, **_flat(before)}
     names = [name for name in {**was, **now} if was.get(name) != now.get(name) and not _is(name, FREE)]
     if recipe.train.dtype == "auto":  # which means what the run has
         names = [name for name in names if name != "train.dtype"]
     if recipe.optim.schedule != "constant" and was.get("train.steps") != now["train.steps"]:
         names.append("train.steps")  # by which the schedule goes
     return {name: (was.get(name), now.get(name)) for name in names}
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    """As a recipe.json has it, flat."""
+    return _flat(json.loads(json.dumps(to_json(recipe))))
 
 
 def _flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:

@@ -74,12 +74,23 @@ def recorded(folder: Path, *, unread: Collection[str] = (), how: str = HOW_IN_PY
     settings = settings_in(folder)
     if names := [name for name in checkpoint.read_json(folder / CONFIG).get("python", ()) if name not in unread]:
         raise HoneError(f"{folder} was started with {' and '.join(names)} made in Python: {how}")
-    recipe = from_plain(settings, Recipe(), where=folder / CONFIG)
+    recipe = _known(settings, folder)
     if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in it
         recipe = replace(recipe, reward=settings["reward"])
     if recipe.run_dir.resolve() != folder.resolve():  # moved, or called from another folder
         recipe = replace(recipe, out=str(folder))
     return recipe
+
+
+def _known(settings: dict[str, Any], folder: Path) -> Recipe:
+    """The recipe that these settings make, or HoneError with the version that knows them."""
+    try:
+        return from_plain(settings, Recipe(), where=folder / CONFIG)
+    except HoneError as error:
+        by, here = checkpoint.read_json(folder / CONFIG).get("versions", {}).get("hone", "another"), _version("hone")
+        raise HoneError(
+            f"{error}; it was written by Hone {by}, this is {here}: resume with the one it is of"
+        ) from error
 
 
 def in_python(recipe: Recipe) -> list[str]:

@@ -29,6 +29,7 @@ from hone.train.step import Learner
 if TYPE_CHECKING:
     from hone.train.shards import Shards
 
+FORMAT = 1  # of all that lies beside the model: another number where an older Hone would read it wrongly
 STATE, WEIGHTS, MOMENTS = "state.json", "learner.safetensors", "optimizer.safetensors"
 REFERENCE = "reference.safetensors"  # where it is no longer the model of the start
 ADAPTER = "adapter"  # a folder in PEFT's format, where adapters are trained
@@ -108,6 +109,7 @@ def _moving(policy: Policy | Scorer, learner: Learner) -> Iterator[Tensor]:
 
 def _state(learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable], score: float | None) -> dict[str, Any]:
     return {
+        "format": FORMAT,
         "updates": learner.updates,
         "version": learner.version,
         "control": learner.control,
@@ -196,8 +198,8 @@ def restore(
 
     changed: the settings are others; a part that cannot go on with them begins anew, and that is told.
     """
+    state = _readable(checkpoint.read_json(folder / STATE), folder)
     restore_learned(folder, policy, learner)
-    state = checkpoint.read_json(folder / STATE)
     learner.updates, learner.version = state["updates"], state["version"]
     learner.control = dict(state["control"])
     saved: Mapping[str, Any] = state["parts"]
@@ -212,6 +214,20 @@ def restore(
                 raise
             told.append(f"the {name} begins anew ({error})")
     return told
+
+
+NEEDED = {"updates", "version", "control", "parts"}
+
+
+def _readable(state: Any, folder: Path) -> dict[str, Any]:
+    """The state itself, or HoneError where another version of Hone has written it in another way."""
+    of = state.get("format", FORMAT) if isinstance(state, dict) and state.keys() >= NEEDED else "unknown"
+    if of != FORMAT:
+        raise HoneError(
+            f"{folder} has the format {of} and this version of Hone goes on from format {FORMAT}: resume with the one "
+            f"that config.json names, or start a new run with model.path={folder}"
+        )
+    return state
 
 
 def restore_learned(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:

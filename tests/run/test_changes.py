@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from hone.cli import main
 from hone.config import override, to_json
 from hone.errors import HoneError, Interrupted
 from hone.recipe import Recipe
-from hone.train.checkpoint import load_tensors
+from hone.record import _digest
+from hone.train.checkpoint import digest, load_tensors
 
 torch.set_num_threads(1)
 
@@ -150,6 +153,58 @@ def test_an_offline_run_is_not_continued_online(world: World, tmp_path: Path):
     for allow in (False, True):
         with pytest.raises(HoneError, match=r"algo\.name was sft and is rloo|another model"):
             hone.run(recipe(world, "rloo", out), resume=True, allow_change=allow)
+
+
+def edited(path: Path, change: Callable[[Any], None]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def resealed(run: Path, change: Callable[[Any], None]) -> None:
+    """Another version's settings, which it has sealed itself."""
+
+    def both(about: Any) -> None:
+        change(about["recipe"])
+        about["digest"] = _digest(about["recipe"])
+
+    edited(run / "config.json", both)
+
+
+def test_a_run_of_a_version_that_knew_fewer_settings_goes_on(run: Path, world: World, tmp_path: Path):
+    resealed(run, lambda recipe: recipe["train"].pop("rollback"))
+    hone.resume(run)
+    hone.run(recipe(world, "grpo", tmp_path / "whole"))
+    assert_same_run(tmp_path / "whole", run, step=4)
+
+
+def test_a_run_of_a_version_with_other_settings_says_which_one(run: Path, capsys):
+    resealed(run, lambda recipe: recipe["train"].update(warp=9))
+    edited(run / "config.json", lambda about: about["versions"].update(hone="9.9"))
+    assert main(["resume", str(run)]) == 2
+    err = capsys.readouterr().err
+    assert "warp" in err
+    assert "it was written by Hone 9.9" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda state: state.update(format=2), lambda state: state.update(format=0), lambda state: state.pop("control")],
+    ids=["newer", "older", "without"],
+)
+def test_a_checkpoint_of_another_format_is_told_and_left_alone(change, run: Path, capsys):
+    folder = run / "checkpoints/step-000002"
+    edited(folder / "state.json", change)
+    edited(folder / "manifest.json", lambda names: names.update({"state.json": digest(folder / "state.json")}))
+    before = contents(run)
+    assert main(["resume", str(run)]) == 2
+    err = capsys.readouterr().err
+    assert (
+        "goes on from format 1: resume with the one that config.json names, or start a new run with model.path=" in err
+    )
+    assert err.count("\n") == 1
+    assert contents(run) == before
 
 
 def test_free_and_fixed_settings_exist():

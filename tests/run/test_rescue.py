@@ -18,7 +18,7 @@ from hone.errors import HoneError
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.train import optim
-from hone.train.checkpoint import checkpoints
+from hone.train.checkpoint import checkpoints, load_tensors
 from hone.train.step import Learner
 
 torch.set_num_threads(1)
@@ -179,6 +179,31 @@ def test_nothing_is_saved_of_a_step_that_has_moved_the_weights(world: World, tmp
     hone.resume(out)
     hone.run(recipe(world, "grpo", tmp_path / "whole", *settings))
     assert_same_run(tmp_path / "whole", out, step=4)
+
+
+@pytest.mark.parametrize("settings", [[], AHEAD], ids=["now", "ahead"])
+def test_a_log_prob_of_the_sampler_that_is_not_finite_reaches_no_update_and_no_checkpoint(
+    settings: list[str], world: World, tmp_path: Path, monkeypatch
+):
+    whole, cut, count = tmp_path / "whole", tmp_path / "cut", itertools.count()
+    hone.run(recipe(world, "grpo", whole, *settings))
+    made, rollout = recipe(world, "grpo", cut, *settings, "save.every=1"), LocalSampler._rollout
+
+    def spoilt(*arguments: Any) -> Any:
+        found = rollout(*arguments)
+        if next(count) == 22:  # of the third step
+            found.gen_logp[-1] = torch.nan
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalSampler, "_rollout", spoilt)
+        with pytest.raises(HoneError, match="the sampler gave a log-prob that is not finite"):
+            hone.run(made)
+    assert list(checkpoints(cut / "checkpoints")) == [1, 2]
+    tensors = [x for path in cut.rglob("*.safetensors") for x in load_tensors(path).values()]
+    assert all(x.isfinite().all() for x in tensors if x.is_floating_point())
+    hone.resume(cut)
+    assert_same_run(whole, cut, step=4)
 
 
 @pytest.mark.parametrize("algo", ["grpo", "sft", "trpo"])

@@ -1,12 +1,19 @@
 """From tasks to groups of rollouts: render the prompt, sample, decode. The request counter is its only state."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from hone.data.chat import render_prompt
 from hone.data.tokenizer import Tokenizer
+from hone.errors import HoneError
 from hone.rollout.protocol import SampleParams, Sampler
 from hone.types import Group, Rollout, Stop, Task
+
+LOST = (
+    "the sampler gave a log-prob that is not finite: go on from the last checkpoint, and where it comes again from an "
+    "earlier one with a lower optim.lr"
+)
 
 
 class Roller:
@@ -39,6 +46,8 @@ class Roller:
 
     def _finish(self, rollout: Rollout, task: Task) -> Rollout:
         """Attach the task and the completion's text, without the stop token or stop string."""
+        if not math.isfinite(sum(rollout.gen_logp)):
+            raise HoneError(LOST)
         if rollout.stop is Stop.STRING:
             return replace(rollout, task=task)
         written = [t for t, m in zip(rollout.tokens, rollout.mask, strict=True) if m]
