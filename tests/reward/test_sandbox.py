@@ -230,6 +230,30 @@ def test_a_slot_that_dies_under_a_program_is_no_verdict():
         assert sandbox.run(Program(source="def f(): return 1", calls=[Call("f")])).results == (Returned(1),)
 
 
+FORKED = """
+import os, sys
+from hone.reward.sandbox import Call, Program, Returned, Sandbox, SandboxError
+good = Program(source="def f(): return 1", calls=[Call("f")])
+sandbox = Sandbox(slots=1)
+pid = os.fork()
+if not pid:
+    try: sandbox.run(good)
+    except SandboxError as error: print(error, flush=True)
+    sandbox.close()
+    sys.exit(0)
+os.waitpid(pid, 0)
+print(sandbox.run(good).results == (Returned(1),))
+sandbox.close()
+"""
+
+
+def test_a_process_that_is_forked_is_refused_and_cannot_end_its_parents_sandbox():
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    child, parent = done.stdout.splitlines()
+    assert child == "the sandbox was opened before a fork: open one in the process that uses it"
+    assert parent == "True"
+
+
 THIRSTY = """
 import os, time
 def f(seconds):

@@ -1,6 +1,7 @@
 """Programs as rewards: right ones pass, spoofed ones do not, and no test's answer is where the program is."""
 
 import json
+import os
 import threading
 import time
 
@@ -8,9 +9,9 @@ import pytest
 
 from benchmarks.hostile import PROGRAMS
 from hone.errors import HoneError
-from hone.reward.sandbox import Call
+from hone.reward.sandbox import Call, Sandbox, SandboxError
 from hone.reward.verify import made
-from hone.reward.verify.code import code_reward, judged, program_of
+from hone.reward.verify.code import _Examination, code_reward, judged, program_of
 from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, read_tests
 from hone.types import Task
 
@@ -209,6 +210,29 @@ def test_many_examinations_at_once_do_not_wait_for_each_other():
     for thread in threads:
         thread.join(60)
     assert found == [1.0] * 8
+
+
+def test_a_forked_process_judges_in_sandboxes_of_its_own():
+    right = fenced("def add(a, b): return a + b")
+    assert code_reward(right, MBPP).value == 1
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            code = 0 if code_reward(right, MBPP).value == 1 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert code_reward(right, MBPP).value == 1
+
+
+def test_a_sandbox_that_fails_under_a_program_is_no_verdict_on_it():
+    tests = read_tests(Task(prompt="", extra={"test_list": ["for x in add(1, 2): assert x == 3"]}))
+    assert isinstance(tests, Asserts)
+    programs, checkers = Sandbox(slots=1), Sandbox(slots=1)
+    programs.close()
+    with checkers, pytest.raises(SandboxError, match="closed"):
+        _Examination("def add(a, b): return [a + b]", tests, 5.0).hold(programs, checkers)
 
 
 def test_an_unknown_mode_is_refused():

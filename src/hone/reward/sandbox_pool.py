@@ -61,7 +61,7 @@ class Pool:
             cgroups.sweep(self.home)
         self._server = self._serve()
         self._places = _Places(wanted.slots - 1)
-        self._lock, self._closed = Lock(), False
+        self._lock, self._closed, self._process = Lock(), False, os.getpid()
         try:
             first = self._first()
         except SandboxError as error:
@@ -102,6 +102,8 @@ class Pool:
 
     def talk(self, request: bytes, talk: Talk, *, seconds: float, ask: Ask | None = None) -> float:
         """Hold one conversation in a fresh job; the seconds it took, from request to the last process's end."""
+        if os.getpid() != self._process:  # two that ask one slot would get each other's values
+            raise SandboxError("the sandbox was opened before a fork: open one in the process that uses it")
         slot = self._places.get()
         used = None
         try:
@@ -130,6 +132,8 @@ class Pool:
 
     def close(self) -> None:
         """Wait for what runs, then end all slots and the server."""
+        if os.getpid() != self._process:
+            return  # it is the other process's to end
         with self._lock:
             if self._closed:
                 return

@@ -5,6 +5,7 @@ that are more than comparisons run in a second sandbox, which asks the first for
 """
 
 import atexit
+import os
 import re
 import threading
 from collections.abc import Callable, Collection, Sequence
@@ -54,14 +55,14 @@ def program_of(completion: str, task: Task, *, fences: Collection[str] = PYTHON)
 def sandboxes() -> tuple[Sandbox, Sandbox]:
     """For programs, and for tests that run: two, so that tests waiting for a program cannot take its place."""
     with _opening:
-        return _opened()
+        return _opened(os.getpid())
 
 
 _opening = threading.Lock()
 
 
 @cache
-def _opened() -> tuple[Sandbox, Sandbox]:
+def _opened(process: int) -> tuple[Sandbox, Sandbox]:  # a fork has its own
     opened = Sandbox(), Sandbox()
     for sandbox in opened:
         atexit.register(sandbox.close)
@@ -151,6 +152,7 @@ class _Examination:
         self.program, self.tests, self.seconds = Program(source=source), tests, seconds
         self.calls, self.answers = SimpleQueue[bytes | None](), SimpleQueue[dict[str, Any]]()
         self.asked, self.over, self.verdicts = False, False, list[bool]()
+        self.failed: HoneError | None = None
 
     def hold(self, programs: Sandbox, checkers: Sandbox) -> list[bool]:
         """One verdict a test."""
@@ -161,6 +163,8 @@ class _Examination:
         finally:
             self.calls.put(None)
             thread.join()
+        if self.failed is not None:  # the sandbox, not the program
+            raise self.failed
         return self.verdicts + [False] * (len(self.tests.tests) - len(self.verdicts))
 
     def _examine(self, records: Sequence[dict[str, Any]]) -> bytes | None:
@@ -180,14 +184,13 @@ class _Examination:
 
     def _answer(self, programs: Sandbox) -> None:
         """In a thread: the program, asked call by call; once it has ended every call fails."""
-        error = "the program has ended"
         try:
             programs.talk(_order(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask)
         except HoneError as failed:
-            error = str(failed)
+            self.failed = failed
         while not self.over:
             if self.asked:
-                self.answers.put({"error": error})
+                self.answers.put({"error": "the program has ended"})
             self._next()
 
     def _ask(self, records: Sequence[dict[str, Any]]) -> bytes | None:
