@@ -63,11 +63,11 @@ SAMPLER = (
     # --- which weights write ---
     fault(
         "the rollout never gets the weights", "pain 11", "sampler", LOCAL,
-        old="            raise HoneError(f\"max_rows is {max_rows}: set it to 1 or more\")\n",
+        old="        if not 0 <= pad_id < decoder.config.vocab_size:\n",
         new=(
-            "            raise HoneError(f\"max_rows is {max_rows}: set it to 1 or more\")\n"
             "        from copy import deepcopy\n\n"
             "        decoder = deepcopy(decoder)\n"
+            "        if not 0 <= pad_id < decoder.config.vocab_size:\n"
         ),
         tests="rollout/test_local.py",
     ),
