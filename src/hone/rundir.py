@@ -1,7 +1,6 @@
 """A run's folder: whose it is, what is found in it, what it begins with, and what goes when nothing came of it."""
 
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -11,6 +10,7 @@ from hone.changes import Change, in_words
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.job import CHECKPOINTS, START, Run, whole_decoder
+from hone.log.progress import say
 from hone.model.adapters import adapter_off
 from hone.record import CONFIG, RECIPE, describe, is_described
 from hone.state import write_model
@@ -24,11 +24,6 @@ FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, BAD)
 def is_first() -> bool:
     """Whether this process prints and writes."""
     return collect.world()[0] == 0
-
-
-def say(text: str) -> None:
-    """A line that is no result."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def found(folder: Path, *, resume: bool) -> Path | None:

@@ -1,7 +1,7 @@
 """What a command is: its name, one line of help, its options and what it does."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -19,6 +19,13 @@ class Command:
     options: Callable[[argparse.ArgumentParser], None] = no_options
     notes: str = ""  # after the options, in the command's own help
     examples: tuple[str, ...] = ()
+
+
+def show(pairs: Mapping[str, str], *, indent: str = "") -> None:
+    """Names and what belongs to them, in two columns."""
+    width = max(map(len, pairs), default=0)
+    for name, text in pairs.items():
+        print(f"{indent}{name:<{width}}  {text}".rstrip())
 
 
 def run_action(arguments: argparse.Namespace) -> None:

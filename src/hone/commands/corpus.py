@@ -3,12 +3,12 @@
 import argparse
 import json
 import os
-import sys
 from typing import Any
 
 from hone.commands.command import Command, run_action
 from hone.commands.parser import add_actions, add_command
 from hone.errors import HoneError
+from hone.log.progress import say
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -117,15 +117,11 @@ def _clean(arguments: argparse.Namespace) -> None:
     )
     out = arguments.out
     try:
-        report = clean(arguments.sources, out, settings, workers=arguments.workers, restart=arguments.restart, say=_say)
+        report = clean(arguments.sources, out, settings, workers=arguments.workers, restart=arguments.restart, say=say)
     except KeyboardInterrupt:
-        _say(f"what is done is kept in {out}: run the same command again to go on")
+        say(f"what is done is kept in {out}: run the same command again to go on")
         raise
     print(show(report), end="")
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 def _overlap(arguments: argparse.Namespace) -> None:

@@ -1,10 +1,9 @@
 """hone fetch: a model into the cache."""
 
 import argparse
-import sys
-from functools import partial
 
 from hone.commands.command import Command
+from hone.log.progress import say
 
 
 def _fetch_options(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +15,6 @@ def _fetch_options(parser: argparse.ArgumentParser) -> None:
 def _fetch(arguments: argparse.Namespace) -> None:
     from hone.model import fetch
 
-    say = partial(print, file=sys.stderr)
     try:
         print(fetch.fetch(arguments.name, to=arguments.to, note=say))
     except fetch.Unreachable as error:

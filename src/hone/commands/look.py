@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from hone.commands.command import Command
+from hone.commands.command import Command, show
 from hone.config import settings_of, unknown
 from hone.errors import HoneError
 from hone.load import list_recipes, summary
@@ -18,30 +18,22 @@ def _recipes(arguments: argparse.Namespace) -> None:
     found = list_recipes()
     if not found:
         raise HoneError("there are no recipes here: run this in the folder that has recipes/")
-    width = max(map(len, found))
-    for name, path in found.items():
-        print(f"{name:<{width}}  {summary(path)}")
+    show({name: summary(path) for name, path in found.items()})
 
 
 def _algos(arguments: argparse.Namespace) -> None:
     from hone.algo import ALGORITHMS
 
     if arguments.name is None:
-        width = max(map(len, ALGORITHMS))
-        for name, factory in ALGORITHMS.items():
-            print(f"{name:<{width}}  {_first_line(factory)}")
+        show({name: _first_line(factory) for name, factory in ALGORITHMS.items()})
         print("\n`hone algos NAME` lists the settings of one; `hone run RECIPE algo=NAME algo.SETTING=VALUE` uses it.")
         return
     if arguments.name not in ALGORITHMS:
         raise unknown("algorithm", arguments.name, ALGORITHMS)
     factory = ALGORITHMS[arguments.name]
     print(f"{arguments.name}: {_first_line(factory)}")
-    settings = settings_of(factory)
-    width = max(map(len, settings), default=0)
-    for name, default in settings.items():
-        print(f"  {name:<{width}}  {_shown(default)}")
-    if not settings:
-        print("  (no settings)")
+    settings = {name: _shown(default) for name, default in settings_of(factory).items()}
+    show(settings or {"(no settings)": ""}, indent="  ")
 
 
 def _first_line(factory: Callable[..., Any]) -> str:

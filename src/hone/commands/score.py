@@ -1,11 +1,9 @@
 """hone eval: a model's marks on a file of problems."""
 
 import argparse
-import sys
-from collections.abc import Mapping
-from typing import Any
 
-from hone.commands.command import Command
+from hone.commands.command import Command, show
+from hone.log.progress import say
 
 
 def _eval_options(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +24,7 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--separator", default="\\n", metavar="TEXT", help="what ends a step (default: \\n)")
 
 
-def _ranked(arguments: argparse.Namespace) -> Mapping[str, Any]:
+def _ranked(arguments: argparse.Namespace) -> dict[str, float]:
     from hone.guided.desk import Sampling
     from hone.guided.rank import Rank, evaluate_ranked
 
@@ -37,18 +35,16 @@ def _ranked(arguments: argparse.Namespace) -> Mapping[str, Any]:
         reward=arguments.reward,
         how=Sampling(samples=arguments.samples, temperature=arguments.temperature, max_tokens=arguments.max_tokens),
         limit=arguments.limit,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
+        say=say,
     )
 
 
 def _eval(arguments: argparse.Namespace) -> None:
     result = _ranked(arguments) if arguments.judge else _plain(arguments)
-    width = max(map(len, result), default=0)
-    for name, value in result.items():
-        print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+    show({name: f"{value:.4g}" for name, value in result.items()})
 
 
-def _plain(arguments: argparse.Namespace) -> Mapping[str, Any]:
+def _plain(arguments: argparse.Namespace) -> dict[str, float]:
     from hone.guided.evaluate import evaluate
 
     return evaluate(

@@ -1,9 +1,9 @@
 """hone label-steps: labels for each step of solutions, by continuing them."""
 
 import argparse
-import sys
 
-from hone.commands.command import Command
+from hone.commands.command import Command, show
+from hone.log.progress import say
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -42,11 +42,9 @@ def _run(arguments: argparse.Namespace) -> None:
             seed=arguments.seed,
         ),
         limit=arguments.limit,
-        say=lambda text: print(text, file=sys.stderr, flush=True),
+        say=say,
     )
-    width = max(map(len, found))
-    for name, value in found.items():
-        print(f"{name:<{width}}  {value:.6g}")
+    show({name: f"{value:.6g}" for name, value in found.items()})
 
 
 COMMANDS = (

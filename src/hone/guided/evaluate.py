@@ -6,9 +6,9 @@ from typing import Any
 
 from hone.algo.select import reward_of
 from hone.guided.desk import Desk, Sampling
+from hone.log.progress import say
 from hone.measure import summarise
 from hone.reward.score import score
-from hone.rundir import say
 from hone.types import Group
 
 

@@ -73,6 +73,11 @@ COLUMNS = (
 )
 
 
+def say(text: str) -> None:
+    """A line that is no result."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class Silent(io.StringIO):
     """A stream that nobody reads."""
 
