@@ -69,9 +69,18 @@ def check_parts(parts: PartsSpec, reward: Reward) -> None:
                 raise unknown("part", name, names, owner=f"parts.{setting} is by part of the reward, which")
             if setting in ("timeout", "cache") and (value < 0 or (setting == "timeout" and not value)):
                 raise HoneError(f"parts.{setting}.{name} is {value}: give a number above 0")
-            if setting == "timeout" and MODEL.fullmatch(name):
-                raise HoneError(f"parts.timeout.{name}: a model runs in the run's own process: leave it out")
-            if setting == "timeout" and name.startswith(f"{JUDGE}:"):
-                raise HoneError(f"parts.timeout.{name}: a judge's file has a timeout of its own: set it there")
+            if setting == "timeout" and (why := _own_time(name)):
+                raise HoneError(f"parts.timeout.{name}: {why}")
     if parts.held_out and not is_part(parts.held_out):
         raise unknown("reward", parts.held_out, REWARDS, owner="parts.held_out")
+
+
+def _own_time(name: str) -> str:
+    """Why a part cannot be given its seconds, "" where it can."""
+    if MODEL.fullmatch(name):
+        return "a model runs in the run's own process: leave it out"
+    return {
+        JUDGE: "a judge's file has a timeout of its own: set it there",
+        "math": "answers are compared in processes that have a time of their own: leave it out",
+        "code": "a program that takes too long is wrong, not invalid: set seconds in a code:FILE.yaml",
+    }.get(name.partition(":")[0], "")

@@ -30,6 +30,8 @@ def separate(recipe: Recipe) -> dict[str, Reward]:
     """
     spec, train, parts = recipe.reward, recipe.train, recipe.parts
     if not recipe.online or train.reward_apart == "never":
+        if recipe.online and parts.timeout:
+            raise HoneError("parts.timeout needs processes of its own: leave out train.reward_apart=never")
         return {}
     if callable(spec):
         found = {"": spec} if train.reward_apart == "always" else {}

@@ -67,6 +67,17 @@ def test_the_column_of_right_answers_can_be_named(tmp_path: Path, capsys: pytest
     assert code == 2
 
 
+def test_no_rows_and_numbers_below_0_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = str(rows(tmp_path / "empty.jsonl"))
+    for arguments, says in (
+        ([], "has no rows"),
+        (["--limit", "-1"], "give 0 or more"),
+        (["--show", "-1"], "0 or more"),
+    ):
+        assert main(["rewards", "test", data, *arguments]) == 2
+        assert says in capsys.readouterr().err
+
+
 def test_alike_answers_leave_nothing_to_shuffle():
     always = Reward(lambda completion: 1.0)
     found = prove(always, [Task(prompt="q")] * 3, golds=["4", " 4", "4 "])

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from hone.errors import HoneError
-from hone.recipe import PartsSpec
+from hone.recipe import PartsSpec, Recipe, TrainSpec
+from hone.recipe_parts import check_parts
 from hone.reward.apart import apart
 from hone.reward.cache import cached
 from hone.reward.marker import Marker
 from hone.reward.parts import Part, read_schedule
 from hone.reward.score import Reward, combine
-from hone.rewards import scorer
+from hone.rewards import scorer, separate
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)
@@ -57,6 +58,27 @@ def test_settings_of_a_recipe_reach_the_parts():
     (outcome,) = made([rollout("<think></think><answer>yes</answer>", version=4)])
     assert outcome.value == pytest.approx(0.4 + 0.05)
     assert outcome.added == pytest.approx({"exact": 0.4, "format": 0.05})
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("math", "a time of their own: leave it out"),
+        ("code:fraction", "set seconds in a code:FILE.yaml"),
+        ("judge:j.yaml", "a timeout of its own: set it there"),
+        ("model:a", "the run's own process: leave it out"),
+    ],
+)
+def test_parts_that_end_by_themselves_take_no_timeout(name: str, says: str):
+    with pytest.raises(HoneError, match=says):
+        check_parts(PartsSpec(timeout={name: 1.0}), {name: 1.0})
+
+
+def test_a_timeout_without_processes_is_refused():
+    how = PartsSpec(timeout={"regex:a": 1.0})
+    recipe = Recipe(data="x", reward={"regex:a": 1.0}, parts=how, train=TrainSpec(reward_apart="never"))
+    with pytest.raises(HoneError, match=r"leave out train\.reward_apart=never"):
+        separate(recipe)
 
 
 def test_a_held_out_verifier_is_noted_and_adds_nothing():

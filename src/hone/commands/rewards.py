@@ -75,6 +75,8 @@ def _test(arguments: argparse.Namespace) -> None:
     from hone import rewards
     from hone.check.gold import prove
 
+    if arguments.limit < 0 or arguments.show < 0:
+        raise HoneError("--limit and --show count rows: give 0 or more")
     name = arguments.reward
     function = rewards.alone(name, asked=True)
     there = rewards.in_processes({name: function}, seconds=arguments.timeout) if function else {}
@@ -101,6 +103,8 @@ def _read(data: str, column: str, *, limit: int) -> "tuple[list[Task], list[str 
     tasks = [_task(row, n, bad) for n, row in enumerate(rows[: limit or None])]
     columns: list[dict[str, object]] = [{**t.extra, "answer": t.answer} for t in tasks]
     names = [column] if column else [name for name in GOLD if any(c.get(name) is not None for c in columns)]
+    if not tasks:
+        raise HoneError(f"{data} has no rows: give a file of problems")
     if not names or not any(names[0] in c for c in columns):
         found = ", ".join(sorted({name for c in columns for name in c}))
         raise HoneError(f"{data} has no right answers: name their column with --gold COLUMN (there are: {found})")
