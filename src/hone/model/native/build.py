@@ -14,7 +14,8 @@ import torch  # noqa: F401  the library's threads are those of the OpenMP that i
 
 from hone.model.fetch import home
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "learn.cpp"))
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "learn.cpp", "stack.cpp"))
+HEADERS = tuple(Path(__file__).with_name(name) for name in ("wide.h", "between.h"))
 OFF = "HONE_NATIVE"  # 0: compile nothing
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti")
 SECONDS = 120  # the most that compiling may take; it takes 5
@@ -47,7 +48,7 @@ def fingerprint(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
     about = CPUINFO.read_text() if CPUINFO.exists() else platform.processor()
     able = next((line for line in about.splitlines() if line.startswith(("flags", "Features"))), about)
-    parts = [*(source.read_bytes() for source in SOURCES), version, able.encode(), repr(FLAGS).encode()]
+    parts = [*(source.read_bytes() for source in (*SOURCES, *HEADERS)), version, able.encode(), repr(FLAGS).encode()]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 

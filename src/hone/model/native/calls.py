@@ -74,7 +74,8 @@ class Segments:
         )  # fmt: skip
 
 
-def _call(name: str, x: Tensor, *arguments: Any) -> None:
+def called(name: str, x: Tensor, *arguments: Any) -> None:
+    """The library's function of this name for numbers of x's kind."""
     found = library()
     assert not isinstance(found, str)
     getattr(found, f"hone_{name}_{'float64' if x.dtype == torch.float64 else 'float32'}")(*map(_passed, arguments))
@@ -89,7 +90,7 @@ def _passed(x: Any) -> Any:
 def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
     """x gain / rms(x)"""
     y = torch.empty_like(x_ND)
-    _call("norm", y, x_ND, gain_D, eps, *x_ND.shape, y, torch.get_num_threads())
+    called("norm", y, x_ND, gain_D, eps, *x_ND.shape, y, torch.get_num_threads())
     return y
 
 
@@ -97,40 +98,40 @@ def norm_grad(x_ND: Tensor, gain_D: Tensor, eps: float, dy_ND: Tensor, *, plus: 
     """The gradients of x, with `plus` added, and of the gain."""
     threads, dx = torch.get_num_threads(), torch.empty_like(x_ND)
     parts = gain_D.new_zeros(threads, len(gain_D))
-    _call("norm_grad", dx, x_ND, gain_D, eps, dy_ND, plus, *x_ND.shape, dx, parts, threads)
+    called("norm_grad", dx, x_ND, gain_D, eps, dy_ND, plus, *x_ND.shape, dx, parts, threads)
     return dx, parts.sum(0)
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int, back: bool = False) -> Tensor:
     """The first heads of x [N, numbers of all heads] turned in place by angles whose cosines are cos [N, E]."""
     (N, width), E = x.shape, cos.shape[1]
-    _call("rotate", x, x, cos, sin, N, width, heads, E, -1.0 if back else 1.0, torch.get_num_threads())
+    called("rotate", x, x, cos, sin, N, width, heads, E, -1.0 if back else 1.0, torch.get_num_threads())
     return x
 
 
 def gate(x: Tensor) -> Tensor:
     """silu(x[:, :M]) * x[:, M:]"""
     y = x.new_empty(len(x), x.shape[1] // 2)
-    _call("gate", y, x, *y.shape, y, torch.get_num_threads())
+    called("gate", y, x, *y.shape, y, torch.get_num_threads())
     return y
 
 
 def gate_grad(x: Tensor, dy_NM: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of `gate`'s input, and its output again."""
     dx, y = torch.empty_like(x), torch.empty_like(dy_NM)
-    _call("gate_grad", dx, x, dy_NM, *y.shape, dx, y, torch.get_num_threads())
+    called("gate_grad", dx, x, dy_NM, *y.shape, dx, y, torch.get_num_threads())
     return dx, y
 
 
 def attend(shape: CShape, qkv: Tensor) -> tuple[Tensor, Tensor]:
     """Causal attention in each row, [U, H E], and the logarithms of its sums, [U, H]; qkv: [U, (H + 2 K) E]."""
     out, log = qkv.new_empty(len(qkv), shape.H * shape.E), qkv.new_empty(len(qkv), shape.H)
-    _call("attend", out, ctypes.byref(shape), qkv, out, log)
+    called("attend", out, ctypes.byref(shape), qkv, out, log)
     return out, log
 
 
 def attend_grad(shape: CShape, qkv: Tensor, out: Tensor, log: Tensor, dout: Tensor) -> Tensor:
     """The gradient of qkv."""
     dqkv = torch.zeros_like(qkv)
-    _call("attend_grad", out, ctypes.byref(shape), qkv, out, log, dout, dqkv)
+    called("attend_grad", out, ctypes.byref(shape), qkv, out, log, dout, dqkv)
     return dqkv

@@ -19,6 +19,7 @@ from hone.model.joined import Product
 from hone.model.native import calls
 from hone.model.native.build import library
 from hone.model.native.calls import Segments
+from hone.model.native.stacked import Bundles, Pass, stackable
 from hone.model.ragged import Rows
 
 
@@ -32,6 +33,7 @@ class Course:
     last: int  # the number of the last layer, of which
     ending: Segments  # fewer tokens may ask: their numbers are
     read: Tensor | None = None  # int64 [A]; None: all
+    whole: Pass | None = None  # all layers at once
 
 
 def course(
@@ -55,10 +57,12 @@ def course(
         Segments.of(mask.spans) if isinstance(mask, Rows) else Segments.lines(B, T),
         len(decoder.model.layers) - 1,
     )
-    if not isinstance(mask, Rows) or mask.asked is None:
-        return Course(cos, sin, segments, last, segments)
-    ending = segments.asking(mask.asked)
-    return Course(cos, sin, segments, last, ending, ending.tokens())
+    asked = mask.asked if isinstance(mask, Rows) else None
+    ending = segments if asked is None else segments.asking(asked)
+    read, whole = None if asked is None else ending.tokens(), None
+    if stackable(decoder, x_BTD.dtype) and (found := Bundles.of(segments, ending, torch.get_num_threads())):
+        whole = Pass.of(decoder, found, cos, sin)
+    return Course(cos, sin, segments, last, ending, read, whole)
 
 
 @dataclass(frozen=True, slots=True)

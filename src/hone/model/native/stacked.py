@@ -1,0 +1,207 @@
+"""All layers of a small decoder on a CPU as one function with its gradient, by stack.cpp.
+
+Kept for the backward pass is what native/learning.py's layers keep. Shapes: U tokens of all rows, D hidden.
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hone.model.decoder import Decoder, Layer
+from hone.model.fused import plain
+from hone.model.lora import LoRALinear
+from hone.model.native import calls
+from hone.model.native.build import library
+from hone.model.native.calls import Segments
+from hone.model.native.room import Room
+
+TOGETHER = 160  # tokens that are enough for a bundle: what they need fits a core's cache
+SMALL = 16 << 20  # bytes of weights, of which each thread has gradients of its own
+UNEVEN = 1.5  # times its part of the tokens that a thread may have
+TILE = 4  # tokens: as in stack.cpp
+
+
+class CWeights(ctypes.Structure):
+    """Layer of stack.cpp."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("before", "qkv", "o", "after", "gate_up", "down")]
+
+
+class CStack(ctypes.Structure):
+    """As in stack.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("layers", "D", "M", "H", "K", "E")),
+        ("eps", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("threads", "bundles")),
+        ("layer", ctypes.POINTER(CWeights)),
+        *((name, ctypes.c_void_p) for name in ("row", "ending", "rows", "first", "count", "share", "order")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """Groups of rows put together, their tokens numbered anew, and shared out to threads."""
+
+    row: np.ndarray  # int64 [R, 5]  as in Segments, counted from the bundle's first token
+    ending: np.ndarray  # the same of the last layer
+    rows: np.ndarray  # int64 [B + 1]  where a bundle's rows begin
+    first: np.ndarray  # int64 [B + 1]  its first token
+    count: np.ndarray  # int64 [B]  how many it has
+    share: np.ndarray  # int64 [threads + 1]  where a thread's bundles begin
+    order: np.ndarray  # int64 [first[-1]]  where a token is in the list
+
+    @staticmethod
+    def of(segments: Segments, ending: Segments, threads: int) -> "Bundles | None":
+        """None where threads would have too different parts."""
+        rows, own, count = segments.rows, segments.rows[:, 0], segments.rows[:, 1]
+        before = np.concatenate([[0], np.cumsum(count)])  # tokens of the rows before each
+        starts = _joined(before[segments.groups], segments.groups, min(TOGETHER, before[-1] // (2 * threads)))
+        tokens = np.diff(before[starts])
+        first = np.concatenate([[0], np.cumsum(-(-tokens // TILE) * TILE)])
+        share = _shares(tokens, threads)
+        summed = np.concatenate([[0], np.cumsum(tokens)])
+        if np.diff(summed[share]).max() * threads > UNEVEN * summed[-1]:
+            return None
+        bundle = np.repeat(np.arange(len(tokens)), np.diff(starts))  # of each row
+        local = before[:-1] - before[starts[bundle]]
+        moved = rows.copy()
+        moved[:, 0] = local
+        leader = segments.groups[np.searchsorted(segments.groups, np.arange(len(rows)), side="right") - 1]
+        moved[:, 2] = local[leader]
+        order = np.zeros(first[-1], dtype=np.int64)
+        for at, length, begin in zip((first[bundle] + local).tolist(), count.tolist(), own.tolist(), strict=True):
+            order[at : at + length] = np.arange(begin, begin + length)
+        last = moved.copy()
+        last[:, 4] = ending.rows[:, 4]
+        return Bundles(moved, last, starts, first, tokens, share, order)
+
+
+def _joined(tokens: np.ndarray, groups: np.ndarray, together: int) -> np.ndarray:
+    """The first rows of bundles of at least `together` tokens, and their end; tokens: before each group."""
+    starts, begun = [0], 0
+    for at, row in zip(tokens[1:-1].tolist(), groups[1:-1].tolist(), strict=True):
+        if at - begun >= together:
+            starts.append(row)
+            begun = at
+    return np.array([*starts, int(groups[-1])], dtype=np.int64)
+
+
+def _shares(tokens: np.ndarray, threads: int) -> np.ndarray:
+    """Where each thread's bundles begin, so that all have about as many tokens."""
+    middle = np.cumsum(tokens) - tokens / 2
+    ends = np.searchsorted(middle, np.arange(1, threads) * tokens.sum() / threads)
+    return np.concatenate([[0], ends, [len(tokens)]]).astype(np.int64)
+
+
+def layers_of(decoder: Decoder) -> list[Layer]:
+    """Those that are as the decoder made them."""
+    return [layer for layer in decoder.model.layers if type(layer) is Layer]
+
+
+def parameters(layer: Layer) -> list[Tensor]:
+    """What a layer trains, in the order of stack.cpp's gradients."""
+    a, m = layer.self_attn, layer.mlp
+    linear = (a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj)
+    norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
+    return [*norms, *(plain(x).weight for x in linear)]
+
+
+def stackable(decoder: Decoder, dtype: torch.dtype) -> bool:
+    """Whether stack.cpp computes its layers: small, of whole vectors, with neither adapters nor biases nor hooks."""
+    found, config = library(), decoder.config
+    assert not isinstance(found, str)
+    panel = found.hone_panel_float64() if dtype == torch.float64 else found.hone_panel_float32()
+    heads, E = config.num_attention_heads, config.head_dim
+    sizes = config.hidden_size, config.intermediate_size, heads * E, (heads + 2 * config.num_key_value_heads) * E
+    if any(size % panel for size in sizes):
+        return False
+    if sum(p.nbytes for p in decoder.model.layers.parameters()) > SMALL:
+        return False
+    layers = layers_of(decoder)
+    for layer in layers:
+        if layer._forward_hooks or layer._forward_pre_hooks:
+            return False
+        if any(isinstance(x, LoRALinear) or getattr(x, "bias", None) is not None for x in layer.modules()):
+            return False
+    return len(layers) == len(decoder.model.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What stack.cpp reads besides numbers of tokens, and what has to stay where it is meanwhile."""
+
+    model: CStack
+    bundles: Bundles
+    alive: tuple[Any, ...]
+    weights: int  # parameters of all layers
+    kept: int  # numbers for the backward pass
+
+    @staticmethod
+    def of(decoder: Decoder, bundles: Bundles, cos: Tensor, sin: Tensor) -> "Pass":
+        config, layers, weights = decoder.config, layers_of(decoder), list[CWeights]()
+        for layer in layers:
+            before, after, q, _, _, o, gate, _, down = (p.data_ptr() for p in parameters(layer))
+            weights.append(CWeights(before, q, o, after, gate, down))
+        D, M, H, K, E = (
+            config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads,
+            config.head_dim,
+        )  # fmt: skip
+        array, b = (CWeights * len(weights))(*weights), bundles
+        places = (x.ctypes.data for x in (b.row, b.ending, b.rows, b.first, b.count, b.share, b.order))
+        model = CStack(
+            len(weights), D, M, H, K, E, layers[0].input_layernorm.eps, len(b.share) - 1, len(b.count),
+            array, *places, cos.data_ptr(), sin.data_ptr(),
+        )  # fmt: skip
+        width = (H + 2 * K) * E
+        kept = int(b.first[-1]) * len(weights) * (2 * D + width + H * E + H + 2 * M)
+        return Pass(model, bundles, (array, cos, sin), len(weights) * D * (width + H * E + 3 * M + 2), kept)
+
+
+def stacked(decoder: Decoder, x_BTD: Tensor, given: Pass) -> Tensor:
+    """The layers' output; zero for tokens that nobody asks for."""
+    x = x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous()
+    if not torch.is_grad_enabled():
+        return _through(given, x, None).view(x_BTD.shape)
+    tensors = [p for layer in layers_of(decoder) for p in parameters(layer)]
+    y = _Stack.apply(x, given, *tensors)
+    return y.view(x_BTD.shape)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def _through(given: Pass, x: Tensor, kept: Room | None) -> Tensor:
+    """kept: room for what the backward pass reads."""
+    y, panels = torch.empty_like(x), Room(given.weights, x.dtype)
+    calls.called("stack", x, ctypes.byref(given.model), x, y, panels.place, None if kept is None else kept.place)
+    return y
+
+
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, given: Pass, *tensors: Tensor) -> Tensor:
+        ctx.given, ctx.kept = given, Room(given.kept, x.dtype)
+        ctx.save_for_backward(*tensors)  # which says if one has changed meanwhile
+        return _through(given, x, ctx.kept)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        given, dy = ctx.given, dy.contiguous()
+        dx, grad = torch.empty_like(dy), dy.new_empty(given.weights)
+        panels, parts = (Room(given.weights * n, dy.dtype) for n in (1, given.model.threads))
+        kept, model = ctx.kept.place, ctypes.byref(given.model)
+        calls.called("stack_grad", dy, model, dy, dx, panels.place, kept, grad, parts.place)
+        return dx, None, *_split(grad, ctx.saved_tensors, ctx.needs_input_grad[2:])
+
+
+def _split(grad: Tensor, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Each tensor's part."""
+    parts = grad.split([t.numel() for t in tensors])
+    return [part.view(t.shape) if want else None for part, t, want in zip(parts, tensors, wanted, strict=True)]
