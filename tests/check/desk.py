@@ -1,12 +1,10 @@
 """A world of a few kilobytes to break things in: rows of every shape, plain and chat tokenizers, models, rewards."""
 
-import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from places import Place, decoder, write_rows
 
 from hone.algo import ALGORITHMS
 from hone.check import suite
@@ -15,7 +13,6 @@ from hone.config import Choice, override
 from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.tokenizer import Tokenizer, train_bpe
 from hone.job import Run, prepare
-from hone.model.decoder import Decoder, DecoderConfig
 from hone.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
 from hone.state import write_model
 
@@ -46,29 +43,8 @@ def tags(completion: str, task: Any) -> float:
     return float(f"<answer>{task.answer}</answer>" in completion) + sum(completion.encode()) % 7 / 70
 
 
-@dataclass(frozen=True)
-class Desk:
+class Desk(Place):
     """Where everything is."""
-
-    folder: Path
-
-    def __truediv__(self, name: str) -> str:
-        return str(self.folder / name)
-
-
-def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> str:
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def decoder(vocab: int, *, seed: int = 0, context: int = 48) -> Decoder:
-    config = DecoderConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.2,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Decoder(config)
 
 
 def chat_tokenizer(*, template: str = DEFAULT_TEMPLATE) -> Tokenizer:

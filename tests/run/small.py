@@ -6,19 +6,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 import torch
+from places import Place, decoder, write_rows
 
 from hone.algo import ALGORITHMS
 from hone.config import Choice, override
 from hone.data.tokenizer import Tokenizer, train_bpe
-from hone.model.config import DecoderConfig
-from hone.model.decoder import Decoder
 from hone.model.policy import Scorer
 from hone.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
 from hone.state import write_model
@@ -110,14 +108,8 @@ def recipe():
 '''
 
 
-@dataclass(frozen=True)
-class World:
+class World(Place):
     """Where everything is."""
-
-    folder: Path
-
-    def __truediv__(self, name: str) -> str:
-        return str(self.folder / name)
 
     def data(self, name: str) -> str:
         return self / f"{name}.jsonl"
@@ -125,21 +117,6 @@ class World:
     @property
     def tokenizer(self) -> Tokenizer:
         return Tokenizer.load(self / "model")
-
-
-def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> str:
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def decoder(vocab: int, *, seed: int = 0, context: int = 48) -> Decoder:
-    config = DecoderConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.2,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Decoder(config)
 
 
 def make_world(folder: Path) -> World:

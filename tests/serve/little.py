@@ -9,15 +9,15 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from places import decoder
 
 from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.tokenizer import Tokenizer, train_bpe
-from hone.model.config import DecoderConfig
-from hone.model.decoder import Decoder
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.peft import save_peft
 from hone.model.whole import save_whole
@@ -32,14 +32,7 @@ def make_tokenizer(*, chats: bool = True) -> Tokenizer:
     return replace(tokenizer, chat_template=DEFAULT_TEMPLATE) if chats else tokenizer
 
 
-def make_decoder(vocab: int, *, context: int = CONTEXT, seed: int = 0) -> Decoder:
-    config = DecoderConfig(
-        vocab_size=vocab, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=context, initializer_range=0.3,
-    )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return Decoder(config)
+make_decoder = partial(decoder, context=CONTEXT, layers=2, spread=0.3)
 
 
 def make_folders(folder: Path) -> Path:
