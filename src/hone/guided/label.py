@@ -113,7 +113,8 @@ def _rows(solutions: list[Group], found: list[Labelled], first: int, requests: i
                     "tokens": f.tokens + sum(solution.mask) * bool(solution.gen_logp),
                 }
             )
-        rows[-1:] = [rows[-1] | {WHOLE: True}] if len(rows) > before else rows[-1:]
+        if len(rows) > before:
+            rows[-1][WHOLE] = True
     return rows, requests
 
 

@@ -21,26 +21,23 @@ class Cached(Reward):
 
     inner: Reward = field(kw_only=True)
     size: int = field(kw_only=True)
-    known: OrderedDict[bytes, Outcome] = field(default_factory=OrderedDict[bytes, Outcome], kw_only=True)
+    known: OrderedDict[bytes | int, Outcome] = field(default_factory=OrderedDict[bytes | int, Outcome], kw_only=True)
     lock: threading.Lock = field(default_factory=threading.Lock, kw_only=True)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
-        keys = [content(r) or b"%d" % i for i, r in enumerate(rollouts)]
+        keys = [content(r) or i for i, r in enumerate(rollouts)]
         with self.lock:
             found = {key: self.known[key] for key in keys if key in self.known}
         asked = {key: r for key, r in zip(keys, rollouts, strict=True) if key not in found}
-        fresh = dict(zip(asked, self.inner(list(asked.values())), strict=True))
+        found |= zip(asked, self.inner(list(asked.values())), strict=True)
         with self.lock:
-            self._keep(fresh, used=found)
-        return [(found | fresh)[key] for key in keys]
-
-    def _keep(self, fresh: dict[bytes, Outcome], *, used: dict[bytes, Outcome]) -> None:
-        self.known.update({key: o for key, o in fresh.items() if o.valid and len(key) > 20})
-        for key in used:
-            if key in self.known:
-                self.known.move_to_end(key)
-        while len(self.known) > self.size:
-            self.known.popitem(last=False)
+            for key, outcome in found.items():
+                if isinstance(key, bytes) and outcome.valid:
+                    self.known[key] = outcome
+                    self.known.move_to_end(key)
+            while len(self.known) > self.size:
+                self.known.popitem(last=False)
+        return [found[key] for key in keys]
 
 
 def content(rollout: Rollout) -> bytes:

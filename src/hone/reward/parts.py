@@ -5,7 +5,7 @@ A step is counted by the version of the weights that wrote the completion, so th
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from hone.reward.outcome import finite, invalid, to_outcome
 from hone.types import Outcome, Rollout
 
 Points = tuple[tuple[int, float], ...]  # (step, factor), by step
-Scores = Callable[[Sequence[Rollout]], list[Outcome]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,16 +39,12 @@ SECONDS = 5.0  # they have for a completion, unless told otherwise
 REMEMBERED = {"math": 10_000, "code": 10_000, "judge": 10_000}  # outcomes, of what takes longer than to look up
 
 
-def exists(name: str) -> bool:
-    """Whether there is such a verifier, with its setting where it needs one."""
-    kind, _, setting = name.partition(":")
-    return name in VERIFIERS or (kind in MAKERS and bool(setting))
-
-
 def made(name: str) -> tuple[Callable[..., Any], bool]:
     """The verifier of this name, and whether it can hang, so that it belongs in a process of its own."""
     kind, _, setting = name.partition(":")
-    if not exists(name):
-        listed = [*VERIFIERS, *(f"{known}:SETTING" for known in MAKERS)]
-        raise HoneError(f"no verifier {name!r}: there are {', '.join(listed)}")
-    return VERIFIERS[name] if name in VERIFIERS else MAKERS[kind](setting), kind in HANGS
+    if name in VERIFIERS:
+        return VERIFIERS[name], kind in HANGS
+    if kind in MAKERS and setting:
+        return MAKERS[kind](setting), kind in HANGS
+    listed = [*VERIFIERS, *(f"{known}:SETTING" for known in MAKERS)]
+    raise HoneError(f"no verifier {name!r}: there are {', '.join(listed)}")
