@@ -19,6 +19,7 @@ from hone.data.assemble import Reading
 from hone.data.rows import Tally
 from hone.reward.verify.math import _asked, math_reward
 from hone.reward.verify.math_number import number
+from hone.reward.verify.math_tidy import tidy
 from hone.reward.verify.math_workers import WORKERS, Failed
 from hone.types import Task
 
@@ -65,7 +66,7 @@ def equivalents(gold: str) -> Iterator[str]:
     yield f"\\boxed{{{gold.replace('(', chr(92) + 'left(').replace(')', chr(92) + 'right)')}}}".replace(
         r"\left\left", r"\left"
     )
-    value = number(gold)
+    value = number(tidy(gold))
     if value is None:
         simple = re.fullmatch(r"[0-9a-z\s+*/^{}()-]*(?:\\(?:sqrt|frac|pi)[0-9a-z\s+*/^{}()-]*)*", gold)
         if simple and "," not in gold and not re.search(r"[A-Za-z]{5}", gold):

@@ -19,9 +19,13 @@ from hone.types import Outcome, Task
 
 _BASE = re.compile(r"([0-9]+)_\{?([0-9]{1,2})\}?")
 _WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z]{2,}(?:[' -]+[A-Za-z]+)*")
-_ARITHMETIC = re.compile(r"(?:[0-9.,()*+\s-]|\\times|\\cdot|\\div|/)+")
-_FRACTIONS = re.compile(rf"(?:{_ARITHMETIC.pattern}|\\frac|[{{}}])+")
-_OPERATION = re.compile(r"(?<=[0-9)}])\s?(?:[-+*]|\\times|\\cdot|\\div|\\frac)")
+_ARITHMETIC = re.compile(r"(?:[0-9.,()*+\s/-]|\\times|\\cdot|\\div)+")
+_FRACTIONS = re.compile(r"(?:[0-9.,()*+\s/{}\[\]-]|\\times|\\cdot|\\div|\\frac)+")
+# a sign between two numbers, or nothing between two groups or a number and a group
+_OPERATION = re.compile(
+    r"(?<=[0-9)}\]])\s?(?:[-+*]|\\times|\\cdot|\\div|\\frac)|(?<=[0-9)\]])\s?[(\[{]|[)}\]]\s?[0-9(\[]"
+    r"|(?<!\\frac)(?<!\})\{[^{}]*\}\s?\{"
+)
 _SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")  # one between two digits says that they are two numbers
 _UNIT = re.compile(r"(.*\S)(?:\s|(?<=[^A-Za-z\\\s]))((?:[A-Za-z]{2,}|°)(?:\^\{?[23]\}?)?)", re.DOTALL)
 _WORDLIKE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")

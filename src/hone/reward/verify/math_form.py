@@ -141,7 +141,9 @@ def _named(text: str, levels: int) -> Form | None:
     if letters != sorted(letters):  # (y,x)=(1,2) says another thing than (1,2)
         return None
     rest = _form(text[name.end() :].strip(), levels - 1)
-    return None if rest is None else Form(rest.kind, rest.text, rest.parts, name.group(1).replace(" ", ""))
+    if rest is None or (len(letters) > 1 and rest.kind == "()" and len(rest.parts) != len(letters)):
+        return None
+    return Form(rest.kind, rest.text, rest.parts, name.group(1).replace(" ", ""))
 
 
 def _united(text: str, levels: int) -> Form | None:

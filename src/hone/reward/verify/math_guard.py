@@ -15,6 +15,9 @@ _FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln
 GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
     upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"""
 _COMMANDS = frozenset(f"{_FUNCTIONS} {GREEK} frac sqrt pi infty cdot times div binom lfloor rfloor lceil rceil".split())
+_TAKES = frozenset(
+    ["^", "_", *(f"\\{name}" for name in f"{_FUNCTIONS} frac sqrt binom".split())]
+)  # arguments in braces
 _BARE = re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS.replace(' ', '|')}|pi|infty)(?![A-Za-z])")
 _TOKEN = re.compile(r"\\[A-Za-z]+|[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[A-Za-z]|[-+*/^_(){}\[\]|!]|\s+")
 _NUMBER = re.compile(r"[0-9.]+")
@@ -31,7 +34,7 @@ def admitted(text: str) -> str:
         raise Refused(f"it has more than {MAX_LENGTH} characters")
     tokens = _tokens(_BARE.sub(r"\\\1 ", text))
     _bounded(tokens)
-    return " ".join(_spelt(tokens))
+    return " ".join(_spelt(_grouped(tokens)))
 
 
 def symbols(text: str) -> set[str]:
@@ -132,13 +135,30 @@ def _binomial(after: list[str]) -> None:
         raise Refused(f"it has a binomial of something else than numbers up to {MAX_FACTORIAL}")
 
 
+def _grouped(tokens: list[str]) -> list[str]:
+    """Braces and brackets that are no argument as round ones, for the parser reads `5{6}` and `5[6]` as sums."""
+    found, opened, awaited = list[str](), list[str | None](), False  # awaited: a command's second argument
+    for before, token in zip(["", *tokens], tokens, strict=False):
+        found.append(token)
+        if token in ("{", "["):
+            argument = before == r"\sqrt" or (token == "{" and (awaited or before in _TAKES))
+            opened.append((before if not awaited else "") if argument else None)
+            found[-1] = token if argument else "("
+        awaited = False
+        if token in ("}", "]"):
+            command = opened.pop()
+            found[-1] = ")" if command is None else token
+            awaited = command in (r"\frac", r"\binom") or (command == r"\sqrt" and token == "]")
+    return found
+
+
 def _spelt(tokens: list[str]) -> list[str]:
     """Decimals and quotients of two numbers as fractions, products with numbers written out."""
     found = list[str]()
     for i, token in enumerate(tokens):
         before = "" if not i or tokens[i - 2 : i - 1] == ["_"] else found[-1]  # a subscript ends with one symbol
         number = _NUMBER.fullmatch(token) is not None
-        if number and before and (before[-1] == "." or before[-1].isdigit()):
+        if number and before and _NUMBER.fullmatch(tokens[i - 1]):
             raise Refused("it has two numbers side by side")
         joined = before[-1:] in (")", "]") or (before[-1:] == "}" and _is_value(tokens[:i]))
         product = token == "(" and before[:1].isdigit() and not _is_power(tokens[:i])

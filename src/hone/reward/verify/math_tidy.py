@@ -51,7 +51,7 @@ def _unquoted(text: str) -> str:
 def _braced(text: str) -> str:
     r"""`\frac12`, `\frac 59`, `\frac{270}7`, `\sqrt2`, `sqrt(2)` and `√12` with all their braces."""
     text = re.sub(r"\u221a\s?(?:([0-9]+|[A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})", r"\\sqrt{\1\2\3}", text)
-    text = re.sub(r"\\sqrt\s*([0-9A-Za-z])", r"\\sqrt{\1}", text)
+    text = re.sub(r"\\sqrt\s?(\[[0-9a-z]\])?\s*([0-9A-Za-z])", r"\\sqrt\1{\2}", text)
     text = re.sub(r"(?<!\\)\bsqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
     text = re.sub(r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}", text)
     return re.sub(r"(\\frac\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}", text)
