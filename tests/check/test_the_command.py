@@ -1,12 +1,13 @@
 """`hone check` as a user meets it: table, JSON, exit codes, and what `hone run` says before its first step."""
 
+import io
 import json
 import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from desk import ROWS, Desk, job_of, recipe, write_rows
@@ -142,6 +143,16 @@ def test_trained_text_is_coloured_or_bracketed():
     long = coloured(Row(pieces=[("a" * 5000, False), ("b" * 5000, True)]), colour=True)
     assert len(long) < 1300
     assert " ... " in long.plain
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_where_colours_are_not_wanted_trained_text_is_in_brackets(no_color: bool):
+    console = Console(width=60, file=io.StringIO(), force_terminal=True, color_system="standard", no_color=no_color)
+    finding = Finding(name="mask", seen="all is well", verdict="pass")
+    show(Report(recipe="x", findings=[finding], row=Row(note="a row", pieces=[("1+1=", False), ("2", True)])), console)
+    out = cast(io.StringIO, console.file).getvalue()
+    assert ("what is trained on is between [[ and ]]" in out) == ("1+1=[[2]]" in out) == no_color
+    assert "remedy" not in out  # nothing to put right
 
 
 def test_what_was_seen_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]):

@@ -15,9 +15,10 @@ LONGEST = 1200  # characters of the row that are shown
 def show(report: Report, console: Console) -> None:
     """Print the row and the table."""
     if report.row.pieces:
-        how = "in colour" if console.color_system else "between [[ and ]]"
+        colour = console.color_system is not None and not console.no_color
+        how = "in colour" if colour else "between [[ and ]]"
         console.print(f"{report.row.note}; what is trained on is {how}:", markup=False, highlight=False)
-        console.print(coloured(report.row, colour=console.color_system is not None), soft_wrap=True)
+        console.print(coloured(report.row, colour=colour), soft_wrap=True)
         console.print()
     console.print(table(report))
     if names := [f.name for f in report.findings if f.verdict == "skip"]:
@@ -47,9 +48,10 @@ def table(report: Report) -> Table:
     lines.add_column("check", no_wrap=True)
     lines.add_column("verdict", no_wrap=True)
     lines.add_column("seen", overflow="fold", ratio=3)
-    lines.add_column("remedy", overflow="fold", ratio=2)
     told = [f for f in report.findings if f.verdict in GRAVEST]
+    if any(f.remedy for f in told):
+        lines.add_column("remedy", overflow="fold", ratio=2)
     for f in sorted(told, key=lambda f: GRAVEST.index(f.verdict)):
-        style = STYLES[f.verdict]
-        lines.add_row(f.name, Text(f.verdict, style=style), Text(f.seen), Text(f.remedy))
+        cells = [f.name, Text(f.verdict, style=STYLES[f.verdict]), Text(f.seen), Text(f.remedy)]
+        lines.add_row(*cells[: len(lines.columns)])
     return lines

@@ -51,7 +51,7 @@ class Terminal:
     def __init__(self, talk: Talk, *, system: str) -> None:
         self.talk, self.system = talk, system
         self.reads, self.shows = sys.stdin.isatty(), sys.stdout.isatty()
-        self.colours = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+        self.colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
         self.interrupt, self.lines = Interrupt(), 0
         talk.reset(system)
 
