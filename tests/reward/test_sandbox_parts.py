@@ -257,6 +257,7 @@ def test_groups_of_a_client_that_is_gone_are_swept_and_no_others(tmp_path):
         folder.mkdir()
     for folder in (gone, ours):
         os.utime(folder, (1, 1))
+    base.joinpath(f"hone-sandbox-{2**22 + 3}-1").symlink_to("removed")  # what is gone when it is looked at
     sweep(home)
     assert [folder.exists() for folder in (gone, fresh, ours)] == [False, True, True]
 

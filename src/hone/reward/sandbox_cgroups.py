@@ -153,6 +153,12 @@ def sweep(home: Home) -> None:
     for base in set(home.folders.values()):
         for folder in base.glob(f"{NAME}-*-*"):
             pid = folder.name.removeprefix(f"{NAME}-").partition("-")[0]
-            old = time.time() - folder.stat().st_mtime > SETTLED
-            if old and pid.isdigit() and not Path("/proc", pid).exists():
+            if pid.isdigit() and not Path("/proc", pid).exists() and _settled(folder):
                 remove_groups([str(folder)], seconds=0.0)
+
+
+def _settled(folder: Path) -> bool:
+    try:
+        return time.time() - folder.stat().st_mtime > SETTLED
+    except FileNotFoundError:  # another client has just removed it
+        return False

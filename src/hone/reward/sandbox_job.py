@@ -1,7 +1,7 @@
 """A job: one program, run behind the wall, asked for values over pipes. It decides nothing: only data leaves it.
 
-Frames are four bytes of length and JSON. In: what to run, then calls, one at a time or all at once. Out: one record for
-the module and one a call, in order. The program may write rubbish there; then nothing of it counts.
+Frames are four bytes of length and JSON. In: what to run, then calls, one at a time or all at once, then an empty one.
+Out: one record for the module and one a call, in order. The program may write rubbish there; then nothing of it counts.
 """
 
 import builtins
@@ -85,7 +85,7 @@ def _serve(limit: int) -> None:
     module = types.ModuleType("__main__" if script else "program")
     sys.modules[module.__name__] = module
     _load(module, order["source"])
-    while not script and (text := read_frame()) is not None:
+    while not script and (text := read_frame()):
         write(_answer(module, values.loads(text), limit))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -97,7 +97,7 @@ class Slot:
         if self._job:
             return
         try:
-            text, self._job, _, _ = socket.recv_fds(self._control, 1 << 16, 5)
+            text, self._job, _, _ = socket.recv_fds(self._control, 1 << 16, 5, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise SandboxError(f"a slot of the sandbox did not start: {error}: run `hone sandbox doctor`") from error
         told = json.loads(text or '{"failed": "it ended"}')

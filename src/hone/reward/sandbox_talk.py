@@ -21,6 +21,7 @@ from hone.reward.sandbox_limits import Protection
 
 GRACE = 10.0  # seconds for the kernel to end and empty a slot
 CHUNK = 1 << 16
+END = b"\0\0\0\0"  # of the request: the end of the pipe does not come while a forked process has a copy of it
 PATIENCE = 3.0  # times the seconds allowed, at most, however busy the machine is
 
 Ask = Callable[[list[Any]], bytes | None]  # every record so far -> more of the request, or None at its end
@@ -152,7 +153,7 @@ class Conversation:
 
     def hold(self, request: bytes, until: float) -> None:
         """The whole conversation; on return the job has ended, or its slot is no good. Its descriptors are closed."""
-        self._queue(request)
+        self._queue(request + (END if self.last else b""))
         try:
             if self._listen(until):
                 self._drain()
@@ -207,12 +208,12 @@ class Conversation:
         elif self.talk.data(part) and self.ask is not None and not self.last:
             more = self.ask(self.talk.records)
             self.last = more is None
-            self._queue(more or b"")
+            self._queue(END if more is None else more)
         return bool(part)
 
     def _queue(self, more: bytes) -> None:
         self.pending += more
-        if self.pending or self.last:
+        if self.pending:
             self.poll.register(self.inbox, select.POLLOUT)
 
     def _write(self) -> None:
