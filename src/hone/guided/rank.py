@@ -12,7 +12,7 @@ from hone.measure import summarise
 from hone.model.fetch import resolve
 from hone.model.folder import load_scorer
 from hone.model.learned import process_model, reward_model
-from hone.reward.process import AGGREGATES, ProcessModel
+from hone.reward.process import ProcessModel, aggregate
 from hone.reward.score import as_scorer, score
 from hone.reward.steps import named_separator
 from hone.search.beam import Beam, best_first
@@ -32,8 +32,7 @@ class Rank:
     beams: int = 0  # beginnings that are kept at each step, each continued in samples / beams ways
 
     def __post_init__(self) -> None:
-        if self.by not in AGGREGATES:
-            raise HoneError(f"steps are summed up by {self.by!r}: use one of {', '.join(AGGREGATES)}")
+        aggregate(self.by)  # refused before anything is loaded
 
 
 def evaluate_ranked(

@@ -23,6 +23,13 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
 USES = ("reward", "shaping")
 
 
+def aggregate(by: str) -> Callable[[Sequence[float]], float]:
+    """How the scores of steps become one number, by name."""
+    if by not in AGGREGATES:
+        raise HoneError(f"steps are summed up by {by!r}: use one of {', '.join(AGGREGATES)}")
+    return AGGREGATES[by]
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """The steps of one rollout: the index of each one's last token, and the chance that it is right so far."""
@@ -55,9 +62,8 @@ class ProcessModel:
 
     def rate(self, rollouts: Sequence[Rollout], *, by: str = "min") -> list[float]:
         """One number a rollout, for re-ranking; a rollout without a step has the lowest there is, 0."""
-        if by not in AGGREGATES:
-            raise HoneError(f"steps are summed up by {by!r}: use one of {', '.join(AGGREGATES)}")
-        return [AGGREGATES[by](steps.scores) if steps.scores else 0.0 for steps in self(rollouts)]
+        summed = aggregate(by)
+        return [summed(steps.scores) if steps.scores else 0.0 for steps in self(rollouts)]
 
 
 def shaping(potential: Sequence[float], *, gamma: float = 1.0, after: float = 0.0) -> list[float]:
