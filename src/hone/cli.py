@@ -12,6 +12,7 @@ from hone.commands import COMMANDS
 from hone.commands.parser import Parser, add_command
 from hone.commands.streams import Output, open_streams
 from hone.errors import HoneError, Interrupted
+from hone.signals import Heard, ctrl_c
 
 EPILOG = """\
 examples:
@@ -50,20 +51,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(sys.argv[1:] if argv is None else argv)
     # Read when torch is loaded. Threads that wait by spinning slow training down tenfold on cores that are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    try:
-        arguments.command(arguments)
-        sys.stdout.flush()
-    except (Exception, KeyboardInterrupt) as error:
-        if output is not None and output.failed is not None:
-            return _unheard(output)
-        if arguments.debug:
-            traceback.print_exc()
-        code, message = explain(error, run=hasattr(arguments, "settings"))
-        rank = os.environ.get("RANK", "0")
-        where = "" if rank == "0" else f"rank {rank}: "
-        print(f"hone: {where}{' '.join(message.split())}", file=sys.stderr)
-        return code
+    with ctrl_c() as came:
+        try:
+            arguments.command(arguments)
+            sys.stdout.flush()
+        except (Exception, KeyboardInterrupt) as error:
+            if output is not None and output.failed is not None:
+                return _unheard(output)
+            if arguments.debug:
+                traceback.print_exc()
+            interrupted = bool(came) and not isinstance(error, HoneError)
+            code, message = explain(KeyboardInterrupt() if interrupted else error, run=hasattr(arguments, "settings"))
+            rank = os.environ.get("RANK", "0")
+            where = "" if rank == "0" else f"rank {rank}: "
+            Heard(sys.stderr, _silence).write(f"hone: {where}{' '.join(message.split())}\n")
+            return code
     return 0
+
+
+def _silence() -> None:
+    """Nobody reads stderr: Python would fail over it once more when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _unheard(output: Output) -> int:

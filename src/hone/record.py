@@ -45,13 +45,21 @@ def _digest(settings: Any) -> str:
 
 def settings_in(folder: Path) -> dict[str, Any]:
     """The settings that the run in this folder was started with, as plain data; HoneError where they are damaged."""
+    if (above := _run_around(folder)) is not None:
+        raise HoneError(f"{folder} is inside of a run: continue that one, with `hone resume {above}`")
     if not (folder / CONFIG).is_file():
-        raise HoneError(f"{folder} is not a run: there is no {CONFIG} in it")
+        remedy = ": copy it back, or start anew with model.path=CHECKPOINT" if (folder / RECIPE).is_file() else ""
+        raise HoneError(f"{folder} is not a run: there is no {CONFIG} in it{remedy}")
     about = checkpoint.read_json(folder / CONFIG)
     settings = about.get("recipe") if isinstance(about, dict) else None
     if not isinstance(settings, dict) or about.get("digest", "") != _digest(settings):
         raise HoneError(f"{folder / CONFIG} is damaged: copy it back, or start anew with model.path=CHECKPOINT")
     return settings
+
+
+def _run_around(folder: Path) -> Path | None:
+    """The run that this folder is a part of, as a checkpoint is."""
+    return next((path for path in folder.parents[:2] if (path / RECIPE).is_file() and (path / CONFIG).is_file()), None)
 
 
 def is_described(recipe: Recipe, folder: Path) -> bool:

@@ -10,6 +10,7 @@ from hone.changes import Change, in_words
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.job import CHECKPOINTS, START, Run, whole_decoder
+from hone.log import sinks
 from hone.log.progress import say
 from hone.model.adapters import adapter_off
 from hone.record import CONFIG, RECIPE, describe, is_described
@@ -42,6 +43,11 @@ def found(folder: Path, *, resume: bool) -> Path | None:
     if strange and RECIPE not in strange:
         raise HoneError(f"{folder} has a {strange[0]} that is not of a run: choose another out=")
     return None
+
+
+def logged(folder: Path) -> int:
+    """The last step that the log tells of."""
+    return max((int(row.get("step", 0)) for row in sinks.read(folder / METRICS)), default=0)
 
 
 @contextmanager

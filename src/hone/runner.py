@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import TextIO, cast
 
 import torch
 
@@ -27,7 +27,7 @@ from hone.recipe import Recipe, validate
 from hone.record import HOW_IN_PYTHON, in_python, recorded, settings_in
 from hone.rescue import attempted, gone_back, owed, rescued, unmeasured
 from hone.reward.parts import Combined
-from hone.signals import Stopper
+from hone.signals import Heard, Stopper
 from hone.train import checkpoint
 from hone.train.guard import BAD
 from hone.types import Group, Rollout
@@ -54,7 +54,7 @@ def _run(recipe: Recipe, stopper: Stopper, *, resume: bool, allow_change: bool) 
         found = rundir.found(folder, resume=resume)
         changed = changes(recipe, settings_in(folder)) if found else {}
         check_changes(changed, folder, allow=allow_change)
-        job = prepare(recipe, resume_from=found, changed=bool(changed))
+        job = prepare(recipe, resume_from=found, changed=bool(changed) or allow_change)
         if found is None:
             _look(job)
         if len(set(collect.gather(str(found)))) > 1:  # and all have looked before the first one writes
@@ -109,13 +109,16 @@ def _interrupted(recipe: Recipe) -> Interrupted:
 def _train(job: Run, folder: Path, stopper: Stopper) -> Path:
     """Turn the loop until the steps are done; an interrupt saves first."""
     recipe, steps = job.recipe, job.recipe.train.steps
-    progress = Progress(steps, title=recipe.name, start=job.step, stream=None if rundir.is_first() else Silent())
+    stream = cast(TextIO, Heard(sys.stderr, stopper.ask)) if rundir.is_first() else Silent()
+    progress = Progress(steps, title=recipe.name, start=job.step, stream=stream)
     if job.step >= steps:
         progress.note(
             f"{recipe.name}: {job.step} of {steps} steps are done; for more: hone resume RUN_DIR train.steps=N"
         )
     else:
         progress.note("; ".join([f"{recipe.name}: {plan(recipe)}", *job.notes]))
+        if job.step and rundir.is_first() and (known := rundir.logged(folder)) < job.step:
+            progress.note(f"{recipe.name}: {rundir.METRICS} ends at step {known}, those up to {job.step} are not in it")
         try:
             _turn(job, folder, progress, stopper)
         finally:

@@ -1,13 +1,16 @@
-"""Ctrl-C and SIGTERM end a run: at once before its first step, after the step it is in once it turns, and a second one
-at once again."""
+"""Ctrl-C, SIGTERM and a terminal that is closed end a run: at once before its first step, after the step it is in once
+it turns, and a second signal at once again."""
 
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TextIO
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopper:
@@ -19,13 +22,14 @@ class Stopper:
 
     def __init__(self, *, patience: float = 0.0) -> None:
         self.asked, self._patience, self._since = False, patience, 0.0
-        self._gentle = self._over = False
+        self._gentle, self._over, self._owner = False, False, os.getpid()
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handle)
+            for number in NUMBERS:
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
+                    self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(
@@ -43,10 +47,62 @@ class Stopper:
         finally:
             self._over = True
 
+    def ask(self) -> None:
+        """As the first signal does."""
+        self.asked = True
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._owner:  # a process that was forked meanwhile ends as others do
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         if self._over or (self._since and time.monotonic() - self._since < self._patience):
             return
         self._since = self._since or time.monotonic()
         if self.asked or not self._gentle:
             raise KeyboardInterrupt
         self.asked = True
+
+
+class Heard:
+    """A stream that is written to as long as somebody reads it; `lost` is called when nobody does any more."""
+
+    def __init__(self, stream: TextIO, lost: Callable[[], None]) -> None:
+        self._stream, self._lost, self._is = stream, lost, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        self._try(lambda: self._stream.write(text))
+        return len(text)
+
+    def flush(self) -> None:
+        self._try(self._stream.flush)
+
+    def _try(self, act: Callable[[], object]) -> None:
+        try:
+            if self._is:
+                act()
+        except OSError:  # a closed terminal or pipe: what there is to say is in the log
+            self._is = False
+            self._lost()
+
+
+@contextmanager
+def ctrl_c() -> Iterator[list[int]]:
+    """Gives the Ctrl-C that came in it: a library that is just being imported may make an error of its own of one."""
+    came = list[int]()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    mine = threading.current_thread() is threading.main_thread()
+    if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield came
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

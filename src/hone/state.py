@@ -211,7 +211,7 @@ def restore(
             part.load(saved[name])
         except HoneError as error:
             if not changed:
-                raise
+                raise HoneError(f"{error}; --allow-change goes on, and begins the {name} anew") from error
             told.append(f"the {name} begins anew ({error})")
     return told
 

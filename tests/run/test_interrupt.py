@@ -1,11 +1,14 @@
 """Ctrl-C, SIGTERM and a kill at any moment: the run stops, says how to go on, and what it saved is whole."""
 
+import io
 import os
 import pkgutil
 import shutil
 import signal
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -279,3 +282,58 @@ def test_a_run_in_a_thread_needs_no_handlers(world: World, tmp_path: Path):
     thread.start()
     thread.join(timeout=30)
     assert len(contents(done[0])) > 5
+
+
+# --- nobody at the other end ---
+
+
+def test_a_terminal_that_is_closed_saves_the_run(start, world: World, tmp_path: Path):
+    out = tmp_path / "run"
+    process = start(*arguments(recipe(world, "sft", out, "train.steps=100000"), world))
+    wait_for(process, " 3/100000")
+    process.send_signal(signal.SIGHUP)
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(timeout=30) == 130
+    (saved,) = checkpoints(out / "checkpoints")
+    assert saved == metrics(out)[-1]["step"]
+    assert temporary(out) == []
+
+
+def test_a_pipe_that_nobody_reads_saves_the_run(world: World, tmp_path: Path, monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, s: str, /) -> int:
+            if " 2/4 " in s:
+                raise BrokenPipeError(32, "Broken pipe")
+            return len(s)
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with pytest.raises(Interrupted):
+        hone.run(recipe(world, "sft", tmp_path / "run"))
+    assert list(checkpoints(tmp_path / "run/checkpoints")) == [2]
+
+
+def test_an_error_that_a_library_made_of_ctrl_c_is_ctrl_c(world: World, tmp_path: Path, monkeypatch, capsys):
+    def imports(*_: Any) -> Any:
+        try:
+            interrupt()
+        except KeyboardInterrupt:
+            raise AttributeError("module 'numpy' has no attribute 'multiply'") from None
+
+    monkeypatch.setattr("hone.runner.joined", imports)
+    assert main(arguments(recipe(world, "sft", tmp_path / "run"), world)) == 130
+    assert capsys.readouterr().err == "hone: interrupted; nothing new was saved\n"
+
+
+def test_a_forked_process_is_ended_by_a_signal_as_any_other():
+    read, write = os.pipe()
+    with Stopper() as stopper, stopper.gently():
+        child = os.fork()
+        if not child:
+            os.write(write, b".")
+            time.sleep(20)
+            os._exit(0)
+        os.read(read, 1)  # Python forgets what comes while it forks
+        os.kill(child, signal.SIGTERM)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
+        assert not stopper.asked

@@ -372,3 +372,35 @@ def test_what_is_no_run_is_not_resumed(prepare, says, tmp_path: Path, capsys):
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
+
+
+def test_a_part_of_a_run_names_the_run(world: World, tmp_path: Path, capsys):
+    out = tmp_path / "run"
+    folder = hone.run(recipe(world, "sft", out, "train.steps=1"))
+    for part in (folder, folder.parent):
+        assert main(["resume", str(part)]) == 2
+        assert f"is inside of a run: continue that one, with `hone resume {out}`" in capsys.readouterr().err
+    (out / "config.json").unlink()
+    assert main(["resume", str(out)]) == 2
+    assert "no config.json in it: copy it back, or start anew with model.path=CHECKPOINT" in capsys.readouterr().err
+
+
+def test_a_log_that_was_taken_away_is_missed(world: World, tmp_path: Path, capsys):
+    out = tmp_path / "run"
+    hone.run(recipe(world, "sft", out, "train.steps=2"))
+    (out / "metrics.jsonl").unlink()
+    hone.resume(out, settings=["train.steps=3"])
+    assert "metrics.jsonl ends at step 0, those up to 2 are not in it" in capsys.readouterr().err
+
+
+def test_other_rows_in_the_same_file_begin_anew_where_that_is_allowed(world: World, tmp_path: Path, capsys):
+    out, data = tmp_path / "run", tmp_path / "rows.jsonl"
+    shutil.copy(world.data("answers"), data)
+    hone.run(recipe(world, "sft", out, f"data={data}", "train.steps=2"))
+    data.write_text("".join(data.read_text().splitlines(keepends=True)[:-1]))
+    assert main(["resume", str(out), "train.steps=3"]) == 2
+    assert "the data's rows was 7 when saved and is 6 now" in (err := capsys.readouterr().err)
+    assert "--allow-change goes on, and begins the source anew" in err
+    assert main(["resume", str(out), "train.steps=3", "--allow-change"]) == 0
+    assert "the source begins anew" in capsys.readouterr().err
+    assert [row["step"] for row in metrics(out)] == [1, 2, 3]
