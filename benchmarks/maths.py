@@ -18,7 +18,7 @@ from hone.data import assemble
 from hone.data.assemble import Reading
 from hone.data.rows import Tally
 from hone.reward.verify.math import _asked, math_reward
-from hone.reward.verify.math_number import number
+from hone.reward.verify.math_number import amount
 from hone.reward.verify.math_tidy import tidy
 from hone.reward.verify.math_workers import WORKERS, Failed
 from hone.types import Task
@@ -66,8 +66,8 @@ def equivalents(gold: str) -> Iterator[str]:
     yield f"\\boxed{{{gold.replace('(', chr(92) + 'left(').replace(')', chr(92) + 'right)')}}}".replace(
         r"\left\left", r"\left"
     )
-    value = number(tidy(gold))
-    if value is None:
+    stated = amount(tidy(gold))
+    if stated is None:
         simple = re.fullmatch(r"[0-9a-z\s+*/^{}()-]*(?:\\(?:sqrt|frac|pi)[0-9a-z\s+*/^{}()-]*)*", gold)
         if simple and "," not in gold and not re.search(r"[A-Za-z]{5}", gold):
             yield rf"\boxed{{\frac{{2({gold})}}{{2}}}}"
@@ -75,6 +75,7 @@ def equivalents(gold: str) -> Iterator[str]:
         return
     if re.search(r"[^0-9.,-]", gold):  # a unit, currency or fraction stays as it is
         return
+    value, _ = stated
     yield rf"\boxed{{\frac{{{(value * 6).numerator}}}{{{(value * 6).denominator * 6}}}}}"
     if value.denominator == 1:
         yield f"#### {value.numerator:,}"

@@ -11,8 +11,13 @@ from hone.reward.score import Reward
 from hone.reward.verify import VERIFIERS
 from hone.reward.verify.math import math_reward
 from hone.reward.verify.math_extract import final_answer, places
-from hone.reward.verify.math_number import amount, number
+from hone.reward.verify.math_number import amount
 from hone.types import Rollout, Task
+
+
+def number(text: str) -> Fraction | None:
+    found = amount(text)
+    return found and found[0]
 
 
 def reward(completion: str, answer: str | None) -> float | None:

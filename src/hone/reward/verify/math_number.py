@@ -55,12 +55,6 @@ _POWER_OF_UNIT = re.compile(r"\b(square|sq\.?|cubic|cu\.?) ([a-z]{2,})\b")
 Amount = tuple[Fraction, str]  # the number, and its unit or ""
 
 
-def number(text: str) -> Fraction | None:
-    """The one number a short text states, units and currency set aside; None where it is anything else."""
-    found = amount(text)
-    return None if found is None else found[0]
-
-
 @lru_cache(4096)
 def amount(text: str) -> Amount | None:
     """The one number a short text states and the unit it has, "" for none; None where it is anything else."""
