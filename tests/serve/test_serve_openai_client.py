@@ -255,6 +255,19 @@ def test_the_default_length_is_openais(client: OpenAI, tokenizer: Tokenizer):
     assert short.usage.completion_tokens == 5
 
 
+def test_the_next_turn_of_a_chat_finds_the_answer_before_it_in_memory(
+    server: Server, client: OpenAI, tokenizer: Tokenizer
+):
+    (word,) = tokenizer.encode("the")
+    said = {"temperature": 0, "max_tokens": 70, "logit_bias": {str(word): 100}}
+    answer = chat(client, **said).choices[0].message.content
+    assert tokenizer.encode(answer) == [word] * 70
+    talk = [*HELLO, {"role": "assistant", "content": answer}, {"role": "user", "content": "and?"}]
+    before, first = server.idle(), len(render_prompt(tokenizer, HELLO))
+    chat(client, messages=talk, **said)
+    assert server.idle()["saved"] - before["saved"] == (first + 69) // 32 * 32
+
+
 def test_the_developer_is_the_system(client: OpenAI):
     developer = [{"role": "developer", "content": "be kind"}, HELLO[1]]
     assert chat(client, messages=developer, temperature=0).choices == chat(client, temperature=0).choices
