@@ -71,6 +71,7 @@ def _take(folder: Path, stack: ExitStack) -> None:
 def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Change]) -> None:
     """Write the settings where they are new, and the starting model of a fresh run."""
     job.learner.guard.folder, fresh = folder / BAD, found is None
+    job.learner.guard.find()
     decoder = whole_decoder(job) if fresh else None  # every rank takes part
 
     def write() -> None:

@@ -1,8 +1,10 @@
 """Memory that runs out in a micro-batch: the update is that of smaller ones, and nothing is counted twice."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import apart
 import pytest
 import tiny
 import torch
@@ -12,6 +14,7 @@ from hone.algo import Algorithm, dpo, grpo, ppo, trpo
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.train import trust_region
+from hone.train.guard import DIVISOR
 from hone.train.step import Learner, annotate, credited, evaluate, update, weighed
 from hone.types import Batch
 
@@ -153,3 +156,35 @@ def test_halving_goes_on_until_something_is_smaller():
     learner, batch = world(grpo(), micro_rows=1000)
     learner.halve(batch, 1)
     assert [len(m) for m in learner.cut(batch, 1)] == [6, 6]
+
+
+def crowded(folder: Path) -> tuple[str, int, list[int]]:
+    """On one rank: what is said where weights are shared out, and how the learner that takes its place cuts."""
+    algo = grpo()
+    learner, batch = world(algo, micro_rows=12)
+    tiny.spread_learner(learner, lr=0.01)
+    learner.guard.folder = folder / "bad"
+    learner.policy = Narrow(learner.policy, 3, "forward", FAILURES["cuda"])  # pyright: ignore
+    with pytest.raises(HoneError) as error:
+        update(learner, batch, algo)
+    after, _ = world(algo, micro_rows=12)
+    after.guard.folder = folder / "bad"
+    after.guard.find()
+    return str(error.value), learner.updates, [len(m) for m in after.cut(batch, 1)]
+
+
+def test_ranks_that_share_weights_halve_together_when_they_are_started_again(tmp_path: Path):
+    """One that has left a pass midway cannot come back into it: the others wait for it there."""
+    ((said, updates, cut),) = apart.by_ranks(1, crowded, tmp_path)
+    assert "out of memory with 12 rows at once: resume, which goes on with at most 6 on every rank" in said
+    assert updates == 0
+    assert cut == [6, 6]
+
+
+def test_what_was_left_is_read_with_care(tmp_path: Path):
+    learner, _ = world(grpo(), micro_rows=12)
+    for content, divisor in (("4", 4), ("2", 4), ("", 4), ("x", 4), ("8", 8)):
+        (tmp_path / DIVISOR).write_text(content)
+        learner.guard.folder = tmp_path / "bad"
+        learner.guard.find()
+        assert learner.guard.divisor == divisor

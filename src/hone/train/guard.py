@@ -21,6 +21,7 @@ from hone.train.examine import Found, local
 from hone.types import Batch
 
 BAD = "bad"  # the folder in a run's where the rows of skipped updates lie
+DIVISOR = "divisor"  # the file beside it, where ranks that share weights ran out of memory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +78,17 @@ class Guard:
 
     def load(self, state: Mapping[str, int]) -> None:
         self.row, self.total, self.divisor = state["row"], state["total"], state.get("divisor", 1)
+
+    def leave(self) -> None:
+        """For the run that is started in this one's place: into how much smaller micro-batches memory forces it."""
+        if self.folder is not None:
+            checkpoint.write_atomically(self.folder.parent / DIVISOR, str(self.divisor))
+
+    def find(self) -> None:
+        """What was left, on every rank."""
+        path = None if self.folder is None else self.folder.parent / DIVISOR
+        if path is not None and path.is_file() and (left := path.read_text()).isdecimal():
+            self.divisor = max(self.divisor, int(left))
 
     def _keep(self, batch: Batch, about: Mapping[str, Any]) -> Path | None:
         if self.folder is None:

@@ -88,7 +88,7 @@ class Learner:
     def halve(self, batch: Batch, unit: int) -> None:
         """Smaller micro-batches from here on, or HoneError where they cannot be: memory ran out on this batch."""
         before = self._largest(batch, unit)
-        if before <= unit or self.shards is not None:  # ranks that share weights pass their micro-batches together
+        if before <= unit:
             tokens = int(batch.real.sum(-1).max()) if len(batch) else 0
             raise HoneError(
                 f"out of memory with {before} rows at once, of up to {tokens} tokens: set train.recompute=always, "
@@ -96,6 +96,12 @@ class Learner:
             )
         while (now := self._largest(batch, unit)) == before:
             self.guard.divisor *= 2
+        if self.shards is not None:  # other ranks are in the middle of a pass that takes this one too
+            self.guard.leave()
+            raise HoneError(
+                f"out of memory with {before} rows at once: resume, which goes on with at most {now} on every rank "
+                "(torchrun --max-restarts=3 -m hone run RECIPE --resume does so by itself)"
+            )
         self.guard.events.append(f"out of memory with {before} rows at once: at most {now} from here on")
 
     def _largest(self, batch: Batch, unit: int) -> int:
