@@ -282,3 +282,36 @@ def test_a_script_that_hangs_on_every_input_is_given_up():
     start = time.monotonic()
     assert value("import time; time.sleep(60)", given, seconds=0.3) == 0.0
     assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("extra", "code", "wanted"),
+    [
+        ({"inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]]}, "def add(a, b): return a + b", 1.0),
+        ({"inputs": [[1, 2], [3, 4]], "outputs": [[3], [7]]}, "def add(a, b): return [a - b]", 0.0),
+        ({"inputs": [[1, 2]], "outputs": [3]}, "class Solution:\n    def add(self, a, b): return a + b", 1.0),
+        ({"inputs": [[[1], 2]], "outputs": [[1, 2]]}, "def add(a, b): return a + [b]", 1.0),
+        ({"inputs": [[[1], 2]], "outputs": [[1, 2]]}, "def add(a, b): return 1", 0.0),
+    ],
+)
+def test_apps_boxes_its_outputs_and_asks_for_methods(extra: dict, code: str, wanted: float):
+    assert value(code, Task(prompt="q", extra={**extra, "fn_name": "add"})) == wanted
+
+
+def test_apps_writes_lines_as_lists():
+    given = Task(prompt="q", extra={"inputs": [["1", "2"]], "outputs": [["3", "4"]]})
+    assert value("print(int(input()) + int(input())); print(4)", given) == 1.0
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"test": "def check(candidate):\n    pass", "entry_point": "f"},
+        {"test": "def check(candidate):\n    'nothing'\n    assert True", "entry_point": "f"},
+        {"test_list": ["pass", "assert True"]},
+    ],
+)
+def test_tests_that_test_nothing_are_none(extra: dict):
+    outcome = code_reward(fenced("def f(): return 1"), Task(prompt="q", extra=extra))
+    assert outcome.value is None
+    assert "tests nothing" in outcome.reason

@@ -111,7 +111,7 @@ def judged(source: str, tests: Tests, *, seconds: float = 5.0, language: Languag
     """One verdict a test."""
     programs, checkers = sandboxes()
     if isinstance(tests, Cases):
-        asked = Program(source=source, calls=[case.call for case in tests.cases])
+        asked = Program(source=source + tests.after, calls=[case.call for case in tests.cases])
         return passed(tests.cases, programs.run(asked, seconds=seconds))
     if isinstance(tests, Scripts):
         return _scripts(Program(source=source, language=language), tests, programs, seconds=seconds)

@@ -31,6 +31,7 @@ class Cases:
     """Calls on literals, judged outside."""
 
     cases: Sequence[Case]
+    after: str = ""  # to be put behind the program
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +95,25 @@ def _pairs(extra: Mapping[str, Any]) -> Tests:
     if len(inputs) != len(outputs) or not inputs:
         raise NoTests(f"there are {len(inputs)} inputs and {len(outputs)} outputs")
     if not name:
-        return Scripts([(str(i), str(o)) for i, o in zip(inputs, outputs, strict=True)])
-    if not all(isinstance(arguments, list | tuple) for arguments in inputs):
-        raise NoTests("an input of a function is not a list of arguments")
+        return Scripts([(_text(i), _text(o)) for i, o in zip(inputs, outputs, strict=True)])
+    if not str(name).isidentifier() or not all(isinstance(arguments, list | tuple) for arguments in inputs):
+        raise NoTests("an input of a function is not a list of arguments, or fn_name is no name")
     calls = [Call(str(name), list(arguments)) for arguments in inputs]
-    return Cases([Case(call=c, meets=_equals(o)) for c, o in zip(calls, outputs, strict=True)])
+    boxed = all(isinstance(o, list | tuple) and len(o) == 1 for o in outputs)  # as APPS does it
+    meets = [_equals(o, *(o if boxed else ())) for o in outputs]
+    return Cases([Case(call=c, meets=m) for c, m in zip(calls, meets, strict=True)], after=_METHOD.format(name))
+
+
+# LeetCode's tasks, of which APPS has many, ask for a method
+_METHOD = """
+if {0!r} not in globals() and "Solution" in globals():
+    {0} = Solution().{0}
+"""
+
+
+def _text(lines: Any) -> str:
+    """APPS has some inputs and outputs as lists of lines."""
+    return "\n".join(map(str, lines)) if isinstance(lines, list | tuple) else str(lines)
 
 
 def _parse(text: str) -> list[ast.stmt]:
@@ -112,6 +127,8 @@ def _asserts(texts: Sequence[str], setup: str) -> Tests:
     """MBPP: one statement a test."""
     statements = [s for text in texts for s in _parse(text)]
     cases = [_case(s) for s in statements]
+    if all(_says_nothing(s) for s in statements):
+        raise NoTests("test_list tests nothing")
     if not setup and all(cases):
         return Cases([case for case in cases if case])
     source = "\n".join([setup, *(_function(f"test_{i}", _parse(text)) for i, text in enumerate(texts))])
@@ -136,8 +153,10 @@ def _check(text: str, task: Task) -> Tests:
     candidate = checks[0].args.args[0].arg
     told = [s for s in checks[0].body if not _says_nothing(s)]
     others = [s for s in body if s is not checks[0] and not _says_nothing(s)]
+    if not told:
+        raise NoTests("check(candidate) tests nothing")
     cases = [_case(s, {candidate: entry}) for s in told]
-    if not others and told and all(cases):
+    if not others and all(cases):
         return Cases([case for case in cases if case])
     source = f"{preamble(task) or ''}\n{text}\ndef test_0(): check({entry})\n"
     return Asserts(source=source, tests=["test_0"], names=[entry])
@@ -221,8 +240,8 @@ def _made(call: ast.expr, meets: Meets, names: Mapping[str, str] | None) -> Case
     return Case(call=Call(name, args, kwargs), meets=meets) if len(kwargs) == len(call.keywords) else None
 
 
-def _equals(expected: Any) -> Meets:
-    return lambda value: bool(value == expected)
+def _equals(*expected: Any) -> Meets:
+    return lambda value: any(bool(value == one) for one in expected)
 
 
 def passed(cases: Sequence[Case], done: Finished) -> list[bool]:
