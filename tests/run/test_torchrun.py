@@ -122,6 +122,23 @@ def test_a_process_that_ends_ends_all_and_a_first_step_that_fails_leaves_nothing
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
+def test_ranks_that_share_weights_go_on_with_less_when_torchrun_starts_them_again(world: World, tmp_path: Path) -> None:
+    settings = ["train.steps=2", "train.prompts=8"]
+    runner.run(recipe(world, "sft", tmp_path / "alone", *settings))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    made = recipe(world, "sft", tmp_path / "both", *settings)
+    program = [str(Path(__file__).with_name("narrow.py")), *arguments(made, world), "train.shard=fsdp", "--resume"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(runner.__file__).parents[1])}
+    done = subprocess.run(
+        [*command, "--max-restarts", "3", *program], env=environment, text=True, capture_output=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rank 1: error: out of memory with 4 rows at once: resume, which goes on with at most 2" in done.stderr
+    assert_nearly_same(tmp_path / "alone", tmp_path / "both", step=2)
+    assert (tmp_path / "both/divisor").read_text() == "32"
+
+
 def test_ctrl_c_saves_the_run_of_all_processes(world: World, tmp_path: Path) -> None:
     made = recipe(world, "sft", tmp_path / "run", "train.steps=100000")
     process = start(world, made, "train.shard=fsdp")
