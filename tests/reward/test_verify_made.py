@@ -103,6 +103,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('<think>{"age": -1}</think>{"age": 3}', 1.0),
         ('I think:\n```json\n{"age": 3}\n```\nDone.', 1.0),
         ('<answer>{"age": 3}</answer>', 1.0),
+        ('<answer>\n```json\n{"age": 3}\n```\n</answer>', 1.0),
+        ('```json\n{"age": 3}\n```\n<answer>{"age": -1}</answer>', 0.0),
         ('{"age": -1}', 0.0),
         ('{"age": 3, "x": 1}', 0.0),
         ('{"age": "3"}', 0.0),

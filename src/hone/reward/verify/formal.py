@@ -15,11 +15,12 @@ _EXTRA = 'pip install "hone[verify]"'
 
 
 def document(completion: str) -> str:
-    """What is handed in: the answer tag, else the last fenced block, else all that is said."""
+    """What is handed in: the answer tag, or without one all that is said; of either the last fenced block."""
     text = said(completion)
     tagged = answer_tag(text)
-    blocks = _FENCE.findall(text) if tagged is None else []
-    return (tagged if tagged is not None else blocks[-1] if blocks else text).strip()
+    whole = text if tagged is None else tagged
+    blocks = _FENCE.findall(whole)
+    return (blocks[-1] if blocks else whole).strip()
 
 
 def _read(path: str, kind: str) -> str:
