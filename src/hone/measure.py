@@ -24,7 +24,7 @@ from hone.train import diagnose
 from hone.train.step import Learner, annotate, weighed
 from hone.types import Group, Rollout, Stop, Task
 
-JUDGES = ("math", "choice", "exact")  # parts of a reward that say right or wrong
+VERDICTS = ("math", "choice", "exact")  # parts of a reward that say right or wrong
 APART = 2**63  # evaluation draws from another half of the seeds than training
 
 
@@ -71,7 +71,7 @@ def _passes(groups: Sequence[Group]) -> dict[str, float]:
 def _mark(rollout: Rollout) -> float | None:
     """The verifier's own part of a combined reward, or the whole reward."""
     parts = rollout.outcome.parts if rollout.outcome else {}
-    return next((parts[name] for name in JUDGES if name in parts), reward_of(rollout))
+    return next((parts[name] for name in VERDICTS if name in parts), reward_of(rollout))
 
 
 def measure(

@@ -9,7 +9,7 @@ from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.gold import FORMS, written
 from hone.check.probe import Probe
 from hone.data.messages import text_of
-from hone.measure import JUDGES
+from hone.measure import VERDICTS
 from hone.reward.parts import Combined
 from hone.reward.score import Scorer
 from hone.types import Outcome, Rollout, Task
@@ -114,10 +114,10 @@ def signal(probe: Probe) -> Finding:
     return passed(seen)
 
 
-def judges_of(reward: Scorer | None) -> dict[str, Scorer]:
+def verifiers_of(reward: Scorer | None) -> dict[str, Scorer]:
     """The parts of the reward that are Hone's own verifiers of an answer."""
     parts = reward.rewards if isinstance(reward, Combined) else {}
-    return {name: part.reward for name, part in parts.items() if name in JUDGES}
+    return {name: part.reward for name, part in parts.items() if name in VERDICTS}
 
 
 def _reads_no_answer(reward: Scorer | None) -> bool:
@@ -132,7 +132,7 @@ def gold(probe: Probe) -> Finding:
 
 def gold_of_verifiers(probe: Probe) -> Finding:
     """As `gold` on fewer rows, but a function of the user's is never called: that may cost time or money."""
-    if probe.job.algo.online and not judges_of(probe.job.reward):
+    if probe.job.algo.online and not verifiers_of(probe.job.reward):
         return skipped("the reward is not one of Hone's verifiers")
     return _gold(probe, probe.items)
 
@@ -141,7 +141,7 @@ def _gold(probe: Probe, tasks: Sequence[Task]) -> Finding:
     if why := _unread(probe):
         return skipped(why)
     answered = [task for task in tasks if task.answer is not None]
-    if found := judges_of(probe.job.reward):
+    if found := verifiers_of(probe.job.reward):
         if len(answered) < len(tasks):
             seen = f"{len(tasks) - len(answered)} of {len(tasks)} tasks have no answer, {next(iter(found))} needs it"
             return failed(seen, 'add the column "answer"')
@@ -177,9 +177,9 @@ def _other(task: Task, tasks: Sequence[Task]) -> str | None:
     return next(different, None)
 
 
-def _by_verifier(judges: Mapping[str, Scorer], tasks: Sequence[Task], *, max_invalid: float) -> Finding:
-    name, judge = next(iter(judges.items()))
-    tried = [_best(judge, task) for task in tasks]
+def _by_verifier(verifiers: Mapping[str, Scorer], tasks: Sequence[Task], *, max_invalid: float) -> Finding:
+    name, verifier = next(iter(verifiers.items()))
+    tried = [_best(verifier, task) for task in tasks]
     invalid = [o.reason for o in tried if not o.valid]
     refused = [task.answer for task, o in zip(tasks, tried, strict=True) if o.valid and o.value != 1]
     if invalid or refused:
@@ -188,7 +188,7 @@ def _by_verifier(judges: Mapping[str, Scorer], tasks: Sequence[Task], *, max_inv
         verdict = failed if len(invalid + refused) > max_invalid * len(tasks) else warned
         return verdict(seen, "correct the column answer, or use another verifier")
     swapped = [(task, other) for task in tasks[:GOLD] if (other := _other(task, tasks)) is not None]
-    accepted = sum(judge([written(task, FORMS[0].format(other))])[0].value == 1 for task, other in swapped)
+    accepted = sum(verifier([written(task, FORMS[0].format(other))])[0].value == 1 for task, other in swapped)
     seen = f"{name} accepts {len(tasks)} gold answers, and {accepted} of {len(swapped)} answers of other rows"
     if accepted:
         verdict = failed if accepted > len(swapped) / 2 else warned
@@ -196,9 +196,9 @@ def _by_verifier(judges: Mapping[str, Scorer], tasks: Sequence[Task], *, max_inv
     return passed(f"{seen}, tried as {FORMS[0].format('X')}")
 
 
-def _best(judge: Scorer, task: Task) -> Outcome:
+def _best(verifier: Scorer, task: Task) -> Outcome:
     """What the gold answer gets in the first form that is accepted, else in the first one."""
-    outcomes = (judge([written(task, form.format(task.answer))])[0] for form in FORMS)
+    outcomes = (verifier([written(task, form.format(task.answer))])[0] for form in FORMS)
     first = next(outcomes)
     return first if first.value == 1 else next((o for o in outcomes if o.value == 1), first)
 
