@@ -24,7 +24,8 @@ from hone.train import diagnose
 from hone.train.step import Learner, annotate, weighed
 from hone.types import Group, Rollout, Stop, Task
 
-VERDICTS = ("math", "choice", "exact")  # parts of a reward that say right or wrong
+ANSWERS = ("math", "choice", "exact")  # verifiers that compare an answer with the gold one
+VERDICTS = (*ANSWERS, "code")  # parts of a reward that say right or wrong
 APART = 2**63  # evaluation draws from another half of the seeds than training
 
 

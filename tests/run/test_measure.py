@@ -50,9 +50,10 @@ def test_pass_at_k_counts_what_the_verifier_accepts():
     assert found["pass@1"] == pytest.approx(0.5)  # of 1/2, 2/2, 0/1
     assert "pass@2" not in found  # the third problem has one valid sample
     # in a weighted sum the verifier's own part decides, not the sum: a well-formed wrong answer has not passed
-    tidy = Outcome(value=1.1, parts={"math": 0.0, "format": 1.0})
-    right = Outcome(value=0.5, parts={"math": 1.0, "format": 0.0})
-    assert summarise([[replace(row(1.0), outcome=tidy), replace(row(1.0), outcome=right)]])["pass@1"] == 0.5
+    for verifier in ("math", "choice", "exact", "code"):
+        tidy = Outcome(value=1.1, parts={verifier: 0.0, "format": 1.0})
+        right = Outcome(value=0.5, parts={verifier: 1.0, "format": 0.0})
+        assert summarise([[replace(row(1.0), outcome=tidy), replace(row(1.0), outcome=right)]])["pass@1"] == 0.5
 
 
 def test_a_problem_without_a_valid_reward_is_left_out_of_the_mean_and_counted():

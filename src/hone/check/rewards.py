@@ -9,7 +9,7 @@ from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.gold import FORMS, written
 from hone.check.probe import Probe
 from hone.data.messages import text_of
-from hone.measure import VERDICTS
+from hone.measure import ANSWERS
 from hone.reward.parts import Combined
 from hone.reward.score import Scorer
 from hone.types import Outcome, Rollout, Task
@@ -117,7 +117,7 @@ def signal(probe: Probe) -> Finding:
 def verifiers_of(reward: Scorer | None) -> dict[str, Scorer]:
     """The parts of the reward that are Hone's own verifiers of an answer."""
     parts = reward.rewards if isinstance(reward, Combined) else {}
-    return {name: part.reward for name, part in parts.items() if name in VERDICTS}
+    return {name: part.reward for name, part in parts.items() if name in ANSWERS}
 
 
 def _reads_no_answer(reward: Scorer | None) -> bool:
