@@ -31,7 +31,7 @@ SANDBOX = (
     ),
     fault(
         "a cgroup without its memory limit", "contract", "reward", GROUPS,
-        old='{"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory}', new="{}",
+        old='            "memory.limit_in_bytes": memory,\n', new="",
         tests="reward/test_sandbox_parts.py::test_version_1_needs_a_folder_for_each_controller",
     ),
     fault(

@@ -164,6 +164,25 @@ def test_processes_together_stay_within_the_memory_limit(cgroup):
     assert max(seen) < 330  # 6 x 60 and the interpreters would be 420
 
 
+LIMITS = {
+    "memory.limit_in_bytes": "209715200", "memory.swappiness": "0", "cpu.cfs_quota_us": "50000", "pids.max": "9",
+    "memory.max": "209715200", "memory.swap.max": "0", "cpu.max": "50000 100000",
+}  # fmt: skip
+
+
+def test_the_kernel_has_the_limits_of_a_slot():
+    limits = Limits(memory=200 * MIB, processes=7, cores=0.5)
+    own = Pool(Wanted(limits=limits, slots=1, python=interpreter(), packages=()))
+    try:
+        slot = own.open_slot()
+        found = {p.name: p.read_text().strip() for f in slot.folders for p in Path(f).iterdir() if p.name in LIMITS}
+        slot.close()
+    finally:
+        own.close()
+    assert found == {name: LIMITS[name] for name in found}
+    assert len(found) >= 3 or own.home is None
+
+
 def left_groups():
     return list(Path("/sys/fs/cgroup").rglob(f"hone-sandbox-{os.getpid()}-*"))
 
@@ -292,7 +311,7 @@ from benchmarks.hostile import PROGRAMS, aimed, judge, world
 from hone.reward.sandbox import Limits, Sandbox
 some = [p for p in PROGRAMS if p.kind in "CH" and p.id not in ("C018", "C054")] + [
     p for p in PROGRAMS if p.id in ("R008", "R014", "R018", "R021", "R023", "R026", "V029", "V036", "V050")]
-wanted = PROGRAMS if sys.argv[1] == "all" else some
+wanted = PROGRAMS if sys.argv[1] == "all" else some[::2]
 found = {}
 with world() as places, Sandbox(limits=Limits(seconds=5)) as sandbox:
     for p in wanted:
@@ -312,7 +331,7 @@ with world() as places, Sandbox(limits=Limits(seconds=5)) as sandbox:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     count, found, _ = json.loads(done.stdout)
-    assert count > (len(PROGRAMS) - 1 if which == "all" else 80)
+    assert count > (len(PROGRAMS) - 1 if which == "all" else 45)
     assert not found
 
 

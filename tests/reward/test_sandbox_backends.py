@@ -33,7 +33,8 @@ WORD = "a secret of this test"
 pytestmark = pytest.mark.usefixtures("needs_sandbox")
 GOOD = Program(source="def f(x): return x + 1", calls=[Call("f", (41,))])
 SOME = ("C001", "C004", "C005", "C006", "C020", "C021", "C026", "C028", "C031", "C040", "C061", "H001", "V029", "R022")
-HELD = ("C001", "C005", "C015", "C020", "C026", "C031", "C040", "C066", "H006", "V029")  # by tools, which are slow
+MANY = ("C001", "C005", "C015", "C020", "C026", "C031", "C040", "C066", "H006", "V029")
+HELD = {"bubblewrap": MANY, "nsjail": MANY, "gvisor": ("C005", "H006", "V029")}  # which takes a second for each
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +250,7 @@ def test_a_tool_holds_the_same_programs(name):
         assert sandbox.run(GOOD).results == (Returned(42),)
         assert sandbox.run(Program(source="while True: pass"), seconds=0.2).limit == "time"
         for program in PROGRAMS:
-            if program.id in HELD:
+            if program.id in HELD[name]:
                 verdict = judge(sandbox, aimed(program, places))
                 assert (verdict.escaped, verdict.passed) == (False, "ok" in program.marks), program.id
 

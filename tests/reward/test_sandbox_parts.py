@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from hone.errors import HoneError
 from hone.reward.sandbox_calls import ARCHITECTURES, assemble, numbers
 from hone.reward.sandbox_cgroups import find, out_of_memory, sweep
 from hone.reward.sandbox_limits import library_of, root_of
-from hone.reward.sandbox_talk import Talk, frame
+from hone.reward.sandbox_talk import SandboxError, Talk, frame
 from hone.reward.sandbox_values import Opaque, TooLarge, dumps, loads
 
 ROOT = Path(__file__).parents[2]
@@ -242,7 +243,12 @@ def test_version_1_needs_a_folder_for_each_controller(tmp_path):
     assert home.folders["memory"] == tmp_path / "cg/memory/job"
     made = home.make(memory=1 << 26, processes=5, cores=2)
     assert {Path(f, "memory.limit_in_bytes").read_text() for f in made if "memory" in f} == {str(1 << 26)}
-    (tmp_path / "cg/pids/cgroup.procs").unlink()
+    for folder in made:
+        shutil.rmtree(folder)
+    (tmp_path / "cg/pids").rename(tmp_path / "cg/gone")
+    with pytest.raises(SandboxError, match=r"a cgroup cannot be made .*see that this user may write"):
+        home.make(memory=1 << 26, processes=5, cores=2)
+    assert not list(tmp_path.rglob("hone-sandbox-*"))
     assert find(tmp_path) is None
 
 

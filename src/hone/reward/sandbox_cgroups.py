@@ -4,21 +4,23 @@ Without one, rlimits and a watch over the slot's processes stand in, and `hone s
 """
 
 import contextlib
-import itertools
 import os
 import re
+import secrets
 import signal
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hone.reward.sandbox_limits import Limits, Protection
+from hone.reward.sandbox_talk import SandboxError
 from hone.reward.sandbox_wall import remove_groups
 
 PERIOD = 100_000  # microseconds of the CPU quota
 NEEDED, WISHED = {"memory", "pids"}, {"cpu"}
 NAME = "hone-sandbox"
-_numbers = itertools.count()
+OPTIONAL = {"memory.memsw.limit_in_bytes", "memory.swap.max", "memory.swappiness"}  # not every kernel counts swap
 SETTLED = 60  # seconds after which an empty group is nobody's: one just made may be a client's in another container
 
 
@@ -35,30 +37,63 @@ class Home:
 
     def make(self, *, memory: int, processes: int, cores: float) -> list[str]:
         """A fresh cgroup with its limits set; its folders."""
-        name = f"{NAME}-{os.getpid()}-{next(_numbers)}"
+        name = f"{NAME}-{os.getpid()}-{secrets.token_hex(4)}"  # another container may have the same process number
         folders = {controller: base / name for controller, base in self.folders.items()}
-        made = list(dict.fromkeys(folders.values()))
-        for folder in made:
-            folder.mkdir()
-        quota = int(cores * PERIOD)
-        if self.version == 1:
-            written = {
-                "memory": {"memory.limit_in_bytes": memory, "memory.memsw.limit_in_bytes": memory},
-                "pids": {"pids.max": processes},
-                "cpu": {"cpu.cfs_period_us": PERIOD, "cpu.cfs_quota_us": quota},
-            }
-        else:
-            written = {
-                "memory": {"memory.max": memory, "memory.swap.max": 0},
-                "pids": {"pids.max": processes},
-                "cpu": {"cpu.max": f"{quota} {PERIOD}"},
-            }
-        optional = ("memory.memsw.limit_in_bytes", "memory.swap.max")  # a kernel without swap accounting has none
-        for controller, folder in folders.items():
-            for file, value in written[controller].items():
-                if file not in optional or (folder / file).exists():
-                    (folder / file).write_text(str(value))
-        return [str(folder) for folder in made]
+        limits = _limits(self.version, memory, processes, int(cores * PERIOD))
+        made = list[str]()
+        try:
+            for folder in dict.fromkeys(folders.values()):
+                folder.mkdir()
+                made.append(str(folder))
+            for controller, folder in folders.items():
+                _write(folder, limits[controller])
+        except OSError as error:
+            remove_groups(made, seconds=0.0)
+            raise SandboxError(
+                f"a cgroup cannot be made ({error}): see that this user may write where it is"
+            ) from error
+        return made
+
+
+def _limits(version: int, memory: int, processes: int, quota: int) -> dict[str, dict[str, int | str]]:
+    """Controller to file to text."""
+    pids: dict[str, int | str] = {"pids.max": processes}
+    if version == 1:
+        size: dict[str, int | str] = {
+            "memory.limit_in_bytes": memory,
+            "memory.memsw.limit_in_bytes": memory,
+            "memory.swappiness": 0,
+        }
+        return {"memory": size, "pids": pids, "cpu": {"cpu.cfs_period_us": PERIOD, "cpu.cfs_quota_us": quota}}
+    size = {"memory.max": memory, "memory.swap.max": 0}
+    return {"memory": size, "pids": pids, "cpu": {"cpu.max": f"{quota} {PERIOD}"}}
+
+
+def _write(folder: Path, limits: Mapping[str, int | str]) -> None:
+    for file, value in limits.items():
+        if file not in OPTIONAL or (folder / file).exists():
+            (folder / file).write_text(str(value))
+
+
+def held_by(home: Home | None, limits: Limits) -> list[Protection]:
+    """What bounds memory, processes and CPU together, or stands in for it."""
+    memory = Protection(
+        name="memory and processes",
+        how="rlimits, and a watch that sums the job's processes every 10 ms",
+        replaced=True,
+        remedy="open it where cgroups can be written: as root, or in a delegated systemd scope",
+    )
+    cpu = Protection(
+        name="CPU",
+        how="seconds of CPU, a process by rlimit" + (" and together by the watch" if home is None else ""),
+        replaced=True,
+        remedy="delegate the cpu controller",
+    )
+    if home is not None:
+        memory = Protection(name=memory.name, how=home.describe())
+    if home is not None and "cpu" in home.folders:
+        cpu = Protection(name=cpu.name, how=f"a quota of {limits.cores:g} cores a slot")
+    return [memory, cpu]
 
 
 def out_of_memory(folders: Sequence[str]) -> int:

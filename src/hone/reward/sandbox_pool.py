@@ -157,16 +157,4 @@ class Pool:
             Protection(name="system calls", how="a list of allowed ones (seccomp)"),
             Protection(name="time, files, output", how="a clock outside, rlimits, bounded reads"),
         ]  # fmt: skip
-        if self.home is not None:
-            have.append(Protection(name="memory and processes", how=self.home.describe()))
-        else:
-            how = "rlimits, and a watch that sums the job's processes every 10 ms"
-            remedy = "open it where cgroups can be written: as root, or in a delegated systemd scope"
-            have.append(Protection(name="memory and processes", how=how, replaced=True, remedy=remedy))
-        cpu = self.home is not None and "cpu" in self.home.folders
-        if cpu:
-            have.append(Protection(name="CPU", how=f"a quota of {self.wanted.limits.cores:g} cores a slot"))
-        else:
-            how = "seconds of CPU, a process by rlimit and together by the watch"
-            have.append(Protection(name="CPU", how=how, replaced=True, remedy="delegate the cpu controller"))
-        return have
+        return [*have, *cgroups.held_by(self.home, self.wanted.limits)]

@@ -210,5 +210,5 @@ class Tool:
             Protection(name="rights, network, files, processes in sight", how=how),
             Protection(name="system calls", how="a list of allowed ones (seccomp)"),
             Protection(name="time, files, output", how="a clock outside, rlimits, bounded reads"),
-            Protection(name="memory and processes", how=self.home.describe()),
+            *cgroups.held_by(self.home, self.wanted.limits),
         ]
