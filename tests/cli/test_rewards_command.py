@@ -67,6 +67,15 @@ def test_the_column_of_right_answers_can_be_named(tmp_path: Path, capsys: pytest
     assert code == 2
 
 
+def test_the_column_of_questions_can_be_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = tmp_path / "raw.jsonl"
+    data.write_text('{"problem": "1+1", "answer": "2"}\n{"problem": "1+2", "answer": "3"}\n')
+    assert main(["rewards", "test", str(data)]) == 2
+    assert "name that of the questions with --prompt COLUMN (of answer, problem)" in capsys.readouterr().err
+    code, found = proof_of(capsys, str(data), "--prompt", "problem")
+    assert (code, found["gold"], found["shuffled"]) == (0, 2, 2)
+
+
 def test_no_rows_and_numbers_below_0_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data = str(rows(tmp_path / "empty.jsonl"))
     for arguments, says in (

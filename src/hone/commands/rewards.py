@@ -33,6 +33,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     test.add_argument("data", metavar="DATASET", help="a file of problems, or the name of a dataset, as in gsm8k:test")
     test.add_argument("--reward", default="math", metavar="NAME", help="verifier, or FILE.py:function (default: math)")
     test.add_argument("--gold", default="", metavar="COLUMN", help="where the right answers are (default: answer)")
+    test.add_argument("--prompt", default="", metavar="COLUMN", help="where the questions are (default: prompt)")
     test.add_argument("--limit", type=int, default=0, metavar="N", help="the first N rows only")
     test.add_argument("--show", type=int, default=20, metavar="N", help="failures to list (default: 20)")
     test.add_argument(
@@ -80,7 +81,7 @@ def _test(arguments: argparse.Namespace) -> None:
     name = arguments.reward
     function = rewards.alone(name, asked=True)
     there = rewards.in_processes({name: function}, seconds=arguments.timeout) if function else {}
-    tasks, golds, column, bad = _read(arguments.data, arguments.gold, limit=arguments.limit)
+    tasks, golds, column, bad = _read(arguments.data, arguments.gold, asked=arguments.prompt, limit=arguments.limit)
     start = time.perf_counter()
     proof = prove(rewards.scorer(name, separate=there), tasks, golds=golds, bad=bad, seed=arguments.seed)
     seconds = time.perf_counter() - start
@@ -94,17 +95,23 @@ def _test(arguments: argparse.Namespace) -> None:
         raise HoneError(f"the reward {name} fails on rows of {arguments.data} ({kinds}): correct those, or the reward")
 
 
-def _read(data: str, column: str, *, limit: int) -> "tuple[list[Task], list[str | None], str, dict[int, str]]":
+def _read(
+    data: str, column: str, *, asked: str, limit: int
+) -> "tuple[list[Task], list[str | None], str, dict[int, str]]":
     """The problems, their right answers, the column those are in, and what is wrong with rows that are no problems."""
     from hone import build
 
-    rows, _ = build.load_rows(data, build.Reading(stream="never"))
+    renamed = {"prompt": asked} if asked else {}
+    rows, _ = build.load_rows(data, build.Reading(stream="never", columns=renamed))
     bad = dict[int, str]()
     tasks = [_task(row, n, bad) for n, row in enumerate(rows[: limit or None])]
     columns: list[dict[str, object]] = [{**t.extra, "answer": t.answer} for t in tasks]
     names = [column] if column else [name for name in GOLD if any(c.get(name) is not None for c in columns)]
     if not tasks:
         raise HoneError(f"{data} has no rows: give a file of problems")
+    if len(bad) == len(tasks) and not asked and 'column "prompt" is missing' in bad[0]:
+        found = ", ".join(sorted({name for row in rows for name in row}))
+        raise HoneError(f"{data} has no column prompt: name that of the questions with --prompt COLUMN (of {found})")
     if not names or not any(names[0] in c for c in columns):
         found = ", ".join(sorted({name for c in columns for name in c}))
         raise HoneError(f"{data} has no right answers: name their column with --gold COLUMN (there are: {found})")
