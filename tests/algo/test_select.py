@@ -1,10 +1,12 @@
 """Which rollouts are learnt from: invalid rewards never choose, and nothing is chosen twice."""
 
+from dataclasses import replace
+
 import pytest
 from algo_cases import rollout
 
 from hone.algo import dapo, expert_iteration, online_dpo, select
-from hone.types import Group, Stop
+from hone.types import Group, Outcome, Stop
 
 
 def rewards(groups: list[Group]) -> list[list[float | None]]:
@@ -43,6 +45,12 @@ def test_overlong_shaping_takes_the_rollouts_own_limit_and_a_fifth_of_it() -> No
     assert shaped[0][1].outcome.parts == {"overlong": -0.5}
     # limit 4, margin 4: every token costs a quarter
     assert rewards(select.shape_overlong([[rollout([1, 1], 1.0)]], limit=4, margin=4)) == [[0.5]]
+
+
+def test_the_overlong_penalty_stands_beside_what_the_parts_of_a_reward_added() -> None:
+    outcome = Outcome(value=1.0, parts={"math": 2.0}, added={"math": 1.0})
+    ((r,),) = select.shape_overlong([[replace(rollout([1, 1], 1.0), outcome=outcome)]], limit=4, margin=4)
+    assert r.outcome == Outcome(value=0.5, parts={"math": 2.0, "overlong": -0.5}, added={"math": 1.0, "overlong": -0.5})
 
 
 def test_drop_truncated_leaves_out_what_the_limit_cut_off() -> None:
