@@ -257,10 +257,13 @@ def test_a_share_or_another_language_is_a_setting(tmp_path):
     [
         ("mode: some", "use all or fraction"),
         ("seconds: 0", "give a number above 0"),
+        ("memory: 1", "an interpreter needs"),
+        ("memory: -5", "give a number above 0"),
+        ("memory: 1.5", "memory is 1.5: it must be int"),
         ("seconds: true", "seconds is True: it must be int or float"),
         ("run: ./main", "needs both file and run"),
         ("build: [1]", "it must be str or a list of texts"),
-        ("tests: 1", "of mode, seconds, fence, file, build, run"),
+        ("tests: 1", "of mode, seconds, memory, fence, file, build, run"),
         (": [", "cannot be read"),
     ],
 )
@@ -315,3 +318,10 @@ def test_tests_that_test_nothing_are_none(extra: dict):
     outcome = code_reward(fenced("def f(): return 1"), Task(prompt="q", extra=extra))
     assert outcome.value is None
     assert "tests nothing" in outcome.reason
+
+
+def test_memory_is_a_setting(tmp_path):
+    path = tmp_path / "code.yaml"
+    path.write_text("memory: 128\n")
+    large = fenced("x = bytearray(200 << 20)\na, b = map(int, input().split())\nprint(a + b)")
+    assert [made(name)[0](large, STDIN).value for name in ("code", f"code:{path}")] == [1.0, 0.0]

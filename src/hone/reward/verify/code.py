@@ -16,7 +16,7 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
-from hone.reward.sandbox import Finished, Language, Program, Sandbox, SandboxError
+from hone.reward.sandbox import Finished, Language, Limits, Program, Sandbox, SandboxError
 from hone.reward.sandbox_talk import frame
 from hone.reward.verify.code_settings import MODES, read_settings
 from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
@@ -24,6 +24,7 @@ from hone.reward.verify.format import said
 from hone.types import Outcome, Task
 
 PYTHON = frozenset(["", "python", "py", "python3"])  # what stands behind the backticks of a block that counts
+MEMORY = Limits().memory  # bytes
 MAX_CALLS = 10_000  # of one test
 MAX_LATE = 3  # inputs on which a script may run out of time before it is given up
 _FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
@@ -52,18 +53,18 @@ def program_of(completion: str, task: Task, *, fences: Collection[str] = PYTHON)
     return code if code.strip() else None
 
 
-def sandboxes() -> tuple[Sandbox, Sandbox]:
+def sandboxes(memory: int = MEMORY) -> tuple[Sandbox, Sandbox]:
     """For programs, and for tests that run: two, so that tests waiting for a program cannot take its place."""
     with _opening:
-        return _opened(os.getpid())
+        return _opened(os.getpid(), memory)
 
 
 _opening = threading.Lock()
 
 
 @cache
-def _opened(process: int) -> tuple[Sandbox, Sandbox]:  # a fork has its own
-    opened = Sandbox(), Sandbox()
+def _opened(process: int, memory: int) -> tuple[Sandbox, Sandbox]:  # a fork has its own
+    opened = Sandbox(limits=Limits(memory=memory)), Sandbox()
     for sandbox in opened:
         atexit.register(sandbox.close)
     return opened
@@ -75,6 +76,7 @@ def code_reward(
     *,
     mode: str = "all",
     seconds: float = 5.0,
+    memory: int = MEMORY,
     language: Language | None = None,
     fences: Collection[str] = PYTHON,
 ) -> Outcome:
@@ -95,7 +97,7 @@ def code_reward(
     if source is None:
         return Outcome(value=0.0)
     try:
-        verdicts = judged(source, tests, seconds=seconds, language=language)
+        verdicts = judged(source, tests, seconds=seconds, memory=memory, language=language)
     except SandboxError as error:
         return invalid(str(error))
     share = sum(verdicts) / len(verdicts)
@@ -107,9 +109,11 @@ def code(setting: str) -> Callable[..., Outcome]:
     return partial(code_reward, **read_settings(setting))
 
 
-def judged(source: str, tests: Tests, *, seconds: float = 5.0, language: Language | None = None) -> list[bool]:
+def judged(
+    source: str, tests: Tests, *, seconds: float = 5.0, memory: int = MEMORY, language: Language | None = None
+) -> list[bool]:
     """One verdict a test."""
-    programs, checkers = sandboxes()
+    programs, checkers = sandboxes(memory)
     if isinstance(tests, Cases):
         asked = Program(source=source + tests.after, calls=[case.call for case in tests.cases])
         return passed(tests.cases, programs.run(asked, seconds=seconds))

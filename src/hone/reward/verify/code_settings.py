@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 
 from hone.errors import HoneError, not_utf8
-from hone.reward.sandbox import Language
+from hone.reward.sandbox import Language, Limits
+from hone.reward.sandbox_limits import MIB
 
 MODES = ("all", "fraction")
-_KINDS: dict[str, tuple[type, ...]] = {"mode": (str,), "seconds": (int, float), "fence": (str, list)}
+_KINDS: dict[str, tuple[type, ...]] = {"mode": (str,), "seconds": (int, float), "memory": (int,), "fence": (str, list)}
 _KINDS |= {"file": (str,), "build": (str, list), "run": (str,)}
 
 
@@ -31,6 +32,8 @@ def read_settings(setting: str) -> dict[str, Any]:
     if ("file" in found) != ("run" in found) or ("build" in found and "run" not in found):
         raise HoneError(f"code:{setting}: another language needs both file and run, as in file: main.c, run: ./main")
     about: dict[str, Any] = {"mode": mode, "seconds": float(seconds)}
+    if "memory" in found:
+        about["memory"] = Limits(memory=found["memory"] * MIB).memory
     if "run" in found:
         build = [shlex.split(command) for command in _texts(found.get("build", []))]
         about["language"] = Language(file=found["file"], run=shlex.split(found["run"]), build=build)
