@@ -158,9 +158,9 @@ class ProcessSpec:
     """A process reward model that scores each step of what is sampled, beside the reward; no path: none."""
 
     path: str = ""  # a model's folder; several, with commas between them, are joined
-    # reward: each step's chance of being right is its reward; shaping: it is a potential, which changes no optimum and
-    # needs an algorithm with a return for each token
-    use: Literal["reward", "shaping"] = "reward"
+    # reward: each step's chance of being right is its reward; progress: by how much the step has raised it; shaping: it
+    # is a potential, which changes no optimum and needs an algorithm with a return for each token
+    use: Literal["reward", "progress", "shaping"] = "reward"
     weight: float = 1.0
     separator: str = "\\n"  # what ends a step, where \\n is a line break: the one that the model was trained on
     join: Literal["mean", "min", "penalty"] = "mean"  # penalty: the mean less the standard deviation

@@ -148,6 +148,18 @@ def test_dense_rewards_lie_at_step_ends_and_the_outcome_only_where_it_is_asked_f
     assert filled(invalid, outcome=True)[4] == pytest.approx(sigmoid(-1))
 
 
+def test_progress_is_what_a_step_adds_and_sums_to_the_last_score_or_to_the_outcome():
+    r = rollout(1, 4, 2, 5, 1, 0, value=10.0)
+    scores = [sigmoid(2), sigmoid(3), sigmoid(-1)]
+    steps = [x for x in filled(r, use="progress", weight=2.0) if not math.isnan(x)]
+    assert steps == pytest.approx([2 * scores[0], 2 * (scores[1] - scores[0]), 2 * (scores[2] - scores[1])])
+    assert sum(steps) == pytest.approx(2 * scores[-1])
+    told = [x for x in filled(r, use="progress", outcome=True) if not math.isnan(x)]
+    assert told == pytest.approx([scores[0], scores[1] - scores[0], 10.0 - scores[1]])
+    assert sum(told) == pytest.approx(10.0)
+    assert all(map(math.isnan, filled(rollout(0), use="progress", outcome=True))), "no step, no reward"
+
+
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 @pytest.mark.parametrize("stop", [Stop.TOKEN, Stop.LENGTH])
 def test_shaping_changes_a_rows_discounted_sum_by_the_first_potential_and_by_that_of_a_cut_off_end(gamma, stop):
@@ -165,5 +177,5 @@ def test_a_score_that_is_no_number_makes_the_reward_invalid():
     ((found,),) = Dense(model=broken)([[rollout(1, 0)]])
     assert found.outcome is not None
     assert not found.outcome.valid
-    with pytest.raises(HoneError, match="use one of reward, shaping"):
+    with pytest.raises(HoneError, match="use one of reward, progress, shaping"):
         Dense(model=broken, use="bonus")

@@ -133,7 +133,13 @@ def test_the_command_labels_and_a_process_model_learns_from_its_rows(world, tmp_
 
 
 @pytest.mark.parametrize(
-    ("algo", "use", "settings"), [("grpo", "reward", {"process": True}), ("ppo", "reward", {}), ("ppo", "shaping", {})]
+    ("algo", "use", "settings"),
+    [
+        ("grpo", "reward", {"process": True}),
+        ("grpo", "progress", {"process": True}),
+        ("ppo", "reward", {}),
+        ("ppo", "shaping", {}),
+    ],
 )
 def test_a_process_model_gives_step_rewards_in_training(algo, use, settings, world, judge, tmp_path):
     changes = [f"process.path={judge}", f"process.use={use}", "train.steps=2", "process.weight=2.0"]

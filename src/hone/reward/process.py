@@ -20,7 +20,7 @@ AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
     "mean": lambda scores: math.fsum(scores) / len(scores),
     "product": math.prod,
 }
-USES = ("reward", "shaping")
+USES = ("reward", "progress", "shaping")
 
 
 def aggregate(by: str) -> Callable[[Sequence[float]], float]:
@@ -81,9 +81,10 @@ def shaping(potential: Sequence[float], *, gamma: float = 1.0, after: float = 0.
 class Dense:
     """Fills each rollout's step rewards from a process model.
 
-    use "reward": weight * score at each step's end; "shaping": potential-based, Phi = weight * the score of the last
-    step that has ended, 0 before the first. outcome: a row's own reward, which is what its last step's score foretells,
-    stands in for that score, for an algorithm that reads step rewards alone.
+    use "reward": weight * score at each step's end; "progress": that less the one of the step before, so that they sum
+    to the last one and a step more pays nothing by itself (Setlur et al. 2024); "shaping": potential-based, Phi =
+    weight * the score of the last step that has ended, 0 before the first. outcome: a row's own reward, which is what
+    its last step's score foretells, stands in for that score, for an algorithm that reads step rewards alone.
     """
 
     model: ProcessModel
@@ -111,14 +112,20 @@ class Dense:
         if self.use == "shaping":
             self._shape(rollout, steps, column)
         else:
-            for end, score in zip(steps.ends, steps.scores, strict=True):
-                column[end] = self.weight * score
+            self._pay(rollout, steps, column)
         outcome = rollout.outcome
         if outcome is None or outcome.value is None:
             return replace(rollout, step_reward=column)
-        if self.outcome and steps.ends:
-            column[steps.ends[-1]] = outcome.value
         return replace(rollout, step_reward=column, outcome=_noted(outcome, steps.scores))
+
+    def _pay(self, rollout: Rollout, steps: Steps, column: list[float]) -> None:
+        """At each step's end: its score, or what that is more than the one before."""
+        worth = [self.weight * score for score in steps.scores]
+        if worth and self.outcome and rollout.outcome is not None and rollout.outcome.value is not None:
+            worth[-1] = rollout.outcome.value
+        before = [0.0, *worth[:-1]] if self.use == "progress" else [0.0] * len(worth)
+        for end, now, then in zip(steps.ends, worth, before, strict=False):  # without a step, before has one more
+            column[end] = now - then
 
     def _shape(self, rollout: Rollout, steps: Steps, column: list[float]) -> None:
         """Into every acted token: with gamma below 1 none of them is 0."""
