@@ -11,6 +11,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self, TextIO
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_came = list[int]()  # each Ctrl-C before a run has begun
 
 
 class Stopper:
@@ -26,6 +27,8 @@ class Stopper:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
+        if _came:  # and a library has taken it for itself: what it was about to make may be half made
+            raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
             for number in NUMBERS:
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
@@ -91,18 +94,19 @@ class Heard:
 @contextmanager
 def ctrl_c() -> Iterator[list[int]]:
     """Gives the Ctrl-C that came in it: a library that is just being imported may make an error of its own of one."""
-    came = list[int]()
+    _came.clear()
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
+        _came.append(number)
         raise KeyboardInterrupt
 
     mine = threading.current_thread() is threading.main_thread()
     if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield came
+        yield _came
         return
     signal.signal(signal.SIGINT, note)
     try:
-        yield came
+        yield _came
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        _came.clear()

@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and a kill at any moment: the run stops, says how to go on, and what it saved is whole."""
 
+import contextlib
 import io
 import os
 import pkgutil
@@ -323,6 +324,22 @@ def test_an_error_that_a_library_made_of_ctrl_c_is_ctrl_c(world: World, tmp_path
     monkeypatch.setattr("hone.runner.joined", imports)
     assert main(arguments(recipe(world, "sft", tmp_path / "run"), world)) == 130
     assert capsys.readouterr().err == "hone: interrupted; nothing new was saved\n"
+
+
+def test_ctrl_c_that_a_library_has_swallowed_ends_the_command_before_it_begins(
+    world: World, tmp_path: Path, monkeypatch, capsys
+):
+    def swallows(*_: Any) -> Any:
+        with contextlib.suppress(KeyboardInterrupt):
+            interrupt()
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr("hone.runner.joined", swallows)
+    assert main(arguments(recipe(world, "sft", tmp_path / "run"), world)) == 130
+    assert capsys.readouterr().err == "hone: interrupted; nothing new was saved\n"
+    assert not (tmp_path / "run").exists()
+    monkeypatch.undo()
+    hone.run(recipe(world, "sft", tmp_path / "run"))
 
 
 def test_a_forked_process_is_ended_by_a_signal_as_any_other():

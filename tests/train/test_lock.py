@@ -121,3 +121,14 @@ def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Pat
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"), held(tmp_path / "file" / "run"):
         pytest.fail("there is no such folder")
+
+
+def test_a_folder_of_somebody_else_is_told_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """By the system's answer: to root no folder is somebody else's."""
+
+    def refused(path: Path, *_: object) -> int:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.raises(HoneError, match=r"may not be written to \(Permission denied\).* copy the run .* resume that"):
+        held(tmp_path).__enter__()

@@ -1,5 +1,6 @@
 """One process at a time in a run's folder: a lock that the system drops when its owner ends, however it ends."""
 
+import errno
 import fcntl
 import os
 import socket
@@ -40,6 +41,13 @@ def _take(path: Path) -> int:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:  # the folder was removed in between, by a run that came to nothing
             continue
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise HoneError(
+                f"{path.parent} may not be written to ({error.strerror}): set another out=, or copy the run to a "
+                "folder of yours and resume that"
+            ) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
