@@ -7,6 +7,7 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
+from hone.reward.verify.math_tidy import undelimited
 from hone.reward.verify.math_units import size
 
 MAX_ANSWER, MAX_DIGITS, MAX_EXPONENT = 200, 100, 100
@@ -96,9 +97,7 @@ def _plain(text: str) -> str:
     text = re.sub(r"\b([A-Za-z]{2,}) per ([a-z]{2,})\b", r"\1/\2", _POWER_OF_UNIT.sub(_raised, text))
     text = text.replace(r"\%", "%").replace(r"\$", "$").replace(r"\!", "")
     text = _REPEATING.sub(_repeated, re.sub(r"\\[,;: ]", " ", text)).strip().strip("*").strip()
-    for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
-        if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
-            text = text[len(left) : -len(right)].strip()
+    text = undelimited(text)
     text = re.sub(r"^[A-Za-z]\s?=\s?", "", text)
     text = re.sub(r"^([+-])\s", r"\1", text)
     return re.sub(r"^([+-]?[$€£¥])\s", r"\1", re.sub(r"^([$€£¥])([+-])", r"\2\1", text))

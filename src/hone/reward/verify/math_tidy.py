@@ -42,9 +42,15 @@ def _unquoted(text: str) -> str:
     for _ in range(3):
         text = text.strip()
         text = (text if text.endswith("..") else text.removesuffix(".")).strip("*`").strip()
-        for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
-            if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
-                text = text[len(left) : -len(right)]
+        text = undelimited(text)
+    return text
+
+
+def undelimited(text: str) -> str:
+    """Without the dollars or brackets of TeX that make it a formula."""
+    for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        if len(text) > len(left + right) and text.startswith(left) and text.endswith(right):
+            text = text[len(left) : -len(right)].strip()
     return text
 
 
