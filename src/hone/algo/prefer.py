@@ -107,7 +107,7 @@ def bradley_terry(fwd: Forward, batch: Batch, *, centre: float = 0.0) -> Tensor:
 
 def score_error(fwd: Forward, batch: Batch) -> Tensor:
     """(R - label)^2 / 2  (pointwise reward model, by regression)"""
-    return (last_value(fwd, batch) - batch.label.to(fwd.value.dtype)).square() / 2
+    return (last_value(fwd, batch) - batch.label).square() / 2
 
 
 def score_bce(fwd: Forward, batch: Batch) -> Tensor:
