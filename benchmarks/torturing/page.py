@@ -64,13 +64,18 @@ TAIL = """## What this rests on
 - Reward functions of files run in processes of their own (`train.reward_apart`, `train.reward_timeout`): one that hangs
   or takes its interpreter down makes its own outcome invalid and nothing else. Functions made in Python stay in the
   run's process unless `train.reward_apart=always`, for they may share what they know with the program.
-- An iteration that fails before it has moved the weights costs no step: the run is saved as it was before it. With
-  `train.lag=1`, and with several ranks, it goes back to the last save instead.
+- An iteration that fails before it has moved the weights costs no step: the run is saved as it was before it. Ranks
+  agree on a sampler, a reward or data that failed on one of them. With `train.lag=1` the step beside which samples
+  could not be made ends, and is saved with the weights they are to be written by. A held-out evaluation that fails
+  costs its own numbers. What fails between two updates of one step goes back to the last save.
 - Where memory runs out, the gradients of that update are forgotten and computed again in micro-batches of half the
-  size, to the bit those that smaller micro-batches give. The size found is part of the checkpoint. Ranks that hold
-  parts of the weights (`train.shard`) pass their micro-batches together, and end with the remedy instead.
+  size, to the bit those that smaller micro-batches give. The size found is part of the checkpoint. A rank that holds
+  a part of the weights (`train.shard`) and leaves a pass midway cannot come back into it, where the others wait: the
+  run ends, and goes on from its last checkpoint with half the size on every rank when it is started again
+  (`torchrun --max-restarts=3 -m hone run RECIPE --resume` does that by itself).
 - An update whose loss or gradient is not finite moves nothing; a checkpoint with more numbers that are not finite than
-  the model had at the start is never written.
+  the model had at the start is never written; a log-prob of the sampler that is not finite ends the run before it is
+  learned from or saved.
 - `train.rollback=N` (off by default) goes back to the last regular checkpoint when the loss lies N times its usual
   deviation above its median, or the weights are lost, and goes on with the data that follows.
 """.splitlines()
