@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from small import World, recipe
+from test_ranks_go_on import assert_near
 from test_resume import assert_same_run, stop
 
 import hone
 
 torch.set_num_threads(1)
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)
+MOVES = [("cpu", "cuda"), ("cuda", "cpu")]
 ALGORITHMS = ["sft", "dpo", "grpo", "ppo", "reward_model"]
 
 
@@ -47,6 +49,19 @@ def test_a_run_in_half_precision_resumes_to_the_bit(algo: str, device: str, worl
     stop(recipe(world, algo, tmp_path / "cut", *settings), monkeypatch, step=2)
     hone.resume(tmp_path / "cut")
     assert_same_run(tmp_path / "whole", tmp_path / "cut", step=4)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("cpu", "cpu"), *(pytest.param(*ends, marks=pytest.mark.gpu) for ends in MOVES)]
+)
+@pytest.mark.parametrize("algo", ["sft", "grpo"])
+def test_a_run_goes_on_on_another_device(algo: str, first: str, then: str, world: World, tmp_path: Path):
+    whole, moved = tmp_path / "whole", tmp_path / "moved"
+    settings = ["train.dtype=float32"]
+    hone.run(recipe(world, algo, whole, *settings, f"train.device={first}"))
+    hone.run(recipe(world, algo, moved, *settings, f"train.device={first}", "train.steps=2"))
+    hone.resume(moved, settings=[f"train.device={then}", "train.micro_rows=2", "train.steps=4"])
+    assert_near(whole, moved, step=4)
 
 
 def test_a_gpu_that_is_not_there_is_named(world: World, tmp_path: Path):
