@@ -200,16 +200,12 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
 
     // scores become exp(scale (score - greatest)), 0 for keys that are not seen; their sum, and its logarithm
     T weigh(T *score, long seen, long end, T *log_of) const {
-        T top[L], sums[L] = {}, total = 0;
+        T greatest = -INFINITY, total = 0;
         for (long k = seen; k < end; k++) score[k] = -INFINITY;
-        for (int l = 0; l < L; l++) top[l] = score[l];
-        for (long k = L; k < end; k += L)
-            for (int l = 0; l < L; l++) top[l] = score[k + l] > top[l] ? score[k + l] : top[l];
-        for (int l = 1; l < L; l++) top[0] = top[l] > top[0] ? top[l] : top[0];
-        const T greatest = top[0];
-        for (long k = 0; k < end; k += L)
-            for (int l = 0; l < L; l++) sums[l] += score[k + l] = exponential((score[k + l] - greatest) * scale);
-        for (int l = 0; l < L; l++) total += sums[l];
+#pragma omp simd reduction(max : greatest)
+        for (long k = 0; k < end; k++) greatest = score[k] > greatest ? score[k] : greatest;
+#pragma omp simd reduction(+ : total)
+        for (long k = 0; k < end; k++) total += score[k] = exponential((score[k] - greatest) * scale);
         if (log_of) *log_of = greatest * scale + (T)log(total);
         return total;
     }
@@ -255,12 +251,12 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
 
     // scores become weights p, and what they are multiplied with their slope p (slope - dot) scale
     void tilt(T *weight, T *slope, long seen, long end, T log, T dot) const {
-        for (long k = 0; k < up(seen, L); k += L)
-            for (int l = 0; l < L; l++) {
-                const T p = exponential(weight[k + l] * scale - log);
-                weight[k + l] = p;
-                slope[k + l] = p * (slope[k + l] - dot) * scale;
-            }
+#pragma omp simd
+        for (long k = 0; k < end; k++) {  // whole vectors: what is beyond the row is found, and set to zero
+            const T p = exponential(weight[k] * scale - log);
+            weight[k] = p;
+            slope[k] = p * (slope[k] - dot) * scale;
+        }
         for (long k = seen; k < end; k++) weight[k] = slope[k] = 0;
     }
 };

@@ -509,7 +509,8 @@ struct Plan {  // how tokens are shared out, and where everything lies in the wo
     Plan(const Model &m, const Tokens &tokens, long threads, long small) {
         const long vectors = up(tokens.count, LANES);
         solo = small && tokens.apart && threads > 1 && vectors >= threads && vectors % threads == 0;
-        wide = solo ? least(WIDE, vectors / threads) : WIDE;
+        wide = WIDE;
+        while (solo && vectors / threads % wide) wide--;  // so that every thread has as many groups
         groups = up(vectors, wide);
         phases = 11 * m.layers + 2;
         head = up(2 * phases + 32, 16) * 16;

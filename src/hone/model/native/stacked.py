@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hone.model.decoder import Decoder, Layer
 from hone.model.fused import plain
-from hone.model.lora import LoRALinear
 from hone.model.native import calls
 from hone.model.native.build import library
 from hone.model.native.calls import Segments
@@ -107,12 +106,16 @@ def layers_of(decoder: Decoder) -> list[Layer]:
     return [layer for layer in decoder.model.layers if type(layer) is Layer]
 
 
+def linears(layer: Layer) -> tuple[nn.Module, ...]:
+    """In the order of stack.cpp's gradients."""
+    a, m = layer.self_attn, layer.mlp
+    return a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj
+
+
 def parameters(layer: Layer) -> list[Tensor]:
     """What a layer trains, in the order of stack.cpp's gradients."""
-    a, m = layer.self_attn, layer.mlp
-    linear = (a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj)
     norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-    return [*norms, *(plain(x).weight for x in linear)]
+    return [*norms, *(plain(x).weight for x in linears(layer))]
 
 
 def stackable(decoder: Decoder, dtype: torch.dtype) -> bool:
@@ -122,17 +125,15 @@ def stackable(decoder: Decoder, dtype: torch.dtype) -> bool:
     panel = found.hone_panel_float64() if dtype == torch.float64 else found.hone_panel_float32()
     heads, E = config.num_attention_heads, config.head_dim
     sizes = config.hidden_size, config.intermediate_size, heads * E, (heads + 2 * config.num_key_value_heads) * E
-    if any(size % panel for size in sizes):
-        return False
-    if sum(p.nbytes for p in decoder.model.layers.parameters()) > SMALL:
-        return False
     layers = layers_of(decoder)
+    if any(size % panel for size in sizes) or len(layers) != len(decoder.model.layers):
+        return False
     for layer in layers:
         if layer._forward_hooks or layer._forward_pre_hooks:
             return False
-        if any(isinstance(x, LoRALinear) or getattr(x, "bias", None) is not None for x in layer.modules()):
+        if any(type(x) is not nn.Linear or x.bias is not None for x in linears(layer)):
             return False
-    return len(layers) == len(decoder.model.layers)
+    return sum(p.nbytes for layer in layers for p in parameters(layer)) <= SMALL
 
 
 @dataclass(frozen=True, slots=True)
