@@ -35,7 +35,7 @@ template <class T> struct Stack {
     const int64_t *rows;      // [bundles + 1] where a bundle's rows begin
     const int64_t *first;     // [bundles + 1] its first token
     const int64_t *count;     // [bundles] how many it has
-    const int64_t *share;     // [threads + 1] where a thread's bundles begin
+    const int64_t *share;     // [threads + 1] where the bundles begin that a thread takes back
     const int64_t *order;     // where a token is in the list
     const T *cos, *sin;       // [tokens of the list, E]
 
@@ -284,9 +284,9 @@ template <class T> void forward(const Stack<T> &s, const T *in, T *out, T *panel
 #pragma omp parallel num_threads(s.threads)
     {
         lay<T, false>(s, panels);
-        for (long i = omp_get_thread_num(); i < s.threads; i += omp_get_num_threads())
-            for (long b = s.share[i]; b < s.share[i + 1]; b++)
-                Bundle<T>(s, b).forward(in, out, panels, kept ? kept + s.first[b] * s.layers * s.kept() : nullptr);
+#pragma omp for schedule(dynamic, 1)  // nothing is added up here: any thread may take any bundle
+        for (long b = 0; b < s.bundles; b++)
+            Bundle<T>(s, b).forward(in, out, panels, kept ? kept + s.first[b] * s.layers * s.kept() : nullptr);
     }
 }
 
