@@ -230,15 +230,13 @@ def test_a_killed_program_takes_keepers_and_workers_with_it():
     os.close(read)
 
 
-def test_a_worker_that_dies_between_two_calls_costs_no_outcome(tmp_path: Path):
-    def dies_later(completion):
-        threading.Timer(0.05, os._exit, (1,)).start() if completion == "later" else None
-        return float(len(completion))
-
-    (made,) = apart([dies_later], seconds=5.0, workers=1)
-    assert outcomes_of(made, "later") == [5.0]
-    time.sleep(0.3)
-    assert outcomes_of(made, "now") == [3.0]
+def test_a_worker_that_dies_between_two_calls_costs_no_outcome():
+    (made,) = apart([lambda completion: os.getpid()], seconds=60.0, workers=1)
+    (worker,) = outcomes_of(made, "one")
+    assert worker is not None
+    os.kill(int(worker), signal.SIGKILL)
+    assert eventually(lambda: not running(int(worker)))
+    assert outcomes_of(made, "two")[0] not in (None, worker)
 
 
 def outcomes_of(reward: Reward, *texts: str) -> list[float | None]:

@@ -41,7 +41,7 @@ def marker(function: Any, **settings: Any) -> Marker:
 
 
 def beside(score: Marker, roll: Roller) -> list[Group]:
-    return _scored(roll, score, TASKS, Laps(), GO_ON)
+    return _scored(roll, score, lambda: TASKS, Laps(), GO_ON)
 
 
 def row(text: str = "") -> Rollout:
