@@ -13,7 +13,7 @@ Change = tuple[Any, Any]  # before, now
 
 # they say where, how long and in what pieces a run computes, what it watches and what it keeps: not what it learns
 FREE = (
-    "name", "out", "eval_data", "save", "limits", "sample.max_rows", "train.steps", "train.micro_rows",
+    "name", "out", "tensorboard", "eval_data", "save", "limits", "sample.max_rows", "train.steps", "train.micro_rows",
     "train.micro_tokens", "train.layout", "train.recompute", "train.device", "train.shard", "train.threads",
     "train.deterministic", "train.eval_every", "train.eval_samples", "train.max_invalid", "train.max_bad_updates",
     "train.max_bad_total", "train.reward_apart", "train.reward_timeout", "parts.timeout", "parts.cache",

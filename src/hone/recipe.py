@@ -205,6 +205,7 @@ class Recipe:
     save: SaveSpec = field(default_factory=SaveSpec)
     limits: Limits = field(default_factory=Limits)
     out: str = "runs/{name}"
+    tensorboard: bool = False  # metrics for TensorBoard too, in the run's folder
 
     def __post_init__(self) -> None:
         for name in ("data", "eval_data"):  # an iterator can be read once, a recipe's data more often

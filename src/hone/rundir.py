@@ -18,8 +18,8 @@ from hone.state import write_model
 from hone.train import checkpoint, lock
 from hone.train.guard import BAD
 
-METRICS, SAMPLES = "metrics.jsonl", "samples.jsonl"
-FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, BAD)
+METRICS, SAMPLES, BOARD = "metrics.jsonl", "samples.jsonl", "tensorboard"
+FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, BOARD, BAD)
 
 
 def is_first() -> bool:

@@ -19,7 +19,7 @@ from hone.errors import HoneError, Interrupted
 from hone.job import CHECKPOINTS, Run, prepare, publish, save, set_torch
 from hone.log import samples
 from hone.log.progress import Progress, Silent
-from hone.log.sinks import JsonlSink, truncate_after
+from hone.log.sinks import JsonlSink, MultiSink, Sink, TensorBoardSink, truncate_after
 from hone.measure import assess, measure
 from hone.model.policy import Policy
 from hone.outline import plan
@@ -131,7 +131,7 @@ def _train(job: Run, folder: Path, stopper: Stopper) -> Path:
 def _turn(job: Run, folder: Path, progress: Progress, stopper: Stopper) -> None:
     """Step after step: log, watch, save."""
     recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
-    log, best = _Log(folder, start=job.step) if rundir.is_first() else None, recipe.save.best
+    log, best = _Log(folder, recipe, start=job.step) if rundir.is_first() else None, recipe.save.best
     with (
         stopper.gently(),
         _written(job, note=progress.note),
@@ -186,10 +186,12 @@ def _written(job: Run, *, note: Callable[[str], None]) -> Iterator[None]:
 class _Log:
     """What a run writes at each step; on resume, what came after the checkpoint is forgotten."""
 
-    def __init__(self, folder: Path, *, start: int) -> None:
-        self.sink, self.samples = JsonlSink(folder / rundir.METRICS), folder / rundir.SAMPLES
-        for path in (folder / rundir.METRICS, self.samples):
-            truncate_after(path, start)
+    def __init__(self, folder: Path, recipe: Recipe, *, start: int) -> None:
+        sinks: list[Sink] = [JsonlSink(folder / rundir.METRICS)]
+        sinks += [TensorBoardSink(folder / rundir.BOARD)] if recipe.tensorboard else []
+        self.sink, self.samples = MultiSink(*sinks), folder / rundir.SAMPLES
+        self.sink.truncate_after(start)
+        truncate_after(self.samples, start)
 
     def write(self, step: int, metrics: Mapping[str, float], chosen: Sequence[Rollout] | None) -> None:
         """chosen: completions to show, None of an offline run."""

@@ -210,6 +210,19 @@ def test_saving_is_done_when_asked(world: World, tmp_path: Path):
     assert names == ["latest", "step-000006", "step-000007"]
 
 
+def test_tensorboard_shows_what_the_log_says_of_a_resumed_run(world: World, tmp_path: Path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # pyright: ignore
+
+    for resume, steps in ((False, 2), (True, 4)):
+        hone.run(recipe(world, "sft", tmp_path / "run", f"train.steps={steps}", "tensorboard=true"), resume=resume)
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    seen = {e.step: e.value for e in events.Scalars("loss")}
+    assert seen == pytest.approx({row["step"]: row["loss"] for row in metrics(tmp_path / "run")}, rel=1e-6)
+    assert list(seen) == [1, 2, 3, 4]
+
+
 def test_evaluation_draws_other_numbers_than_training_and_leaves_no_mark(world: World, tmp_path: Path):
     held_out = write_rows(tmp_path / "held.jsonl", ROWS["problems"][:3])
     plain, examined = tmp_path / "plain", tmp_path / "examined"
