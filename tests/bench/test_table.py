@@ -5,12 +5,28 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.table import README, RESULTS, table, written
+from benchmarks.table import MARKS, PAGE, PROCESS, README, RESULTS, process_tables, table, written
 
 
 def test_the_readme_holds_the_stored_results():
     text = README.read_text()
     assert written(text, table(RESULTS)) == text, "run `make table`"
+
+
+def test_the_page_of_process_models_holds_the_stored_result():
+    text, made = PAGE.read_text(), process_tables(json.loads(PROCESS.read_text()))
+    assert written(text, made, marks=MARKS) == text, "run `make table`"
+
+
+def test_gains_and_values_are_told_seed_by_seed():
+    gain = {"name": "a", "ours": 2.0, "seeds": [1.0, 3.0], "goal": "> 0", "ok": False, "standard_error": 1.0}
+    found = {
+        "rows": [gain, {"name": "b", "ours": 50.0, "seeds": [49.0, 51.0], "goal": None}, {"name": "c", "goal": None}]
+    }
+    text = process_tables(found | {"machine": {"cpu": "a processor", "date": "2026-01-01"}})
+    assert "| a | +1.0, +3.0 | +2.0, 1.0 | **missed** |" in text
+    assert "| b | 49.0, 51.0 | 50.0 |" in text
+    assert "| c |" not in text
 
 
 def test_a_goal_that_is_missed_is_said_so(tmp_path: Path):
