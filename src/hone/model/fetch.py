@@ -84,7 +84,7 @@ def resolve(name_or_path: str | Path) -> Path:
     path, name = Path(name_or_path), str(name_or_path)
     if path.is_file() and path.suffix == ".gguf":
         raise HoneError(f"{path} is a GGUF file: make a folder of it with `hone fetch {path} --to FOLDER`")
-    if (pointer := path / "checkpoints" / "latest").is_file() and not (path / "config.json").exists():
+    if (pointer := path / "checkpoints" / "latest").is_file():
         raise HoneError(f"{path} is a run, not a model: its newest one is {pointer.parent / pointer.read_text()}")
     if path.exists():
         return path
