@@ -5,6 +5,7 @@ import faulthandler
 import gc
 import math
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -254,3 +255,19 @@ def test_keepers_ended_from_outside_are_done_without_and_with_none_left_it_is_sa
     assert None in outcomes_of(made, "a")
     with pytest.raises(HoneError, match="ended from outside: resume the run"):
         outcomes_of(made, "a")
+
+
+def test_a_process_that_does_not_come_to_life_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("hone.reward.apart.STARTS", 1.0)
+    marks = [tmp_path / "hung"]
+
+    def hangs() -> None:  # as a child does that waits for a lock which a thread of its parent held
+        for mark in marks:
+            mark.touch()
+            time.sleep(600)
+
+    os.register_at_fork(after_in_child=hangs, after_in_parent=marks.clear)  # the first child alone
+    pool = Pool([len], workers=1)
+    assert pool.map([pickle.dumps((0, "four"))], seconds=5.0) == [(0.0, b"4")]
+    assert (tmp_path / "hung").exists()
+    pool.close()

@@ -11,6 +11,7 @@ import math
 import os
 import pickle
 import select
+import signal
 import socket
 import sys
 import threading
@@ -30,6 +31,7 @@ from hone.reward.waiting import AT_ONCE
 from hone.types import Outcome, Rollout
 
 MOST = 8  # workers, unless asked for more
+STARTS, TRIES = 20.0, 3  # seconds that a new process may take to come to life, and how many are tried
 Answer = tuple[float, bytes]  # what became of a call (see keeper), and what the worker said, or how it died
 Keeper = tuple[socket.socket, int]  # the connection, and the process
 
@@ -90,6 +92,19 @@ class Pool:
 
 
 def _keeper(work: Callable[[bytes], bytes]) -> Keeper:
+    """One that has come to life. A child of a process with threads may not: Python 3.11 waits in it for a lock that one
+    of them held, and which nobody can let go."""
+    for _ in range(TRIES):
+        end, number = _forked(work)
+        if select.select([end], [], [], STARTS)[0] and end.recv(1):
+            return end, number
+        end.close()
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+    raise HoneError("processes that compute rewards do not start: try again, or set train.reward_apart=never")
+
+
+def _forked(work: Callable[[bytes], bytes]) -> Keeper:
     ours, theirs = pair()
     number = os.fork()
     if number:
@@ -102,6 +117,7 @@ def _keeper(work: Callable[[bytes], bytes]) -> Keeper:
         os.dup2(2, 1)  # what a function prints is no part of what the command writes
         sys.stdout = sys.stderr
         torch.set_num_threads(1)  # those that the parent had are not here, and would be waited for
+        theirs.sendall(b"!")
         keep(work, theirs)
     finally:
         os._exit(1)
