@@ -111,6 +111,19 @@ def test_a_job_finds_nothing_of_an_earlier_one_in_its_slot(places):
                 assert not verdict.escaped
 
 
+def test_a_program_has_the_usual_signals_whatever_the_trainer_ignores():
+    tells = """
+import signal
+def add(a, b): return [s for s in range(1, 32) if s not in (13, 25) and signal.getsignal(s) is signal.SIG_IGN]
+"""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with Sandbox(slots=1) as sandbox:
+            assert sandbox.run(Program(source=tells, calls=[Call("add", (1, 2))])).results == (Returned([]),)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_zombies_do_not_stay_charged_to_the_next_job():
     bomb = """
 import os

@@ -67,10 +67,19 @@ def _take(descriptors: Sequence[int]) -> None:
     for number, descriptor in enumerate(away):
         os.dup2(descriptor, number, inheritable=number != RESULT)
     os.closerange(RESULT + 1, 1 << 16)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _usual_signals()
     sys.stdin = io.StringIO()
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogatepass", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def _usual_signals() -> None:
+    """As an interpreter started by hand has them, whatever the trainer was started by: nohup ignores some."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in range(1, 32):
+        if signal.getsignal(number) is signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _serve(limit: int) -> None:
