@@ -163,7 +163,7 @@ def test_a_loud_reward_breaks_nothing(world: World, tmp_path: Path, capfd):
     made = recipe(world, "grpo", out, f"reward={world / 'rewards.py:chatty'}")
     assert main(arguments(made, world)) == 0
     said = capfd.readouterr()
-    assert said.err.splitlines().count("to stdout") == 4 * 9
+    assert said.err.count("to stdout") == 4 * 9  # lines of two workers may meet
     assert said.out.splitlines() == [str(out / "checkpoints/step-000004")]
     assert len(metrics(out)) == 4
 
