@@ -2,12 +2,15 @@
 
 import gc
 import os
+import signal
 from collections import Counter
 from typing import Any
 
 import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # before torch: spinning threads are slow on shared cores
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A worker takes a file at a time: where a long one comes last, the others wait for it.
 FIRST = (
