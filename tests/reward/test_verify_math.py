@@ -260,7 +260,8 @@ def test_a_near_miss_scores_zero(completion):
 
 
 @pytest.mark.parametrize(
-    "answer", [None, "", " ", "9^9^9^9", r"\frac{1}{2", r"\boxed{}", "2^{2^{99}}", "1" * 2000, "±", r"\foo"]
+    "answer",
+    [None, "", " ", "9^9^9^9", r"\frac{1}{2", r"\boxed{}", "2^{2^{99}}", "1" * 2000, "±", r"\foo", "see page 4"],
 )
 def test_a_gold_answer_that_cannot_be_read_is_invalid_not_wrong(answer):
     outcome = math_reward("<answer>42</answer>", Task(prompt="q", answer=answer))

@@ -13,7 +13,7 @@ from hone.reward.outcome import invalid
 from hone.reward.verify import math_units, math_workers
 from hone.reward.verify.math_extract import MAX_PLACES, final_answer, places
 from hone.reward.verify.math_form import Form, form, same
-from hone.reward.verify.math_guard import Refused, admitted, symbols
+from hone.reward.verify.math_guard import FUNCTIONS, Refused, admitted, symbols
 from hone.reward.verify.math_number import amount
 from hone.types import Outcome, Task
 
@@ -28,6 +28,7 @@ _OPERATION = re.compile(
 )
 _SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")  # one between two digits says that they are two numbers
 _UNIT = re.compile(r"(.*\S)(?:\s|(?<=[^A-Za-z\\\s]))((?:[A-Za-z]{2,}|°)(?:\^\{?[23]\}?)?)", re.DOTALL)
+_PROSE = re.compile(r"(?<![\\A-Za-z])([a-z]{3,})\s+([a-z]{3,})(?![A-Za-z])")
 _WORDLIKE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 
 
@@ -54,6 +55,8 @@ def _is_text(leaf: str) -> bool:
 
 
 def _admitted_gold(leaf: str) -> None:
+    if (prose := _PROSE.search(leaf)) and not {*prose.groups()} & {*FUNCTIONS.split()}:
+        raise Unusable(f"it has words beside numbers: {prose.group()}")
     try:
         for side in leaf.split("="):
             admitted(_measured(side)[0])

@@ -11,14 +11,12 @@ MAX_LENGTH, MAX_DEPTH, MAX_DIGITS, MAX_TOKENS = 300, 10, 100, 150
 MAX_POWER = 10_000  # of nested exponents, multiplied
 MAX_FACTORIAL, MAX_FACTORIALS = 3000, 4
 
-_FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp"
+FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp"
 GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau
     upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"""
-_COMMANDS = frozenset(f"{_FUNCTIONS} {GREEK} frac sqrt pi infty cdot times div binom lfloor rfloor lceil rceil".split())
-_TAKES = frozenset(
-    ["^", "_", *(f"\\{name}" for name in f"{_FUNCTIONS} frac sqrt binom".split())]
-)  # arguments in braces
-_BARE = re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS.replace(' ', '|')}|pi|infty)(?![A-Za-z])")
+_COMMANDS = frozenset(f"{FUNCTIONS} {GREEK} frac sqrt pi infty cdot times div binom lfloor rfloor lceil rceil".split())
+_TAKES = frozenset(["^", "_", *(f"\\{name}" for name in f"{FUNCTIONS} frac sqrt binom".split())])  # arguments in braces
+_BARE = re.compile(rf"(?<![\\A-Za-z])({FUNCTIONS.replace(' ', '|')}|pi|infty)(?![A-Za-z])")
 _TOKEN = re.compile(r"\\[A-Za-z]+|[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[A-Za-z]|[-+*/^_(){}\[\]|!]|\s+")
 _NUMBER = re.compile(r"[0-9.]+")
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
@@ -170,7 +168,7 @@ def _spelt(tokens: list[str]) -> list[str]:
 
 def _is_power(before: list[str]) -> bool:
     r"""Whether the last number is the power of a function, as in `\sin^2(x)`."""
-    return before[-2:-1] == ["^"] and len(before) > 2 and before[-3].removeprefix("\\") in _FUNCTIONS.split()
+    return before[-2:-1] == ["^"] and len(before) > 2 and before[-3].removeprefix("\\") in FUNCTIONS.split()
 
 
 def _is_value(before: list[str]) -> bool:
