@@ -270,7 +270,7 @@ LEARNER = (
     ),
     fault(
         "a step that fails costs those before it", "pain 19", "resume", "rescue.py",
-        old="            if _can_go_back(job):\n", new="            if not _can_go_back(job):\n",
+        old="    return job.step > 0 and", new="    return job.step < 0 and",
         tests="run/test_rescue.py",
     ),
     fault(
