@@ -69,3 +69,13 @@ def both_ways(decoder: Decoder) -> dict[str, Any]:
         same = same and fast.keys() == plain.keys()
         apart = max([apart, *(((fast[n] - x).abs().max() / x.abs().max()).item() for n, x in plain.items())])
     return {"apart": apart, "same": same}
+
+
+def functions(x: Tensor) -> set[str]:
+    """The names of all that its gradient goes through."""
+    found, todo = set[str](), [x.grad_fn]
+    while todo:
+        if (node := todo.pop()) is not None:
+            found.add(type(node).__name__)
+            todo += [other for other, _ in node.next_functions]
+    return found

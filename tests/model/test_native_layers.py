@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fast_models import fed, gradients, model
+from fast_models import fed, functions, gradients, model
 from torch import Tensor
 
 from hone.model.native import calls
@@ -62,16 +62,6 @@ def test_what_is_not_covered_goes_another_way(monkeypatch: pytest.MonkeyPatch):
     assert not taken("every option"), "norms of queries and keys, windows"
     monkeypatch.setenv("HONE_NATIVE", "0")
     assert not taken("llama")
-
-
-def functions(x: Tensor) -> set[str]:
-    """The names of all that its gradient goes through."""
-    found, todo = set[str](), [x.grad_fn]
-    while todo:
-        if (node := todo.pop()) is not None:
-            found.add(type(node).__name__)
-            todo += [other for other, _ in node.next_functions]
-    return found
 
 
 def test_a_run_uses_them_unless_it_is_told_not_to():

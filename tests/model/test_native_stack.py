@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fast_models import fed, gradients
+from fast_models import fed, functions, gradients
 from torch import Tensor
 
 from hone.model.config import DecoderConfig
@@ -55,15 +55,6 @@ def small(dtype: torch.dtype = torch.float64, **changes: Any) -> Decoder:
 def passed(decoder: Decoder, layout: str, *, native: bool) -> dict[str, Tensor]:
     decoder.native_layers = native
     return gradients(decoder, layout, fast=False)
-
-
-def functions(x: Tensor) -> set[str]:
-    found, todo = set[str](), [x.grad_fn]
-    while todo:
-        if (node := todo.pop()) is not None:
-            found.add(type(node).__name__)
-            todo += [other for other, _ in node.next_functions]
-    return found
 
 
 @pytest.mark.parametrize("together", [1, 160])
