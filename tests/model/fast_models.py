@@ -71,7 +71,7 @@ def both_ways(decoder: Decoder) -> dict[str, Any]:
     return {"apart": apart, "same": same}
 
 
-def functions(x: Tensor) -> set[str]:
+def functions(x: torch.Tensor) -> set[str]:
     """The names of all that its gradient goes through."""
     found, todo = set[str](), [x.grad_fn]
     while todo:
