@@ -14,8 +14,8 @@ import torch  # noqa: F401  the library's threads are those of the OpenMP that i
 
 from hone.model.fetch import home
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("decode.cpp", "learn.cpp", "stack.cpp"))
-HEADERS = tuple(Path(__file__).with_name(name) for name in ("wide.h", "between.h"))
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
+HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 OFF = "HONE_NATIVE"  # 0: compile nothing
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti")
 SECONDS = 120  # the most that compiling may take; it takes 5

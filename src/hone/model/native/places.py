@@ -1,4 +1,4 @@
-"""What decode.cpp reads: where weights, adapters, memory and tokens are."""
+"""What decode.cpp and product.cpp read: where weights, adapters, memory and tokens are."""
 
 import ctypes
 
@@ -9,7 +9,7 @@ from hone.model.plain_weights import Linear
 
 
 class CLow(ctypes.Structure):
-    """As in decode.cpp."""
+    """As in product.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("A", "B")),
@@ -19,7 +19,7 @@ class CLow(ctypes.Structure):
 
 
 class CLinear(ctypes.Structure):
-    """As in decode.cpp."""
+    """As in product.h."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("weight", "bias")),

@@ -1,0 +1,58 @@
+// Vectors of float32 and what is computed with them across their lanes: sums, the greatest, the exponential function.
+
+#pragma once
+
+#include "wide.h"
+
+namespace {
+
+constexpr int LANES = Wide<float>::L;
+typedef Wide<float>::Vec Vec;
+typedef int32_t Whole __attribute__((vector_size(BYTES)));
+
+static inline Vec pick(Whole where, Vec a, Vec b) { return (Vec)((where & (Whole)a) | (~where & (Whole)b)); }
+static inline Vec greater(Vec a, Vec b) { return pick(a > b, a, b); }
+
+static inline float greatest(Vec x) {
+    float found = x[0];
+    for (int l = 1; l < LANES; l++) found = x[l] > found ? x[l] : found;
+    return found;
+}
+
+static inline Vec exponential(Vec x) {
+    Vec zero = {}, shifted;
+    const Whole none = x < -87.0f + zero;
+    x = pick(none, -87.0f + zero, x);
+    x = pick(x > 88.0f + zero, 88.0f + zero, x);
+    const Vec y = significand(x, shifted);
+    return pick(none, zero, y * (Vec)(((Whole)shifted + 127) << 23));
+}
+
+// sums of W neighbouring lanes become sums of 2 W: those of a and of b in turn
+template <int W> static inline Vec joined(Vec a, Vec b) {
+    Whole low, high;
+    for (int l = 0; l < LANES; l++) {
+        low[l] = l & W ? LANES + l - W : l;
+        high[l] = l & W ? LANES + l : l + W;
+    }
+    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+}
+
+template <int W> static inline Vec sums(const Vec *p) {
+    if constexpr (W == LANES)
+        return p[0];
+    else {
+        Vec half[LANES / W / 2];
+        for (int i = 0; i < LANES / W / 2; i++) half[i] = joined<W>(p[2 * i], p[2 * i + 1]);
+        return sums<2 * W>(half);
+    }
+}
+
+static inline float sum(Vec x) {
+    x = joined<2>(joined<1>(x, x), joined<1>(x, x));
+    if constexpr (LANES > 4) x = joined<4>(x, x);
+    if constexpr (LANES > 8) x = joined<8>(x, x);
+    return x[0];
+}
+
+}  // namespace
