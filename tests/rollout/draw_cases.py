@@ -105,7 +105,7 @@ def expected(case: Case) -> dict[str, Tensor]:
     active = torch.ones(len(seats), dtype=torch.bool)
     out = {name: torch.zeros((case.steps, len(case.rows)), dtype=torch.float64) for name in NAMES}
     for step, logits in enumerate(case.logits()):
-        u = philox.uniform([p.seed for _, p in seats], at.numpy(), case.start + step)
+        u = philox.uniforms([p.seed for _, p in seats], at.numpy(), case.start + step, 1)[0]
         token, logp, raw = draw(logits[at], torch.from_numpy(u), knobs)
         knobs.see(token)
         stopped = torch.tensor([int(t) in p.stop_ids for t, (_, p) in zip(token, seats, strict=True)])

@@ -85,7 +85,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_frequencies_are_those_of_the_exact_distribution(settings: dict[str, Any]):
     p = params(**settings)
     knobs = Knobs.of([p] * SIZE, len(LOGITS), "cpu", [READ] * SIZE)
-    u = torch.from_numpy(philox.uniform(11, np.arange(SIZE), 0))
+    u = torch.from_numpy(philox.uniforms(11, np.arange(SIZE), 0, 1)[0])
     token, logp, raw = draw(LOGITS.expand(SIZE, -1), u, knobs)
     expected = exact(LOGITS, p, READ)
     assert chance_of(token, expected) > 1e-6
@@ -109,7 +109,7 @@ def test_frequencies_are_those_of_the_exact_distribution(settings: dict[str, Any
 )
 def test_the_test_notices_another_distribution(settings: dict[str, Any], other: dict[str, Any]):
     knobs = Knobs.of([params(**other)] * SIZE, len(LOGITS), "cpu", [READ] * SIZE)
-    token, _, _ = draw(LOGITS.expand(SIZE, -1), torch.from_numpy(philox.uniform(11, np.arange(SIZE), 0)), knobs)
+    token, _, _ = draw(LOGITS.expand(SIZE, -1), torch.from_numpy(philox.uniforms(11, np.arange(SIZE), 0, 1)[0]), knobs)
     assert chance_of(token, exact(LOGITS, params(**settings), READ)) < 1e-6
 
 
@@ -119,7 +119,9 @@ def test_frequencies_over_several_blocks_of_tokens(settings: dict[str, Any], dty
     vocab, rows = 2 * BLOCK + 77, 8_000
     logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(0)) * 2).to(dtype)
     knobs = Knobs.of([params(**settings)] * rows, vocab, "cpu")
-    token, logp, _ = draw(logits.expand(rows, -1), torch.from_numpy(philox.uniform(5, np.arange(rows), 9)), knobs)
+    token, logp, _ = draw(
+        logits.expand(rows, -1), torch.from_numpy(philox.uniforms(5, np.arange(rows), 9, 1)[0]), knobs
+    )
     expected = exact(logits, params(**settings))
     assert chance_of(token, expected) > 1e-6
     torch.testing.assert_close(logp.double(), expected.log()[token], rtol=0, atol=2e-6)

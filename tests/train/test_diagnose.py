@@ -67,6 +67,15 @@ def test_the_samplers_gap_is_measured_at_the_policy_that_was_annotated() -> None
     assert found["gen_kl"] == pytest.approx((math.exp(0.1) - 1.1 + math.exp(-0.2) - 0.8) / 2)
 
 
+def test_the_samplers_kl_is_that_from_the_sampler_to_the_learner() -> None:
+    gen, old = column(0.7, 0.2, 0.1), column(0.4, 0.35, 0.25)
+    draws = torch.multinomial(gen[0], 200_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    batch = row([1] * len(draws), old_logp=old.log()[:, draws], gen_logp=gen.log()[:, draws], adv=gen[:, draws])
+    forward, backward = float((gen * (gen / old).log()).sum()), float((old * (old / gen).log()).sum())
+    assert abs(forward - backward) > 0.01, "the two directions can be told apart"
+    assert seen(Forward(logp=batch.old_logp), batch)["gen_kl"] == pytest.approx(forward, abs=2e-3)
+
+
 def test_explained_variance() -> None:
     # targets 0, 2: variance 1; errors target - value = 0 - .5, 2 - 1.5 = -.5, .5: variance .25
     batch = row([1, 1, 0], returns=column(0.0, 2.0, 50.0))

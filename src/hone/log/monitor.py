@@ -1,23 +1,13 @@
-"""Collapse seen early: the statistics that foretell it, and a monitor that says so with the remedy."""
+"""Collapse seen early: a monitor of the metrics that foretell it, which says so with the remedy."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from hone.log.limits import Limits, Severity
 
 LOW = frozenset({"entropy", "ess", "explained_variance", "varied"})  # these go wrong when low, all others when high
-
-
-class GenKL(NamedTuple):
-    """How far the sampler is from the learner that annotated its tokens."""
-
-    kl: float  # mean over tokens
-    gap: float  # the largest |old_logp - gen_logp|
 
 
 def repetition(completions: Sequence[str | Sequence[Hashable]], n: int = 4) -> float:
@@ -35,25 +25,6 @@ def repeated(completions: Sequence[str | Sequence[Hashable]], n: int = 4) -> tup
         again += len(grams) - len(set(grams))
         total += len(grams)
     return again, total
-
-
-def explained_variance(values: Tensor, targets: Tensor, mask: Tensor) -> float:
-    """1 - var(target - value) / var(target) over the mask; 0 where the targets do not vary."""
-    v, t = _masked(values, mask), _masked(targets, mask)
-    spread = t.var(correction=0) if t.numel() else torch.zeros(())
-    return 0.0 if spread == 0 else float(1 - (t - v).var(correction=0) / spread)
-
-
-def gen_kl(old_logp: Tensor, gen_logp: Tensor, mask: Tensor) -> GenKL:
-    """exp(x) - 1 - x with x = old_logp - gen_logp, the k3 estimate of KL(gen || old); 0 where none is trained."""
-    x = _masked(old_logp, mask) - _masked(gen_logp, mask)
-    if not x.numel():
-        return GenKL(0.0, 0.0)
-    return GenKL(float((torch.expm1(x) - x).mean()), float(x.abs().max()))
-
-
-def _masked(x: Tensor, mask: Tensor) -> Tensor:
-    return x.detach()[mask.bool()].cpu().double()
 
 
 REMEDIES = {

@@ -1,6 +1,6 @@
-"""Adapters switched and moved: one decoder answers as its base model or with any adapter it holds."""
+"""Adapters switched: one decoder answers as its base model or with any adapter it holds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -49,18 +49,6 @@ def lora_state(decoder: nn.Module, name: str | None = None) -> dict[str, Tensor]
         for layer, adapter in adapters_of(decoder, name).items()
         for part in ("lora_A", "lora_B")
     }
-
-
-def load_lora_state(decoder: nn.Module, state: Mapping[str, Tensor], name: str | None = None) -> None:
-    """Put `lora_state` back into a decoder with the same adapter."""
-    here = lora_state(decoder, name)
-    shapes = {key: tuple(x.shape) for key, x in here.items()}
-    if shapes != {key: tuple(x.shape) for key, x in state.items()}:
-        odd = sorted(n for n in shapes.keys() | state.keys() if n not in here or n not in state)
-        what = f"{odd[0]} is on one side only" if odd else "shapes differ"
-        raise HoneError(f"the adapter does not fit the model ({what}): use the rank and targets it was made with")
-    for key, x in here.items():
-        x.copy_(state[key])
 
 
 class ReferenceView:

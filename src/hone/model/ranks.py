@@ -3,9 +3,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
-
-from hone.model.adapters import adapters_of
+from torch import Tensor
 
 ENERGY = 0.9  # the share of sum sigma^2 that `energy_rank` holds
 
@@ -18,11 +16,6 @@ class Update:
     relative: float | None  # to the norm of W0; None where that is 0 or not known
     effective_rank: float | None
     energy_rank: int | None
-
-
-def effective_rank(matrix: Tensor) -> float:
-    """(sum sigma)^2 / sum sigma^2; 0 for a zero matrix"""
-    return spread(singular_values(matrix))
 
 
 def singular_values(matrix: Tensor) -> Tensor:
@@ -70,8 +63,3 @@ def difference(weight: Tensor, base: Tensor) -> Update:
     return Update(
         norm=norm, relative=relative, effective_rank=0.0 if matrix else None, energy_rank=0 if matrix else None
     )
-
-
-def update_ranks(decoder: nn.Module, name: str | None = None) -> dict[str, float]:
-    """The effective rank of each layer's update by one adapter; None: the selected one."""
-    return {layer: spread(low_rank_values(m.lora_A, m.lora_B)) for layer, m in adapters_of(decoder, name).items()}

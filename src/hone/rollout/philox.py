@@ -56,11 +56,6 @@ def uniforms(seeds: ArrayLike, requests: ArrayLike, start: ArrayLike, count: int
     return (flat[:count] >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def uniform(seeds: ArrayLike, requests: ArrayLike, t: ArrayLike) -> NDArray[np.float64]:
-    """float64 [B]: double t[b] of the stream of (seeds[b], requests[b])."""
-    return uniforms(seeds, requests, t, 1)[0]
-
-
 class Streams:
     """A stream for each row of a batch; every row goes at its own pace, and doubles are made AHEAD at a time."""
 

@@ -46,7 +46,7 @@ def _ratios(stats: Stats, logp: Tensor, batch: Batch) -> None:
     d = torch.where(batch.mask, logp - batch.old_logp, 0.0)
     r = torch.where(batch.mask, d.exp(), 0.0).double()
     tokens = batch.mask.sum()
-    stats.add("old_kl", torch.where(batch.mask, d.expm1() - d, 0.0).double().sum(), tokens)
+    stats.add("old_kl", k3(-d).double().sum(), tokens)
     stats.add("ratio", r.sum(), tokens)
     stats.add("ratio_square", r.square().sum(), tokens)
 
@@ -54,7 +54,7 @@ def _ratios(stats: Stats, logp: Tensor, batch: Batch) -> None:
 def _sampler_gap(stats: Stats, logp: Tensor, batch: Batch) -> None:
     """KL(gen || learner) by k3 on the sampler's own tokens, and the largest difference of log-probs."""
     d = torch.where(batch.mask, logp - batch.gen_logp, 0.0)
-    stats.add("gen_kl", (d.expm1() - d).double().sum(), batch.mask.sum())
+    stats.add("gen_kl", k3(-d).double().sum(), batch.mask.sum())
     stats.peak("gen_gap", d.abs().max())
 
 
