@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
-from hone.config import unknown
+from hone.config import from_yaml, unknown
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.judging import judge
@@ -19,6 +20,8 @@ from hone.reward.cache import cached
 from hone.reward.parts import Part, read_schedule
 from hone.reward.score import Reward, Scorer, as_scorer, combine
 from hone.reward.verify import HANGS, REMEMBERED, SECONDS, made
+from hone.reward.verify.code import code_reward
+from hone.reward.verify.code_settings import Settings, asked
 
 Spec = str | Mapping[str, float] | Callable[..., Any]
 
@@ -96,6 +99,9 @@ def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> Part:
 def _verifier(name: str) -> tuple[Callable[..., Any], bool]:
     if not is_reward_name(name):
         raise unknown("reward", name, REWARDS)
+    kind, _, path = name.partition(":")
+    if kind == "code" and path.endswith((".yaml", ".yml")):
+        return partial(code_reward, **asked(from_yaml(path, Settings()), path)), False
     return made(name)
 
 

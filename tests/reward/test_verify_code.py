@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.hostile import PROGRAMS
 from hone.errors import HoneError
-from hone.reward.sandbox import Call, Sandbox, SandboxError
-from hone.reward.verify import made
+from hone.reward.sandbox import Call, Limits, Sandbox, SandboxError
 from hone.reward.verify.code import _Examination, code_reward, judged, program_of
 from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, read_tests
 from hone.types import Task
@@ -102,7 +101,7 @@ def test_the_fraction_counts_tests():
     assert value(half, MBPP, mode="fraction") == pytest.approx(2 / 3)
     assert value("print(3)", STDIN, mode="fraction") == 0.5
     hang = "def add(a, b):\n    while a == 2: pass\n    return a + b"
-    assert judged(hang, read_tests(MBPP), seconds=0.5) == [True, True, False]
+    assert judged(hang, read_tests(MBPP), limits=Limits(seconds=0.5)) == [True, True, False]
 
 
 def test_tests_that_are_more_than_comparisons_ask_from_a_sandbox_of_their_own():
@@ -240,50 +239,10 @@ def test_an_unknown_mode_is_refused():
         code_reward("", MBPP, mode="some")
 
 
-def test_a_share_or_another_language_is_a_setting(tmp_path):
-    shell = tmp_path / "sh.yaml"
-    shell.write_text("fence: [sh, bash]\nfile: main.sh\nbuild: cp main.sh other.sh\nrun: sh other.sh\nmode: fraction\n")
-    right, half = "```bash\nread a b; echo $((a+b))\n```", "```sh\necho 3\n```\n```python\nprint(10)\n```"
-    reward, _ = made(f"code:{shell}")
-    assert [reward(text, STDIN).value for text in (right, half)] == [1.0, 0.5]
-    assert reward(right, MBPP).reason.startswith("functions can be called in Python only")
-    share, hangs = made("code:fraction")
-    assert share(fenced("print(3)"), STDIN).value == 0.5
-    assert not hangs
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("mode: some", "use all or fraction"),
-        ("seconds: 0", "give a number above 0"),
-        ("memory: 1", "an interpreter needs"),
-        ("memory: -5", "give a number above 0"),
-        ("memory: 1.5", "memory is 1.5: it must be int"),
-        ("seconds: true", "seconds is True: it must be int or float"),
-        ("run: ./main", "needs both file and run"),
-        ("build: [1]", "it must be str or a list of texts"),
-        ("tests: 1", "of mode, seconds, memory, fence, file, build, run"),
-        (": [", "cannot be read"),
-    ],
-)
-def test_a_file_of_settings_that_is_wrong_says_what_to_do(tmp_path, text: str, says: str):
-    path = tmp_path / "code.yaml"
-    path.write_text(text)
-    with pytest.raises(HoneError, match=says):
-        made(f"code:{path}")
-
-
-@pytest.mark.parametrize("setting", ["some", "nothing.yaml"])
-def test_a_setting_that_is_none_says_what_to_do(setting: str):
-    with pytest.raises(HoneError, match=r"write code:fraction|give a YAML file"):
-        made(f"code:{setting}")
-
-
 def test_a_script_that_hangs_on_every_input_is_given_up():
     given = Task(prompt="q", extra={"inputs": ["1"] * 20, "outputs": ["1"] * 20})
     start = time.monotonic()
-    assert value("import time; time.sleep(60)", given, seconds=0.3) == 0.0
+    assert value("import time; time.sleep(60)", given, limits=Limits(seconds=0.3)) == 0.0
     assert time.monotonic() - start < 10
 
 
@@ -318,10 +277,3 @@ def test_tests_that_test_nothing_are_none(extra: dict):
     outcome = code_reward(fenced("def f(): return 1"), Task(prompt="q", extra=extra))
     assert outcome.value is None
     assert "tests nothing" in outcome.reason
-
-
-def test_memory_is_a_setting(tmp_path):
-    path = tmp_path / "code.yaml"
-    path.write_text("memory: 128\n")
-    large = fenced("x = bytearray(200 << 20)\na, b = map(int, input().split())\nprint(a + b)")
-    assert [made(name)[0](large, STDIN).value for name in ("code", f"code:{path}")] == [1.0, 0.0]

@@ -51,6 +51,7 @@ class Limits:
 
     seconds: float = 5.0  # on the clock; waiting for a processor that others have does not count, up to 3 x
     memory: int = 512 * MIB  # bytes, files in /tmp among them
+    addresses: int = 0  # bytes of address space a process; 0: as memory. Node and Java reserve more than they use
     processes: int = 32
     disk: int = 32 * MIB  # bytes in /tmp, which /dev/shm is too
     output: int = MIB // 4  # bytes of stdout, and of stderr
@@ -61,7 +62,7 @@ class Limits:
     def __post_init__(self) -> None:
         for f in fields(self):
             value = getattr(self, f.name)
-            if not 0 < value < float("inf"):
+            if not 0 < value < float("inf") and (f.name, value) != ("addresses", 0):
                 raise HoneError(f"the sandbox's limit {f.name} is {value}: give a number above 0")
         if self.memory < 32 * MIB:
             raise HoneError(f"the sandbox's limit memory is {self.memory}: an interpreter needs {32 * MIB} bytes")
@@ -90,7 +91,7 @@ class Protection:
 def rlimits_of(limits: Limits, sharing: int = 1) -> dict[str, int]:
     """Of each process of a job; `sharing` slots have one user."""
     rlimits = {
-        "RLIMIT_AS": limits.memory,
+        "RLIMIT_AS": limits.addresses or limits.memory,
         "RLIMIT_CPU": int(limits.seconds) + 2,
         "RLIMIT_FSIZE": limits.disk,
         "RLIMIT_NOFILE": limits.files,

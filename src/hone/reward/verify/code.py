@@ -18,13 +18,12 @@ from hone.errors import HoneError
 from hone.reward.outcome import invalid
 from hone.reward.sandbox import Finished, Language, Limits, Program, Sandbox, SandboxError
 from hone.reward.sandbox_talk import frame
-from hone.reward.verify.code_settings import MODES, read_settings
+from hone.reward.verify.code_settings import MODES, PYTHON
 from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
 from hone.reward.verify.format import said
 from hone.types import Outcome, Task
 
-PYTHON = frozenset(["", "python", "py", "python3"])  # what stands behind the backticks of a block that counts
-MEMORY = Limits().memory  # bytes
+LIMITS = Limits()
 MAX_CALLS = 10_000  # of one test
 MAX_LATE = 3  # inputs on which a script may run out of time before it is given up
 _FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
@@ -53,18 +52,20 @@ def program_of(completion: str, task: Task, *, fences: Collection[str] = PYTHON)
     return code if code.strip() else None
 
 
-def sandboxes(memory: int = MEMORY) -> tuple[Sandbox, Sandbox]:
+def sandboxes(limits: Limits = LIMITS, folders: Sequence[str] = ()) -> tuple[Sandbox, Sandbox]:
     """For programs, and for tests that run: two, so that tests waiting for a program cannot take its place."""
+    lasting = replace(limits, seconds=max(limits.seconds, LIMITS.seconds))  # a run can be given less
     with _opening:
-        return _opened(os.getpid(), memory)
+        return _opened(os.getpid(), lasting, tuple(folders))
 
 
 _opening = threading.Lock()
 
 
 @cache
-def _opened(process: int, memory: int) -> tuple[Sandbox, Sandbox]:  # a fork has its own
-    opened = Sandbox(limits=Limits(memory=memory)), Sandbox()
+def _opened(process: int, limits: Limits, folders: tuple[str, ...]) -> tuple[Sandbox, Sandbox]:  # a fork has its own
+    longer = Limits(seconds=limits.seconds + LIMITS.seconds)  # the tests wait while the program runs
+    opened = Sandbox(limits=limits, packages=folders), Sandbox(limits=longer)
     for sandbox in opened:
         atexit.register(sandbox.close)
     return opened
@@ -75,15 +76,15 @@ def code_reward(
     task: Task,
     *,
     mode: str = "all",
-    seconds: float = 5.0,
-    memory: int = MEMORY,
+    limits: Limits = LIMITS,
+    folders: Sequence[str] = (),
     language: Language | None = None,
     fences: Collection[str] = PYTHON,
 ) -> Outcome:
     """1 where every test passes, else 0; with mode="fraction" the share that passes; invalid without tests to run.
 
-    `seconds` is for each run of the program: all calls together, or one input of a script. `fences`: the names of
-    blocks that count.
+    `limits.seconds` is for each run of the program: all calls together, or one input of a script, building included.
+    `folders`: what programs see besides /usr. `fences`: the names of blocks that count.
     """
     if mode not in MODES:
         raise HoneError(f"code_reward has the mode {mode!r}: use {' or '.join(MODES)}")
@@ -97,7 +98,7 @@ def code_reward(
     if source is None:
         return Outcome(value=0.0)
     try:
-        verdicts = judged(source, tests, seconds=seconds, memory=memory, language=language)
+        verdicts = judged(source, tests, limits=limits, folders=folders, language=language)
     except SandboxError as error:
         return invalid(str(error))
     share = sum(verdicts) / len(verdicts)
@@ -105,15 +106,22 @@ def code_reward(
 
 
 def code(setting: str) -> Callable[..., Outcome]:
-    """A reward: `code_reward` with the settings of a mode or of a YAML file."""
-    return partial(code_reward, **read_settings(setting))
+    """A reward: `code_reward` in this mode."""
+    if setting not in MODES:
+        raise HoneError(f"code:{setting} is not understood: write code:fraction, code:all or code:FILE.yaml")
+    return partial(code_reward, mode=setting)
 
 
 def judged(
-    source: str, tests: Tests, *, seconds: float = 5.0, memory: int = MEMORY, language: Language | None = None
+    source: str,
+    tests: Tests,
+    *,
+    limits: Limits = LIMITS,
+    folders: Sequence[str] = (),
+    language: Language | None = None,
 ) -> list[bool]:
     """One verdict a test."""
-    programs, checkers = sandboxes(memory)
+    (programs, checkers), seconds = sandboxes(limits, folders), limits.seconds
     if isinstance(tests, Cases):
         asked = Program(source=source + tests.after, calls=[case.call for case in tests.cases])
         return passed(tests.cases, programs.run(asked, seconds=seconds))

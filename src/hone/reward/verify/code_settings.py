@@ -1,63 +1,105 @@
-"""How programs are judged, by name: `code:fraction`, or `code:FILE.yaml` for another language, time or share."""
+"""How programs are judged, in another language, time or share: what a `code:FILE.yaml` may set, and what follows."""
 
-import math
+import os
 import shlex
-from collections.abc import Mapping
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-import yaml
-
-from hone.errors import HoneError, not_utf8
+from hone.errors import HoneError
 from hone.reward.sandbox import Language, Limits
-from hone.reward.sandbox_limits import MIB
+from hone.reward.sandbox_job import ENVIRONMENT
+from hone.reward.sandbox_limits import MIB, interpreter, root_of
 
-MODES = ("all", "fraction")
-_KINDS: dict[str, tuple[type, ...]] = {"mode": (str,), "seconds": (int, float), "memory": (int,), "fence": (str, list)}
-_KINDS |= {"file": (str,), "build": (str, list), "run": (str,)}
-
-
-def read_settings(setting: str) -> dict[str, Any]:
-    """What `code_reward` is to be called with, from a mode or the path of a YAML file."""
-    if setting in MODES:
-        return {"mode": setting}
-    if not setting.endswith((".yaml", ".yml")):
-        raise HoneError(f"code:{setting} is not understood: write code:fraction, code:all or code:FILE.yaml")
-    found = _read(setting)
-    mode, seconds = found.get("mode", "all"), found.get("seconds", 5.0)
-    if mode not in MODES:
-        raise HoneError(f"code:{setting}: mode is {mode!r}: use {' or '.join(MODES)}")
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise HoneError(f"code:{setting}: seconds is {seconds!r}: give a number above 0")
-    if ("file" in found) != ("run" in found) or ("build" in found and "run" not in found):
-        raise HoneError(f"code:{setting}: another language needs both file and run, as in file: main.c, run: ./main")
-    about: dict[str, Any] = {"mode": mode, "seconds": float(seconds)}
-    if "memory" in found:
-        about["memory"] = Limits(memory=found["memory"] * MIB).memory
-    if "run" in found:
-        build = [shlex.split(command) for command in _texts(found.get("build", []))]
-        about["language"] = Language(file=found["file"], run=shlex.split(found["run"]), build=build)
-    if "run" in found or "fence" in found:
-        about["fences"] = frozenset(["", *(text.lower() for text in _texts(found.get("fence", [])))])
-    return about
+Mode = Literal["all", "fraction"]
+MODES: tuple[str, ...] = get_args(Mode)
+PYTHON = frozenset(["", "python", "py", "python3"])  # what stands behind the backticks of a block that counts
+# shown to no program as a whole, nor is a folder that the run is in: it may hold the answers
+NEVER = ("/", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/var")
 
 
-def _texts(value: str | list[str]) -> list[str]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """As a file of settings says it: sizes in MiB, commands as texts."""
+
+    mode: Mode = "all"
+    seconds: float = 5.0
+    memory: int = 512
+    addresses: int = 0
+    processes: int = 32
+    disk: int = 32
+    fence: str | tuple[str, ...] = ()
+    file: str = ""
+    build: str | tuple[str, ...] = ()
+    run: str = ""
+    folders: tuple[str, ...] = ()
+
+
+def asked(settings: Settings, where: str) -> dict[str, Any]:
+    """What `code_reward` is to be called with; HoneError names `where` the settings are."""
+    try:
+        limits = Limits(
+            seconds=settings.seconds,
+            memory=settings.memory * MIB,
+            addresses=settings.addresses * MIB,
+            processes=settings.processes,
+            disk=settings.disk * MIB,
+        )
+        fences = frozenset(["", *(text.lower() for text in _texts(settings.fence))])
+        return {
+            "mode": settings.mode,
+            "limits": limits,
+            "folders": _folders(settings.folders),
+            "language": _language(settings),
+            "fences": fences if settings.run or settings.fence else PYTHON,
+        }
+    except HoneError as error:
+        raise HoneError(f"{where}: {error}") from error
+
+
+def _texts(value: str | Sequence[str]) -> Sequence[str]:
     return [value] if isinstance(value, str) else value
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _folders(folders: Sequence[str]) -> tuple[str, ...]:
+    for folder in folders:
+        if not os.path.isabs(folder) or not Path(folder).is_dir():
+            raise HoneError(f"there is no folder {folder}: give the whole path of one, as in folders: [/usr/local/jdk]")
+        if os.path.realpath(folder) in NEVER or Path.cwd().is_relative_to(os.path.realpath(folder)):
+            raise HoneError(f"programs would see all of {folder}: name the folders in it that the language needs")
+    return tuple(map(os.path.normpath, folders))
+
+
+def _language(settings: Settings) -> Language | None:
+    if not (settings.file or settings.run or settings.build):
+        return None
+    if not (settings.file and settings.run):
+        raise HoneError("another language needs both file and run, as in file: main.c, run: ./main")
+    if settings.file != os.path.basename(settings.file) or settings.file in (".", ".."):
+        raise HoneError(f"file is {settings.file!r}: programs are saved in /tmp, so give a name without folders")
+    build = [_command(text, settings.folders) for text in _texts(settings.build)]
+    return Language(file=settings.file, run=_command(settings.run, settings.folders), build=build)
+
+
+def _command(text: str, folders: Sequence[str]) -> list[str]:
+    """Its words, if the first is a program that the sandbox shows, or a path in the program's own folder."""
     try:
-        found = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise not_utf8(path, error) from error
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise HoneError(f"code:{path} cannot be read ({' '.join(str(error).split())}): give a YAML file") from error
-    if not isinstance(found, Mapping) or set(found) - set(_KINDS):
-        raise HoneError(f"code:{path}: write settings as name: value, of {', '.join(_KINDS)}")
-    for name, value in found.items():
-        whole = isinstance(value, _KINDS[name]) and not isinstance(value, bool)
-        if not whole or (isinstance(value, list) and not all(isinstance(text, str) for text in value)):
-            wanted = " or ".join("a list of texts" if kind is list else kind.__name__ for kind in _KINDS[name])
-            raise HoneError(f"code:{path}: {name} is {value!r}: it must be {wanted}")
-    return found
+        words = shlex.split(text)
+    except ValueError as error:
+        raise HoneError(f"{text!r} is not a command ({error}): write it as in a shell") from error
+    if not words:
+        raise HoneError("a command is empty: write what builds or runs the program, as in run: ./main")
+    own = "/" in words[0] and not os.path.isabs(words[0])  # which the build makes
+    if not own and not _shown(words[0], folders):
+        raise HoneError(
+            f"programs find no {words[0]} on this machine: install it in /usr, or name its folder in folders"
+        )
+    return words
+
+
+def _shown(command: str, folders: Sequence[str]) -> bool:
+    found = shutil.which(command, path=ENVIRONMENT["PATH"])
+    seen = [folder for bind in root_of(interpreter(), folders)["binds"] for folder in bind]
+    return found is not None and any(Path(os.path.realpath(found)).is_relative_to(folder) for folder in seen)
