@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from benchmarks.form import Row, main, note, row, say
 from hone.data import assemble
 from hone.data.assemble import Reading
-from hone.data.rows import Tally
+from hone.data.convert import Tally
 from hone.reward.verify.math import _asked, math_reward
 from hone.reward.verify.math_number import amount
 from hone.reward.verify.math_tidy import tidy

@@ -16,11 +16,11 @@ from hone.algo.prefer import score_bce
 from hone.algo.weight import mismatch
 from hone.config import Choice, build_choice
 from hone.data import assemble
-from hone.data import rows as dataset
 from hone.data.assemble import Loaded, Reading
 from hone.data.budget import WINDOW, Budgeted
 from hone.data.budget import check_fits as check_fits_budget
-from hone.data.shapes import has_shape
+from hone.data.convert import Grouper, Tally, Tasker
+from hone.data.shapes import Shape, has_shape
 from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer, check_fits, check_same_tokens
 from hone.dist import collect
@@ -302,7 +302,7 @@ def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
     parts, rows = assemble.locate(data, how), list[Any]()
     for part in parts:
         most = assemble.PREVIEW if assemble.is_streamed(part, how) else None
-        found = [row for row, _ in islice(assemble.plain_rows(part, how, dataset.Tally()), most)]
+        found = [row for row, _ in islice(assemble.plain_rows(part, how, Tally()), most)]
         rows += [row for row in found if not how.skip_bad or has_shape(row, how.shapes)]
     return rows, " + ".join(part.name for part in parts)
 
@@ -345,30 +345,30 @@ def held_out_rows(recipe: Recipe, vocabulary: Tokenizer, *, context: int) -> lis
     return groups(recipe.eval_data, vocabulary, context=context, how=reading(recipe, vocabulary))
 
 
-def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> dataset.Tasker:
-    return dataset.Tasker(tokenizer=vocabulary, max_tokens=room, overlong=how.overlong, skip_bad=how.skip_bad)
+def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> Tasker:
+    return Tasker(tokenizer=vocabulary, max_tokens=room, overlong=how.overlong, skip_bad=how.skip_bad)
 
 
-def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> dataset.Grouper:
+def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> Grouper:
     plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns", "shares", "reader")}
-    return dataset.Grouper(tokenizer=vocabulary, max_tokens=context, expected=how.shapes, **plain)
+    return Grouper(tokenizer=vocabulary, max_tokens=context, expected=how.shapes, **plain)
 
 
 SHAPES = {
-    "pretrain": (dataset.Shape.TEXT,),
-    "sft": (dataset.Shape.COMPLETION, dataset.Shape.MESSAGES),
-    "kto": (dataset.Shape.LABELLED,),
-    "pointwise_reward_model": (dataset.Shape.SCORED, dataset.Shape.LABELLED),
-    "process_reward_model": (dataset.Shape.STEPS,),
+    "pretrain": (Shape.TEXT,),
+    "sft": (Shape.COMPLETION, Shape.MESSAGES),
+    "kto": (Shape.LABELLED,),
+    "pointwise_reward_model": (Shape.SCORED, Shape.LABELLED),
+    "process_reward_model": (Shape.STEPS,),
 }
 
 
-def _shapes(recipe: Recipe) -> tuple[dataset.Shape, ...]:
+def _shapes(recipe: Recipe) -> tuple[Shape, ...]:
     """The shapes that an offline algorithm reads; none: any."""
     if recipe.online:
         return ()
     pairs = recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2
-    return SHAPES.get(recipe.algo_name, (dataset.Shape.PREFERENCE,) if pairs else ())
+    return SHAPES.get(recipe.algo_name, (Shape.PREFERENCE,) if pairs else ())
 
 
 def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:

@@ -8,8 +8,8 @@ import pytest
 from hone.data import assemble
 from hone.data.assemble import Reading
 from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.convert import Grouper, Tally, Tasker
 from hone.data.mix import Mixed
-from hone.data.rows import Grouper, Tally, Tasker
 from hone.data.source import Source
 from hone.data.stream import Stream
 from hone.data.tokenizer import train_bpe

@@ -10,7 +10,7 @@ import pytest
 from hone.data import assemble, named
 from hone.data.assemble import Reading
 from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
-from hone.data.rows import Grouper, Tally, Tasker
+from hone.data.convert import Grouper, Tally, Tasker
 from hone.data.shapes import Shape
 from hone.data.tokenizer import train_bpe
 from hone.errors import HoneError

@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 
 from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
-from hone.data.rows import Grouper, Shape, shape_of, steps_row, task_row, to_groups, to_tasks
+from hone.data.convert import Grouper, Tasker, to_groups
+from hone.data.rows import steps_row, task_row
+from hone.data.shapes import Shape, shape_of
 from hone.data.tokenizer import train_bpe
 from hone.errors import HoneError
 from hone.types import Stop
@@ -29,6 +31,11 @@ GOLD = {
 
 def written(rollout) -> str:
     return TOK.decode([t for t, m in zip(rollout.tokens, rollout.mask, strict=True) if m])
+
+
+def tasks(rows, *, name="x", **settings):
+    convert = Tasker(tokenizer=TOK, **settings)
+    return [convert(row, f"{name} row {n}") for n, row in enumerate(rows, start=1)]
 
 
 def only(row):
@@ -141,7 +148,8 @@ def test_a_task_keeps_the_other_columns_and_numbers_become_text():
     assert task_row({"prompt": "hi", "answer": 0.5}).answer == "0.5"
     assert task_row({"prompt": "hi", "answer": 0}).answer == "0"
     assert task_row({"prompt": "hi"}).answer is None
-    assert to_tasks([{"prompt": "a"}, {"prompt": "b"}], TOK)[1].id == "2"
+    assert Tasker(tokenizer=TOK)({"prompt": "b"}, "x row 2", id="2").id == "2"
+    assert Tasker(tokenizer=TOK)({"prompt": "b"}, "x row 2").id == "x row 2"
 
 
 WRONG = [
@@ -189,7 +197,7 @@ WRONG = [
 def test_a_bad_row_is_named_by_file_number_and_column(shape, change, says):
     rows = [GOLD[shape], GOLD[shape], {**GOLD[shape], **change}]
     with pytest.raises(HoneError) as caught:
-        to_tasks(rows, TOK, name="x.jsonl") if shape is Shape.TASK else to_groups(rows, TOK, name="x.jsonl")
+        tasks(rows, name="x.jsonl") if shape is Shape.TASK else to_groups(rows, TOK, name="x.jsonl")
     message = str(caught.value)
     assert message.startswith("x.jsonl row 3: ")
     assert says in message
@@ -215,9 +223,8 @@ def test_rows_of_two_shapes_in_one_dataset_are_refused():
 def test_prompts_alone_cannot_be_trained_on_and_no_rows_neither():
     with pytest.raises(HoneError, match="nothing to train on"):
         to_groups([GOLD[Shape.TASK]], TOK)
-    for convert in (to_groups, to_tasks):
-        with pytest.raises(HoneError, match="has no rows"):
-            convert([], TOK)
+    with pytest.raises(HoneError, match="has no rows"):
+        to_groups([], TOK)
 
 
 LONG = {"prompt": "hi", "completion": " good good good good"}
@@ -259,10 +266,9 @@ def test_long_prompts_are_refused_or_dropped_but_never_cut():
     rows = [{"prompt": "hi"}, {"prompt": "hello " * 20}]
     limit = len(render_prompt(TOK, "hi"))
     with pytest.raises(HoneError, match="row 2: the prompt has"):
-        to_tasks(rows, TOK, max_tokens=limit)
-    assert [t.prompt for t in to_tasks(rows, TOK, max_tokens=limit, overlong="drop")] == ["hi"]
-    with pytest.raises(HoneError, match="all 1 prompts"):
-        to_tasks(rows[1:], TOK, max_tokens=limit, overlong="drop")
+        tasks(rows, max_tokens=limit)
+    first, second = tasks(rows, max_tokens=limit, overlong="drop")
+    assert (first.prompt, second) == ("hi", None)
 
 
 def test_the_tools_of_a_row_are_rendered_in_its_prompt():

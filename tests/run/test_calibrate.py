@@ -11,7 +11,7 @@ from small import World, recipe, write_rows
 
 from hone import runner
 from hone.cli import main
-from hone.data.rows import to_groups
+from hone.data.convert import to_groups
 from hone.errors import HoneError
 from hone.guided.calibrate import calibrate
 from hone.model.folder import load_scorer

@@ -8,7 +8,9 @@ from typing import Any
 from hone import build
 from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.probe import Probe
-from hone.data import rows as dataset
+from hone.data.convert import cut
+from hone.data.rows import closed_steps, converter, task_row
+from hone.data.shapes import shape_of
 from hone.types import Group, Rollout, Task
 
 NEAR = 0.9  # of the context: a row this long leaves no room to grow
@@ -53,7 +55,7 @@ def _is_its_row(task: Task, rows: list[Any]) -> bool:
 def _as_tasks(rows: list[Any]) -> list[Task]:
     """As the run reads them; a Task's own prompt and answer win over columns of that name in its extra."""
     named = [{**r.extra, "prompt": r.prompt, "answer": r.answer} if isinstance(r, Task) else r for r in rows]
-    return [dataset.task_row({name: x for name, x in r.items() if name != "answer" or x is not None}) for r in named]
+    return [task_row({name: x for name, x in r.items() if name != "answer" or x is not None}) for r in named]
 
 
 def _key(task: Task) -> str:
@@ -63,15 +65,15 @@ def _key(task: Task) -> str:
 def _written(row: Mapping[str, Any]) -> str:
     """The completion of a raw row as `Rollout.text` has it; of a pair, the chosen one."""
     if "steps" in row or "completions" in row:
-        return "".join(dataset.closed_steps(row, row.get("steps", row.get("completions", ()))))
+        return "".join(closed_steps(row, row.get("steps", row.get("completions", ()))))
     written = row.get("chosen", row.get("completion", ""))
     return written if isinstance(written, str) else written[-1]["content"]
 
 
 def _same(group: Group, row: Mapping[str, Any], probe: Probe) -> bool:
-    shape = dataset.shape_of(row, expected=probe.how.shapes)
-    again = dataset.CONVERTERS[shape](row, probe.job.tokenizer)
-    again = dataset.cut(again, probe.job.policy.decoder.config.max_position_embeddings)  # what fits stays whole
+    shape = shape_of(row, expected=probe.how.shapes)
+    again = converter(shape, turns=probe.how.turns, shares=probe.how.shares)(row, probe.job.tokenizer)
+    again = cut(again, probe.job.policy.decoder.config.max_position_embeddings)  # what fits stays whole
     return list(map(_content, group)) == list(map(_content, again))
 
 

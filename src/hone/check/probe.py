@@ -7,10 +7,10 @@ from typing import Any
 
 from hone import build
 from hone.algo.select import reward_of
-from hone.data import rows as dataset
 from hone.data.assemble import Reading
 from hone.data.chat import render_prompt
 from hone.data.collate import collate, mismatched
+from hone.data.convert import Grouper, Tasker
 from hone.errors import HoneError
 from hone.job import Run
 from hone.reward.score import Scorer as RewardScorer
@@ -64,11 +64,11 @@ class Probe:
         if isinstance(row, Task):
             return True
         tokenizer = self.job.tokenizer
-        take = dataset.Tasker(tokenizer=tokenizer, skip_bad=True)
+        take = Tasker(tokenizer=tokenizer, skip_bad=True)
         if not self.job.algo.online:
             how = self.how
             plain = {"turns": how.turns, "shares": how.shares, "expected": how.shapes}
-            take = dataset.Grouper(tokenizer=tokenizer, skip_bad=True, **plain)
+            take = Grouper(tokenizer=tokenizer, skip_bad=True, **plain)
         return take(row, "row") is not None
 
     @property

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from hone.data import gym, named
 from hone.data.chat import Turns
+from hone.data.convert import Grouper, Overlong, Tally, Tasker
 from hone.data.files import JSON_COLUMNS, READERS, File, Read
 from hone.data.mix import Mixed
 from hone.data.parse import shown
-from hone.data.rows import Grouper, Overlong, Tally, Tasker
 from hone.data.shapes import Row, Shape, plainly, renamed
 from hone.data.shelf import First, Hub, Memory, Shelf
 from hone.data.source import Feed, Source

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from hone import runner
-from hone.data.rows import to_groups
+from hone.data.convert import to_groups
 from hone.data.source import read_rows
 from hone.data.tokenizer import Tokenizer
 from hone.demo import stages, summary
