@@ -15,11 +15,11 @@ torch.set_num_threads(1)
 
 def test_repetition_by_hand() -> None:
     # "a b a b a b": 4-grams abab, baba, abab -> one of three is a repeat
-    assert repetition(["a b a b a b"]) == pytest.approx(1 / 3)
+    assert repetition([["a", "b", "a", "b", "a", "b"]]) == pytest.approx(1 / 3)
     # bigrams 11 11 11 | 12 23: two repeats of five, and the 1 2 of another completion is no repeat
     assert repetition([[1, 1, 1, 1], [1, 2, 3]], n=2) == pytest.approx(2 / 5)
     assert repetition([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]) == 0.0
-    assert repetition([]) == repetition([[1, 2, 3]]) == repetition([""]) == 0.0
+    assert repetition([]) == repetition([[1, 2, 3]]) == repetition([[]]) == 0.0
 
 
 def test_every_limit_has_a_remedy_and_every_remedy_a_limit() -> None:

@@ -14,6 +14,7 @@ from hone.recipe import Recipe
 from hone.reward.score import Reward
 from hone.reward.verify import VERIFIERS, made
 from hone.reward.verify.compare import f1_reward, number, numeric
+from hone.reward.verify.shape import units
 from hone.rewards import scorer, separate
 from hone.types import Rollout, Task
 
@@ -72,6 +73,31 @@ def test_repetition_counts_runs_of_words():
     assert value("repetition:2", "a b a b") == pytest.approx(2 / 3)  # ab, ba, ab: one of three came before
     assert (value("repetition:4", "word " * 1000) or 0) < 0.01
     assert value("repetition:4", "") == 1.0
+
+
+CHINESE = "因为三角形的内角和等于一百八十度。所以第三个角是七十度。接着用余弦定理求出对边的长度。再把两条边相加。"
+JAPANESE = "このもんだいでは、まず左辺を展開してから、両辺を二で割る。カタカナの変数もおなじように扱えばよい。"
+THAI = "เราเริ่มจากการหาค่าของตัวแปรแรกก่อน แล้วจึงแทนค่าลงในสมการที่สอง"
+LONG = "".join(f"{i * i:x}q" for i in range(300))  # one word of no period
+
+
+@pytest.mark.parametrize("text", [CHINESE, JAPANESE, THAI, LONG])
+def test_text_without_spaces_has_units_too(text: str):
+    assert (value("repetition:4", text) or 0) > 0.9
+    assert (value("repetition:4", text * 8) or 1) < 0.3
+
+
+@pytest.mark.parametrize("text", ["哈" * 500, "ha" * 500, "!" * 500, "\u200b" * 500, "ですね。" * 200, "x。" * 300])
+def test_what_says_one_thing_for_ever_is_not_varied(text: str):
+    assert (value("repetition:4", text) or 0) < 0.05
+
+
+def test_units_by_hand():
+    # 你好 twice and a word: 你好 好你 你好 好ok -> one of four pairs came before
+    assert value("repetition:2", "你好你好ok") == 0.75
+    assert units("我用Python写code。好\u3000吧") == ["我", "用", "Python", "写", "code", "。", "好", "吧"]
+    assert units("\\frac{1}{2} + x") == ["\\frac{1}{2}", "+", "x"]
+    assert [len(units("x" * n)) for n in (60, 61, 65)] == [1, 13, 13]
 
 
 def test_a_pattern_is_of_the_whole_completion():

@@ -10,17 +10,16 @@ from hone.log.limits import Limits, Severity
 LOW = frozenset({"entropy", "ess", "explained_variance", "varied"})  # these go wrong when low, all others when high
 
 
-def repetition(completions: Sequence[str | Sequence[Hashable]], n: int = 4) -> float:
-    """1 - distinct / all n-grams, each counted within its own completion; text is cut into words."""
+def repetition(completions: Sequence[Sequence[Hashable]], n: int = 4) -> float:
+    """1 - distinct / all n-grams, each counted within its own completion."""
     again, total = repeated(completions, n)
     return again / total if total else 0.0
 
 
-def repeated(completions: Sequence[str | Sequence[Hashable]], n: int = 4) -> tuple[int, int]:
+def repeated(completions: Sequence[Sequence[Hashable]], n: int = 4) -> tuple[int, int]:
     """(n-grams that the completion had before, all n-grams)"""
     again = total = 0
-    for completion in completions:
-        items = completion.split() if isinstance(completion, str) else completion
+    for items in completions:
         grams = [tuple(items[i : i + n]) for i in range(len(items) - n + 1)]
         again += len(grams) - len(set(grams))
         total += len(grams)

@@ -11,6 +11,12 @@ from hone.reward.verify.format import MAX_COMPLETION, said
 from hone.types import Rollout
 
 _TAG = re.compile(r"[A-Za-z][\w-]{0,40}")
+# Thai, Lao, Myanmar, Khmer; CJK punctuation, kana, ideographs; full-width forms; the planes of rarer ideographs
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u31f0-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
+)
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+LONGEST, PIECE = 60, 5  # characters: of a word, and of the pieces that a longer one is cut into
 
 
 def tags(names: str) -> Callable[[str], float]:
@@ -80,13 +86,26 @@ def language(code: str) -> Callable[[str], float]:
     return language_reward
 
 
+def units(text: str) -> list[str]:
+    """Words; of scripts written without spaces the characters, and of an endless word pieces as long as a word.
+
+    >>> units("so 你好!"), len(units("ha" * 50))
+    (['so', '你', '好', '!'], 20)
+    """
+    found = list[str]()
+    for match in _WORD.finditer(text):
+        word = match.group()
+        found += [word] if len(word) <= LONGEST else (word[i : i + PIECE] for i in range(0, len(word), PIECE))
+    return found
+
+
 def varied(n: str) -> Callable[[str], float]:
-    """A reward: the share of runs of N words that the completion did not have before; 1 for one without any."""
+    """A reward: the share of runs of N units that the completion did not have before; 1 for one without any."""
     (size,) = _whole(n, "repetition", "repetition:4, in words", ",")
     if not 1 <= size <= 100:
         raise HoneError(f"repetition:{n}: write a number of words from 1 to 100, as in repetition:4")
 
     def repetition_reward(completion: str) -> float:
-        return 1.0 - repetition([completion[-MAX_COMPLETION:]], n=size)
+        return 1.0 - repetition([units(completion[-MAX_COMPLETION:])], n=size)
 
     return repetition_reward
