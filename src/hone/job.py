@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hone import build, rewards
+from hone import build, feeds, rewards
 from hone.algo import Algorithm
 from hone.data.source import Feed
 from hone.data.tokenizer import Tokenizer
@@ -93,7 +93,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
     context = decoder.config.max_position_embeddings
     if algo.online and recipe.sample.max_tokens >= context:
         raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
-    loaded = build.feed(recipe, vocabulary, algo, context=context)
+    loaded = feeds.feed(recipe, algo, vocabulary, context=context)
     _, ranks = collect.world()
     shared = [f"{ranks} ranks" + (", each with a part of the weights" if learner.shards else "")] if ranks > 1 else []
     job = Run(
@@ -125,11 +125,12 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
             held_out = how(recipe.parts.held_out) if recipe.parts.held_out else None
             job.marker = Marker(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)
         job.process = build.process(recipe, algo, vocabulary, device=learner.device)
-        if recipe.eval_data:
-            how = build.reading(recipe, vocabulary)
-            job.held_out = build.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)
-    elif recipe.eval_data:
-        job.held_rows = build.held_out_rows(recipe, vocabulary, context=context)
+    if recipe.eval_data:
+        how = feeds.reading(recipe, algo, vocabulary)
+        if algo.online:
+            job.held_out = feeds.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)
+        else:
+            job.held_rows = feeds.groups(recipe.eval_data, vocabulary, context=context, how=how)
     if resume_from is not None:
         told = restore(resume_from, policy, learner, parts=parts(job), changed=changed)
         job.notes = [*job.notes, *told]

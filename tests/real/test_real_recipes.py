@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hone
-from hone import build
+from hone import build, feeds
 from hone.config import override
 from hone.data.assemble import Reading
 from hone.load import load_recipe
@@ -33,7 +33,7 @@ def _data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shortest(name: str, number: int) -> list[dict[str, Any]]:
     """The dataset's shortest rows, so that a test is short as well."""
-    rows, _ = build.load_rows(name, Reading(chat=True))
+    rows, _ = feeds.load_rows(name, Reading(chat=True))
     return sorted(rows, key=lambda row: len(json.dumps(row)))[:number]
 
 

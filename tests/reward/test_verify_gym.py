@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hone.build import Reading, load_rows
+from hone.data.assemble import Reading
 from hone.data.rows import task_row
 from hone.errors import HoneError
+from hone.feeds import load_rows
 from hone.reward.score import Reward
 from hone.reward.verify import VERIFIERS
 from hone.types import Rollout, Task

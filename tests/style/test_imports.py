@@ -8,8 +8,8 @@ from tree import MODULES, name_of, parsed
 
 ORDER = [
     "types", "algo", "data", "reward", "rollout", "model", "dist", "train", "search", "eval",
-    "loop", "signals", "measure", "state", "record", "build", "judging", "rewards", "job", "rundir", "rescue", "replay",
-    "check", "runner", "guided", "demo", "board", "serve", "commands", "cli", "__main__",
+    "loop", "signals", "measure", "state", "record", "build", "feeds", "judging", "rewards", "job", "rundir", "rescue",
+    "replay", "check", "runner", "guided", "demo", "board", "serve", "commands", "cli", "__main__",
 ]  # fmt: skip
 LEAVES = {  # may be imported from anywhere, and import only these
     "errors": set[str](),
@@ -25,8 +25,8 @@ LEAVES = {  # may be imported from anywhere, and import only these
 # settings stop at the edge: below it, functions take plain arguments
 EDGE = {"config", "recipe", "recipe_parts", "outline", "changes", "load", "values"}
 READS_SETTINGS = {
-    "state", "record", "build", "judging", "rewards", "job", "rundir", "rescue", "replay", "check", "runner", "demo",
-    "commands", "cli", *EDGE,
+    "state", "record", "build", "feeds", "judging", "rewards", "job", "rundir", "rescue", "replay", "check", "runner",
+    "demo", "commands", "cli", *EDGE,
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from hone import build
+from hone import feeds
 from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.probe import Probe
 from hone.data.convert import cut
@@ -20,7 +20,7 @@ REMEDY_BUG = "rows were mixed up after they were read: this is a bug of Hone or 
 
 def pairing(probe: Probe) -> Finding:
     """What the shuffled source hands out is the dataset's: each prompt with its own answer, or completion."""
-    if build.is_streamed(probe.job.recipe.data, probe.how):
+    if feeds.is_streamed(probe.job.recipe.data, probe.how):
         return skipped("the data is read from the disk as the run goes on: it is not compared row by row")
     if probe.job.algo.online:
         strange = [task for task in probe.tasks if not _is_its_row(task, probe.raw)]
@@ -111,7 +111,7 @@ def _leaks(probe: Probe, rows: list[dict[str, Any]]) -> tuple[int, int]:
     if not probe.job.recipe.eval_data:
         return 0, 0
     known = {_prompt(row) for row in rows if "prompt" in row}
-    held_out = [_prompt(_plain(row)) for row in build.load_rows(probe.job.recipe.eval_data, probe.how)[0]]
+    held_out = [_prompt(_plain(row)) for row in feeds.load_rows(probe.job.recipe.eval_data, probe.how)[0]]
     return sum(prompt in known for prompt in held_out), len(held_out)
 
 

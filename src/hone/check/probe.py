@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from hone import build
+from hone import build, feeds
 from hone.algo.select import reward_of
 from hone.data.assemble import Reading
 from hone.data.chat import render_prompt
@@ -56,7 +56,7 @@ class Probe:
     @cached_property
     def raw(self) -> list[Any]:
         """The dataset as it is read, before anything of ours has touched it; less the bad rows that the run skips."""
-        rows = build.load_rows(self.job.recipe.data, self.how)[0]
+        rows = feeds.load_rows(self.job.recipe.data, self.how)[0]
         return [row for row in rows if self._usable(row)] if self.how.skip_bad else rows
 
     def _usable(self, row: Any) -> bool:
@@ -74,7 +74,7 @@ class Probe:
     @property
     def how(self) -> Reading:
         """How the run reads its data."""
-        return build.reading(self.job.recipe, self.job.tokenizer)
+        return feeds.reading(self.job.recipe, self.job.algo, self.job.tokenizer)
 
     @cached_property
     def groups(self) -> list[Group]:

@@ -99,10 +99,10 @@ def _read(
     data: str, column: str, *, asked: str, limit: int
 ) -> "tuple[list[Task], list[str | None], str, dict[int, str]]":
     """The problems, their right answers, the column those are in, and what is wrong with rows that are no problems."""
-    from hone import build
+    from hone import feeds
 
     renamed = {"prompt": asked} if asked else {}
-    rows, _ = build.load_rows(data, build.Reading(stream="never", columns=renamed))
+    rows, _ = feeds.load_rows(data, feeds.Reading(stream="never", columns=renamed))
     bad = dict[int, str]()
     tasks = [_task(row, n, bad) for n, row in enumerate(rows[: limit or None])]
     columns: list[dict[str, object]] = [{**t.extra, "answer": t.answer} for t in tasks]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hone import build
+from hone import build, feeds
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.fetch import resolve
@@ -36,7 +36,7 @@ def calibrate(model: str | Path, data: str | Sequence[Any], *, limit: int = 0) -
     scorer.normalise(0.0, 1.0)
     tokenizer, (device, dtype) = Tokenizer.load(folder), build.place()
     scorer = scorer.eval().requires_grad_(False).to(device, dtype)
-    groups = build.groups(data, tokenizer, context=scorer.decoder.config.max_position_embeddings)[: limit or None]
+    groups = feeds.groups(data, tokenizer, context=scorer.decoder.config.max_position_embeddings)[: limit or None]
     rows = [rollout for group in groups for rollout in group]
     fitted = RewardModel(score=scorer, pad_id=tokenizer.pad_id, device=device).calibrate(rows)
     _save(folder, kind=scorer.kind, mean=fitted.mean, std=fitted.std)

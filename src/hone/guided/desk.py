@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hone import build, rewards
+from hone import build, feeds, rewards
 from hone.measure import APART
 from hone.reward.score import Scorer
 from hone.rollout.local import LocalSampler
@@ -33,7 +33,7 @@ class Desk:
     def __init__(self, model: str | Path, data: str | Sequence[Any], how: Sampling, *, limit: int = 0) -> None:
         self.tokenizer, self.decoder = build.loaded(model)
         self.context = self.decoder.config.max_position_embeddings
-        self.tasks: list[Task] = build.tasks(data, self.tokenizer, room=self.context - 1)[: limit or None]
+        self.tasks: list[Task] = feeds.tasks(data, self.tokenizer, room=self.context - 1)[: limit or None]
         spec = build.SampleSpec(max_tokens=how.max_tokens, temperature=how.temperature)
         plain = build.sample_params(spec, self.tokenizer, seed=how.seed)
         self.params: SampleParams = replace(plain, seed=(how.seed + APART) % 2**64)  # other numbers than in training
