@@ -194,8 +194,8 @@ SAMPLER = (
     ),
     fault(
         "a task is paired with the next task's completion", "pain 13", "sampler", ROLLER,
-        old="for g, task in zip(groups, tasks[mine], strict=True)]",
-        new="for g, task in zip(groups, [*tasks[mine][1:], *tasks[mine][:1]], strict=True)]",
+        old="for g, task in zip(groups, tasks[mine], strict=True) for _ in g]",
+        new="for g, task in zip(groups, [*tasks[mine][1:], *tasks[mine][:1]], strict=True) for _ in g]",
         tests="rollout/test_roller.py",
     ),
     fault(
@@ -220,16 +220,13 @@ SAMPLER = (
     ),
     fault(
         "the completion is tokenised again", "pain 17", "sampler", ROLLER,
-        old="        return replace(rollout, task=task, text=self.tokenizer.decode(written))",
+        old="            replace(r, task=task, text=r.text if r.stop is Stop.STRING else text)\n",
         new=(
-            "        text = self.tokenizer.decode(written)\n"
-            "        again = self.tokenizer.encode(text)\n"
-            "        start = next((i for i, m in enumerate(rollout.mask) if m), len(rollout.mask))\n"
-            "        tokens = [*rollout.tokens[:start], *again, *rollout.tokens[start + len(written) :]]\n"
-            "        pad = len(tokens) - len(rollout.tokens)\n"
-            "        mask = [*rollout.mask[:start], *[True] * (len(tokens) - start)]\n"
-            "        logp = [*rollout.gen_logp, *[0.0] * max(pad, 0)][: len(tokens)]\n"
-            "        return replace(rollout, task=task, text=text, tokens=tokens, mask=mask, gen_logp=logp)"
+            "            replace(\n"
+            "                r, task=task, text=text, gen_logp=(), raw_logp=(),\n"
+            "                tokens=(t := [*compress(r.tokens, [not m for m in r.mask]), *self.tokenizer.encode(text)]),\n"
+            "                mask=[i >= r.mask.index(True) for i in range(len(t))],\n"
+            "            )\n"
         ),
         tests="rollout/test_roller.py",
     ),

@@ -4,6 +4,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -18,6 +19,7 @@ from benchmarks.sampling.gpu import make, twin
 from hone.loop import Iteration
 from hone.model.decoder import Decoder
 from hone.model.policy import Policy
+from hone.train.threads import threads
 from hone.types import Batch
 
 GRPO = Online(prompts=32, group=8, prompt=64, completion=256)
@@ -34,6 +36,22 @@ def subject(shape: str, *, lora: bool = False) -> Subject:
     return Subject(name=shape + (" (LoRA)" if lora else ""), decoder=lambda: make(shape), lora=lora)
 
 
+@contextmanager
+def as_in_a_run() -> Iterator[None]:
+    """With the threads that `hone run` gives the host; TRL and transformers have torch's own number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads(torch.device("cuda")))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def step_of(iterations: Iterator[Iteration]) -> Iteration:
+    with as_in_a_run():
+        return next(iterations)
+
+
 # --- the GRPO step ---
 
 
@@ -44,7 +62,7 @@ def grpo_step(work: Online, *, times: float, most: float, turns: int, micro: int
     name, model, seen = f"H200 GRPO step, 135M, {work}", subject("135M"), list[Iteration]()
     iterations = warmed(ours.grpo(model, work, micro_tokens=MICRO))
     taken = peers.in_turns(
-        peers.grpo(model, work, micro=micro), lambda: seen.append(next(iterations)), turns=turns, updates=1
+        peers.grpo(model, work, micro=micro), lambda: seen.append(step_of(iterations)), turns=turns, updates=1
     )
     (mine, _), (peer, _) = taken
     say(f"{name}: {mine:.2f} s, {peers.NAME} {peer:.2f} s, {peer / mine:.1f} x\n  {divided(seen[1:])}")
@@ -55,7 +73,7 @@ def grpo_step(work: Online, *, times: float, most: float, turns: int, micro: int
 def warmed(iterations: Iterator[Iteration]) -> Iterator[Iteration]:
     """After as many as it takes to compile kernels and to record passes."""
     for _ in range(WARM):
-        next(iterations)
+        step_of(iterations)
     return iterations
 
 
@@ -65,7 +83,7 @@ def growth() -> None:
     cases += [(f"group {n}", "135M", replace(GRPO, group=n)) for n in (4, 16)]
     for name, shape, work in [*cases, ("0.5B", "0.5B", GRPO)]:
         iterations = warmed(ours.grpo(subject(shape), work, micro_tokens=MICRO))
-        say(f"  {name}: {divided([next(iterations) for _ in range(2)])}")
+        say(f"  {name}: {divided([step_of(iterations) for _ in range(2)])}")
 
 
 def measure_grpo(quick: bool) -> Sequence[Row]:
@@ -112,7 +130,8 @@ def our_pass(decoder: Decoder, rows: int, length: int) -> Callable[[], None]:
     policy, batch = Policy(decoder.train()), table(rows, length, decoder.config.vocab_size)
 
     def step() -> None:
-        policy(batch, WANT).logp.sum().neg().backward()
+        with as_in_a_run():
+            policy(batch, WANT).logp.sum().neg().backward()
         policy.zero_grad(set_to_none=True)
 
     return step

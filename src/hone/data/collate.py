@@ -1,8 +1,7 @@
 """Rollouts to tensors: the one place that shifts and pads."""
 
 import math
-from collections.abc import Iterable, Sequence, Sized
-from itertools import chain
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -70,10 +69,12 @@ def _empty(dtype: torch.dtype) -> Batch:
     )
 
 
-def _pad(rows: Iterable[Sequence[Any]], real: Array, fill: Any, dtype: DTypeLike) -> Array:
-    """One flat read of all rows, then one masked write: several times faster than a write per row."""
+def _pad(rows: Sequence[Sequence[Any]], real: Array, fill: Any, dtype: DTypeLike) -> Array:
+    """One masked write; a row that is an array is read as it lies, one that several rollouts share once."""
     padded = np.full(real.shape, fill, dtype)
-    padded[real] = np.fromiter(chain.from_iterable(rows), padded.dtype, int(real.sum()))
+    once = {id(row): row for row in rows}
+    read = {number: np.asarray(row, padded.dtype) for number, row in once.items()}
+    padded[real] = np.concatenate([read[id(row)] for row in rows])
     return padded
 
 

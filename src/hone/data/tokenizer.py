@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -70,14 +71,22 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, specials: bool = True) -> str:
         """The text of the ids; without `specials`, special tokens are left out."""
-        ids = list(ids)
+        return self.decode_all([ids], specials=specials)[0]
+
+    def decode_all(self, rows: Iterable[Sequence[int]], *, specials: bool = True) -> list[str]:
+        """The text of each row's ids, all in one call to the library, which shares them out over the cores."""
+        cut = [self._runs(list(ids)) for ids in rows]
+        texts = iter(self._aware.decode_batch([run for runs in cut for run in runs], skip_special_tokens=not specials))
+        return [UNKNOWN.join(islice(texts, len(runs))) for runs in cut]
+
+    def _runs(self, ids: list[int]) -> list[list[int]]:
+        """Cut at the ids it does not have: a model's vocabulary may be padded beyond the tokenizer's."""
+        if not ids or max(ids) < self.vocab_size:
+            return [ids]
         runs: list[list[int]] = [[]]
-        if ids and max(ids) >= self.vocab_size:  # a model's vocabulary may be padded beyond the tokenizer's
-            for i in ids:
-                runs[-1].append(i) if i < self.vocab_size else runs.append([])
-        else:
-            runs = [ids]
-        return UNKNOWN.join(self._aware.decode(run, skip_special_tokens=not specials) for run in runs)
+        for i in ids:
+            runs[-1].append(i) if i < self.vocab_size else runs.append([])
+        return runs
 
     @cached_property
     def vocab_size(self) -> int:

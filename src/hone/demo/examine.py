@@ -68,7 +68,7 @@ def preference_pairs(groups: Sequence[Group], *, seed: int) -> list[dict[str, st
     pairs: list[dict[str, str]] = []
     for group in groups:
         task = group[0].task
-        finished = [r for r in group if r.stop is Stop.TOKEN]
+        finished = [r for r in group if r.stop is Stop.TOKEN and r.text]  # an empty answer is no row
         right, wrong = ([r.text for r in finished if reward_of(r) == mark] for mark in (1, 0))
         rng.shuffle(right)
         rng.shuffle(wrong)

@@ -20,9 +20,9 @@ def repeated(completions: Sequence[Sequence[Hashable]], n: int = 4) -> tuple[int
     """(n-grams that the completion had before, all n-grams)"""
     again = total = 0
     for items in completions:
-        grams = [tuple(items[i : i + n]) for i in range(len(items) - n + 1)]
-        again += len(grams) - len(set(grams))
-        total += len(grams)
+        number = max(0, len(items) - n + 1)
+        again += number - len(set(zip(*(items[i:] for i in range(n)), strict=False)))
+        total += number
     return again, total
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hone.model import elementwise
+from hone.model.beside import beside
 from hone.model.fused import Low, adjacent, are_neighbours, lows, plain
 
 Gradients = list[Tensor | None]
@@ -120,7 +121,9 @@ class _NormedProduct(torch.autograd.Function):
             dy = elementwise.rotate_back(dq, dk, dv, turned.cos, turned.sin).flatten(1)
         n, back = ctx.product.backward(dy)
         dx, dgain = elementwise.norm_grad(x, gain, ctx.eps, n, plus=passed.contiguous(), again=True)
-        found = ctx.product.gradients(n, dy, inner, back, ctx.needs_input_grad[5:])
+        found = beside(
+            lambda: ctx.product.gradients(n, dy, inner, back, ctx.needs_input_grad[5:]), n, dy, *inner, *back
+        )
         return dx, dgain, None, None, None, *found
 
 
@@ -141,7 +144,9 @@ class _AddedProduct(torch.autograd.Function):
         read = a
         if ctx.gated:
             read, da = da, elementwise.gate_grad(a, da)
-        found = ctx.product.gradients(read, dy, inner, back, ctx.needs_input_grad[4:])
+        found = beside(
+            lambda: ctx.product.gradients(read, dy, inner, back, ctx.needs_input_grad[4:]), read, dy, *inner, *back
+        )
         return da, dy, None, None, *found
 
 

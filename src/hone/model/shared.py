@@ -2,9 +2,13 @@
 
 A token's hidden state depends on the tokens before it and on nothing else, so the rows of a group share those of their
 prompt: eight answers to a question cost one reading of it, forward and backward.
+In numpy, on one thread: torch's indexing wakes all of them for a few thousand numbers, and where other work has the
+cores each time takes milliseconds.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.model import forward
@@ -15,6 +19,7 @@ from hone.model.varlen import Spans
 from hone.types import Batch
 
 LAYOUTS = (*forward.LAYOUTS, "shared")
+Ints, Flags = NDArray[np.int64], NDArray[np.bool_]
 
 
 def lines_of(batch: Batch, decoder: Decoder, *, layout: str, line: int | None = None) -> Lines:
@@ -28,25 +33,26 @@ def lines_of(batch: Batch, decoder: Decoder, *, layout: str, line: int | None = 
 
 def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor) -> Lines:
     """One line of all different tokens; a table that it would not shorten is laid out with its padding."""
-    lengths = real.sum(-1)
-    B, W = len(real), int(lengths.max()) if len(real) else 0
-    rank = (real.cumsum(-1) - 1).clamp(min=0)  # place in the row; meaningless on padding
-    columns = torch.arange(W, device=real.device)
+    there, tokens = real.cpu().numpy(), inputs.cpu().numpy()
+    lengths = there.sum(-1)
+    B, W = len(there), int(lengths.max()) if len(there) else 0
+    rank = (there.cumsum(-1) - 1).clip(min=0)  # place in the row; meaningless on padding
+    columns = np.arange(W)
     filled = columns < lengths[:, None]
-    compact = inputs.new_zeros(B, W)
-    compact[filled] = inputs[real]  # both go row by row, left to right
-    first = leaders(group)
+    compact = np.zeros((B, W), tokens.dtype)
+    compact[filled] = tokens[there]  # both go row by row, left to right
+    first = leaders(group.cpu().numpy())
     own = filled & (columns >= _in_common(compact, filled, first)[:, None])
-    number = own.flatten().cumsum(0).view(B, W) - 1
-    cells = torch.where(own, number, number[first]).where(filled, 0)
-    if not 0 < int(own.sum()) < B * W:
+    number = own.cumsum().reshape(B, W) - 1
+    cells = np.where(filled, np.where(own, number, number[first]), 0)
+    if not 0 < own.sum() < B * W:
         return lay_out(inputs, real)
     return Lines(
-        tokens=compact[own][None],
-        slot=torch.where(real, cells.gather(1, rank), 0),
+        tokens=torch.from_numpy(compact[own])[None],
+        slot=torch.from_numpy(np.where(there, np.take_along_axis(cells, rank, 1), 0)),
         real=real,
         longest=W,
-        positions=columns.expand(B, W)[own][None],
+        positions=torch.from_numpy(np.broadcast_to(columns, (B, W))[own])[None],
         mask=_in_tables(cells, lengths, own, filled),
     )
 
@@ -62,30 +68,32 @@ def tables(lengths: list[int]) -> list[list[int]]:
     return found
 
 
-def _in_tables(cells_BW: Tensor, lengths_B: Tensor, own_BW: Tensor, filled_BW: Tensor) -> Rows:
+def _in_tables(cells_BW: Ints, lengths_B: Ints, own_BW: Flags, filled_BW: Flags) -> Rows:
     """The rows' cells put together by length; `place` is where each cell of [B, W] went."""
-    lengths, place = lengths_B.tolist(), torch.zeros_like(cells_BW)
-    parts, shapes, end = list[Tensor](), list[tuple[int, int]](), 0
+    lengths, place = lengths_B.tolist(), np.zeros_like(cells_BW)
+    parts, shapes, end = list[Ints](), list[tuple[int, int]](), 0
     for rows in tables(lengths):
         n, W = len(rows), lengths[rows[0]]
-        index = torch.tensor(rows, device=cells_BW.device)
-        parts.append(cells_BW[index, :W].flatten())
-        place[index, :W] = torch.arange(end, end + n * W, device=index.device).view(n, W)
+        parts.append(cells_BW[rows, :W].ravel())
+        place[rows, :W] = np.arange(end, end + n * W).reshape(n, W)
         shapes.append((n, W))
         end += n * W
-    spans = Spans.of(cells_BW, filled_BW, own_BW, lengths)
-    return Rows(cells=torch.cat(parts), shapes=tuple(shapes), owner=place[own_BW], spans=spans)
+    return Rows(
+        cells=torch.from_numpy(np.concatenate(parts)),
+        shapes=tuple(shapes),
+        owner=torch.from_numpy(place[own_BW]),
+        spans=Spans.of(cells_BW, filled_BW, own_BW),
+    )
 
 
-def leaders(group: Tensor) -> Tensor:
+def leaders(group: Ints) -> Ints:
     """The number of the first row of each row's group, [B]"""
-    _, of = group.unique(return_inverse=True)
-    rows = torch.arange(len(group), device=group.device)
-    return torch.full_like(rows, len(group)).scatter_reduce(0, of, rows, "amin")[of]
+    _, first, of = np.unique(group, return_index=True, return_inverse=True)
+    return first[of]
 
 
-def _in_common(compact: Tensor, filled: Tensor, first: Tensor) -> Tensor:
+def _in_common(compact: Ints, filled: Flags, first: Ints) -> Ints:
     """With how many tokens a row begins as its leader does; a leader has none in common with itself, [B]"""
     same = (compact == compact[first]) & filled & filled[first]
-    found = same.cumprod(-1).sum(-1)
-    return found.where(first != torch.arange(len(first), device=first.device), 0)
+    found = np.logical_and.accumulate(same, -1).sum(-1)
+    return np.where(first != np.arange(len(first)), found, 0)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -31,25 +33,33 @@ class Spans:
     shares: bool  # whether any token is in several rows
 
     @staticmethod
-    def of(cells_BW: Tensor, filled_BW: Tensor, own_BW: Tensor, lengths: list[int]) -> "Spans":
-        """From the table of rows: the list's index of each cell, which cells there are, which are the row's alone."""
-        cells, own = cells_BW[filled_BW], own_BW.sum(-1)
-        tokens = int(own.sum())
-        counts = torch.bincount(cells, minlength=tokens)
+    def of(cells_BW: NDArray[np.int64], filled_BW: NDArray[np.bool_], own_BW: NDArray[np.bool_]) -> "Spans":
+        """From the table of rows: the list's index of each cell, which cells there are, which are the row's alone.
+
+        A row's own cells are numbered as they lie, and before any copy of them.
+        """
+        cells, first = cells_BW[filled_BW], own_BW[filled_BW]
+        own, lengths = own_BW.sum(-1), filled_BW.sum(-1)
+        begin = _ends(np.bincount(cells))
+        copies = np.flatnonzero(~first)
+        order, again = np.empty_like(cells), np.ones(len(cells), np.bool_)
+        again[begin[:-1]] = False
+        order[begin[:-1]] = np.flatnonzero(first)
+        order[again] = copies[cells[copies].argsort(kind="stable")]
         return Spans(
-            cells=cells,
-            order=cells.argsort(stable=True),
-            begin=_ends(counts),
-            queries=_ends(own),
-            keys=_ends(filled_BW.sum(-1)),
+            cells=torch.from_numpy(cells),
+            order=torch.from_numpy(order),
+            begin=torch.from_numpy(begin),
+            queries=torch.from_numpy(_ends(own)),
+            keys=torch.from_numpy(_ends(lengths)),
             most_queries=int(own.max()),
-            most_keys=max(lengths),
-            shares=len(cells) > tokens,
+            most_keys=int(lengths.max()),
+            shares=len(copies) > 0,
         )
 
 
-def _ends(counts: Tensor) -> Tensor:
-    return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).int()
+def _ends(counts: NDArray[np.int64]) -> NDArray[np.int32]:
+    return np.concatenate([[0], counts.cumsum()]).astype(np.int32)
 
 
 def usable(q: Tensor) -> bool:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import compress, islice
 
 from hone.data.chat import render_prompt
 from hone.data.tokenizer import Tokenizer
@@ -27,7 +28,9 @@ class Roller:
         """Groups for this rank's part of the tasks; requests are numbered over all, so ranks change no sample."""
         first, prompts = self._next(tasks, mine)
         groups = self.sampler.sample(prompts, n=self.group, params=self.params, first_request=first)
-        return [[self._finish(r, task) for r in g] for g, task in zip(groups, tasks[mine], strict=True)]
+        of = [task for g, task in zip(groups, tasks[mine], strict=True) for _ in g]
+        finished = iter(self._finish([r for g in groups for r in g], of))
+        return [list(islice(finished, len(g))) for g in groups]
 
     def stream(self, tasks: list[Task], mine: slice = slice(None)) -> Iterator[list[tuple[int, Rollout]]]:
         """The same, step by step: the rollouts that ended in it, numbered within this rank's part, group by group."""
@@ -35,7 +38,9 @@ class Roller:
         steps = self.sampler.stream(prompts, n=self.group, params=self.params, first_request=first)
         tasks = tasks[mine]
         for ended in steps:
-            yield [(number, self._finish(r, tasks[number // self.group])) for number, r in ended]
+            numbers = [number for number, _ in ended]
+            of = [tasks[number // self.group] for number in numbers]
+            yield list(zip(numbers, self._finish([r for _, r in ended], of), strict=True))
 
     def _next(self, tasks: list[Task], mine: slice) -> tuple[int, list[list[int]]]:
         """The number of this rank's first request, and its prompts; the next call's come after all ranks' requests."""
@@ -44,16 +49,22 @@ class Roller:
         prompts = [render_prompt(self.tokenizer, task.prompt, tools=task.extra.get("tools")) for task in tasks[mine]]
         return first, prompts
 
-    def _finish(self, rollout: Rollout, task: Task) -> Rollout:
-        """Attach the task and the completion's text, without the stop token or stop string."""
-        if not math.isfinite(sum(rollout.gen_logp)):
+    def _finish(self, rollouts: list[Rollout], tasks: list[Task]) -> list[Rollout]:
+        """Attach to each its task and the completion's text, without the stop token or stop string."""
+        if not all(math.isfinite(sum(r.gen_logp)) for r in rollouts):
             raise HoneError(LOST)
+        texts = self.tokenizer.decode_all(map(self._written, rollouts))
+        return [
+            replace(r, task=task, text=r.text if r.stop is Stop.STRING else text)
+            for r, task, text in zip(rollouts, tasks, texts, strict=True)
+        ]
+
+    def _written(self, rollout: Rollout) -> list[int]:
+        """Its completion's tokens that are text; none where a stop string has ended the text that is known."""
         if rollout.stop is Stop.STRING:
-            return replace(rollout, task=task)
-        written = [t for t, m in zip(rollout.tokens, rollout.mask, strict=True) if m]
-        if written and written[-1] in self.params.stop_ids:
-            written.pop()
-        return replace(rollout, task=task, text=self.tokenizer.decode(written))
+            return []
+        written = list(compress(rollout.tokens, rollout.mask))
+        return written[:-1] if written and written[-1] in self.params.stop_ids else written
 
     def state(self) -> dict[str, int]:
         """What a checkpoint holds."""
