@@ -19,8 +19,8 @@ from hone.model.teacher import TopKTeacher
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
+from hone.train.learner import Learner
 from hone.train.masters import Masters
-from hone.train.step import Learner
 from hone.types import Batch, Group, Outcome, Rollout, Stop, Task
 
 VOCAB, STOP, LENGTH = 10, 9, 5

@@ -23,7 +23,7 @@ from hone.model.policy import Policy, Scorer
 from hone.rollout.engine import Engine
 from hone.rollout.local import LocalSampler
 from hone.train import checkpoint, optim
-from hone.train.step import Learner
+from hone.train.learner import Learner
 
 LAST = f"checkpoints/step-{STEPS:06d}"
 ROOM = 4  # rows that fit into memory

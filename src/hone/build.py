@@ -31,8 +31,9 @@ from hone.rollout.protocol import SampleParams
 from hone.train import optim
 from hone.train.ahead import check_lag
 from hone.train.guard import Guard
+from hone.train.learner import Learner, Trainable
 from hone.train.masters import Masters
-from hone.train.step import Correct, Learner, Trainable
+from hone.train.step import Correct
 from hone.types import Model
 
 if TYPE_CHECKING:

@@ -32,9 +32,9 @@ from hone.train import checkpoint, retain
 from hone.train.ahead import AHEAD, Ahead
 from hone.train.examine import local
 from hone.train.guard import not_finite
+from hone.train.learner import Learner
 from hone.train.saver import Saver
 from hone.train.spikes import Spikes
-from hone.train.step import Learner
 from hone.types import Group, Task
 
 START = "start"  # the model as the run found it: the reference, and the base under adapters

@@ -21,7 +21,8 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
 from hone.train import diagnose
-from hone.train.step import Learner, annotate, weighed
+from hone.train.learner import Learner
+from hone.train.step import annotate, weighed
 from hone.types import Group, Rollout, Stop, Task
 
 ANSWERS = ("math", "choice", "exact")  # verifiers that compare an answer with the gold one

@@ -23,8 +23,8 @@ from hone.model.whole import save_whole
 from hone.recipe import Recipe
 from hone.train import checkpoint
 from hone.train.examine import local
+from hone.train.learner import Learner
 from hone.train.saver import Copies
-from hone.train.step import Learner
 
 if TYPE_CHECKING:
     from hone.train.shards import Shards

@@ -24,7 +24,8 @@ from hone.recipe import Recipe
 from hone.state import collected, restore, write_state
 from hone.train import checkpoint, optim
 from hone.train.masters import Masters
-from hone.train.step import Learner, annotate, credited, update, weighed
+from hone.train.learner import Learner
+from hone.train.step import annotate, credited, update, weighed
 from hone.types import Batch
 
 torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from hone.data.source import Source
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
 from hone.train.ahead import Ahead
-from hone.train.step import Learner
+from hone.train.learner import Learner
 from hone.types import Batch
 
 STEPS = 2  # the second reads all that the first has changed; one more for each that samples are ahead

@@ -11,7 +11,7 @@ from tiny import STOP
 from hone.algo import Algorithm
 from hone.algo.prefer import last_value, pair_margin, reference_gain
 from hone.data.collate import collate
-from hone.train.step import Learner
+from hone.train.learner import Learner
 from hone.types import Group, Rollout, sequence_mean
 
 SEED = 7

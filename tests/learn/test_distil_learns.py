@@ -11,7 +11,7 @@ from hone.algo import distil
 from hone.data.collate import collate
 from hone.model.policy import Policy
 from hone.model.teacher import TopKTeacher
-from hone.train.step import Learner
+from hone.train.learner import Learner
 
 torch.set_num_threads(1)
 

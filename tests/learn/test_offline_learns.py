@@ -8,7 +8,7 @@ import tiny
 import torch
 
 from hone.algo import ALGORITHMS, Algorithm
-from hone.train.step import Learner
+from hone.train.learner import Learner
 from hone.types import Group
 
 torch.set_num_threads(1)

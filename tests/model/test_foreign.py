@@ -20,7 +20,7 @@ from hone.model.policy import Policy, Scorer, frozen_copy
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.train import optim
-from hone.train.step import Learner
+from hone.train.learner import Learner
 
 torch.set_num_threads(1)
 SIZE = {"vocab_size": 23, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "initializer_range": 0.3}

@@ -13,7 +13,7 @@ from hone.model.forward import (
     scatter,
 )
 from hone.model.shared import lines_of
-from hone.train.step import micro_batches
+from hone.train.cut import micro_batches
 
 torch.set_num_threads(1)
 

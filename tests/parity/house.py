@@ -12,7 +12,8 @@ from hone.algo import Algorithm, objective
 from hone.model.decoder import Decoder
 from hone.model.hf_config import config_from_hf
 from hone.model.policy import Policy, Scorer
-from hone.train.step import evaluate, micro_batches, weighed
+from hone.train.cut import micro_batches
+from hone.train.step import evaluate, weighed
 from hone.types import Batch, Forward, Model
 from tests.parity.llama import language_model
 from tests.parity.rows import near

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from hone.algo import Algorithm, objective
-from hone.train.step import Learner, annotate, weighed
+from hone.train.learner import Learner
+from hone.train.step import annotate, weighed
 from hone.types import Batch, Forward, sequence_mean
 from tests.parity import house, rows
 from tests.parity.house import Result, grad

@@ -19,7 +19,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.train import optim
 from hone.train.checkpoint import checkpoints, load_tensors
-from hone.train.step import Learner
+from hone.train.learner import Learner
 
 torch.set_num_threads(1)
 

@@ -19,8 +19,9 @@ from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.train import optim
 from hone.train.guard import Guard, load_rows, mark
+from hone.train.learner import Learner
 from hone.train.masters import Masters
-from hone.train.step import Learner, annotate, credited, explain, steer, update, weighed
+from hone.train.step import annotate, credited, explain, steer, update, weighed
 from hone.types import Batch, Forward
 
 torch.set_num_threads(1)

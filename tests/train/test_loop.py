@@ -27,7 +27,7 @@ from hone.algo.weight import mismatch
 from hone.data.source import Source
 from hone.errors import HoneError
 from hone.loop import describe, hash_seed, offline, online, varied
-from hone.train.step import Learner
+from hone.train.learner import Learner
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
 torch.set_num_threads(1)

@@ -15,7 +15,8 @@ from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.train import trust_region
 from hone.train.guard import DIVISOR
-from hone.train.step import Learner, annotate, credited, evaluate, update, weighed
+from hone.train.learner import Learner
+from hone.train.step import annotate, credited, evaluate, update, weighed
 from hone.types import Batch
 
 torch.set_num_threads(1)

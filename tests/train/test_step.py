@@ -16,8 +16,8 @@ from hone.data.collate import collate, mismatched
 from hone.errors import HoneError
 from hone.log.stats import Stats
 from hone.model.policy import Policy
-from hone.train import optim, step
-from hone.train.step import Learner
+from hone.train import cut, optim, step
+from hone.train.learner import Learner
 from hone.types import ABSENT, Batch, Forward, Group, Model
 
 torch.set_num_threads(1)
@@ -190,7 +190,7 @@ def numbered(rows: int, *, seed: int = 0) -> Batch:
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 100])
 def test_micro_batches_lose_no_row_and_keep_pairs_together(rows: int, unit: int) -> None:
     batch = numbered(12)
-    parts = [m.group.tolist() for m in step.micro_batches(batch, rows=rows, unit=unit)]
+    parts = [m.group.tolist() for m in cut.micro_batches(batch, rows=rows, unit=unit)]
     assert sorted(itertools.chain(*parts)) == list(range(12))
     assert max(map(len, parts)) <= max(rows, unit)
     if unit == 2:
@@ -203,7 +203,7 @@ def test_micro_batches_lose_no_row_and_keep_pairs_together(rows: int, unit: int)
 @pytest.mark.parametrize("tokens", [1, 7, 20, 33, 10_000])
 def test_micro_batches_by_tokens_hold_as_many_rows_as_fit_and_no_more(tokens: int, unit: int) -> None:
     batch = numbered(12)
-    parts = list(step.micro_batches(batch, rows=1, tokens=tokens, unit=unit))
+    parts = list(cut.micro_batches(batch, rows=1, tokens=tokens, unit=unit))
     assert sorted(n for m in parts for n in m.group.tolist()) == list(range(12))
     for m in parts:
         longest = int(m.real.sum(-1).max())
@@ -212,14 +212,14 @@ def test_micro_batches_by_tokens_hold_as_many_rows_as_fit_and_no_more(tokens: in
 
 
 def test_micro_batches_begin_with_the_longest_rows() -> None:
-    lengths = [int(m.real.sum(-1).max()) for m in step.micro_batches(numbered(12), rows=3)]
+    lengths = [int(m.real.sum(-1).max()) for m in cut.micro_batches(numbered(12), rows=3)]
     assert lengths == sorted(lengths, reverse=True)
 
 
 @pytest.mark.parametrize("unit", [1, 2])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
 def test_mini_batches_lose_no_row_and_keep_pairs_together(count: int, unit: int) -> None:
-    parts = [m.group.tolist() for m in step.mini_batches(numbered(12), count=count, unit=unit, seed=3)]
+    parts = [m.group.tolist() for m in cut.mini_batches(numbered(12), count=count, unit=unit, seed=3)]
     assert len(parts) == count
     assert sorted(itertools.chain(*parts)) == list(range(12))
     assert max(map(len, parts)) - min(map(len, parts)) <= unit
@@ -230,7 +230,7 @@ def test_mini_batches_lose_no_row_and_keep_pairs_together(count: int, unit: int)
 
 def test_mini_batches_are_shuffled_by_the_seed_alone() -> None:
     def order(seed: int) -> list[list[int]]:
-        return [m.group.tolist() for m in step.mini_batches(numbered(12), count=3, unit=1, seed=seed)]
+        return [m.group.tolist() for m in cut.mini_batches(numbered(12), count=3, unit=1, seed=seed)]
 
     assert order(1) == order(1) != order(2)
 
@@ -416,8 +416,8 @@ def test_the_learner_can_be_any_policy_with_two_sets_of_parameters() -> None:
 
 def test_on_a_cpu_no_more_is_computed_at_once_than_suits_its_caches() -> None:
     cpu, other = torch.device("cpu"), torch.device("meta")
-    assert step.fitting(100, rows=64, tokens=0, device=cpu) == step.CACHE // 100
-    assert step.fitting(100, rows=64, tokens=0, device=other) == 64
-    assert step.fitting(10, rows=64, tokens=0, device=cpu) == 64
-    assert step.fitting(10, rows=64, tokens=25, device=cpu) == 2
-    assert step.fitting(step.CACHE + 1, rows=64, tokens=1, device=cpu) == 1
+    assert cut.fitting(100, rows=64, tokens=0, device=cpu) == cut.CACHE // 100
+    assert cut.fitting(100, rows=64, tokens=0, device=other) == 64
+    assert cut.fitting(10, rows=64, tokens=0, device=cpu) == 64
+    assert cut.fitting(10, rows=64, tokens=25, device=cpu) == 2
+    assert cut.fitting(cut.CACHE + 1, rows=64, tokens=1, device=cpu) == 1

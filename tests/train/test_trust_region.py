@@ -18,7 +18,7 @@ from hone.model.lora import add_lora, lora_parameters
 from hone.model.policy import Policy, frozen_copy
 from hone.model.twice import twice_differentiable
 from hone.train import step, trust_region
-from hone.train.step import Learner
+from hone.train.learner import Learner
 from hone.types import Batch
 
 torch.set_num_threads(1)

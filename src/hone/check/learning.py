@@ -14,7 +14,9 @@ from hone.check.probe import Probe
 from hone.model.policy import Policy
 from hone.model.shared import LAYOUTS
 from hone.train import optim
-from hone.train.step import Learner, evaluate, micro_batches
+from hone.train.cut import micro_batches
+from hone.train.learner import Learner
+from hone.train.step import evaluate
 from hone.types import Batch, Forward
 
 EXACT = 1e-6  # nats: the reference is a copy, so the same sums are made in the same order

@@ -7,7 +7,7 @@ from copy import deepcopy
 import torch
 from torch import nn
 
-from hone.train.step import Learner
+from hone.train.learner import Learner
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from hone.check.perturb import kept, put_back
 from hone.check.probe import Probe
 from hone.log.stats import Stats
 from hone.train import optim, trust_region
-from hone.train.step import Learner, micro_batches
+from hone.train.cut import micro_batches
+from hone.train.learner import Learner
 from hone.train.step import update as take_update
 
 FRACTIONS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5)  # of the true update: the loss must fall along one of them

@@ -1,174 +1,33 @@
 """From a batch to one weight update. Each stage takes a Batch and returns it with more columns."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor, nn
 
 from hone.algo import credit, weight
+from hone.algo.kl import k3
 from hone.algo.prefer import last_value, reference_gain
 from hone.algo.table import Algorithm, assign_credit, begun, objective
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.stats import Stats
-from hone.model.policy import Policy, frozen_copy
 from hone.train import diagnose, memory, optim
+from hone.train.cut import mini_batches, parts
 from hone.train.examine import Found, examine
-from hone.train.guard import Guard, mark
-from hone.train.masters import Masters, trained
+from hone.train.guard import mark
+from hone.train.learner import Learner
 from hone.types import ABSENT, Batch, Forward, Model
 
-if TYPE_CHECKING:
-    from hone.train.shards import Shards  # loading torch's sharding takes half a second
 
-
-class Trainable(Model, Protocol):
-    """A model whose parameters are the actor's and the critic's; `old` is what KL(old || now) compares with."""
-
-    old: Any
-
-    def actor_parameters(self) -> list[nn.Parameter]: ...
-
-    def critic_parameters(self) -> list[nn.Parameter]: ...
-
-
-@dataclass(slots=True, kw_only=True)
-class Learner:
-    """The policy with its optimiser, and all else that changes from update to update."""
-
-    policy: Trainable
-    optimizer: torch.optim.Optimizer
-    schedule: optim.Schedule = optim.constant
-    reference: Model | None = None
-    masters: Masters | None = None  # copies that are stepped: of a model in half precision, or on the host
-    shards: "Shards | None" = None  # where each rank holds a part of the weights
-    micro_rows: int = 64
-    micro_tokens: int = 0  # in place of micro_rows, where it is set
-    clip_norm: float = 1.0
-    updates: int = 0  # optimiser steps taken
-    guard: Guard = field(default_factory=Guard)  # of updates that are not finite
-    version: int = 0  # iterations done: the version of the weights the sampler reads
-    moved: bool = False  # whether weights may be others than when the last iteration ended
-    control: dict[str, float] = field(default_factory=dict[str, float])  # adaptive numbers, by column
-
-    @property
-    def device(self) -> torch.device:
-        """Where the policy computes, and its batches have to be."""
-        if self.masters is None:
-            return optim.parameters_of(self.optimizer)[0].device
-        return next(cast(nn.Module, self.policy).parameters()).device  # the copies may be elsewhere
-
-    def end(self) -> None:
-        """An iteration is done."""
-        self.version, self.moved = self.version + 1, False
-
-    def trained(self) -> dict[str, nn.Parameter]:
-        """What gradients end up in, by name."""
-        policy = cast(nn.Module, self.policy)
-        return trained(policy, self.masters) if self.shards is None else self.shards.trained()
-
-    def frozen_copy(self) -> Policy:
-        """The policy as it is now, without gradients."""
-        return frozen_copy(cast(Policy, self.policy)) if self.shards is None else self.shards.frozen_copy()
-
-    def rows_of(self, batch: Batch) -> int:
-        """How many rows of the batch are in memory at once when they are only read."""
-        longest = int(batch.host.real.sum(-1).max()) if len(batch) else 0
-        fit = fitting(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device)
-        return max(1, fit // self.guard.divisor)
-
-    def cut(self, batch: Batch, unit: int) -> "Iterator[Batch]":
-        """The micro-batches of an update."""
-        return micro_batches(
-            batch, rows=self.micro_rows, tokens=self.micro_tokens, unit=unit, divisor=self.guard.divisor
-        )
-
-    def halve(self, batch: Batch, unit: int) -> None:
-        """Smaller micro-batches from here on, or HoneError where they cannot be: memory ran out on this batch."""
-        before = self._largest(batch, unit)
-        if before <= unit:
-            tokens = int(batch.real.sum(-1).max()) if len(batch) else 0
-            raise HoneError(
-                f"out of memory with {before} rows at once, of up to {tokens} tokens: set train.recompute=always, "
-                "train.micro_rows=1, or shorter rows (model.context, sample.max_tokens)"
-            )
-        while (now := self._largest(batch, unit)) == before:
-            self.guard.divisor *= 2
-        if self.shards is not None:  # other ranks are in the middle of a pass that takes this one too
-            self.guard.leave()
-            raise HoneError(
-                f"out of memory with {before} rows at once: resume, which goes on with at most {now} on every rank "
-                "(torchrun --max-restarts=3 -m hone run RECIPE --resume does so by itself)"
-            )
-        self.guard.events.append(f"out of memory with {before} rows at once: at most {now} from here on")
-
-    def _largest(self, batch: Batch, unit: int) -> int:
-        return max((len(micro) for micro in self.cut(batch, unit)), default=0)
-
-    def begin(self, algo: Algorithm) -> None:
-        """Give each adaptive number its start unless a checkpoint has given it a value."""
-        for c in algo.control:
-            self.control.setdefault(c.column, c.start)
-
-
-# --- cutting ---
-
-CACHE = 4096  # tokens: with more at once a CPU's caches hold too little of them, and each takes longer
-
-
-def fitting(longest: int, *, rows: int, tokens: int, device: torch.device) -> int:
-    """How many rows of so many tokens are computed at once: `rows`, or what `tokens` hold; on a CPU what suits it."""
-    fit = tokens // max(1, longest) if tokens else rows
-    return max(1, min(fit, CACHE // max(1, longest)) if device.type == "cpu" else fit)
-
-
-def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1, divisor: int = 1) -> Iterator[Batch]:
-    """Slices of at most about `rows` rows, longest first so that padding is little and memory peaks at once.
-
-    With `tokens`, slices of as many rows as that many tokens hold, padding included, and at least one unit: rows of
-    a unit (a preference pair) stay together. Weights are columns by now, so any cut gives the same gradient.
-    divisor: by how much slices are smaller than that.
-    """
-    length = batch.host.real.sum(-1).view(-1, unit).amax(-1)
-    units = length.argsort(descending=True, stable=True)
-    index = (units[:, None] * unit + torch.arange(unit, device=units.device)).flatten()
-    start, widths = 0, length[units].tolist()
-    while start < len(index):
-        longest = widths[start // unit]  # the first of a slice is its longest
-        fit = fitting(longest, rows=rows, tokens=tokens, device=batch.mask.device)
-        size = max(1, fit // divisor // unit) * unit
-        yield batch.rows(index[start : start + size])
-        start += size
-
-
-def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[Batch]:
-    """The iteration's rows, shuffled by `seed`, in `count` nearly equal parts: one optimiser step each.
-
-    The parts are cut from the rows of all ranks, so that each step learns from the same rows whatever their number.
-    """
-    return (batch,).__iter__() if count == 1 else map(batch.rows, _parts(batch, count=count, unit=unit, seed=seed))
-
-
-def _parts(batch: Batch, *, count: int, unit: int, seed: int) -> list[Tensor]:
-    """The numbers of each part's rows here."""
-    rows = collect.count(len(batch))
-    here = torch.full((rows,), -1)  # where each row of all ranks lies on this one
-    mine = torch.arange(len(batch))
-    here[mine if batch.place is ABSENT else batch.place.cpu()] = mine
-    order = torch.randperm(rows // unit, generator=torch.Generator().manual_seed(seed))
-    found = [here[(part[:, None] * unit + torch.arange(unit)).flatten()] for part in order.tensor_split(count)]
-    return [index[index >= 0] for index in found]
-
-
-def begun_batches(batch: Batch, algo: Algorithm, learner: "Learner", *, count: int, seed: int) -> Iterator[Batch]:
+def begun_batches(batch: Batch, algo: Algorithm, learner: Learner, *, count: int, seed: int) -> Iterator[Batch]:
     """The minibatches of the only epoch, where annotate left old_logp out: that of the first is left to its own forward
     pass, that of the others is read before it."""
     if count == 1 or "old_logp" not in algo.needs or batch.old_logp is not ABSENT:
         yield from mini_batches(batch, count=count, unit=algo.unit, seed=seed)
         return
-    first, *others = _parts(batch, count=count, unit=algo.unit, seed=seed)
+    first, *others = parts(batch, count=count, unit=algo.unit, seed=seed)
     rest = torch.cat(others).sort().values  # in the order of the batch, where rows of a group are neighbours
     logp = evaluate(learner.policy, batch.rows(rest), frozenset({"logp"}), rows=learner.rows_of(batch)).logp
     old = logp.new_zeros(batch.mask.shape).index_copy(0, rest.to(logp.device), logp)
@@ -358,7 +217,7 @@ def update_kl(learner: Learner, batch: Batch) -> float:
     """Mean k3 of KL(old || now) per trained token after the update, over all ranks."""
     now = evaluate(learner.policy, batch, frozenset({"logp"}), rows=learner.rows_of(batch))
     d = torch.where(batch.mask, now.logp - batch.old_logp, 0.0)
-    sums = torch.stack([(d.expm1() - d).double().sum(), batch.mask.double().sum()])
+    sums = torch.stack([k3(-d).double().sum(), batch.mask.double().sum()])
     summed, count = collect.total(sums).tolist()
     return summed / max(count, 1.0)
 

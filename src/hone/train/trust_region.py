@@ -17,7 +17,8 @@ from hone.log.stats import Stats
 from hone.model.twice import twice_differentiable
 from hone.train import diagnose, memory
 from hone.train.guard import mark
-from hone.train.step import Learner, apply_gradients, skipped, totals
+from hone.train.learner import Learner
+from hone.train.step import apply_gradients, skipped, totals
 from hone.types import Batch
 
 Product = Callable[[Tensor], Tensor]
