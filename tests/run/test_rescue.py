@@ -39,7 +39,7 @@ def failing(function: Callable[..., Any], calls: int, error: Exception) -> Calla
 
 @pytest.mark.parametrize(
     ("algo", "place", "name", "calls"),
-    [("grpo", Roller, "stream", 2), ("sft", Source, "take", 3), ("trpo", Roller, "_finish", 19)],
+    [("grpo", Roller, "stream", 2), ("sft", Source, "take", 3), ("trpo", Roller, "_written", 19)],
 )
 def test_what_raises_is_told_and_the_steps_before_are_saved(
     algo: str, place: type, name: str, calls: int, world: World, tmp_path: Path, monkeypatch, capsys
