@@ -23,7 +23,8 @@ from hone.log.sinks import JsonlSink, MultiSink, Sink, TensorBoardSink, truncate
 from hone.measure import assess, measure
 from hone.model.policy import Policy
 from hone.outline import plan
-from hone.recipe import Recipe, validate
+from hone.recipe import Recipe
+from hone.recipe_rules import validate
 from hone.record import HOW_IN_PYTHON, in_python, recorded, settings_in
 from hone.rescue import attempted, gone_back, owed, rescued, unmeasured
 from hone.reward.parts import Combined

@@ -14,7 +14,7 @@ from hone.job import prepare
 from hone.model.adapters import ReferenceView, adapter_off, lora_state
 from hone.model.folder import load_decoder
 from hone.model.peft import CONFIG, load_peft, read_peft
-from hone.recipe import validate
+from hone.recipe_rules import validate
 from hone.train.checkpoint import load_tensors
 
 torch.set_num_threads(1)

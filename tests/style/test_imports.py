@@ -17,13 +17,14 @@ LEAVES = {  # may be imported from anywhere, and import only these
     "config": {"errors", "values"},
     "log": {"errors", "types"},
     "recipe_parts": {"errors", "config"},
-    "recipe": {"errors", "values", "config", "log", "recipe_parts"},
+    "recipe": {"config", "log", "recipe_parts"},
+    "recipe_rules": {"errors", "values", "config", "recipe", "recipe_parts"},
     "outline": {"recipe"},
     "changes": {"errors", "config", "recipe"},
     "load": {"errors", "config"},
 }
 # settings stop at the edge: below it, functions take plain arguments
-EDGE = {"config", "recipe", "recipe_parts", "outline", "changes", "load", "values"}
+EDGE = {"config", "recipe", "recipe_parts", "recipe_rules", "outline", "changes", "load", "values"}
 READS_SETTINGS = {
     "state", "record", "build", "feeds", "judging", "rewards", "job", "rundir", "rescue", "replay", "check", "runner",
     "demo", "commands", "cli", *EDGE,

@@ -9,7 +9,7 @@ from hone.algo import ALGORITHMS
 from hone.config import build_choice, override
 from hone.load import list_recipes, load_recipe, summary
 from hone.outline import plan
-from hone.recipe import validate
+from hone.recipe_rules import validate
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hone.commands.command import Command
 from hone.config import from_yaml, override
 from hone.errors import HoneError
 from hone.load import load_recipe
-from hone.recipe import validate
+from hone.recipe_rules import validate
 
 ALLOW = "resume with settings that lead elsewhere than those the run was started with"
 
