@@ -23,8 +23,8 @@ from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder, load_scorer
 from hone.model.policy import Scorer
 from hone.outline import plan
-from hone.recipe_rules import validate
 from hone.recipe import Recipe
+from hone.recipe_rules import validate
 from hone.state import write_model
 
 torch.set_num_threads(1)

@@ -11,8 +11,8 @@ from hone.check.finding import Finding, Report, Row, failed
 from hone.check.probe import Probe
 from hone.errors import HoneError
 from hone.job import Run, prepare, set_torch
-from hone.recipe_rules import validate
 from hone.recipe import Recipe
+from hone.recipe_rules import validate
 
 Check = Callable[[Probe], Finding]
 
