@@ -1,5 +1,6 @@
 """The demo's stages as recipes: each is what `hone run` would run, on the files the stages before it left."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from hone.config import Choice
@@ -8,6 +9,7 @@ from hone.demo.sizes import Sizes
 from hone.log.limits import Limits
 from hone.recipe import CriticSpec, ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
 
+FAR = Limits(ref_kl_warn=None, ref_kl_stop=None)  # from the SFT model is where a model this small has to go
 ORDER = ("pretrain", "sft", "reward", "grpo", "ppo", "dpo")
 
 
@@ -28,8 +30,15 @@ def model_folder(out: Path, stage: str) -> Path:
     return out / stage / "model"
 
 
-def _from(out: Path, stage: str) -> ModelSpec:
-    return ModelSpec(path=str(model_folder(out, stage)))
+def _begun(stage: str, out: Path, seed: int, *, start: str, data: str) -> Recipe:
+    """What all stages but the first have in common: the model that `start` left, one of the demo's files."""
+    return Recipe(
+        name=stage,
+        seed=seed,
+        out=str(out / "{name}"),
+        model=ModelSpec(path=str(model_folder(out, start))),
+        data=_file(out, data),
+    )
 
 
 def _file(out: Path, name: str) -> str:
@@ -58,12 +67,8 @@ def _pretrain(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 
 def _sft(out: Path, sizes: Sizes, seed: int) -> Recipe:
-    return Recipe(
-        name="sft",
-        seed=seed,
-        out=str(out / "{name}"),
-        model=_from(out, "pretrain"),
-        data=_file(out, "answers"),
+    return replace(
+        _begun("sft", out, seed, start="pretrain", data="answers"),
         algo=Choice("sft"),
         train=TrainSpec(steps=sizes.sft, prompts=64, micro_rows=64),
         optim=OptimSpec(lr=5e-4, warmup=min(10, sizes.sft), schedule="cosine"),
@@ -71,62 +76,44 @@ def _sft(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 
 def _reward(out: Path, sizes: Sizes, seed: int) -> Recipe:
-    return Recipe(
-        name="reward",
-        seed=seed,
-        out=str(out / "{name}"),
-        model=_from(out, "sft"),
-        data=_file(out, "preferences"),
+    return replace(
+        _begun("reward", out, seed, start="sft", data="preferences"),
         algo=Choice("reward_model", {"centre": 0.01}),
         train=TrainSpec(steps=sizes.reward, prompts=32, micro_rows=64),
         optim=OptimSpec(lr=5e-4, warmup=min(5, sizes.reward), schedule="cosine"),
     )
 
 
-def _online(out: Path, sizes: Sizes) -> dict[str, object]:
-    return {
-        "out": str(out / "{name}"),
-        "model": _from(out, "sft"),
-        "data": _file(out, "problems"),
-        "sample": SampleSpec(group=8, max_tokens=sizes.completion),
-        "limits": Limits(ref_kl_warn=None, ref_kl_stop=None),
-    }
-
-
 def _grpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
-    return Recipe(
-        name="grpo",
-        seed=seed,
+    return replace(
+        _begun("grpo", out, seed, start="sft", data="problems"),
         reward={"math": 1.0, "format": 0.1},
         algo=Choice("grpo", {"beta": 0.01}),
+        sample=SampleSpec(group=8, max_tokens=sizes.completion),
         train=TrainSpec(steps=sizes.grpo, prompts=24, minibatches=4, micro_rows=96),
         optim=OptimSpec(lr=1e-4, warmup=min(10, 4 * sizes.grpo)),
-        **_online(out, sizes),  # pyright: ignore[reportArgumentType]
+        limits=FAR,
     )
 
 
 def _ppo(out: Path, sizes: Sizes, seed: int) -> Recipe:
-    return Recipe(
-        name="ppo",
-        seed=seed,
+    return replace(
+        _begun("ppo", out, seed, start="sft", data="problems"),
         reward={f"model:{model_folder(out, 'reward')}": 1.0},
         algo=Choice("ppo", {"beta": 0.1, "lam": 0.95, "value_clip": None}),
         critic=CriticSpec(kind="own"),
+        sample=SampleSpec(group=8, max_tokens=sizes.completion),
         train=TrainSpec(steps=sizes.ppo, prompts=24, minibatches=4, micro_rows=96),
         optim=OptimSpec(lr=1e-4, critic_lr=5e-4, warmup=min(10, 4 * sizes.ppo)),
-        **_online(out, sizes),  # pyright: ignore[reportArgumentType]
+        limits=FAR,
     )
 
 
 def _dpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
-    return Recipe(
-        name="dpo",
-        seed=seed,
-        out=str(out / "{name}"),
-        model=_from(out, "sft"),
-        data=_file(out, "preferences"),
+    return replace(
+        _begun("dpo", out, seed, start="sft", data="preferences"),
         algo=Choice("dpo", {"beta": 0.1}),
         train=TrainSpec(steps=sizes.dpo, prompts=32, micro_rows=64),
         optim=OptimSpec(lr=1e-4, warmup=min(5, sizes.dpo), schedule="cosine"),
-        limits=Limits(ref_kl_warn=None, ref_kl_stop=None),
+        limits=FAR,
     )
