@@ -6,9 +6,8 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
 from gguf import GGMLQuantizationType as Kind
-from transformers import AutoConfig, AutoModelForCausalLM
+from theirs import random_model
 
 from hone.data.tokenizer import Tokenizer, train_bpe
 
@@ -25,14 +24,7 @@ ARCHES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3
 
 
 def model_of(family: str, **settings: Any) -> Any:
-    """Random weights, biases and norms too, so that none of them is at a value that hides it."""
-    config = AutoConfig.for_model(family, **{**SHAPE, **settings}, attn_implementation="eager")
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    for key, p in model.named_parameters():
-        if p.ndim == 1:
-            torch.nn.init.normal_(p, mean=float("norm" in key), std=0.3)
-    return model
+    return random_model(family, **{**SHAPE, **settings})
 
 
 def byte_level() -> tuple[Tokenizer, dict[str, Any]]:

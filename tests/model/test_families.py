@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from theirs import random_model
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from hone.model import folder
 from hone.model.decoder import Decoder
@@ -51,15 +52,8 @@ TOKENS = torch.randint(0, 23, (2, 40), generator=torch.Generator().manual_seed(0
 
 
 def theirs_of(name: str) -> Any:
-    """Random weights, biases and norms too, so that none of them is at a value that hides it."""
     family, settings = FAMILIES[name]
-    config = AutoConfig.for_model(family, **{**SHAPE, **settings}, attn_implementation="eager")
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).eval()
-    for key, p in model.named_parameters():
-        if p.ndim == 1:
-            torch.nn.init.normal_(p, mean=float("norm" in key), std=0.3)
-    return model
+    return random_model(family, **{**SHAPE, **settings})
 
 
 def logits_of(decoder: Decoder, tokens: torch.Tensor = TOKENS) -> torch.Tensor:
