@@ -1,5 +1,6 @@
 """Bad input, one test a kind: what a reward function may do wrong, and what completions and gold answers may be."""
 
+import asyncio
 import os
 import re
 import sys
@@ -138,6 +139,73 @@ def test_sys_exit_is_a_crash_of_one_completion():
     assert reason(leaves, "go") == "SystemExit: enough"
     for reward in (Reward(leaves), *apart([leaves], seconds=5.0, workers=1)):
         assert [o.value for o in reward([rollout("go"), rollout("stay")])] == [None, 1.0]
+
+
+class Own(BaseException):
+    """What is no Exception, as cancelling is."""
+
+
+def raises(error: BaseException):
+    def plain(completion):
+        if completion == "go":
+            raise error
+        return 1.0
+
+    async def waits(completion):
+        await asyncio.sleep(0)
+        return plain(completion)
+
+    return plain, waits
+
+
+@pytest.mark.parametrize("error", [Own("mine"), asyncio.CancelledError("mine"), SystemExit("mine")], ids=repr)
+def test_what_is_no_exception_is_a_crash_of_one_completion_too(error: BaseException):
+    for function in raises(error):
+        for reward in (Reward(function), *apart([function], seconds=5.0, workers=1)):
+            first, second = reward([rollout("go"), rollout("stay")])
+            assert (first.value, first.reason) == (None, f"{type(error).__name__}: mine")
+            assert second.value == 1.0
+
+
+def test_ctrl_c_is_ours():
+    for function in raises(KeyboardInterrupt()):
+        with pytest.raises(KeyboardInterrupt):
+            Reward(function)([rollout("go")])
+
+
+def test_a_function_that_stops_the_loop_or_cancels_all_in_it_is_not_waited_for():
+    async def stops(completion):
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(0.01)
+        return 1.0
+
+    async def cancels(completion):
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.sleep(60)
+
+    assert [o.value for o in Reward(stops)([rollout(), rollout()])] == [1.0, 1.0]
+    assert reason(cancels, "a", "b") == "CancelledError: cancelled by a function that ran beside it"
+    assert Reward(stops)([rollout()])[0].value == 1.0
+
+
+class NoList:
+    def tolist(self):
+        raise ValueError("it has none")
+
+
+class NoLength(list):
+    def __len__(self):
+        raise ValueError("it has none")
+
+
+@pytest.mark.parametrize("value", [NoList(), NoLength([1.0])], ids=["list", "length"])
+def test_what_cannot_be_counted_is_invalid(value):
+    def batch(completions):
+        return value
+
+    for reward in (Reward(batch), *apart([batch], seconds=5.0, workers=1)):
+        assert [o.reason for o in reward([rollout()] * 2)] == ["ValueError: it has none"] * 2
 
 
 def test_what_it_raises_can_hold_anything():

@@ -73,7 +73,9 @@ class Reward:
     def _one(self, arguments: dict[str, Any]) -> Outcome:
         try:
             return to_outcome(self._called(arguments))
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit and CancelledError too are only the function's own
             return crashed(error)
 
     def _called(self, arguments: dict[str, Any]) -> Any:
@@ -94,7 +96,7 @@ class Reward:
         """The outcome of a value, or of the exception that came in its place."""
         if isinstance(value, Late):
             return self.late(self.seconds or 0.0)
-        if isinstance(value, BaseException) and not isinstance(value, Exception | SystemExit):
+        if isinstance(value, KeyboardInterrupt):
             raise value
         if isinstance(value, BaseException):
             return crashed(value)
@@ -115,13 +117,15 @@ class Reward:
                 (result,) = awaited([partial(self.function, **columns)], seconds=self.seconds and self.seconds * n)
             else:
                 result = self._called(columns)
-        except (Exception, SystemExit) as error:
-            result = error
+            values: Any = result.tolist() if hasattr(result, "tolist") else result  # numpy and torch
+            size = f" of {len(values)}" if isinstance(values, Sequence) else ""
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return [crashed(error)] * n
         if isinstance(result, BaseException):
             return [self._of(result)] * n
-        values: Any = result.tolist() if hasattr(result, "tolist") else result  # numpy and torch
         if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != n:
-            size = f" of {len(values)}" if isinstance(values, Sequence) else ""
             raise HoneError(
                 f"reward {self.name} returned a {type(result).__name__}{size}, expected a list of {n}: "
                 "return one value for each completion"

@@ -7,6 +7,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import CancelledError
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,12 @@ class Late(Exception):
 def _loop(process: int) -> asyncio.AbstractEventLoop:
     """A forked child has none of its parent's threads, so a process makes its own."""
     loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, name="hone-awaits", daemon=True).start()
+
+    def run() -> None:
+        while not loop.is_closed():
+            loop.run_forever()  # until a function stops it, for which the others cannot wait
+
+    threading.Thread(target=run, name="hone-awaits", daemon=True).start()
     return loop
 
 
@@ -46,6 +52,8 @@ def awaited(makes: Sequence[Callable[[], Awaitable[Any]]], *, seconds: float | N
     future = asyncio.run_coroutine_threadsafe(_all(makes, seconds), _loop(os.getpid()))
     try:
         return future.result()
+    except CancelledError:  # one of them has cancelled all that the loop runs
+        return [CancelledError("cancelled by a function that ran beside it")] * len(makes)
     except BaseException:
         future.cancel()
         raise
