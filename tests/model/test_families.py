@@ -8,7 +8,7 @@ import torch
 from theirs import random_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from hone.model import folder
+from hone.model import weight_files
 from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder, save_decoder, save_scorer
 from hone.model.forward import hidden_states, lay_out
@@ -144,7 +144,7 @@ def test_weights_are_cut_into_files_that_both_sides_read(name, tmp_path, monkeyp
     theirs_of(name).save_pretrained(tmp_path / "theirs", max_shard_size="3KB")
     assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 2
     ours = load_decoder(tmp_path / "theirs")
-    monkeypatch.setattr(folder, "SHARD", 3000)
+    monkeypatch.setattr(weight_files, "SHARD", 3000)
     save_decoder(ours, tmp_path / "ours")
     files = sorted(p.name for p in (tmp_path / "ours").glob("*.safetensors"))
     assert len(files) > 2

@@ -22,8 +22,9 @@ from hone.cli import main
 from hone.errors import HoneError
 from hone.model import fetch, hub
 from hone.model.fetch import MANIFEST, PACKAGED, Unreachable, is_whole, place, resolve
-from hone.model.folder import WEIGHTS, load_decoder
+from hone.model.folder import load_decoder
 from hone.model.gguf import convert_gguf, load_gguf
+from hone.model.weight_files import WEIGHTS
 from hone.recipe import ModelSpec
 
 NAME = "smollm2-135m"

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from hone.errors import HoneError
-from hone.model import folder
+from hone.model import weight_files
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.folder import WEIGHTS, load_decoder, save_decoder
+from hone.model.folder import load_decoder, save_decoder
+from hone.model.weight_files import WEIGHTS
 
 SHAPE = {"vocab_size": 64, "hidden_size": 512, "intermediate_size": 8192, "num_hidden_layers": 2}
 PEAK = """
@@ -48,7 +49,7 @@ def test_loading_takes_the_memory_of_the_weights_and_no_compiler(tmp_path):
 def test_a_file_read_in_parts_is_the_whole_file(mapped, saved, monkeypatch):
     torch.manual_seed(0)
     expected = Decoder(DecoderConfig(**SHAPE)).state_dict()
-    monkeypatch.setattr(folder, "MAPPED", mapped)
+    monkeypatch.setattr(weight_files, "MAPPED", mapped)
     found = load_decoder(saved).state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], x) for name, x in expected.items())
@@ -57,15 +58,15 @@ def test_a_file_read_in_parts_is_the_whole_file(mapped, saved, monkeypatch):
 def test_a_file_that_is_written_while_it_is_read_is_refused(saved, monkeypatch):
     other = saved.parent / "other"
     shutil.copy(saved / WEIGHTS, other)
-    plain = folder._float
+    plain = weight_files._float
 
     def replacing(x, name):
         if other.exists():
             os.replace(other, saved / WEIGHTS)
         return plain(x, name)
 
-    monkeypatch.setattr(folder, "MAPPED", 1)
-    monkeypatch.setattr(folder, "_float", replacing)
+    monkeypatch.setattr(weight_files, "MAPPED", 1)
+    monkeypatch.setattr(weight_files, "_float", replacing)
     with pytest.raises(HoneError, match="was written while it was read"):
         load_decoder(saved)
 

@@ -10,7 +10,8 @@ from hone import build, feeds
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.fetch import resolve
-from hone.model.folder import CONFIG, load_scorer
+from hone.model.folder import load_scorer
+from hone.model.hf_config import CONFIG
 from hone.reward.model import RewardModel
 from hone.train.checkpoint import MANIFEST, digest, write_atomically
 

@@ -4,16 +4,12 @@ Writing is plain: files go straight into the folder, and what the disk refuses i
 """
 
 import json
-import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -26,14 +22,10 @@ from hone.model.heads import ScalarHead
 from hone.model.hf_config import CONFIG, FAMILIES, Unknown, config_from_hf, config_to_hf
 from hone.model.lora import plain_state
 from hone.model.policy import Scorer
+from hone.model.weight_files import read_file, read_weights, write_file, write_weights
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCORE = "score.safetensors"  # the head beside a model of transformers
-MAPPED = 2**26  # bytes copied before a file is mapped anew: what was read of a mapped file counts as memory
-SHARD = 5 * 10**9  # bytes of a weights file, beyond which another is begun
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-DERIVED = "rotary_emb.inv_freq"  # a table that old checkpoints carry along
 
 
 def weights_of(model: Decoder | Scorer) -> dict[str, Tensor]:
@@ -66,10 +58,10 @@ def save_decoder(
 def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Decoder:
     """The decoder of a folder, on the CPU; what it does not compute runs through transformers."""
     try:
-        config, _ = _read_config(Path(folder))
+        config = config_from_hf(_read_hf(Path(folder)))
     except Unknown:
         return load_foreign(folder, dtype=dtype, trust_remote_code=trust_remote_code)
-    return assemble(config, _read_tensors(Path(folder), dtype))
+    return assemble(config, read_weights(Path(folder), dtype))
 
 
 def save_scorer(
@@ -86,7 +78,7 @@ def save_scorer(
     if isinstance(scorer.decoder, Foreign):  # the whole language model, and the head in a file of its own
         scorer.decoder.save(Path(folder), state)
         (Path(folder) / CONFIG).write_text(json.dumps(_read_hf(Path(folder)) | made, indent=2) + "\n")
-        return _write_weights(Path(folder) / SCORE, head)
+        return write_file(Path(folder) / SCORE, head)
     del state[HEAD]
     config = config_to_hf(replace(scorer.decoder.config, tie_word_embeddings=True), dtype=state[EMBEDDING].dtype)
     config |= {
@@ -107,7 +99,7 @@ def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Sc
         scorer = load_foreign_scorer(folder, dtype=dtype)
         scorer.normalise(*_calibration(hf.get("hone", {})))
         return scorer
-    tensors = _read_file(Path(folder) / SCORE, dtype) if foreign else _read_tensors(Path(folder), dtype)
+    tensors = read_file(Path(folder) / SCORE, dtype) if foreign else read_weights(Path(folder), dtype)
     if "score.weight" not in tensors:
         raise HoneError(f"{folder} has no score.weight: it is a language model, train a reward model from it first")
     state = {name: tensors.pop(f"score.{name}") for name in ("weight", "bias") if f"score.{name}" in tensors}
@@ -150,41 +142,7 @@ def _calibration(made: Any) -> tuple[float, float]:
 def _write(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    shards = _shards(state, SHARD)
-    if len(shards) == 1:
-        return _write_weights(folder / WEIGHTS, shards[0])
-    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    for name, shard in zip(names, shards, strict=True):
-        _write_weights(folder / name, shard)
-    places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-    index = {"metadata": {"total_size": sum(x.nbytes for x in state.values())}, "weight_map": places}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _shards(state: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor]]:
-    """The tensors in order, cut where a file would grow beyond `size` bytes."""
-    shards, held = [dict[str, Tensor]()], 0
-    for name, x in state.items():
-        if shards[-1] and held + x.nbytes > size:
-            shards.append({})
-            held = 0
-        shards[-1][name] = x
-        held += x.nbytes
-    return shards
-
-
-def _write_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    try:
-        save_file({n: x.contiguous() for n, x in state.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # it wraps what the disk said; give that back
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else 0, str(error), str(path)) from error
-    shutil.copymode(path.parent / CONFIG, path)  # safetensors writes for the owner only
-
-
-def _read_config(folder: Path) -> tuple[DecoderConfig, dict[str, Any]]:
-    hf = _read_hf(folder)
-    return config_from_hf(hf), hf
+    write_weights(folder, state)
 
 
 def _read_hf(folder: Path) -> dict[str, Any]:
@@ -201,44 +159,6 @@ def _read_hf(folder: Path) -> dict[str, Any]:
     return hf
 
 
-def _read_tensors(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    tensors = dict[str, Tensor]()
-    for name in weight_files(folder):
-        path = folder / name
-        if not path.is_file():
-            raise HoneError(f"{folder} has no {name}: convert the weights to safetensors or copy them again")
-        tensors |= _read_file(path, dtype)
-    return {key: x for key, x in tensors.items() if not key.endswith(DERIVED)}
-
-
-def _read_file(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Copies: a view of the mapped file would change when the file is written again."""
-    tensors, before = dict[str, Tensor](), path.stat()
-    try:
-        with safe_open(path, framework="pt") as file:
-            left = list(file.keys())
-        while left:
-            tensors |= _read_part(path, left, dtype)
-            left = [key for key in left if key not in tensors]
-    except SafetensorError as error:
-        raise HoneError(f"{path} is damaged ({error}): copy it again") from error
-    if (path.stat().st_ino, path.stat().st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
-        raise HoneError(f"{path} was written while it was read: load it again")
-    return tensors
-
-
-def _read_part(path: Path, keys: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
-    """As many of the tensors as one mapping is kept for."""
-    tensors, held = dict[str, Tensor](), 0
-    with safe_open(path, framework="pt") as file:
-        for key in keys:
-            tensors[key] = _float(file.get_tensor(key), key).to(dtype, copy=True)
-            held += tensors[key].nbytes
-            if held >= MAPPED:
-                break
-    return tensors
-
-
 class _Unfilled(TorchFunctionMode):
     """Modules made under it get no values: even on the meta device, drawing them imports torch's compiler."""
 
@@ -246,25 +166,6 @@ class _Unfilled(TorchFunctionMode):
         if getattr(func, "__module__", None) == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
-
-
-def weight_files(folder: Path) -> list[str]:
-    """The names of a folder's safetensors files: one, or those that its index names."""
-    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
-        return [WEIGHTS]
-    try:
-        files = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HoneError(f"{folder / INDEX} is no index of weights ({error!r}): copy it again") from error
-    if any(not isinstance(name, str) or Path(name).name != name for name in files):
-        raise HoneError(f"{folder / INDEX} names files outside the folder: copy it again")
-    return files
-
-
-def _float(x: Tensor, name: str) -> Tensor:
-    if x.dtype not in FLOATS:
-        raise HoneError(f"tensor {name} is {x.dtype}: quantised models cannot be trained, use the full weights")
-    return x
 
 
 def _check_shapes(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:

@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hone.errors import HoneError
-from hone.model.folder import weight_files
+from hone.model.weight_files import weight_files
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 KINDS = {  # the first that a name matches
