@@ -224,7 +224,7 @@ SAMPLER = (
         new=(
             "            replace(\n"
             "                r, task=task, text=text, gen_logp=(), raw_logp=(),\n"
-            "                tokens=(t := [*compress(r.tokens, [not m for m in r.mask]), *self.tokenizer.encode(text)]),\n"
+            "                tokens=(t := [*r.tokens[: r.mask.index(True)], *self.tokenizer.encode(text)]),\n"
             "                mask=[i >= r.mask.index(True) for i in range(len(t))],\n"
             "            )\n"
         ),

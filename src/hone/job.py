@@ -35,6 +35,7 @@ from hone.train.guard import not_finite
 from hone.train.learner import Learner
 from hone.train.saver import Saver
 from hone.train.spikes import Spikes
+from hone.train.threads import threads
 from hone.types import Group, Task
 
 START = "start"  # the model as the run found it: the reference, and the base under adapters
@@ -73,8 +74,8 @@ class Run:
 
 def set_torch(recipe: Recipe) -> None:
     """Threads and determinism as the recipe says."""
-    if recipe.train.threads:
-        torch.set_num_threads(recipe.train.threads)
+    device, _ = build.place(recipe.train.device)
+    torch.set_num_threads(threads(device, asked=recipe.train.threads, offloaded=recipe.optim.offload))
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
     torch.use_deterministic_algorithms(recipe.train.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help

@@ -26,9 +26,9 @@ from hone.log.stats import Stats, merged
 from hone.rollout import overlap
 from hone.train import diagnose, trust_region
 from hone.train.ahead import Ahead, Rounds, check_lag
+from hone.train.learner import Learner
 from hone.train.step import (
     Correct,
-    Learner,
     annotate,
     begun_batches,
     credited,
@@ -84,8 +84,8 @@ def online(
             batch = numbered(collate(kept), rounds).to(learner.device)
             batch = annotate(batch, declared, learner)
             remember(learner, algo)
-            batch = credited(batch, algo)
-        stats = describe(groups, kept)  # while a GPU is still at work on the columns
+        stats = describe(groups, kept)  # while a GPU is still at work on the columns, which credit waits for
+        batch = batch if batch is None else credited(batch, algo)
         if supply.lag:
             stats.add("lag", sum(learner.version - r.version for g in groups for r in g), sum(map(len, groups)))
 
@@ -209,8 +209,7 @@ def describe(groups: list[Group], kept: list[Group]) -> Stats:
     stats.add("varied", *varied(groups))
     stats.add("kept", len(kept), len(groups))
     stats.add("tokens", sum(lengths), 1 / collect.world()[1])  # of all ranks
-    written = [[t for t, m in zip(r.tokens, r.mask, strict=True) if m] for r in rollouts]
-    stats.add("repetition", *repeated(written))
+    stats.add("repetition", *repeated([r.written() for r in rollouts]))
     parts = [(name, x) for r in rollouts if r.outcome for name, x in r.outcome.parts.items()]
     for name, x in parts:
         stats.add(f"reward/{name}", x)

@@ -87,7 +87,7 @@ class TrainSpec:
     # fsdp: each rank that torchrun starts holds a part of every weight and moment; fsdp_lean: and of every gradient,
     # which then are summed over ranks after each micro-batch. With one rank there is nothing to share out
     shard: Literal["none", "fsdp", "fsdp_lean"] = "none"
-    threads: int = 0  # 0: as torch chooses
+    threads: int = 0  # 0: as torch chooses, but 1 beside a GPU
     deterministic: bool = True
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from itertools import compress
 from typing import Any, Protocol, Self, cast
 
 import torch
@@ -69,6 +70,14 @@ class Rollout:
             n = len(getattr(self, name))
             if n != len(self.tokens) and (n or name == "mask"):
                 raise ValueError(f"rollout has {len(self.tokens)} tokens but {n} entries in {name}")
+
+    def written(self) -> list[int]:
+        """The tokens the policy wrote."""
+        mask, tokens = self.mask, self.tokens
+        start = mask.index(True) if True in mask else len(mask)
+        if mask.count(True) == len(mask) - start:  # one turn, as most have: several times faster
+            return list(tokens[start:])
+        return list(compress(tokens, mask))
 
 
 Group = list[Rollout]  # rollouts of one prompt; for preference data [chosen, rejected]

@@ -3,6 +3,7 @@
 import math
 import random
 import time
+from array import array
 
 import pytest
 import torch
@@ -191,3 +192,12 @@ def test_one_row_cannot_be_mismatched():
         mismatched([row])
     with pytest.raises(ValueError, match="row 1 has no trained token"):
         mismatched([row, Rollout(tokens=[1], mask=[F])])
+
+
+@pytest.mark.parametrize(
+    "mask", [[0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 0], [0, 1, 0], [1, 0, 1]], ids=lambda m: "".join(map(str, m))
+)
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_what_the_policy_wrote(mask: list[int], kind: type):
+    rollout = Rollout(tokens=array("q", [7, 8, 9]), mask=kind(map(bool, mask)))
+    assert rollout.written() == [token for token, on in zip([7, 8, 9], mask, strict=True) if on]

@@ -114,7 +114,7 @@ def padding(probe: Probe) -> Finding:
     batch = collate(probe.items, pad_id=tokenizer.pad_id)
     if wrong := misplaced(batch, probe.rows):
         return failed(wrong, "this is a bug of Hone: please report it")
-    written = [t for r in probe.rows for t, m in zip(r.tokens, r.mask, strict=True) if m]
+    written = [t for r in probe.rows for t in r.written()]
     name = tokenizer.pad or tokenizer.eos
     if tokenizer.pad_id in tokenizer.stop_ids:
         return passed(f"pad is the stop token {name}: padding is told apart by its place, the stop token is trained on")

@@ -50,11 +50,11 @@ def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor) -> Lines:
     return Lines(
         tokens=torch.from_numpy(compact[own])[None],
         slot=torch.from_numpy(np.where(there, np.take_along_axis(cells, rank, 1), 0)),
-        real=real,
+        real=real.cpu(),
         longest=W,
         positions=torch.from_numpy(np.broadcast_to(columns, (B, W))[own])[None],
         mask=_in_tables(cells, lengths, own, filled),
-    )
+    ).to(inputs.device)
 
 
 def tables(lengths: list[int]) -> list[list[int]]:

@@ -76,7 +76,7 @@ class Knobs:
 
     table: Tensor  # float64 [6, B]  temperature (1 where greedy), greedy, top_k (V: off), top_p, min_p, penalty
     uses: NDArray[np.int64]  # [B]  Uses of each row
-    host: NDArray[np.float64]  # [6, B]  the table again, to be read without waiting for the device
+    host: NDArray[np.float64]  # [6, B]  the table, on a GPU a copy: to be read without waiting for it
     vocab: int
     bias: Tensor | None = None  # float32 [B, V]  added to the logits, -inf where banned; None: no row has any
     seen: Tensor | None = None  # bool [B, V]  tokens a row has read or written; None: no row has a penalty
@@ -98,7 +98,7 @@ class Knobs:
         """A row for each of `params`; read: the tokens each has read, for the penalty."""
         host = np.array([_column(each, vocab) for each in params], dtype=np.float64).reshape(-1, 6).T.copy()
         uses = np.array([Uses.of(each) for each in params], dtype=np.int64)
-        knobs = cls(table=torch.from_numpy(host).to(device, copy=True), uses=uses, host=host, vocab=vocab)
+        knobs = cls(table=torch.from_numpy(host).to(device), uses=uses, host=host, vocab=vocab)  # on a CPU the same
         for row in np.flatnonzero(uses & (Uses.BIAS | Uses.PENALTY)).tolist():
             knobs._dense(row, params[row], () if read is None else read[row])
         return knobs
@@ -142,9 +142,9 @@ class Knobs:
 
     def seat(self, row: int, params: SampleParams, read: Sequence[int] = ()) -> None:
         """The row gets these settings, and has read these tokens."""
-        column = torch.tensor(_column(params, self.vocab), dtype=torch.float64)
-        self.host[:, row] = column.numpy()
-        self.table[:, row] = column.to(self.table.device)
+        self.host[:, row] = _column(params, self.vocab)
+        if not self.table.is_cpu:
+            self.table[:, row] = torch.from_numpy(self.host[:, row]).to(self.table.device)
         self.uses[row] = Uses.of(params)
         self._dense(row, params, read)
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import compress, islice
+from itertools import islice
 
 from hone.data.chat import render_prompt
 from hone.data.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ class Roller:
         """Its completion's tokens that are text; none where a stop string has ended the text that is known."""
         if rollout.stop is Stop.STRING:
             return []
-        written = list(compress(rollout.tokens, rollout.mask))
+        written = rollout.written()
         return written[:-1] if written and written[-1] in self.params.stop_ids else written
 
     def state(self) -> dict[str, int]:

@@ -102,7 +102,7 @@ class Labeller:
 
 def finished(rollout: Rollout, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> Rollout:
     """With the text of all that is on its mask, less the stop token."""
-    written = [t for t, on in zip(rollout.tokens, rollout.mask, strict=True) if on]
+    written = rollout.written()
     if written and written[-1] in stop_ids:
         written.pop()
     return replace(rollout, text=tokenizer.decode(written))
