@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from benchmarks.form import Row, main, note, row, say
 from hone.data import assemble
-from hone.data.assemble import Reading
 from hone.data.convert import Tally
+from hone.data.locate import Reading, locate
 from hone.reward.verify.math import _asked, math_reward
 from hone.reward.verify.math_number import amount
 from hone.reward.verify.math_tidy import tidy
@@ -128,7 +128,7 @@ def counted(cases: Sequence[tuple[str, str]], *, right: bool, peers: int) -> Cou
 
 def answers(name: str) -> list[str]:
     """The gold answers of a dataset."""
-    (part,) = assemble.locate(name, Reading(chat=False))
+    (part,) = locate(name, Reading(chat=False))
     return [str(found["answer"]) for found, _ in assemble.plain_rows(part, Reading(chat=False), Tally())]
 
 

@@ -17,7 +17,7 @@ import hone
 from benchmarks.form import Row, main, row, say
 from hone import feeds, job
 from hone.config import override
-from hone.data.assemble import Reading
+from hone.data.locate import Reading
 from hone.load import load_recipe
 from hone.measure import assess
 from hone.recipe import Recipe

@@ -10,9 +10,10 @@ from typing import Any
 from hone.algo import Algorithm
 from hone.algo.prefer import score_bce
 from hone.data import assemble
-from hone.data.assemble import Loaded, Reading
+from hone.data.assemble import Loaded
 from hone.data.budget import WINDOW, Budgeted, check_fits
 from hone.data.convert import Grouper, Tally, Tasker
+from hone.data.locate import Reading, locate
 from hone.data.shapes import Shape, has_shape
 from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer
@@ -43,7 +44,7 @@ def reading(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer) -> Reading:
 
 def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
     """The rows in Hone's columns and what to call them in an error; of what stays on the disk, the first rows."""
-    parts, rows = assemble.locate(data, how), list[Any]()
+    parts, rows = locate(data, how), list[Any]()
     for part in parts:
         most = assemble.PREVIEW if assemble.is_streamed(part, how) else None
         found = [row for row, _ in islice(assemble.plain_rows(part, how, Tally()), most)]
@@ -53,13 +54,13 @@ def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
 
 def is_streamed(data: str | Sequence[Any], how: Reading) -> bool:
     """Whether any of the data stays on the disk."""
-    return any(assemble.is_streamed(part, how) for part in assemble.locate(data, how))
+    return any(assemble.is_streamed(part, how) for part in locate(data, how))
 
 
 def tasks(data: str | Sequence[Any], vocabulary: Tokenizer, *, room: int, how: Reading | None = None) -> list[Task]:
     """Problems whose prompts leave room for a completion, in order."""
     how = how or Reading(chat=vocabulary.chat_template is not None)
-    parts = assemble.locate(data, how)
+    parts = locate(data, how)
     return [task for part in parts for task in assemble.held(part, how, _tasker(vocabulary, how, room))]
 
 
@@ -68,7 +69,7 @@ def groups(
 ) -> list[Group]:
     """Rows that are trained on, in order."""
     how = how or Reading(chat=vocabulary.chat_template is not None)
-    parts = assemble.locate(data, how)
+    parts = locate(data, how)
     return [group for part in parts for group in assemble.held(part, how, _grouper(vocabulary, how, context))]
 
 

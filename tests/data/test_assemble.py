@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from hone.data import assemble
-from hone.data.assemble import Reading
 from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.convert import Grouper, Tally, Tasker
+from hone.data.locate import Reading, locate
 from hone.data.mix import Mixed
 from hone.data.source import Source
 from hone.data.stream import Stream
@@ -40,7 +40,7 @@ def said(groups):
 def test_a_pattern_reads_its_files_in_order_of_name(tmp_path):
     for name in ("b", "a", "c"):
         write(tmp_path / f"{name}.jsonl", texts(name, 2))
-    (part,) = assemble.locate(f"{tmp_path}/*.jsonl", Reading())
+    (part,) = locate(f"{tmp_path}/*.jsonl", Reading())
     assert [shelf.place.name[-7:] for shelf in part.shelves] == ["a.jsonl", "b.jsonl", "c.jsonl"]
     feed = load(f"{tmp_path}/*.jsonl").feed
     assert sorted(said(feed.take(6))) == ["a0", "a1", "b0", "b1", "c0", "c1"]
@@ -195,7 +195,7 @@ def test_tasks_keep_their_columns_and_their_numbers(tmp_path):
         rows,
         [Task(prompt=f"p{i}", answer=str(i), extra={"level": i}) for i in range(3)],
     ):
-        (part,) = assemble.locate(data, Reading())
+        (part,) = locate(data, Reading())
         tasks = assemble.held(part, Reading(), Tasker(tokenizer=TOK))
         assert [(t.prompt, t.answer, t.extra["level"], t.id) for t in tasks] == [
             (f"p{i}", str(i), i, str(i + 1)) for i in range(3)
@@ -222,9 +222,9 @@ def test_a_folder_that_the_datasets_package_reads(tmp_path, monkeypatch):
 
 
 def test_hub_names():
-    place = assemble.locate("hf:owner/name/main:test", Reading())[0].shelves[0].place
+    place = locate("hf:owner/name/main:test", Reading())[0].shelves[0].place
     assert (place.path, place.config, place.split) == ("owner/name", "main", "test")
-    place = assemble.locate("hf:owner/name", Reading())[0].shelves[0].place
+    place = locate("hf:owner/name", Reading())[0].shelves[0].place
     assert (place.path, place.config, place.split) == ("owner/name", None, "train")
 
 
@@ -247,7 +247,7 @@ def test_a_slice_takes_the_first_rows_of_every_kind_of_data(tmp_path, monkeypatc
     (tmp_path / "gsm8k").mkdir()
     write(tmp_path / "gsm8k" / "test.jsonl", [{"question": f"q{i}", "answer": f"#### {i}"} for i in range(5)])
     monkeypatch.setenv("HONE_DATA", str(tmp_path))
-    (part,) = assemble.locate("gsm8k:test[:3]", Reading())
+    (part,) = locate("gsm8k:test[:3]", Reading())
     assert [row["answer"] for row, _ in assemble.plain_rows(part, Reading(), Tally())] == ["0", "1", "2"]
 
 

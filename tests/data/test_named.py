@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hone.data import assemble, named
-from hone.data.assemble import Reading
 from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
 from hone.data.convert import Grouper, Tally, Tasker
+from hone.data.locate import Reading, locate
 from hone.data.shapes import Shape
 from hone.data.tokenizer import train_bpe
 from hone.errors import HoneError
@@ -30,7 +30,7 @@ def here(monkeypatch):
 
 def rows_of(spec: str, *, chat: bool = False) -> tuple[list, Tally]:
     tally = Tally()
-    (part,) = assemble.locate(spec, Reading(chat=chat))
+    (part,) = locate(spec, Reading(chat=chat))
     return [row for row, _ in assemble.plain_rows(part, Reading(chat=chat), tally)], tally
 
 
@@ -168,7 +168,7 @@ def test_a_row_that_is_not_the_datasets_is_named(monkeypatch, tmp_path):
     with pytest.raises(HoneError, match=r"train.jsonl line 1: the solution has no answer after ####"):
         rows_of("gsm8k")
     tally = Tally()
-    (part,) = assemble.locate("gsm8k", Reading(skip_bad=True))
+    (part,) = locate("gsm8k", Reading(skip_bad=True))
     assert list(assemble.plain_rows(part, Reading(skip_bad=True), tally)) == []
     assert tally.skipped == 2
     assert "KeyError" in tally.reasons[1]

@@ -12,7 +12,7 @@ import torch
 import hone
 from hone import build, feeds
 from hone.config import override
-from hone.data.assemble import Reading
+from hone.data.locate import Reading
 from hone.load import load_recipe
 from hone.model.folder import load_decoder
 from hone.model.peft import is_adapter

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hone.data.assemble import Reading
+from hone.data.locate import Reading
 from hone.data.rows import task_row
 from hone.errors import HoneError
 from hone.feeds import load_rows

@@ -7,10 +7,10 @@ from typing import Any
 
 from hone import build, feeds
 from hone.algo.select import reward_of
-from hone.data.assemble import Reading
 from hone.data.chat import render_prompt
 from hone.data.collate import collate, mismatched
 from hone.data.convert import Grouper, Tasker
+from hone.data.locate import Reading
 from hone.errors import HoneError
 from hone.job import Run
 from hone.reward.score import Scorer as RewardScorer

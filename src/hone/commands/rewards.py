@@ -100,9 +100,10 @@ def _read(
 ) -> "tuple[list[Task], list[str | None], str, dict[int, str]]":
     """The problems, their right answers, the column those are in, and what is wrong with rows that are no problems."""
     from hone import feeds
+    from hone.data.locate import Reading
 
     renamed = {"prompt": asked} if asked else {}
-    rows, _ = feeds.load_rows(data, feeds.Reading(stream="never", columns=renamed))
+    rows, _ = feeds.load_rows(data, Reading(stream="never", columns=renamed))
     bad = dict[int, str]()
     tasks = [_task(row, n, bad) for n, row in enumerate(rows[: limit or None])]
     columns: list[dict[str, object]] = [{**t.extra, "answer": t.answer} for t in tasks]
