@@ -86,7 +86,8 @@ def test_a_pattern_must_match_the_whole_completion():
 
 
 def test_boxes_match_their_braces():
-    assert [c for _, _, c in boxes(r"\boxed{a{b}c} \boxed{\{d} } \boxed{e")] == ["a{b}c", r"\{d"]
+    text = r"\boxed{a{b}c} \boxed{\{d} } \boxed{e"
+    assert [text[inside] for _, _, inside in boxes(text)] == ["a{b}c", r"\{d"]
     assert boxes("}}{{") == []
 
 

@@ -7,16 +7,19 @@ then a completion that is nothing but a letter. One place must hold one letter: 
 import re
 
 from hone.reward.outcome import invalid
-from hone.reward.verify.format import after_phrase, answer_tag, answered, boxes, said
+from hone.reward.verify.format import after_phrase, answer_tag, answered, boxes, last_box, said
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 500
 
 _BARE = re.compile(r"(?:(?:option|choice)\s)?(?:\(([A-J])\)|([A-J]))[.):]?", re.IGNORECASE)
 _WITH_TEXT = re.compile(r"(?:(?:option|choice)\s)?(?:\(([A-J])\)[.:]?|([A-J])[.):])\s+(.*)", re.DOTALL)
-_SECOND = re.compile(r"\([A-J]\)|(?:^|[\s,/&])(?:or|and|nor|,|/|&)\s*(?:(?:option|choice)\s)?[A-J](?![A-Za-z])")
-_NEXT = re.compile(r"(?:or|and|nor)\b|[A-J][).:]|[B-HJ](?:\s|$)")  # "A" and "I" are also words
-_REASON = re.compile(r"[.,;]?\s+(?:because|since|as)\s.*", re.DOTALL)
+_SECOND = re.compile(
+    r"\([A-J]\)|(?:^|[\s,/&])(?:or|and|nor|,|/|&)\s*(?:(?:option|choice)\s)?[A-J](?![A-Za-z])"
+    r"|\s[A-J]\)|\n\s*[A-J][.:]\s"  # the next option of a list of them
+)
+_NEXT = re.compile(r"(?:or|and|nor)\b|[A-J](?:[).:,;/&|]|\s*$)|[B-HJ]\s")  # "A" and "I" are also words
+_REASON = re.compile(r"[.,;]?\s+(?:because|since|(?<!well )as(?! well\b))\s.*", re.DOTALL)
 
 
 def letter(text: str) -> str | None:
@@ -40,17 +43,17 @@ def final_choice(completion: str) -> str | None:
     tagged = answer_tag(text)
     if tagged is not None:
         found = boxes(tagged[:MAX_ANSWER])
-        return letter(found[0][2] if len(found) == 1 and _alone(tagged, found[0]) else tagged)
+        return letter(tagged[found[0][2]] if len(found) == 1 and _alone(tagged, found[0]) else tagged)
     found = boxes(text)
     if found:
-        return letter(max(found)[2])
+        return letter(text[last_box(found)])
     phrase = after_phrase(text)
     if phrase is not None:
         return letter(_REASON.sub("", phrase[: MAX_ANSWER + 1]))
     return letter(text) if len(text.strip()) <= MAX_ANSWER else None
 
 
-def _alone(tagged: str, box: tuple[int, int, str]) -> bool:
+def _alone(tagged: str, box: tuple[int, int, slice]) -> bool:
     return not (tagged[: box[0]] + tagged[box[1] :]).strip()
 
 

@@ -143,16 +143,17 @@ def _scripts(program: Program, tests: Scripts, programs: Sandbox, *, seconds: fl
 
 
 def _printed(done: Finished, wanted: str) -> bool:
-    """The wanted lines, up to white space at their ends, from a script that ran to its end."""
+    """The wanted lines, up to white space at their ends, from a script that ran to its end and not into a signal."""
     try:
         text = done.stdout.decode("utf-8")
     except UnicodeDecodeError:
         return False
-    return done.loaded and not done.limit and _lines(text) == _lines(wanted)
+    ended = done.loaded and not done.limit and (done.status or 0) >= 0
+    return ended and _lines(text) == _lines(wanted)
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line.rstrip() for line in text.rstrip().split("\n")]
 
 
 class _Examination:

@@ -5,13 +5,14 @@ Where several answers appear, the last one of the strongest kind counts: answer 
 
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
 
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
-from hone.reward.verify.format import after_phrase, answer_tag, boxes, said
+from hone.reward.verify.format import WORD, after_phrase, answer_tag, boxes, last_box, said
 from hone.reward.verify.math_number import amount
 from hone.types import Outcome, Task
 
@@ -28,22 +29,22 @@ def settled(completion: str) -> str:
         text = tagged
     found = boxes(text)
     if found:
-        return max(found)[2]
+        return text[last_box(found)]
     phrase = after_phrase(text) if tagged is None else None
     return text if phrase is None else phrase
 
 
-def number(text: str) -> Fraction | None:
-    """The one number that a text is: 1,234.5, -3e-4, $2, 50%, 1/3; None with a unit, and for all else."""
+def number(text: str) -> tuple[Fraction, str] | None:
+    """The one number that a text is, and its currency: 1,234.5, -3e-4, $2, 50%, 1/3; None of anything else."""
     found = amount(text)
-    return found[0] if found and found[1] in {"", *CURRENCIES} else None
+    return found if found and found[1] in {"", *CURRENCIES} else None
 
 
 def numeric(tolerance: str) -> Callable[[str, Task], Outcome]:
     """A reward: 1 where the number is within the tolerance of the gold one, "0.01" apart or "1%" of it; else 0."""
     share = tolerance.endswith("%")
     limit = number(tolerance)
-    if limit is None or limit < 0:
+    if limit is None or limit[0] < 0:
         raise HoneError(f"numeric:{tolerance} is no tolerance: write numeric:0.01, or numeric:1% of the gold answer")
 
     def numeric_reward(completion: str, task: Task) -> Outcome:
@@ -51,20 +52,23 @@ def numeric(tolerance: str) -> Callable[[str, Task], Outcome]:
         if gold is None:
             return invalid(f"the gold answer {str(task.answer)[:60]!r} is not a number")
         found = number(settled(completion))
-        near = found is not None and abs(found - gold) <= (limit * abs(gold) if share else limit)
-        return Outcome(value=float(near))
+        if found is None or (found[1] and gold[1] and found[1] != gold[1]):
+            return Outcome(value=0.0)
+        most = limit[0] * abs(gold[0]) if share else limit[0]
+        return Outcome(value=float(abs(found[0] - gold[0]) <= most))
 
     return numeric_reward
 
 
 def words(text: str) -> list[str]:
-    """Lower case, without punctuation and articles.
+    """Lower case, without punctuation and articles; of scripts written without spaces the characters.
 
-    >>> words("The Eiffel-Tower, Paris!")
-    ['eiffeltower', 'paris']
+    >>> words("The Eiffel-Tower, “Paris”!"), words("北京。")
+    (['eiffeltower', 'paris'], ['北', '京'])
     """
-    plain = text[:MAX_ANSWER].lower().translate(str.maketrans("", "", string.punctuation))
-    return _ARTICLES.sub(" ", plain).split()
+    whole = unicodedata.normalize("NFKC", text[:MAX_ANSWER]).lower()
+    plain = "".join(c for c in whole if c not in string.punctuation and unicodedata.category(c)[0] != "P")
+    return WORD.findall(_ARTICLES.sub(" ", plain))
 
 
 def f1_reward(completion: str, task: Task) -> Outcome:

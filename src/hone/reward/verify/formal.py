@@ -10,6 +10,7 @@ from hone.errors import HoneError, not_utf8
 from hone.reward.verify.format import answer_tag, said
 
 MAX_TEXT = 100_000  # characters: what is longer is refused, not cut
+SHALLOW = 20  # brackets, which any schema can be followed through
 _FENCE = re.compile(r"```[a-zA-Z]{0,10}\n(.*?)```", re.DOTALL)
 _EXTRA = 'pip install "hone[verify]"'
 
@@ -36,6 +37,14 @@ def _constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which no name hides another: readers differ about which of two counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return found
+
+
 def schema(path: str) -> Callable[[str], float]:
     """A reward: 1 where the completion is JSON that fits the JSON Schema of the file, else 0."""
     try:
@@ -59,10 +68,14 @@ def schema(path: str) -> Callable[[str], float]:
         if len(text) > MAX_TEXT:
             return 0.0
         try:
-            found = json.loads(text, parse_constant=_constant)
-        except (ValueError, RecursionError):
+            found = json.loads(text, parse_constant=_constant, object_pairs_hook=_once)
+            return float(validator.is_valid(found))
+        except (ValueError, OverflowError):  # 1e999 is JSON, and infinite
             return 0.0
-        return float(validator.is_valid(found))
+        except RecursionError:
+            if text.count("[") + text.count("{") < SHALLOW:  # the schema refers to itself without end
+                raise
+            return 0.0
 
     return schema_reward
 

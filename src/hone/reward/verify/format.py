@@ -9,6 +9,11 @@ from hone.errors import HoneError
 MAX_COMPLETION = 100_000  # characters: of a longer completion only the end is read
 # what leads to an answer on its line, or on the next one that is not blank
 PHRASE = re.compile(r"\banswer(?:\s{1,3}is\b|\s{0,3}[:=])[ \t]{0,3}:?[\s*]{0,8}", re.IGNORECASE)
+# Thai, Lao, Myanmar, Khmer; CJK punctuation, kana, ideographs; full-width forms; the planes of rarer ideographs
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u31f0-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
+)
+WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 _STRICT_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
@@ -19,7 +24,7 @@ class ThinkAnswer:
 
 
 def think_answer(completion: str, *, opened: bool = False) -> ThinkAnswer | None:
-    """`<think>..</think><answer>..</answer>`: each tag once, in order, only whitespace around, answer not blank.
+    """`<think>..</think><answer>..</answer>`: each tag once, in order, only whitespace around, an answer to be seen.
 
     `opened`: the prompt already ends with `<think>`, so the completion starts inside it.
     """
@@ -33,7 +38,7 @@ def think_answer(completion: str, *, opened: bool = False) -> ThinkAnswer | None
             return None
         parts.append(part)
     outside, think, between, answer = parts
-    if (outside + between + rest).strip() or not answer.strip():
+    if (outside + between + rest).strip() or not any(c.isprintable() and not c.isspace() for c in answer):
         return None
     return ThinkAnswer(think=think.strip(), answer=answer.strip())
 
@@ -75,19 +80,26 @@ def answered(completion: str) -> str:
     return (text if tagged is None else tagged).strip()
 
 
-def boxes(text: str) -> list[tuple[int, int, str]]:
-    r"""Start, end and content of every `\boxed{..}` whose braces match, in the order they close."""
-    stack, found = list[tuple[int, bool]](), list[tuple[int, int, str]]()
+def boxes(text: str) -> list[tuple[int, int, slice]]:
+    r"""Start, end and inside of every `\boxed{..}` whose braces match, in the order they close.
+
+    Nested ones share their text, so that it is not copied here.
+    """
+    stack, found = list[tuple[int, bool]](), list[tuple[int, int, slice]]()
     for brace in re.finditer(r"\\[{}]|(\\boxed\s{0,3})?\{|\}", text):
         token = brace.group()
         if token == "}" and stack:
             start, boxed = stack.pop()
             if boxed:
-                content = text.index("{", start) + 1
-                found.append((start, brace.end(), text[content : brace.start()]))
+                found.append((start, brace.end(), slice(text.index("{", start) + 1, brace.start())))
         elif token.endswith("{") and token != r"\{":
             stack.append((brace.start(), brace.group(1) is not None))
     return found
+
+
+def last_box(found: list[tuple[int, int, slice]]) -> slice:
+    """The inside of the box that begins last."""
+    return max(found, key=lambda box: box[0])[2]
 
 
 def after_phrase(text: str) -> str | None:

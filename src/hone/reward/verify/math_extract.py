@@ -48,17 +48,17 @@ def _one_box(tagged: str) -> str:
     found = boxes(tagged[:MAX_ANSWER])
     if len(found) != 1:
         return tagged
-    start, end, content = found[0]
-    return tagged if re.search(r"[0-9]", tagged[:start] + tagged[end:]) else content
+    start, end, inside = found[0]
+    return tagged if re.search(r"[0-9]", tagged[:start] + tagged[end:]) else tagged[inside]
 
 
 def _boxed(text: str) -> list[str]:
     if r"\boxed" not in text:
         return []
     outer, reached = list[str](), -1
-    for start, end, content in sorted(boxes(text)):
+    for start, end, inside in sorted(boxes(text), key=lambda box: box[0]):
         if start >= reached:
-            outer.append(_unboxed(content))
+            outer.append(_unboxed(text[inside]))
             reached = end
     return outer
 
@@ -70,7 +70,7 @@ def _unboxed(content: str) -> str:
         found = max(boxes(inner), key=lambda box: box[1] - box[0], default=None)
         if found is None or found[:2] != (0, len(inner)):
             break
-        content = inner = found[2].strip()
+        content = inner = inner[found[2]].strip()
     return content
 
 

@@ -6,6 +6,7 @@ unlike answers of `simplify`, which may take minutes. This file and what it impo
 """
 
 import gc
+import hashlib
 import json
 import os
 import resource
@@ -22,7 +23,7 @@ from hone.reward.keeper import keep
 DIGITS, AGREE, CPU_SECONDS, MEMORY = 150, sympy.Float(10) ** -110, 1.0, 256 << 20
 SLOW = 0.1  # seconds of processor time; whoever takes more goes on behind all others
 _CONFIG = ConversionConfig(lowercase_symbols=False)
-# Fractions on both sides of zero, which no short expression has as a root or a pole.
+# Fractions on both sides of zero, which no short expression has as a root or a pole; an offset comes to them.
 _POINTS = ((7, 5), (-11, 7), (23, 13), (-31, 17), (43, 11), (-5, 19))
 _WARM = (
     *(r"3 \sqrt { 13 }", r"6 - 5 i", r"\cot x", r"\frac { 11 + 9 a } { 20 }", r"2 ^ { 10 }", "x * y", "3 x ^ 2", "5 !"),
@@ -69,7 +70,13 @@ def close(a: Any, b: Any) -> bool:
     return bool(abs(a - b) <= AGREE * max(abs(a), abs(b)))
 
 
-def equal(gold: Any, answer: Any) -> bool:
+def offset(gold: str, answer: str) -> Any:
+    """Between 0 and 0.1, by both texts: an answer cannot be made to have the gold one's values where it is tried."""
+    digest = hashlib.sha256(f"{gold}\0{answer}".encode()).digest()
+    return sympy.Rational(1 + int.from_bytes(digest[:4], "big") % 9973, 99_991)
+
+
+def equal(gold: Any, answer: Any, shift: Any = 0) -> bool:
     """The same constant, or the same value wherever the gold one is real, or everywhere if it nowhere is."""
     if gold == answer:
         return True
@@ -78,17 +85,17 @@ def equal(gold: Any, answer: Any) -> bool:
     names = sorted(gold.free_symbols | answer.free_symbols, key=str)
     if not names:
         return _constants(gold, answer)
-    pairs = _sampled(gold, answer, names)
+    pairs = _sampled(gold, answer, names, shift)
     real = [(a, b) for a, b in pairs if a.is_real]
     pairs = real or pairs
     return len(pairs) >= 2 and all(b is not None and close(a, b) for a, b in pairs)
 
 
-def _sampled(gold: Any, answer: Any, names: list[Any]) -> list[tuple[Any, Any]]:
+def _sampled(gold: Any, answer: Any, names: list[Any], shift: Any) -> list[tuple[Any, Any]]:
     found = list[tuple[Any, Any]]()
     for shift, _ in enumerate(_POINTS):
         turned = _POINTS[shift:] + _POINTS[:shift]
-        spread = {x: sympy.Rational(*turned[i % 6]) + sympy.Rational(i, 29) for i, x in enumerate(names)}
+        spread = {x: sympy.Rational(*turned[i % 6]) + sympy.Rational(i, 29) + shift for i, x in enumerate(names)}
         at = value(gold, spread)
         found += [] if at is None else [(at, value(answer, spread))]
     return found
@@ -104,10 +111,10 @@ def _constants(gold: Any, answer: Any) -> bool:
     return a is not None and b is not None and close(a, b)
 
 
-def proportional(gold: Any, answer: Any) -> bool:
+def proportional(gold: Any, answer: Any, shift: Any = 0) -> bool:
     """One equation is the other one times a number that is not zero."""
     names = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    pairs = _sampled(gold, answer, names) if names else []
+    pairs = _sampled(gold, answer, names, shift) if names else []
     if len(pairs) < 3 or any(b is None or a == 0 or b == 0 for a, b in pairs):
         return False
     first = pairs[0][0] / pairs[0][1]
@@ -122,7 +129,7 @@ def judge(call: dict[str, str]) -> dict[str, Any]:
     except Unreadable:
         return {"unreadable": "gold"}
     try:
-        return {"equal": bool(same(gold, reader(call["answer"])))}
+        return {"equal": bool(same(gold, reader(call["answer"]), offset(call["gold"], call["answer"])))}
     except Unreadable:
         return {"equal": False}
 

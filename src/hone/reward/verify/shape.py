@@ -7,15 +7,10 @@ from hone.algo.select import overlong_penalty
 from hone.data.corpus.language import identify, languages
 from hone.errors import HoneError
 from hone.log.monitor import repetition
-from hone.reward.verify.format import MAX_COMPLETION, said
+from hone.reward.verify.format import MAX_COMPLETION, WORD, said
 from hone.types import Rollout
 
 _TAG = re.compile(r"[A-Za-z][\w-]{0,40}")
-# Thai, Lao, Myanmar, Khmer; CJK punctuation, kana, ideographs; full-width forms; the planes of rarer ideographs
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u31f0-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
-)
-_WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 LONGEST, PIECE = 60, 5  # characters: of a word, and of the pieces that a longer one is cut into
 
 
@@ -93,7 +88,7 @@ def units(text: str) -> list[str]:
     (['so', '你', '好', '!'], 20)
     """
     found = list[str]()
-    for match in _WORD.finditer(text):
+    for match in WORD.finditer(text):
         word = match.group()
         found += [word] if len(word) <= LONGEST else (word[i : i + PIECE] for i in range(0, len(word), PIECE))
     return found
