@@ -108,15 +108,10 @@ REWARD = (
     fault(
         "a crashed verifier is a reward of zero", "pain 12", "reward", "reward/score.py",
         old=(
-            "            return to_outcome(self._called(arguments))\n"
-            "        except (Exception, SystemExit) as error:\n"
+            "        except BaseException as error:  # SystemExit and CancelledError too are only the function's own\n"
             "            return crashed(error)"
         ),
-        new=(
-            "            return to_outcome(self._called(arguments))\n"
-            "        except (Exception, SystemExit):\n"
-            "            return Outcome(value=0.0)"
-        ),
+        new="        except BaseException:\n            return Outcome(value=0.0)",
         tests="reward/test_score.py",
     ),
     fault(
@@ -131,10 +126,10 @@ REWARD = (
     ),
     fault(
         "one number is broadcast to all completions", "pain 12", "reward", "reward/score.py",
-        old="        values: Any = result.tolist() if hasattr(result, \"tolist\") else result  # numpy and torch",
+        old="            values: Any = result.tolist() if hasattr(result, \"tolist\") else result  # numpy and torch",
         new=(
-            "        values: Any = result.tolist() if hasattr(result, \"tolist\") else result\n"
-            "        values = [values] * n if isinstance(values, int | float) else values"
+            "            values: Any = result.tolist() if hasattr(result, \"tolist\") else result\n"
+            "            values = [values] * n if isinstance(values, int | float) else values"
         ),
         tests="reward/test_score.py",
     ),
@@ -160,7 +155,7 @@ RESUME = (
     ),
     fault(
         "resume resets the optimiser", "pain 19", "resume", "state.py",
-        old="    checkpoint.load_optimizer(learner.optimizer, moments)\n", new="",
+        old="    load_optimizer(learner.optimizer, moments)\n", new="",
         tests="run/test_resume.py",
     ),
     fault(
