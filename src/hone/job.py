@@ -35,6 +35,7 @@ from hone.train.guard import not_finite
 from hone.train.learner import Learner
 from hone.train.saver import Saver
 from hone.train.spikes import Spikes
+from hone.train.tensors import load_tensors, save_tensors
 from hone.train.threads import threads
 from hone.types import Group, Task
 
@@ -207,7 +208,7 @@ def _sampled_with(job: Run) -> dict[str, Tensor] | None:
 def _keep_to(job: Run, path: Path) -> None:
     """Let the sampler write what is owed with the weights of the iteration before the last."""
     if job.ahead is not None and job.ahead.owes and job.roller is not None and path.is_file():
-        cast(LocalSampler, job.roller.sampler).keep_to(checkpoint.load_tensors(path), version=job.step - 1)
+        cast(LocalSampler, job.roller.sampler).keep_to(load_tensors(path), version=job.step - 1)
 
 
 def whole_decoder(job: Run) -> Decoder:
@@ -232,7 +233,7 @@ def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = Non
         if ahead is not None:
             (aside / AHEAD).write_bytes(ahead)
         if sampled is not None:
-            checkpoint.save_tensors(aside / SAMPLER, sampled)
+            save_tensors(aside / SAMPLER, sampled)
         for log in folder.glob("*.jsonl"):  # no step of the checkpoint is missing in the logs beside it
             checkpoint.sync(log)
 

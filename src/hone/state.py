@@ -25,6 +25,7 @@ from hone.train import checkpoint
 from hone.train.examine import local
 from hone.train.learner import Learner
 from hone.train.saver import Copies
+from hone.train.tensors import load_optimizer, load_tensors, optimizer_tensors, save_tensors
 
 if TYPE_CHECKING:
     from hone.train.shards import Shards
@@ -83,7 +84,7 @@ def collected(
     if recipe.train.reference_refresh and isinstance(learner.reference, Policy):
         reference = learner.reference.decoder.state_dict()
     if shards is None:
-        weights, moments = learner.trained(), checkpoint.optimizer_tensors(learner.optimizer)
+        weights, moments = learner.trained(), optimizer_tensors(learner.optimizer)
         model = policy.decoder if isinstance(policy, Policy) else policy
     else:
         weights, moments = shards.whole_weights(), shards.whole_moments(learner.optimizer)
@@ -104,7 +105,7 @@ def _moving(policy: Policy | Scorer, learner: Learner) -> Iterator[Tensor]:
     """What an update changes in place."""
     yield from (local(p) for p in policy.parameters() if p.requires_grad)
     yield from (local(p) for p in learner.trained().values())
-    yield from (local(x) for x in checkpoint.optimizer_tensors(learner.optimizer).values())
+    yield from (local(x) for x in optimizer_tensors(learner.optimizer).values())
 
 
 def _state(learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable], score: float | None) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def write_state(folder: Path, whole: Whole, *, recipe: Recipe) -> None:
     """Tensors, counters and cursors, and the adapter that is trained."""
     for file, tensors in whole.tensors.items():
         kept = {name: x for name, x in tensors.items() if file != WEIGHTS or not _is_stored(name, x, whole)}
-        checkpoint.save_tensors(folder / file, kept)
+        save_tensors(folder / file, kept)
     (folder / STATE).write_text(whole.state)
     if whole.adapter:
         scorer = isinstance(whole.model, Scorer)
@@ -179,7 +180,7 @@ def _bits(x: Tensor) -> Tensor:
 
 def saved_weights(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """The trained weights of a checkpoint by name: those in a file of their own, and of `names` those in its model."""
-    found = checkpoint.load_tensors(folder / WEIGHTS)
+    found = load_tensors(folder / WEIGHTS)
     if missing := [name for name in names if name not in found]:
         model = stored(folder)
         found |= {name: model[key].read() for name in missing if (key := _stored_as(name)) in model}
@@ -233,10 +234,10 @@ def _readable(state: Any, folder: Path) -> dict[str, Any]:
 def restore_learned(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:
     """Weights and moments: what the updates so far have made."""
     restore_weights(folder, policy, learner)
-    moments = checkpoint.load_tensors(folder / MOMENTS)
+    moments = load_tensors(folder / MOMENTS)
     if learner.shards is not None:
         moments = learner.shards.own_moments(learner.optimizer, moments)
-    checkpoint.load_optimizer(learner.optimizer, moments)
+    load_optimizer(learner.optimizer, moments)
 
 
 def restore_weights(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:
@@ -248,7 +249,7 @@ def restore_weights(folder: Path, policy: Policy | Scorer, learner: Learner) -> 
         learner.masters.publish()
     if (folder / REFERENCE).is_file() and isinstance(policy, Policy):
         twin = learner.frozen_copy()
-        tensors = checkpoint.load_tensors(folder / REFERENCE)
+        tensors = load_tensors(folder / REFERENCE)
         if learner.shards is None:
             twin.decoder.load_state_dict(tensors)
         else:

@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from desk import Desk, failing, job_of, verdict
 
 import hone.algo
+from hone import state
 from hone.check import plan, suite
 from hone.check.finding import Finding
 from hone.check.perturb import moved
 from hone.model import forward
 from hone.model.policy import Policy, frozen_copy
 from hone.train import checkpoint, optim, step
+from hone.train.tensors import save_tensors
 
 
 def test_dropout_in_the_forward_pass_is_found(desk: Desk):
@@ -223,12 +225,12 @@ def test_weight_decay_that_does_not_reach_the_step_is_found(desk: Desk, monkeypa
 
 
 def test_a_checkpoint_that_loses_precision_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
-    exact = checkpoint.save_tensors
+    exact = save_tensors
 
     def rounded(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         exact(path, {name: x.bfloat16().to(x.dtype) if x.ndim else x for name, x in tensors.items()})
 
-    monkeypatch.setattr(checkpoint, "save_tensors", rounded)
+    monkeypatch.setattr(state, "save_tensors", rounded)
     assert failing(job_of(desk, "sft")) == {"checkpoint"}
 
 
@@ -242,7 +244,7 @@ def test_a_cursor_that_is_not_restored_is_found(desk: Desk, monkeypatch: pytest.
 def test_moments_or_counters_that_are_not_restored_are_found(desk: Desk, monkeypatch: pytest.MonkeyPatch):
     job = job_of(desk, "sft")
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "load_optimizer", lambda optimizer, tensors: None)
+        patch.setattr(state, "load_optimizer", lambda optimizer, tensors: None)
         assert failing(job) == {"checkpoint"}
         assert "moment" in verdict(job, "checkpoint")[1]
     whole = checkpoint.read_json

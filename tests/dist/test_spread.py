@@ -23,9 +23,10 @@ from hone.model.lora import add_lora
 from hone.recipe import Recipe
 from hone.state import collected, restore, write_state
 from hone.train import checkpoint, optim
-from hone.train.masters import Masters
 from hone.train.learner import Learner
+from hone.train.masters import Masters
 from hone.train.step import annotate, credited, update, weighed
+from hone.train.tensors import optimizer_tensors
 from hone.types import Batch
 
 torch.set_num_threads(1)
@@ -163,7 +164,7 @@ def packed() -> Tensors:
     learner = learner_of(algo := ALGORITHMS["sft"](), bits=8, width=48)
     taken(learner, algo, 3)
     if learner.shards is None:
-        moments = checkpoint.optimizer_tensors(learner.optimizer)
+        moments = optimizer_tensors(learner.optimizer)
     else:
         moments = learner.shards.whole_moments(learner.optimizer)
     return named(learner) | {f"moment {name}": x for name, x in moments.items()}

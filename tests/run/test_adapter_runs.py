@@ -15,7 +15,7 @@ from hone.model.adapters import ReferenceView, adapter_off, lora_state
 from hone.model.folder import load_decoder
 from hone.model.peft import CONFIG, load_peft, read_peft
 from hone.recipe_rules import validate
-from hone.train.checkpoint import load_tensors
+from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
 TOKENS = torch.arange(40, 60)[None]

@@ -17,7 +17,7 @@ from hone.model.decoder import Decoder
 from hone.recipe import Recipe
 from hone.replay import nearest, replay
 from hone.state import write_model
-from hone.train.checkpoint import load_tensors
+from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
 ROWS = [{"prompt": f"{a}+{a}{'Z' if a == 3 else '='}", "completion": f"{2 * a}"} for a in range(7)]

@@ -18,7 +18,8 @@ from hone.config import override, to_json
 from hone.errors import HoneError, Interrupted
 from hone.recipe import Recipe
 from hone.record import _digest
-from hone.train.checkpoint import digest, load_tensors
+from hone.train.checkpoint import digest
+from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
 

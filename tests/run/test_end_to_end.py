@@ -14,7 +14,8 @@ from hone.cli import main
 from hone.data.tokenizer import Tokenizer
 from hone.model.folder import load_decoder, load_scorer
 from hone.recipe import ModelSpec
-from hone.train.checkpoint import load_tensors, verify
+from hone.train.checkpoint import verify
+from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
 

@@ -18,8 +18,9 @@ from hone.errors import HoneError
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.train import optim
-from hone.train.checkpoint import checkpoints, load_tensors
+from hone.train.checkpoint import checkpoints
 from hone.train.learner import Learner
+from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
 

@@ -28,7 +28,7 @@ from hone.algo import ALGORITHMS
 from hone.cli import main
 from hone.errors import HoneError, Interrupted
 from hone.recipe import Recipe
-from hone.train.checkpoint import load_tensors
+from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
 

@@ -29,7 +29,8 @@ from hone.errors import HoneError, Interrupted
 from hone.model.folder import load_decoder
 from hone.state import saved_weights
 from hone.train import checkpoint
-from hone.train.checkpoint import checkpoints, load_tensors
+from hone.train.checkpoint import checkpoints
+from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from hone.errors import HoneError
 from hone.train import checkpoint, optim
+from hone.train.tensors import load_optimizer, load_tensors, optimizer_tensors, save_tensors
 
 torch.set_num_threads(1)
 
@@ -221,8 +222,8 @@ def test_every_bit_that_flips_is_seen(tmp_path: Path):
 
 
 def test_tensors_that_were_read_outlive_their_file(tmp_path: Path):
-    checkpoint.save_tensors(tmp_path / "t", {"x": torch.arange(2000.0)})
-    found = checkpoint.load_tensors(tmp_path / "t")
+    save_tensors(tmp_path / "t", {"x": torch.arange(2000.0)})
+    found = load_tensors(tmp_path / "t")
     (tmp_path / "t").write_bytes(bytes(8000))
     os.truncate(tmp_path / "t", 0)
     assert torch.equal(found["x"], torch.arange(2000.0))
@@ -355,8 +356,8 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path):
         "whole": torch.tensor([2**53 + 1]),
         "empty": torch.zeros(0, 3),
     }
-    checkpoint.save_tensors(tmp_path / "t", tensors)
-    found = checkpoint.load_tensors(tmp_path / "t")
+    save_tensors(tmp_path / "t", tensors)
+    found = load_tensors(tmp_path / "t")
     assert found.keys() == tensors.keys()
     for name, x in tensors.items():
         assert found[name].dtype == x.dtype
@@ -366,17 +367,17 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path):
 
 
 def test_no_tensors_are_a_file_too(tmp_path: Path):
-    checkpoint.save_tensors(tmp_path / "t", {})
-    assert checkpoint.load_tensors(tmp_path / "t") == {}
+    save_tensors(tmp_path / "t", {})
+    assert load_tensors(tmp_path / "t") == {}
 
 
 def test_a_torn_file_of_tensors_is_said(tmp_path: Path):
-    checkpoint.save_tensors(tmp_path / "t", {"x": torch.zeros(9)})
+    save_tensors(tmp_path / "t", {"x": torch.zeros(9)})
     (tmp_path / "t").write_bytes((tmp_path / "t").read_bytes()[:-1])
     with pytest.raises(HoneError, match="cannot be read"):
-        checkpoint.load_tensors(tmp_path / "t")
+        load_tensors(tmp_path / "t")
     with pytest.raises(HoneError, match="cannot be read"):
-        checkpoint.load_tensors(tmp_path / "absent")
+        load_tensors(tmp_path / "absent")
     (tmp_path / "j").write_text("{")
     with pytest.raises(HoneError, match="cannot be read"):
         checkpoint.read_json(tmp_path / "j")
@@ -405,12 +406,12 @@ def descend(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, *, s
 def test_an_optimiser_goes_on_bit_for_bit(tmp_path: Path):
     model, optimizer = model_and_optimizer(0)
     descend(model, optimizer, 5)
-    checkpoint.save_tensors(tmp_path / "moments", checkpoint.optimizer_tensors(optimizer))
+    save_tensors(tmp_path / "moments", optimizer_tensors(optimizer))
     weights = {name: p.detach().clone() for name, p in model.named_parameters()}
 
     other, fresh = model_and_optimizer(1)
     other.load_state_dict(weights)
-    checkpoint.load_optimizer(fresh, checkpoint.load_tensors(tmp_path / "moments"))
+    load_optimizer(fresh, load_tensors(tmp_path / "moments"))
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         assert optimizer.state[a].keys() == fresh.state[b].keys()
         for key, x in optimizer.state[a].items():
@@ -426,8 +427,8 @@ def test_an_optimiser_goes_on_bit_for_bit(tmp_path: Path):
 
 def test_an_optimiser_that_has_not_stepped_has_nothing_to_save(tmp_path: Path):
     _, optimizer = model_and_optimizer(0)
-    assert checkpoint.optimizer_tensors(optimizer) == {}
-    checkpoint.load_optimizer(optimizer, {})
+    assert optimizer_tensors(optimizer) == {}
+    load_optimizer(optimizer, {})
 
 
 def test_moments_of_a_larger_model_are_refused():
@@ -435,4 +436,4 @@ def test_moments_of_a_larger_model_are_refused():
     descend(model, optimizer, 1)
     small = optim.adamw([nn.Parameter(torch.zeros(4, 3))], lr=0.1)
     with pytest.raises(HoneError, match="this model has 1"):
-        checkpoint.load_optimizer(small, checkpoint.optimizer_tensors(optimizer))
+        load_optimizer(small, optimizer_tensors(optimizer))

@@ -24,6 +24,7 @@ from hone.outline import plan as in_words
 from hone.state import MOMENTS, restore, saved_weights
 from hone.train import checkpoint
 from hone.train.step import update
+from hone.train.tensors import load_tensors, optimizer_tensors
 
 MEMORY = "/proc/meminfo"
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
@@ -134,7 +135,7 @@ def _unequal(probe: Probe, where: Path) -> list[str]:
     checkpoint.verify(where)
     here = {name: p for name, p in job.policy.named_parameters() if p.requires_grad}
     wrong = _differences(here, saved_weights(where, here))
-    wrong += _differences(checkpoint.optimizer_tensors(job.learner.optimizer), checkpoint.load_tensors(where / MOMENTS))
+    wrong += _differences(optimizer_tensors(job.learner.optimizer), load_tensors(where / MOMENTS))
     model: nn.Module = load_scorer(where) if isinstance(job.policy, Scorer) else load_decoder(where)
     decoder = model.decoder if isinstance(model, Scorer) else model
     wrong += _differences(plain_state(job.policy.decoder), decoder.state_dict(), head=not isinstance(model, Scorer))
@@ -168,6 +169,6 @@ def _not_restored(probe: Probe, where: Path) -> list[str]:
 def _state(probe: Probe) -> dict[str, Any]:
     """All but the weights, as a checkpoint names it."""
     job, learner = probe.job, probe.job.learner
-    moments = {name: x.clone() for name, x in checkpoint.optimizer_tensors(learner.optimizer).items()}
+    moments = {name: x.clone() for name, x in optimizer_tensors(learner.optimizer).items()}
     counters = {"updates": learner.updates, "version": learner.version, "control": dict(learner.control)}
     return {"moments": moments, **counters, **{name: dict(part.state()) for name, part in parts(job).items()}}

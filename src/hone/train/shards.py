@@ -14,8 +14,8 @@ from hone.dist.spread import apart, cut, joined, materialised, mesh_of, own, ske
 from hone.model.decoder import Decoder
 from hone.model.heads import ScalarHead
 from hone.model.policy import OwnCritic, Policy, Scorer, frozen_policy
-from hone.train.checkpoint import optimizer_tensors
 from hone.train.optim import parameters_of
+from hone.train.tensors import optimizer_tensors
 from hone.types import Batch
 
 
@@ -141,7 +141,7 @@ class Shards:
         return {name: kept(whole(p)) for name, p in self.trained().items()}
 
     def whole_moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-        """What the optimiser holds, as checkpoint.optimizer_tensors names it; every rank takes part."""
+        """What the optimiser holds, as optimizer_tensors names it; every rank takes part."""
         found = optimizer_tensors(optimizer)
         like = {name: self._like(optimizer, name, x) for name, x in found.items()}
         return {name: kept(x if like[name] is None else joined(x, like[name])) for name, x in found.items()}
