@@ -17,6 +17,7 @@ EQUIVALENT: dict[str, str] = {
     "credit.group_process: min=1  ->  min=0 (#2)": FEW_STEPS,
     "credit.group_process: min=1  ->  min=2": FEW_STEPS,
     "credit.group_process: min=1  ->  min=2 (#2)": FEW_STEPS,
+    "credit.group_progress: torch.zeros_like(x)  ->  torch.ones_like(x)": "a constant cancels in differences",
     "credit.kl_cost: torch.zeros_like(batch.mask, dtype=batch.reward.dtype)  ->  "
     "torch.zeros_like(batch.real, dtype=batch.reward.dtype)": "only the shape is read, and it is the same",
     "credit.row_rewards: sequence_sum(token_rewards(batch, kl=kl), batch.mask)  ->  "

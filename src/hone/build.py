@@ -104,6 +104,10 @@ def process(
             f"{name} sums a row's rewards, which cancels potentials: set process.use=reward, or algo=ppo or reinforce"
         )
     settings = algo.credit.keywords if isinstance(algo.credit, partial) else {}
+    if reads and "lam" in settings and spec.use != "reward":
+        raise HoneError(
+            f"{name} with lam takes the progress of scores itself: set process.use=reward, or leave lam out"
+        )
     separator = named_separator(spec.separator)
     model = process_model(spec.path.split(","), vocabulary, separator=separator, how=spec.join, device=device)
     gamma = settings.get("gamma", 1.0)

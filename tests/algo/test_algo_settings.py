@@ -135,6 +135,7 @@ def test_every_number_has_a_range_and_what_is_no_number_is_refused(name: str, se
         lambda: algorithms.trpo(cg_steps=0),
         lambda: algorithms.trpo(cg_steps=2.5),  # pyright: ignore[reportArgumentType]
         lambda: algorithms.grpo(process=True, kl="reward:k1"),
+        lambda: algorithms.grpo(lam=0.5, kl="reward:k1"),
         lambda: algorithms.dapo(overlong="drop"),
         lambda: algorithms.dapo(limit=10, margin=11),
         lambda: algorithms.sft(average="sum"),
@@ -155,7 +156,7 @@ def test_a_setting_that_cannot_work_is_refused_in_one_line(build: Callable[[], A
 def test_the_edges_of_the_ranges_are_allowed() -> None:
     algorithms.ppo(lam=0.0, gamma=1.0, value=0.0, value_clip=None, dual=None, kl_target=None)
     algorithms.simpo(gamma=3.0)
-    algorithms.grpo(beta=0, clip=2)
+    algorithms.grpo(beta=0, clip=2, lam=None)
 
 
 def test_a_misspelt_setting_is_an_error() -> None:

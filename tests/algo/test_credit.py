@@ -131,6 +131,42 @@ def test_group_process_keeps_groups_apart_and_leaves_invalid_rows_out() -> None:
     assert credit.group_process(batch, eps=0.0)[:, 0].tolist() == [-1.0, 1.0, 0.0, 0.0]
 
 
+def test_group_progress_is_what_each_step_adds() -> None:
+    # scores .2 (token 1), .5 (token 3), then a stop token; .6 (token 2, the one before is not trained); .1 (token 0)
+    # first steps less the mean of the others': .2 - .35, .6 - .15, .1 - .4; then .5 - .2 = .3
+    # lam .5: -.15 + .5 * .3 = 0 in the first step, .3 in the second and at the stop token
+    nan, full = torch.nan, torch.float64
+    rows = [[nan, 0.2, nan, 0.5, nan], [nan, 9.0, 0.6, nan, nan], [0.1, nan, nan, nan, nan]]
+    mask = torch.tensor([[True] * 5, [True, False, True, False, False], [True] * 5])
+    batch = replace(grouped([0.0, 0.0, 0.0], length=5), step_reward=torch.tensor(rows, dtype=full), mask=mask)
+    adv = credit.group_progress(batch, lam=0.5)
+    assert adv[0].tolist() == pytest.approx([0.0, 0.0, 0.3, 0.3, 0.3])
+    assert adv[1].tolist() == pytest.approx([0.45, 0.0, 0.45, 0.0, 0.0])
+    assert adv[2].tolist() == pytest.approx([-0.3] * 5)
+
+
+def test_group_progress_looks_ahead_by_lam() -> None:
+    # changes 1 (0 less -1), 2, 4 and in the other row -1: 1 + .5 (2 + .5 * 4) = 3, 2 + .5 * 4 = 4, 4
+    steps = torch.tensor([[0.0, 2.0, 6.0], [-1.0, torch.nan, torch.nan]]).double()
+    batch = replace(grouped([0.0, 0.0], length=3), step_reward=steps)
+    assert credit.group_progress(batch, lam=0.5).tolist() == [[3.0, 4.0, 4.0], [-1.0] * 3]
+
+
+def test_group_progress_leaves_out_rows_without_a_verdict_or_a_step_and_who_is_alone() -> None:
+    # group 0: scores 1 and 3, one invalid, one without a step; group 1: one score; group 2: one and an invalid one
+    batch = grouped([0.0, 0.0, None, 0.0, 0.0, 0.0, None], group=[0, 0, 0, 0, 1, 2, 2], length=2)
+    steps = torch.tensor([[1.0, 2.0], [3.0, 3.0], [9.0, 8.0], [torch.nan] * 2, [5.0, 6.0], [7.0, 8.0], [4.0, 5.0]])
+    batch = replace(batch, step_reward=steps.double(), mask=torch.ones(7, 2, dtype=torch.bool))
+    found = credit.group_progress(batch, lam=0.0).tolist()
+    assert found == [[-2.0, 1.0], [2.0, 0.0], *[[0.0, 0.0]] * 5]
+
+
+@pytest.mark.parametrize("value", [0.1, 0.7])
+def test_equal_scores_are_no_progress_in_float32_either(value: float) -> None:
+    batch = replace(grouped([0.0] * 7, length=3), step_reward=torch.full((7, 3), value))
+    assert not credit.group_progress(batch).any()
+
+
 # --- returns and GAE ---
 
 

@@ -202,7 +202,8 @@ def test_nothing_is_earned_or_charged_off_the_mask() -> None:
     assert credit.kl_cost(batch).tolist() == [[0.0] * 4]
 
 
-ROWWISE = [credit.group_centred, credit.group_zscore, credit.leave_one_out, credit.group_process, credit.gae]
+STEPWISE = [credit.group_process, credit.group_progress]
+ROWWISE = [credit.group_centred, credit.group_zscore, credit.leave_one_out, *STEPWISE, credit.gae]
 
 
 @pytest.mark.parametrize("how", [*ROWWISE, credit.reward_to_go])
@@ -299,6 +300,7 @@ def test_float32_in_is_float32_out(how: Callable[[Batch], Tensor]) -> None:
         (credit.group_zscore, {"kl": "", "eps": 1e-4}),
         (credit.leave_one_out, {"kl": ""}),
         (credit.group_process, {"eps": 1e-4}),
+        (credit.group_progress, {"lam": 0.7}),
         (credit.gae, {"gamma": 1.0, "lam": 0.95, "kl": ""}),
         (credit.reward_to_go, {"gamma": 1.0, "kl": ""}),
         (credit.whiten, {"reduce": credit.alone, "eps": 1e-8}),

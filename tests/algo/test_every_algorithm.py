@@ -18,6 +18,7 @@ MORE = {  # settings that bring in parts the defaults leave out
     "grpo exact": ("grpo", {"kl": "loss:exact"}),
     "grpo k2*ratio": ("grpo", {"kl": "loss:k2*ratio"}),
     "grpo process": ("grpo", {"process": True}),
+    "grpo progress": ("grpo", {"lam": 0.7}),
     "grpo trajectory": ("grpo", {"ratio": "trajectory"}),
     "ppo in full": ("ppo", {"beta": 0.1, "kl": "reward:k1", "bootstrap": True, "dual": 3.0, "entropy": 0.01}),
     "ppo_penalty exact": ("ppo_penalty", {"exact": True}),

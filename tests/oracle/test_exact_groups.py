@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from world import RAGGED, SQUARE, World, close, cosine, error, expected_gradient
+from torch import Tensor
+from world import RAGGED, SQUARE, World, close, cosine, error, expected_gradient, wave
 
 from hone.algo import (
     Algorithm,
@@ -115,6 +116,41 @@ def test_standardised_steps_pay_nothing_for_taking_more_of_them() -> None:
     assert world.loss_gradient(POLICY).norm() > 0.1
     algo = replace(grpo(beta=0.0, process=True), weigh=row_sum)
     assert not expected_gradient(algo, world, POLICY, size=2).any()
+
+
+@pytest.fixture(params=["every token", "some tokens"])
+def judged(request: pytest.FixtureRequest) -> World:
+    """The ragged world with outcomes alone; steps end at every token, or at some and the last."""
+    world = replace(RAGGED, batch=replace(RAGGED.batch, step_reward=ABSENT))
+    last = world.batch.mask & (world.age() == world.age().amax(-1, keepdim=True))
+    some = last | (world.batch.mask & ((world.state % 2 == 0) | (request.param == "every token")))
+    return replace(world, batch=replace(world.batch, real=some))  # nothing else here reads real
+
+
+def scores(world: World, per_state: Tensor) -> Tensor:
+    """At each step's end the value of the state it leads to, at the last one the outcome."""
+    out = torch.full_like(world.rewards(), torch.nan)
+    for n, row in enumerate(world.batch.mask.tolist()):
+        acted = [t for t, on in enumerate(row) if on]
+        for t, then in zip(acted, [*acted[1:], None], strict=True):
+            if world.batch.real[n, t]:
+                out[n, t] = world.batch.reward[n] if then is None else per_state[world.state[n, then]]
+    return out
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_progress_is_unbiased_with_true_values_or_with_lam_one(judged: World, size: int) -> None:
+    true = judged.loss_gradient(POLICY)
+    for lam, per_state in ((1.0, wave(RAGGED.states, shift=5.0)), (0.0, judged.value(POLICY))):
+        algo = replace(grpo(beta=0.0, lam=lam), weigh=row_sum)
+        found = expected_gradient(algo, judged, POLICY, size=size, step_reward=scores(judged, per_state))
+        close(found, true)
+
+
+def test_progress_by_wrong_values_is_biased_below_lam_one(judged: World) -> None:
+    algo = replace(grpo(beta=0.0, lam=0.5), weigh=row_sum)
+    wrong = scores(judged, wave(RAGGED.states, shift=5.0))
+    assert error(expected_gradient(algo, judged, POLICY, size=2, step_reward=wrong), judged.loss_gradient(POLICY)) > 0.1
 
 
 # --- averages ---

@@ -137,6 +137,7 @@ def test_the_command_labels_and_a_process_model_learns_from_its_rows(world, tmp_
     [
         ("grpo", "reward", {"process": True}),
         ("grpo", "progress", {"process": True}),
+        ("grpo", "reward", {"lam": 0.7}),
         ("ppo", "reward", {}),
         ("ppo", "shaping", {}),
     ],
@@ -161,6 +162,7 @@ def test_recipes_that_cannot_use_a_process_model_are_refused(world, judge, tmp_p
     for algo, settings, own, message in (
         ("grpo", (), {"process": True}, "set process.path=FOLDER"),
         ("grpo", (f"process.path={judge}", "process.use=shaping"), {}, "cancels potentials"),
+        ("grpo", (f"process.path={judge}", "process.use=progress"), {"lam": 0.7}, "set process.use=reward"),
         ("grpo", (f"process.path={world / 'scorer'}",), {}, "is a reward model"),
         ("ppo", (f"process.path={judge}", "train.lag=1", "train.mismatch=truncate"), {}, "set train.lag=0"),
         ("sft", (f"process.path={judge}",), {}, "scores what an online run samples"),

@@ -143,6 +143,30 @@ def group_process(batch: Batch, *, eps: float = 1e-4) -> Tensor:
     return torch.where(batch.mask, z.flip(-1).cumsum(-1).flip(-1), 0.0).to(batch.step_reward.dtype)
 
 
+def group_progress(batch: Batch, *, lam: float = 0.7) -> Tensor:
+    """GAE over steps with the process model as value: V_j is the step reward at the end of step j  (GRPO, lam)
+
+    delta_1 = V_1 - mean of the V_1 of the group's other rows, delta_j = V_j - V_{j-1}; each token of step j, and what
+    follows the last step, has sum_l lam^l delta_{j+l}. With lam = 1, or true V, the policy gradient is unbiased.
+    """
+    ends = batch.mask & batch.step_reward.isfinite()
+    before, count = ends.cumsum(-1) - ends.long(), ends.sum(-1, keepdim=True)  # before: steps that ended earlier
+    x = torch.where(ends, batch.step_reward, 0.0)
+    value = torch.zeros_like(x).scatter_add(1, before, x)  # column j: of step j
+    some = batch.valid & (count[:, 0] > 0)
+    mean, size = _group_mean(value[:, 0], batch.group, some)
+    first = (value[:, 0] - mean) * size / (size - 1)  # a row alone has none, and is left out
+    delta = torch.cat([first[:, None], value.diff()], dim=-1)
+    taken = torch.ones_like(before).cumsum(-1) <= count
+    delta = torch.where(taken & (some & (size > 1))[:, None], delta, 0.0)
+    adv, columns = torch.zeros_like(first), list[Tensor]()
+    for change in reversed(delta.unbind(-1)):
+        adv = change + lam * adv
+        columns.append(adv)
+    found = torch.stack(columns[::-1], dim=-1).gather(1, before.minimum((count - 1).clamp(min=0)))
+    return torch.where(batch.mask, found, 0.0)
+
+
 # --- one advantage a token ---
 
 

@@ -283,14 +283,16 @@ def grpo(
     kl_target: float | None = None,
     ratio: str = "token",
     process: bool = False,
+    lam: float | None = None,
 ) -> Algorithm:
     """Clipped, with the group's z-score as advantage and each row's mean as its loss (Shao et al. 2024)"""
-    k = _kl(beta, kl, kl_target)
-    if process and k.reward:
-        raise HoneError("process rewards are standardised step by step: put the KL in the loss, as in kl=loss:k3")
+    k, steps = _kl(beta, kl, kl_target), process or lam is not None
+    if steps and k.reward:
+        raise HoneError("process rewards are credited step by step: put the KL in the loss, as in kl=loss:k3")
     loss, watch = _clip(clip, clip, ratio=ratio)
-    adv = credit.group_process if process else partial(credit.group_zscore, kl=k.reward)
-    needs = _set("old_logp", *(("step_reward",) if process else ()))
+    adv = credit.group_process if steps else partial(credit.group_zscore, kl=k.reward)
+    adv = adv if lam is None else partial(credit.group_progress, lam=lam)
+    needs = _set("old_logp", *(("step_reward",) if steps else ()))
     return _online(k, loss, watch=watch, credit=adv, weigh=weight.row_mean, needs=needs, group=2)
 
 
