@@ -12,10 +12,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -43,15 +43,33 @@ CLAIMS = (
     ("best of 8: process over outcome model", "best of 8, process", "best of 8, outcome"),
     ("beams of 4 by the process model", "beam", "one sample"),
     *(
-        (f"{name} over outcome alone, {when}", f"{ours} {when}", f"{peer} {when}")
+        (f"{name}, {when}", f"{ours} {when}", f"{peer} {when}")
         for name, ours, peer in (
-            ("GRPO: scores of steps and the outcome", "grpo, process", "grpo"),
-            ("PPO: scores of steps and the outcome", "ppo, dense", "ppo"),
-            ("PPO: potentials and the outcome", "ppo, shaping", "ppo"),
+            ("GRPO: scores of steps and the outcome over outcome alone", "grpo, process", "grpo"),
+            ("GRPO in pairs: progress and the outcome over outcome alone", "grpo in pairs, progress", "grpo in pairs"),
+            ("GRPO: progress in pairs over outcome alone in fours", "grpo in pairs, progress", "grpo in fours"),
+            ("PPO: scores of steps and the outcome over outcome alone", "ppo, dense", "ppo"),
+            ("PPO: potentials and the outcome over outcome alone", "ppo, shaping", "ppo"),
         )
         for when in ("while learning", "afterwards")
     ),
 )
+
+
+@dataclass(frozen=True)
+class Course:
+    """How much is sampled, for which reward, and how often."""
+
+    group: int = 8
+    prompts: int = 24
+    steps: int = 8
+    reward: Mapping[str, float] = field(default_factory=lambda: {"math": 1.0, "format": 0.1})
+
+
+EIGHTS = Course()
+# a z-score of two is 1 and -1 whatever they differ in, so that a tidy answer would count as much as a right one
+PAIRS = Course(group=2, prompts=96, steps=16, reward={"math": 1.0})
+FOURS = replace(PAIRS, group=4, prompts=48)
 
 
 @contextmanager
@@ -86,6 +104,9 @@ class Bench:
         scores = ProcessSpec(path=str(process), separator=SEPARATOR)
         self.train("grpo", ProcessSpec())
         self.train("grpo, process", scores, process=True)
+        self.train("grpo in pairs", ProcessSpec(), PAIRS)
+        self.train("grpo in fours", ProcessSpec(), FOURS)
+        self.train("grpo in pairs, progress", scores, PAIRS, lam=0.7)
         self.train("ppo", ProcessSpec())
         self.train("ppo, dense", replace(scores, weight=0.5))
         self.train("ppo, shaping", replace(scores, use="shaping"))
@@ -141,26 +162,26 @@ class Bench:
             if not beams:
                 self.found["one sample"] = 100 * found["reward"]
 
-    def train(self, name: str, spec: ProcessSpec, **settings: bool) -> None:
+    def train(self, name: str, spec: ProcessSpec, course: Course = EIGHTS, **settings: float) -> None:
         """The demo's GRPO or PPO with the verifier as reward, and perhaps a process model beside it."""
-        algo = name.split(",")[0]
+        algo = name.split(",")[0].split()[0]
         own = {"beta": 0.01, **settings} if algo == "grpo" else {"beta": 0.02, "value_clip": None}
-        steps = 2 if self.quick else 8
+        steps, prompts = (2, 8) if self.quick else (course.steps, course.prompts)
         start = time.perf_counter()
         folder = runner.run(
             Recipe(
-                name=name.replace(", ", "-"),
+                name=name.replace(", ", "-").replace(" ", "-"),
                 seed=self.seed,
                 out=str(self.out / "{name}"),
                 model=ModelSpec(path=str(self.start)),
                 data=str(self.data / "problems.jsonl"),
                 eval_data=str(self.data / "held_out.jsonl"),
-                reward={"math": 1.0, "format": 0.1},
+                reward=dict(course.reward),
                 algo=Choice(algo, own),
                 process=spec,
                 critic=CriticSpec(kind="own" if algo == "ppo" else "none"),
-                sample=SampleSpec(group=8, max_tokens=44),
-                train=TrainSpec(steps=steps, prompts=8 if self.quick else 24, minibatches=4, eval_samples=2),
+                sample=SampleSpec(group=course.group, max_tokens=44),
+                train=TrainSpec(steps=steps, prompts=prompts, minibatches=4, eval_samples=1 if self.quick else 8),
                 optim=OptimSpec(lr=1e-4, critic_lr=5e-4, warmup=10),
                 limits=Limits(ref_kl_warn=None, ref_kl_stop=None),
             )
