@@ -24,15 +24,13 @@ def pairing(probe: Probe) -> Finding:
         return skipped("the data is read from the disk as the run goes on: it is not compared row by row")
     if probe.job.algo.online:
         strange = [task for task in probe.tasks if not _is_its_row(task, probe.raw)]
-        known = (
-            {_key(row) for row in _as_tasks(probe.raw)} if strange else set[str]()
-        )  # rows may carry ids of their own
-        strange = [task for task in strange if _key(task) not in known]
+        if strange:  # rows may carry ids of their own
+            known = {_key(row) for row in _as_tasks(probe.raw)}
+            strange = [task for task in strange if _key(task) not in known]
         if strange:
-            seen = (
-                f"{len(strange)} of {len(probe.tasks)} shuffled tasks are no row of the data: {strange[0].prompt!r:.40}"
-            )
-            return failed(f"{seen} with the answer {strange[0].answer!r:.20}", REMEDY_BUG)
+            first, number = strange[0], f"{len(strange)} of {len(probe.tasks)}"
+            seen = f"{number} shuffled tasks are no row of the data: {first.prompt!r:.40} with the answer"
+            return failed(f"{seen} {first.answer!r:.20}", REMEDY_BUG)
         return passed(f"{len(probe.tasks)} tasks in shuffled order, each with the answer of its own row")
     if not probe.rows or not probe.rows[0].text:
         return skipped("a row is one text: there is nothing to pair")

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 
 from hone.commands.command import Command
 
@@ -12,8 +13,6 @@ def _replay_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> None:
-    from dataclasses import asdict
-
     from hone.replay import replay
 
     report = replay(arguments.file)

@@ -42,8 +42,8 @@ class Tally:
         said += [f"{self.truncated} rows cut to {limit} tokens"] if self.truncated else []
         said += [f"{self.dropped} rows of more than {limit} tokens dropped"] if self.dropped else []
         if self.skipped:
-            shown = "; ".join(self.reasons)
-            said.append(f"{self.skipped} bad rows skipped: {shown}{'; ...' if self.skipped > LISTED else ''}")
+            first = "; ".join(self.reasons)
+            said.append(f"{self.skipped} bad rows skipped: {first}{'; ...' if self.skipped > LISTED else ''}")
         return ", ".join(said)
 
 

@@ -180,9 +180,8 @@ class Decoder(nn.Module):
     adapted: int = 0  # how often adapters were put beside its layers
     fast_layers: bool | None = None  # whether layers are model/fast.py's; None: on a GPU
     native_layers: bool | None = None  # whether they are model/native's where it can; None: where fast_layers is too
-    graphs: bool | None = (
-        None  # whether passes are replayed (model/graphed.py); None: on a GPU, where it pays; True: everywhere
-    )
+    # whether passes are replayed (model/graphed.py); None: on a GPU, where it pays; True: everywhere
+    graphs: bool | None = None
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

@@ -56,15 +56,14 @@ class Int8Layers(PlainLayers):
             raise HoneError(f"8-bit sampling runs on a CPU, the model is on {decoder.device}: leave int8 out")
         super().__init__(decoder, rows, capacity)
         self.copies = dict[int, Int8]()  # by where the weight itself lies
-        self.copied: object = None  # what the weights were then
+        self.copied = list[tuple[int, int]]()  # which weights those were: where each lay, and its version
 
     def renew(self) -> None:
         """Find the weights, and round them again if they have changed since."""
         super().renew()
-        changed = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.weights.bases]
-        if changed != self.copied:
-            self.copies = int8_weights(self.weights)
-            self.copied = changed
+        found = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.weights.bases]
+        if found != self.copied:
+            self.copies, self.copied = int8_weights(self.weights), found
 
     def product(self, weight: Tensor, x: Tensor, *, rows: bool = False) -> Tensor:
         """x W^T; rows: each row of the result lies in one piece"""

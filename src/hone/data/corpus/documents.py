@@ -16,6 +16,7 @@ KINDS = (".jsonl", ".txt", ".jsonl.gz", ".txt.gz")
 Record = tuple[int, int, bytes | None]  # first byte, bytes, content (None: too long to hold)
 HALF = re.compile("[\ud800-\udfff]")
 BOM = b"\xef\xbb\xbf"
+NO_END = 1 << 62  # beyond any file: how long one is that is compressed, only reading it tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,9 @@ def plan(sources: Sequence[str], *, shard_bytes: int, split: str) -> list[Shard]
             seen.add(path.resolve())
             size = path.stat().st_size
             whole = path.suffix == ".gz" or (split == "file" and path.suffix == ".txt")
-            step = max(size, 1) if whole else shard_bytes
-            ends = 1 << 62 if whole else 0
-            shards += [Shard(source, str(path), s, ends or min(s + step, size)) for s in range(0, max(size, 1), step)]
+            starts = range(0, max(size, 1), shard_bytes)
+            cut = [(0, NO_END)] if whole else [(start, min(start + shard_bytes, size)) for start in starts]
+            shards += [Shard(source, str(path), start, end) for start, end in cut]
     return shards
 
 
@@ -155,7 +156,7 @@ def _paragraphs(file: BinaryIO, shard: Shard, limit: int) -> Iterator[Record]:
     """Runs of lines that are not blank; the last one is read to its end, beyond the shard if need be."""
     inside = shard.start > 0 and not _after_blank(file, shard.start)
     first, size, parts = 0, 0, list[bytes]()
-    for at, length, data in _lines(file, Shard(shard.source, shard.path, shard.start, 1 << 62), limit):
+    for at, length, data in _lines(file, Shard(shard.source, shard.path, shard.start, NO_END), limit):
         blank = data is not None and not data.strip()
         if blank or (not size and at >= shard.end):
             if size:

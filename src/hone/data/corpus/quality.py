@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,15 @@ from hone.data.corpus.words import normal_words, numbered, run_hashes
 
 LETTERS, DIGITS = re.compile(r"[^\W\d_]+"), re.compile(r"\d+")
 BULLETS = tuple("•‣\u2043◦▪●○■□\u2013-*·")
-Runs = tuple[int, NDArray[np.int64], NDArray[np.int64]]  # how many, first places, counts
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
+
+
+class Runs(NamedTuple):
+    """The runs of some number of words in a text, by kind."""
+
+    number: int  # of all
+    first: NDArray[np.int64]  # where each kind first occurs
+    counts: NDArray[np.int64]  # how often
 
 
 @dataclass(frozen=True)
@@ -54,13 +62,13 @@ class Facts:
         return {}
 
     def runs(self, n: int) -> Runs | None:
-        """Hashes of the runs of n words, where each kind first occurs and how often; None where none occurs twice."""
+        """The runs of n words; None where none occurs twice."""
         if n not in self._runs:
             # What does not repeat with n - 1 words cannot repeat with n.
             alone = n - 1 in self._runs and self._runs[n - 1] is None
             keys = run_hashes(self.numbers, n) if not alone else np.empty(0, dtype=np.uint64)
             _, first, counts = np.unique(keys, return_index=True, return_counts=True)
-            self._runs[n] = None if len(counts) == len(keys) else (len(keys), first, counts)
+            self._runs[n] = None if len(counts) == len(keys) else Runs(len(keys), first, counts)
         return self._runs[n]
 
     @cached_property
@@ -120,10 +128,9 @@ def top_share(facts: Facts, n: int) -> float:
     runs = facts.runs(n)
     if runs is None:
         return 0.0
-    _, first, counts = runs
-    most = int(counts.max())
+    most = int(runs.counts.max())
     sums = np.concatenate(([0], np.cumsum(facts.lengths)))
-    starts = first[counts == most]
+    starts = runs.first[runs.counts == most]
     return min(1.0, most * int((sums[starts + n] - sums[starts]).max()) / facts.chars)
 
 
@@ -132,8 +139,8 @@ def repeated_share(facts: Facts, n: int) -> float:
     runs = facts.runs(n)
     if runs is None:
         return 0.0
-    again = np.ones(runs[0], dtype=bool)
-    again[runs[1]] = False
+    again = np.ones(runs.number, dtype=bool)
+    again[runs.first] = False
     edges = np.zeros(len(facts.words) + 1, dtype=np.int64)
     edges[: len(again)] += again
     edges[n : n + len(again)] -= again
