@@ -26,7 +26,7 @@ demo-seeds: $(VENV)/.dev ## the demo's promises on three seeds, as JSON (about 1
 faults: $(VENV)/.dev ## inject every fault of the catalogue: tests or `hone check` must catch each; writes docs/faults.md
 	$(BIN)/python -m benchmarks.faults
 
-table: $(VENV)/.dev ## write the README's table of speed, and docs/process.md's, from benchmarks/results
+table: $(VENV)/.dev ## write the README's table of speed, and those of docs/process.md and docs/verifiers.md, from benchmarks/results
 	$(BIN)/python -m benchmarks.table
 
 mutants: $(VENV)/.dev ## mutation testing of the algorithms (about 30 minutes on 2 cores); writes docs/mutants.md

@@ -1,9 +1,10 @@
-"""The README's table of speed and the tables of docs/process.md, written from the stored results.
+"""The README's table of speed and the tables of docs/process.md and docs/verifiers.md, written from the stored results.
 
 python -m benchmarks.table
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 RESULTS, README = Path(__file__).parent / "results", Path(__file__).parents[1] / "README.md"
 PROCESS, PAGE = RESULTS / "process_cpu.json", README.parent / "docs" / "process.md"
 BEGIN, END = "<!-- speed, written by `make table` -->\n", "<!-- end of speed -->\n"
+MATHS, VERIFIERS = RESULTS / "maths_cpu.json", README.parent / "docs" / "verifiers.md"
+MATHS_MARKS = "<!-- maths, written by `make table` -->\n", "<!-- end of maths -->\n"
 MARKS = "<!-- process, written by `make table` -->\n", "<!-- end of process -->\n"
 HEAD = "| work | Hone | peer | ratio | goal | |\n|---|---|---|---|---|---|\n"
 LESS = {"GB", "MiB", "ms", "s"}  # units of which less is better
@@ -41,7 +44,8 @@ def ratio(row: dict[str, Any]) -> str:
 def table(results: Path) -> str:
     """Rows that have a goal, of every stored result, and what they were measured on."""
     lines, machines = list[str](), list[str]()
-    for path in sorted(path for path in results.glob("*.json") if path.name != PROCESS.name):  # which is no speed
+    speeds = (path for path in results.glob("*.json") if path.name not in (PROCESS.name, MATHS.name))
+    for path in sorted(speeds):
         found = json.loads(path.read_text())
         for row in (r for r in found["rows"] if r["goal"]):
             met = "met" if row["ok"] else "**missed**"
@@ -68,6 +72,45 @@ def process_tables(found: dict[str, Any]) -> str:
     return f"{gains}{values}\nStored in `benchmarks/results/{PROCESS.name}`: {about['cpu']}, {about['date']}.\n"
 
 
+def measured(x: float, unit: str) -> str:
+    """A share as a percentage, short times in milliseconds.
+
+    >>> measured(1.0, "share"), measured(0.0058, "s"), measured(1.82, "s"), measured(0, "answers")
+    ('100 %', '5.8 ms', '1.82 s', '0 answers')
+    """
+    if unit == "share":
+        return f"{100 * x:.3g} %"
+    return f"{1000 * x:.3g} ms" if unit == "s" and x < 0.1 else f"{x:.3g} {unit}"
+
+
+def maths_tables(found: dict[str, Any]) -> str:
+    """What is accepted of each set of gold answers, the library's share and rate in brackets; then hostile answers."""
+    rows = {row["name"]: row for row in found["rows"]}
+    accepted = re.compile(r"(.+), (gold|equivalent|perturbed): accepted of (\d+)")
+    sets, rest = dict[str, dict[str, str]](), ""
+    for name, row in rows.items():
+        if found_set := accepted.fullmatch(name):
+            count = int(found_set.group(3))
+            cell = f"{row['ours'] * count:,.0f} of {count:,} ({100 * row['peer']:.1f} %)"
+            sets.setdefault(found_set.group(1), {})[found_set.group(2)] = cell
+        elif "," not in name or name.startswith(("hostile", "past the guard", "first")):
+            rest += f"| {name} | {measured(row['ours'], row['unit'])} | {row['goal'] or ''} |\n"
+    head = (
+        "| gold answers | as they are | equivalent forms | perturbed | equivalent forms a second |\n"
+        + "|---" * 5
+        + "|\n"
+    )
+    for name, cells in sets.items():
+        rate = rows[f"{name}, equivalent: rate"]
+        speed = f"{rate['ours']:,.0f} ({rate['peer']:,.0f})"
+        head += f"| `{name}` | {cells['gold']} | {cells['equivalent']} | {cells['perturbed']} | {speed} |\n"
+    about = found["machine"]
+    stored = (
+        f"\nStored in `benchmarks/results/{MATHS.name}`: {about['cpu']}, {about['cores']} cores, {about['date']}.\n"
+    )
+    return f"{head}\n| | | goal |\n|---|---|---|\n{rest}{stored}"
+
+
 def written(page: str, made: str, *, marks: tuple[str, str] = (BEGIN, END), name: str = "README.md") -> str:
     """The page with the table between its marks."""
     begin, last = marks
@@ -82,4 +125,6 @@ if __name__ == "__main__":
     README.write_text(written(README.read_text(), table(RESULTS)))
     made = process_tables(json.loads(PROCESS.read_text()))
     PAGE.write_text(written(PAGE.read_text(), made, marks=MARKS, name=PAGE.name))
+    made = maths_tables(json.loads(MATHS.read_text()))
+    VERIFIERS.write_text(written(VERIFIERS.read_text(), made, marks=MATHS_MARKS, name=VERIFIERS.name))
     sys.exit(0)

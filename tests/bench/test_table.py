@@ -5,7 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.table import MARKS, PAGE, PROCESS, README, RESULTS, process_tables, table, written
+from benchmarks.table import (
+    MARKS,
+    MATHS,
+    MATHS_MARKS,
+    PAGE,
+    PROCESS,
+    README,
+    RESULTS,
+    VERIFIERS,
+    maths_tables,
+    process_tables,
+    table,
+    written,
+)  # fmt: skip
 
 
 def test_the_readme_holds_the_stored_results():
@@ -16,6 +29,26 @@ def test_the_readme_holds_the_stored_results():
 def test_the_page_of_process_models_holds_the_stored_result():
     text, made = PAGE.read_text(), process_tables(json.loads(PROCESS.read_text()))
     assert written(text, made, marks=MARKS) == text, "run `make table`"
+
+
+def test_the_page_of_verifiers_holds_the_stored_result():
+    text, made = VERIFIERS.read_text(), maths_tables(json.loads(MATHS.read_text()))
+    assert written(text, made, marks=MATHS_MARKS) == text, "run `make table`"
+
+
+def test_shares_of_gold_answers_are_told_as_counts_beside_the_library():
+    def row(name: str, ours: float, peer: float | None = None) -> dict:
+        return {"name": name, "ours": ours, "peer": peer, "unit": "share", "goal": None}
+
+    kinds = [row(f"set, {kind}: accepted of 2000", 0.5, 0.25) for kind in ("gold", "equivalent", "perturbed")]
+    other = row("set, gold: same verdict as the library", 1.0)
+    rows = [*kinds, other, row("set, equivalent: rate", 1234.0, 56.0), row("hostile: accepted", 0.0)]
+    text = maths_tables({"rows": rows, "machine": {"cpu": "a processor", "cores": 2, "date": "2026-01-01"}})
+    assert (
+        "| `set` | 1,000 of 2,000 (25.0 %) | 1,000 of 2,000 (25.0 %) | 1,000 of 2,000 (25.0 %) | 1,234 (56) |" in text
+    )
+    assert "| hostile: accepted | 0 % |  |" in text
+    assert "same verdict" not in text
 
 
 def test_gains_and_values_are_told_seed_by_seed():

@@ -21,7 +21,7 @@ from hone.errors import HoneError
 from hone.reward.keeper import ANSWERED, TIMED_OUT, Closed, pair, receive, send
 
 START_SECONDS = 120.0
-SECONDS, GRACE = 1.2, 0.6  # for one call, from when its process has it; more for starting that, where all are busy
+SECONDS, GRACE = 1.0, 0.6  # for one call, from when its process has it; more for starting that, where all are busy
 CROWDED_SECONDS = 0.25  # while others wait, so that none waits long
 MOST = 16  # calls at a time; others wait
 MODULES = ("sympy", "latex2sympy2_extended")
