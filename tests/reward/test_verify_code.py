@@ -161,6 +161,13 @@ def test_the_last_program_of_a_completion_counts():
     assert program_of(" \n", MBPP) is None
 
 
+def test_a_program_is_found_as_other_machines_write_it():
+    wanted = "if x:\n    y = 1\n"
+    assert program_of("```python\r\nif x:\r\n    y = 1\r\n```\r\nDone.", MBPP) == wanted
+    assert program_of("1. Do\n   ```python\n   if x:\n       y = 1\n   ```\n", MBPP) == wanted
+    assert program_of("```python\n\ufeffif x:\n    y = 1\n```", MBPP) == wanted
+
+
 @pytest.mark.parametrize(
     "extra",
     [
@@ -175,6 +182,8 @@ def test_the_last_program_of_a_completion_counts():
         {"inputs": ["1"], "outputs": []},
         {"inputs": [], "outputs": []},
         {"inputs": "1", "outputs": "2"},
+        {"inputs": ["1", None], "outputs": ["1", "2"]},
+        {"inputs": ["1"], "outputs": [None]},
         {"inputs": ["1"], "outputs": ["2"], "fn_name": "f"},
         {"input_output": "no json"},
         {"input_output": "[1]"},

@@ -26,7 +26,9 @@ from hone.types import Outcome, Task
 LIMITS = Limits()
 MAX_CALLS = 10_000  # of one test
 MAX_LATE = 3  # inputs on which a script may run out of time before it is given up
-_FENCE = re.compile(r"^[ \t]{0,3}```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^([ \t]{0,3})```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
+)
 # In the sandbox of the tests: each wanted name is a voice that asks outside and waits for the answer.
 VOICE = """
 def _voice(name):
@@ -42,9 +44,10 @@ def _voice(name):
 
 def program_of(completion: str, task: Task, *, fences: Collection[str] = PYTHON) -> str | None:
     """The program a completion settles on, with what the task's prompt puts before it; None where there is none."""
-    text = said(completion)
-    blocks = [code for tag, code in _FENCE.findall(text) if tag.lower() in fences]
-    code = blocks[-1] if blocks else text
+    text = said(completion).replace("\r\n", "\n")
+    blocks = [(indent, code) for indent, tag, code in _FENCE.findall(text) if tag.lower() in fences]
+    indent, code = blocks[-1] if blocks else ("", text)
+    code = "".join(line.removeprefix(indent) for line in code.removeprefix("\ufeff").splitlines(keepends=True))
     before = preamble(task)
     if before is not None and isinstance(task.prompt, str):
         entry = re.escape(str(task.extra["entry_point"]))

@@ -94,6 +94,8 @@ def _pairs(extra: Mapping[str, Any]) -> Tests:
         raise NoTests("inputs and outputs are not lists")
     if len(inputs) != len(outputs) or not inputs:
         raise NoTests(f"there are {len(inputs)} inputs and {len(outputs)} outputs")
+    if not name and None in (*inputs, *outputs):
+        raise NoTests("an input or output is missing")
     if not name:
         return Scripts([(_text(i), _text(o)) for i, o in zip(inputs, outputs, strict=True)])
     if not str(name).isidentifier() or not all(isinstance(arguments, list | tuple) for arguments in inputs):
