@@ -95,7 +95,7 @@ SAMPLER = (
     ),
     fault(
         "weights in 8 bits do not follow the learner", "pain 11", "sampler", "model/int8.py",
-        old="        if changed != self.copied:", new="        if self.copied is None:",
+        old="        if found != self.copied:", new="        if not self.copied:",
         tests="model/test_int8.py",
     ),
     fault(
