@@ -14,7 +14,8 @@ from hone.data.source import Source
 from hone.loop import Iteration, offline, online
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
+from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
+from hone.model.scorer import Scorer
 from hone.model.teacher import TopKTeacher
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams

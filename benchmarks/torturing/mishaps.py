@@ -19,7 +19,8 @@ from benchmarks.torturing.case import Case
 from benchmarks.torturing.points import Points
 from benchmarks.torturing.world import STEPS, World, differences, metrics, temporary
 from hone.model.heads import ScalarHead
-from hone.model.policy import Policy, Scorer
+from hone.model.policy import Policy
+from hone.model.scorer import Scorer
 from hone.rollout.engine import Engine
 from hone.rollout.local import LocalSampler
 from hone.train import checkpoint, optim

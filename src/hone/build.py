@@ -22,7 +22,8 @@ from hone.model.heads import ScalarHead
 from hone.model.learned import process_model
 from hone.model.lora import add_lora, plain_state
 from hone.model.peft import load_peft
-from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
+from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
+from hone.model.scorer import Scorer
 from hone.model.teacher import TopKTeacher, trimmed
 from hone.recipe import LoraSpec, ModelSpec, Recipe, SampleSpec
 from hone.reward.process import Dense

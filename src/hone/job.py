@@ -19,7 +19,8 @@ from hone.errors import HoneError
 from hone.log.monitor import Monitor
 from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder
-from hone.model.policy import Policy, Scorer
+from hone.model.policy import Policy
+from hone.model.scorer import Scorer
 from hone.recipe import Recipe, SaveSpec
 from hone.reward.marker import Marker
 from hone.reward.process import Dense

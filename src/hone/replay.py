@@ -6,7 +6,8 @@ from typing import cast
 
 from hone import build
 from hone.job import CHECKPOINTS, START, learner_of, set_torch, start_of
-from hone.model.policy import Policy, Scorer
+from hone.model.policy import Policy
+from hone.model.scorer import Scorer
 from hone.recipe import Recipe
 from hone.record import recorded
 from hone.state import STATE, restore_weights

@@ -17,7 +17,8 @@ from hone.model.fetch import resolve
 from hone.model.folder import weights_of
 from hone.model.foreign import Foreign
 from hone.model.peft import save_peft
-from hone.model.policy import Policy, Scorer
+from hone.model.policy import Policy
+from hone.model.scorer import Scorer
 from hone.model.stored import stored
 from hone.model.whole import save_whole
 from hone.recipe import Recipe

@@ -12,7 +12,7 @@ from hone.model import weight_files
 from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder, save_decoder, save_scorer
 from hone.model.forward import hidden_states, lay_out
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 

@@ -19,7 +19,7 @@ from hone.model.config import Rope
 from hone.model.folder import load_decoder, load_scorer, save_decoder, save_scorer
 from hone.model.hf_config import Unknown, config_from_hf, config_to_hf
 from hone.model.lora import add_lora, lora_parameters
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 
 torch.set_num_threads(1)
 TOKENS = torch.randint(0, 23, (2, 12), generator=torch.Generator().manual_seed(0))

@@ -16,7 +16,8 @@ from hone.loop import online
 from hone.model.folder import load_decoder, load_scorer, save_decoder, save_scorer
 from hone.model.foreign import Foreign
 from hone.model.lora import add_lora
-from hone.model.policy import Policy, Scorer, frozen_copy
+from hone.model.policy import Policy, frozen_copy
+from hone.model.scorer import Scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
 from hone.train import optim

@@ -24,7 +24,7 @@ from hone.model.decoder import Decoder
 from hone.model.folder import load_scorer, save_scorer
 from hone.model.foreign_scorer import ForeignScorer
 from hone.model.learned import process_model, reward_model
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 from hone.reward.model import RewardModel
 from hone.types import Rollout, Task
 

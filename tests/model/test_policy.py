@@ -5,7 +5,8 @@ import torch
 
 from hone.errors import HoneError
 from hone.model.heads import ScalarHead
-from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic, frozen_copy
+from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
+from hone.model.scorer import Scorer
 from hone.types import ABSENT
 
 torch.set_num_threads(1)

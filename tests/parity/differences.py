@@ -31,7 +31,7 @@ from hone.algo import (
 )
 from hone.algo.weight import Totals, weigh
 from hone.data.collate import collate
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 from hone.types import Batch, Forward, Rollout, sequence_mean
 from tests.parity import house, preference, rows
 from tests.parity.cases import CASES, TRAJECTORY, Case, group_batch

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from hone.algo import Algorithm, objective
 from hone.model.decoder import Decoder
 from hone.model.hf_config import config_from_hf
-from hone.model.policy import Policy, Scorer
+from hone.model.policy import Policy
+from hone.model.scorer import Scorer
 from hone.train.cut import micro_batches
 from hone.train.step import evaluate, weighed
 from hone.types import Batch, Forward, Model

@@ -21,7 +21,7 @@ from hone.load import load_recipe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder, load_scorer
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 from hone.outline import plan
 from hone.recipe import Recipe
 from hone.recipe_rules import validate

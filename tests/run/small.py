@@ -17,7 +17,7 @@ from places import Place, decoder, write_rows
 from hone.algo import ALGORITHMS
 from hone.config import Choice, override
 from hone.data.tokenizer import Tokenizer, train_bpe
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 from hone.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
 from hone.state import write_model
 

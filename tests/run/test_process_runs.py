@@ -18,7 +18,7 @@ from hone.guided.label import NEXT, StepLabels, label_steps
 from hone.guided.rank import Rank, evaluate_ranked
 from hone.model.folder import load_scorer
 from hone.model.learned import process_model
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 from hone.search.beam import Beam, best_first
 from hone.state import write_model
 from hone.types import Rollout, Stop

@@ -12,7 +12,8 @@ import hone
 from hone import build, job, rewards, runner
 from hone.model.adapters import ReferenceView
 from hone.model.lora import LoRALinear
-from hone.model.policy import OwnCritic, Policy, Scorer, SharedCritic
+from hone.model.policy import OwnCritic, Policy, SharedCritic
+from hone.model.scorer import Scorer
 from hone.recipe import Recipe
 from hone.rollout.local import LocalSampler
 from hone.runner import Run

@@ -19,7 +19,7 @@ from hone.data.tokenizer import Tokenizer
 from hone.job import parts, save
 from hone.model.folder import load_decoder, load_scorer
 from hone.model.lora import plain_state
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 from hone.outline import plan as in_words
 from hone.state import MOMENTS, restore, saved_weights
 from hone.train import checkpoint

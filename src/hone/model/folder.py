@@ -21,7 +21,7 @@ from hone.model.foreign_scorer import load_foreign_scorer
 from hone.model.heads import ScalarHead
 from hone.model.hf_config import CONFIG, FAMILIES, Unknown, config_from_hf, config_to_hf
 from hone.model.lora import plain_state
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 from hone.model.weight_files import read_file, read_weights, write_file, write_weights
 
 SCORE = "score.safetensors"  # the head beside a model of transformers

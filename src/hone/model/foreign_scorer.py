@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hone.errors import HoneError
 from hone.model.foreign import NO_LIMIT, PROBE, load_with
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 from hone.types import Batch, Forward
 
 

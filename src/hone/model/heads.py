@@ -3,6 +3,7 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hone.model.decoder import Decoder
 from hone.model.forward import wide
 
 
@@ -21,3 +22,9 @@ class ScalarHead(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         bias = self.bias if self.bias is None else wide(self.bias)
         return F.linear(wide(input), wide(self.weight), bias).squeeze(-1)
+
+
+def freeze_unused_head(decoder: Decoder) -> None:
+    """A scalar model never reads `lm_head`; untied, it is taken from the trainable parameters."""
+    if not decoder.tied:
+        decoder.lm_head.requires_grad_(False)

@@ -12,7 +12,7 @@ from hone.data.tokenizer import Tokenizer, check_fits, check_same_tokens
 from hone.errors import HoneError
 from hone.model.fetch import resolve
 from hone.model.folder import load_scorer
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 from hone.reward.ensemble import Ensemble
 from hone.reward.model import RewardModel
 from hone.reward.process import ProcessModel

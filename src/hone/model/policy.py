@@ -1,4 +1,4 @@
-"""The models the losses see: a policy with or without a critic, and a scorer; both map a Batch to a Forward."""
+"""The model that policy losses see: a decoder with or without a critic; maps a Batch to a Forward."""
 
 import copy
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.forward import Lines, cells, hidden_states, scatter
-from hone.model.heads import ScalarHead
+from hone.model.heads import ScalarHead, freeze_unused_head
 from hone.model.ragged import Rows
 from hone.model.shared import lines_of
 from hone.model.vocab import STATS, HeadRows, LogRows, Positions, token_stats
@@ -54,12 +54,6 @@ class OwnCritic(nn.Module):
         self.decoder = decoder
         self.head = head if head is not None else ScalarHead(decoder.config.hidden_size, zero=True)
         freeze_unused_head(decoder)
-
-
-def freeze_unused_head(decoder: Decoder) -> None:
-    """A scalar model never reads `lm_head`; untied, it is taken from the trainable parameters."""
-    if not decoder.tied:
-        decoder.lm_head.requires_grad_(False)
 
 
 class Policy(nn.Module):
@@ -213,63 +207,3 @@ def frozen_policy(decoder: Decoder, like: Policy, *, critic: SharedCritic | OwnC
         decoder, critic=critic, temperature=like.temperature, layout=like.layout, line=like.line, chunk=like.chunk
     )
     return twin.requires_grad_(False).eval()
-
-
-class Scorer(nn.Module):
-    """A reward, value or step model: (head(h) - mean) / std at every real position.
-
-    `mean` and `std` are those of the raw scores on a calibration set, and are saved with the model.
-    """
-
-    KINDS = ("reward", "value", "step")
-    old = None  # no distribution, so nothing to compare it with
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        *,
-        head: ScalarHead | None = None,
-        kind: str = "reward",
-        mean: float = 0.0,
-        std: float = 1.0,
-        layout: str = "shared",
-        checkpoint_layers: bool | None = None,
-    ) -> None:
-        super().__init__()
-        if kind not in self.KINDS:
-            raise HoneError(f'unknown kind of scorer "{kind}": use one of {", ".join(self.KINDS)}')
-        self.decoder, self.kind, self.layout = decoder, kind, layout
-        # a pair's margin has no gradient for a bias, so that Adam would move it by rounding errors alone
-        bias = kind != "reward"
-        self.head = head if head is not None else ScalarHead(decoder.config.hidden_size, bias=bias)
-        self.checkpoint_layers = checkpoint_layers
-        self.normalise(mean, std)
-        freeze_unused_head(decoder)
-
-    def normalise(self, mean: float, std: float) -> None:
-        """From now on scores have `mean` taken off and are divided by `std`."""
-        if not std > 0:
-            raise HoneError(f"scores have standard deviation {std}: calibrate on answers of different quality")
-        self.mean, self.std = mean, std
-
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens it reads."""
-        return self.decoder.config.vocab_size
-
-    def actor_parameters(self) -> list[nn.Parameter]:
-        """None: a scorer does not act."""
-        return []
-
-    def critic_parameters(self) -> list[nn.Parameter]:
-        """Everything it trains."""
-        return [p for p in self.parameters() if p.requires_grad]
-
-    def forward(self, batch: Batch, want: frozenset[str]) -> Forward:
-        if want - {"value"}:
-            raise ValueError(f"a Scorer gives only value, not {sorted(want - {'value'})}")
-        if not want:
-            return Forward()
-        lines = lines_of(batch, self.decoder, layout=self.layout)
-        hidden = hidden_states(self.decoder, lines, checkpoint_layers=self.checkpoint_layers)
-        return Forward(value=lines.spread((self.head(hidden) - self.mean) / self.std))

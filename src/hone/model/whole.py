@@ -9,7 +9,7 @@ from torch import Tensor
 from hone.data.tokenizer import Tokenizer
 from hone.model.decoder import Decoder
 from hone.model.folder import save_decoder, save_scorer
-from hone.model.policy import Scorer
+from hone.model.scorer import Scorer
 
 GENERATION = "generation_config.json"
 
