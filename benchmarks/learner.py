@@ -5,14 +5,14 @@ python -m benchmarks.learner [--quick]
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 
 from benchmarks.form import Row, main
 
 
-def measure(quick: bool) -> Sequence[Row]:
+def measure(quick: bool) -> Iterable[Row]:
     """The rows of the machine at hand."""
     if torch.cuda.is_available():
         from benchmarks.learning import gpu

@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -86,14 +86,13 @@ def growth() -> None:
         say(f"  {name}: {divided([step_of(iterations) for _ in range(2)])}")
 
 
-def measure_grpo(quick: bool) -> Sequence[Row]:
+def measure_grpo(quick: bool) -> Iterator[Row]:
     """256 and 1,024 completions."""
     turns = 1 if quick else 3
-    rows = [grpo_step(GRPO, times=14, most=0.7, turns=turns, micro=256)]
-    rows.append(grpo_step(replace(GRPO, prompts=128), times=10, most=1.5, turns=1, micro=256))
+    yield grpo_step(GRPO, times=14, most=0.7, turns=turns, micro=256)
+    yield grpo_step(replace(GRPO, prompts=128), times=10, most=1.5, turns=1, micro=256)
     if not quick:
         growth()
-    return rows
 
 
 # --- forward and backward ---
@@ -198,18 +197,20 @@ def _fits(make_pass: Pass, decoder: Decoder, sizes: dict[str, int]) -> bool:
     return True
 
 
-def measure_passes(quick: bool) -> Sequence[Row]:
+def measure_passes(quick: bool) -> Iterator[Row]:
     """Speed and memory of both shapes; then what fits."""
     best = peak()
     say(f"measured matmul peak {best / 1e12:.0f} TFLOP/s")
-    rows = [found for shape in SHARE for found in passes(shape, best, quick)]
+    for shape in SHARE:
+        yield from passes(shape, best, quick)
     if quick:
-        return rows
+        return
     for lora in (False, True):
         model = replace(subject("0.5B", lora=lora), decoder=lambda: make("0.5B", context=LONGEST))
         for what, fixed in (("longest row", {"rows": 1}), ("most rows of 1,024", {"length": LENGTH})):
             mine = largest(our_pass, ours.decoder_of(model), **fixed)
             peer = largest(partial(their_pass, lora=model if lora else None), model.decoder(), **fixed)
             say(f"{model.name}, {what}: {mine}, transformers {peer}")
-            rows.append(note(f"H200 {model.name}: {what} in memory", mine, unit="", peer=peer))
-    return rows
+            yield note(
+                f"H200 {model.name}: {what} in memory", mine, unit="tokens" if "longest" in what else "rows", peer=peer
+            )
