@@ -170,7 +170,7 @@ RESUME = (
     ),
     fault(
         "a sampler ahead reads weights that are being stepped", "pain 13", "loop", "job.py",
-        old="copied = recipe.train.lag > 0 and learner.shards is None", new="copied = False", tests="run/test_lag.py",
+        old="copied = recipe.train.lag > 0 and shards is None", new="copied = False", tests="run/test_lag.py",
     ),
     fault(
         "a lag of the sampler is not corrected for", "pain 13", "loop", "train/ahead.py",

@@ -1,7 +1,7 @@
 """The objects of a run and how they are built: every part before the first step, and the checkpoint of all of it."""
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,8 @@ from hone.model.scorer import Scorer
 from hone.recipe import Recipe, SaveSpec
 from hone.reward.marker import Marker
 from hone.reward.process import Dense
+from hone.reward.score import Reward, as_scorer
 from hone.reward.score import Scorer as RewardScorer
-from hone.reward.score import as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.state import ADAPTER, STATE, collected, restore, score_of, write_whole
@@ -114,20 +114,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
     if recipe.train.rollback:
         job.spikes = Spikes(recipe.train.rollback)
     if algo.online:
-        params = build.sample_params(recipe.sample, vocabulary, seed=recipe.seed)
-        whole = decoder if learner.shards is None else learner.shards.publish()
-        copied = recipe.train.lag > 0 and learner.shards is None  # what shards publish is a copy already
-        sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=vocabulary.pad_id, copy=copied)
-        job.roller = Roller(sampler, vocabulary, params, group=recipe.sample.group)
-        job.ahead = Ahead(loaded.feed, lag=recipe.train.lag, counter=job.roller)
-        job.reward = as_scorer(unrewarded)
-        job.marker = Marker(reward=job.reward)
-        if recipe.reward:
-            how = partial(rewards.scorer, vocabulary=vocabulary, device=learner.device, separate=separate)
-            job.reward = how(recipe.reward, parts=recipe.parts)
-            held_out = how(recipe.parts.held_out) if recipe.parts.held_out else None
-            job.marker = Marker(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)
-        job.process = build.process(recipe, algo, vocabulary, device=learner.device)
+        _add_sampler(job, decoder)
+        _add_rewards(job, separate=separate)
     if recipe.eval_data:
         how = feeds.reading(recipe, algo, vocabulary)
         if algo.online:
@@ -135,14 +123,43 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
         else:
             job.held_rows = feeds.groups(recipe.eval_data, vocabulary, context=context, how=how)
     if resume_from is not None:
-        told = restore(resume_from, policy, learner, parts=parts(job), changed=changed)
-        job.notes = [*job.notes, *told]
-        if job.ahead:
-            job.ahead.load(resume_from, changed=changed)
-            publish(job, job.step)
-            _keep_to(job, resume_from / SAMPLER)
+        _go_on(job, resume_from, changed=changed)
     learner.guard.known = sum(not_finite(local(x)) for x in learner.trained().values())
     return job
+
+
+def _add_sampler(job: Run, decoder: Decoder) -> None:
+    """What an online run writes its completions with."""
+    recipe, shards = job.recipe, job.learner.shards
+    params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed)
+    whole = decoder if shards is None else shards.publish()
+    copied = recipe.train.lag > 0 and shards is None  # what shards publish is a copy already
+    sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=job.tokenizer.pad_id, copy=copied)
+    job.roller = Roller(sampler, job.tokenizer, params, group=recipe.sample.group)
+    job.ahead = Ahead(job.source, lag=recipe.train.lag, counter=job.roller)
+
+
+def _add_rewards(job: Run, *, separate: Mapping[str, Reward]) -> None:
+    """What an online run marks its completions with."""
+    recipe, device = job.recipe, job.learner.device
+    job.reward = as_scorer(unrewarded)
+    job.marker = Marker(reward=job.reward)
+    if recipe.reward:
+        how = partial(rewards.scorer, vocabulary=job.tokenizer, device=device, separate=separate)
+        job.reward = how(recipe.reward, parts=recipe.parts)
+        held_out = how(recipe.parts.held_out) if recipe.parts.held_out else None
+        job.marker = Marker(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)
+    job.process = build.process(recipe, job.algo, job.tokenizer, device=device)
+
+
+def _go_on(job: Run, saved: Path, *, changed: bool) -> None:
+    """The run as its checkpoint has it."""
+    told = restore(saved, job.policy, job.learner, parts=parts(job), changed=changed)
+    job.notes = [*job.notes, *told]
+    if job.ahead:
+        job.ahead.load(saved, changed=changed)
+        publish(job, job.step)
+        _keep_to(job, saved / SAMPLER)
 
 
 def learner_of(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path | None = None) -> Learner:
