@@ -34,17 +34,18 @@ def _rotated(AT, GAIN, COS, SIN, keep, eps, NORM: tl.constexpr, E: tl.constexpr)
 @triton.jit
 def _absorb(q, k, v, seen, top, total, out, scale):
     """The running softmax of queries [R, E] takes in a block of keys and values [T, E]; seen: bool [R, T]"""
-    x = tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
-    higher = tl.maximum(top, tl.max(x, 1))
-    p = tl.exp(x - higher[:, None])
-    shrink = tl.exp(top - higher)
-    return higher, total * shrink + tl.sum(p, 1), tl.dot(p.to(v.dtype), v, out * shrink[:, None])
+    return _absorb_scores(tl.where(seen, tl.dot(q, tl.trans(k)) * scale, float("-inf")), v, top, total, out)
 
 
 @triton.jit
 def _absorb_whole(q, k, v, top, total, out, scale):
     """The same where every key is seen"""
-    x = tl.dot(q, tl.trans(k)) * scale
+    return _absorb_scores(tl.dot(q, tl.trans(k)) * scale, v, top, total, out)
+
+
+@triton.jit
+def _absorb_scores(x, v, top, total, out):
+    """The same from scores [R, T], -inf where a key is not seen"""
     higher = tl.maximum(top, tl.max(x, 1))
     p = tl.exp(x - higher[:, None])
     shrink = tl.exp(top - higher)
