@@ -1,4 +1,4 @@
-"""The learner on a CPU against TRL, in one process, float32 on both sides, taking turns step by step."""
+"""The learner on a CPU against TRL, in one process, float32 on both sides, taking turns."""
 
 import statistics
 from collections import defaultdict
@@ -17,6 +17,7 @@ BIG = Online(prompts=4, group=4, prompt=32, completion=64)
 SHORT = Offline(groups=32, prompt=16, low=8, high=44)
 BRIEF = replace(BIG, prompts=2, completion=24)  # what two minutes allow
 LONG = Offline(groups=4, prompt=32, low=32, high=96)
+STRETCH = 3  # steps of the small model that follow each other on a side
 
 
 def with_goal(found: Row, times: float) -> Row:
@@ -34,14 +35,18 @@ def compared(name: str, taken: tuple[peers.Took, peers.Took], times: float) -> R
 # --- the GRPO step ---
 
 
-def grpo_step(subject: Subject, work: Online, *, turns: int) -> Row:
+def grpo_step(subject: Subject, work: Online, *, turns: int, stretch: int = 1) -> Row:
     name = f"CPU GRPO step, {subject.name}, {work}"
     seen = list[Iteration]()
     iterations = ours.grpo(subject, work)
     taken = peers.in_turns(
-        peers.grpo(subject, work), lambda: seen.append(next(iterations)), turns=turns, updates=work.minibatches
+        peers.grpo(subject, work),
+        lambda: seen.append(next(iterations)),
+        turns=turns,
+        updates=work.minibatches,
+        stretch=stretch,
     )
-    say(f"  {divided(seen[1:])}")
+    say(f"  {divided(seen[stretch:])}")
     return compared(name, taken, 3)
 
 
@@ -74,7 +79,7 @@ def growth(quick: bool) -> None:
 
 def measure_grpo(quick: bool) -> Sequence[Row]:
     """Both figures with their goals; how time divides and grows goes to stderr."""
-    rows = [grpo_step(demo(), SMALL, turns=5 if quick else 15)]
+    rows = [grpo_step(demo(), SMALL, turns=3 if quick else 7, stretch=STRETCH)]
     rows.append(grpo_step(adapted(), BRIEF if quick else BIG, turns=1 if quick else 3))
     growth(quick)
     return rows
@@ -83,15 +88,17 @@ def measure_grpo(quick: bool) -> Sequence[Row]:
 # --- offline steps ---
 
 
-def offline_step(method: str, subject: Subject, work: Offline, *, turns: int) -> Row:
+def offline_step(method: str, subject: Subject, work: Offline, *, turns: int, stretch: int = 1) -> Row:
     name = f"CPU {method} step, {subject.name}, {work}"
     step = ours.turn_of(ours.steps(method, subject, work))
-    return compared(name, peers.in_turns(peers.METHODS[method](subject, work), step, turns=turns), 2)
+    taken = peers.in_turns(peers.METHODS[method](subject, work), step, turns=turns, stretch=stretch)
+    return compared(name, taken, 2)
 
 
 def measure_offline(quick: bool) -> Sequence[Row]:
     """DPO, SFT and reward models, on the demo's model and on the 135M with adapters."""
     small, big = demo(), adapted()
-    rows = [offline_step(method, small, SHORT, turns=8 if quick else 30) for method in peers.METHODS]
+    turns = 4 if quick else 10
+    rows = [offline_step(method, small, SHORT, turns=turns, stretch=STRETCH) for method in peers.METHODS]
     work, turns = (replace(LONG, groups=2), 1) if quick else (LONG, 5)
     return rows + [offline_step(method, big, work, turns=turns) for method in peers.METHODS]

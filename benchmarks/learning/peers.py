@@ -171,15 +171,16 @@ def now() -> Took:
     return time.perf_counter(), time.process_time()
 
 
-def since(start: Took, end: Took) -> Took:
-    return end[0] - start[0], end[1] - start[1]
+def since(start: Took, end: Took, number: int) -> Took:
+    """Of each of so many iterations."""
+    return (end[0] - start[0]) / number, (end[1] - start[1]) / number
 
 
 class Turns(transformers.TrainerCallback):
-    """Times the trainer from one iteration's end to the next one's, and lets the other side go in between."""
+    """Times so many of the trainer's iterations at a stretch, and then as many of the other side's."""
 
-    def __init__(self, other: Callable[[], object], *, updates: int) -> None:
-        self.other, self.updates = other, updates
+    def __init__(self, other: Callable[[], object], *, updates: int, stretch: int) -> None:
+        self.other, self.updates, self.stretch = other, updates, stretch
         self.peer, self.ours = list[Took](), list[Took]()
         self.began = now()
 
@@ -187,19 +188,26 @@ class Turns(transformers.TrainerCallback):
         self.began = now()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % self.updates:
+        if state.global_step % (self.updates * self.stretch):
             return
         between = now()
-        self.peer.append(since(self.began, between))
-        self.other()
+        self.peer.append(since(self.began, between, self.stretch))
+        for _turn in range(self.stretch):
+            self.other()
         self.began = now()
-        self.ours.append(since(between, self.began))
+        self.ours.append(since(between, self.began, self.stretch))
 
 
-def in_turns(make: Make, other: Callable[[], object], *, turns: int, updates: int = 1) -> tuple[Took, Took]:
-    """(ours, TRL's) medians of one iteration, after one that warms both up."""
-    trainer = make((turns + 1) * updates)
-    clock = Turns(other, updates=updates)
+def in_turns(
+    make: Make, other: Callable[[], object], *, turns: int, updates: int = 1, stretch: int = 1
+) -> tuple[Took, Took]:
+    """(ours, TRL's) medians of one iteration, after a turn that warms both up.
+
+    stretch: iterations of a turn. Of small models several: one after the other is how they are trained, and the first
+    after the other side's finds nothing of its own in the caches.
+    """
+    trainer = make((turns + 1) * updates * stretch)
+    clock = Turns(other, updates=updates, stretch=stretch)
     trainer.add_callback(clock)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
