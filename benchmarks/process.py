@@ -48,6 +48,7 @@ CLAIMS = (
             ("GRPO: scores of steps and the outcome over outcome alone", "grpo, process", "grpo"),
             ("GRPO in pairs: progress and the outcome over outcome alone", "grpo in pairs, progress", "grpo in pairs"),
             ("GRPO: progress in pairs over outcome alone in fours", "grpo in pairs, progress", "grpo in fours"),
+            ("GRPO: progress in pairs over REINFORCE++ by outcome", "grpo in pairs, progress", "reinforce_pp in pairs"),
             ("PPO: scores of steps and the outcome over outcome alone", "ppo, dense", "ppo"),
             ("PPO: potentials and the outcome over outcome alone", "ppo, shaping", "ppo"),
         )
@@ -106,6 +107,7 @@ class Bench:
         self.train("grpo, process", scores, process=True)
         self.train("grpo in pairs", ProcessSpec(), PAIRS)
         self.train("grpo in fours", ProcessSpec(), FOURS)
+        self.train("reinforce_pp in pairs", ProcessSpec(), PAIRS, kl="loss:k3")  # its baseline is the iteration's mean
         self.train("grpo in pairs, progress", scores, PAIRS, lam=0.7)
         self.train("ppo", ProcessSpec())
         self.train("ppo, dense", replace(scores, weight=0.5))
@@ -162,10 +164,10 @@ class Bench:
             if not beams:
                 self.found["one sample"] = 100 * found["reward"]
 
-    def train(self, name: str, spec: ProcessSpec, course: Course = EIGHTS, **settings: float) -> None:
+    def train(self, name: str, spec: ProcessSpec, course: Course = EIGHTS, **settings: float | str) -> None:
         """The demo's GRPO or PPO with the verifier as reward, and perhaps a process model beside it."""
         algo = name.split(",")[0].split()[0]
-        own = {"beta": 0.01, **settings} if algo == "grpo" else {"beta": 0.02, "value_clip": None}
+        own = {"beta": 0.02, "value_clip": None} if algo == "ppo" else {"beta": 0.01, **settings}
         steps, prompts = (2, 8) if self.quick else (course.steps, course.prompts)
         start = time.perf_counter()
         folder = runner.run(
