@@ -188,24 +188,28 @@ class Bench:
                 limits=Limits(ref_kl_warn=None, ref_kl_stop=None),
             )
         )
-        logged = [json.loads(line) for line in (folder.parent.parent / "metrics.jsonl").read_text().splitlines()]
-        self.found[f"{name} while learning"] = 100 * statistics.mean(step["reward/math"] for step in logged)
-        self.found[f"{name} afterwards"] = 100 * logged[-1]["eval/pass@1"]
+        self.found[f"{name} while learning"], self.found[f"{name} afterwards"] = logged(folder, "reward/math")
         self.costs[f"seconds of {name}"] = time.perf_counter() - start
 
 
+def logged(folder: Path, accuracy: str) -> tuple[float, float]:
+    """Of a run's last checkpoint: points of what was sampled while learning, and of held-out answers afterwards."""
+    lines = [json.loads(line) for line in (folder.parent.parent / "metrics.jsonl").read_text().splitlines()]
+    return 100 * statistics.mean(step[accuracy] for step in lines), 100 * lines[-1]["eval/pass@1"]
+
+
 def claims(benches: list[Bench]) -> list[Row]:
-    """Each method against its baseline: the mean difference over seeds, and what every seed has to show."""
-    found: list[Row] = []
-    for name, ours, peer in CLAIMS:
-        gains = [b.found[ours] - b.found[peer] for b in benches]
-        mean, spread = statistics.mean(gains), statistics.stdev(gains) if len(gains) > 1 else 0.0
-        ok = mean > 2.92 * spread / len(gains) ** 0.5 if len(gains) > 1 else True  # t, one-sided, 95 %, 2 degrees
-        goal = "> 2.92 standard errors of the seeds' mean" if len(gains) > 1 else ""
-        found.append(row(name, mean, unit=POINTS, goal=goal, ok=ok))
-        found[-1] |= {"seeds": [round(g, 2) for g in gains], "standard_error": spread / len(gains) ** 0.5}
-        found[-1]["goal"] = goal or None
-    return found
+    """Each method against its baseline."""
+    return [gained(name, [b.found[ours] - b.found[peer] for b in benches]) for name, ours, peer in CLAIMS]
+
+
+def gained(name: str, gains: list[float]) -> Row:
+    """The mean difference over seeds, and what they have to show together."""
+    mean, spread = statistics.mean(gains), statistics.stdev(gains) if len(gains) > 1 else 0.0
+    ok = mean > 2.92 * spread / len(gains) ** 0.5 if len(gains) > 1 else True  # t, one-sided, 95 %, 2 degrees
+    goal = "> 2.92 standard errors of the seeds' mean" if len(gains) > 1 else None
+    found = {**row(name, mean, unit=POINTS, goal="", ok=ok), "goal": goal}
+    return found | {"seeds": [round(g, 2) for g in gains], "standard_error": spread / len(gains) ** 0.5}
 
 
 def ran(bench: Bench) -> Bench:

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 RESULTS, README = Path(__file__).parent / "results", Path(__file__).parents[1] / "README.md"
-PROCESS, PAGE = RESULTS / "process_cpu.json", README.parent / "docs" / "process.md"
+PROCESS, CREDIT = RESULTS / "process_cpu.json", RESULTS / "credit_cpu.json"
+PAGE = README.parent / "docs" / "process.md"
 BEGIN, END = "<!-- speed, written by `make table` -->\n", "<!-- end of speed -->\n"
 MATHS, VERIFIERS = RESULTS / "maths_cpu.json", README.parent / "docs" / "verifiers.md"
 MATHS_MARKS = "<!-- maths, written by `make table` -->\n", "<!-- end of maths -->\n"
 MARKS = "<!-- process, written by `make table` -->\n", "<!-- end of process -->\n"
+CREDIT_MARKS = "<!-- credit, written by `make table` -->\n", "<!-- end of credit -->\n"
+NO_SPEED = {PROCESS, CREDIT, MATHS}
 HEAD = "| work | Hone | peer | ratio | goal | |\n|---|---|---|---|---|---|\n"
 LESS = {"GB", "MiB", "ms", "s"}  # units of which less is better
 
@@ -44,7 +47,7 @@ def ratio(row: dict[str, Any]) -> str:
 def table(results: Path) -> str:
     """Rows that have a goal, of every stored result, and what they were measured on."""
     lines, machines = list[str](), list[str]()
-    speeds = (path for path in results.glob("*.json") if path.name not in (PROCESS.name, MATHS.name))
+    speeds = (path for path in results.glob("*.json") if path.name not in {other.name for other in NO_SPEED})
     for path in sorted(speeds):
         found = json.loads(path.read_text())
         for row in (r for r in found["rows"] if r["goal"]):
@@ -57,8 +60,9 @@ def table(results: Path) -> str:
     return HEAD + "".join(lines) + "\nStored in `benchmarks/results`: " + "; ".join(machines) + ".\n"
 
 
-def process_tables(found: dict[str, Any]) -> str:
+def gain_tables(path: Path) -> str:
     """Each gain with those of its seeds, then what was measured, seed by seed."""
+    found = json.loads(path.read_text())
     gains = "| gain in points | seeds 0, 1, 2 | mean, standard error | |\n|---|---|---|---|\n"
     values = "\n| | seeds 0, 1, 2 | mean |\n|---|---|---|\n"
     for row in (r for r in found["rows"] if "seeds" in r):
@@ -69,7 +73,7 @@ def process_tables(found: dict[str, Any]) -> str:
         else:
             values += f"| {row['name']} | {seeds} | {row['ours']:.1f} |\n"
     about = found["machine"]
-    return f"{gains}{values}\nStored in `benchmarks/results/{PROCESS.name}`: {about['cpu']}, {about['date']}.\n"
+    return f"{gains}{values}\nStored in `benchmarks/results/{path.name}`: {about['cpu']}, {about['date']}.\n"
 
 
 def measured(x: float, unit: str) -> str:
@@ -123,8 +127,8 @@ def written(page: str, made: str, *, marks: tuple[str, str] = (BEGIN, END), name
 
 if __name__ == "__main__":
     README.write_text(written(README.read_text(), table(RESULTS)))
-    made = process_tables(json.loads(PROCESS.read_text()))
-    PAGE.write_text(written(PAGE.read_text(), made, marks=MARKS, name=PAGE.name))
+    for path, marks in ((PROCESS, MARKS), (CREDIT, CREDIT_MARKS)):
+        PAGE.write_text(written(PAGE.read_text(), gain_tables(path), marks=marks, name=PAGE.name))
     made = maths_tables(json.loads(MATHS.read_text()))
     VERIFIERS.write_text(written(VERIFIERS.read_text(), made, marks=MATHS_MARKS, name=VERIFIERS.name))
     sys.exit(0)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.table import (
+    CREDIT,
+    CREDIT_MARKS,
     MARKS,
     MATHS,
     MATHS_MARKS,
@@ -14,8 +16,8 @@ from benchmarks.table import (
     README,
     RESULTS,
     VERIFIERS,
+    gain_tables,
     maths_tables,
-    process_tables,
     table,
     written,
 )  # fmt: skip
@@ -26,9 +28,10 @@ def test_the_readme_holds_the_stored_results():
     assert written(text, table(RESULTS)) == text, "run `make table`"
 
 
-def test_the_page_of_process_models_holds_the_stored_result():
-    text, made = PAGE.read_text(), process_tables(json.loads(PROCESS.read_text()))
-    assert written(text, made, marks=MARKS) == text, "run `make table`"
+@pytest.mark.parametrize(("path", "marks"), [(PROCESS, MARKS), (CREDIT, CREDIT_MARKS)], ids=["process", "credit"])
+def test_the_page_of_process_models_holds_the_stored_results(path: Path, marks: tuple[str, str]):
+    text = PAGE.read_text()
+    assert written(text, gain_tables(path), marks=marks) == text, "run `make table`"
 
 
 def test_the_page_of_verifiers_holds_the_stored_result():
@@ -51,12 +54,14 @@ def test_shares_of_gold_answers_are_told_as_counts_beside_the_library():
     assert "same verdict" not in text
 
 
-def test_gains_and_values_are_told_seed_by_seed():
+def test_gains_and_values_are_told_seed_by_seed(tmp_path: Path):
     gain = {"name": "a", "ours": 2.0, "seeds": [1.0, 3.0], "goal": "> 0", "ok": False, "standard_error": 1.0}
     found = {
         "rows": [gain, {"name": "b", "ours": 50.0, "seeds": [49.0, 51.0], "goal": None}, {"name": "c", "goal": None}]
     }
-    text = process_tables(found | {"machine": {"cpu": "a processor", "date": "2026-01-01"}})
+    stored = tmp_path / "gains.json"
+    stored.write_text(json.dumps(found | {"machine": {"cpu": "a processor", "date": "2026-01-01"}}))
+    text = gain_tables(stored)
     assert "| a | +1.0, +3.0 | +2.0, 1.0 | **missed** |" in text
     assert "| b | 49.0, 51.0 | 50.0 |" in text
     assert "| c |" not in text
