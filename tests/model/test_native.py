@@ -267,12 +267,14 @@ def test_a_source_that_does_not_compile_leaves_nothing_behind(elsewhere, monkeyp
     assert not list(elsewhere.glob("native/*"))
 
 
-def test_what_was_built_is_found_again(elsewhere, monkeypatch):
+def test_what_was_built_is_found_again_and_only_building_it_is_told(elsewhere, monkeypatch, capsys):
     if isinstance(found := library(), str):
         pytest.skip(found)
+    assert capsys.readouterr() == ("", "compiling the CPU kernels, once: about 15 s\n")
     building._library.cache_clear()
     monkeypatch.setattr(subprocess, "run", _no_compiling(subprocess.run))
     assert not isinstance(library(), str)
+    assert capsys.readouterr() == ("", "")
     assert len(list(elsewhere.glob("native/*"))) == 1
 
 

@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -18,7 +19,8 @@ SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
 OFF = "HONE_NATIVE"  # 0: compile nothing
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-fno-exceptions", "-fno-rtti")
-SECONDS = 120  # the most that compiling may take; it takes 5
+SECONDS = 120  # the most that a file may take to compile; all take 15
+SAID = "compiling the CPU kernels, once: about 15 s"
 CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -35,6 +37,7 @@ def _library() -> ctypes.CDLL | str:
     try:
         kept = home() / "native" / f"hone-{fingerprint(compiler)}.so"
         if not kept.exists():
+            print(SAID, file=sys.stderr, flush=True)
             compiled(compiler, kept)
         found = ctypes.CDLL(str(kept))
     except (OSError, subprocess.SubprocessError) as error:
