@@ -1,4 +1,4 @@
-"""PPO with the verifier's reward and a process model's scores as potentials; needs what `hone run process` leaves."""
+"""PPO with the verifier's reward and a process model's scores as potentials; needs the model of `hone run process`."""
 
 from hone import Choice, CriticSpec, Limits, ModelSpec, OptimSpec, ProcessSpec, Recipe, SampleSpec, TrainSpec
 
@@ -11,7 +11,7 @@ def recipe() -> Recipe:
         data="runs/demo/data/problems.jsonl",
         eval_data="runs/demo/data/held_out.jsonl",
         reward={"math": 1.0, "format": 0.1},
-        process=ProcessSpec(path="runs/process/checkpoints/step-000080", use="shaping", separator=" "),
+        process=ProcessSpec(path="runs/process", use="shaping", separator=" "),
         algo=Choice("ppo", {"beta": 0.02, "value_clip": None}),
         critic=CriticSpec(kind="own"),
         sample=SampleSpec(group=8, max_tokens=44),

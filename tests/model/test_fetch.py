@@ -389,8 +389,7 @@ def test_an_absent_package_names_its_extra(package, extra, small, monkeypatch):
         fetch.fetch(str(small) if package == "gguf" else "owner/m", note=quiet)
 
 
-def test_the_folder_of_a_run_names_its_newest_model(tmp_path: Path) -> None:
+def test_the_folder_of_a_run_stands_for_its_newest_model(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "latest").write_text("step-7")
-    with pytest.raises(HoneError, match=r"run is a run, not a model: its newest one is .*run/checkpoints/step-7$"):
-        resolve(tmp_path / "run")
+    assert resolve(tmp_path / "run") == tmp_path / "run" / "checkpoints" / "step-7"

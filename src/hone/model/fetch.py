@@ -80,12 +80,12 @@ def is_whole(folder: Path) -> bool:
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """A model's folder: a path as it is, or where the cache holds the model of this name."""
+    """A model's folder: a path as it is, of a run its newest model, or where the cache holds the model of this name."""
     path, name = Path(name_or_path), str(name_or_path)
     if path.is_file() and path.suffix == ".gguf":
         raise HoneError(f"{path} is a GGUF file: make a folder of it with `hone fetch {path} --to FOLDER`")
     if (pointer := path / "checkpoints" / "latest").is_file():
-        raise HoneError(f"{path} is a run, not a model: its newest one is {pointer.parent / pointer.read_text()}")
+        return pointer.parent / pointer.read_text(encoding="utf-8").strip()
     if path.exists():
         return path
     try:
