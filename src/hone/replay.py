@@ -28,6 +28,7 @@ class Replay:
     weights: str  # where they are from, and how far from those of the time
     found: list[Found]
     then: str  # what was first found in the run
+    nearer: str = ""  # settings under which a run keeps the very weights, where these are others
 
 
 def replay(file: str | Path, *, recipe: Recipe | None = None) -> Replay:
@@ -51,7 +52,20 @@ def replay(file: str | Path, *, recipe: Recipe | None = None) -> Replay:
     then = [str(Found(**f)) for f in about["found"][:1]]
     name = saved.relative_to(folder) if saved is not None else START
     distance = f"{late} updates before it" if late else "exactly those of the time"
-    return Replay(step=about["step"], rows=len(batch), weights=f"{name}, {distance}", found=found, then="".join(then))
+    return Replay(
+        step=about["step"],
+        rows=len(batch),
+        weights=f"{name}, {distance}",
+        found=found,
+        then="".join(then),
+        nearer=_nearer(recipe) if late else "",
+    )
+
+
+def _nearer(recipe: Recipe) -> str:
+    """A checkpoint holds the weights between two steps, never those between two updates of one step."""
+    several = recipe.train.epochs * recipe.train.minibatches > 1
+    return "save.every=1 save.milestones=1" + (" train.epochs=1 train.minibatches=1" if several else "")
 
 
 def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:

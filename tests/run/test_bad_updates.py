@@ -1,11 +1,13 @@
 """A run that meets numbers that are not finite: it skips, says so, keeps the rows, and stops after so many."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small import Wire, World, assert_same_run, contents, hone, interrupt, metrics, recipe, watched, write_rows
 
 import hone as package
@@ -17,6 +19,8 @@ from hone.model.decoder import Decoder
 from hone.recipe import Recipe
 from hone.replay import nearest, replay
 from hone.state import write_model
+from hone.train import checkpoint
+from hone.train.guard import load_rows
 from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
@@ -106,13 +110,43 @@ def test_replay_names_what_is_not_finite(world: World, odd: Path, tmp_path: Path
     assert main(["replay", str(out / "bad/step-000001.safetensors")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "step 1, 3 rows, weights of checkpoints/step-000001, exactly those of the time"
-    names = [line.partition(": ")[2].partition(" is ")[0] for line in lines[2:]]
-    assert lines[1].startswith("weight decoder.model.embed_tokens.weight is nan at [")
-    assert names[:3] == ["forward.logp", "loss.0", "loss"]
+    weight = "weight decoder.model.embed_tokens.weight is nan at ["
+    assert lines[1].startswith(f"before the forward pass, in the weights: {weight}")
+    file = str(out / "bad/step-000001.safetensors")
+    assert main(["replay", file, "--all"]) == 0
+    every = capsys.readouterr().out.splitlines()
+    assert lines == [*every[:2], f"and {len(every) - 2} other tensors: --all or --json lists them"]
+    met, names = zip(*(line.partition(" is ")[0].split(": ") for line in every[2:]), strict=True)
+    assert names[:3] == ("forward.logp", "loss.0", "loss")
+    assert set(met[:3]) == {"in the forward pass of micro-batch 0"}
+    assert names[3] == "gradient of decoder.lm_head.weight"  # the backward pass begins there
     assert all(name.startswith("gradient of decoder.") for name in names[3:])
-    assert names[3:]
-    assert main(["replay", str(out / "bad/step-000001.safetensors"), "--json"]) == 0
-    assert [f["name"] for f in json.loads(capsys.readouterr().out)["found"]][1:4] == names[:3]
+    assert set(met[3:]) == {"in the backward pass of micro-batch 0"}
+    assert main(["replay", file, "--json"]) == 0
+    assert [f["name"] for f in json.loads(capsys.readouterr().out)["found"]][1:4] == list(names[:3])
+
+
+@pytest.mark.parametrize("updates", [0, 5])
+def test_replay_on_earlier_weights_says_why_nothing_is_found(
+    updates: int, world: World, odd: Path, tmp_path: Path, capsys
+):
+    out = tmp_path / "run"
+    package.run(made(world, odd, out, "train.steps=1", rows="all"))
+    (file,) = (out / "bad").iterdir()
+    batch, about = load_rows(file)
+    save_file(dict(batch.columns()), file, metadata={"hone": json.dumps(about | {"updates": updates})})
+    saved = out / "checkpoints/step-000001"
+    shutil.copytree(saved, tmp_path / "sound")
+    weights = tmp_path / "sound/model.safetensors"
+    save_file({name: x.nan_to_num() for name, x in load_tensors(weights).items()}, weights)
+    (tmp_path / "sound/manifest.json").unlink()
+    checkpoint.save_folder(saved, lambda to: shutil.copytree(tmp_path / "sound", to, dirs_exist_ok=True) and None)
+    capsys.readouterr()
+    assert main(["replay", str(file)]) == 0
+    _, why, *remedy = capsys.readouterr().out.splitlines()
+    assert why.startswith("all is finite with these weights; in the run: weight decoder.model.embed_tokens.weight is")
+    kept = "the weights of the time were not saved: a run with save.every=1 save.milestones=1 keeps them"
+    assert remedy == ([kept] if updates else [])
 
 
 def test_replay_needs_neither_data_nor_reward_and_an_algorithm_of_python_with_its_recipe(

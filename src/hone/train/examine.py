@@ -27,6 +27,16 @@ class Found:
     def __str__(self) -> str:
         return f"{self.name} is {self.value} at {self.at}, {self.number} of {self.size} numbers are not finite"
 
+    @property
+    def met(self) -> str:
+        """Where an update comes upon it."""
+        if self.micro < 0:
+            return "before the forward pass, in the weights"
+        if self.name.startswith("gradient of "):
+            return f"in the backward pass of micro-batch {self.micro}"
+        computed = self.name in ("loss", "ratio") or self.name.startswith(("forward.", "loss."))
+        return f"{'in' if computed else 'before'} the forward pass of micro-batch {self.micro}"
+
 
 def examine(
     policy: Model, cut: Iterable[Batch], algo: Algorithm, *, trained: Mapping[str, nn.Parameter]
@@ -50,7 +60,7 @@ def examine(
         loss.backward()
         _note_rows(found, i, micro, _computed(fwd, micro, algo))
         _note(found, _look("loss", loss, micro=i))
-        for name, p in trained.items():
+        for name, p in reversed(trained.items()):  # as the backward pass comes upon them: the last layer first
             _note(found, None if p.grad is None else _look(f"gradient of {name}", p.grad, micro=i))
     return list(found.values())
 
