@@ -81,6 +81,7 @@ def test_commands(chat: Chat, folders: Path, tmp_path: Path):
     saved = json.loads(file.read_text())["messages"]
     assert [m["role"] for m in saved] == ["system", "user", "assistant"]
     assert [m["content"] for m in saved[:2]] == ["be brief", "two"]
+    assert "a new conversation, with this system message\n" in done.err
     for words in ("is there already", "name the file", "no command /nothing", "saved in"):
         assert words in done.err
     assert done.code == 0
@@ -95,6 +96,16 @@ def test_a_model_without_a_template_goes_on_with_the_text_and_says_so_once(chat:
     assert text.startswith("the cat")
     assert "\nsat" in text
     assert done.out.replace("\n", "") in text.replace("\n", "").replace("sat", "", 1).removeprefix("the cat")
+
+
+def test_a_system_message_without_a_template_is_the_text_that_it_begins_with(chat: Chat, folders: Path, tmp_path: Path):
+    file = tmp_path / "text.jsonl"
+    lines = f"/system\n/system the dog\nsat\n/save {file}\n"
+    done = chat(folders / "plain", lines, "--temperature", "0", "--max-tokens", "3")
+    assert "a new conversation, without system message\n" in done.err
+    assert "a new conversation, which begins with this text\n" in done.err
+    assert "with this system message" not in done.err
+    assert json.loads(file.read_text())["text"].startswith("the dog\nsat")
 
 
 def test_a_full_context_is_told_with_the_remedy_and_reset_helps(chat: Chat, folders: Path):

@@ -119,7 +119,7 @@ class Terminal:
         elif name == "system":
             self.system = rest
             self.talk.reset(self.system)
-            self.note("a new conversation, with this system message" if rest else "a new one, without system message")
+            self.note(f"a new conversation, {self._begins()}")
         elif name == "save":
             if not rest:
                 raise HoneError("name the file: /save FILE")
@@ -128,6 +128,12 @@ class Terminal:
         elif name != "quit":
             raise HoneError(f"no command /{name}: {HELP}")
         return name
+
+    def _begins(self) -> str:
+        """What the model reads first."""
+        if not self.system:
+            return "without system message"
+        return "which begins with this text" if self.talk.history.plain else "with this system message"
 
     def _answer(self, line: str) -> None:
         empty, self.interrupt.asked = True, False
