@@ -65,7 +65,8 @@ def stand_in(folder: Path) -> None:
         torch.manual_seed(2)
         write_model(demo / "reward/model", Scorer(decoder(tokenizer, seed=2)), tokenizer)
         judge = Scorer(decoder(tokenizer, seed=4), kind="step")
-        write_model(folder / "runs/process/checkpoints/step-000080", judge, tokenizer)
+        write_model(folder / "runs/process/checkpoints/step-000030", judge, tokenizer)
+    (folder / "runs/process/checkpoints/latest").write_text("step-000030")
 
 
 @pytest.fixture(scope="module")
