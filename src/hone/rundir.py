@@ -69,8 +69,9 @@ def _take(folder: Path, stack: ExitStack) -> None:
 
 
 def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Change]) -> None:
-    """Write the settings where they are new, and the starting model of a fresh run."""
+    """Write the settings where they are new and a step is to be done by them, and the starting model of a fresh run."""
     job.learner.guard.folder, fresh = folder / BAD, found is None
+    goes_on = job.step < job.recipe.train.steps
     job.learner.guard.find()
     decoder = whole_decoder(job) if fresh else None  # every rank takes part
 
@@ -79,9 +80,9 @@ def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Chan
             checkpoint.point(folder / CHECKPOINTS, checkpoint.LATEST, found)
         for place in (folder, folder / BAD):
             checkpoint.sweep(place)
-        if fresh or not is_described(job.recipe, folder):
+        if goes_on and (fresh or not is_described(job.recipe, folder)):
             describe(job.recipe, folder, step=job.step, changed=changed)
-        if changed:
+        if goes_on and changed:
             say(f"{job.recipe.name}: goes on from step {job.step} with other settings: {in_words(changed)}")
         if decoder is not None:
             with adapter_off(decoder):  # resume goes on from the base under the adapters

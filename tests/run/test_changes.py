@@ -94,6 +94,15 @@ def test_more_steps_on_resume_are_the_longer_run(run: Path, world: World, tmp_pa
     assert json.loads((run / "recipe.json").read_text())["train"]["steps"] == 6
 
 
+def test_what_has_no_step_to_do_keeps_its_settings(run: Path, capsys):
+    before = contents(run)
+    assert main(["resume", str(run), "train.steps=1", "optim.lr=0.01", "--allow-change"]) == 0
+    err = capsys.readouterr().err
+    assert "2 of 1 steps are done" in err
+    assert "goes on" not in err
+    assert contents(run) == before
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
