@@ -44,8 +44,12 @@ def run(recipe: Recipe, *, resume: bool = False, allow_change: bool = False) -> 
     allow_change: a run that is resumed may go on with settings that lead elsewhere than those it was started with.
     """
     validate(recipe)
-    with joined(recipe.train.device), Stopper(patience=PATIENCE if collect.world()[1] > 1 else 0.0) as stopper:
+    with joined(recipe.train.device), _stopper() as stopper:
         return _run(recipe, stopper, resume=resume, allow_change=allow_change)
+
+
+def _stopper() -> Stopper:
+    return Stopper(patience=PATIENCE if collect.world()[1] > 1 else 0.0, says=rundir.is_first())
 
 
 def _run(recipe: Recipe, stopper: Stopper, *, resume: bool, allow_change: bool) -> Path:

@@ -3,14 +3,16 @@ it turns, and a second signal at once again."""
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self, TextIO
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = "stopping: saves after this step; {again} ends at once\n"
 _came = list[int]()  # each Ctrl-C before a run has begun
 
 
@@ -18,11 +20,11 @@ class Stopper:
     """Within it a signal is a KeyboardInterrupt; within `gently`, the first one only sets `asked`.
 
     After `gently` nothing is left to do but to tidy up, which no signal ends. Handlers are put back on leaving.
-    patience: seconds in which a second signal is the first one told again.
+    patience: seconds in which a second signal is the first one told again. says: the first one is answered by a line.
     """
 
-    def __init__(self, *, patience: float = 0.0) -> None:
-        self.asked, self._patience, self._since = False, patience, 0.0
+    def __init__(self, *, patience: float = 0.0, says: bool = True) -> None:
+        self.asked, self._patience, self._since, self._says = False, patience, 0.0, says
         self._gentle, self._over, self._owner = False, False, os.getpid()
         self._before: dict[signal.Signals, Any] = {}
 
@@ -64,6 +66,18 @@ class Stopper:
         if self.asked or not self._gentle:
             raise KeyboardInterrupt
         self.asked = True
+        if self._says:
+            _answer(number)
+
+
+def _answer(number: int) -> None:
+    """A line at once: what Python prints with may be in the middle of a line of its own."""
+    if sys.__stderr__ is None:  # closed from the start, and its number may be another file's
+        return
+    typed = number == signal.SIGINT
+    line = STOPPING.format(again="Ctrl-C again" if typed else "a second signal")
+    with suppress(OSError):  # a terminal that was closed
+        os.write(2, ("\n" * (typed and os.isatty(2)) + line).encode())  # it shows ^C in the line it is in
 
 
 class Heard:

@@ -83,6 +83,10 @@ def test_a_signal_saves_and_says_how_to_resume(number: signal.Signals, start, wo
     code, err = finish(process)
     assert code == 130
     assert err[-1] == f"hone: interrupted; the run is saved: continue it with `hone resume {out}`"
+    again = {signal.SIGINT: "Ctrl-C again", signal.SIGTERM: "a second signal"}[number]
+    assert err.count(f"stopping: saves after this step; {again} ends at once") == 1
+    assert process.stdout is not None
+    assert "stopping" not in process.stdout.read()
     saved = latest(out / "checkpoints")
     assert saved is not None
     assert temporary(out) == []
@@ -223,6 +227,16 @@ def test_handlers_are_put_back(monkeypatch):
                 os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)  # what is tidied up is tidied up
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_the_first_signal_is_answered_at_once(capfd):
+    with Stopper() as stopper, stopper.gently():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert capfd.readouterr().err == "stopping: saves after this step; Ctrl-C again ends at once\n"
+    with Stopper(says=False) as stopper, stopper.gently():
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopper.asked
+    assert capfd.readouterr().err == ""
 
 
 def test_a_signal_that_is_told_twice_is_one():
