@@ -103,6 +103,9 @@ def test_a_file_is_gone_on_with_by_the_same_settings_only(world, tmp_path):
     label_steps(world / "model", PROBLEMS[:1], out, reward=even, labels=LABELS, how=HOW)
     with pytest.raises(HoneError, match="was begun with k 3, not 4"):
         label_steps(world / "model", PROBLEMS[:1], out, reward=even, labels=StepLabels(k=4), how=HOW)
+    said = list[str]()
+    label_steps(world / "model", PROBLEMS[:1], out, reward=even, labels=LABELS, how=HOW, say=said.append)
+    assert said == ["1 rows are there: all problems are labelled"]
     out.with_name("steps.jsonl.settings.json").unlink()
     with pytest.raises(HoneError, match=r"not steps\.jsonl\.settings\.json"):
         label_steps(world / "model", PROBLEMS[:1], out, reward=even, labels=LABELS, how=HOW)
@@ -223,6 +226,9 @@ def test_judges_that_cannot_choose_are_refused(world, judge):
             evaluate_ranked(world / "model", PROBLEMS, rank, reward=even)
     with pytest.raises(HoneError, match="use one of min"):
         Rank(judge=judge, by="best")
+    for name in ("judge.yaml", "judge:judge.yaml"):
+        with pytest.raises(HoneError, match=r"--reward judge:judge\.yaml; --judge takes the folder of a reward or"):
+            Rank(judge=name)
     with pytest.raises(ValueError, match="2 ratings"):
         best_first([Rollout(tokens=[1], mask=[True])], [0.1, 0.2])
 

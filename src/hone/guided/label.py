@@ -50,7 +50,8 @@ def label_steps(
     labeller = _labeller(desk, spec, reward)
     done, requests = (ledger.rows[-1]["problem"] + 1, ledger.rows[-1]["requests"]) if ledger.rows else (0, 0)
     if done:
-        say(f"{len(ledger.rows)} rows are there: going on with problem {done + 1} of {len(desk.tasks)}")
+        there, n = f"{len(ledger.rows)} rows are there", len(desk.tasks)
+        say(f"{there}: {'all problems are labelled' if done >= n else f'going on with problem {done + 1} of {n}'}")
     for first, tasks in desk.parts(done):
         start = time.perf_counter()
         solutions = _solutions(desk, tasks, first)

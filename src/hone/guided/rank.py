@@ -33,6 +33,12 @@ class Rank:
 
     def __post_init__(self) -> None:
         aggregate(self.by)  # refused before anything is loaded
+        if self.judge.startswith("judge:") or self.judge.endswith((".yaml", ".yml")):
+            file = self.judge.removeprefix("judge:")
+            raise HoneError(
+                f"{file} is a judge in YAML, which is a reward: use --reward judge:{file}; "
+                "--judge takes the folder of a reward or process model"
+            )
 
 
 def evaluate_ranked(
