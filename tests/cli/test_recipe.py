@@ -98,6 +98,7 @@ def test_a_reward_by_name_weighs_one():
     assert Recipe(reward="math").reward == {"math": 1.0}
     assert override(Recipe(), ["reward=model:runs/rm"]).reward == {"model:runs/rm": 1.0}
     assert override(Recipe(reward="math"), ["reward.format=0.1"]).reward == {"math": 1.0, "format": 0.1}
+    assert override(Recipe(reward={"math": 1.0, "format": 0.1}), ["reward=f1"]).reward == {"f1": 1.0}
 
 
 def test_the_run_is_written_to_a_folder_of_its_name():

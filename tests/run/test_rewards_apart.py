@@ -79,6 +79,13 @@ def test_where_it_runs_changes_no_number(world: World, tmp_path: Path):
     assert_same_run(tmp_path / "auto", tmp_path / "never", step=4)
 
 
+def test_a_part_is_added_to_those_of_the_recipe_and_taken_out_by_a_weight_of_0(world: World, tmp_path: Path):
+    settings = ["reward={'format': 1, 'exact': 2}", "reward.length:1-3=1.0", "reward.exact=0", "train.steps=1"]
+    hone.run(recipe(world, "grpo", tmp_path / "run", *settings))
+    [row] = metrics(tmp_path / "run")
+    assert {name for name in row if name.startswith("reward/")} == {"reward/format", "reward/length:1-3"}
+
+
 def test_parts_held_out_verifiers_and_schedules_show_in_the_log(world: World, tmp_path: Path):
     settings = ["reward.length:1-3=1.0", "reward.format=0.5", "parts.held_out=regex:[a-z]+", "parts.high.format=0.1"]
     settings += ["parts.schedule.length:1-3=0:1 1:0", "train.steps=2"]
