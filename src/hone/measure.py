@@ -15,6 +15,7 @@ from hone.eval.pass_at_k import mean_and_error, mean_pass_at_k
 from hone.log.stats import Stats
 from hone.loop import mismatched_batch
 from hone.model.decoder import Decoder
+from hone.reward.outcome import commonest
 from hone.reward.score import Scorer, score
 from hone.reward.verify.format import format_reward
 from hone.rollout.local import LocalSampler
@@ -45,7 +46,11 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
     valued = [[value for r in g if (value := reward_of(r)) is not None] for g in groups]
     means = [sum(values) / len(values) for values in valued if values]
     if not means:
-        raise HoneError("no completion got a valid reward: mend the reward function or the data's answers")
+        reason, times, _ = commonest(r.outcome for r in rollouts if r.outcome)
+        raise HoneError(
+            f"no completion got a valid reward, most often ({times} of {len(rollouts)} times): {reason}: "
+            "mend the reward function or the data's answers"
+        )
     reward = mean_and_error(means)
     found = {"reward": reward.mean, "reward_error": reward.stderr or 0.0}
     found |= _passes(groups)

@@ -343,7 +343,8 @@ def test_a_place_that_cannot_be_written(world: World, tmp_path: Path, capsys):
     [
         (["--reward", "maths"], "no reward 'maths'; did you mean 'math'?"),
         (["--reward", "model:"], "no reward 'model:'"),
-        (["--reward", "REWARDS:none"], "no completion got a valid reward: mend the reward function"),
+        (["--reward", "REWARDS:none"], "valid reward, most often (7 of 7 times): the reward returned NoneType None"),
+        (["--reward", "REWARDS:raises"], "often (7 of 7 times): RuntimeError: two lines: mend the reward function"),
         (["--samples", "0"], "set n to 1 or more"),
         (["--temperature", "-1"], "temperature is -1.0: set it to 0 (greedy)"),
         (["--max-tokens", "0"], "max_tokens is 0: set it to 1 or more"),

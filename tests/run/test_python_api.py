@@ -14,6 +14,9 @@ from small import ROWS, World, metrics, recipe
 import hone
 from hone.algo import Algorithm
 from hone.errors import HoneError
+from hone.guided.desk import Sampling
+from hone.guided.rank import Rank, evaluate_ranked
+from hone.log import progress
 
 torch.set_num_threads(1)
 
@@ -151,3 +154,18 @@ def test_evaluation_takes_rows_and_functions(world: World):
     assert (found["reward"], found["reward_error"], found["pass@2"]) == (1.0, 0.0, 1.0)
     again = hone.evaluate(world / "model", ROWS["problems"], reward=lambda completion: 1.0, samples=2, max_tokens=3)
     assert again == found
+
+
+@pytest.mark.parametrize("judge", ["", "scorer"])
+def test_evaluation_says_why_some_rewards_are_invalid(judge: str, world: World, capsys):
+    def sometimes(completion, task):
+        return 1 / int(task.answer[-1])  # the answers are 0, 2, 4, ..., 12
+
+    if judge:
+        rank, how = Rank(judge=world / judge), Sampling(samples=2, max_tokens=2)
+        evaluate_ranked(world / "model", ROWS["problems"], rank, reward=sometimes, how=how, say=progress.say)
+    else:
+        hone.evaluate(world / "model", ROWS["problems"], reward=sometimes, samples=2, max_tokens=2)
+    said = capsys.readouterr().err
+    assert "4 of 14 rewards are invalid, most often (4 times): ZeroDivisionError: division by zero" in said
+    assert judge or "the first completion (invalid: ZeroDivisionError: division by zero): " in said

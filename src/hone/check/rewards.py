@@ -1,6 +1,5 @@
 """Checks of the reward: numbers that repeat, that tell completions apart, and that accept the right answer."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from hone.check.gold import FORMS, written
 from hone.check.probe import Probe
 from hone.data.messages import text_of
 from hone.measure import ANSWERS
+from hone.reward.outcome import commonest
 from hone.reward.parts import Combined
 from hone.reward.score import Scorer
 from hone.types import Outcome, Rollout, Task
@@ -37,16 +37,13 @@ def values(probe: Probe) -> Finding:
         return skipped(why)
     outcomes = [r.outcome for g in probe.scored for r in g if r.outcome]
     numbers = [o.value for o in outcomes if o.value is not None]
-    invalid = Counter(o.reason for o in outcomes if o.value is None)
+    reason, _, invalid = commonest(outcomes)
     if invalid:
-        reason, _ = invalid.most_common(1)[0]
         row = next(
             r for g in probe.scored for r in g if r.outcome and not r.outcome.valid and r.outcome.reason == reason
         )
-        seen = (
-            f"{invalid.total()} of {len(outcomes)} rewards are invalid, most often: {reason}; as for {_short(row.task)}"
-        )
-        too_many = invalid.total() > probe.job.recipe.train.max_invalid * len(outcomes)
+        seen = f"{invalid} of {len(outcomes)} rewards are invalid, most often: {reason}; as for {_short(row.task)}"
+        too_many = invalid > probe.job.recipe.train.max_invalid * len(outcomes)
         return (failed if too_many else warned)(seen, "correct the reward function, or the rows it fails on")
     low, high = min(numbers), max(numbers)
     mean = sum(numbers) / len(numbers)

@@ -1,6 +1,6 @@
 """hone eval: what a model's completions of problems are worth."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,7 @@ from hone.algo.select import reward_of
 from hone.guided.desk import Desk, Sampling
 from hone.log.progress import say
 from hone.measure import summarise
+from hone.reward.outcome import commonest
 from hone.reward.score import score
 from hone.types import Group
 
@@ -36,6 +37,18 @@ def evaluate(
         groups += score(desk.completions(tasks, first), judge)
         if not first:
             shown = groups[0][0]
-            say(f"the first completion (reward {reward_of(shown)}): {shown.text[:300]!r}")
+            why = shown.outcome.reason if shown.outcome else ""
+            mark = f"invalid: {why}" if why else f"reward {reward_of(shown)}"
+            say(f"the first completion ({mark}): {shown.text[:300]!r}")
         say(f"{len(groups)} of {len(desk.tasks)} problems")
-    return summarise(groups)
+    found = summarise(groups)
+    warn_of_invalid(groups, say)
+    return found
+
+
+def warn_of_invalid(groups: Sequence[Group], say: Callable[[str], None]) -> None:
+    """How many rewards are no numbers, and most often why."""
+    outcomes = [r.outcome for g in groups for r in g if r.outcome]
+    reason, times, bad = commonest(outcomes)
+    if bad:
+        say(f"{bad} of {len(outcomes)} rewards are invalid, most often ({times} times): {reason}")

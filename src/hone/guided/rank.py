@@ -8,6 +8,7 @@ from typing import Any
 from hone.data.chat import render_prompt
 from hone.errors import HoneError
 from hone.guided.desk import Desk, Sampling, Say
+from hone.guided.evaluate import warn_of_invalid
 from hone.measure import summarise
 from hone.model.fetch import resolve
 from hone.model.folder import load_scorer
@@ -28,7 +29,7 @@ class Rank:
 
     judge: str  # the folder of a reward or process model; several with commas
     by: str = "min"  # how the scores of a process model's steps are summed up
-    separator: str = "\\n"
+    separator: str = ""  # what ends a step; empty: what the process model was trained on, or \\n
     beams: int = 0  # beginnings that are kept at each step, each continued in samples / beams ways
 
     def __post_init__(self) -> None:
@@ -64,8 +65,9 @@ def evaluate_ranked(
         groups += marked
         chosen += [best_first(g, [next(ratings) for _ in g])[:1] for g in marked]
         say(f"{len(groups)} of {len(desk.tasks)} problems")
-    best, name = summarise(chosen), "beam" if search else f"best_of_{how.samples}"
-    return {name: best["reward"], f"{name}_error": best["reward_error"], **summarise(groups)}
+    found, best, name = summarise(groups), summarise(chosen), "beam" if search else f"best_of_{how.samples}"
+    warn_of_invalid(groups, say)
+    return {name: best["reward"], f"{name}_error": best["reward_error"], **found}
 
 
 Rate = Callable[[list[Rollout]], Sequence[float]]

@@ -1,11 +1,11 @@
 """A reward as a run uses it."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hone.errors import HoneError
 from hone.log.hacking import HELD_OUT
+from hone.reward.outcome import commonest
 from hone.reward.score import Scorer, score
 from hone.types import Group, Rollout
 
@@ -41,17 +41,15 @@ class Marker:
 
     def check(self, groups: Sequence[Group]) -> None:
         """Stop a run whose reward is broken: refuse a share of invalid outcomes above `max_invalid`."""
-        outcomes = [r.outcome for g in groups for r in g]
-        reasons = Counter[str]()
-        for outcome in outcomes:
-            if outcome is None:
-                raise ValueError("a rollout is not scored")
-            reasons.update([] if outcome.valid else [outcome.reason])
-        if not reasons or reasons.total() <= self.max_invalid * len(outcomes):
+        rollouts = [r for g in groups for r in g]
+        outcomes = [r.outcome for r in rollouts if r.outcome is not None]
+        if len(outcomes) < len(rollouts):
+            raise ValueError("a rollout is not scored")
+        reason, times, bad = commonest(outcomes)
+        if not bad or bad <= self.max_invalid * len(outcomes):
             return
-        reason, times = reasons.most_common(1)[0]
         raise HoneError(
-            f"{reasons.total()} of {len(outcomes)} rewards are invalid, more than {self.max_invalid:.0%}; most often "
+            f"{bad} of {len(outcomes)} rewards are invalid, more than {self.max_invalid:.0%}; most often "
             f"({times} times): {reason}: correct the reward function or the task, or raise train.max_invalid"
         )
 

@@ -4,7 +4,8 @@ Whatever is no finite number is invalid, and never zero.
 """
 
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -16,6 +17,13 @@ def invalid(reason: str) -> Outcome:
     """No number, for this reason."""
     plain = reason.encode("utf-8", "replace").decode()  # half a surrogate pair can be neither printed nor stored
     return Outcome(value=None, reason=" ".join(plain.split())[:300])
+
+
+def commonest(outcomes: Iterable[Outcome]) -> tuple[str, int, int]:
+    """Of the invalid ones the most frequent reason, how often it is given, and how many there are."""
+    reasons = Counter(outcome.reason for outcome in outcomes if not outcome.valid)
+    reason, times = reasons.most_common(1)[0] if reasons else ("", 0)
+    return reason, times, reasons.total()
 
 
 def crashed(error: BaseException) -> Outcome:

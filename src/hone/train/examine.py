@@ -60,7 +60,7 @@ def examine(
         loss.backward()
         _note_rows(found, i, micro, _computed(fwd, micro, algo))
         _note(found, _look("loss", loss, micro=i))
-        for name, p in reversed(trained.items()):  # as the backward pass comes upon them: the last layer first
+        for name, p in reversed(list(trained.items())):  # as the backward pass comes upon them: the last layer first
             _note(found, None if p.grad is None else _look(f"gradient of {name}", p.grad, micro=i))
     return list(found.values())
 
