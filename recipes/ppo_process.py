@@ -4,14 +4,14 @@ from hone import Choice, CriticSpec, Limits, ModelSpec, OptimSpec, ProcessSpec, 
 
 
 def recipe() -> Recipe:
-    """20 steps of 24 prompts x 8 samples; a step of a sum ends with a space."""
+    """20 steps of 24 prompts x 8 samples."""
     return Recipe(
         name="ppo_process",
         model=ModelSpec(path="runs/demo/sft/model"),
         data="runs/demo/data/problems.jsonl",
         eval_data="runs/demo/data/held_out.jsonl",
         reward={"math": 1.0, "format": 0.1},
-        process=ProcessSpec(path="runs/process", use="shaping", separator=" "),
+        process=ProcessSpec(path="runs/process", use="shaping"),
         algo=Choice("ppo", {"beta": 0.02, "value_clip": None}),
         critic=CriticSpec(kind="own"),
         sample=SampleSpec(group=8, max_tokens=44),

@@ -97,6 +97,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
     if algo.online and recipe.sample.max_tokens >= context:
         raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
     loaded = feeds.feed(recipe, algo, vocabulary, context=context)
+    if isinstance(policy, Scorer) and policy.kind == "step":
+        policy.separator = loaded.separator
     _, ranks = collect.world()
     shared = [f"{ranks} ranks" + (", each with a part of the weights" if learner.shards else "")] if ranks > 1 else []
     job = Run(

@@ -154,7 +154,7 @@ class ProcessSpec:
     # is a potential, which changes no optimum and needs an algorithm with a return for each token
     use: Literal["reward", "progress", "shaping"] = "reward"
     weight: float = 1.0
-    separator: str = "\\n"  # what ends a step, where \\n is a line break: the one that the model was trained on
+    separator: str = ""  # what ends a step, where \\n is a line break; empty: what the model was trained on, or \\n
     join: Literal["mean", "min", "penalty"] = "mean"  # penalty: the mean less the standard deviation
 
 

@@ -46,6 +46,20 @@ def test_a_pattern_reads_its_files_in_order_of_name(tmp_path):
     assert sorted(said(feed.take(6))) == ["a0", "a1", "b0", "b1", "c0", "c1"]
 
 
+def test_the_separator_of_steps_is_told_where_the_rows_agree():
+    row = {"prompt": "a", "steps": ["b "], "step_labels": [1]}
+    written = {**row, "separator": ""}  # as labels are: what ended the steps is in them, or not known
+    for rows, separator in (
+        ([row], "\n"),
+        ([{**row, "separator": ";"}], ";"),
+        ([written], ""),
+        ([{**written, "step_end": " "}, written], " "),
+        ([{**written, "step_end": " "}, row], ""),
+        (texts("a", 2), ""),
+    ):
+        assert load(rows).separator == separator
+
+
 def test_parts_without_weights_are_one_dataset_and_with_weights_a_mix(tmp_path):
     a, b = write(tmp_path / "a.jsonl", texts("a", 3)), write(tmp_path / "b.jsonl", texts("b", 9))
     joined = load(f"{a}+{b}").feed

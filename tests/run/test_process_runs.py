@@ -130,6 +130,46 @@ def test_the_command_labels_and_a_process_model_learns_from_its_rows(world, tmp_
     assert "seconds" in printed
     folder = runner.run(recipe(world, "process_reward_model", tmp_path / "run", f"data={out}", "train.steps=2"))
     assert load_scorer(folder).kind == "step"
+    assert load_scorer(folder).separator == "\n"
+
+
+def test_a_separator_that_separates_nothing_is_doubted(world, tmp_path):
+    said = list[str]()
+    label_steps(
+        world / "model",
+        PROBLEMS,
+        tmp_path / "a",
+        reward=even,
+        labels=StepLabels(k=1, separator="@"),
+        how=HOW,
+        say=said.append,
+    )
+    assert said[-1] == "warning: 5 of 5 solutions have one step: if '@' does not end one, set --separator"
+    said.clear()
+    label_steps(
+        world / "model", PROBLEMS, tmp_path / "b", reward=even, labels=StepLabels(k=1), how=HOW, say=said.append
+    )
+    assert said == ["5 of 5 problems"]
+
+
+def test_a_process_model_is_used_with_the_separator_of_its_labels(world, judge, tmp_path):
+    spaced = [{**row, "completion": row["completion"].replace("\n", " ")} for row in PROBLEMS]
+    labels, out = StepLabels(k=1, separator=" "), tmp_path / "steps.jsonl"
+    label_steps(world / "model", spaced, out, reward=even, labels=labels, how=HOW)
+    runner.run(recipe(world, "process_reward_model", tmp_path / "run", f"data={out}", "train.steps=1"))
+    own = str(tmp_path / "run")
+    assert process_model([own], world.tokenizer).stepper.separator == " "
+    assert process_model([own, judge], world.tokenizer).stepper.separator == " "
+    assert process_model([judge], world.tokenizer).stepper.separator == "\n"
+    assert process_model([judge], world.tokenizer, separator=" ").stepper.separator == " "
+    made = recipe(world, "ppo", tmp_path / "ppo", f"process.path={own}")
+    job = runner.prepare(made)
+    assert job.process is not None
+    assert job.process.model.stepper.separator == " "
+    with pytest.raises(HoneError, match=r"steps that end with ' ', not '\\n': leave the separator out"):
+        evaluate_ranked(world / "model", PROBLEMS, Rank(judge=own, separator="\\n"), reward=even, how=HOW)
+    found = evaluate_ranked(world / "model", PROBLEMS[:1], Rank(judge=own), reward=even, how=HOW)
+    assert "best_of_2" in found
 
 
 # --- in training ---

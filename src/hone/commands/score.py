@@ -21,7 +21,9 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
         "--by", default="min", metavar="HOW", help="a process model's steps: min, last, mean or product (default: min)"
     )
     parser.add_argument("--beams", type=int, default=0, metavar="B", help="search by steps: keep B of K at each step")
-    parser.add_argument("--separator", default="\\n", metavar="TEXT", help="what ends a step (default: \\n)")
+    parser.add_argument(
+        "--separator", default="", metavar="TEXT", help="what ends a step (default: the process model's own, or \\n)"
+    )
 
 
 def _ranked(arguments: argparse.Namespace) -> dict[str, float]:

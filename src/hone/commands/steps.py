@@ -54,6 +54,8 @@ COMMANDS = (
         options=_options,
         run=_run,
         notes="Killed, the same command goes on where it was.",
-        examples=("hone label-steps runs/demo/sft/model runs/demo/data/held_out.jsonl --out steps.jsonl --limit 8",),
+        examples=(
+            "hone label-steps runs/demo/sft/model runs/demo/data/held_out.jsonl --out steps.jsonl --separator ' '",
+        ),
     ),
 )

@@ -30,6 +30,12 @@ class Loaded:
     converters: Mapping[str, Converter]
     notes: tuple[str, ...] = ()  # before the run
 
+    @property
+    def separator(self) -> str:
+        """What ends the rows' steps, where all that is known of it agrees; else nothing."""
+        ends = {end for converter in self.converters.values() for end in converter.tally.step_ends if end}
+        return ends.pop() if len(ends) == 1 else ""
+
     def news(self) -> tuple[str, ...]:
         """What there is to say by now that the notes did not: rows of a stream are met as the run goes on."""
         return tuple(text for text in _notes(self.converters) if text not in self.notes)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from hone.data.chat import Turns, render_prompt
 from hone.data.parse import shown
-from hone.data.rows import converter, task_row
+from hone.data.rows import converter, step_end, task_row
 from hone.data.shapes import Row, Shape, shape_of
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
@@ -29,6 +29,7 @@ class Tally:
     reasons: list[str] = field(default_factory=list[str])  # of the first bad ones
     written: Counter[str] = field(default_factory=Counter[str])  # rows converted, by the way they were written
     left_out: Counter[str] = field(default_factory=Counter[str])  # rows a named dataset is known to be better without
+    step_ends: set[str] = field(default_factory=set[str])  # what ends the steps, of rows with steps
 
     def skip(self, reason: str) -> None:
         """Count a bad row."""
@@ -105,6 +106,8 @@ class Grouper:
             self.shape, self.first = self._usable(shape), where
         elif self.first and (found := shape_of(row, expected=self.expected)) is not shape:
             raise HoneError(f"it has the columns ({found}), {self.first} ({shape}): split the dataset")
+        if shape is Shape.STEPS:
+            self.tally.step_ends.add(step_end(row))
         return group
 
     def _usable(self, shape: Shape) -> Shape:

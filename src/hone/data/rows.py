@@ -131,6 +131,12 @@ def closed_steps(row: Row, steps: Sequence[str], *, separator: str = "\n") -> li
     return [step if end and step.endswith(end) else step + end for step in steps]
 
 
+def step_end(row: Row) -> str:
+    """What ends the row's steps: the separator or, of steps as written, the column "step_end"; empty: not known."""
+    separator = "\n" if row.get("separator") is None else str(row["separator"])
+    return separator or str(row.get("step_end") or "")
+
+
 def steps_row(row: Row, tokenizer: Tokenizer, *, separator: str = "\n") -> Rollout:
     """PRM: each step ends with the separator, and its label sits on that last token, NaN elsewhere.
 

@@ -15,6 +15,7 @@ from hone.types import Group, Task
 
 GIVEN = "completion"  # the column that has a solution already
 WHOLE = "whole"  # the column that marks the last row of a problem
+WHOLLY = 0.9  # from this share of solutions with one step on, the separator is doubted
 NEXT = 2**62  # continuations draw from other numbers than solutions
 
 
@@ -60,9 +61,20 @@ def label_steps(
             raise HoneError(f"{share:.0%} of the continuations have no verdict: mend the reward or the data's answers")
         rows, requests = _rows(solutions, found, first, requests)
         seconds = (time.perf_counter() - start) / max(len(rows), 1)
-        ledger.append([{**row, "seconds": round(seconds, 4)} for row in rows])
+        more = {"step_end": labeller.stepper.separator, "seconds": round(seconds, 4)}
+        ledger.append([row | more for row in rows])
         say(f"{first + len(tasks)} of {len(desk.tasks)} problems")
+        if first == done and (doubt := _doubt(rows, labeller.stepper.separator)):
+            say(doubt)
     return report(ledger.rows)
+
+
+def _doubt(rows: Sequence[Row], separator: str) -> str:
+    """What to say where the separator hardly ever separates; else nothing."""
+    ones = sum(len(row["step_labels"]) == 1 for row in rows)
+    if not rows or ones < WHOLLY * len(rows):
+        return ""
+    return f"warning: {ones} of {len(rows)} solutions have one step: if {separator!r} does not end one, set --separator"
 
 
 def _labeller(desk: Desk, spec: StepLabels, reward: Any) -> Labeller:

@@ -74,7 +74,8 @@ def save_scorer(
     """As save_decoder, with the head as score.* and no vocabulary head: tied, so that none is made at loading."""
     state = dict(weights_of(scorer) if weights is None else weights)
     head = {name: state.pop(name) for name in list(state) if name.startswith("score.")}
-    made = {"hone": {"kind": scorer.kind, "mean": scorer.mean, "std": scorer.std}}
+    separator = {"separator": scorer.separator} if scorer.separator else {}
+    made = {"hone": {"kind": scorer.kind, "mean": scorer.mean, "std": scorer.std, **separator}}
     if isinstance(scorer.decoder, Foreign):  # the whole language model, and the head in a file of its own
         scorer.decoder.save(Path(folder), state)
         (Path(folder) / CONFIG).write_text(json.dumps(_read_hf(Path(folder)) | made, indent=2) + "\n")
@@ -128,7 +129,9 @@ def _scorer(decoder: Decoder, state: dict[str, Tensor], made: Any) -> Scorer:
     _check_shapes({n: tuple(p.shape) for n, p in head.state_dict().items()}, state)
     head.load_state_dict(state, assign=True)
     mean, std = _calibration(made)
-    return Scorer(decoder, head=head, kind=made.get("kind", "reward"), mean=mean, std=std)
+    scorer = Scorer(decoder, head=head, kind=made.get("kind", "reward"), mean=mean, std=std)
+    scorer.separator = str(made.get("separator") or "")
+    return scorer
 
 
 def _calibration(made: Any) -> tuple[float, float]:

@@ -34,11 +34,14 @@ def process_model(
     folders: Sequence[str],
     vocabulary: Tokenizer,
     *,
-    separator: str = "\n",
+    separator: str = "",
     how: str = "mean",
     device: torch.device | str = "cpu",
 ) -> ProcessModel:
-    """The process model of a folder, or of several; it reads the policy's own tokens."""
+    """The process model of a folder, or of several; it reads the policy's own tokens.
+
+    separator: what ends a step; empty: what the model was trained on, or a line break where that is not known.
+    """
     models = list[Scorer]()
     for folder in map(resolve, folders):
         scorer = load_scorer(folder)
@@ -47,9 +50,17 @@ def process_model(
         if (other := _own_tokenizer(folder, vocabulary)) is not None:
             check_same_tokens(vocabulary, other, folder)
         check_fits(vocabulary, scorer.vocab_size)
+        separator = _same_separator(folder, scorer.separator, separator)
         models.append(scorer.eval().requires_grad_(False).to(device))
-    stepper = Stepper(decode=vocabulary.decode, stop_ids=vocabulary.stop_ids, separator=separator)
+    stepper = Stepper(decode=vocabulary.decode, stop_ids=vocabulary.stop_ids, separator=separator or "\n")
     return ProcessModel(models=models, stepper=stepper, pad_id=vocabulary.pad_id, how=how, device=device)
+
+
+def _same_separator(folder: Path, own: str, wanted: str) -> str:
+    """The one of the two that is known; at steps that are cut elsewhere the scores mean nothing."""
+    if own and wanted and own != wanted:
+        raise HoneError(f"{folder} was trained on steps that end with {own!r}, not {wanted!r}: leave the separator out")
+    return own or wanted
 
 
 def _member(folder: Path, vocabulary: Tokenizer, device: torch.device | str) -> RewardModel:

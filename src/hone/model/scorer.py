@@ -13,11 +13,12 @@ from hone.types import Batch, Forward
 class Scorer(nn.Module):
     """A reward, value or step model: (head(h) - mean) / std at every real position.
 
-    `mean` and `std` are those of the raw scores on a calibration set, and are saved with the model.
+    `mean` and `std` are those of the raw scores on a calibration set, and are saved with the model, as is `separator`.
     """
 
     KINDS = ("reward", "value", "step")
     old = None  # no distribution, so nothing to compare it with
+    separator = ""  # what ended the steps it was trained on; empty: not known
 
     def __init__(
         self,

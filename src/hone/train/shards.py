@@ -113,6 +113,8 @@ class Shards:
         """The model as it is now, on the first rank's CPU; every rank takes part, and the others get a skeleton."""
         twin = self.empty(torch.device("meta" if collect.world()[0] else "cpu"))
         self._gather(twin)
+        if isinstance(twin, Scorer) and isinstance(self.policy, Scorer):
+            twin.separator = self.policy.separator
         return twin
 
     def _gather(self, twin: Decoder | Scorer) -> None:
