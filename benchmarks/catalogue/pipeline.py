@@ -135,7 +135,7 @@ REWARD = (
     ),
     fault(
         "a run with a broken reward goes on", "pain 12", "loop", "reward/marker.py",
-        old="        if not reasons or reasons.total()", new="        if True or reasons.total()",
+        old="        if not bad or len(bad)", new="        if True or len(bad)",
         tests="run/test_settings_take_effect.py",
     ),
 )  # fmt: skip

@@ -99,6 +99,23 @@ def test_many_hang_at_once_and_the_run_of_calls_still_ends(reward: Reward):
     assert [o.value for o in found] == [None, 3.0] * 4
 
 
+def test_what_is_given_up_is_no_later_calls_answer():
+    pool, asked = Pool([lambda seconds: time.sleep(seconds) or seconds], workers=2), list[int]()
+
+    def enough(number: int, answer: object) -> None:
+        asked.append(number)
+        raise ValueError("enough")
+
+    calls = [pickle.dumps((0, seconds)) for seconds in (0.3, 0.0, 0.0)]
+    with pytest.raises(ValueError, match="enough"):
+        pool.map(calls, seconds=5.0, seen=enough)
+    assert asked == [1], "the others were not waited for"
+    for _ in range(3):
+        found = pool.map([pickle.dumps((0, x)) for x in (0.1, 0.2, 0.4)], seconds=5.0)
+        assert [content for _, content in found] == [b"0.1", b"0.2", b"0.4"]
+    pool.close()
+
+
 def test_a_batched_function_has_the_time_of_all_its_completions_and_crashes_as_one():
     def batch(completions):
         if "die" in completions:

@@ -1,6 +1,7 @@
 """A run whose reward hangs or takes its interpreter down: those outcomes are invalid, and it goes on."""
 
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from small import World, assert_same_run, metrics, recipe
 
 import hone
 from hone.errors import HoneError
+from hone.reward.apart import MOST
 
 torch.set_num_threads(1)
 ODD = """\
@@ -27,6 +29,10 @@ def dies(completion):
     if len(completion.encode()) % 3 == 0:
         os.kill(os.getpid(), 9)
     return float(len(completion) % 5)
+
+
+def sleeps(completion):
+    time.sleep(60)
 
 
 def always(completion):
@@ -57,6 +63,16 @@ def test_the_run_goes_on_without_what_hangs_or_dies(name: str, odd: Path, world:
 def test_a_reward_that_always_dies_stops_the_run_with_the_reason(odd: Path, world: World, tmp_path: Path):
     with pytest.raises(HoneError, match=r"9 of 9 rewards are invalid.* took its process down \(SIGKILL\)"):
         hone.run(recipe(world, "grpo", tmp_path / "run", f"reward={odd}:always"))
+
+
+@pytest.mark.parametrize("lag", [[], ["train.lag=1", "train.mismatch=truncate"]], ids=["", "sampled ahead"])
+def test_a_reward_that_always_hangs_is_not_waited_for(lag, odd: Path, world: World, tmp_path: Path, capsys):
+    settings = [f"reward={odd}:sleeps", "train.reward_timeout=1", "train.prompts=64", "sample.group=4", *lag]
+    start = time.monotonic()
+    with pytest.raises(HoneError, match=r"of 256 rewards are invalid, more than 1%.*timed out: reward sleeps"):
+        hone.run(recipe(world, "grpo", tmp_path / "run", "train.max_invalid=0.01", *settings))
+    assert time.monotonic() - start < 256 / MOST / 2, "all of them take twice this at the least"
+    assert capsys.readouterr().err.count("timed out: reward sleeps took more than 1 s (train.reward_timeout") == 1
 
 
 def test_where_a_reward_runs_is_a_setting(odd: Path, world: World, tmp_path: Path):

@@ -26,13 +26,16 @@ import torch
 from hone.errors import HoneError
 from hone.reward.keeper import ANSWERED, DIED, TIMED_OUT, Closed, keep, pair, receive, send
 from hone.reward.outcome import crashed, invalid, to_outcome
+from hone.reward.patience import watch
 from hone.reward.score import Reward
 from hone.reward.waiting import AT_ONCE
 from hone.types import Outcome, Rollout
 
 MOST = 8  # workers, unless asked for more
 STARTS, TRIES = 20.0, 3  # seconds that a new process may take to come to life, and how many are tried
+NOBODYS = -1  # the number of a call that was given up
 Answer = tuple[float, bytes]  # what became of a call (see keeper), and what the worker said, or how it died
+Seen = Callable[[int, Answer], None]
 Keeper = tuple[socket.socket, int]  # the connection, and the process
 
 
@@ -59,20 +62,27 @@ class Pool:
         self.size = workers or min(MOST, _cores())
         self._keepers = [_keeper(work) for _ in range(self.size)]
         self._idle, self._lock = [end for end, _ in self._keepers], threading.Lock()
+        self._given_up = dict[socket.socket, int]()  # whose answers are still to come, and nobody wants
         self.close = weakref.finalize(self, _close, os.getpid(), self._keepers)
 
-    def map(self, calls: Sequence[bytes], *, seconds: float) -> list[Answer]:
-        """The answers in the calls' order, as many at a time as there are workers; each call has so many seconds."""
+    def map(self, calls: Sequence[bytes], *, seconds: float, seen: Seen = lambda number, answer: None) -> list[Answer]:
+        """The answers in the calls' order, as many at a time as there are workers; each call has so many seconds.
+
+        seen: is given each one with its call's number when it comes; where it raises, the others are given up.
+        """
         answers, waiting = dict[int, Answer](), list(reversed(list(enumerate(calls))))
-        busy = dict[socket.socket, int]()
         with self._lock:
+            busy, self._given_up = self._given_up, {}
             while len(answers) < len(calls):
                 while waiting and self._idle:
                     self._begin(busy, *waiting.pop(), seconds=seconds)
                 if not busy:
                     raise HoneError("the processes that compute rewards were ended from outside: resume the run")
                 for end in select.select(list(busy), [], [])[0]:
-                    self._finish(end, answers, number=busy.pop(end))
+                    number, answer = busy.pop(end), self._finish(end)
+                    answers |= {number: answer} if number != NOBODYS else {}
+                    self._show(number, answer, seen, busy)
+            self._given_up = busy
         return [answers[number] for number in range(len(calls))]
 
     def _begin(self, busy: dict[socket.socket, int], number: int, call: bytes, *, seconds: float) -> None:
@@ -81,14 +91,21 @@ class Pool:
         with suppress(Closed):  # which is found out when it is asked for its answer
             send(end, call, seconds)
 
-    def _finish(self, end: socket.socket, answers: dict[int, Answer], *, number: int) -> None:
+    def _show(self, number: int, answer: Answer, seen: Seen, busy: Iterable[socket.socket]) -> None:
+        try:
+            if number != NOBODYS:
+                seen(number, answer)
+        except Exception:
+            self._given_up = dict.fromkeys(busy, NOBODYS)
+            raise
+
+    def _finish(self, end: socket.socket) -> Answer:
         try:
             content, about = receive(end)
         except Closed:
-            answers[number] = (DIED, b"its keeper was ended")
-        else:
-            answers[number] = (about, content)
-            self._idle.append(end)
+            return DIED, b"its keeper was ended"
+        self._idle.append(end)
+        return about, content
 
 
 def _keeper(work: Callable[[bytes], bytes]) -> Keeper:
@@ -153,8 +170,15 @@ class Apart(Reward):
         columns, n = self.columns(rollouts), len(rollouts)
         share = n if not self.one_by_one else math.ceil(n / self.pool.size) if self.waits else 1
         calls = [{name: c[i : i + share] for name, c in columns.items()} for i in range(0, n, share)]
-        answers = self.pool.map([self._call(call) for call in calls], seconds=self._limit(share))
-        return [outcome for call, answer in zip(calls, answers, strict=True) for outcome in self._read(call, answer)]
+        found, watched = dict[int, list[Outcome]](), watch()
+
+        def seen(number: int, answer: Answer) -> None:
+            found[number] = self._read(calls[number], answer)
+            if watched is not None:
+                watched(found[number], late=answer[0] == TIMED_OUT)
+
+        self.pool.map([self._call(call) for call in calls], seconds=self._limit(share), seen=seen)
+        return [outcome for number in range(len(calls)) for outcome in found[number]]
 
     def _limit(self, number: int) -> float:
         """Seconds for a call of so many completions; where they wait together each is timed in the worker as well."""

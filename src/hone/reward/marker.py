@@ -1,13 +1,16 @@
 """A reward as a run uses it."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hone.errors import HoneError
 from hone.log.hacking import HELD_OUT
+from hone.log.progress import say
 from hone.reward.outcome import commonest
+from hone.reward.patience import Enough, limited
 from hone.reward.score import Scorer, score
-from hone.types import Group, Rollout
+from hone.types import Group, Outcome, Rollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,7 @@ class Marker:
     reward: Scorer
     max_invalid: float = 0.2
     held_out: Scorer | None = None
+    late: list[str] = field(default_factory=list[str])  # the first time-out, which is told
 
     @property
     def one_by_one(self) -> bool:
@@ -31,12 +35,22 @@ class Marker:
         self.check(found)
         return found
 
-    def fill(self, groups: Sequence[Group]) -> list[Group]:
-        """The same groups with every outcome filled."""
-        scored = score(groups, self.reward)
+    def fill(self, groups: Sequence[Group], *, bad: Sequence[Outcome] = (), count: int = 0) -> list[Group]:
+        """The same groups with every outcome filled.
+
+        bad, count: of a step whose other rollouts were scored before or will be, its invalid outcomes so far and all
+        of its rollouts; none: these groups are all of it.
+        """
+        count = count or sum(map(len, groups))
+        try:
+            with limited(self.max_invalid * count - len(bad), self._late):
+                scored = score(groups, self.reward)
+        except Enough as enough:
+            raise self._too_many([*bad, *enough.outcomes], count) from None
         if self.held_out is None:
             return scored
-        said = iter(self.held_out([r for g in scored for r in g]))
+        with limited(math.inf, self._late):
+            said = iter(self.held_out([r for g in scored for r in g]))
         return [[_noted(r, next(said).value) for r in g] for g in scored]
 
     def check(self, groups: Sequence[Group]) -> None:
@@ -45,13 +59,22 @@ class Marker:
         outcomes = [r.outcome for r in rollouts if r.outcome is not None]
         if len(outcomes) < len(rollouts):
             raise ValueError("a rollout is not scored")
-        reason, times, bad = commonest(outcomes)
-        if not bad or bad <= self.max_invalid * len(outcomes):
+        bad = [outcome for outcome in outcomes if not outcome.valid]
+        if not bad or len(bad) <= self.max_invalid * len(outcomes):
             return
-        raise HoneError(
-            f"{bad} of {len(outcomes)} rewards are invalid, more than {self.max_invalid:.0%}; most often "
+        raise self._too_many(bad, len(outcomes))
+
+    def _too_many(self, bad: Sequence[Outcome], count: int) -> HoneError:
+        reason, times, _ = commonest(bad)
+        return HoneError(
+            f"{len(bad)} of {count} rewards are invalid, more than {self.max_invalid:.0%}; most often "
             f"({times} times): {reason}: correct the reward function or the task, or raise train.max_invalid"
         )
+
+    def _late(self, reason: str) -> None:
+        if not self.late:
+            self.late.append(reason)
+            say(f"{reason}: no reward for that completion; said once a run")
 
 
 def _noted(rollout: Rollout, value: float | None) -> Rollout:

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 import torch
 
 from hone.log.laps import Laps
-from hone.types import Group, Rollout, Task
+from hone.types import Group, Outcome, Rollout, Task
 
 T = TypeVar("T")
 Steps = Iterator[Sequence[tuple[int, Rollout]]]  # after each of the sampler's, what has ended in it, numbered
@@ -38,7 +38,7 @@ class Scoring(Protocol):
 
     def __call__(self, groups: list[Group]) -> list[Group]: ...
 
-    def fill(self, groups: Sequence[Group]) -> list[Group]: ...
+    def fill(self, groups: Sequence[Group], *, bad: Sequence[Outcome] = (), count: int = 0) -> list[Group]: ...
 
     def check(self, groups: Sequence[Group]) -> None: ...
 
@@ -172,7 +172,7 @@ def scored(steps: Steps, score: Scoring, laps: Laps, *, tasks: int, group: int, 
     called in the order in which rollouts end, on all that have ended since the last call, whether it is fast, and waits
     for the last of them, or not.
     """
-    done: dict[int, Rollout] = {}
+    done, bad = dict[int, Rollout](), list[Outcome]()  # bad: those that are invalid
     spent, count = 0.0, tasks * group
     with Beside(steps, stop) as beside:
         while fresh := beside.some():
@@ -180,9 +180,10 @@ def scored(steps: Steps, score: Scoring, laps: Laps, *, tasks: int, group: int, 
                 beside.through()
                 fresh += beside.some()
             start = time.perf_counter()
-            marked = score.fill([[r for _, r in fresh]])[0]
+            marked = score.fill([[r for _, r in fresh]], bad=bad, count=count)[0]
             spent += time.perf_counter() - start
             done |= {number: r for (number, _), r in zip(fresh, marked, strict=True)}
+            bad += [r.outcome for r in marked if r.outcome is not None and not r.outcome.valid]
     laps("sample", at=beside.ended)
     rollouts = [done[number] for number in sorted(done)]
     groups = [rollouts[i : i + group] for i in range(0, count, group)]
