@@ -31,7 +31,7 @@ class Outcome:
     value: float | None  # None: invalid
     parts: Mapping[str, float] = field(default_factory=dict[str, float])
     added: Mapping[str, float] = field(default_factory=dict[str, float])  # what each part added to the value
-    reason: str = ""  # why it is invalid
+    reason: str = ""  # why it is invalid; of a program that failed its tests, what it said: shown, never believed
 
     @property
     def valid(self) -> bool:

@@ -101,7 +101,7 @@ def test_the_fraction_counts_tests():
     assert value(half, MBPP, mode="fraction") == pytest.approx(2 / 3)
     assert value("print(3)", STDIN, mode="fraction") == 0.5
     hang = "def add(a, b):\n    while a == 2: pass\n    return a + b"
-    assert judged(hang, read_tests(MBPP), limits=Limits(seconds=0.5)) == [True, True, False]
+    assert judged(hang, read_tests(MBPP), limits=Limits(seconds=0.5))[0] == [True, True, False]
 
 
 def test_tests_that_are_more_than_comparisons_ask_from_a_sandbox_of_their_own():
@@ -150,7 +150,7 @@ def test_spoofed_verdicts_score_zero():
     spoofs = [p for p in PROGRAMS if p.kind == "V" and p.id != "V053" and "long" not in p.marks]
     spoofs = [*spoofs[::4], *(p for p in spoofs if p.id == "V066")]
     tests = read_tests(Task(prompt="", extra={"test_list": ["assert add(17, 25) == 42", "assert add(2, -9) == -7"]}))
-    assert [p.id for p in spoofs if all(judged(p.code, tests))] == []
+    assert [p.id for p in spoofs if all(judged(p.code, tests)[0])] == []
 
 
 def test_the_last_program_of_a_completion_counts():
@@ -286,3 +286,22 @@ def test_tests_that_test_nothing_are_none(extra: dict):
     outcome = code_reward(fenced("def f(): return 1"), Task(prompt="q", extra=extra))
     assert outcome.value is None
     assert "tests nothing" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("program", "says"),
+    [
+        ("def add(x) return", "SyntaxError: expected ':'"),
+        ("raise ValueError('\\x1b[2J\\nrow 3 passed')", "ValueError: [2J row 3 passed"),
+        ("import sys; sys.stderr.write('\\n\\x00\\x9b31m' + 'y' * 10**5)", "KeyError"),
+        ("while True: pass", "ended by the limit of its time"),
+        ("def add(a, b): return a + b", ""),
+    ],
+)
+def test_what_a_failed_program_says_is_one_short_line_and_moves_no_verdict(program: str, says: str):
+    found = code_reward(fenced(program), MBPP, limits=Limits(seconds=0.5))
+    assert found.value == float(not says)
+    assert says in found.reason
+    assert bool(says) == bool(found.reason)
+    assert found.reason.isprintable()
+    assert len(found.reason) <= 200

@@ -1,5 +1,6 @@
 """Programs in any language of the machine, by a file of settings: what is right passes, all else is 0, in its time."""
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hone.cli import main
 from hone.config import from_plain
 from hone.errors import HoneError
 from hone.reward.sandbox import Limits, Program
@@ -214,3 +216,17 @@ def test_the_folder_of_the_run_is_not_shown(tmp_path: Path, monkeypatch: pytest.
 def test_a_setting_that_is_none_says_what_to_do(setting: str, says: str):
     with pytest.raises(HoneError, match=says):
         alone(f"code:{setting}")
+
+
+def test_a_right_program_that_does_not_build_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    build = "echo 'main.x:3: \x1b[31mno such header' >&2; exit 1"
+    (tmp_path / "code.yaml").write_text(json.dumps({"file": "main.x", "build": f'sh -c "{build}"', "run": "sh main.x"}))
+    row = {"prompt": "q", "x": "echo 1", "inputs": [""], "outputs": ["1"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    asked = [str(tmp_path / "rows.jsonl"), "--reward", f"code:{tmp_path / 'code.yaml'}", "--gold", "x"]
+    why = "sh ended with 1: main.x:3: [31mno such header"
+    assert main(["rewards", "test", *asked, "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    assert [(m["kind"], m["reason"]) for m in found["misses"]] == [("gold", why)]
+    assert main(["rewards", "test", *asked]) == 2
+    assert f"scores 0 in every form; it said: {why}" in capsys.readouterr().out

@@ -143,7 +143,8 @@ def _show(proof: "Proof", arguments: argparse.Namespace, *, seconds: float) -> N
 def _said(miss: "Miss") -> str:
     tried, value = f"{miss.answer[:CUT]!r}", miss.value
     if miss.kind == "gold":
-        return f"its own answer {tried} scores {value:g} in every form"
+        said = f"; it said: {miss.reason}" if miss.reason else ""
+        return f"its own answer {tried} scores {value:g} in every form{said}"
     if miss.kind == "shuffled":
         return f"{tried} scores {value:g}, where {miss.gold[:CUT]!r} is right"
     return f"{tried} is invalid: {miss.reason}" if miss.kind == "invalid" else f"there is no answer: {miss.reason}"

@@ -37,8 +37,8 @@ def evaluate(
         groups += score(desk.completions(tasks, first), judge)
         if not first:
             shown = groups[0][0]
-            why = shown.outcome.reason if shown.outcome else ""
-            mark = f"invalid: {why}" if why else f"reward {reward_of(shown)}"
+            value, why = reward_of(shown), shown.outcome.reason if shown.outcome else ""
+            mark = f"invalid: {why}" if value is None else f"reward {value}"
             say(f"the first completion ({mark}): {shown.text[:300]!r}")
         say(f"{len(groups)} of {len(desk.tasks)} problems")
     found = summarise(groups)

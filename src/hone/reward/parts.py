@@ -88,7 +88,8 @@ class Combined:
             parts[name] = outcome.value
             parts |= {f"{name}/{inner}": value for inner, value in outcome.parts.items()}
             added[name] = self.rewards[name].added(outcome.value, step)
-        return to_outcome(Outcome(value=math.fsum(added.values()), parts=parts, added=added))
+        said = next((outcome.reason for outcome in outcomes.values() if outcome.reason), "")
+        return to_outcome(Outcome(value=math.fsum(added.values()), parts=parts, added=added, reason=said))
 
     def steady(self) -> "Combined":
         """The same without schedules, so that numbers of different steps can be compared."""

@@ -16,7 +16,7 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
-from hone.reward.sandbox import Finished, Language, Limits, Program, Sandbox, SandboxError
+from hone.reward.sandbox import Finished, Language, Limits, Program, Raised, Sandbox, SandboxError
 from hone.reward.sandbox_talk import frame
 from hone.reward.verify.code_settings import MODES, PYTHON
 from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
@@ -26,6 +26,7 @@ from hone.types import Outcome, Task
 LIMITS = Limits()
 MAX_CALLS = 10_000  # of one test
 MAX_LATE = 3  # inputs on which a script may run out of time before it is given up
+SAID = 200  # characters of what a program wrote that are shown
 _FENCE = re.compile(
     r"^([ \t]{0,3})```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
 )
@@ -101,11 +102,12 @@ def code_reward(
     if source is None:
         return Outcome(value=0.0)
     try:
-        verdicts = judged(source, tests, limits=limits, folders=folders, language=language)
+        verdicts, said_of_it = judged(source, tests, limits=limits, folders=folders, language=language)
     except SandboxError as error:
         return invalid(str(error))
     share = sum(verdicts) / len(verdicts)
-    return Outcome(value=share if mode == "fraction" else float(share == 1))
+    reason = said_of_it if share < 1 else ""
+    return Outcome(value=share if mode == "fraction" else float(share == 1), reason=reason)
 
 
 def code(setting: str) -> Callable[..., Outcome]:
@@ -122,27 +124,39 @@ def judged(
     limits: Limits = LIMITS,
     folders: Sequence[str] = (),
     language: Language | None = None,
-) -> list[bool]:
-    """One verdict a test."""
+) -> tuple[list[bool], str]:
+    """One verdict a test, and what a program that failed one said of it."""
     (programs, checkers), seconds = sandboxes(limits, folders), limits.seconds
     if isinstance(tests, Cases):
         asked = Program(source=source + tests.after, calls=[case.call for case in tests.cases])
-        return passed(tests.cases, programs.run(asked, seconds=seconds))
+        done = programs.run(asked, seconds=seconds)
+        return passed(tests.cases, done), complaint(done)
     if isinstance(tests, Scripts):
         return _scripts(Program(source=source, language=language), tests, programs, seconds=seconds)
     return _Examination(source, tests, seconds).hold(programs, checkers)
 
 
-def _scripts(program: Program, tests: Scripts, programs: Sandbox, *, seconds: float) -> list[bool]:
+def complaint(done: Finished) -> str:
+    """What ended the program, in one line that can be printed; all but the limit is the program's own word."""
+    raised = next((result.text for result in done.results if isinstance(result, Raised)), "")
+    lines = [line for line in done.stderr[:SAID].decode("utf-8", "replace").splitlines() if line.strip()]
+    wrote = lines[0] if lines and not lines[0].startswith("Traceback") else ""  # of that the error says more
+    said = [f"ended by the limit of its {done.limit}" if done.limit else "", done.error or raised, wrote]
+    plain = "".join(c if c.isprintable() else " " for c in ": ".join(part for part in said if part))
+    return " ".join(plain.split())[:SAID]
+
+
+def _scripts(program: Program, tests: Scripts, programs: Sandbox, *, seconds: float) -> tuple[list[bool], str]:
     """One verdict an input; after MAX_LATE runs that were ended by their time the rest has failed."""
-    verdicts, late = list[bool](), 0
+    verdicts, late, said_of_it = list[bool](), 0, ""
     for given, wanted in tests.pairs:
         if late == MAX_LATE:
             break
         done = programs.run(replace(program, stdin=given), seconds=seconds)
         late += done.limit in ("time", "cpu")
         verdicts.append(_printed(done, wanted))
-    return verdicts + [False] * (len(tests.pairs) - len(verdicts))
+        said_of_it = said_of_it or ("" if verdicts[-1] else complaint(done))
+    return verdicts + [False] * (len(tests.pairs) - len(verdicts)), said_of_it
 
 
 def _printed(done: Finished, wanted: str) -> bool:
@@ -169,9 +183,10 @@ class _Examination:
         self.calls, self.answers = SimpleQueue[bytes | None](), SimpleQueue[dict[str, Any]]()
         self.asked, self.over, self.verdicts = False, False, list[bool]()
         self.failed: HoneError | None = None
+        self.said = ""
 
-    def hold(self, programs: Sandbox, checkers: Sandbox) -> list[bool]:
-        """One verdict a test."""
+    def hold(self, programs: Sandbox, checkers: Sandbox) -> tuple[list[bool], str]:
+        """One verdict a test, and what the program said."""
         thread = threading.Thread(target=self._answer, args=[programs], daemon=True)
         thread.start()
         try:
@@ -181,7 +196,7 @@ class _Examination:
             thread.join()
         if self.failed is not None:  # the sandbox, not the program
             raise self.failed
-        return self.verdicts + [False] * (len(self.tests.tests) - len(self.verdicts))
+        return self.verdicts + [False] * (len(self.tests.tests) - len(self.verdicts)), self.said
 
     def _examine(self, records: Sequence[dict[str, Any]]) -> bytes | None:
         """What the tests are told next: the answer to their call, or which test to run."""
@@ -201,7 +216,8 @@ class _Examination:
     def _answer(self, programs: Sandbox) -> None:
         """In a thread: the program, asked call by call; once it has ended every call fails."""
         try:
-            programs.talk(_order(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask)
+            done = programs.talk(_order(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask)
+            self.said = complaint(done)
         except HoneError as failed:
             self.failed = failed
         while not self.over:
