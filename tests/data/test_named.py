@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,6 +160,25 @@ def test_a_wrong_split_or_a_missing_folder_says_what_to_do(monkeypatch, tmp_path
     shelf = named.find("gsm8k:test", chat=False)
     assert shelf is not None
     assert shelf.place.name == "hf:openai/gsm8k/main:test"
+
+
+def test_without_a_network_the_error_is_quick_single_and_names_the_folder(monkeypatch, tmp_path, capfd):
+    datasets = pytest.importorskip("datasets")
+    constants = pytest.importorskip("huggingface_hub.constants")
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy", named.FOLDER):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")  # nobody answers there
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setattr(datasets.config, "HF_MODULES_CACHE", str(tmp_path))
+    offline, start = constants.HF_HUB_OFFLINE, time.monotonic()
+    with pytest.raises(HoneError) as error:
+        rows_of("gsm8k:test")
+    assert time.monotonic() - start < 5
+    reason = "127.0.0.1 cannot be reached and the cache has none: check the network, or set HONE_DATA to a folder"
+    assert str(error.value).startswith(f"cannot read hf:openai/gsm8k/main:test: {reason} that has gsm8k/test.jsonl")
+    assert offline == constants.HF_HUB_OFFLINE
+    assert "Retrying" not in capfd.readouterr().err
 
 
 def test_a_row_that_is_not_the_datasets_is_named(monkeypatch, tmp_path):

@@ -145,7 +145,8 @@ def find(spec: str, *, chat: bool, chunk: int = 0) -> Shelf | None:
         raise HoneError(f"{name} is read from a folder: set {FOLDER} to one that has {name}/{named.files[split]}")
     owner, repository, *config = named.hub.split("/")
     theirs = (named.splits or {}).get(split, split)
-    place = Hub(path=f"{owner}/{repository}", config=next(iter(config), None), split=theirs)
+    instead = f", or set {FOLDER} to a folder that has {name}/{named.files[split]}"
+    place = Hub(path=f"{owner}/{repository}", config=next(iter(config), None), split=theirs, instead=instead)
     return Shelf(place=place, translate=translate)
 
 

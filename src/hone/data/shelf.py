@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 from hone.data.files import START, Cursor, Read
+from hone.data.reach import briefly
 from hone.data.shapes import Row
 from hone.errors import HoneError
 
@@ -149,6 +151,7 @@ class Hub:
     config: str | None = None
     split: str = "train"
     unit: str = "row"
+    instead: str = ""  # another way to have these rows, for an error's end
 
     @property
     def name(self) -> str:
@@ -163,11 +166,14 @@ class Hub:
         except ImportError as error:
             raise HoneError(f'{self.name} needs the datasets package: pip install "hone[data]"') from error
         datasets.disable_progress_bars()
-        try:
-            return datasets.load_dataset(self.path, self.config, split=self.split)
-        except Exception as error:  # a download can fail in any way; what it says is all there is
-            reason = " ".join(str(error).split())[:160]
-            raise HoneError(f"cannot read {self.name}: {reason}: check the name, the split and the network") from error
+        with briefly(local=Path(self.path).exists()) as missing:
+            try:
+                return datasets.load_dataset(self.path, self.config, split=self.split)
+            except Exception as error:  # a download can fail in any way; what it says is all there is
+                reason, check = " ".join(str(error).split())[:160], "check the name, the split and the network"
+                if missing and isinstance(error, OSError):
+                    reason, check = f"{missing} cannot be reached and the cache has none", "check the network"
+                raise HoneError(f"cannot read {self.name}: {reason}: {check}{self.instead}") from error
 
     @property
     def size(self) -> int:
