@@ -158,6 +158,8 @@ def _go_on(job: Run, saved: Path, *, changed: bool) -> None:
     """The run as its checkpoint has it."""
     told = restore(saved, job.policy, job.learner, parts=parts(job), changed=changed)
     job.notes = [*job.notes, *told]
+    if changed:  # what was not finite before says nothing of these settings
+        job.learner.guard.row = 0
     if job.ahead:
         job.ahead.load(saved, changed=changed)
         publish(job, job.step)

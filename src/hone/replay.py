@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import cast
 
 from hone import build
-from hone.job import CHECKPOINTS, START, learner_of, set_torch, start_of
+from hone.job import START, learner_of, set_torch, start_of
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.recipe import Recipe
 from hone.record import recorded
-from hone.state import STATE, restore_weights
-from hone.train import checkpoint
+from hone.rescue import nearest
+from hone.state import restore_weights
 from hone.train.examine import Found
 from hone.train.guard import load_rows
 from hone.train.step import explain, remember
@@ -66,15 +66,3 @@ def _nearer(recipe: Recipe) -> str:
     """A checkpoint holds the weights between two steps, never those between two updates of one step."""
     several = recipe.train.epochs * recipe.train.minibatches > 1
     return "save.every=1 save.milestones=1" + (" train.epochs=1 train.minibatches=1" if several else "")
-
-
-def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:
-    """The last whole checkpoint with no more than so many updates, None for the start; and how many it lacks.
-
-    A skipped update moves nothing, so one that was saved later may hold the very weights.
-    """
-    for saved in reversed(checkpoint.checkpoints(folder / CHECKPOINTS).values()):
-        done = checkpoint.read_json(saved / STATE)["updates"]
-        if done <= updates:
-            return saved, updates - done
-    return None, updates

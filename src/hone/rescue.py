@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.job import CHECKPOINTS, Run, parts, publish, save
+from hone.job import CHECKPOINTS, START, Run, parts, publish, save
 from hone.loop import Iteration
-from hone.state import restore_learned
+from hone.record import RECIPE
+from hone.state import STATE, restore_learned
 from hone.train import checkpoint
 from hone.train.examine import local
-from hone.train.guard import not_finite
+from hone.train.guard import BAD, not_finite
 
 T = TypeVar("T")
 
@@ -77,6 +78,31 @@ def owed(error: Exception) -> str:
     """Of a run that ends before it needs the rollouts that could not be made ahead."""
     said = error.error if isinstance(error, collect.Together) else error
     return f"what is sampled ahead failed ({collect.described(said)}) and is made again when the run goes on"
+
+
+def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:
+    """The last whole checkpoint with no more than so many updates, None for the start; and how many it lacks.
+
+    A skipped update moves nothing, so one that was saved later may hold the very weights.
+    """
+    for saved in reversed(checkpoint.checkpoints(folder / CHECKPOINTS).values()):
+        done = checkpoint.read_json(saved / STATE)["updates"]
+        if done <= updates:
+            return saved, updates - done
+    return None, updates
+
+
+def ruined(job: Run, folder: Path) -> str:
+    """Where a run whose updates are not finite can go on from: with its last weights no rate helps."""
+    mend, guard = f"mend what `hone replay` finds in {folder / BAD}", job.learner.guard
+    if not job.learner.updates or guard.row < guard.in_a_row:  # those it began with, or they gave finite ones too
+        return f"lower optim.lr, or {mend}; the run is saved in {folder}"
+    before = nearest(folder, job.learner.updates - 1)[0] or folder / START
+    again = f"`hone run RECIPE --config {folder / RECIPE} model.path={before} out=ANOTHER optim.lr=LOWER`"
+    return (
+        f"the weights of {checkpoint.name_of(job.step)} gave no finite one, and a lower optim.lr alone does not mend "
+        f"them: begin anew from those before, {again}, or {mend}"
+    )
 
 
 def gone_back(job: Run, folder: Path, metrics: Mapping[str, float]) -> str:

@@ -26,11 +26,10 @@ from hone.outline import plan
 from hone.recipe import Recipe
 from hone.recipe_rules import validate
 from hone.record import HOW_IN_PYTHON, in_python, recorded, settings_in
-from hone.rescue import attempted, gone_back, owed, rescued, unmeasured
+from hone.rescue import attempted, gone_back, owed, rescued, ruined, unmeasured
 from hone.reward.parts import Combined
 from hone.signals import Heard, Stopper
 from hone.train import checkpoint
-from hone.train.guard import BAD
 from hone.types import Group, Rollout
 
 GRACE = 1.0  # seconds that a checkpoint has to be completed in, after a second signal
@@ -255,10 +254,7 @@ def _watch(job: Run, folder: Path, metrics: Mapping[str, float], *, note: Callab
         note(f"step {job.step}: {text}")
     if guard.spent:
         save(job, folder)
-        raise HoneError(
-            f"stopped at step {job.step}: {guard.spent}: lower optim.lr, or mend what `hone replay` finds in "
-            f"{folder / BAD}; the run is saved in {folder}"
-        )
+        raise HoneError(f"stopped at step {job.step}: {guard.spent}: {ruined(job, folder)}")
     for warning in job.monitor.check(job.step, metrics):
         note(f"step {job.step}: {warning.severity}: {warning.message}")
         if warning.severity == "stop":

@@ -1,6 +1,7 @@
 """A run that meets numbers that are not finite: it skips, says so, keeps the rows, and stops after so many."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,8 @@ from hone.errors import HoneError, Interrupted
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.recipe import Recipe
-from hone.replay import nearest, replay
+from hone.replay import replay
+from hone.rescue import nearest
 from hone.state import write_model
 from hone.train import checkpoint
 from hone.train.guard import load_rows
@@ -101,6 +103,26 @@ def test_too_many_save_and_stop_the_run(setting: str, why: str, world: World, od
     assert len(list((out / "bad").iterdir())) == 3
     with pytest.raises(HoneError, match="stopped at step 4: 4 updates"):  # the count is part of the checkpoint
         package.resume(out)
+
+
+def test_ruined_weights_are_told_with_those_to_begin_anew_from(world: World, tmp_path: Path):
+    out, bad = tmp_path / "run", ["train.steps=9", "train.max_bad_updates=3", "save.keep=9"]
+    package.run(recipe(world, "sft", out, "train.steps=2", *bad[1:]))
+    with pytest.raises(HoneError, match="stopped at step 6: 3 updates in a row") as error:  # step 3 ruins them
+        package.resume(out, settings=[*bad, "optim.lr=1e30"], allow_change=True)
+    anew = re.search(r"`hone run RECIPE --config (\S+) model.path=(\S+) out=ANOTHER optim.lr=LOWER`", str(error.value))
+    assert anew is not None
+    assert anew[2] == str(out / "checkpoints/step-000002")
+    with pytest.raises(HoneError, match=r"stopped at step 9: 3 updates in a row.* of step-000009 gave no finite one"):
+        package.resume(out, settings=["optim.lr=1e-3", "train.steps=20"], allow_change=True)
+    shutil.rmtree(out / "checkpoints/step-000002")
+    with pytest.raises(HoneError, match=f"model.path={out / 'start'} "):
+        package.resume(out, settings=["optim.lr=1e-4"], allow_change=True)
+    for place in (out / "start", out / "checkpoints/step-000006"):  # the one advised, and that there was a choice
+        again = tmp_path / place.name
+        settings = ["--config", anew[1], f"model.path={place}", f"out={again}", "optim.lr=1e-3", "train.steps=3"]
+        code = main(["run", "sft", *settings])
+        assert (code == 0) == (place.name == "start")
 
 
 def test_replay_names_what_is_not_finite(world: World, odd: Path, tmp_path: Path, capsys):
