@@ -6,11 +6,9 @@ python -m benchmarks.credit [--quick]: one seed of a model that has learned noth
 """
 
 import json
-import multiprocessing
 import statistics
 import sys
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +16,7 @@ import torch
 
 from benchmarks.careless import TOKENS, World
 from benchmarks.form import Row, main, note, say
-from benchmarks.process import POINTS, SEEDS, gained, logged
+from benchmarks.process import SEEDS, each, gained, logged, values
 from hone import runner
 from hone.config import Choice
 from hone.guided.desk import Sampling
@@ -59,8 +57,8 @@ class Seed:
         }
         for method in METHODS:
             runs = [self.learned(method, number) for number in range(1 if self.quick else RUNS)]
-            for when, values in zip(("while learning", "afterwards"), zip(*runs, strict=True), strict=True):
-                self.found[f"{method} {when}"] = statistics.mean(values)
+            for when, points in zip(("while learning", "afterwards"), zip(*runs, strict=True), strict=True):
+                self.found[f"{method} {when}"] = statistics.mean(points)
         say(self.number, {name: round(value, 1) for name, value in self.found.items()})
 
     def trained(self, name: str, data: str, steps: int, *, algo: Choice, lr: float, warmup: int) -> Path:
@@ -102,8 +100,8 @@ class Seed:
 
     def learned(self, method: str, number: int) -> tuple[float, float]:
         """Accuracy of what is sampled while learning, and of held-out answers afterwards."""
-        name, *values = method.split(", ")
-        own = {"beta": 0.03, **({"lam": 1.0} if values else {})} | ({"kl": "loss:k3"} if name != "grpo" else {})
+        name, *judge = method.split(", ")
+        own = {"beta": 0.03, **({"lam": 1.0} if judge else {})} | ({"kl": "loss:k3"} if name != "grpo" else {})
         folder = runner.run(
             Recipe(
                 name=f"{method.replace(', ', '-')}-{number}",
@@ -114,7 +112,7 @@ class Seed:
                 eval_data=str(self.out / "data" / "held_out.jsonl"),
                 reward={"exact": 1.0},
                 algo=Choice(name, own),
-                process=ProcessSpec(path=str(self.judges[values[0]]), separator=" ") if values else ProcessSpec(),
+                process=ProcessSpec(path=str(self.judges[judge[0]])) if judge else ProcessSpec(),
                 sample=SampleSpec(group=8, max_tokens=TOKENS),
                 train=TrainSpec(steps=2 if self.quick else ITERATIONS, prompts=4, eval_samples=2),
                 optim=OptimSpec(lr=1e-3, warmup=3 if not self.quick else 1),
@@ -125,26 +123,20 @@ class Seed:
 
 
 def measure(quick: bool) -> list[Row]:
-    """All seeds, two at a time."""
+    """All seeds."""
     with tempfile.TemporaryDirectory() as folder:
-        seeds = [Seed(n, Path(folder) / str(n), quick) for n in SEEDS[: 1 if quick else None]]
-        if quick:
-            done = [ran(seed) for seed in seeds]
-        else:  # not forked: torch has begun its work
-            with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-                done = list(pool.map(ran, seeds))
+        done = each(ran, [Seed(n, Path(folder) / str(n), quick) for n in SEEDS[: 1 if quick else None]])
     rows = list[Row]()
     for peer, method in PEERS.items():
         for when in ("while learning", "afterwards"):
             gains = [seed.found[f"grpo, values {when}"] - seed.found[f"{method} {when}"] for seed in done]
             rows.append(gained(f"GRPO with a process model as value over {peer}, {when}", gains))
-    for name in done[0].found:
-        values = [seed.found[name] for seed in done]
-        rows.append({**note(name, statistics.mean(values), unit=POINTS), "seeds": [round(v, 2) for v in values]})
-    rows.append(
-        note("tokens sampled for labels, a seed", statistics.mean(seed.sampled for seed in done), unit="tokens")
-    )
-    return rows
+    sampled = statistics.mean(seed.sampled for seed in done)
+    return [
+        *rows,
+        *values([seed.found for seed in done]),
+        note("tokens sampled for labels, a seed", sampled, unit="tokens"),
+    ]
 
 
 def ran(seed: Seed) -> Seed:

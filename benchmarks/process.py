@@ -12,11 +12,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -32,6 +33,7 @@ from hone.guided.rank import Rank, evaluate_ranked
 from hone.log.limits import Limits
 from hone.recipe import CriticSpec, ModelSpec, OptimSpec, ProcessSpec, ReadSpec, Recipe, SampleSpec, TrainSpec
 
+T = TypeVar("T")
 torch.set_num_threads(1)  # a model so small gains nothing from more
 SEEDS = (0, 1, 2)
 SEPARATOR = " "
@@ -220,20 +222,29 @@ def ran(bench: Bench) -> Bench:
     return bench
 
 
+def each(run: Callable[[T], T], seeds: list[T]) -> list[T]:
+    """One here, several two at a time in processes of their own; not forked, for torch has begun its work."""
+    if len(seeds) == 1:
+        return [run(seeds[0])]
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(run, seeds))
+
+
+def values(found: Sequence[Mapping[str, float]]) -> list[Row]:
+    """What was found on every seed, name by name."""
+    rows = list[Row]()
+    for name in found[0]:
+        seeds = [one[name] for one in found]
+        rows.append({**note(name, statistics.mean(seeds), unit=POINTS), "seeds": [round(v, 2) for v in seeds]})
+    return rows
+
+
 def measure(quick: bool) -> list[Row]:
-    """All seeds, two at a time."""
+    """All seeds."""
     with base(QUICK if quick else FULL, quick=quick) as (start, data), tempfile.TemporaryDirectory() as folder:
         seeds = SEEDS[: 1 if quick else None]
-        waiting = [Bench(start, data, Path(folder) / str(seed), seed=seed, quick=quick) for seed in seeds]
-        if quick:
-            benches = [ran(bench) for bench in waiting]
-        else:  # not forked: torch has begun its work
-            with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-                benches = list(pool.map(ran, waiting))
-    rows = claims(benches)
-    for name in benches[0].found:
-        values = [b.found[name] for b in benches]
-        rows.append({**note(name, statistics.mean(values), unit=POINTS), "seeds": [round(v, 2) for v in values]})
+        benches = each(ran, [Bench(start, data, Path(folder) / str(seed), seed=seed, quick=quick) for seed in seeds])
+    rows = [*claims(benches), *values([b.found for b in benches])]
     for name in benches[0].costs:
         rows.append(note(f"{name}, a seed", statistics.mean(b.costs[name] for b in benches), unit=""))
     return rows
