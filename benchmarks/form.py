@@ -5,6 +5,7 @@ import json
 import platform
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from hone.demo.summary import machine
+from hone.errors import HoneError
 
 Row = dict[str, Any]
 
@@ -56,7 +58,8 @@ def main(measure: Callable[..., Iterable[Row]], description: str, *, counts: Map
 
 
 def _measured(rows: Iterable[Row]) -> tuple[list[Row], bool]:
-    """The rows, and whether they are all: a time limit's SIGTERM ends the measurement, not what it has found."""
+    """The rows, and whether they are all: a time limit's SIGTERM, or a side that failed, ends the measurement, not what
+    it has found."""
     found = list[Row]()
 
     def end(*_: object) -> None:
@@ -68,6 +71,12 @@ def _measured(rows: Iterable[Row]) -> tuple[list[Row], bool]:
             found.append(each)
     except TimeoutError:
         say(f"ended by SIGTERM after {len(found)} rows")
+        return found, False
+    except HoneError as error:
+        say(error)
+        return found, False
+    except Exception:  # whatever a library raises: the rows before took minutes
+        say(traceback.format_exc())
         return found, False
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,5 +1,5 @@
 """On a CPU, DPO, SFT and reward-model steps with TRL in the same run; on a GPU, forward and backward passes with
-transformers in the same run, against what the chip can do.
+transformers in the same run, against what the chip can do, and what fits its memory beside TRL.
 
 python -m benchmarks.learner [--quick]
 """

@@ -9,8 +9,8 @@ ALGORITHMS = (
     # --- credit ---
     fault(
         "group std over the whole batch", "pain 3", "algorithm", CREDIT,
-        old="var, _ = _group_mean(centred.square(), batch.group, batch.valid)",
-        new="var, _ = _group_mean(centred.square(), torch.zeros_like(batch.group), batch.valid)",
+        old="var, _ = _group_mean(centred.square(), batch, batch.valid)",
+        new="var, _ = _group_mean(centred.square(), replace(batch, group=torch.zeros_like(batch.group)), batch.valid)",
         tests="algo/test_edges.py",
     ),
     fault(
@@ -24,8 +24,8 @@ ALGORITHMS = (
     ),
     fault(
         "an invalid reward is in the group's mean", "pain 3", "algorithm", CREDIT,
-        old="    mean, size = _group_mean(reward, batch.group, batch.valid)",
-        new="    mean, size = _group_mean(reward, batch.group, torch.ones_like(batch.valid))",
+        old="    mean, size = _group_mean(reward, batch, batch.valid)",
+        new="    mean, size = _group_mean(reward, batch, torch.ones_like(batch.valid))",
         tests="algo/test_credit.py",
     ),
     fault(

@@ -63,8 +63,9 @@ LEARNER = (
         old="        moved[:, 2] = local[leader]", new="        moved[:, 2] = 0", tests="model/test_native_stack.py",
     ),
     fault(
-        "rows of a group share their first tokens, the same or not", "contract", "model", "model/shared.py",
-        old="    same = (compact == compact[first]) & filled & filled[first]", new="    same = filled & filled[first]",
+        "rows of a group share their first tokens, the same or not", "contract", "model", "model/grouped.py",
+        old="        same = tokens_BW[others, :width] == tokens_BW[first[others], :width]",
+        new="        same = np.ones((len(others), width), np.bool_)",
         tests="model/test_shared.py",
     ),
     fault(
@@ -89,13 +90,13 @@ LEARNER = (
     ),
     fault(
         "rows without a trained token count in the denominator", "pain 1", "learner", STEP,
-        old="torch.stack([batch.mask.any(-1).sum(), batch.mask.sum()])",
+        old="torch.stack([mask.any(-1).sum(), mask.sum()])",
         new="torch.stack([batch.real.any(-1).sum(), batch.mask.sum()])",
         tests="train/test_step.py",
     ),
     fault(
         "the prompt's tokens count in the denominator", "pain 1", "learner", STEP,
-        old="torch.stack([batch.mask.any(-1).sum(), batch.mask.sum()])",
+        old="torch.stack([mask.any(-1).sum(), mask.sum()])",
         new="torch.stack([batch.mask.any(-1).sum(), batch.real.sum()])",
         tests="train/test_step.py",
     ),

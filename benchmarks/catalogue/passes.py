@@ -3,7 +3,7 @@
 from benchmarks.catalogue.fault import fault
 
 GRAPHED, FILLED, JOINED = "model/graphed.py", "model/filled.py", "model/joined.py"
-ELEMENTWISE, SHARED = "model/elementwise.py", "model/shared.py"
+ELEMENTWISE = "model/elementwise.py"
 
 PASSES = (
     # --- fused layers ---
@@ -30,10 +30,21 @@ PASSES = (
     ),
     # --- lists ---
     fault(
-        "rows of different prompts share their beginning", "contract", "learner", SHARED,
-        old="    same = (compact == compact[first]) & filled & filled[first]",
-        new="    same = filled & filled[first] & (np.arange(compact.shape[1]) < 2)",
+        "rows of different prompts share their beginning", "contract", "learner", "model/grouped.py",
+        old="        same = tokens_BW[others, :width] == tokens_BW[first[others], :width]",
+        new="        same = np.broadcast_to(np.arange(width) < 2, (len(others), width))",
         tests="model/test_shared.py",
+    ),
+    fault(
+        "a token that rows of a table share learns from one of them", "contract", "learner", "model/turning.py",
+        old="        found = [picked(q, even.owner), *(summed(x, even.order, even.begin) for x in others)]",
+        new="        found = [picked(x, even.owner) for x in lines]",
+        tests="model/test_even.py",
+    ),
+    fault(
+        "tokens that fill a table up are answered", "contract", "learner", "model/even.py",
+        old="F.pad(self.owner, (0, more), value=-1)", new="F.pad(self.owner, (0, more))",
+        tests="model/test_even.py",
     ),
     fault(
         "a filled-up list ends inside the last row", "contract", "learner", FILLED,

@@ -59,13 +59,13 @@ DATA = (
     ),
     fault(
         "two beginnings of the text", "pain 5", "data", CHAT,
-        old="        return tokenizer.start_ids + tokenizer.encode(prompt)",
-        new="        return tokenizer.start_ids + tokenizer.start_ids + tokenizer.encode(prompt)",
+        old="    found |= {i: tokenizer.start_ids + ids for i, ids in texts}",
+        new="    found |= {i: 2 * tokenizer.start_ids + ids for i, ids in texts}",
         tests="data/test_chat.py",
     ),
     fault(
         "an invalid reward counts as zero", "pain 12", "data", COLLATE,
-        old="        mask &= valid[:, None]\n", new="        valid |= True\n",
+        old="        mask = mask & valid[:, None]\n", new="        valid |= True\n",
         tests="data/test_collate.py",
     ),
     fault(

@@ -194,13 +194,13 @@ SAMPLER = (
     ),
     fault(
         "a task is paired with the next task's completion", "pain 13", "sampler", ROLLER,
-        old="for g, task in zip(groups, tasks[mine], strict=True) for _ in g]",
-        new="for g, task in zip(groups, [*tasks[mine][1:], *tasks[mine][:1]], strict=True) for _ in g]",
+        old="for g, task in zip(groups, tasks, strict=True) for _ in g]",
+        new="for g, task in zip(groups, [*tasks[1:], *tasks[:1]], strict=True) for _ in g]",
         tests="rollout/test_roller.py",
     ),
     fault(
         "a task is paired with an earlier task's completion where they are scored as they end", "pain 13", "sampler",
-        ROLLER, old="tasks[number // self.group]", new="tasks[number // self.group - 1]",
+        "rollout/overlap.py", old="of[number // group]", new="of[number // group - 1]",
         tests="rollout/test_overlap.py",
     ),
     fault(
@@ -220,9 +220,9 @@ SAMPLER = (
     ),
     fault(
         "the completion is tokenised again", "pain 17", "sampler", ROLLER,
-        old="            replace(r, task=task, text=r.text if r.stop is Stop.STRING else text)\n",
+        old="            r.having(task=task, text=r.text if r.stop is Stop.STRING else text)\n",
         new=(
-            "            replace(\n"
+            "            __import__('dataclasses').replace(\n"
             "                r, task=task, text=text, gen_logp=(), raw_logp=(),\n"
             "                tokens=(t := [*r.tokens[: r.mask.index(True)], *self.tokenizer.encode(text)]),\n"
             "                mask=[i >= r.mask.index(True) for i in range(len(t))],\n"

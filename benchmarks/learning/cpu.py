@@ -1,12 +1,17 @@
-"""The learner on a CPU against TRL, in one process, float32 on both sides, taking turns."""
+"""The learner on a CPU against TRL, float32 on both sides, each in a process of its own, taking turns.
+
+What a process runs is found by name, so that only TRL's loads TRL.
+"""
 
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache, partial
 
 from benchmarks.form import Row, note, say
-from benchmarks.learning import ours, peers
+from benchmarks.learning import ours
+from benchmarks.learning.turns import Clock, Side, apart, run
 from benchmarks.learning.work import Offline, Online, Subject, adapted, demo
 from hone.demo.sizes import FULL
 from hone.loop import Iteration
@@ -17,37 +22,52 @@ BIG = Online(prompts=4, group=4, prompt=32, completion=64)
 SHORT = Offline(groups=32, prompt=16, low=8, high=44)
 BRIEF = replace(BIG, prompts=2, completion=24)  # what two minutes allow
 LONG = Offline(groups=4, prompt=32, low=32, high=96)
+METHODS = ("dpo", "sft", "reward_model")
 STRETCH = 3  # steps of the small model that follow each other on a side
+Make = Callable[[], Subject]  # in the process that trains it
+
+
+@cache
+def name_of(subject: Make) -> str:
+    return subject().name
 
 
 def with_goal(found: Row, times: float) -> Row:
     return {**found, "goal": f">= {times:g} x", "ok": found["ratio"] >= times}
 
 
-def compared(name: str, taken: tuple[peers.Took, peers.Took], times: float) -> Row:
-    """Steps a second on both sides."""
-    (mine, cpu), (peer, peer_cpu) = taken
-    say(f"{name}: {1e3 * mine:,.1f} ms, {peers.NAME} {1e3 * peer:,.1f} ms, {peer / mine:.2f} x")
-    say(f"  time of all cores {1e3 * cpu:,.1f} ms and {1e3 * peer_cpu:,.1f} ms, {peer_cpu / cpu:.2f} x")
-    return with_goal(note(name, 1 / mine, unit="steps/s", peer=1 / peer), times)
+def against(name: str, sides: tuple[Side, Side], *, times: float, turns: int, stretch: int) -> Row:
+    """Steps a second of ours and TRL's."""
+    import transformers  # these load their trainers when asked: here for the result's versions alone
+    import trl
+
+    peer = f"TRL {trl.__version__} on transformers {transformers.__version__}"
+    (mine, cpu), (theirs, their_cpu) = apart({"Hone": sides[0], peer: sides[1]}, turns=turns, stretch=stretch)
+    say(f"{name}: {1e3 * mine:,.1f} ms, {peer} {1e3 * theirs:,.1f} ms, {theirs / mine:.2f} x")
+    say(f"  time of all cores {1e3 * cpu:,.1f} ms and {1e3 * their_cpu:,.1f} ms, {their_cpu / cpu:.2f} x")
+    return with_goal(note(name, 1 / mine, unit="steps/s", peer=1 / theirs), times)
 
 
 # --- the GRPO step ---
 
 
-def grpo_step(subject: Subject, work: Online, *, turns: int, stretch: int = 1) -> Row:
-    name = f"CPU GRPO step, {subject.name}, {work}"
-    seen = list[Iteration]()
-    iterations = ours.grpo(subject, work)
-    taken = peers.in_turns(
-        peers.grpo(subject, work),
-        lambda: seen.append(next(iterations)),
-        turns=turns,
-        updates=work.minibatches,
-        stretch=stretch,
-    )
-    say(f"  {divided(seen[stretch:])}")
-    return compared(name, taken, 3)
+def our_grpo(subject: Make, work: Online, clock: Clock) -> None:
+    """Tells how the step's time divides."""
+    seen, iterations = list[Iteration](), ours.grpo(subject(), work)
+    run(lambda: seen.append(next(iterations)), clock)
+    say(f"  {divided(seen[clock.stretch :])}")
+
+
+def their_grpo(subject: Make, work: Online, clock: Clock) -> None:
+    from benchmarks.learning import peers
+
+    peers.train(peers.grpo(subject(), work), clock, updates=work.minibatches)
+
+
+def grpo_step(subject: Make, work: Online, *, turns: int, stretch: int = 1) -> Row:
+    name = f"CPU GRPO step, {name_of(subject)}, {work}"
+    sides = partial(our_grpo, subject, work), partial(their_grpo, subject, work)
+    return against(name, sides, times=3, turns=turns, stretch=stretch)
 
 
 def divided(seen: Sequence[Iteration]) -> str:
@@ -77,28 +97,36 @@ def growth(quick: bool) -> None:
         say(f"  {name}: {divided(seen[1:])}")
 
 
-def measure_grpo(quick: bool) -> Sequence[Row]:
+def measure_grpo(quick: bool) -> Iterator[Row]:
     """Both figures with their goals; how time divides and grows goes to stderr."""
-    rows = [grpo_step(demo(), SMALL, turns=3 if quick else 7, stretch=STRETCH)]
-    rows.append(grpo_step(adapted(), BRIEF if quick else BIG, turns=1 if quick else 3))
+    yield grpo_step(demo, SMALL, turns=3 if quick else 7, stretch=STRETCH)
+    yield grpo_step(adapted, BRIEF if quick else BIG, turns=1 if quick else 3)
     growth(quick)
-    return rows
 
 
 # --- offline steps ---
 
 
-def offline_step(method: str, subject: Subject, work: Offline, *, turns: int, stretch: int = 1) -> Row:
-    name = f"CPU {method} step, {subject.name}, {work}"
-    step = ours.turn_of(ours.steps(method, subject, work))
-    taken = peers.in_turns(peers.METHODS[method](subject, work), step, turns=turns, stretch=stretch)
-    return compared(name, taken, 2)
+def our_steps(method: str, subject: Make, work: Offline, clock: Clock) -> None:
+    run(ours.turn_of(ours.steps(method, subject(), work)), clock)
 
 
-def measure_offline(quick: bool) -> Sequence[Row]:
+def their_steps(method: str, subject: Make, work: Offline, clock: Clock) -> None:
+    from benchmarks.learning import peers
+
+    peers.train(peers.METHODS[method](subject(), work), clock)
+
+
+def offline_step(method: str, subject: Make, work: Offline, *, turns: int, stretch: int = 1) -> Row:
+    name = f"CPU {method} step, {name_of(subject)}, {work}"
+    sides = partial(our_steps, method, subject, work), partial(their_steps, method, subject, work)
+    return against(name, sides, times=2, turns=turns, stretch=stretch)
+
+
+def measure_offline(quick: bool) -> Iterator[Row]:
     """DPO, SFT and reward models, on the demo's model and on the 135M with adapters."""
-    small, big = demo(), adapted()
-    turns = 4 if quick else 10
-    rows = [offline_step(method, small, SHORT, turns=turns, stretch=STRETCH) for method in peers.METHODS]
+    for method in METHODS:
+        yield offline_step(method, demo, SHORT, turns=3 if quick else 10, stretch=STRETCH)
     work, turns = (replace(LONG, groups=2), 1) if quick else (LONG, 5)
-    return rows + [offline_step(method, big, work, turns=turns) for method in peers.METHODS]
+    for method in METHODS:
+        yield offline_step(method, adapted, work, turns=turns)

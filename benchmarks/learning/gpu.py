@@ -1,34 +1,37 @@
 """The learner on a GPU: a GRPO step against TRL's, and forward and backward against the chip's own speed."""
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import replace
-from functools import partial
-from typing import Any, cast
 
 import torch
 
 from benchmarks.form import Row, note, row, say
-from benchmarks.learning import ours
+from benchmarks.learning import fits, ours
 from benchmarks.learning.cpu import divided
 from benchmarks.learning.work import Online, Subject
 from benchmarks.sampling.gpu import make, twin
 from hone.loop import Iteration
 from hone.model.decoder import Decoder
 from hone.model.policy import Policy
-from hone.train.threads import threads
+from hone.train.threads import settled
 from hone.types import Batch
 
 GRPO = Online(prompts=32, group=8, prompt=64, completion=256)
 ROWS, LENGTH = 16, 1_024
 SHARE = {"135M": (0.45, 7.0), "0.5B": (0.58, 15.0)}  # of the measured matmul peak, and GB
 WANT = frozenset({"logp"})
-MICRO, WARM = 131_072, 4  # tokens in memory at once; iterations before those that count
-LONGEST, MOST = 131_072, 1_024  # tokens of a row and rows of 1,024 that are tried
-Pass = Callable[..., Callable[[], None]]  # decoder, rows, length -> what runs one
+MICRO, TRL_ROWS = 131_072, 256  # in memory at once: tokens here, rows there if they fit
+WARM = 4  # iterations before those that count
+SOME = 3  # of Hone's for each of TRL's, which takes ten times as long
+LONGEST = 131_072  # tokens of a row; a longer one takes minutes
+KINDS = (
+    fits.Kind(name="most rows of 1,024", unit="rows", sizes=lambda n: (n, LENGTH), most=1_024, near=64, near_again=512),
+    fits.Kind(name="longest row", unit="tokens", sizes=lambda n: (1, n), most=LONGEST, near=65_536, near_again=LONGEST),
+)
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # a CPU only tries the code out
 
 
 def subject(shape: str, *, lora: bool = False) -> Subject:
@@ -36,38 +39,42 @@ def subject(shape: str, *, lora: bool = False) -> Subject:
     return Subject(name=shape + (" (LoRA)" if lora else ""), decoder=lambda: make(shape), lora=lora)
 
 
-@contextmanager
-def as_in_a_run() -> Iterator[None]:
-    """With the threads that `hone run` gives the host; TRL and transformers have torch's own number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads(torch.device("cuda")))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def step_of(iterations: Iterator[Iteration]) -> Iteration:
-    with as_in_a_run():
+    with ours.as_in_a_run(DEVICE):
         return next(iterations)
 
 
 # --- the GRPO step ---
 
 
-def grpo_step(work: Online, *, times: float, most: float, turns: int, micro: int) -> Row:
-    """Seconds of an iteration on both sides; micro: rows that TRL has in memory at once."""
+def compared(name: str, model: Subject, work: Online, *, turns: int, half: bool = False) -> Row:
+    """Iterations a second on both sides; half: TRL's weights and moments in bfloat16, which is less than Hone's."""
     from benchmarks.learning import peers
 
-    name, model, seen = f"H200 GRPO step, 135M, {work}", subject("135M"), list[Iteration]()
+    fits.forget()
+    seen = list[Iteration]()
     iterations = warmed(ours.grpo(model, work, micro_tokens=MICRO))
-    taken = peers.in_turns(
-        peers.grpo(model, work, micro=micro), lambda: seen.append(step_of(iterations)), turns=turns, updates=1
-    )
-    (mine, _), (peer, _) = taken
-    say(f"{name}: {mine:.2f} s, {peers.NAME} {peer:.2f} s, {peer / mine:.1f} x\n  {divided(seen[1:])}")
-    goal = f">= {times:g} x, <= {most:g} s"
-    return row(name, 1 / mine, unit="steps/s", peer=1 / peer, goal=goal, ok=peer / mine >= times and mine <= most)
+
+    def taken(rows: int) -> tuple[peers.Took, peers.Took]:
+        seen.clear()
+        trainer = peers.grpo(model, work, micro=rows, half=half)
+        with settled():
+            return peers.in_turns(trainer, some, turns=turns)
+
+    def some() -> None:
+        seen.extend(step_of(iterations) for _ in range(SOME))
+
+    (several, _), (peer, _) = fits.halved(taken, min(TRL_ROWS, work.rows))
+    mine = several / SOME
+    say(f"{name}: {mine:.2f} s, {peers.NAME} {peer:.2f} s, {peer / mine:.1f} x\n  {divided(seen[SOME:])}")
+    return note(name, 1 / mine, unit="steps/s", peer=1 / peer)
+
+
+def grpo_step(model: Subject, work: Online, *, times: float, most: float, turns: int) -> Row:
+    """In the same precision: computed in bfloat16; weights, gradients and moments in float32."""
+    found = compared(f"H200 GRPO step, {model.name}, {work}", model, work, turns=turns)
+    met = found["ratio"] >= times and 1 / found["ours"] <= most
+    return found | {"goal": f">= {times:g} x, <= {most:g} s", "ok": met}
 
 
 def warmed(iterations: Iterator[Iteration]) -> Iterator[Iteration]:
@@ -82,17 +89,21 @@ def growth() -> None:
     cases = [(f"completion {n}", "135M", replace(GRPO, completion=n)) for n in (64, 256, 1_024)]
     cases += [(f"group {n}", "135M", replace(GRPO, group=n)) for n in (4, 16)]
     for name, shape, work in [*cases, ("0.5B", "0.5B", GRPO)]:
+        fits.forget()
         iterations = warmed(ours.grpo(subject(shape), work, micro_tokens=MICRO))
         say(f"  {name}: {divided([step_of(iterations) for _ in range(2)])}")
 
 
 def measure_grpo(quick: bool) -> Iterator[Row]:
-    """256 and 1,024 completions."""
-    turns = 1 if quick else 3
-    yield grpo_step(GRPO, times=14, most=0.7, turns=turns, micro=256)
-    yield grpo_step(replace(GRPO, prompts=128), times=10, most=1.5, turns=1, micro=256)
-    if not quick:
-        growth()
+    """256 and 1,024 completions; then those with less precision on TRL's side."""
+    model, many = subject("135M"), replace(GRPO, prompts=128)
+    yield grpo_step(model, GRPO, times=14, most=0.7, turns=1 if quick else 3)
+    yield grpo_step(model, many, times=10, most=1.5, turns=1 if quick else 2)
+    if quick:
+        return
+    less = f"H200 GRPO step, {model.name}, {many}, TRL with bfloat16 weights and moments"
+    yield compared(less, model, many, turns=1, half=True)
+    growth()
 
 
 # --- forward and backward ---
@@ -129,22 +140,16 @@ def our_pass(decoder: Decoder, rows: int, length: int) -> Callable[[], None]:
     policy, batch = Policy(decoder.train()), table(rows, length, decoder.config.vocab_size)
 
     def step() -> None:
-        with as_in_a_run():
+        with ours.as_in_a_run(DEVICE):
             policy(batch, WANT).logp.sum().neg().backward()
         policy.zero_grad(set_to_none=True)
 
     return step
 
 
-def their_pass(decoder: Decoder, rows: int, length: int, *, lora: Subject | None = None) -> Callable[[], None]:
-    """transformers with its own loss, and PEFT's adapters."""
+def their_pass(decoder: Decoder, rows: int, length: int) -> Callable[[], None]:
+    """transformers with its own loss."""
     model, batch = twin(decoder).train(), table(rows, length, decoder.config.vocab_size)
-    if lora is not None:
-        from peft import get_peft_model
-
-        from benchmarks.learning import peers
-
-        model = get_peft_model(model, cast(Any, peers.adapters(lora)))
 
     def step() -> None:
         model(batch.inputs, labels=batch.inputs, use_cache=False).loss.backward()
@@ -173,30 +178,6 @@ def passes(shape: str, best: float, quick: bool) -> Iterator[Row]:
     yield row(f"{name}: peak memory", held, unit="GB", peer=theirs, goal=f"<= {most:g} GB", ok=held <= most)
 
 
-def largest(make_pass: Pass, decoder: Decoder, **fixed: int) -> int:
-    """The longest row, or the most rows, that a forward and backward pass has memory for: doubled, then half as many
-    more, up to the most that is tried."""
-    name = "length" if "rows" in fixed else "rows"
-    size, most = (2_048, LONGEST) if name == "length" else (16, MOST)
-    fits = 0
-    while size <= most and _fits(make_pass, decoder, {**fixed, name: size}):
-        fits, size = size, 2 * size
-    half = fits + fits // 2
-    return half if size <= most and _fits(make_pass, decoder, {**fixed, name: half}) else fits
-
-
-def _fits(make_pass: Pass, decoder: Decoder, sizes: dict[str, int]) -> bool:
-    try:
-        make_pass(decoder, **sizes)()
-        torch.cuda.synchronize()
-    except torch.cuda.OutOfMemoryError:
-        return False
-    finally:
-        gc.collect()
-        torch.cuda.empty_cache()
-    return True
-
-
 def measure_passes(quick: bool) -> Iterator[Row]:
     """Speed and memory of both shapes; then what fits."""
     best = peak()
@@ -205,12 +186,7 @@ def measure_passes(quick: bool) -> Iterator[Row]:
         yield from passes(shape, best, quick)
     if quick:
         return
+    drawn = make("0.5B", context=LONGEST).cpu()  # once: the host takes its time
     for lora in (False, True):
-        model = replace(subject("0.5B", lora=lora), decoder=lambda: make("0.5B", context=LONGEST))
-        for what, fixed in (("longest row", {"rows": 1}), ("most rows of 1,024", {"length": LENGTH})):
-            mine = largest(our_pass, ours.decoder_of(model), **fixed)
-            peer = largest(partial(their_pass, lora=model if lora else None), model.decoder(), **fixed)
-            say(f"{model.name}, {what}: {mine}, transformers {peer}")
-            yield note(
-                f"H200 {model.name}: {what} in memory", mine, unit="tokens" if "longest" in what else "rows", peer=peer
-            )
+        model = replace(subject("0.5B", lora=lora), decoder=lambda: deepcopy(drawn).to(DEVICE))
+        yield from fits.measured(model, KINDS, where="H200")

@@ -1,6 +1,7 @@
 """Hone's side: the loops as a run has them, without files and logs."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -21,9 +22,21 @@ from hone.rollout.roller import Roller
 from hone.train import optim
 from hone.train.learner import Learner
 from hone.train.masters import Masters
+from hone.train.threads import threads
 from hone.types import Group, Rollout, Task
 
 RATE = 1e-6  # small, so that the thousandth step is like the first
+
+
+@contextmanager
+def as_in_a_run(device: torch.device) -> Iterator[None]:
+    """With the threads that `hone run` gives the host; TRL and transformers have torch's own number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads(device))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def decoder_of(subject: Subject) -> Decoder:

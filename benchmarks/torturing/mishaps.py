@@ -22,7 +22,7 @@ from hone.model.heads import ScalarHead
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.rollout.engine import Engine
-from hone.rollout.local import LocalSampler
+from hone.rollout.local import Beginning
 from hone.train import checkpoint, optim
 from hone.train.learner import Learner
 
@@ -234,7 +234,7 @@ NANS: dict[str, tuple[tuple[str, ...], Callable[[Points], None] | None]] = {
     "weights": (("sft", "dpo", "grpo", "ppo", "trpo", AHEAD), _in_weights),
     "gradient": (("sft", "dpo", "grpo", "ppo"), nth(optim, "clip_gradients", lambda n: n == 3, _in_gradient)),
     "log-prob": (("sft", "dpo", "grpo", "ppo"), nth(Policy, "forward", lambda n: n % 7 == 0, _in_log_probs)),
-    "sampler": ((AHEAD, "grpo", "ppo", "online_dpo"), nth(LocalSampler, "_rollout", lambda n: n == 32, _in_samples)),
+    "sampler": ((AHEAD, "grpo", "ppo", "online_dpo"), nth(Beginning, "rollout", lambda n: n == 32, _in_samples)),
     "value": (
         ("ppo", "ppo, own critic, minibatches", "a2c", "klq"),
         nth(ScalarHead, "forward", lambda n: n % 5 == 3, _in_values),

@@ -26,6 +26,7 @@ from hone.log.stats import Stats, merged
 from hone.rollout import overlap
 from hone.train import diagnose, trust_region
 from hone.train.ahead import Ahead, Rounds, check_lag
+from hone.train.early import Early
 from hone.train.learner import Learner
 from hone.train.step import (
     Correct,
@@ -39,10 +40,11 @@ from hone.train.step import (
     update_kl,
     weighed,
 )
-from hone.types import Batch, Group, Stop, Task
+from hone.types import Batch, Group, Stop, Task, sent
 
 Roll = Callable[[list[Task], slice], list[Group]]  # sample a group for each task of this rank's part
 Score = Callable[[list[Group]], list[Group]]  # give each rollout its outcome
+Scored = Callable[[Callable[[], list[Task]], Laps], list[Group]]  # both, of the tasks that a function takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,17 +76,19 @@ def online(
     algo = _fitting(algo, supply, updates=epochs * minibatches, corrected=correct is not None)
     declared = shortened(algo) if epochs == 1 and correct is None else algo
     learner.begin(algo)
-    fill = partial(_fill, supply, roll, score, algo, prompts=prompts, rounds=refill_rounds)
+    early = Early(declared, learner, lag=supply.lag)
+    scored = partial(_scored, roll, score, supply.stop, early)
+    fill = partial(_fill, supply, scored, algo, prompts=prompts, rounds=refill_rounds)
     while True:
         laps = Laps()
         fresh = supply.next(fill, laps, partial(publish, learner.version))
         groups, rounds = [g for made in fresh for g in made], [algo.select(made) for made in fresh]
         kept, batch = [g for chosen in rounds for g in chosen], None
         if collect.count(len(kept)):  # a rank that kept nothing takes part with no rows
-            batch = numbered(collate(kept), rounds).to(learner.device)
+            batch = numbered(early.collated(kept), rounds)
             batch = annotate(batch, declared, learner)
             remember(learner, algo)
-        stats = describe(groups, kept)  # while a GPU is still at work on the columns, which credit waits for
+        stats = describe(groups, kept)  # while a GPU is still at work on the columns
         batch = batch if batch is None else credited(batch, algo)
         if supply.lag:
             stats.add("lag", sum(learner.version - r.version for g in groups for r in g), sum(map(len, groups)))
@@ -150,7 +154,7 @@ def _fitting(algo: Algorithm, supply: Ahead, *, updates: int, corrected: bool) -
     return replace(algo, needs=algo.needs | {"old_logp"}) if corrected else algo
 
 
-def _fill(supply: Ahead, roll: Roll, score: Score, algo: Algorithm, laps: Laps, *, prompts: int, rounds: int) -> Rounds:
+def _fill(supply: Ahead, scored: Scored, algo: Algorithm, laps: Laps, *, prompts: int, rounds: int) -> Rounds:
     """This rank's part of everything sampled, scored, by round of asking.
 
     With refill, ask for as many prompts as all ranks together still miss. Each rank's source hands out the same tasks.
@@ -158,7 +162,7 @@ def _fill(supply: Ahead, roll: Roll, score: Score, algo: Algorithm, laps: Laps, 
     found: Rounds = []
     missing = prompts
     while missing > 0 and len(found) < (rounds if algo.refill else 1):
-        make = partial(_scored, roll, score, partial(supply.feed.take, missing), laps, supply.stop)
+        make = partial(scored, partial(supply.feed.take, missing), laps)
         # a rank that fails must not leave the others waiting; with a lag they agree when they wait for the thread
         found.append(make() if supply.lag else collect.together(make))
         if algo.refill:  # else ranks have nothing to tell each other here, where a lag has a thread of its own
@@ -166,15 +170,19 @@ def _fill(supply: Ahead, roll: Roll, score: Score, algo: Algorithm, laps: Laps, 
     return found
 
 
-def _scored(roll: Roll, score: Score, take: Callable[[], list[Task]], laps: Laps, stop: threading.Event) -> list[Group]:
+def _scored(
+    roll: Roll, score: Score, stop: threading.Event, early: Early, take: Callable[[], list[Task]], laps: Laps
+) -> list[Group]:
     """Rollouts of this rank's part of the tasks with their outcomes; where neither minds, both at the same time."""
     tasks = take()
     mine = collect.share(len(tasks))
     if isinstance(roll, overlap.Streaming) and isinstance(score, overlap.Scoring) and score.one_by_one:
-        steps, number = roll.stream(tasks, mine), len(tasks[mine])
-        return overlap.scored(steps, score, laps, tasks=number, group=roll.group, stop=stop)
-    rolled = roll(tasks, mine)
+        return overlap.scored(roll, score, laps, tasks=tasks, mine=mine, stop=stop, begin=early.begin)
+    streams = isinstance(roll, overlap.Streaming)
+    rolled = roll.sampled(tasks, mine) if streams else roll(tasks, mine)
     laps("sample")
+    early.begin(rolled, laps)
+    rolled = roll.told(rolled, tasks[mine]) if streams else rolled
     start = time.perf_counter()
     fresh = score(rolled)
     laps("score")
@@ -185,7 +193,9 @@ def _scored(roll: Roll, score: Score, take: Callable[[], list[Task]], laps: Laps
 def numbered(batch: Batch, rounds: list[list[Group]]) -> Batch:
     """Adds each row's place among the rows of every rank, by which minibatches are cut."""
     sizes = [sum(len(g) for g in chosen) for chosen in rounds]
-    return replace(batch, place=torch.tensor(collect.places(sizes), dtype=torch.int64))
+    place = torch.tensor(collect.places(sizes), dtype=torch.int64)
+    home = None if batch.home is None else replace(batch.home, place=place)
+    return replace(batch, place=sent(place, batch.targets.device), home=home)
 
 
 def mismatched_batch(groups: list[Group], algo: Algorithm, context: int, *, device: torch.device) -> Batch | None:
@@ -209,7 +219,7 @@ def describe(groups: list[Group], kept: list[Group]) -> Stats:
     stats.add("varied", *varied(groups))
     stats.add("kept", len(kept), len(groups))
     stats.add("tokens", sum(lengths), 1 / collect.world()[1])  # of all ranks
-    stats.add("repetition", *repeated([r.written() for r in rollouts]))
+    stats.add("repetition", *repeated([r.completion() for r in rollouts]))
     parts = [(name, x) for r in rollouts if r.outcome for name, x in r.outcome.parts.items()]
     for name, x in parts:
         stats.add(f"reward/{name}", x)

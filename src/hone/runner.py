@@ -30,6 +30,7 @@ from hone.rescue import attempted, gone_back, owed, rescued, ruined, unmeasured
 from hone.reward.parts import Combined
 from hone.signals import Heard, Stopper
 from hone.train import checkpoint
+from hone.train.threads import settled
 from hone.types import Group, Rollout
 
 GRACE = 1.0  # seconds that a checkpoint has to be completed in, after a second signal
@@ -124,7 +125,8 @@ def _train(job: Run, folder: Path, stopper: Stopper) -> Path:
         if job.step and rundir.is_first() and (known := rundir.logged(folder)) < job.step:
             progress.note(f"{recipe.name}: {rundir.METRICS} ends at step {known}, those up to {job.step} are not in it")
         try:
-            _turn(job, folder, progress, stopper)
+            with settled():
+                _turn(job, folder, progress, stopper)
         finally:
             for text in job.news():
                 progress.note(f"{recipe.name}: {text}")

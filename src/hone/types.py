@@ -73,13 +73,28 @@ class Rollout:
 
     def written(self) -> list[int]:
         """The tokens the policy wrote."""
+        return list(self.completion())
+
+    def completion(self) -> Sequence[int]:
+        """The same as they are held: from an array, without a Python object for each."""
         mask, tokens = self.mask, self.tokens
-        start = mask.index(True) if True in mask else len(mask)
-        if mask.count(True) == len(mask) - start:  # one turn, as most have: several times faster
-            return list(tokens[start:])
+        start = mask.index(True) if any(mask) else len(mask)
+        if all(mask[start:]):  # one turn, as most have
+            return tokens[start:]
         return list(compress(tokens, mask))
 
+    def having(self, **changes: Any) -> "Rollout":
+        """`replace` in a third of the time, of fields that are no lists: those were checked when it was made."""
+        if not changes.keys() <= _PLAIN:
+            raise TypeError(f"a rollout is copied with another {', '.join(changes.keys() - _PLAIN)} by replace")
+        other = object.__new__(Rollout)
+        for name in _NAMES:
+            object.__setattr__(other, name, changes[name] if name in changes else getattr(self, name))
+        return other
 
+
+_NAMES = tuple(f.name for f in fields(Rollout))
+_PLAIN = frozenset({"stop", "limit", "outcome", "label", "margin", "version", "task", "text"})
 Group = list[Rollout]  # rollouts of one prompt; for preference data [chosen, rejected]
 
 
@@ -119,7 +134,7 @@ class Batch:
     returns: Tensor = ABSENT  # float [B, T]  the critic's target
     token_weight: Tensor = ABSENT  # float [B, T]  loss weight, fixed before micro-batching
     row_weight: Tensor = ABSENT  # float [B]
-    home: "Batch | None" = None  # the first five of a batch on a GPU, on the host: to plan passes without waiting
+    home: "Batch | None" = None  # the first six of a batch on a GPU, on the host: to plan passes without waiting
 
     def __post_init__(self) -> None:
         B, T = self.targets.shape
@@ -137,7 +152,7 @@ class Batch:
 
     @property
     def host(self) -> "Batch":
-        """Where a number can be read without waiting for a GPU: inputs, targets, mask, real and group."""
+        """Where a number can be read without waiting for a GPU: inputs, targets, mask, real, group and place."""
         return self if self.home is None else self.home
 
     def rows(self, index: slice | Tensor) -> Self:
@@ -152,10 +167,12 @@ class Batch:
         return torch.full((len(self),), value, dtype=dtype, device=self.targets.device)
 
     def to(self, device: torch.device | str) -> Self:
-        moved = {name: x.to(device) for name, x in self.columns().items()}
-        home = self.home if torch.device(device).type != "cpu" else None
-        if self.targets.is_cpu and torch.device(device).type != "cpu":
-            home = Batch(inputs=self.inputs, targets=self.targets, mask=self.mask, real=self.real, group=self.group)
+        device = torch.device(device)
+        moved = {name: sent(x, device) for name, x in self.columns().items()}
+        home = self.home if device.type != "cpu" else None
+        if self.targets.is_cpu and device.type != "cpu":
+            names = ("inputs", "targets", "mask", "real", "group", "place")
+            home = Batch(**{name: getattr(self, name) for name in names})
         return replace(self, home=home, **moved)
 
 
@@ -178,9 +195,7 @@ class Model(Protocol):
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
     """On its way to the device, which nobody waits for."""
-    if x.device == device:
-        return x
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+    return x.pin_memory().to(device, non_blocking=True) if x.is_cpu and device.type == "cuda" else x.to(device)
 
 
 def sequence_sum(x: Tensor, mask: Tensor) -> Tensor:

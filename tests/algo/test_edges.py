@@ -284,7 +284,7 @@ def test_float32_in_is_float32_out(how: Callable[[Batch], Tensor]) -> None:
     half = replace(full, **{n: x.float() for n, x in full.columns().items() if x.dtype == torch.float64})
     assert how(half).dtype == torch.float32
     assert credit.whiten(half.old_value, half.mask).dtype == torch.float32
-    assert credit._group_mean(half.reward, half.group, half.valid)[1].dtype == torch.float32
+    assert credit._group_mean(half.reward, half, half.valid)[1].dtype == torch.float32
 
 
 # --- defaults of the parts, where no algorithm names them ---

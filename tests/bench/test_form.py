@@ -1,4 +1,4 @@
-"""A benchmark's last line is its result, also where a time limit ends it."""
+"""A benchmark's last line is its result, also where a time limit or an error ends it."""
 
 import json
 import signal
@@ -19,10 +19,12 @@ def measure(quick):
 sys.exit(main(measure, ""))
 """
 
+BROKEN = SLOW.replace("time.sleep(60)", "raise IndexError('of a library')")
 
-def started(*options: str) -> subprocess.Popen[str]:
+
+def started(*options: str, script: str = SLOW) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SLOW, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -43,3 +45,10 @@ def test_a_run_that_is_ended_tells_the_rows_it_has():
     found = json.loads(out.splitlines()[-1])
     assert [r["ours"] for r in found["rows"]] == [1.5, 3.0]
     assert found["machine"]["torch"]
+
+
+def test_a_run_that_fails_tells_the_rows_it_has_and_why():
+    out, err = (run := started(script=BROKEN)).communicate(timeout=60)
+    assert run.returncode == 1
+    assert "IndexError: of a library" in err
+    assert [r["ours"] for r in json.loads(out.splitlines()[-1])["rows"]] == [1.5, 3.0]

@@ -14,6 +14,7 @@ from hone.data.chat import (
     encode_steps,
     render,
     render_prompt,
+    render_prompts,
 )
 from hone.data.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
@@ -83,6 +84,20 @@ def test_a_merge_across_the_boundary_leaves_the_prompt_as_the_sampler_saw_it(tok
     assert tokens[: len(head)] == head
     assert tok.decode(tokens) == "hello<eos>"
     assert mask.count(False) == len(head)
+
+
+def test_prompts_together_are_what_each_is_alone(tok):
+    inner = tokenizers.Tokenizer.from_str(tok.inner.to_str())
+    inner.post_processor = processors.TemplateProcessing(
+        single="<|tool|> $A", special_tokens=[("<|tool|>", tok.id_of("<|tool|>"))]
+    )
+    chat = replace(tok, inner=inner, bos="<|tool|>")
+    prompts = ["2+2?", TALK[:2], "", "<|user|>", TALK[:4], "hello  hello"]
+    found = render_prompts(chat, [(prompt, None) for prompt in prompts])
+    assert found == [render_prompt(chat, prompt) for prompt in prompts]
+    assert found[0] == [tok.id_of("<|tool|>"), *tok.encode("2+2?")]
+    assert found[1] == tok.encode(render(chat, TALK[:2], generation=True), specials=True)
+    assert render_prompts(chat, []) == []
 
 
 def test_a_prompt_whose_tokens_cannot_be_continued_is_refused():

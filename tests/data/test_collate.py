@@ -4,6 +4,7 @@ import math
 import random
 import time
 from array import array
+from dataclasses import replace
 
 import pytest
 import torch
@@ -201,3 +202,18 @@ def test_one_row_cannot_be_mismatched():
 def test_what_the_policy_wrote(mask: list[int], kind: type):
     rollout = Rollout(tokens=array("q", [7, 8, 9]), mask=kind(map(bool, mask)))
     assert rollout.written() == [token for token, on in zip([7, 8, 9], mask, strict=True) if on]
+    assert list(rollout.completion()) == rollout.written()
+
+
+def test_a_copy_with_other_fields_is_that_of_replace():
+    row = Rollout(
+        tokens=[1, 2], mask=(F, T), gen_logp=[0.0, -1.0], raw_logp=[0.0, -2.0], stop=Stop.LENGTH, limit=3, margin=0.5,
+        step_reward=[NAN, 1.0], step_label=[NAN, 0.0], label=1.0, version=7, text="before",
+    )  # fmt: skip
+    changes = {"text": "after", "outcome": Outcome(value=1.0), "task": None, "label": None, "stop": Stop.TOKEN}
+    assert row.having(**changes) == replace(row, **changes)
+    assert row.having() == row
+    assert row.text == "before"
+    for name, value in (("tokens", [1]), ("mask", (T,)), ("txt", "a")):
+        with pytest.raises(TypeError, match=name):
+            row.having(**{name: value})

@@ -2,6 +2,7 @@
 
 import json
 import random
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ import tokenizers
 from tokenizers import processors
 
 from hone.data.chat import DEFAULT_TEMPLATE
+from hone.data.pieces import byte_of
 from hone.data.tokenizer import Tokenizer, check_fits, train_bpe
 from hone.errors import HoneError
 
@@ -46,6 +48,52 @@ def test_decoding_without_specials_leaves_them_out(tok):
     ids = tok.encode("<|user|>hi<eos>", specials=True)
     assert tok.decode(ids) == "<|user|>hi<eos>"
     assert tok.decode(ids, specials=False) == "hi"
+
+
+def test_many_at_once_are_what_each_is_alone(tok):
+    inner = tokenizers.Tokenizer.from_str(tok.inner.to_str())
+    inner.enable_padding(length=40)  # as a tokenizer.json may ask for
+    texts = [*TEXTS[:3], *NASTY]
+    for one in (tok, replace(tok, inner=inner)):
+        for specials in (False, True):
+            assert one.encode_all(texts, specials=specials) == [tok.encode(t, specials=specials) for t in texts]
+    rows = tok.encode_all(texts)
+    assert tok.encode_all([]) == tok.decode_all([]) == []
+    for known in (rows, [*rows, *rows, [5, tok.vocab_size + 3, 6], [10**6]]):
+        single = [tok.decode(ids) for ids in known]
+        assert tok.decode_all(known) == tok.decode_all([array("q", ids) for ids in known]) == single
+    with pytest.raises(HoneError, match="surrogate"):
+        tok.encode_all(["fine", "\ud800"])
+    with pytest.raises(TypeError):
+        tok.encode_all(["fine", 3])
+
+
+def words(names: list[str], decoder: object = None) -> Tokenizer:
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="a"))
+    inner.decoder = decoder
+    return Tokenizer(inner, eos="a")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "holes", "words", "metaspace"])
+def test_the_texts_of_many_arrays_are_the_librarys(tok, kind):
+    draw = random.Random(0)
+    names = ["a", "b c", "\u2581d", "", "\U0001f642"]
+    made = {"bytes": tok, "words": words(names), "metaspace": words(names, tokenizers.decoders.Metaspace())}
+    made["holes"] = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "Ã": 3, "©": 7}, [])), eos="a")
+    made["holes"].inner.decoder = tokenizers.decoders.ByteLevel()
+    one = made[kind]
+    rows = [[draw.randrange(one.vocab_size) for _ in range(draw.choice([0, 1, 2, 30]))] for _ in range(300)]
+    assert (one._pieces is None) == (kind == "metaspace")
+    assert one.decode_all([array("q", ids) for ids in rows]) == one._aware.decode_batch(rows, skip_special_tokens=False)
+    whole = [array("q", ids) for ids in rows]
+    assert one.decode_all(whole, specials=False) == one._aware.decode_batch(rows, skip_special_tokens=True)
+
+
+def test_bytes_that_are_no_characters_are_shown_as_the_library_shows_them(tok):
+    draw, ends = random.Random(1), [0x00, 0x7F, 0x80, 0xA0, 0xBF, 0xC0, 0xC2, 0xDF, 0xE0, 0xED, 0xEF, 0xF0, 0xF4, 0xFF]
+    byte = {b: tok.id_of(c) for c, b in byte_of().items()}
+    rows = [[byte[draw.choice(ends)] for _ in range(8)] for _ in range(5000)]
+    assert tok.decode_all([array("q", ids) for ids in rows]) == tok._aware.decode_batch(rows)
 
 
 def test_an_id_beyond_the_vocabulary_is_shown_not_swallowed(tok):

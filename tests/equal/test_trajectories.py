@@ -21,12 +21,14 @@ WAYS = {
     "padding on both sides": Way(left=2, right=9),
     "rows in another order": Way(order=3),
     "old log-probs by a pass of their own": Way(early=True, micro_rows=3),
+    "passes begun before rewards": Way(begun=True, micro_rows=3, layout="shared", left=2, order=2),
     "activations recomputed": Way(checkpoint=True),
     "vocabulary in chunks": Way(chunk=3),
     "fast layers": Way(fast=True),
     "fast layers, prompts shared, three rows": Way(fast=True, micro_rows=3, layout="shared", checkpoint=True),
     "copies stepped on the host": Way(copies=True, micro_rows=3),
     "replayed": Way(fast=True, graphs=True, micro_rows=3, layout="shared"),
+    "rows in one table": Way(fast=True, graphs=True, even=True, micro_rows=3, layout="shared", left=2),
     "all layers at once in C++": Way(native=True, layout="shared", micro_rows=3, left=2),
     "layers in C++, prompts shared": Way(native=True, layout="shared", micro_rows=3, left=2, checkpoint=True),
     "everything at once": Way(micro_rows=5, layout="packed", left=3, right=2, order=1, checkpoint=True, chunk=7),
@@ -53,6 +55,13 @@ def test_no_way_of_computing_changes_a_weight_or_a_metric(name: str, way: str) -
     assert [m.keys() for m in other.metrics] == [m.keys() for m in plain(name).metrics]
     for ours, theirs in zip(plain(name).metrics, other.metrics, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_passes_begun_before_rewards_change_no_bit(name: str) -> None:
+    other = trajectory(CASES[name], Way(begun=True))
+    assert furthest(plain(name).weights, other.weights) == 0
+    assert other.metrics == plain(name).metrics
 
 
 @pytest.mark.parametrize("name", CASES)

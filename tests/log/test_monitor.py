@@ -2,13 +2,15 @@
 
 import json
 import math
+import random
+from array import array
 from dataclasses import fields
 
 import pytest
 import torch
 
 from hone.log.limits import Limits
-from hone.log.monitor import LOW, REMEDIES, Monitor, repetition
+from hone.log.monitor import LOW, REMEDIES, Monitor, repeated, repetition
 
 torch.set_num_threads(1)
 
@@ -20,6 +22,18 @@ def test_repetition_by_hand() -> None:
     assert repetition([[1, 1, 1, 1], [1, 2, 3]], n=2) == pytest.approx(2 / 5)
     assert repetition([[1, 2, 3, 4, 5], [1, 2, 3, 4, 5]]) == 0.0
     assert repetition([]) == repetition([[1, 2, 3]]) == repetition([[]]) == 0.0
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 9])
+@pytest.mark.parametrize("vocabulary", [1, 3, 70_000, 2**40])
+def test_completions_in_arrays_are_counted_as_those_in_lists(n: int, vocabulary: int) -> None:
+    draw = random.Random(n)
+    rows = [[draw.randrange(vocabulary) for _ in range(draw.choice([0, 1, 3, 4, 40]))] for _ in range(50)]
+    rows += [row[:3] * 4 for row in rows]
+    found = repeated([array("q", row) for row in rows], n)
+    assert found == repeated(rows, n)
+    assert 0 < found[0] < found[1]
+    assert repeated([array("q")] * 50, n) == (0, 0)
 
 
 def test_every_limit_has_a_remedy_and_every_remedy_a_limit() -> None:
@@ -130,3 +144,7 @@ def test_the_state_goes_through_json_and_on_as_if_never_interrupted() -> None:
         second.load(json.loads(json.dumps(first.state())))
         found += [second.check(s + cut, {"entropy": x}) for s, x in enumerate(values[cut:])]
         assert found == expected
+
+
+def test_completions_of_two_tokens_in_all_repeat_nothing():
+    assert repeated([array("q", [1, 2]), *([array("q")] * 15)]) == (0, 0)

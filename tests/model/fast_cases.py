@@ -12,7 +12,7 @@ from hone.model import elementwise
 
 
 def main(path: str) -> None:
-    elementwise._kernels = lambda x: True
+    elementwise.has_kernels = lambda x: True
     elementwise.PROGRAMS = 5  # fewer than rows, so that each has several
     found = {name: both_ways(model(name, torch.float32)) for name in MODELS}
     with open(path, "w") as file:

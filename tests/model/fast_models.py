@@ -13,6 +13,7 @@ from hone.model.shared import lay_out_shared
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "every option": {"qkv_bias": True, "qk_norm": True, "o_bias": True, "mlp_bias": True, "windows": (0, 6)},
+    "normed heads": {"qk_norm": True},
     "adapters": {},
     "adapters with biases": {"qkv_bias": True, "o_bias": True, "mlp_bias": True},
 }

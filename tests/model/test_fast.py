@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from apart import written_by
-from fast_models import MODELS, both_ways, gradients, model
+from fast_models import MODELS, both_ways, fed, gradients, model
 
 from hone.model import elementwise
 from hone.model.fused import side_by_side
@@ -144,3 +144,31 @@ def test_empty_lists_are_no_trouble():
     dx, dgain = elementwise.norm_grad(x, torch.ones(8), 1e-5, x)
     assert dx.shape == (0, 8)
     assert not dgain.any()
+
+
+def test_what_a_hook_keeps_of_a_layer_stays_as_it_was():
+    decoder, given = model("llama"), fed("shared")
+    decoder.fast_layers = True
+    tokens, kept = given.pop("tokens"), list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def keep(_: Any, __: Any, out: torch.Tensor) -> None:
+        kept.append((out, out.clone()))
+
+    for layer in decoder.model.layers:
+        layer.register_forward_hook(keep)
+    with torch.no_grad():
+        decoder(tokens, **given)
+    assert len(kept) == 2
+    assert all(torch.equal(out, copy) for out, copy in kept)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype")
+def test_layers_without_gradients_compute_under_autocast():
+    decoder, given = model("llama", torch.float32), fed("shared")
+    decoder.fast_layers = True
+    tokens = given.pop("tokens")
+    with torch.no_grad():
+        plain = decoder(tokens, **given)
+        with torch.autocast("cpu", torch.bfloat16):
+            half = decoder(tokens, **given)
+    assert (plain - half).norm() < 0.05 * plain.norm()

@@ -105,6 +105,20 @@ def test_hidden_states_and_logits_are_those_of_the_plain_layers(shape):
     same_as_plain(decoder, InCpp(decoder, len(LENGTHS), CONTEXT))
 
 
+@pytest.mark.parametrize(("heads", "shared"), [(1, 1), (2, 3), (4, 1), (8, 2), (16, 1), (3, 2)])
+@torch.inference_mode()
+def test_heads_of_one_vector_are_those_of_the_plain_layers(heads, shared, monkeypatch):
+    found = library()
+    assert not isinstance(found, str)
+    lanes = found.hone_lanes()
+    sizes = {"num_key_value_heads": heads, "num_attention_heads": heads * shared, "head_dim": lanes}
+    monkeypatch.setitem(SHAPES, "woven", {"hidden_size": 40, "intermediate_size": 36, "windows": (0, 7), **sizes})
+    decoder = made("woven")
+    layers = InCpp(decoder, len(LENGTHS), CONTEXT)
+    assert layers.slab.memory[0].shape[2 if lanes % heads else 3] == heads  # neighbours, if they fill a vector
+    same_as_plain(decoder, layers)
+
+
 @pytest.mark.parametrize("rank", [1, 3, 16])
 @pytest.mark.parametrize("targets", ADAPTED, ids=" ".join)
 @pytest.mark.parametrize("shape", ["heads of 32", "heads of 48", "heads of 64"])
@@ -118,11 +132,15 @@ def test_adapters_are_those_of_the_plain_layers(shape, targets, rank):
     same_as_plain(decoder, layers)
 
 
-@pytest.mark.parametrize("adapters", [False, True])
+@pytest.mark.parametrize(("shape", "adapters"), [("heads of 16", False), ("heads of 32", False), ("heads of 32", True)])
 @pytest.mark.parametrize("rows", [2, 15, 16, 17, 33, 48, 63, 64, 65, 130])
 @torch.inference_mode()
-def test_a_row_is_the_same_to_the_bit_with_any_others_and_on_any_number_of_threads(rows, adapters):
-    decoder = made("heads of 32")
+def test_a_row_is_the_same_to_the_bit_with_any_others_and_on_any_number_of_threads(rows, shape, adapters):
+    same_in_any_company(rows, shape, adapters)
+
+
+def same_in_any_company(rows: int, shape: str, adapters: bool) -> None:
+    decoder = made(shape)
     if adapters:
         adapt(decoder, "one", 13)
     lengths = [1 + (5 * r) % 23 for r in range(rows)]
@@ -206,9 +224,14 @@ def test_a_head_that_is_adapted_is_left_to_torch():
     same_as_plain(decoder, InCpp(decoder, len(LENGTHS), CONTEXT))
 
 
+@pytest.mark.parametrize("shape", ["heads of 16", "heads of 64"])
 @torch.inference_mode()
-def test_a_prompt_read_in_parts_is_the_same_to_the_bit():
-    decoder, (whole,) = made("heads of 64"), pieces([50])
+def test_a_prompt_read_in_parts_is_the_same_to_the_bit(shape):
+    same_in_parts(shape)
+
+
+def same_in_parts(shape: str) -> None:
+    decoder, (whole,) = made(shape), pieces([50])
     at_once, later = NativeLayers(decoder, 1, CONTEXT), NativeLayers(decoder, 1, CONTEXT)
     exact = at_once.read([whole])
     for start, end in ((0, 1), (1, 30), (30, 50)):

@@ -18,8 +18,14 @@ from hone.model.native.build import library
 from hone.model.native.calls import Segments
 from hone.model.native.room import Room
 from hone.model.native.stacked import Bundles, stackable
+from hone.model.policy import Policy
 from hone.model.ragged import Rows
+from hone.train import optim
+from hone.train.cut import BUNDLED, CACHE
+from hone.train.learner import Learner
+from hone.types import Batch
 
+COLUMNS = {"inputs": torch.int64, "targets": torch.int64, "mask": torch.bool, "real": torch.bool}
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
 
 
@@ -61,6 +67,10 @@ def passed(decoder: Decoder, layout: str, *, native: bool) -> dict[str, Tensor]:
 @pytest.mark.parametrize("layout", ["padded", "shared"])
 def test_values_and_gradients_are_those_of_plain_layers(layout: str, together: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(stacked, "TOGETHER", together)
+    same_as_plain(layout)
+
+
+def same_as_plain(layout: str) -> None:
     decoder = small()
     found, expected = passed(decoder, layout, native=True), passed(decoder, layout, native=False)
     assert found.keys() == expected.keys()
@@ -97,7 +107,7 @@ def test_it_is_taken_for_small_plain_models_alone(monkeypatch: pytest.MonkeyPatc
     tokens = fed("padded")["tokens"]
     assert "_StackBackward" in functions(small(torch.float32)(tokens))
     assert stackable(small(), torch.float64)
-    assert not stackable(small(hidden_size=40), torch.float64), "no whole vectors"
+    assert not stackable(small(hidden_size=42), torch.float64), "no whole vectors"
     assert not stackable(small(qkv_bias=True), torch.float64)
     adapted, hooked = small(), small()
     add_lora(adapted, rank=2, alpha=2.0, targets=("q_proj",))
@@ -108,6 +118,20 @@ def test_it_is_taken_for_small_plain_models_alone(monkeypatch: pytest.MonkeyPatc
     assert "_StackBackward" not in functions(recomputed)
     monkeypatch.setattr(stacked, "SMALL", 1000)
     assert not stackable(small(), torch.float64)
+
+
+def test_a_small_model_reads_more_tokens_at_once_than_others():
+    read = Batch(**{name: torch.ones(600, 64, dtype=kind) for name, kind in COLUMNS.items()}, group=torch.arange(600))
+
+    def rows(decoder: Decoder, rows: int = 600) -> int:
+        policy = Policy(decoder)
+        learner = Learner(policy=policy, optimizer=optim.adamw(policy.actor_parameters(), lr=1.0), micro_rows=rows)
+        return learner.rows_of(read)
+
+    assert (rows(small(torch.float32)), rows(small(torch.float32), 100)) == (BUNDLED // 64, 100)
+    assert rows(small(torch.float32, hidden_size=42)) == CACHE // 64
+    assert rows(small(torch.float32, qk_norm=True)) == CACHE // 64
+    assert rows(small()) == CACHE // 64, "a run's layers are in C++ in float32 alone"
 
 
 def test_frozen_weights_get_no_gradient():
@@ -170,6 +194,19 @@ def test_bundles_number_tokens_anew_and_share_them_evenly():
     assert even is not None
     assert even.share.tolist() == [0, 2, 4, 6]
     assert Bundles.of(Segments.lines(1, 10), Segments.lines(1, 10), 2) is None, "the other thread would wait"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_threads_share_as_evenly_as_whole_rows_can_be(seed):
+    count = np.random.default_rng(seed).integers(16, 189, 24)
+    own = np.concatenate([[0], np.cumsum(count)[:-1]])
+    rows = np.stack([own, count, own, np.zeros_like(own), np.zeros_like(own)], 1)
+    segments = Segments(rows, np.arange(25))
+    found = Bundles.of(segments, segments, 2)
+    assert found is not None
+    first, second = (found.count[a:b].sum() for a, b in zip(found.share[:-1], found.share[1:], strict=True))
+    assert first + second == count.sum()
+    assert abs(first - second) == np.abs(2 * own - count.sum()).min()
 
 
 def test_rows_of_the_mask_are_what_bundles_are_made_of():

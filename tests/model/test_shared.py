@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from hone.errors import HoneError
+from hone.model.grouped import leaders
 from hone.model.policy import Policy
-from hone.model.shared import LAYOUTS, lay_out_shared, leaders, lines_of, tables
+from hone.model.shared import LAYOUTS, lay_out_shared, lines_of, tables
 from hone.types import Batch
 
 PROMPT = [3, 1, 4, 1]

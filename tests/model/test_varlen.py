@@ -100,7 +100,7 @@ for rows in CASES.values():
     spans = rows.spans
     dy, tokens = torch.randn(len(spans.cells), 700), len(spans.begin) - 1
     dx = torch.empty(tokens, 700)
-    sum_lines[(tokens, 2)](dy, spans.order, spans.begin, dx, 700, BW=512)
+    sum_lines[(-(-tokens // 8), 11)](dy, spans.order, spans.begin, dx, tokens, 700, 700, BL=8, BW=64)
     torch.testing.assert_close(dx, torch.zeros(tokens, 700).index_add_(0, spans.cells, dy), rtol=0, atol=1e-5)
 """
 

@@ -14,7 +14,8 @@ from hone.model.hf_config import config_from_hf
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.train.cut import micro_batches
-from hone.train.step import evaluate, weighed
+from hone.train.evaluate import evaluate
+from hone.train.step import weighed
 from hone.types import Batch, Forward, Model
 from tests.parity.llama import language_model
 from tests.parity.rows import near

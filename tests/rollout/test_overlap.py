@@ -3,12 +3,15 @@
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import tiny
 import torch
 
+from hone.algo import grpo
 from hone.data.tokenizer import train_bpe
 from hone.errors import HoneError
 from hone.log.laps import Laps
@@ -21,6 +24,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.overlap import Aside, Stopped, scored
 from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
+from hone.train.early import Early
 from hone.types import Group, Rollout, Task
 
 torch.set_num_threads(1)
@@ -41,23 +45,49 @@ def marker(function: Any, **settings: Any) -> Marker:
 
 
 def beside(score: Marker, roll: Roller) -> list[Group]:
-    return _scored(roll, score, lambda: TASKS, Laps(), GO_ON)
+    algo = grpo()
+    return _scored(roll, score, GO_ON, Early(algo, tiny.learner_for(algo), lag=0), lambda: TASKS, Laps())
 
 
-def row(text: str = "") -> Rollout:
-    return Rollout(tokens=[1], mask=[True], text=text)
+def row(number: int = 0) -> Rollout:
+    return Rollout(tokens=[number], mask=[True])
 
 
-def paced(count: int, seconds: float, seen: list[str] | None = None) -> Iterator[list[tuple[int, Rollout]]]:
-    """Rollouts that end one after the other, the last task's first."""
-    try:
-        for i in reversed(range(count)):
-            time.sleep(seconds)
-            yield []
-            yield [(i, row(str(i)))]
-    finally:
-        if seen is not None:
-            seen.append("closed")
+@dataclass
+class Paced:
+    """Rollouts that end one after the other, the last task's first; `failure` ends them in the middle."""
+
+    group: int
+    seconds: float
+    failure: Exception | None = None
+    seen: list[str] = field(default_factory=list[str])
+
+    def __call__(self, tasks: list[Task], mine: slice) -> list[Group]:
+        raise NotImplementedError
+
+    sampled = __call__
+
+    def stream(self, tasks: list[Task], mine: slice) -> Iterator[list[tuple[int, Rollout]]]:
+        count = len(tasks[mine]) * self.group
+        try:
+            for i in reversed(range(count)):
+                time.sleep(self.seconds)
+                yield []
+                yield [(i, row(i))]
+                if self.failure is not None and i <= count // 2:
+                    raise self.failure
+        finally:
+            self.seen.append("closed")
+
+    def told(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]:
+        return [[replace(r, task=t, text=str(r.tokens[0])) for r in g] for g, t in zip(groups, tasks, strict=True)]
+
+
+def paced_scored(roll: Paced, score: Marker, *, tasks: int, laps: Laps | None = None, **how: Any) -> list[Group]:
+    """All of so many tasks."""
+    how = {"stop": GO_ON, "begin": lambda groups, laps: None} | how
+    given = [Task(prompt=str(n)) for n in range(tasks)]
+    return scored(roll, score, laps or Laps(), tasks=given, mine=slice(None), **how)
 
 
 # --- rollouts as they end ---
@@ -66,7 +96,9 @@ def paced(count: int, seconds: float, seen: list[str] | None = None) -> Iterator
 def test_a_stream_has_the_rollouts_of_a_sample_before_the_last_of_them_has_ended() -> None:
     steps = list(roller().stream(TASKS))
     found = dict(numbered for step in steps for numbered in step)
-    assert [[found[2 * i], found[2 * i + 1]] for i in range(len(TASKS))] == roller()(TASKS)
+    groups = [[found[2 * i], found[2 * i + 1]] for i in range(len(TASKS))]
+    assert groups == roller().sampled(TASKS)
+    assert roller().told(groups, TASKS) == roller()(TASKS)
     order = [i for step in steps for i, _ in step]
     assert sorted(order) == list(range(2 * len(TASKS)))
     assert order != sorted(order), "the case is met"
@@ -88,7 +120,7 @@ def test_parts_of_the_tasks_are_numbered_from_their_first() -> None:
     whole, roll = roller()(TASKS), roller()
     found = dict(numbered for step in roll.stream(TASKS, slice(2, 5)) for numbered in step)
     same = [r for g in whole[2:5] for r in g]
-    assert [(found[i].tokens, found[i].task) for i in range(6)] == [(r.tokens, r.task) for r in same]
+    assert [found[i].tokens for i in range(6)] == [r.tokens for r in same]
     assert roll.state() == {"requests": 12}, "requests are counted over all ranks"
 
 
@@ -134,8 +166,9 @@ def test_a_reward_is_called_in_the_callers_thread_in_the_order_in_which_rollouts
         time.sleep(pause)
         return 0.0
 
-    groups = scored(paced(6, 0.005), marker(reward), Laps(), tasks=3, group=2, stop=GO_ON)
+    groups = paced_scored(Paced(2, 0.005), marker(reward), tasks=3)
     assert [[r.text for r in g] for g in groups] == [["0", "1"], ["2", "3"], ["4", "5"]]
+    assert [{r.task.prompt for r in g if r.task} for g in groups] == [{"0"}, {"1"}, {"2"}]
     assert calls == [(str(i), True) for i in (5, 4, 3, 2, 1, 0)]
 
 
@@ -153,6 +186,33 @@ def test_a_reward_that_sees_all_completions_gets_them_in_one_call() -> None:
     assert combine({"odd": (odd, 1.0), "again": (odd, 1.0)}).one_by_one
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.02], ids=["after", "beside"])
+def test_what_begins_when_the_last_has_ended_is_given_all_in_order_before_the_last_is_scored(pause: float) -> None:
+    calls, laps = list[Any](), Laps()
+
+    def reward(completion: str) -> float:
+        calls.append(completion)
+        time.sleep(pause)
+        return 0.0
+
+    def begin(groups: list[Group], now: Laps) -> None:
+        assert now is laps
+        calls.append([[r.tokens[0] for r in g] for g in groups])
+        time.sleep(0.05)
+        now("annotate")
+
+    start = time.perf_counter()
+    paced_scored(Paced(2, 0.005), marker(reward), tasks=3, laps=laps, begin=begin)
+    spent = time.perf_counter() - start
+    at = calls.index([[0, 1], [2, 3], [4, 5]])
+    assert at <= 5, "the last is not scored yet"
+    assert [c for c in calls if isinstance(c, str)] == ["5", "4", "3", "2", "1", "0"]
+    stages = {name: laps.seconds[name] for name in ("sample", "annotate", "score")}
+    assert stages["sample"] >= 0.03
+    assert 0.05 <= stages["annotate"] < 0.1
+    assert sum(stages.values()) == pytest.approx(spent, abs=0.02)
+
+
 # --- time ---
 
 
@@ -162,7 +222,7 @@ def test_a_reward_that_waits_costs_little_beside_the_sampler() -> None:
         return 0.0
 
     laps, start = Laps(), time.perf_counter()
-    scored(paced(10, 0.03), marker(slow), laps, tasks=5, group=2, stop=GO_ON)
+    paced_scored(Paced(2, 0.03), marker(slow), tasks=5, laps=laps)
     spent, metrics = time.perf_counter() - start, laps.metrics()
     both = metrics["seconds_sample"] + metrics["seconds_scoring"]
     assert metrics["seconds_scoring"] >= 0.3
@@ -174,36 +234,34 @@ def test_a_reward_that_waits_costs_little_beside_the_sampler() -> None:
 
 
 def test_what_stops_the_sampler_is_raised_to_the_caller() -> None:
-    def failing() -> Iterator[list[tuple[int, Rollout]]]:
-        yield [(0, row())]
-        raise HoneError("the model diverged: lower optim.lr")
-
+    roll, begun = Paced(1, 0.0, HoneError("the model diverged: lower optim.lr")), list[Any]()
     with pytest.raises(HoneError, match="the model diverged"):
-        scored(failing(), marker(lambda completion: 0.0), Laps(), tasks=2, group=1, stop=GO_ON)
+        paced_scored(roll, marker(lambda completion: 0.0), tasks=4, begin=lambda *given: begun.append(given))
+    assert not begun
 
 
 def test_what_stops_a_reward_stops_the_sampler() -> None:
     def interrupted(completion: str) -> float:
         raise KeyboardInterrupt
 
-    before, seen, start = threading.active_count(), list[str](), time.perf_counter()
+    before, roll, start = threading.active_count(), Paced(1, 0.01), time.perf_counter()
     with pytest.raises(KeyboardInterrupt):
-        scored(paced(1000, 0.01, seen), marker(interrupted), Laps(), tasks=1000, group=1, stop=GO_ON)
-    assert seen == ["closed"]
+        paced_scored(roll, marker(interrupted), tasks=1000)
+    assert roll.seen == ["closed"]
     assert threading.active_count() == before
     assert time.perf_counter() - start < 5
 
 
 def test_a_loop_that_has_ended_stops_the_sampler() -> None:
-    stop, seen = threading.Event(), list[str]()
+    stop, roll = threading.Event(), Paced(1, 0.01)
 
     def slow(completion: str) -> float:
         stop.set()
         time.sleep(0.05)
         return 0.0
 
-    work = Aside(lambda: scored(paced(1000, 0.01, seen), marker(slow), Laps(), tasks=1000, group=1, stop=stop))
+    work = Aside(lambda: paced_scored(roll, marker(slow), tasks=1000, stop=stop))
     work.join()
-    assert seen == ["closed"]
+    assert roll.seen == ["closed"]
     with pytest.raises(Stopped):
         work.result()

@@ -15,7 +15,7 @@ import hone
 from hone import loop, runner
 from hone.data.source import Source
 from hone.errors import HoneError
-from hone.rollout.local import LocalSampler
+from hone.rollout.local import Beginning, LocalSampler
 from hone.rollout.roller import Roller
 from hone.train import optim
 from hone.train.checkpoint import checkpoints
@@ -188,16 +188,16 @@ def test_a_log_prob_of_the_sampler_that_is_not_finite_reaches_no_update_and_no_c
 ):
     whole, cut, count = tmp_path / "whole", tmp_path / "cut", itertools.count()
     hone.run(recipe(world, "grpo", whole, *settings))
-    made, rollout = recipe(world, "grpo", cut, *settings, "save.every=1"), LocalSampler._rollout
+    made, rollout = recipe(world, "grpo", cut, *settings, "save.every=1"), Beginning.rollout
 
     def spoilt(*arguments: Any) -> Any:
-        found = rollout(*arguments)
+        found: Any = rollout(*arguments)
         if next(count) == 22:  # of the third step
             found.gen_logp[-1] = torch.nan
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalSampler, "_rollout", spoilt)
+        patch.setattr(Beginning, "rollout", spoilt)
         with pytest.raises(HoneError, match="the sampler gave a log-prob that is not finite"):
             hone.run(made)
     assert list(checkpoints(cut / "checkpoints")) == [1, 2]

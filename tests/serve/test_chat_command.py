@@ -149,6 +149,15 @@ class Pty:
         if select.select([self.master], [], [], 0.1)[0]:
             self.seen += os.read(self.master, 65536).decode(errors="replace")
 
+    def settle(self, seconds: float = 1.0) -> None:
+        """Look until it has shown nothing new for so long."""
+        quiet = time.monotonic()
+        while time.monotonic() - quiet < seconds:
+            before = len(self.seen)
+            self.look()
+            if len(self.seen) > before:
+                quiet = time.monotonic()
+
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
@@ -185,7 +194,10 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path)
         os.kill(seat.process.pid, signal.SIGINT)
         time.sleep(0.01)
     seat.type("\n")
-    seat.look()
+    seat.settle()
+    seat.type("/reset\n")
+    seat.until("a new conversation")
+    seat.until("> ")  # only now is Ctrl-D a key: between two lines the terminal itself would take it
     seat.type("\x04")
     assert seat.close() == 0
 

@@ -14,9 +14,10 @@ from hone.algo import Algorithm, dpo, grpo, ppo, trpo
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.train import trust_region
+from hone.train.evaluate import evaluate
 from hone.train.guard import DIVISOR
 from hone.train.learner import Learner
-from hone.train.step import annotate, credited, evaluate, update, weighed
+from hone.train.step import annotate, credited, update, weighed
 from hone.types import Batch
 
 torch.set_num_threads(1)

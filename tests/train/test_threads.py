@@ -1,9 +1,11 @@
-"""Threads of the host: those asked for, or what suits where the numbers are computed."""
+"""Threads of the host and its garbage: those asked for, or what suits where the numbers are computed."""
+
+import gc
 
 import pytest
 import torch
 
-from hone.train.threads import threads
+from hone.train.threads import settled, threads
 
 
 @pytest.mark.parametrize(
@@ -23,3 +25,14 @@ def test_one_thread_beside_a_gpu_that_does_all(device: str, asked: int, offloade
         assert threads(torch.device(device), asked=asked, offloaded=offloaded) == (expected or 2)
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_a_run_is_made_of_is_not_looked_at_again_until_it_ends():
+    def interrupted() -> None:
+        with settled():
+            assert gc.get_freeze_count() > 1_000
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert gc.get_freeze_count() < 1_000

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hone.algo.kl import ESTIMATORS
-from hone.types import ABSENT, Batch, sequence_sum
+from hone.types import ABSENT, Batch, sent, sequence_sum
 
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over ranks
 
@@ -78,9 +78,11 @@ def _spread(per_row: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, per_row[:, None], 0.0)
 
 
-def _group_mean(x: Tensor, group: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+def _group_mean(x: Tensor, batch: Batch, valid: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of x over the valid rows of each row's group, and how many those are, both [B]."""
-    groups, index = cast(tuple[Tensor, Tensor], group.unique(return_inverse=True))  # pyright: ignore
+    # on the host: how many groups there are would have to be asked of a GPU that has forward passes to make
+    groups, index = cast(tuple[Tensor, Tensor], batch.host.group.unique(return_inverse=True))  # pyright: ignore
+    index = sent(index, x.device)
     # float64: the mean of equal float32 numbers is then that number, and not a rounding error that looks like signal
     zeros = x.new_zeros(len(groups), dtype=torch.float64)
     size = zeros.index_add(0, index, valid.double())
@@ -91,7 +93,7 @@ def _group_mean(x: Tensor, group: Tensor, valid: Tensor) -> tuple[Tensor, Tensor
 def _centred(batch: Batch, kl: str) -> tuple[Tensor, Tensor]:
     """Reward minus group mean, 0 where the group has no signal or the row is invalid; and the group's valid size."""
     reward = row_rewards(batch, kl=kl)
-    mean, size = _group_mean(reward, batch.group, batch.valid)
+    mean, size = _group_mean(reward, batch, batch.valid)
     return torch.where(batch.valid & (size > 1), reward - mean, 0.0), size
 
 
@@ -113,7 +115,7 @@ def group_zscore(batch: Batch, *, kl: str = "", eps: float = 1e-4) -> Tensor:
     direction is another one, too.
     """
     centred, _ = _centred(batch, kl)
-    var, _ = _group_mean(centred.square(), batch.group, batch.valid)
+    var, _ = _group_mean(centred.square(), batch, batch.valid)
     return _spread(centred / (var.sqrt() + eps), batch.mask)
 
 
@@ -132,12 +134,12 @@ def group_process(batch: Batch, *, eps: float = 1e-4) -> Tensor:
     x = torch.where(ends, batch.step_reward, 0.0).double()  # see _group_mean
     count = ends.sum(-1).double()
     everyone = torch.ones_like(batch.group, dtype=torch.bool)
-    steps, rows = _group_mean(count, batch.group, everyone)
+    steps, rows = _group_mean(count, batch, everyone)
     steps = steps * rows  # steps in the group
-    total, _ = _group_mean(x.sum(-1), batch.group, everyone)
+    total, _ = _group_mean(x.sum(-1), batch, everyone)
     mean = total * rows / steps.clamp(min=1)
     deviation = torch.where(ends, x - mean[:, None], 0.0)
-    square, _ = _group_mean(deviation.square().sum(-1), batch.group, everyone)
+    square, _ = _group_mean(deviation.square().sum(-1), batch, everyone)
     std = (square * rows / steps.clamp(min=1)).sqrt()
     z = torch.where((steps > 1)[:, None], deviation / (std + eps)[:, None], 0.0)
     return torch.where(batch.mask, z.flip(-1).cumsum(-1).flip(-1), 0.0).to(batch.step_reward.dtype)
@@ -154,7 +156,7 @@ def group_progress(batch: Batch, *, lam: float = 0.7) -> Tensor:
     x = torch.where(ends, batch.step_reward, 0.0)
     value = torch.zeros_like(x).scatter_add(1, before, x)  # column j: of step j
     some = batch.valid & (count[:, 0] > 0)
-    mean, size = _group_mean(value[:, 0], batch.group, some)
+    mean, size = _group_mean(value[:, 0], batch, some)
     first = (value[:, 0] - mean) * size / (size - 1)  # a row alone has none, and is left out
     delta = torch.cat([first[:, None], value.diff()], dim=-1)
     taken = torch.ones_like(before).cumsum(-1) <= count

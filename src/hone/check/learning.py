@@ -15,8 +15,8 @@ from hone.model.policy import Policy
 from hone.model.shared import LAYOUTS
 from hone.train import optim
 from hone.train.cut import micro_batches
+from hone.train.evaluate import evaluate
 from hone.train.learner import Learner
-from hone.train.step import evaluate
 from hone.types import Batch, Forward
 
 EXACT = 1e-6  # nats: the reference is a copy, so the same sums are made in the same order

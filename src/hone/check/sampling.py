@@ -15,7 +15,7 @@ from hone.data.chat import render_prompt
 from hone.data.collate import collate
 from hone.job import publish
 from hone.model.policy import Policy
-from hone.train.step import evaluate
+from hone.train.evaluate import evaluate
 from hone.types import Batch, Group, Rollout, Stop
 
 WARN_GAP, FAIL_GAP = 1e-3, 1e-2  # nats at temperature 1: float32 leaves about 1e-5

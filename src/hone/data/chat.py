@@ -13,7 +13,7 @@ from hone.types import Message
 
 __all__ = [
     "CHAT_SPECIALS", "DEFAULT_TEMPLATE", "Encoded", "Tool", "check_messages", "continue_chat", "encode_completion",
-    "encode_messages", "encode_steps", "encode_turns", "render", "render_prompt",
+    "encode_messages", "encode_steps", "encode_turns", "render", "render_prompt", "render_prompts",
 ]  # fmt: skip
 
 CHAT_SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -221,9 +221,19 @@ def render_prompt(
     tokenizer: Tokenizer, prompt: str | Sequence[Message], *, tools: Sequence[Tool] | None = None
 ) -> list[int]:
     """What the policy reads: plain text as it is (after bos where the tokenizer has one), or an opened chat."""
-    if isinstance(prompt, str):
-        return tokenizer.start_ids + tokenizer.encode(prompt)
-    return tokenizer.encode(_opened(tokenizer, prompt, tools), specials=True)
+    return render_prompts(tokenizer, [(prompt, tools)])[0]
+
+
+def render_prompts(
+    tokenizer: Tokenizer, prompts: Sequence[tuple[str | Sequence[Message], Sequence[Tool] | None]]
+) -> list[list[int]]:
+    """The same of each prompt with its tools, tokenised together."""
+    chats = {i: _opened(tokenizer, p, tools) for i, (p, tools) in enumerate(prompts) if not isinstance(p, str)}
+    plain = {i: p for i, (p, _) in enumerate(prompts) if isinstance(p, str)}
+    found = dict(zip(chats, tokenizer.encode_all([*chats.values()], specials=True), strict=True))
+    texts = zip(plain, tokenizer.encode_all([*plain.values()]), strict=True)
+    found |= {i: tokenizer.start_ids + ids for i, ids in texts}
+    return [found[i] for i in range(len(prompts))]
 
 
 def _opened(tokenizer: Tokenizer, prompt: Sequence[Message], tools: Sequence[Tool] | None) -> str:

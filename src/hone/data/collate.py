@@ -1,7 +1,8 @@
 """Rollouts to tensors: the one place that shifts and pads."""
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,34 +13,48 @@ from torch import Tensor
 from hone.errors import HoneError
 from hone.types import ABSENT, Batch, Group, Rollout, Stop
 
+BY_TOKEN = ("gen_logp", "step_reward", "step_label")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def collate(groups: Sequence[Group], *, pad_id: int = 0, dtype: torch.dtype = torch.float32) -> Batch:
     """inputs[t] = token t, targets[t] = token t+1; mask, gen_logp and step_reward move with their token."""
+    return judged(table(groups, pad_id=pad_id), groups, dtype=dtype) if any(groups) else _empty(dtype)
+
+
+def table(groups: Sequence[Group], *, pad_id: int = 0) -> Batch:
+    """What a forward pass reads of rollouts, whether they are scored or not."""
     rows = [r for g in groups for r in g]
-    if not rows:
-        return _empty(dtype)
     if not all(len(r.tokens) for r in rows):
         raise ValueError("a row has no token: collate needs at least one in each")
     lengths = np.fromiter((len(r.tokens) for r in rows), np.int64, len(rows))
     real: Array = np.arange(lengths.max()) < lengths[:, None]
     inputs = _pad([r.tokens for r in rows], real, pad_id, np.int64)
     mask = _shift(_pad([r.mask for r in rows], real, False, np.bool_), False)
-    label, step_mask = _labels(rows, real, dtype)
-    reward, valid = _rewards(rows, dtype)
-    mask = mask if step_mask is None else step_mask
-    if valid is not None:
-        mask &= valid[:, None]
     return Batch(
         inputs=torch.from_numpy(inputs),
         targets=torch.from_numpy(_shift(inputs, pad_id)),
         mask=torch.from_numpy(mask),
         real=torch.from_numpy(real),
         group=torch.from_numpy(np.repeat(np.arange(len(groups)), [len(g) for g in groups])),
+        truncated=torch.tensor([r.stop is Stop.LENGTH for r in rows]),
+    )
+
+
+def judged(batch: Batch, groups: Sequence[Group], *, dtype: torch.dtype = torch.float32) -> Batch:
+    """Their table, on the host, with what else rollouts hold; a row whose reward is invalid is not trained on."""
+    rows = [r for g in groups for r in g]
+    mask, real = batch.mask.numpy(), batch.real.numpy()
+    label, step_mask = _labels(rows, real, dtype)
+    reward, valid = _rewards(rows, dtype)
+    mask = mask if step_mask is None else step_mask
+    if valid is not None:
+        mask = mask & valid[:, None]
+    return replace(
+        batch,
+        mask=torch.from_numpy(mask),
         reward=reward,
         valid=ABSENT if valid is None else torch.from_numpy(valid),
-        truncated=torch.tensor([r.stop is Stop.LENGTH for r in rows]),
         limit=torch.tensor([r.limit for r in rows]),
         step_reward=_token_column(rows, "step_reward", real, dtype),
         label=label,
@@ -70,11 +85,14 @@ def _empty(dtype: torch.dtype) -> Batch:
 
 
 def _pad(rows: Sequence[Sequence[Any]], real: Array, fill: Any, dtype: DTypeLike) -> Array:
-    """One masked write; a row that is an array is read as it lies, one that several rollouts share once."""
-    padded = np.full(real.shape, fill, dtype)
+    """One masked write, if any; a row that is an array is read as it lies, one that several rollouts share once."""
     once = {id(row): row for row in rows}
-    read = {number: np.asarray(row, padded.dtype) for number, row in once.items()}
-    padded[real] = np.concatenate([read[id(row)] for row in rows])
+    read = {number: np.asarray(row) for number, row in once.items()}
+    flat = np.concatenate([read[id(row)] for row in rows], dtype=dtype, casting="unsafe")
+    if len(flat) == real.size:
+        return flat.reshape(real.shape)
+    padded = np.full(real.shape, fill, dtype)
+    padded[real] = flat
     return padded
 
 
@@ -86,7 +104,7 @@ def _shift(x: Array, fill: Any) -> Array:
 def _has(rows: list[Rollout], name: str) -> bool:
     """Whether every row has the field; a field on some rows only is a mistake of the caller."""
     values = [getattr(r, name) for r in rows]
-    number = sum(v is not None and (not isinstance(v, Sized) or len(v) > 0) for v in values)
+    number = sum(len(v) > 0 for v in values) if name in BY_TOKEN else sum(v is not None for v in values)
     if number not in (0, len(rows)):
         raise ValueError(f"{name} is on {number} of {len(rows)} rows: all or none must have it")
     return number > 0

@@ -1,6 +1,7 @@
 """Text to token ids and back, in the folder layout that `transformers.AutoTokenizer` reads and writes."""
 
 import json
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,10 +13,12 @@ from typing import Any, Self
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from hone.data.pieces import Pieces, pieces_of
 from hone.data.tokenizer_folder import read_folder
 from hone.errors import HoneError
 
 PAD, EOS = "<pad>", "<eos>"
+MANY = 16  # rows whose texts are worth a table of the vocabulary
 UNKNOWN = "\ufffd"  # what decoding shows for an id the tokenizer does not have
 
 
@@ -56,11 +59,16 @@ class Tokenizer:
 
     def encode(self, text: str, *, specials: bool = False) -> list[int]:
         """The ids of exactly this text: nothing is added, and `<eos>` in it is six characters unless `specials`."""
+        return self.encode_all([text], specials=specials)[0]
+
+    def encode_all(self, texts: Sequence[str], *, specials: bool = False) -> list[list[int]]:
+        """The ids of each text, all in one call to the library, which shares them out over the cores."""
         try:
             reader = self._aware if specials else self._blind
-            return reader.encode_batch_fast([text], add_special_tokens=False)[0].ids  # fast: without places
+            found = reader.encode_batch_fast(list(texts), add_special_tokens=False)  # fast: without places
+            return [encoding.ids for encoding in found]
         except (TypeError, UnicodeEncodeError) as error:
-            if not isinstance(text, str):
+            if not all(isinstance(text, str) for text in texts):
                 raise
             raise HoneError("the text holds half of a surrogate pair: it is not Unicode, repair it") from error
 
@@ -74,10 +82,22 @@ class Tokenizer:
         return self.decode_all([ids], specials=specials)[0]
 
     def decode_all(self, rows: Iterable[Sequence[int]], *, specials: bool = True) -> list[str]:
-        """The text of each row's ids, all in one call to the library, which shares them out over the cores."""
+        """The text of each row's ids, all in one call to the library, or none where their tokens are only joined."""
+        rows = list(rows)
+        if specials and len(rows) >= MANY and (found := self._joined(rows)) is not None:
+            return found
         cut = [self._runs(list(ids)) for ids in rows]
         texts = iter(self._aware.decode_batch([run for runs in cut for run in runs], skip_special_tokens=not specials))
         return [UNKNOWN.join(islice(texts, len(runs))) for runs in cut]
+
+    def _joined(self, rows: list[Sequence[int]]) -> list[str] | None:
+        """The texts of arrays of ids it has, where it only joins tokens; else None."""
+        arrays = [ids for ids in rows if isinstance(ids, array)]
+        return self._pieces.texts(arrays) if len(arrays) == len(rows) and self._pieces is not None else None
+
+    @cached_property
+    def _pieces(self) -> Pieces | None:
+        return pieces_of(self._aware, self.vocab_size)
 
     def _runs(self, ids: list[int]) -> list[list[int]]:
         """Cut at the ids it does not have: a model's vocabulary may be padded beyond the tokenizer's."""

@@ -17,7 +17,7 @@ from hone.model.policy import Policy
 from hone.reward.score import Reward, score
 from hone.reward.verify.math import math_reward
 from hone.rollout.protocol import SampleParams
-from hone.train.step import evaluate
+from hone.train.evaluate import evaluate
 from hone.types import Group, Stop, Task
 
 

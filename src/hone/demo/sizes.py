@@ -18,10 +18,10 @@ class Sizes:
     heads: int = 8
     context: int = 64
     completion: int = 44  # tokens a completion may have
-    pretrain: int = 260
+    pretrain: int = 360
     sft: int = 60
     reward: int = 60
-    grpo: int = 40
+    grpo: int = 48
     ppo: int = 20  # more of it serves the reward model and not the verifier
     dpo: int = 50
     preference_problems: int = 300  # problems whose sampled answers are compared

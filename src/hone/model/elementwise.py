@@ -9,20 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hone.model.even import has_kernels
 from hone.model.forward import wide
+from hone.model.kernels.tiles import power
 
 PROGRAMS = 16 * 132  # that share the rows of a gradient: some for each multiprocessor of an H200
 
 
 def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
     """x gain / rms(x)"""
-    if not _kernels(x_ND):
+    if not has_kernels(x_ND):
         return F.rms_norm(x_ND, gain_D.shape, gain_D, eps)
     from hone.model.kernels import elementwise as kernels
 
-    (N, D), y = x_ND.shape, torch.empty_like(x_ND)
-    if N:
-        kernels.norm[(N,)](x_ND, gain_D, y, D, eps, BD=_power(D), num_warps=4)
+    y = torch.empty_like(x_ND)
+    kernels.launch_norm(x_ND, gain_D, y, eps)
     return y
 
 
@@ -30,7 +31,7 @@ def norm_grad(
     x_ND: Tensor, gain_D: Tensor, eps: float, dy_ND: Tensor, *, plus: Tensor | None = None, again: bool = False
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x, with `plus` added, and of the gain; again: dy becomes the norm's output, for it was spent."""
-    if not _kernels(x_ND):
+    if not has_kernels(x_ND):
         x, g = wide(x_ND), wide(dy_ND) * gain_D
         scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
         n = x * scale
@@ -47,26 +48,26 @@ def norm_grad(
     if N:
         kernels.norm_grad[(many,)](
             x_ND, gain_D, dy_ND, x_ND if plus is None else plus, dx, parts, N, D, eps,
-            HAS_PLUS=plus is not None, AGAIN=again, BD=_power(D), num_warps=_warps(D),
+            HAS_PLUS=plus is not None, AGAIN=again, BD=power(D), num_warps=_warps(D),
         )  # fmt: skip
     return dx, parts.sum(0).to(gain_D.dtype)
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int) -> Tensor:
     """The first heads of x [N, heads in all, E] turned in place by angles whose cosines are cos [N, E]."""
-    if not _kernels(x):
+    if not has_kernels(x):
         return _turned_(x, cos, sin, heads)
     from hone.model.kernels import elementwise as kernels
 
     N, _, E = x.shape
     if N:
-        kernels.rotate[(N,)](x, cos, sin, x.stride(0), cos.stride(0), HEADS=heads, BH=_power(heads), E=E)
+        kernels.rotate[(N,)](x, cos, sin, x.stride(0), cos.stride(0), HEADS=heads, BH=power(heads), E=E)
     return x
 
 
 def rotate_back(dq_NHE: Tensor, dk_NKE: Tensor, dv_NKE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Gradients of queries and keys before `rotate_` and of values, side by side, [N, H + 2 K, E]"""
-    if not _kernels(dq_NHE):
+    if not has_kernels(dq_NHE):
         joined = torch.cat([dq_NHE, dk_NKE, dv_NKE], 1)
         return _turned_(joined, cos, -sin, joined.shape[1] - dv_NKE.shape[1])
     from hone.model.kernels import elementwise as kernels
@@ -77,7 +78,7 @@ def rotate_back(dq_NHE: Tensor, dk_NKE: Tensor, dv_NKE: Tensor, cos: Tensor, sin
     if N:
         kernels.rotate_back[(N,)](
             *parts, cos, sin, out, *(n for x in parts for n in x.stride()[:2]), cos.stride(0),
-            H=H, K=K, BH=_power(H), BK=_power(K), E=E,
+            H=H, K=K, BH=power(H), BK=power(K), E=E,
         )  # fmt: skip
     return out
 
@@ -92,7 +93,7 @@ def _turned_(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
 def gate(x: Tensor) -> Tensor:
     """silu(x[:, :M]) * x[:, M:]"""
     M = x.shape[1] // 2
-    if not _kernels(x):
+    if not has_kernels(x):
         return F.silu(x[:, :M]).mul_(x[:, M:])
     from hone.model.kernels import elementwise as kernels
 
@@ -105,7 +106,7 @@ def gate(x: Tensor) -> Tensor:
 def gate_grad(x: Tensor, dy: Tensor) -> Tensor:
     """The gradient of `gate`'s input; dy becomes the gate's output, for it was spent."""
     M, dx = x.shape[1] // 2, torch.empty_like(x)
-    if not _kernels(x):
+    if not has_kernels(x):
         g, u, given = wide(x[:, :M]), wide(x[:, M:]), wide(dy)
         s = g.sigmoid()
         dx[:, M:] = given * g * s
@@ -119,15 +120,6 @@ def gate_grad(x: Tensor, dy: Tensor) -> Tensor:
     return dx
 
 
-def _kernels(x: Tensor) -> bool:
-    """float64, which is for checking, stays in torch."""
-    return x.device.type == "cuda" and x.dtype != torch.float64
-
-
 def _warps(D: int) -> int:
     """Few: a sum over a row that lies in few warps is there sooner."""
-    return min(8, max(1, _power(D) // 512))
-
-
-def _power(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
+    return min(8, max(1, power(D) // 1_024))

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hone.model.even import Even, rounded
 from hone.model.ragged import Rows
 from hone.model.varlen import Spans
 
@@ -18,8 +19,7 @@ SHARE = 32  # a list is filled up by at most one part in so many
 
 def round_size(tokens: int) -> int:
     """The least round number of tokens that holds so many."""
-    step = max(FINEST, 1 << max(0, (tokens // SHARE).bit_length() - 1))
-    return up(tokens, step)
+    return rounded(tokens, parts=SHARE, finest=FINEST)
 
 
 def up(n: int, step: int) -> int:
@@ -33,11 +33,13 @@ def filled(tokens_1U: Tensor, positions_1U: Tensor, rows: Rows) -> tuple[Tensor,
     more = round_size(U) - U
     if not more:
         return tokens_1U, positions_1U, rows
+    device = tokens_1U.device
+    tokens = F.pad(tokens_1U, (0, more))
+    if isinstance(rows.spans, Even):
+        return tokens, F.pad(positions_1U, (0, more)), replace(rows, spans=rows.spans.filled(more))
     width = min(more, rows.spans.most_queries)
     widths = [width] * (more // width) + [more % width] * (more % width > 0)
-    device = tokens_1U.device
-    added = torch.arange(U, U + more, device=device)
-    tokens = F.pad(tokens_1U, (0, more))
+    added = torch.arange(U, U + more, device=device, dtype=rows.cells.dtype)
     positions = torch.cat([positions_1U, ((added - U) % width)[None]], -1)
     return tokens, positions, Rows(
         cells=torch.cat([rows.cells, added]),
@@ -54,8 +56,8 @@ def _more_spans(spans: Spans, added: Tensor, ends: Tensor) -> Spans:
     place = added - added[0]
     return replace(
         spans,
-        cells=torch.cat([spans.cells, added]),
-        order=torch.cat([spans.order, place + cells]),
+        cells=torch.cat([spans.cells, added.int()]),
+        order=torch.cat([spans.order, (place + cells).int()]),
         begin=torch.cat([spans.begin, spans.begin[-1] + place.int() + 1]),
         queries=torch.cat([spans.queries, spans.queries[-1] + ends]),
         keys=torch.cat([spans.keys, spans.keys[-1] + ends]),

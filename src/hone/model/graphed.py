@@ -21,6 +21,7 @@ from hone.model.beside import branched
 from hone.model.decoder import Decoder, Layer, Mask
 from hone.model.filled import filled
 from hone.model.fused import gate_up, qkv
+from hone.model.lanes import lane
 from hone.model.lora import LoRALinear
 from hone.model.ragged import Rows
 from hone.model.recording import recorded
@@ -30,7 +31,7 @@ from hone.model.twice import once
 
 WORK = 1 << 39  # tokens times a layer's weights: with more the GPU needs longer than the host
 TIMES = 3  # a size comes up before it is recorded
-SIZES = 8  # recorded at most
+SIZES = 24  # recorded at most: some for passes with gradients, and for each lane of those without
 
 
 class Lease:
@@ -45,7 +46,7 @@ class Graphs:
 
     seen: Counter[Hashable] = field(default_factory=Counter[Hashable])
     passes: OrderedDict[Hashable, "Pass"] = field(default_factory=OrderedDict[Hashable, "Pass"])
-    pools: dict[bool, Any] = field(default_factory=dict[bool, Any])
+    pools: dict[tuple[bool, int], Any] = field(default_factory=dict[tuple[bool, int], Any])  # by gradient and lane
     totals: dict[Hashable, list[Tensor]] = field(default_factory=dict[Hashable, list[Tensor]])  # where gradients end up
     lease: "weakref.ref[Lease] | None" = None
     full: bool = False  # memory was too short to record
@@ -75,7 +76,7 @@ def hidden_by_graph(decoder: Decoder, tokens: Tensor, positions: Tensor | None, 
         assert positions is not None, "a list of rows has them"
         tokens, positions, mask = filled(tokens, positions, mask)
     x = decoder.model.embed_tokens(tokens)
-    key = (size_of(x, mask), grad, x.requires_grad, *_state(decoder, graphs))
+    key = ((size_of(x, mask), lane()), grad, x.requires_grad, *_state(decoder, graphs))
     found = _recorded(decoder, graphs, key, x, positions, mask)
     if found is None:  # filled up all the same: a resumed run, which has recorded nothing yet, gets the same bits
         return decoder.through(x, positions=positions, mask=mask)
@@ -126,7 +127,8 @@ def _recorded(
     if x.is_cuda and _side_by_side(decoder):
         key = (*key[:3], *_state(decoder, graphs))
     while len(graphs.passes) >= SIZES:
-        graphs.passes.popitem(last=False)
+        longest_unused, _ = graphs.passes.popitem(last=False)
+        graphs.seen.pop(cast(tuple[Hashable, ...], longest_unused)[:3], None)
     try:
         graphs.passes[key] = Pass(decoder, graphs, x, positions, mask, grad=bool(key[1]))
     except torch.OutOfMemoryError:
@@ -160,7 +162,7 @@ class Pass:
         with torch.set_grad_enabled(grad):
             (hidden,) = self._forward()
         self.given, self.backward = torch.empty_like(hidden), None
-        pool = graphs.pools.setdefault(grad, torch.cuda.graph_pool_handle() if x.is_cuda else None)
+        pool = graphs.pools.setdefault((grad, lane()), torch.cuda.graph_pool_handle() if x.is_cuda else None)
         if grad:
             self._find_weights(graphs)
         self.tape = None

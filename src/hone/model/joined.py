@@ -16,7 +16,9 @@ from torch.autograd.function import once_differentiable
 
 from hone.model import elementwise
 from hone.model.beside import beside
+from hone.model.even import Even
 from hone.model.fused import Low, adjacent, are_neighbours, lows, plain
+from hone.model.turning import turned_back, turned_into
 
 Gradients = list[Tensor | None]
 
@@ -39,11 +41,11 @@ class Product:
         """What autograd has to know of, in the order of `backward`'s gradients."""
         return (*self.weights, *self.biases, *(x for low in self.lows for x in (low.A, low.B)))
 
-    def forward(self, x_ND: Tensor, *, plus: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
-        """(y + plus, what each adapter's A made of x)"""
+    def forward(self, x_ND: Tensor, *, plus: Tensor | None = None, spend: bool = False) -> tuple[Tensor, list[Tensor]]:
+        """(y + plus, what each adapter's A made of x); spend: in the memory of plus"""
         W = _one(self.weights)
         if plus is not None:
-            y = torch.addmm(plus, x_ND, W.t())
+            y = torch.addmm(plus, x_ND, W.t()) if not spend else plus.addmm_(x_ND, W.t())
             y = y.add_(_one(self.biases)) if self.biases else y
         else:
             y = torch.addmm(_one(self.biases), x_ND, W.t()) if self.biases else x_ND @ W.t()
@@ -87,13 +89,17 @@ def _one(tensors: tuple[Tensor, ...]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """Outputs that are queries, keys and values [N, H or K, E], of which the first two are turned by these angles."""
+    """Outputs that are queries, keys and values [N, H or K, E], of which the first two are turned by these angles.
+
+    even: put into a table of rows, [n, W, H or K, E]
+    """
 
     cos: Tensor
     sin: Tensor
     H: int
     K: int
     E: int
+    even: Even | None = None
 
 
 class _NormedProduct(torch.autograd.Function):
@@ -107,8 +113,12 @@ class _NormedProduct(torch.autograd.Function):
         if turned is None:
             return y, x.view_as(x)
         H, K = turned.H, turned.K
-        heads = elementwise.rotate_(y.view(len(y), H + 2 * K, turned.E), turned.cos, turned.sin, heads=H + K)
-        return *heads.split([H, K, K], 1), x.view_as(x)
+        heads, even = y.view(len(y), H + 2 * K, turned.E), turned.even
+        if even is None:
+            heads = elementwise.rotate_(heads, turned.cos, turned.sin, heads=H + K)
+        else:
+            heads = turned_into(heads, turned.cos, turned.sin, even, heads=H + K)
+        return *heads.split([H, K, K], -2), x.view_as(x)
 
     @staticmethod
     @once_differentiable
@@ -118,7 +128,11 @@ class _NormedProduct(torch.autograd.Function):
             dy = given[0].contiguous()
         else:
             dq, dk, dv, _ = given
-            dy = elementwise.rotate_back(dq, dk, dv, turned.cos, turned.sin).flatten(1)
+            if turned.even is None:
+                back = elementwise.rotate_back(dq, dk, dv, turned.cos, turned.sin)
+            else:
+                back = turned_back(dq, dk, dv, turned.cos, turned.sin, turned.even)
+            dy = back.flatten(1)
         n, back = ctx.product.backward(dy)
         dx, dgain = elementwise.norm_grad(x, gain, ctx.eps, n, plus=passed.contiguous(), again=True)
         found = beside(
@@ -168,7 +182,9 @@ def added_product(a: Tensor, x: Tensor, product: Product) -> Tensor:
 
 
 def gated_product(both: Tensor, x: Tensor, product: Product) -> Tensor:
-    """x + (silu(gate) * up) W^T + b; both: gate and up side by side"""
+    """x + (silu(gate) * up) W^T + b, in the memory of x where no gradient is; both: gate and up side by side"""
+    if not torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
+        return product.forward(elementwise.gate(both), plus=x, spend=True)[0]
     return _AddedProduct.apply(both, x, product, True, *product.tensors())  # pyright: ignore[reportReturnType]
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.plain_attention import Causal, Decode, Piece, packed
 from hone.model.plain_product import add_product, product
@@ -24,7 +25,8 @@ class PlainLayers:
     def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:
         self.decoder, config = decoder, decoder.config
         # the column after the last one takes what nobody reads
-        self.slab = Slab(config, rows, self.columns(capacity + 1), like=decoder.model.embed_tokens.weight)
+        columns, like = self.columns(capacity + 1), decoder.model.embed_tokens.weight
+        self.slab = Slab(config, rows, columns, like=like, by_column=self.by_column(config))
         self.weights = Weights(decoder)
         self.H, self.K, self.E = config.num_attention_heads, config.num_key_value_heads, config.head_dim
         self.eps, self.windows = config.rms_norm_eps, config.windows or (0,) * config.num_hidden_layers
@@ -66,6 +68,10 @@ class PlainLayers:
     def columns(self, needed: int) -> int:
         """How many columns a row of memory has."""
         return needed
+
+    def by_column(self, config: DecoderConfig) -> bool:
+        """Whether the heads of a column are neighbours in memory, not the columns of a head."""
+        return False
 
     def _run(self, tokens: Tensor, positions: Tensor, slots: Tensor, attend: Attend) -> Tensor:
         x = self.decoder.model.embed_tokens(tokens)

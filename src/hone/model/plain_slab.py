@@ -10,18 +10,26 @@ from hone.model.config import DecoderConfig
 
 
 class Slab:
-    """A tensor a layer, [2, rows, K, columns, E]: keys, values."""
+    """A tensor a layer, [2, rows, K, columns, E]: keys, values.
 
-    def __init__(self, config: DecoderConfig, rows: int, columns: int, *, like: Tensor) -> None:
+    by_column: the heads of a column are neighbours in memory, not the columns of a head.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, rows: int, columns: int, *, like: Tensor, by_column: bool = False
+    ) -> None:
         K, E = config.num_key_value_heads, config.head_dim
-        self.layers = [_zeros((2, rows, K, columns, E), like) for _ in range(config.num_hidden_layers)]
-        self._lines = [x.view(-1, E) for x in self.layers]
-        heads = torch.arange(rows)[:, None] * K + torch.arange(K)
-        self._first = (torch.cat([heads, heads + rows * K], 1) * columns).to(like.device)  # [rows, 2 K]
+        shape = (2, rows, columns, K, E) if by_column else (2, rows, K, columns, E)
+        self.memory = [_zeros(shape, like) for _ in range(config.num_hidden_layers)]
+        self.layers = [x.transpose(2, 3) for x in self.memory] if by_column else self.memory
+        self._lines = [x.view(-1, E) for x in self.memory]
+        self._step, head = (K, 1) if by_column else (1, columns)  # lines from a column, and a head, to the next
+        row = torch.arange(rows)[:, None, None] + rows * torch.arange(2)[:, None]  # of keys, of values
+        self._first = (row * K * columns + torch.arange(K) * head).flatten(1).to(like.device)  # [rows, 2 K]
 
     def slots(self, rows: slice | Tensor, columns: Tensor) -> Tensor:
         """Where `write` puts a token: a line for each head's key, and for its value, [N 2 K]."""
-        return (self._first[rows] + columns[:, None]).flatten()
+        return (self._first[rows] + self._step * columns[:, None]).flatten()
 
     def write(self, layer: int, slots: Tensor, kv: Tensor) -> None:
         """Keys and values of N tokens, [N, 2 K, E]."""
@@ -33,8 +41,8 @@ class Slab:
         return k, v
 
     def heads(self, layer: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-        """The same of the first rows, a head a matrix: [B K, columns, E] both, no number copied."""
-        x = self.layers[layer].flatten(1, 2)[:, : rows * self.layers[layer].shape[2], :columns]
+        """The same of the first rows, a head a matrix: [B K, columns, E] both; no number copied but `by_column`."""
+        x = self.layers[layer][:, :rows, :, :columns].flatten(1, 2)
         return x[0], x[1]
 
     def copy(self, source: int, targets: Sequence[int], columns: int) -> None:

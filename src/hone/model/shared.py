@@ -2,24 +2,22 @@
 
 A token's hidden state depends on the tokens before it and on nothing else, so the rows of a group share those of their
 prompt: eight answers to a question cost one reading of it, forward and backward.
-In numpy, on one thread: torch's indexing wakes all of them for a few thousand numbers, and where other work has the
-cores each time takes milliseconds.
 """
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.model import forward
 from hone.model.decoder import Decoder
+from hone.model.even import Even
 from hone.model.forward import Lines, lay_out
+from hone.model.grouped import Grouped, Ints
 from hone.model.ragged import Rows
 from hone.model.varlen import Spans
 from hone.types import Batch
 
 LAYOUTS = (*forward.LAYOUTS, "shared")
-Ints, Flags = NDArray[np.int64], NDArray[np.bool_]
 
 
 def lines_of(batch: Batch, decoder: Decoder, *, layout: str, line: int | None = None) -> Lines:
@@ -28,32 +26,47 @@ def lines_of(batch: Batch, decoder: Decoder, *, layout: str, line: int | None = 
     if layout != "shared" or not decoder.takes_lists:
         how = {} if layout == "shared" else {"layout": layout, "line": line}
         return lay_out(at.inputs, at.real, **how).to(device)  # pyright: ignore[reportArgumentType]
-    return lay_out_shared(at.inputs, at.real, at.group).to(device)
+    return lay_out_shared(at.inputs, at.real, at.group, evenly=_evenly(decoder, device)).to(device)
 
 
-def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor) -> Lines:
-    """One line of all different tokens; a table that it would not shorten is laid out with its padding."""
+def _evenly(decoder: Decoder, device: torch.device) -> bool:
+    """Whether rows of about one length are attended to in one table: its kernels add in no fixed order."""
+    if any(decoder.config.windows):
+        return False
+    if decoder.even_rows is not None:
+        return decoder.even_rows
+    half = decoder.model.embed_tokens.weight.dtype in (torch.bfloat16, torch.float16)
+    return half and device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
+
+
+def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor, *, evenly: bool = False) -> Lines:
+    """One line of all different tokens; a table that it would not shorten is laid out with its padding.
+
+    evenly: rows of about one length are to be attended to in one table.
+    """
     there, tokens = real.cpu().numpy(), inputs.cpu().numpy()
     lengths = there.sum(-1)
     B, W = len(there), int(lengths.max()) if len(there) else 0
-    rank = (there.cumsum(-1) - 1).clip(min=0)  # place in the row; meaningless on padding
-    columns = np.arange(W)
-    filled = columns < lengths[:, None]
-    compact = np.zeros((B, W), tokens.dtype)
-    compact[filled] = tokens[there]  # both go row by row, left to right
-    first = leaders(group.cpu().numpy())
-    own = filled & (columns >= _in_common(compact, filled, first)[:, None])
-    number = own.cumsum().reshape(B, W) - 1
-    cells = np.where(filled, np.where(own, number, number[first]), 0)
-    if not 0 < own.sum() < B * W:
+    filled = np.arange(there.shape[1]) < lengths[:, None]
+    straight = np.array_equal(filled, there)
+    if not straight:
+        compact = np.zeros_like(tokens)
+        compact[filled] = tokens[there]  # both go row by row, left to right
+        tokens = compact
+    rows = Grouped.of(tokens, lengths, group.cpu().numpy())
+    if not 0 < rows.tokens < B * W:
         return lay_out(inputs, real)
+    cells = np.maximum(rows.cells(B, there.shape[1]), 0).astype(np.int64)
+    if not straight:
+        cells = np.where(there, np.take_along_axis(cells, (there.cumsum(-1) - 1).clip(min=0), 1), 0)
+    column = rows.each(np.zeros_like(lengths))
     return Lines(
-        tokens=torch.from_numpy(compact[own])[None],
-        slot=torch.from_numpy(np.where(there, np.take_along_axis(cells, rank, 1), 0)),
+        tokens=torch.from_numpy(tokens[np.repeat(np.arange(B), rows.own), column])[None],
+        slot=torch.from_numpy(cells),
         real=real.cpu(),
         longest=W,
-        positions=torch.from_numpy(np.broadcast_to(columns, (B, W))[own])[None],
-        mask=_in_tables(cells, lengths, own, filled),
+        positions=torch.from_numpy(column)[None],
+        mask=_in_one(even) if evenly and (even := Even.of(rows)) else _in_tables(rows),
     ).to(inputs.device)
 
 
@@ -68,32 +81,25 @@ def tables(lengths: list[int]) -> list[list[int]]:
     return found
 
 
-def _in_tables(cells_BW: Ints, lengths_B: Ints, own_BW: Flags, filled_BW: Flags) -> Rows:
-    """The rows' cells put together by length; `place` is where each cell of [B, W] went."""
-    lengths, place = lengths_B.tolist(), np.zeros_like(cells_BW)
-    parts, shapes, end = list[Ints](), list[tuple[int, int]](), 0
-    for rows in tables(lengths):
-        n, W = len(rows), lengths[rows[0]]
-        parts.append(cells_BW[rows, :W].ravel())
-        place[rows, :W] = np.arange(end, end + n * W).reshape(n, W)
+def _in_one(even: Even) -> Rows:
+    """All rows in the table that they are attended to in."""
+    none = even.cells[:0]
+    return Rows(cells=none, shapes=(even.shape,), owner=none, spans=even)
+
+
+def _in_tables(rows: Grouped) -> Rows:
+    """The rows' cells put together by length."""
+    lengths, place, end = rows.lengths.tolist(), np.zeros_like(rows.lengths), 0
+    cells, parts, shapes = rows.cells(len(lengths), max(lengths)), list[Ints](), list[tuple[int, int]]()
+    for chosen in tables(lengths):
+        n, W = len(chosen), lengths[chosen[0]]
+        parts.append(np.maximum(cells[chosen, :W], 0).ravel())
+        place[chosen] = np.arange(n) * W + end
         shapes.append((n, W))
         end += n * W
     return Rows(
-        cells=torch.from_numpy(np.concatenate(parts)),
+        cells=torch.from_numpy(np.concatenate(parts).astype(np.int64)),
         shapes=tuple(shapes),
-        owner=torch.from_numpy(place[own_BW]),
-        spans=Spans.of(cells_BW, filled_BW, own_BW),
+        owner=torch.from_numpy(rows.each(place)),
+        spans=Spans.of(rows, cells[cells >= 0]),
     )
-
-
-def leaders(group: Ints) -> Ints:
-    """The number of the first row of each row's group, [B]"""
-    _, first, of = np.unique(group, return_index=True, return_inverse=True)
-    return first[of]
-
-
-def _in_common(compact: Ints, filled: Flags, first: Ints) -> Ints:
-    """With how many tokens a row begins as its leader does; a leader has none in common with itself, [B]"""
-    same = (compact == compact[first]) & filled & filled[first]
-    found = np.logical_and.accumulate(same, -1).sum(-1)
-    return np.where(first != np.arange(len(first)), found, 0)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from hone.model.decoder import Mask
-from hone.model.filled import up
+from hone.model.even import Even
+from hone.model.filled import round_size, up
 from hone.model.ragged import Rows
 from hone.model.varlen import Spans
 
@@ -22,8 +23,10 @@ def size_of(x: Tensor, mask: Mask) -> Hashable:
     if not isinstance(mask, Rows):
         return tuple(x.shape)
     s = mask.spans
+    if isinstance(s, Even):
+        return (*x.shape, s.shape)
     most = up(s.most_queries, LENGTH), up(s.most_keys, LENGTH)
-    return (*x.shape, up(len(s.queries), ROWS), up(len(s.cells), LENGTH), *most, s.shares, mask.window)
+    return (*x.shape, up(len(s.queries), ROWS), round_size(len(s.cells)), *most, s.shares, mask.window)
 
 
 class Still:
@@ -48,18 +51,20 @@ class Still:
             self.mask = mask
 
 
-def _roomy(spans: Spans) -> Spans:
+def _roomy(spans: Spans | Even) -> Spans | Even:
     """The same fields with room for more rows and keys."""
-    rows, keys = up(len(spans.queries), ROWS), up(len(spans.cells), LENGTH)
+    if isinstance(spans, Even):
+        return replace(spans, **{name: torch.zeros_like(x) for name, x in spans.tensors().items()})
+    rows, keys = up(len(spans.queries), ROWS), round_size(len(spans.cells))
     sizes = {"cells": keys, "order": keys, "begin": len(spans.begin), "queries": rows, "keys": rows}
     made = {name: getattr(spans, name).new_zeros(n) for name, n in sizes.items()}
     most = {"most_queries": up(spans.most_queries, LENGTH), "most_keys": up(spans.most_keys, LENGTH)}
     return replace(spans, **made, **most)
 
 
-def _fill(still: Spans, spans: Spans) -> None:
+def _fill(still: Spans | Even, spans: Spans | Even) -> None:
     """Rows past the last have no tokens; cells past the last are read and used by nobody."""
-    for name in (f.name for f in fields(Spans)):
+    for name in (f.name for f in fields(spans)):
         old, new = getattr(still, name), getattr(spans, name)
         if isinstance(old, Tensor):
             old[: len(new)].copy_(new)

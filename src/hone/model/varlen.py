@@ -5,8 +5,7 @@ where rows share some. The mask is causal from the end: the last query sees ever
 Shapes: U tokens in the list, R rows, S keys of all rows, H query heads, K key-value heads, E head size.
 """
 
-# Triton's constexpr takes plain numbers:
-# pyright: reportArgumentType=false, reportIncompatibleMethodOverride=false
+# pyright: reportIncompatibleMethodOverride=false
 import inspect
 from dataclasses import dataclass
 from functools import cache
@@ -18,13 +17,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hone.model.even import summed
+from hone.model.grouped import Grouped, ends
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
     """Where the rows' queries and keys lie."""
 
-    cells: Tensor  # int64 [S]  index into the list, row by row
-    order: Tensor  # int64 [S]  the cells sorted by token, and
+    cells: Tensor  # int32 [S]  index into the list, row by row
+    order: Tensor  # int32 [S]  the cells sorted by token, and
     begin: Tensor  # int32 [U + 1]  where each token's begin
     queries: Tensor  # int32 [R + 1]  ends of the rows' own tokens in the list
     keys: Tensor  # int32 [R + 1]  ends of the rows in cells
@@ -33,33 +35,20 @@ class Spans:
     shares: bool  # whether any token is in several rows
 
     @staticmethod
-    def of(cells_BW: NDArray[np.int64], filled_BW: NDArray[np.bool_], own_BW: NDArray[np.bool_]) -> "Spans":
-        """From the table of rows: the list's index of each cell, which cells there are, which are the row's alone.
-
-        A row's own cells are numbered as they lie, and before any copy of them.
-        """
-        cells, first = cells_BW[filled_BW], own_BW[filled_BW]
-        own, lengths = own_BW.sum(-1), filled_BW.sum(-1)
-        begin = _ends(np.bincount(cells))
-        copies = np.flatnonzero(~first)
-        order, again = np.empty_like(cells), np.ones(len(cells), np.bool_)
-        again[begin[:-1]] = False
-        order[begin[:-1]] = np.flatnonzero(first)
-        order[again] = copies[cells[copies].argsort(kind="stable")]
+    def of(rows: Grouped, cells: NDArray[np.int32]) -> "Spans":
+        """cells: the list's index of all cells, row by row."""
+        keys = ends(rows.lengths)
+        order, begin = rows.sums(keys[:-1])
         return Spans(
             cells=torch.from_numpy(cells),
             order=torch.from_numpy(order),
             begin=torch.from_numpy(begin),
-            queries=torch.from_numpy(_ends(own)),
-            keys=torch.from_numpy(_ends(lengths)),
-            most_queries=int(own.max()),
-            most_keys=int(lengths.max()),
-            shares=len(copies) > 0,
+            queries=torch.from_numpy(rows.start.astype(np.int32)),
+            keys=torch.from_numpy(keys.astype(np.int32)),
+            most_queries=int(rows.own.max()),
+            most_keys=int(rows.lengths.max()),
+            shares=bool(rows.common.any()),
         )
-
-
-def _ends(counts: NDArray[np.int64]) -> NDArray[np.int32]:
-    return np.concatenate([[0], counts.cumsum()]).astype(np.int32)
 
 
 def usable(q: Tensor) -> bool:
@@ -99,16 +88,5 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
-        return summed(dy.contiguous(), ctx.spans), None
-
-
-def summed(dy: Tensor, spans: Spans) -> Tensor:
-    """Each token's sum over the cells that hold it, added in the order of the rows"""
-    tokens = len(spans.begin) - 1
-    if not dy.is_cuda or dy.dtype == torch.float64:
-        return dy.new_zeros(tokens, *dy.shape[1:]).index_add_(0, spans.cells, dy)
-    from hone.model.kernels.gather import sum_lines
-
-    dx, width = dy.new_empty(tokens, *dy.shape[1:]), dy[0].numel()
-    sum_lines[(tokens, -(-width // 512))](dy, spans.order, spans.begin, dx, width, BW=512)
-    return dx
+        spans = ctx.spans
+        return summed(dy.flatten(1), spans.order, spans.begin).view(-1, *dy.shape[1:]), None

@@ -47,6 +47,8 @@ def finite(value: Any) -> float | None:
 
 def to_outcome(value: Any) -> Outcome:
     """What a reward function returned, as an outcome: number, parts to be summed, Outcome, else invalid."""
+    if isinstance(value, float | int) and math.isfinite(value):  # as most are: the rest takes longer to tell apart
+        return Outcome(value=float(value))
     if isinstance(value, Mapping):
         return _from_parts(value)
     if isinstance(value, Outcome):

@@ -196,9 +196,9 @@ class Engine:
         self.written += len(lines)
         if self.watches:
             self._watch(lines, written, news)
-        for line in lines[written.ended].tolist():
+        for line, token in zip(lines[written.ended].tolist(), written.token[written.ended].tolist(), strict=True):
             if line in self.places:
-                self._end(self.places[line], news)
+                self._end(self.places[line], news, last=token)
         self.record.recycle(self.launched - len(self.flight))
 
     def _watch(self, lines: NDArray[np.int64], written: Written, news: list[News]) -> None:
@@ -211,18 +211,17 @@ class Engine:
             if finder is not None and token not in place.request.params.stop_ids and finder.push(token):
                 if not ended:
                     self.runner.stop([place.row])
-                self._end(place, news, found=True)
+                self._end(place, news, last=token, found=True)
             elif not ended and place.request.stream:
                 safe = count if finder is None else finder.safe
                 if safe > watch.reported:
                     news.append(self._news(place, watch.reported, safe))
                     watch.reported = safe
 
-    def _end(self, place: Place, news: list[News], *, found: bool = False) -> None:
-        """The last news of a request; `found` is a stop string."""
+    def _end(self, place: Place, news: list[News], *, last: int, found: bool = False) -> None:
+        """The last news of a request, whose last token this is; `found` is a stop string."""
         line, watch = place.slot, self.watches.get(place.slot)
-        count = self.record.count(line)
-        stopped = int(self.record.token[self.record.end[line] - 1]) in place.request.params.stop_ids
+        count, stopped = self.record.count(line), last in place.request.params.stop_ids
         text = ""
         if watch and watch.finder:
             text = watch.finder.text() if found else watch.finder.close()

@@ -134,15 +134,15 @@ class LocalSampler:
     ) -> Iterator[list[tuple[int, Rollout]]]:
         """The same, step by step: the rollouts that ended in it, sample j of prompt i as number i * n + j."""
         self._check(prompts, n, params, first_request)
-        kept = [tuple(prompt) for prompt in prompts]
+        kept = [Beginning(tuple(prompt), self._limit(prompt, params), self.version) for prompt in prompts]
         with evaluating(self.decoder):
             for name, on, chosen in self._by_adapter(len(kept), adapter):
                 owners = {first_request + i * n + j: kept[i] for i in chosen for j in range(n)}
+                asked = {i: owner.prompt for i, owner in owners.items()}
                 with on:
-                    written = self._write(owners, params, name)  # each is taken while the others are being written
+                    written = self._write(asked, params, name)  # each is taken while the others are being written
                     yield from (
-                        [(u.id - first_request, self._rollout(owners[u.id], u, params)) for u in news]
-                        for news in written
+                        [(u.id - first_request, owners[u.id].rollout(u)) for u in _used(news)] for news in written
                     )
 
     def _write(
@@ -184,21 +184,6 @@ class LocalSampler:
     def _limit(self, prompt: Sequence[int], params: SampleParams) -> int:
         return min(params.max_tokens, self.decoder.config.max_position_embeddings - len(prompt))
 
-    def _rollout(self, prompt: tuple[int, ...], news: News, params: SampleParams) -> Rollout:
-        before, written = len(prompt), len(news.tokens)
-        zeros = array("d", bytes(8 * before))
-        assert news.stop is not None
-        return Rollout(
-            tokens=array("q", prompt) + news.tokens,
-            mask=_mask(before, written),
-            gen_logp=zeros + news.logp,
-            raw_logp=zeros + news.raw,
-            stop=news.stop,
-            limit=self._limit(prompt, params),
-            version=self.version,
-            text=news.text if news.stop is Stop.STRING else "",
-        )
-
     def _by_adapter(
         self, count: int, adapter: Adapters
     ) -> Iterator[tuple[str | None, AbstractContextManager[None], list[int]]]:
@@ -228,6 +213,35 @@ class LocalSampler:
         context, vocab_size = config.max_position_embeddings, config.vocab_size
         for i, prompt in enumerate(prompts):
             check_prompt(f"prompt {i}", prompt, context=context, vocab_size=vocab_size)
+
+
+def _used(news: list[News]) -> Iterator[News]:
+    """Each in turn, its memory free for what is made of the next."""
+    news.reverse()
+    while news:
+        yield news.pop()
+
+
+class Beginning:
+    """What the rollouts of one prompt have in common."""
+
+    def __init__(self, prompt: tuple[int, ...], limit: int, version: int) -> None:
+        self.prompt, self.limit, self.version = prompt, limit, version
+        self.tokens, self.zeros = array("q", prompt), array("d", bytes(8 * len(prompt)))
+
+    def rollout(self, news: News) -> Rollout:
+        """The prompt and what was written after it."""
+        assert news.stop is not None
+        return Rollout(
+            tokens=self.tokens + news.tokens,
+            mask=_mask(len(self.prompt), len(news.tokens)),
+            gen_logp=self.zeros + news.logp,
+            raw_logp=self.zeros + news.raw,
+            stop=news.stop,
+            limit=self.limit,
+            version=self.version,
+            text=news.text if news.stop is Stop.STRING else "",
+        )
 
 
 @lru_cache(maxsize=64)

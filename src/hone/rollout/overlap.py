@@ -16,17 +16,22 @@ from hone.types import Group, Outcome, Rollout, Task
 
 T = TypeVar("T")
 Steps = Iterator[Sequence[tuple[int, Rollout]]]  # after each of the sampler's, what has ended in it, numbered
+Begin = Callable[[list[Group], Laps], None]  # is given what is sampled, before it is scored
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """Hands on rollouts as they end, `group` of each task."""
+    """Hands on rollouts as they end, `group` of each task; they are told their tasks and texts afterwards."""
 
     group: int
 
     def __call__(self, tasks: list[Task], mine: slice) -> list[Group]: ...
 
+    def sampled(self, tasks: list[Task], mine: slice) -> list[Group]: ...
+
     def stream(self, tasks: list[Task], mine: slice) -> Steps: ...
+
+    def told(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]: ...
 
 
 @runtime_checkable
@@ -165,29 +170,43 @@ class Beside(Generic[T]):
 WORTH = 0.03  # seconds of scoring: with less, two threads that want the interpreter cost more than is won
 
 
-def scored(steps: Steps, score: Scoring, laps: Laps, *, tasks: int, group: int, stop: threading.Event) -> list[Group]:
+def scored(
+    roll: Streaming, score: Scoring, laps: Laps, *, tasks: list[Task], mine: slice, stop: threading.Event, begin: Begin
+) -> list[Group]:
     """The groups in order of their tasks, each rollout scored in this thread while others are still being written.
 
     A reward stays in the thread that calls: signals, event loops and database connections may be bound to it. It is
     called in the order in which rollouts end, on all that have ended since the last call, whether it is fast, and waits
     for the last of them, or not.
+    begin: is given all of them when the last one has ended, before what is left of them is told its text and scored.
     """
     done, bad = dict[int, Rollout](), list[Outcome]()  # bad: those that are invalid
-    spent, count = 0.0, tasks * group
-    with Beside(steps, stop) as beside:
+    of, group, spent = tasks[mine], roll.group, 0.0
+    count = len(of) * group
+    with Beside(roll.stream(tasks, mine), stop) as beside:
         while fresh := beside.some():
             if done and spent * count < WORTH * len(done):
                 beside.through()
                 fresh += beside.some()
+            if len(done) + len(fresh) == count:
+                beside.through()  # the sampler is done with the model
+                laps("sample", at=beside.ended)
+                laps("score")
+                begin(_in_order(done | dict(fresh), group), laps)
+            told = roll.told([[r] for _, r in fresh], [of[number // group] for number, _ in fresh])
             start = time.perf_counter()
-            marked = score.fill([[r for _, r in fresh]], bad=bad, count=count)[0]
+            marked = [r for (r,) in score.fill(told, bad=bad, count=count)]
             spent += time.perf_counter() - start
             done |= {number: r for (number, _), r in zip(fresh, marked, strict=True)}
             bad += [r.outcome for r in marked if r.outcome is not None and not r.outcome.valid]
     laps("sample", at=beside.ended)
-    rollouts = [done[number] for number in sorted(done)]
-    groups = [rollouts[i : i + group] for i in range(0, count, group)]
+    groups = _in_order(done, group)
     score.check(groups)
     laps("score")
     laps.beside("scoring", spent)
     return groups
+
+
+def _in_order(done: dict[int, Rollout], group: int) -> list[Group]:
+    rollouts = [done[number] for number in sorted(done)]
+    return [rollouts[i : i + group] for i in range(0, len(rollouts), group)]

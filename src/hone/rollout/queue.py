@@ -51,17 +51,22 @@ class Queues:
         """Put them at the end, those of one prompt together; the group of each."""
         groups: dict[tuple[str | None, tuple[int, ...]], Waiting] = {}
         owner: dict[int, Waiting] = {}
+        last: Waiting | None = None
         for request in requests:
-            key = request.adapter, request.prompt
-            line = self.lines.setdefault(request.adapter, _Line())
-            group = groups.get(key)
-            if group is None:
-                group = groups[key] = Waiting(request.prompt, request.adapter, now)
-                line.groups[group] = None
-            group.requests[request.id] = request
-            line.count += 1
-            owner[request.id] = group
+            # mostly the group of the request before, which is quickly seen
+            if last is None or request.prompt is not last.prompt or request.adapter != last.adapter:
+                key = request.adapter, request.prompt
+                last = groups.get(key) or groups.setdefault(key, self._begin(request, now))
+            last.requests[request.id] = request
+            self.lines[last.adapter].count += 1
+            owner[request.id] = last
         return owner
+
+    def _begin(self, request: Request, now: int) -> Waiting:
+        """A group of its own, at the end of its adapter's line."""
+        group = Waiting(request.prompt, request.adapter, now)
+        self.lines.setdefault(request.adapter, _Line()).groups[group] = None
+        return group
 
     def leave(self, group: Waiting, ids: Iterable[int]) -> None:
         """These requests of the group wait no more."""

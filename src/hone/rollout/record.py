@@ -67,9 +67,11 @@ class Record:
 
     def since(self, line: int, first: int, last: int) -> "tuple[array[int], array[float], array[float]]":
         """Tokens, log-probs and raw log-probs from `first` on."""
-        these = slice(line * self.width + first, line * self.width + last)
-        token, logp, raw = (x[these].tobytes() for x in (self.token, self.logp, self.raw))
-        return array("q", token), array("d", logp), array("d", raw)
+        these = slice(8 * (line * self.width + first), 8 * (line * self.width + last))
+        token, logp, raw = array("q"), array("d"), array("d")
+        for kept, memory in zip((token, logp, raw), self._bytes, strict=True):
+            kept.frombytes(memory[these])
+        return token, logp, raw
 
     def most_probable(self, line: int, first: int, last: int, k: int) -> tuple[tuple[tuple[int, float], ...], ...]:
         """Of each token from `first` on the k most probable in its stead."""
@@ -81,7 +83,9 @@ class Record:
     def _blank(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
         """Zeros, whose pages take memory only once they are written."""
         size = self.lines * self.width
-        return np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size)
+        made = np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size)
+        self._bytes = [x.data.cast("B") for x in made]
+        return made
 
     def _grow(self, lines: int, width: int) -> None:
         """More lines, longer ones, or both; what was written stays."""

@@ -1,5 +1,6 @@
 """What no sampler can do, said before anything is computed, with the remedy."""
 
+from collections import deque
 from collections.abc import Sequence
 from operator import index
 
@@ -18,8 +19,7 @@ def check_prompt(name: str, prompt: Sequence[int], *, context: int, vocab_size: 
     if isinstance(prompt, str):
         raise HoneError(f"{name} is text: give token ids, tokenizer.encode(text)")
     try:
-        for token in prompt:
-            index(token)  # C++ reads them as whole numbers, whatever they are
+        deque(map(index, prompt), maxlen=0)  # C++ reads them as whole numbers, whatever they are
     except TypeError:
         raise HoneError(f"{name} is not a list of whole numbers: give token ids for each prompt, [[1, 2, 3]]") from None
     if not len(prompt):

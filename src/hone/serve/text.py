@@ -3,8 +3,8 @@
 import json
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
+from hone.data.pieces import byte_of
 from hone.data.tokenizer import UNKNOWN, Tokenizer
 
 HELD = 3  # bytes of a character that may still be missing its last: each shows as one UNKNOWN at most
@@ -55,14 +55,6 @@ def before_stop(text: str, stops: Iterable[str]) -> str:
     return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
 
 
-@lru_cache(maxsize=1)
-def _byte_of() -> dict[str, int]:
-    """Byte-level BPE writes each byte as a character: printable ones as they are, the others from U+0100 on."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(plain)]
-    return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(others)}
-
-
 class TokenBytes:
     """The bytes a token stands for, which log-probs are reported with."""
 
@@ -79,8 +71,8 @@ class TokenBytes:
         name = self.inner.id_to_token(token) if token < self.tokenizer.vocab_size else None
         if name is None:
             return UNKNOWN.encode()
-        if self.level and all(c in _byte_of() for c in name):
-            return bytes(_byte_of()[c] for c in name)
+        if self.level and all(c in byte_of() for c in name):
+            return bytes(byte_of()[c] for c in name)
         if self.fallback and (found := BYTE.fullmatch(name)):
             return bytes([int(found[1], 16)])
         return (name.replace(self.blank, " ") if self.blank else name).encode()

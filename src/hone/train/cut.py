@@ -9,12 +9,13 @@ from hone.dist import collect
 from hone.types import ABSENT, Batch
 
 CACHE = 4096  # tokens: with more at once a CPU's caches hold too little of them, and each takes longer
+BUNDLED = 16_384  # tokens that are only read, where layers take them a bundle at a time: threads share many more evenly
 
 
-def fitting(longest: int, *, rows: int, tokens: int, device: torch.device) -> int:
-    """How many rows of so many tokens are computed at once: `rows`, or what `tokens` hold; on a CPU what suits it."""
+def fitting(longest: int, *, rows: int, tokens: int, device: torch.device, most: int = CACHE) -> int:
+    """How many rows of so many tokens are computed at once: `rows`, or what `tokens` hold; on a CPU `most` tokens."""
     fit = tokens // max(1, longest) if tokens else rows
-    return max(1, min(fit, CACHE // max(1, longest)) if device.type == "cpu" else fit)
+    return max(1, min(fit, most // max(1, longest)) if device.type == "cpu" else fit)
 
 
 def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1, divisor: int = 1) -> Iterator[Batch]:
@@ -49,7 +50,7 @@ def parts(batch: Batch, *, count: int, unit: int, seed: int) -> list[Tensor]:
     rows = collect.count(len(batch))
     here = torch.full((rows,), -1)  # where each row of all ranks lies on this one
     mine = torch.arange(len(batch))
-    here[mine if batch.place is ABSENT else batch.place.cpu()] = mine
+    here[mine if batch.place is ABSENT else batch.host.place.cpu()] = mine
     order = torch.randperm(rows // unit, generator=torch.Generator().manual_seed(seed))
     found = [here[(part[:, None] * unit + torch.arange(unit)).flatten()] for part in order.tensor_split(count)]
     return [index[index >= 0] for index in found]

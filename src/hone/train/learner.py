@@ -9,9 +9,10 @@ from torch import nn
 
 from hone.algo.table import Algorithm
 from hone.errors import HoneError
+from hone.model.native.stacked import bundled
 from hone.model.policy import Policy, frozen_copy
 from hone.train import optim
-from hone.train.cut import fitting, micro_batches
+from hone.train.cut import BUNDLED, CACHE, fitting, micro_batches
 from hone.train.guard import Guard
 from hone.train.masters import Masters, trained
 from hone.types import Batch, Model
@@ -72,7 +73,8 @@ class Learner:
     def rows_of(self, batch: Batch) -> int:
         """How many rows of the batch are in memory at once when they are only read."""
         longest = int(batch.host.real.sum(-1).max()) if len(batch) else 0
-        fit = fitting(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device)
+        most = BUNDLED if bundled(cast(nn.Module, self.policy)) else CACHE
+        fit = fitting(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device, most=most)
         return max(1, fit // self.guard.divisor)
 
     def cut(self, batch: Batch, unit: int) -> Iterator[Batch]:

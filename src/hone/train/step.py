@@ -1,7 +1,7 @@
 """From a batch to one weight update. Each stage takes a Batch and returns it with more columns."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,11 @@ from hone.errors import HoneError
 from hone.log.stats import Stats
 from hone.train import diagnose, memory, optim
 from hone.train.cut import mini_batches, parts
+from hone.train.evaluate import evaluate
 from hone.train.examine import Found, examine
 from hone.train.guard import mark
 from hone.train.learner import Learner
-from hone.types import ABSENT, Batch, Forward, Model
+from hone.types import ABSENT, Batch
 
 
 def begun_batches(batch: Batch, algo: Algorithm, learner: Learner, *, count: int, seed: int) -> Iterator[Batch]:
@@ -35,29 +36,6 @@ def begun_batches(batch: Batch, algo: Algorithm, learner: Learner, *, count: int
     yield from map(replace(batch, old_logp=old).rows, others)
 
 
-@torch.no_grad()
-def evaluate(model: Model, batch: Batch, want: frozenset[str], *, rows: int) -> Forward:
-    """The forward pass of the whole batch, in slices, without gradients."""
-    # a rank without rows still gets columns, of no rows; and a pass may need every rank to put a layer together
-    number = collect.most(-(-max(len(batch), 1) // rows))
-    parts = [x for i in range(number) for x in _passed(model, batch.rows(slice(i * rows, (i + 1) * rows)), want)]
-    columns = {f.name: [getattr(p, f.name) for p in parts] for f in fields(Forward)}
-    return Forward(**{name: torch.cat(xs) for name, xs in columns.items() if xs[0] is not ABSENT})
-
-
-def _passed(model: Model, batch: Batch, want: frozenset[str]) -> list[Forward]:
-    """One pass, or two over half the rows where memory runs out."""
-    try:
-        return [model(batch, want)]
-    except (RuntimeError, MemoryError) as error:
-        # ranks may share each layer: all have to make as many passes
-        if not memory.ran_out(error) or len(batch) < 2 or collect.world()[1] > 1:
-            raise
-    memory.release()
-    half = len(batch) // 2
-    return [x for part in (slice(half), slice(half, None)) for x in _passed(model, batch.rows(part), want)]
-
-
 # --- the stages between collate and update ---
 
 
@@ -70,22 +48,23 @@ def shortened(algo: Algorithm) -> Algorithm:
 
 
 def annotate(batch: Batch, algo: Algorithm, learner: Learner, *, mismatched: Batch | None = None) -> Batch:
-    """Fill the columns the algorithm declares, with one forward pass per model at most."""
+    """Fill the columns that the algorithm declares and the batch lacks, with one forward pass per model at most."""
+    needs = frozenset(c for c in algo.needs if getattr(batch, c) is ABSENT)
     columns: dict[str, Tensor] = {
-        c.column: batch.constant(learner.control[c.column]) for c in algo.control if c.column in algo.needs
+        c.column: batch.constant(learner.control[c.column]) for c in algo.control if c.column in needs
     }
     sources = {"old_logp": "logp", "old_value": "value", "bootstrap": "value", "ref_kl": "ref_kl"}
-    if want := frozenset(sources[c] for c in algo.needs & sources.keys()):
+    if want := frozenset(sources[c] for c in needs & sources.keys()):
         old = evaluate(learner.policy, batch, want, rows=learner.rows_of(batch))
-        columns |= {c: getattr(old, sources[c]) for c in algo.needs & (sources.keys() - {"bootstrap"})}
-        if "bootstrap" in algo.needs:
+        columns |= {c: getattr(old, sources[c]) for c in needs & (sources.keys() - {"bootstrap"})}
+        if "bootstrap" in needs:
             columns["bootstrap"] = torch.where(batch.truncated, last_value(old, batch), 0.0)
-    if "ref_logp" in algo.needs:
+    if "ref_logp" in needs:
         columns["ref_logp"] = _reference(learner, batch)
-    if "kl_baseline" in algo.needs:
+    if "kl_baseline" in needs:
         columns["kl_baseline"] = batch.constant(_mismatched_kl(learner, mismatched))
     batch = replace(batch, **columns)
-    if missing := [c for c in sorted(algo.needs) if getattr(batch, c) is ABSENT]:
+    if missing := [c for c in sorted(needs) if getattr(batch, c) is ABSENT]:
         names = ", ".join(missing)
         raise HoneError(f"the algorithm reads {names}, which the rows lack: use data or a reward that gives it")
     return batch
@@ -120,7 +99,8 @@ def credited(batch: Batch, algo: Algorithm) -> Batch:
 
 def totals(batch: Batch) -> weight.Totals:
     """Rows and tokens trained on, over all ranks: the only numbers the loss's scale depends on."""
-    counts = torch.stack([batch.mask.any(-1).sum(), batch.mask.sum()])
+    mask = batch.host.mask
+    counts = torch.stack([mask.any(-1).sum(), mask.sum()])
     rows, tokens = collect.total(counts).tolist()
     return weight.Totals(rows=rows, tokens=tokens)
 

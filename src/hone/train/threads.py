@@ -1,4 +1,8 @@
-"""How many threads torch's operators on the host have."""
+"""What the host gives to a run: threads for torch's operators, and no pause for a look at all its objects."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -11,3 +15,15 @@ def threads(device: torch.device, *, asked: int = 0, offloaded: bool = False) ->
     """
     beside_gpu = device.type == "cuda" and not offloaded
     return asked or (1 if beside_gpu else torch.get_num_threads())
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """What exists now is left out of garbage collection: a look at half a million objects takes a fifth of a second,
+    and comes in the middle of a step."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

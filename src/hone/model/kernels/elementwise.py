@@ -1,21 +1,36 @@
 """What stands between the products of a layer in training: norm, rotation, SiLU gate, and their gradients.
 
-One program a row (norm, gate) or a token (rotation); float32 inside, whatever the numbers are stored as.
+One program a row or some (norm, gate) or a token (rotation); float32 inside, whatever the numbers are stored as.
 """
 
+# Triton's constexpr takes plain numbers, and a launch takes options:
+# pyright: reportArgumentType=false, reportCallIssue=false
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from hone.model.kernels.tiles import pieces, power
 
 
 @triton.jit
-def norm(X, GAIN, Y, D, eps, BD: tl.constexpr):
-    """Y = X gain / rms(X)"""
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BD)
-    x = tl.load(X + row * D + cols, mask=cols < D, other=0.0).to(tl.float32)
+def norm(X, GAIN, Y, rows, D, eps, BR: tl.constexpr, BD: tl.constexpr):
+    """Y = X gain / rms(X), for BR rows"""
+    row, cols = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), tl.arange(0, BD)
+    keep, at = (row < rows)[:, None] & (cols < D)[None, :], row[:, None] * D + cols[None, :]
+    x = tl.load(X + at, mask=keep, other=0.0).to(tl.float32)
     gain = tl.load(GAIN + cols, mask=cols < D, other=0.0).to(tl.float32)
-    y = x * tl.rsqrt(tl.sum(x * x) / D + eps) * gain
-    tl.store(Y + row * D + cols, y.to(Y.dtype.element_ty), mask=cols < D)
+    y = x * tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None] * gain[None, :]
+    tl.store(Y + at, y.to(Y.dtype.element_ty), mask=keep)
+
+
+def launch_norm(x: Tensor, gain: Tensor, y: Tensor, eps: float) -> None:
+    """y = norm(x), [N, D]; two rows of up to 1,024 a program: on an H200 65 us where one took 79"""
+    N, D = x.shape
+    width = power(D)
+    rows = max(1, 2_048 // width)
+    if N:
+        warps = min(8, rows * width // 1_024)
+        norm[(pieces(N, rows),)](x, gain, y, N, D, eps, BR=rows, BD=width, num_warps=warps)
 
 
 @triton.jit
@@ -77,16 +92,23 @@ def rotate(X, COS, SIN, stride, width, HEADS: tl.constexpr, BH: tl.constexpr, E:
 
 
 @triton.jit
+def store_back(a, b, OUT, cos, sin, HEADS: tl.constexpr, BH: tl.constexpr, E: tl.constexpr, TURN: tl.constexpr):
+    """The halves of a token's heads side by side, turned back where they were turned"""
+    head, i = tl.arange(0, BH)[:, None], tl.arange(0, E // 2)[None]
+    if TURN:
+        a, b = a * cos + b * sin, b * cos - a * sin
+    tl.store(OUT + head * E + i, a.to(OUT.dtype.element_ty), mask=head < HEADS)
+    tl.store(OUT + head * E + E // 2 + i, b.to(OUT.dtype.element_ty), mask=head < HEADS)
+
+
+@triton.jit
 def _heads_back(X, OUT, stride, cos, sin, HEADS: tl.constexpr, BH: tl.constexpr, E: tl.constexpr, TURN: tl.constexpr):
     """A token's heads, turned back where they were turned, moved to OUT where they lie side by side"""
     head, i = tl.arange(0, BH)[:, None], tl.arange(0, E // 2)[None]
     keep = head < HEADS
     a = tl.load(X + head * stride + i, mask=keep, other=0.0).to(tl.float32)
     b = tl.load(X + head * stride + E // 2 + i, mask=keep, other=0.0).to(tl.float32)
-    if TURN:
-        a, b = a * cos + b * sin, b * cos - a * sin
-    tl.store(OUT + head * E + i, a.to(OUT.dtype.element_ty), mask=keep)
-    tl.store(OUT + head * E + E // 2 + i, b.to(OUT.dtype.element_ty), mask=keep)
+    store_back(a, b, OUT, cos, sin, HEADS, BH, E, TURN)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from torch import Tensor
 from hone.model.fused import Low
 from hone.model.kernels import elementwise
 from hone.model.kernels.step import Launcher
-from hone.model.kernels.tiles import pieces, power
+from hone.model.kernels.tiles import pieces
 from hone.model.kernels.weights import LayerWeights
 
 TOKENS = 1_536  # from which it is faster
@@ -32,10 +32,8 @@ def large_layer(launcher: Launcher, w: LayerWeights, attend: Callable[[], None])
 
 def _norm(launcher: Launcher, gain: Tensor) -> None:
     """scaled = rms_norm(x)"""
-    b, c = launcher.buffers, launcher.config
-    elementwise.norm[(launcher.rows,)](
-        b.x, gain, b.scaled, c.hidden_size, c.rms_norm_eps, BD=power(c.hidden_size), num_warps=4
-    )
+    b, n = launcher.buffers, launcher.rows
+    elementwise.launch_norm(b.x[:n], gain, b.scaled[:n], launcher.config.rms_norm_eps)
 
 
 def _product(a: Tensor, weight: Tensor, bias: Tensor | None, adapters: list[Low], y: Tensor) -> None:

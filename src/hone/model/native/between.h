@@ -50,8 +50,8 @@ static inline void norm_grad_one(const T *x, const T *gain, double eps, const T 
     const T back = dot * s * s / (T)D;
 #pragma omp simd
     for (long f = 0; f < D; f++) {
-        part[f] += dy[f] * x[f] * s;
-        dx[f] = (dy[f] * gain[f] - x[f] * back) * s + plus[f];
+        part[f] = fused(dy[f] * x[f], s, part[f]);
+        dx[f] = fused(fused(-x[f], back, dy[f] * gain[f]), s, plus[f]);
     }
 }
 
@@ -63,8 +63,8 @@ template <class T> static inline void rotate_one(T *x, const T *cos, const T *si
 #pragma omp simd
         for (long e = 0; e < half; e++) {
             const T one = a[e], other = b[e];
-            a[e] = one * cos[e] - other * sin[e] * turn;
-            b[e] = other * cos[e + half] + one * sin[e + half] * turn;
+            a[e] = fused(one, cos[e], -other * sin[e] * turn);
+            b[e] = fused(other, cos[e + half], one * sin[e + half] * turn);
         }
     }
 }
@@ -92,6 +92,23 @@ template <class T> static inline void gate_grad_one(const T *x, const T *dy, lon
 // ---- attention -------------------------------------------------------------------------------------------------
 
 thread_local Space space;  // of one head
+
+// a square of numbers becomes its own mirror image: blocks beside the diagonal change places, ever larger ones
+template <class T> static inline void turn(typename Wide<T>::Vec *x) {
+    constexpr int L = Wide<T>::L;
+    typename Wide<T>::Whole low, high;
+#pragma GCC unroll 4
+    for (int step = 1; step < L; step *= 2) {
+        for (int l = 0; l < L; l++) low[l] = l & step ? L + l - step : l, high[l] = l & step ? L + l : l + step;
+#pragma GCC unroll 16
+        for (int i = 0; i < L; i++) {
+            if (i & step) continue;
+            const typename Wide<T>::Vec a = x[i], b = x[i + step];
+            x[i] = __builtin_shuffle(a, b, low);
+            x[i + step] = __builtin_shuffle(a, b, high);
+        }
+    }
+}
 
 template <class T> struct Head {  // one key-value head of a row, and the query heads that share it
     typedef typename Wide<T>::Vec Vec;
@@ -122,8 +139,12 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
         memset(lines, 0, sizeof(T) * all * wide);
         for (long k = 0; k < keys; k++) copy(from + token(k) * width, lines + k * wide);
         for (long b = 0; b < all; b += L)
-            for (long e = 0; e < E; e++)
-                for (int l = 0; l < L; l++) turned[b * E + e * L + l] = lines[(b + l) * wide + e];
+            for (long e = 0; e < E; e += L) {
+                Vec square[L];
+                for (int l = 0; l < L; l++) square[l] = load(lines + (b + l) * wide + e);
+                turn<T>(square);
+                for (int l = 0; l < least(L, E - e); l++) store(turned + b * E + (e + l) * L, square[l]);
+            }
     }
 
     // QUERIES lines of numbers after each other; lines that are missing are zero
@@ -139,7 +160,7 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
             const T *kt = turned + b * E;
             for (long e = 0; e < E; e++) {
                 const Vec here = load(kt + e * L);
-                for (int i = 0; i < QUERIES; i++) acc[i] += a[i * wide + e] * here;
+                for (int i = 0; i < QUERIES; i++) acc[i] = fused(a[i * wide + e], here, acc[i]);
             }
             for (int i = 0; i < QUERIES; i++) store(out + i * room + b, acc[i]);
         }
@@ -151,7 +172,7 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
             Vec acc[QUERIES] = {};
             for (long k = 0; k < seen; k++) {
                 const Vec here = load(line + k * wide + v);
-                for (int i = 0; i < QUERIES; i++) acc[i] += weight[i * room + k] * here;
+                for (int i = 0; i < QUERIES; i++) acc[i] = fused(weight[i * room + k], here, acc[i]);
             }
             for (int i = 0; i < QUERIES; i++) store(out + i * wide + v, acc[i]);
         }
@@ -164,7 +185,7 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
             for (int i = 0; i < QUERIES; i++) given[i] = load(a + i * wide + v);
             for (long k = 0; k < seen; k++) {
                 Vec acc = load(to + k * wide + v);
-                for (int i = 0; i < QUERIES; i++) acc += weight[i * room + k] * given[i];
+                for (int i = 0; i < QUERIES; i++) acc = fused(weight[i * room + k], given[i], acc);
                 store(to + k * wide + v, acc);
             }
         }
@@ -200,12 +221,22 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
 
     // scores become exp(scale (score - greatest)), 0 for keys that are not seen; their sum, and its logarithm
     T weigh(T *score, long seen, long end, T *log_of) const {
-        T greatest = -INFINITY, total = 0;
-        for (long k = seen; k < end; k++) score[k] = -INFINITY;
+        T top[L], sum[L] = {}, greatest = -INFINITY, total = 0;
+        for (int l = 0; l < L; l++) top[l] = -INFINITY;
+        for (long k = 0; k < end; k += L)
+#pragma omp simd
+            for (int l = 0; l < L; l++) {
+                const T x = k + l < seen ? score[k + l] : -INFINITY;
+                score[k + l] = x;
+                top[l] = x > top[l] ? x : top[l];
+            }
 #pragma omp simd reduction(max : greatest)
-        for (long k = 0; k < end; k++) greatest = score[k] > greatest ? score[k] : greatest;
+        for (int l = 0; l < L; l++) greatest = top[l] > greatest ? top[l] : greatest;
+        for (long k = 0; k < end; k += L)
+#pragma omp simd
+            for (int l = 0; l < L; l++) sum[l] += score[k + l] = exponential((score[k + l] - greatest) * scale);
 #pragma omp simd reduction(+ : total)
-        for (long k = 0; k < end; k++) total += score[k] = exponential((score[k] - greatest) * scale);
+        for (int l = 0; l < L; l++) total += sum[l];
         if (log_of) *log_of = greatest * scale + (T)log(total);
         return total;
     }
@@ -253,7 +284,7 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
     void tilt(T *weight, T *slope, long seen, long end, T log, T dot) const {
 #pragma omp simd
         for (long k = 0; k < end; k++) {  // whole vectors: what is beyond the row is found, and set to zero
-            const T p = exponential(weight[k] * scale - log);
+            const T p = exponential(fused(weight[k], scale, -log));
             weight[k] = p;
             slope[k] = p * (slope[k] - dot) * scale;
         }

@@ -20,7 +20,7 @@ constexpr int SPINS = 4000;  // looks at a barrier before the core is left to ot
 struct Layer {
     const float *before, *q_norm, *k_norm, *after;
     Linear qkv, o, gate_up, down;
-    float *memory;   // [2, rows, K, columns, E]: keys, values
+    float *memory;   // keys, values: [2, rows, K, columns, E], or [2, rows, columns, K, E] where heads are woven
     int64_t window;  // 0: none
 };
 
@@ -30,6 +30,10 @@ struct Model {
     const float *embedding, *cos, *sin, *norm;
     const Layer *layer;
 };
+
+// Memory flows best in one stream: where a head is a vector, and a vector of scores holds whole columns, a column's
+// heads are neighbours, and a token reads all that its row holds without a gap.
+static bool woven(long K, long E) { return E == LANES && LANES % K == 0; }
 
 struct Tokens {
     int64_t count;
@@ -77,7 +81,7 @@ struct Pass {
     float *x, *seen, *hidden, *low;  // by group: D, H E, M, rank features
     float *qkv;         // [tokens][(H + 2 K) E]
     Vec *normed;        // this thread's own: D features of every group
-    float *scores;      // this thread's own: [H / K][columns]
+    float *scores;      // this thread's own: [columns], or [columns][K] where heads are woven
     Team team;
 
     long tokens_of_group() const { return wide * LANES; }
@@ -107,7 +111,7 @@ struct Pass {
             const Vec *x0 = at(x, m.D, g);
             Vec *out = normed + (g - first) * wide * m.D, scale[WIDE] = {};
             for (long f = 0; f < m.D; f++)
-                for (long i = 0; i < v; i++) scale[i] += x0[f * v + i] * x0[f * v + i];
+                for (long i = 0; i < v; i++) scale[i] = fused(x0[f * v + i], x0[f * v + i], scale[i]);
             for (long i = 0; i < v; i++)
                 for (int l = 0; l < LANES; l++) scale[i][l] = 1.0f / sqrtf(scale[i][l] / (float)m.D + (float)m.eps);
             for (long f = 0; f < m.D; f++)
@@ -219,18 +223,22 @@ struct Pass {
         const long E = S ? S * LANES : m.E, half = E / 2;
         if (gain) {
             Vec squares = {};
-            for (long e = 0; e < E; e += LANES) squares += load(head + e) * load(head + e);
+            for (long e = 0; e < E; e += LANES) squares = fused(load(head + e), load(head + e), squares);
             const float scale = 1.0f / sqrtf(sum(squares) / (float)E + (float)m.eps);
             for (long e = 0; e < E; e += LANES) store(head + e, load(head + e) * scale * load(gain + e));
         }
         for (long e = 0; e < half; e++) {
             const float a = head[e], b = head[e + half];
-            head[e] = a * c[e] - b * s[e + half];
-            head[e + half] = b * c[e + half] + a * s[e];
+            head[e] = fused(a, c[e], -b * s[e + half]);
+            head[e + half] = fused(b, c[e + half], a * s[e]);
         }
     }
 
     float *keys(const Layer &a, long row, long head) { return a.memory + (row * m.K + head) * m.columns * m.E; }
+    float *place(const Layer &a, long row, long head, long column) {
+        if (woven(m.K, m.E)) return a.memory + ((row * m.columns + column) * m.K + head) * m.E;
+        return keys(a, row, head) + column * m.E;
+    }
     long values() const { return m.rows * m.K * m.columns * m.E; }  // how far a value is from its key
     long begin() const { return first * tokens_of_group(); }
     long end() const { return least(tokens.count, last * tokens_of_group()); }
@@ -245,7 +253,7 @@ struct Pass {
             for (long h = 0; h < m.H; h++) turn<S>(q + h * E, a.q_norm, c, s);
             for (long h = 0; h < m.K; h++) {
                 turn<S>(k + h * E, a.k_norm, c, s);
-                float *to = keys(a, tokens.row[t], h) + tokens.column[t] * E;
+                float *to = place(a, tokens.row[t], h, tokens.column[t]);
                 for (long e = 0; e < E; e += LANES) {
                     store(to + e, load(k + h * E + e));
                     store(to + values() + e, load(v + h * E + e));
@@ -286,8 +294,8 @@ struct Pass {
                 Vec acc[4] = {};
                 long c = 0;
                 for (; c + 4 <= count; c += 4)
-                    for (int j = 0; j < 4; j++) acc[j] += scores[c + j] * load(v + (c + j) * E + e);
-                for (; c < count; c++) acc[0] += scores[c] * load(v + c * E + e);
+                    for (int j = 0; j < 4; j++) acc[j] = fused(scores[c + j], load(v + (c + j) * E + e), acc[j]);
+                for (; c < count; c++) acc[0] = fused(scores[c], load(v + c * E + e), acc[0]);
                 Vec y = ((acc[0] + acc[1]) + (acc[2] + acc[3])) / total;
                 for (int l = 0; l < LANES; l++) out[(e + l) * n] = y[l];
             }
@@ -305,7 +313,7 @@ struct Pass {
             for (int j = 0; j < LANES; j++) {
                 const float *key = k + (c + least(j, some - 1)) * E;
                 part[j] = load(q) * load(key);
-                for (long e = LANES; e < E; e += LANES) part[j] += load(q + e) * load(key + e);
+                for (long e = LANES; e < E; e += LANES) part[j] = fused(load(q + e), load(key + e), part[j]);
             }
             Vec found = sums<1>(part) * scale;
             for (long j = some; j < LANES; j++) found[j] = -INFINITY;
@@ -322,10 +330,76 @@ struct Pass {
         return sum(total);
     }
 
+    template <int K> void attend_woven(const Layer &a) {
+        if constexpr (K <= LANES)  // else heads are not woven
+            share(team, end() - begin(), [&](long i) {
+                const long t = begin() + i, seen_to = tokens.position[t] + 1;
+                const long start = a.window && a.window < seen_to ? seen_to - a.window : 0;
+                const float *k = place(a, tokens.row[t], 0, start);
+                for (long g = 0; g < m.H / K; g++) mix_woven<K>(t, g, k, (seen_to - start) * K);
+            });
+    }
+
+    // the g-th query of every head of token t, against n vectors: columns of K heads
+    template <int K> void mix_woven(long t, long g, const float *k, long n) {
+        const long G = m.H / K, apart = vectors(t / tokens_of_group()) * LANES;
+        Vec query[K], acc[LANES] = {};
+        for (int h = 0; h < K; h++) query[h] = load(qkv + (t * (m.H + 2 * K) + h * G + g) * LANES);
+        const Vec total = weigh_woven<K>(query, k, n);
+        const float *v = k + values();
+        long i = 0;
+        for (; i + LANES <= n; i += LANES)
+            for (int l = 0; l < LANES; l++) acc[l] = fused(scores[i + l], load(v + (i + l) * LANES), acc[l]);
+        for (; i < n; i += K)
+            for (int h = 0; h < K; h++) acc[h] = fused(scores[i + h], load(v + (i + h) * LANES), acc[h]);
+        for (int h = 0; h < K; h++) {
+            Vec y = acc[h];
+            for (int l = h + K; l < LANES; l += K) y += acc[l];
+            y /= total[h];
+            float *out = lane(seen, m.H * LANES, t) + (h * G + g) * LANES * apart;
+            for (int l = 0; l < LANES; l++) out[l * apart] = y[l];
+        }
+    }
+
+    // scores as exp(score - the head's greatest), a lane each; the sum of a head in every lane of it
+    template <int K> Vec weigh_woven(const Vec *query, const float *k, long n) {
+        const float scale = 1.0f / sqrtf((float)LANES);
+        Vec top = {}, total = {}, part[LANES];
+        top -= INFINITY;
+        long i = 0;
+        for (; i + LANES <= n; i += LANES) {
+            for (int l = 0; l < LANES; l++) part[l] = query[l % K] * load(k + (i + l) * LANES);
+            const Vec found = sums<1>(part) * scale;
+            store(scores + i, found);
+            top = greater(found, top);
+        }
+        if (i < n) {
+            for (int l = 0; l < LANES; l++) part[l] = query[l % K] * load(k + least(i + l, n - K + l % K) * LANES);
+            const Vec found = sums<1>(part) * scale;  // lanes beyond the last column have its scores again
+            store(scores + i, found);
+            top = greater(found, top);
+        }
+        top = over_lanes<K>(top, [](Vec a, Vec b) { return greater(a, b); });
+        for (i = 0; i < n; i += LANES) {
+            Vec y = exponential(load(scores + i) - top);
+            if (n - i < LANES) y = first_lanes(y, n - i);
+            store(scores + i, y);
+            total += y;
+        }
+        return over_lanes<K>(total, [](Vec a, Vec b) { return a + b; });
+    }
+
     // S: vectors in a head, 0: any number
     template <int S> void look(const Layer &a) {
         remember<S>(a);
-        attend<S>(a);
+        if (!woven(m.K, m.E)) return attend<S>(a);
+        switch (m.K) {
+        case 1: attend_woven<1>(a); break;
+        case 2: attend_woven<2>(a); break;
+        case 4: attend_woven<4>(a); break;
+        case 8: attend_woven<8>(a); break;
+        default: attend_woven<16>(a);
+        }
     }
 
     void run() {
@@ -363,7 +437,7 @@ struct Pass {
 
 struct Plan {  // how tokens are shared out, and where everything lies in the working memory
     long groups, wide, solo, phases;
-    long per_token, per_thread, head, floats;
+    long per_token, per_thread, scores, head, floats;
 
     Plan(const Model &m, const Tokens &tokens, long threads, long small) {
         const long vectors = pieces(tokens.count, LANES);
@@ -374,7 +448,8 @@ struct Plan {  // how tokens are shared out, and where everything lies in the wo
         phases = 11 * m.layers + 2;
         head = up(2 * phases + 32, 16);
         per_token = m.D + m.H * m.E + m.M + m.rank + (m.H + 2 * m.K) * m.E;
-        per_thread = up(groups * wide * LANES * m.D + up(m.columns, LANES), 16);
+        scores = up(m.columns * (woven(m.K, m.E) ? m.K : 1), LANES);
+        per_thread = up(groups * wide * LANES * m.D + scores, 16);
         floats = head + groups * wide * LANES * per_token + threads * per_thread + 64;
     }
 };
@@ -382,6 +457,9 @@ struct Plan {  // how tokens are shared out, and where everything lies in the wo
 extern "C" {
 
 int hone_lanes() { return LANES; }
+
+// whether memory is [2, rows, columns, K, E]
+int hone_woven(int64_t K, int64_t E) { return woven(K, E); }
 
 // numbers of working memory that a pass needs
 int64_t hone_space(const Model *m, const Tokens *tokens, int64_t threads, int64_t small) {
@@ -403,7 +481,7 @@ void hone_run(const Model *m, const Tokens *tokens, float *out, float *space, in
 #pragma omp parallel num_threads(threads)
     {
         float *mine = own + omp_get_thread_num() * plan.per_thread;
-        const long room = plan.per_thread - up(m->columns, LANES);
+        const long room = plan.per_thread - plan.scores;
         Team team = {plan.solo ? 1 : omp_get_num_threads(), 0, next, meeting, meeting + 8};
         Pass pass = {*m,     *tokens, plan.wide, 0,           plan.groups, x,   seen,
                      hidden, low,     qkv,       (Vec *)mine, mine + room, team};

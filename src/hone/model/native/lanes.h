@@ -8,7 +8,7 @@ namespace {
 
 constexpr int LANES = Wide<float>::L;
 typedef Wide<float>::Vec Vec;
-typedef int32_t Whole __attribute__((vector_size(BYTES)));
+typedef Wide<float>::Whole Whole;
 
 static inline Vec pick(Whole where, Vec a, Vec b) { return (Vec)((where & (Whole)a) | (~where & (Whole)b)); }
 static inline Vec greater(Vec a, Vec b) { return pick(a > b, a, b); }
@@ -46,6 +46,24 @@ template <int W> static inline Vec sums(const Vec *p) {
         for (int i = 0; i < LANES / W / 2; i++) half[i] = joined<W>(p[2 * i], p[2 * i + 1]);
         return sums<2 * W>(half);
     }
+}
+
+// lanes that are a multiple of K apart put together by f, in every one of them
+template <int K, class F> static inline Vec over_lanes(Vec x, F f) {
+    for (int step = LANES / 2; step >= K; step /= 2) {
+        Whole other;
+        for (int l = 0; l < LANES; l++) other[l] = l ^ step;
+        x = f(x, __builtin_shuffle(x, other));
+    }
+    return x;
+}
+
+// the others zero
+static inline Vec first_lanes(Vec x, long n) {
+    Whole number;
+    for (int l = 0; l < LANES; l++) number[l] = l;
+    const Vec zero = {};
+    return pick(number < (int32_t)n, x, zero);
 }
 
 static inline float sum(Vec x) {

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.lora import Adapter, LoRALinear
 from hone.model.native.build import library
@@ -49,6 +50,12 @@ class Native(PlainLayers):
         self.model, self.found = CModel(), list[int]()
         self.adapted, self.on, self.fits = list[LoRALinear](), list[Adapter | None](), True
         self.small = sum(p.nbytes for p in decoder.parameters()) <= SMALL
+
+    def by_column(self, config: DecoderConfig) -> bool:
+        """As decode.cpp reads it."""
+        found = library()
+        assert not isinstance(found, str)
+        return bool(found.hone_woven(ctypes.c_int64(config.num_key_value_heads), ctypes.c_int64(config.head_dim)))
 
     def read(self, pieces: Sequence[Piece]) -> Tensor:
         """Put the pieces into memory; the hidden state after each, [pieces, D]."""
@@ -132,7 +139,7 @@ class Native(PlainLayers):
                 qkv=linear(b.qkv), o=linear(b.o), gate_up=linear(b.gate_up), down=linear(b.down),
                 memory=pointer(memory), window=window,
             )
-            for b, memory, window in zip(self.weights.blocks, self.slab.layers, self.windows, strict=True)
+            for b, memory, window in zip(self.weights.blocks, self.slab.memory, self.windows, strict=True)
         ]  # fmt: skip
         linears = [x for layer in layers for x in (layer.qkv, layer.o, layer.gate_up, layer.down)]
         rank = max(sum(low.rank for low in x.low[: x.lows]) for x in linears)

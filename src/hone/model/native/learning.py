@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hone.model.decoder import Decoder, Layer, Mask
+from hone.model.even import Even
 from hone.model.fused import gate_up, qkv
 from hone.model.joined import Product
 from hone.model.native import calls
@@ -44,6 +45,9 @@ def course(
     kinds = (torch.float32,) if single else (torch.float32, torch.float64)
     if not x_BTD.is_cpu or x_BTD.dtype not in kinds or config.qk_norm or isinstance(mask, Tensor) or not B * T:
         return None
+    spans = mask.spans if isinstance(mask, Rows) else None
+    if isinstance(spans, Even):
+        return None
     if any(config.windows or ()) or any(p.dtype != x_BTD.dtype for p in decoder.parameters()):
         return None
     if isinstance(library(), str):
@@ -54,7 +58,7 @@ def course(
             gate_up(layer.mlp)
     cos, sin = (t.to(x_BTD.dtype).expand(B, 1, *t.shape[-2:]).reshape(B * T, -1) for t in rope)
     segments, last = (
-        Segments.of(mask.spans) if isinstance(mask, Rows) else Segments.lines(B, T),
+        Segments.lines(B, T) if spans is None else Segments.of(spans),
         len(decoder.model.layers) - 1,
     )
     asked = mask.asked if isinstance(mask, Rows) else None

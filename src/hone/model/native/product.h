@@ -34,7 +34,7 @@ template <int OUT, int V> static inline void tile(const float *w, long in, const
             Vec here[V];
             for (int v = 0; v < V; v++) here[v] = x[i * V + v];
             for (int j = 0; j < OUT; j++)
-                for (int v = 0; v < V; v++) acc[j][v] += w[j * in + i] * here[v];
+                for (int v = 0; v < V; v++) acc[j][v] = fused(w[j * in + i], here[v], acc[j][v]);
         }
     }
     for (int j = 0; j < OUT; j++)
@@ -53,7 +53,8 @@ template <int OUT, int V> static inline void widen(const Linear &layer, long n, 
         else  // the tile lies across an end of it
             for (int j = 0; j < OUT; j++)
                 for (long r = 0; 0 <= first + j && first + j < a->outputs && r < a->rank; r++)
-                    for (int v = 0; v < V; v++) y[j][v] += a->B[(first + j) * a->rank + r] * z[r * V + v];
+                    for (int v = 0; v < V; v++)
+                        y[j][v] = fused(a->B[(first + j) * a->rank + r], z[r * V + v], y[j][v]);
     }
 }
 

@@ -66,7 +66,8 @@ static inline void tile(const T *a, long a_step, const T *b, long b_step, long d
 #pragma GCC unroll 16
         for (int j = 0; j < R; j++)
 #pragma GCC unroll 4
-            for (int v = 0; v < ACROSS; v++) acc[j][v] += (ALONG ? a[k * a_step + j] : a[j * a_step + k]) * here[v];
+            for (int v = 0; v < ACROSS; v++)
+                acc[j][v] = fused(ALONG ? a[k * a_step + j] : a[j * a_step + k], here[v], acc[j][v]);
     }
 #pragma GCC unroll 16
     for (int j = 0; j < R; j++)

@@ -21,7 +21,7 @@ from hone.model.native.build import library
 from hone.model.native.calls import Segments
 from hone.model.native.room import Room
 
-TOGETHER = 160  # tokens that are enough for a bundle: what they need fits a core's cache
+TOGETHER = 200  # tokens of a bundle, about: what they need fits a core's cache
 SMALL = 16 << 20  # bytes of weights, of which each thread has gradients of its own
 UNEVEN = 1.5  # times its part of the tokens that a thread may have
 TILE = 4  # tokens: as in stack.cpp
@@ -63,7 +63,7 @@ class Bundles:
         """None where threads would have too different parts."""
         rows, own, count = segments.rows, segments.rows[:, 0], segments.rows[:, 1]
         before = np.concatenate([[0], np.cumsum(count)])  # tokens of the rows before each
-        starts = _joined(before[segments.groups], segments.groups, min(TOGETHER, before[-1] // (2 * threads)))
+        starts = _joined(before[segments.groups], segments.groups, threads)
         tokens = np.diff(before[starts])
         first = np.concatenate([[0], np.cumsum(-(-tokens // TILE) * TILE)])
         share = _shares(tokens, threads)
@@ -84,14 +84,13 @@ class Bundles:
         return Bundles(moved, last, starts, first, tokens, share, order)
 
 
-def _joined(tokens: np.ndarray, groups: np.ndarray, together: int) -> np.ndarray:
-    """The first rows of bundles of at least `together` tokens, and their end; tokens: before each group."""
-    starts, begun = [0], 0
-    for at, row in zip(tokens[1:-1].tolist(), groups[1:-1].tolist(), strict=True):
-        if at - begun >= together:
-            starts.append(row)
-            begun = at
-    return np.array([*starts, int(groups[-1])], dtype=np.int64)
+def _joined(tokens: np.ndarray, groups: np.ndarray, threads: int) -> np.ndarray:
+    """The first rows of bundles, about even and as many for each thread, and their end; tokens: before each group."""
+    number = threads * max(2, tokens[-1] // (threads * TOGETHER))
+    even = tokens[-1] * np.arange(1, number) / number
+    after = np.searchsorted(tokens, even)
+    nearest = np.where(even - tokens[after - 1] < tokens[after] - even, after - 1, after)
+    return np.unique(np.concatenate([[0], groups[nearest], groups[-1:]]))
 
 
 def _shares(tokens: np.ndarray, threads: int) -> np.ndarray:
@@ -134,6 +133,19 @@ def stackable(decoder: Decoder, dtype: torch.dtype) -> bool:
         if any(type(x) is not nn.Linear or x.bias is not None for x in linears(layer)):
             return False
     return sum(p.nbytes for layer in layers for p in parameters(layer)) <= SMALL
+
+
+def bundled(model: nn.Module) -> bool:
+    """Whether all layers of its decoder are computed bundle by bundle, however many tokens there are."""
+    decoder = getattr(model, "decoder", None)
+    if not isinstance(decoder, Decoder) or not decoder.takes_lists:  # another library's model has no layers of ours
+        return False
+    asked = decoder.fast_layers is None if decoder.native_layers is None else decoder.native_layers
+    if not asked or decoder.device.type != "cpu" or isinstance(library(), str):
+        return False
+    config, dtype = decoder.config, decoder.lm_head.weight.dtype
+    attends = not config.qk_norm and not any(config.windows or ())  # as learning.py's layers do
+    return dtype == torch.float32 and attends and stackable(decoder, dtype)
 
 
 @dataclass(frozen=True, slots=True)
