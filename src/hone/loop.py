@@ -26,6 +26,7 @@ from hone.log.stats import Stats, merged
 from hone.rollout import overlap
 from hone.train import diagnose, trust_region
 from hone.train.ahead import Ahead, Rounds, check_lag
+from hone.train.borrowed import lent
 from hone.train.early import Early
 from hone.train.learner import Learner
 from hone.train.step import (
@@ -77,16 +78,17 @@ def online(
     declared = shortened(algo) if epochs == 1 and correct is None else algo
     learner.begin(algo)
     early = Early(declared, learner, lag=supply.lag)
+    fresh = not supply.lag and correct is None  # the correction compares the sampler's numbers with the learner's
     scored = partial(_scored, roll, score, supply.stop, early)
     fill = partial(_fill, supply, scored, algo, prompts=prompts, rounds=refill_rounds)
     while True:
         laps = Laps()
-        fresh = supply.next(fill, laps, partial(publish, learner.version))
-        groups, rounds = [g for made in fresh for g in made], [algo.select(made) for made in fresh]
+        sampled = supply.next(fill, laps, partial(publish, learner.version))
+        groups, rounds = [g for made in sampled for g in made], [algo.select(made) for made in sampled]
         kept, batch = [g for chosen in rounds for g in chosen], None
         if collect.count(len(kept)):  # a rank that kept nothing takes part with no rows
             batch = numbered(early.collated(kept), rounds)
-            batch = annotate(batch, declared, learner)
+            batch = annotate(lent(batch, declared, learner) if fresh else batch, declared, learner)
             remember(learner, algo)
         stats = describe(groups, kept)  # while a GPU is still at work on the columns
         batch = batch if batch is None else credited(batch, algo)
@@ -97,7 +99,7 @@ def online(
         if batch is not None:
             for epoch in range(epochs):
                 cut = hash_seed(seed, learner.version, epoch)
-                for part in begun_batches(batch, algo, learner, count=minibatches, seed=cut):
+                for part in begun_batches(batch, algo, learner, count=minibatches, seed=cut, fresh=fresh):
                     part = weighed(part, algo, correct=correct)
                     take = trust_region.step if algo.trust_region else update
                     stats.merge(take(learner, part, algo))

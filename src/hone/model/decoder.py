@@ -271,9 +271,10 @@ class Decoder(nn.Module):
         past, T = cache.length if cache is not None else 0, x.shape[1]
         rope = self._way(x, self._rope(past, past + T, positions), mask, cached=cache is not None)
         if not isinstance(rope, tuple) and rope.whole is not None and not checkpoint_layers:
-            from hone.model.native.stacked import stacked  # imports this module
+            from hone.model.native.norm import normed  # import this module
+            from hone.model.native.stacked import stacked
 
-            return self.model.norm(stacked(self, x, rope.whole))
+            return normed(self.model.norm, stacked(self, x, rope.whole))
         windows = self.config.windows or (0,) * len(self.model.layers)
         masks = {w: windowed(mask, w, past, past + T, device=x.device) for w in set(windows)}
         for layer, window in zip(self.model.layers, windows, strict=True):

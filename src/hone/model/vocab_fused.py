@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hone.model import vocab_rows
 from hone.model.forward import wide
+from hone.model.native import head
 from hone.model.vocab_plain import HeadRows, Plan, differentiable_gradients
 from hone.model.vocab_rows import NUMBERS, PLACE, Chunk, Other, least_kept
 
@@ -51,6 +52,12 @@ class Room:
             others=others,
         )
 
+    def taken(self, rows: HeadRows) -> Tensor:
+        """Room for the logits of the only chunk, which another writes."""
+        (self.held,) = self.plan.slices
+        self.memory[""] = rows.hidden.new_empty(self.longest, len(rows.weight))
+        return self.memory[""]
+
     def _logits(self, name: str, rows: HeadRows, at: slice, fresh: bool) -> Tensor:
         hidden = rows.hidden[at]
         if name not in self.memory:
@@ -60,26 +67,32 @@ class Room:
 
 
 def backend(logits: Tensor) -> ModuleType:
-    """Triton's kernels on a GPU, plain torch elsewhere: `stats` and `grad` of a chunk."""
+    """Triton's kernels on a GPU, C++ or plain torch elsewhere: `stats` and `grad` of a chunk."""
     if logits.is_cuda and logits.dtype != torch.float64:
         from hone.model.kernels import vocab
 
         return vocab
-    return vocab_rows
+    return head if logits.is_cpu else vocab_rows
 
 
 @torch.no_grad()
-def forward(rows: HeadRows, plan: Plan, *, slope: Tensor | None = None) -> tuple[Tensor, Room | None]:
+def forward(
+    rows: HeadRows, plan: Plan, *, slope: Tensor | None = None, keep: bool = False
+) -> tuple[Tensor, Room | None]:
     """The table of numbers [NUMBERS, N], and the room in which the last chunk stands.
 
     slope: receives the derivative of logp by the hidden states, [N, D], for which the logits are spent at once.
+    keep: a backward pass will ask for the last chunk's logits.
     """
     room, table = Room(plan), wide(rows.hidden[:0]).new_zeros(len(NUMBERS), len(rows.hidden))
-    for at in plan.slices:
+    if whole := head.covers(rows, plan):
+        head.fill(rows, plan, table, logits=room.taken(rows) if keep else None)
+    for at in () if whole and slope is None else plan.slices:
         chunk = room.fill(rows, at, table)
         if rows.restricted is not None:
             chunk["least"].copy_(least_kept(chunk.logits, rows.temperature, rows.restricted)[:, None])
-        backend(chunk.logits).stats(chunk)
+        if not whole:
+            backend(chunk.logits).stats(chunk)
         if slope is not None:
             backend(chunk.logits).grad(chunk, {"logp": torch.ones_like(table[0, at])})
             torch.mm(chunk.logits, rows.weight, out=slope[at])
@@ -99,7 +112,7 @@ class Fused(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         # with a frozen head nothing but a factor is missing from logp's gradient: no product has to be computed again
         slope = torch.empty_like(hidden) if plan.names == ("logp",) and not ctx.needs_input_grad[1] else None
-        table, ctx.room = forward(rows, plan, slope=slope)
+        table, ctx.room = forward(rows, plan, slope=slope, keep=True)
         ctx.plan, ctx.law = plan, (rows.temperature, rows.restrict)
         ctx.save_for_backward(hidden, weight, table, slope)
         return read(plan, table)

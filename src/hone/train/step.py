@@ -14,6 +14,7 @@ from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.stats import Stats
 from hone.train import diagnose, memory, optim
+from hone.train.borrowed import borrowed
 from hone.train.cut import mini_batches, parts
 from hone.train.evaluate import evaluate
 from hone.train.examine import Found, examine
@@ -22,16 +23,20 @@ from hone.train.learner import Learner
 from hone.types import ABSENT, Batch
 
 
-def begun_batches(batch: Batch, algo: Algorithm, learner: Learner, *, count: int, seed: int) -> Iterator[Batch]:
+def begun_batches(
+    batch: Batch, algo: Algorithm, learner: Learner, *, count: int, seed: int, fresh: bool = False
+) -> Iterator[Batch]:
     """The minibatches of the only epoch, where annotate left old_logp out: that of the first is left to its own forward
-    pass, that of the others is read before it."""
+    pass, that of the others is read before it, or is the sampler's. fresh: these weights wrote the rows."""
     if count == 1 or "old_logp" not in algo.needs or batch.old_logp is not ABSENT:
         yield from mini_batches(batch, count=count, unit=algo.unit, seed=seed)
         return
     first, *others = parts(batch, count=count, unit=algo.unit, seed=seed)
-    rest = torch.cat(others).sort().values  # in the order of the batch, where rows of a group are neighbours
-    logp = evaluate(learner.policy, batch.rows(rest), frozenset({"logp"}), rows=learner.rows_of(batch)).logp
-    old = logp.new_zeros(batch.mask.shape).index_copy(0, rest.to(logp.device), logp)
+    old = borrowed(batch, learner) if fresh else None
+    if old is None:
+        rest = torch.cat(others).sort().values  # in the order of the batch, where rows of a group are neighbours
+        logp = evaluate(learner.policy, batch.rows(rest), frozenset({"logp"}), rows=learner.rows_of(batch)).logp
+        old = logp.new_zeros(batch.mask.shape).index_copy(0, rest.to(logp.device), logp)
     yield batch.rows(first)
     yield from map(replace(batch, old_logp=old).rows, others)
 

@@ -26,10 +26,12 @@ struct Heads {
 // ---- a token ---------------------------------------------------------------------------------------------------
 
 template <class T> static inline T scale_of(const T *x, long D, double eps) {
-    T squares = 0;
-#pragma omp simd reduction(+ : squares)
-    for (long f = 0; f < D; f++) squares += x[f] * x[f];
-    return (T)1 / sqrt(squares / (T)D + (T)eps);
+    constexpr int L = Wide<T>::L;
+    typename Wide<T>::Vec squares = {};
+    long f = 0;
+    for (; f + L <= D; f += L) squares = fused(load(x + f), load(x + f), squares);
+    for (int l = 0; f + l < D; l++) squares[l] = fused(x[f + l], x[f + l], squares[l]);
+    return (T)1 / (T)sqrt(sum_of<T>(squares) / (T)D + (T)eps);
 }
 
 // y = x gain / rms(x)
@@ -153,6 +155,32 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
         for (long i = 0; i < n; i++) copy(from + i * step, to + i * wide);
     }
 
+    // the lanes l to l + N of a product with a key, added up: Q queries against L keys; ONE: a head is a vector
+    template <int N, int Q, bool ONE> void branch(const T *a, const T *kt, long l, Vec (&out)[Q]) const {
+        if constexpr (N > 1) {
+            Vec other[Q];
+            branch<N / 2, Q, ONE>(a, kt, l, out);
+            branch<N / 2, Q, ONE>(a, kt, l + N / 2, other);
+            for (int i = 0; i < Q; i++) out[i] += other[i];
+            return;
+        }
+        const Vec zero = {}, here = ONE || l < E ? load(kt + l * L) : zero;
+        for (int i = 0; i < Q; i++) out[i] = a[i * wide + l] * here;
+        for (long e = l + L; !ONE && e < E; e += L)
+            for (int i = 0; i < Q; i++) out[i] = fused(a[i * wide + e], load(kt + e * L), out[i]);
+    }
+
+    // `against`, with sums in the order of the sampler's (decode.cpp)
+    template <bool ONE> void scored(const T *a, const T *turned, long seen, long room, T *out) const {
+        constexpr int Q = 4;
+        for (long b = 0; b < seen; b += L)
+            for (int i = 0; i < QUERIES; i += Q) {
+                Vec found[Q];
+                branch<L, Q, ONE>(a + i * wide, turned + b * E, 0, found);
+                for (int j = 0; j < Q; j++) store(out + (i + j) * room + b, found[j]);
+            }
+    }
+
     // out[i][k] = a[i] . b[k] for keys in whole vectors; room: how far the lines of out are apart
     void against(const T *a, const T *turned, long seen, long room, T *out) const {
         for (long b = 0; b < seen; b += L) {
@@ -206,7 +234,7 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
             for (long first = row.skip; first < row.count; first += QUERIES) {
                 const long n = least(QUERIES, row.count - first), seen = row.common + first + n;
                 lines(qkv + (row.own + first) * width + g * E, width, n, q);
-                against(q, turned, seen, room, score);
+                E == L ? scored<true>(q, turned, seen, room, score) : scored<false>(q, turned, seen, room, score);
                 T total[QUERIES] = {};
                 for (long i = 0; i < n; i++)
                     total[i] = weigh(score + i * room, row.common + first + i + 1, up(seen, L),
@@ -221,7 +249,7 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
 
     // scores become exp(scale (score - greatest)), 0 for keys that are not seen; their sum, and its logarithm
     T weigh(T *score, long seen, long end, T *log_of) const {
-        T top[L], sum[L] = {}, greatest = -INFINITY, total = 0;
+        T top[L], sum[L] = {}, greatest = -INFINITY;
         for (int l = 0; l < L; l++) top[l] = -INFINITY;
         for (long k = 0; k < end; k += L)
 #pragma omp simd
@@ -235,8 +263,7 @@ template <class T> struct Head {  // one key-value head of a row, and the query 
         for (long k = 0; k < end; k += L)
 #pragma omp simd
             for (int l = 0; l < L; l++) sum[l] += score[k + l] = exponential((score[k + l] - greatest) * scale);
-#pragma omp simd reduction(+ : total)
-        for (int l = 0; l < L; l++) total += sum[l];
+        const T total = sum_of<T>(load(sum));
         if (log_of) *log_of = greatest * scale + (T)log(total);
         return total;
     }

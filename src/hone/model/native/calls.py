@@ -78,10 +78,11 @@ def called(name: str, x: Tensor, *arguments: Any) -> None:
     """The library's function of this name for numbers of x's kind."""
     found = library()
     assert not isinstance(found, str)
-    getattr(found, f"hone_{name}_{'float64' if x.dtype == torch.float64 else 'float32'}")(*map(_passed, arguments))
+    getattr(found, f"hone_{name}_{'float64' if x.dtype == torch.float64 else 'float32'}")(*map(passed, arguments))
 
 
-def _passed(x: Any) -> Any:
+def passed(x: Any) -> Any:
+    """As an argument of a function of the library."""
     if isinstance(x, Tensor):
         return address(x)
     return ctypes.c_double(x) if isinstance(x, float) else ctypes.c_int64(x) if isinstance(x, int) else x
@@ -94,11 +95,14 @@ def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
     return y
 
 
-def norm_grad(x_ND: Tensor, gain_D: Tensor, eps: float, dy_ND: Tensor, *, plus: Tensor) -> tuple[Tensor, Tensor]:
+def norm_grad(
+    x_ND: Tensor, gain_D: Tensor, eps: float, dy_ND: Tensor, *, plus: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The gradients of x, with `plus` added, and of the gain."""
     threads, dx = torch.get_num_threads(), torch.empty_like(x_ND)
-    parts = gain_D.new_zeros(threads, len(gain_D))
-    called("norm_grad", dx, x_ND, gain_D, eps, dy_ND, plus, *x_ND.shape, dx, parts, threads)
+    parts, step = gain_D.new_zeros(threads, len(gain_D)), 0 if plus is None else x_ND.shape[1]
+    added = torch.zeros_like(gain_D) if plus is None else plus
+    called("norm_grad", dx, x_ND, gain_D, eps, dy_ND, added, step, *x_ND.shape, dx, parts, threads)
     return dx, parts.sum(0)
 
 

@@ -104,16 +104,29 @@ struct Pass {
         });
     }
 
+    // |x|^2 of a vector of tokens, whose features are `step` vectors apart; added up as the learner does (between.h):
+    // every LANES-th feature, then neighbours
+    Vec squares(const Vec *x0, long step) const {
+        Vec part[LANES] = {};
+        long f = 0;
+        for (; f + LANES <= m.D; f += LANES)
+            for (int l = 0; l < LANES; l++) part[l] = fused(x0[(f + l) * step], x0[(f + l) * step], part[l]);
+        for (int l = 0; f + l < m.D; l++) part[l] = fused(x0[(f + l) * step], x0[(f + l) * step], part[l]);
+        for (int apart = 1; apart < LANES; apart *= 2)
+            for (int l = 0; l < LANES; l += 2 * apart) part[l] += part[l + apart];
+        return part[0];
+    }
+
     // x / sqrt(|x|^2 / D + eps) * gain, for this thread alone
     void norm(const float *gain) {
         for (long g = first; g < last; g++) {
             const long v = vectors(g);
             const Vec *x0 = at(x, m.D, g);
-            Vec *out = normed + (g - first) * wide * m.D, scale[WIDE] = {};
-            for (long f = 0; f < m.D; f++)
-                for (long i = 0; i < v; i++) scale[i] = fused(x0[f * v + i], x0[f * v + i], scale[i]);
-            for (long i = 0; i < v; i++)
+            Vec *out = normed + (g - first) * wide * m.D, scale[WIDE];
+            for (long i = 0; i < v; i++) {
+                scale[i] = squares(x0 + i, v);
                 for (int l = 0; l < LANES; l++) scale[i][l] = 1.0f / sqrtf(scale[i][l] / (float)m.D + (float)m.eps);
+            }
             for (long f = 0; f < m.D; f++)
                 for (long i = 0; i < v; i++) out[f * v + i] = x0[f * v + i] * scale[i] * gain[f];
         }
@@ -176,8 +189,8 @@ struct Pass {
         product_of<V>(layer, in, n, end, at(from, in, g), low_of(g), [&](long f, auto &y) {
             constexpr int OUT = sizeof(y) / sizeof(y[0]);
             for (int j = 0; j < OUT; j++)
-                for (int v = 0; v < V; v++) x0[(f + j) * V + v] += y[j][v];
-        });
+                for (int v = 0; v < V; v++) x0[(f + j) * V + v] = y[j][v];
+        }, x0);
     }
 
     // x += what the layer gives
@@ -285,25 +298,28 @@ struct Pass {
         const long start = a.window && a.window < seen_to ? seen_to - a.window : 0, count = seen_to - start;
         const float *k = keys(a, tokens.row[t], head) + start * E, *v = k + values();
         const float *q = qkv + t * (m.H + 2 * m.K) * E + head * G * E;
-        const float scale = 1.0f / sqrtf((float)E);
         const long n = vectors(t / tokens_of_group()) * LANES;
         for (long g = 0; g < G; g++) {
-            const float total = weigh<S>(q + g * E, k, count, scale);
+            const float total = weigh<S>(q + g * E, k, count);
             float *out = lane(seen, m.H * E, t) + (head * G + g) * E * n;
-            for (long e = 0; e < E; e += LANES) {
-                Vec acc[4] = {};
-                long c = 0;
-                for (; c + 4 <= count; c += 4)
-                    for (int j = 0; j < 4; j++) acc[j] = fused(scores[c + j], load(v + (c + j) * E + e), acc[j]);
-                for (; c < count; c++) acc[0] = fused(scores[c], load(v + c * E + e), acc[0]);
-                Vec y = ((acc[0] + acc[1]) + (acc[2] + acc[3])) / total;
-                for (int l = 0; l < LANES; l++) out[(e + l) * n] = y[l];
+            constexpr int AT_ONCE = S ? S : 1;  // vectors of a head: one column after the other, as the learner does
+            for (long e = 0; e < E; e += AT_ONCE * LANES) {
+                Vec acc[AT_ONCE] = {};
+                for (long c = 0; c < count; c++)
+                    for (int j = 0; j < AT_ONCE; j++)
+                        acc[j] = fused(scores[c], load(v + c * E + e + j * LANES), acc[j]);
+                for (int j = 0; j < AT_ONCE; j++) {
+                    const Vec y = acc[j] / total;
+                    for (int l = 0; l < LANES; l++) out[(e + j * LANES + l) * n] = y[l];
+                }
             }
         }
     }
 
-    // scores of a query against some keys, as exp(score - greatest); their sum
-    template <int S> float weigh(const float *q, const float *k, long count, float scale) {
+    float scale() const { return (float)(1.0 / sqrt((double)m.E)); }
+
+    // scores of a query against some keys, as exp(scale (score - greatest)); their sum
+    template <int S> float weigh(const float *q, const float *k, long count) {
         const long E = S ? S * LANES : m.E;
         Vec top = {};
         top -= INFINITY;
@@ -315,7 +331,7 @@ struct Pass {
                 part[j] = load(q) * load(key);
                 for (long e = LANES; e < E; e += LANES) part[j] = fused(load(q + e), load(key + e), part[j]);
             }
-            Vec found = sums<1>(part) * scale;
+            Vec found = sums<1>(part);
             for (long j = some; j < LANES; j++) found[j] = -INFINITY;
             store(scores + c, found);
             top = greater(found, top);
@@ -323,7 +339,7 @@ struct Pass {
         const float most = greatest(top);
         Vec total = {};
         for (long c = 0; c < count; c += LANES) {
-            const Vec y = exponential(load(scores + c) - most);
+            const Vec y = exponential((load(scores + c) - most) * scale());
             store(scores + c, y);
             total += y;
         }
@@ -343,50 +359,49 @@ struct Pass {
     // the g-th query of every head of token t, against n vectors: columns of K heads
     template <int K> void mix_woven(long t, long g, const float *k, long n) {
         const long G = m.H / K, apart = vectors(t / tokens_of_group()) * LANES;
-        Vec query[K], acc[LANES] = {};
+        Vec query[K], acc[K] = {};
         for (int h = 0; h < K; h++) query[h] = load(qkv + (t * (m.H + 2 * K) + h * G + g) * LANES);
         const Vec total = weigh_woven<K>(query, k, n);
         const float *v = k + values();
-        long i = 0;
-        for (; i + LANES <= n; i += LANES)
-            for (int l = 0; l < LANES; l++) acc[l] = fused(scores[i + l], load(v + (i + l) * LANES), acc[l]);
-        for (; i < n; i += K)
+        for (long i = 0; i < n; i += K)
             for (int h = 0; h < K; h++) acc[h] = fused(scores[i + h], load(v + (i + h) * LANES), acc[h]);
         for (int h = 0; h < K; h++) {
-            Vec y = acc[h];
-            for (int l = h + K; l < LANES; l += K) y += acc[l];
-            y /= total[h];
+            const Vec y = acc[h] / total[h];
             float *out = lane(seen, m.H * LANES, t) + (h * G + g) * LANES * apart;
             for (int l = 0; l < LANES; l++) out[l * apart] = y[l];
         }
     }
 
-    // scores as exp(score - the head's greatest), a lane each; the sum of a head in every lane of it
+    // scores as exp(scale (score - the head's greatest)), a lane each; the sum of a head in every lane of it
     template <int K> Vec weigh_woven(const Vec *query, const float *k, long n) {
-        const float scale = 1.0f / sqrtf((float)LANES);
-        Vec top = {}, total = {}, part[LANES];
+        Vec top = {}, total[K] = {}, part[LANES];  // LANES columns are K vectors: each adds up columns of its own
         top -= INFINITY;
         long i = 0;
         for (; i + LANES <= n; i += LANES) {
             for (int l = 0; l < LANES; l++) part[l] = query[l % K] * load(k + (i + l) * LANES);
-            const Vec found = sums<1>(part) * scale;
+            const Vec found = sums<1>(part);
             store(scores + i, found);
             top = greater(found, top);
         }
         if (i < n) {
             for (int l = 0; l < LANES; l++) part[l] = query[l % K] * load(k + least(i + l, n - K + l % K) * LANES);
-            const Vec found = sums<1>(part) * scale;  // lanes beyond the last column have its scores again
+            const Vec found = sums<1>(part);  // lanes beyond the last column have its scores again
             store(scores + i, found);
             top = greater(found, top);
         }
         top = over_lanes<K>(top, [](Vec a, Vec b) { return greater(a, b); });
-        for (i = 0; i < n; i += LANES) {
-            Vec y = exponential(load(scores + i) - top);
-            if (n - i < LANES) y = first_lanes(y, n - i);
-            store(scores + i, y);
-            total += y;
-        }
-        return over_lanes<K>(total, [](Vec a, Vec b) { return a + b; });
+        for (long first = 0; first < n; first += K * LANES)
+            for (int j = 0; j < K; j++) {
+                if ((i = first + j * LANES) >= n) break;
+                Vec y = exponential((load(scores + i) - top) * scale());
+                if (n - i < LANES) y = first_lanes(y, n - i);
+                store(scores + i, y);
+                total[j] += y;
+            }
+        for (int j = 0; j < K; j++) total[j] = over_lanes<K>(total[j], [](Vec a, Vec b) { return a + b; });
+        for (int apart = 1; apart < K; apart *= 2)
+            for (int j = 0; j < K; j += 2 * apart) total[j] += total[j + apart];
+        return total[0];
     }
 
     // S: vectors in a head, 0: any number

@@ -2,30 +2,10 @@
 
 #include <math.h>
 
-#include "lanes.h"
+#include "softmax.h"
 
-constexpr long BLOCK = 1024;               // weights summed in float32; sums of blocks are added in float64
 constexpr double BELOW = 1 - 0x1p-53;      // times a total gives a number below it
 constexpr long MANY = 1 << 17;             // logits from which threads share the rows
-
-static inline Vec logits_at(const float *x, long i, long end) {
-    if (i + LANES <= end) return load(x + i);
-    Vec part = {};
-    for (int l = 0; l < LANES; l++) part[l] = i + l < end ? x[i + l] : -INFINITY;
-    return part;
-}
-
-static double weights_of(const float *x, long first, long end, float top) {
-    Vec total = {};
-    for (long i = first; i < end; i += LANES) total += exponential(logits_at(x, i, end) - top);
-    return sum(total);
-}
-
-static float greatest_of(const float *x, long n) {
-    Vec top = logits_at(x, 0, n);
-    for (long i = LANES; i < n; i += LANES) top = greater(logits_at(x, i, n), top);
-    return greatest(top);
-}
 
 // the first token of a block whose running weight exceeds the target, which is below their sum but for rounding
 static long place(const float *x, long first, long end, float top, double target) {
@@ -59,6 +39,6 @@ extern "C" void hone_draw(const float *x, int64_t n, int64_t vocab, const double
         long b = 0;
         while (b < blocks - 1 && !(running[b] > target)) b++;
         token[r] = place(row, b * BLOCK, least(vocab, (b + 1) * BLOCK), top, b ? target - running[b - 1] : target);
-        logp[r] = (float)((double)(row[token[r]] - top) - log(total));
+        logp[r] = log_prob(row[token[r]], top, total);
     }
 }

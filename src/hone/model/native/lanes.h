@@ -28,29 +28,19 @@ static inline Vec exponential(Vec x) {
     return pick(none, zero, y * (Vec)(((Whole)shifted + 127) << 23));
 }
 
-// sums of W neighbouring lanes become sums of 2 W: those of a and of b in turn
-template <int W> static inline Vec joined(Vec a, Vec b) {
-    Whole low, high;
-    for (int l = 0; l < LANES; l++) {
-        low[l] = l & W ? LANES + l - W : l;
-        high[l] = l & W ? LANES + l : l + W;
-    }
-    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
-}
-
 template <int W> static inline Vec sums(const Vec *p) {
     if constexpr (W == LANES)
         return p[0];
     else {
         Vec half[LANES / W / 2];
-        for (int i = 0; i < LANES / W / 2; i++) half[i] = joined<W>(p[2 * i], p[2 * i + 1]);
+        for (int i = 0; i < LANES / W / 2; i++) half[i] = joined<float, W>(p[2 * i], p[2 * i + 1]);
         return sums<2 * W>(half);
     }
 }
 
-// lanes that are a multiple of K apart put together by f, in every one of them
+// lanes that are a multiple of K apart put together by f, neighbours first, in every one of them
 template <int K, class F> static inline Vec over_lanes(Vec x, F f) {
-    for (int step = LANES / 2; step >= K; step /= 2) {
+    for (int step = K; step < LANES; step *= 2) {
         Whole other;
         for (int l = 0; l < LANES; l++) other[l] = l ^ step;
         x = f(x, __builtin_shuffle(x, other));
@@ -66,11 +56,6 @@ static inline Vec first_lanes(Vec x, long n) {
     return pick(number < (int32_t)n, x, zero);
 }
 
-static inline float sum(Vec x) {
-    x = joined<2>(joined<1>(x, x), joined<1>(x, x));
-    if constexpr (LANES > 4) x = joined<4>(x, x);
-    if constexpr (LANES > 8) x = joined<8>(x, x);
-    return x[0];
-}
+static inline float sum(Vec x) { return sum_of<float>(x); }
 
 }  // namespace

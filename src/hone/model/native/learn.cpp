@@ -21,13 +21,14 @@ template <class T> void norm(const T *x, const T *gain, double eps, long N, long
     for (long t = 0; t < N; t++) norm_one(x + t * D, gain, eps, D, y + t * D);
 }
 
-// parts: each thread's part of dgain, [threads, D], zero before
+// plus: of each token `step` further on; parts: each thread's part of dgain, [threads, D], zero before
 template <class T>
-void norm_grad(const T *x, const T *gain, double eps, const T *dy, const T *plus, long N, long D, T *dx, T *parts,
-               long threads) {
+void norm_grad(const T *x, const T *gain, double eps, const T *dy, const T *plus, long step, long N, long D, T *dx,
+               T *parts, long threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (N * D >= MANY)
     for (long t = 0; t < N; t++)
-        norm_grad_one(x + t * D, gain, eps, dy + t * D, plus + t * D, D, dx + t * D, parts + omp_get_thread_num() * D);
+        norm_grad_one(x + t * D, gain, eps, dy + t * D, plus + t * step, D, dx + t * D,
+                      parts + omp_get_thread_num() * D);
 }
 
 template <class T>
@@ -67,9 +68,9 @@ template <class T> void attend_grad(const Shape *s, const T *qkv, const T *out, 
     void hone_norm_##NAME(const T *x, const T *gain, double eps, int64_t N, int64_t D, T *y, int64_t threads) {       \
         norm<T>(x, gain, eps, N, D, y, threads);                                                                      \
     }                                                                                                                 \
-    void hone_norm_grad_##NAME(const T *x, const T *gain, double eps, const T *dy, const T *plus, int64_t N,          \
-                               int64_t D, T *dx, T *parts, int64_t threads) {                                         \
-        norm_grad<T>(x, gain, eps, dy, plus, N, D, dx, parts, threads);                                               \
+    void hone_norm_grad_##NAME(const T *x, const T *gain, double eps, const T *dy, const T *plus, int64_t step,       \
+                               int64_t N, int64_t D, T *dx, T *parts, int64_t threads) {                              \
+        norm_grad<T>(x, gain, eps, dy, plus, step, N, D, dx, parts, threads);                                         \
     }                                                                                                                 \
     void hone_rotate_##NAME(T *x, const T *cos, const T *sin, int64_t N, int64_t width, int64_t heads, int64_t E,     \
                             double sign, int64_t threads) {                                                           \

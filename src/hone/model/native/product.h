@@ -59,8 +59,12 @@ template <int OUT, int V> static inline void widen(const Linear &layer, long n, 
 }
 
 template <int OUT, int V, class F>
-static inline void product_at(const Linear &layer, long in, long n, const Vec *x, const Vec *z, F take) {
+static inline void product_at(const Linear &layer, long in, long n, const Vec *x, const Vec *z, F take,
+                              const Vec *plus) {
     Vec y[OUT][V] = {};
+    if (plus)
+        for (int j = 0; j < OUT; j++)
+            for (int v = 0; v < V; v++) y[j][v] = plus[(n + j) * V + v];
     tile<OUT, V>(layer.weight + n * in, in, x, y);
     widen<OUT, V>(layer, n, z, y);
     if (layer.bias)
@@ -69,13 +73,14 @@ static inline void product_at(const Linear &layer, long in, long n, const Vec *x
     take(n, y);
 }
 
-// take(n, y): outputs from n on, [OUT][V]; z: as in widen
+// take(n, y): outputs from n on, [OUT][V]; z: as in widen; plus: what they are added to, or null
 template <int V, class F>
-static inline void product_of(const Linear &layer, long in, long first, long last, const Vec *x, const Vec *z, F take) {
+static inline void product_of(const Linear &layer, long in, long first, long last, const Vec *x, const Vec *z, F take,
+                              const Vec *plus = nullptr) {
     constexpr int OUT = outputs<V>();
     long n = first;
-    for (; n + OUT <= last; n += OUT) product_at<OUT, V>(layer, in, n, x, z, take);
-    for (; n < last; n++) product_at<1, V>(layer, in, n, x, z, take);
+    for (; n + OUT <= last; n += OUT) product_at<OUT, V>(layer, in, n, x, z, take, plus);
+    for (; n < last; n++) product_at<1, V>(layer, in, n, x, z, take, plus);
 }
 
 // CALL(V) for a group of v vectors, 1 to WIDE

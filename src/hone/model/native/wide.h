@@ -109,6 +109,30 @@ static inline float exponential(float x) {
     return x < -87.0f ? 0.0f : y * power;
 }
 
+// ---- across the lanes of a vector ------------------------------------------------------------------------------
+
+// sums of W neighbouring lanes become sums of 2 W: those of a and of b in turn
+template <class T, int W>
+static inline typename Wide<T>::Vec joined(typename Wide<T>::Vec a, typename Wide<T>::Vec b) {
+    constexpr int L = Wide<T>::L;
+    typename Wide<T>::Whole low, high;
+    for (int l = 0; l < L; l++) {
+        low[l] = l & W ? L + l - W : l;
+        high[l] = l & W ? L + l : l + W;
+    }
+    return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+}
+
+// all lanes, neighbours first: what a row's numbers are added up to has these bits wherever it is computed
+template <class T> static inline T sum_of(typename Wide<T>::Vec x) {
+    constexpr int L = Wide<T>::L;
+    x = joined<T, 1>(x, x);
+    if constexpr (L > 2) x = joined<T, 2>(x, x);
+    if constexpr (L > 4) x = joined<T, 4>(x, x);
+    if constexpr (L > 8) x = joined<T, 8>(x, x);
+    return x[0];
+}
+
 // ---- memory of a thread ----------------------------------------------------------------------------------------
 
 struct Space {
