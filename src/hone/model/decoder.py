@@ -274,7 +274,7 @@ class Decoder(nn.Module):
             from hone.model.native.norm import normed  # import this module
             from hone.model.native.stacked import stacked
 
-            return normed(self.model.norm, stacked(self, x, rope.whole))
+            return normed(self.model.norm, stacked(x, rope.whole))
         windows = self.config.windows or (0,) * len(self.model.layers)
         masks = {w: windowed(mask, w, past, past + T, device=x.device) for w in set(windows)}
         for layer, window in zip(self.model.layers, windows, strict=True):

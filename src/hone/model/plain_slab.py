@@ -26,6 +26,8 @@ class Slab:
         self._step, head = (K, 1) if by_column else (1, columns)  # lines from a column, and a head, to the next
         row = torch.arange(rows)[:, None, None] + rows * torch.arange(2)[:, None]  # of keys, of values
         self._first = (row * K * columns + torch.arange(K) * head).flatten(1).to(like.device)  # [rows, 2 K]
+        self.lead = np.arange(rows)  # [rows] another row with the same first columns, where it may read them
+        self.common = np.zeros(rows, dtype=np.int64)  # [rows] how many
 
     def slots(self, rows: slice | Tensor, columns: Tensor) -> Tensor:
         """Where `write` puts a token: a line for each head's key, and for its value, [N 2 K]."""
@@ -47,16 +49,29 @@ class Slab:
 
     def copy(self, source: int, targets: Sequence[int], columns: int) -> None:
         """The first columns of a row into other rows."""
-        if not columns:
+        others = [t for t in targets if t != source]
+        if not columns or not others:
             return
-        for rows in _runs(t for t in targets if t != source):
+        for rows in _runs(others):
             for x in self.layers:
                 x[:, rows, :, :columns] = x[:, source : source + 1, :, :columns]
+        self.written([(row, 0) for row in others])
+        shared = min(self.common[source], columns)  # a copy of a copy leads to the first one
+        self.lead[others], self.common[others] = (self.lead[source], shared) if shared else (source, columns)
 
     def clear(self, rows: Sequence[int]) -> None:
         """Zero all that the rows hold: a weight of 0 does not hide a number that is not finite."""
         for x in self.layers:
             x[:, list(rows)] = 0
+        self.written([(row, 0) for row in rows])
+
+    def written(self, starts: Sequence[tuple[int, int]]) -> None:
+        """Columns of rows from some column on are others now: no row reads them in place of its own any more."""
+        first = np.full(len(self.lead), np.iinfo(np.int64).max)
+        for row, start in starts:
+            first[row] = min(first[row], start)
+        alone = (self.common > first) | (self.common > first[self.lead])
+        self.lead[alone], self.common[alone] = np.flatnonzero(alone), 0
 
     @property
     def nbytes(self) -> int:

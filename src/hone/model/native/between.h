@@ -95,23 +95,6 @@ template <class T> static inline void gate_grad_one(const T *x, const T *dy, lon
 
 thread_local Space space;  // of one head
 
-// a square of numbers becomes its own mirror image: blocks beside the diagonal change places, ever larger ones
-template <class T> static inline void turn(typename Wide<T>::Vec *x) {
-    constexpr int L = Wide<T>::L;
-    typename Wide<T>::Whole low, high;
-#pragma GCC unroll 4
-    for (int step = 1; step < L; step *= 2) {
-        for (int l = 0; l < L; l++) low[l] = l & step ? L + l - step : l, high[l] = l & step ? L + l : l + step;
-#pragma GCC unroll 16
-        for (int i = 0; i < L; i++) {
-            if (i & step) continue;
-            const typename Wide<T>::Vec a = x[i], b = x[i + step];
-            x[i] = __builtin_shuffle(a, b, low);
-            x[i + step] = __builtin_shuffle(a, b, high);
-        }
-    }
-}
-
 template <class T> struct Head {  // one key-value head of a row, and the query heads that share it
     typedef typename Wide<T>::Vec Vec;
     static constexpr int L = Wide<T>::L;

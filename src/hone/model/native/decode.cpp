@@ -39,6 +39,7 @@ struct Tokens {
     int64_t count;
     const int64_t *id, *row, *position, *column;  // column: where its key goes
     int64_t apart;  // no two tokens are of one row
+    const int64_t *lead, *common;  // by row: another one that has the same first columns, and how many
 };
 
 // ---- threads ---------------------------------------------------------------------------------------------------
@@ -279,9 +280,23 @@ struct Pass {
         const long n = (end() - begin()) * m.K;
         share(team, n, [&](long i) {
             const long t = begin() + i / m.K, next = begin() + (i + 1) / m.K;
-            if (i + 1 < n) fetch(keys(a, tokens.row[next], (i + 1) % m.K), tokens.position[next] * m.E);
+            if (i + 1 < n) fetch(keys(a, tokens.lead[tokens.row[next]], (i + 1) % m.K), tokens.position[next] * m.E);
             attend_to<S>(a, t, i % m.K);
         });
+    }
+
+    // Where the first columns of a token's row are read: rows of one prompt read one copy of it, which stays in the
+    // cache from one row to the next. Whole vectors of scores, of `each` columns, are of one row.
+    struct Places {
+        const float *lead, *own;  // keys of the first column
+        long split;               // the first that is its own
+        const float *of(long column) const { return column < split ? lead : own; }
+    };
+
+    Places places(const Layer &a, long t, long head, long start, long each) {
+        const long row = tokens.row[t], seen_to = tokens.position[t] + 1;
+        const long common = start ? 0 : least(tokens.common[row], seen_to) / each * each;
+        return {place(a, tokens.lead[row], head, start), place(a, row, head, start), common};
     }
 
     // send for the beginning of some keys, and of their values
@@ -296,18 +311,19 @@ struct Pass {
     template <int S> void attend_to(const Layer &a, long t, long head) {
         const long seen_to = tokens.position[t] + 1, G = m.H / m.K, E = S ? S * LANES : m.E;
         const long start = a.window && a.window < seen_to ? seen_to - a.window : 0, count = seen_to - start;
-        const float *k = keys(a, tokens.row[t], head) + start * E, *v = k + values();
+        const Places from = places(a, t, head, start, LANES);
         const float *q = qkv + t * (m.H + 2 * m.K) * E + head * G * E;
         const long n = vectors(t / tokens_of_group()) * LANES;
         for (long g = 0; g < G; g++) {
-            const float total = weigh<S>(q + g * E, k, count);
+            const float total = weigh<S>(q + g * E, from, count);
             float *out = lane(seen, m.H * E, t) + (head * G + g) * E * n;
             constexpr int AT_ONCE = S ? S : 1;  // vectors of a head: one column after the other, as the learner does
             for (long e = 0; e < E; e += AT_ONCE * LANES) {
                 Vec acc[AT_ONCE] = {};
-                for (long c = 0; c < count; c++)
-                    for (int j = 0; j < AT_ONCE; j++)
-                        acc[j] = fused(scores[c], load(v + c * E + e + j * LANES), acc[j]);
+                for (long c = 0; c < count; c++) {
+                    const float *v = from.of(c) + values() + c * E + e;
+                    for (int j = 0; j < AT_ONCE; j++) acc[j] = fused(scores[c], load(v + j * LANES), acc[j]);
+                }
                 for (int j = 0; j < AT_ONCE; j++) {
                     const Vec y = acc[j] / total;
                     for (int l = 0; l < LANES; l++) out[(e + j * LANES + l) * n] = y[l];
@@ -319,13 +335,14 @@ struct Pass {
     float scale() const { return (float)(1.0 / sqrt((double)m.E)); }
 
     // scores of a query against some keys, as exp(scale (score - greatest)); their sum
-    template <int S> float weigh(const float *q, const float *k, long count) {
+    template <int S> float weigh(const float *q, const Places &from, long count) {
         const long E = S ? S * LANES : m.E;
         Vec top = {};
         top -= INFINITY;
         for (long c = 0; c < count; c += LANES) {
             Vec part[LANES];
             const long some = least(LANES, count - c);
+            const float *k = from.of(c);
             for (int j = 0; j < LANES; j++) {
                 const float *key = k + (c + least(j, some - 1)) * E;
                 part[j] = load(q) * load(key);
@@ -351,20 +368,21 @@ struct Pass {
             share(team, end() - begin(), [&](long i) {
                 const long t = begin() + i, seen_to = tokens.position[t] + 1;
                 const long start = a.window && a.window < seen_to ? seen_to - a.window : 0;
-                const float *k = place(a, tokens.row[t], 0, start);
-                for (long g = 0; g < m.H / K; g++) mix_woven<K>(t, g, k, (seen_to - start) * K);
+                const Places from = places(a, t, 0, start, LANES / K);
+                for (long g = 0; g < m.H / K; g++) mix_woven<K>(t, g, from, (seen_to - start) * K);
             });
     }
 
     // the g-th query of every head of token t, against n vectors: columns of K heads
-    template <int K> void mix_woven(long t, long g, const float *k, long n) {
+    template <int K> void mix_woven(long t, long g, const Places &from, long n) {
         const long G = m.H / K, apart = vectors(t / tokens_of_group()) * LANES;
         Vec query[K], acc[K] = {};
         for (int h = 0; h < K; h++) query[h] = load(qkv + (t * (m.H + 2 * K) + h * G + g) * LANES);
-        const Vec total = weigh_woven<K>(query, k, n);
-        const float *v = k + values();
-        for (long i = 0; i < n; i += K)
-            for (int h = 0; h < K; h++) acc[h] = fused(scores[i + h], load(v + (i + h) * LANES), acc[h]);
+        const Vec total = weigh_woven<K>(query, from, n);
+        for (long i = 0; i < n; i += K) {
+            const float *v = from.of(i / K) + values() + i * LANES;
+            for (int h = 0; h < K; h++) acc[h] = fused(scores[i + h], load(v + h * LANES), acc[h]);
+        }
         for (int h = 0; h < K; h++) {
             const Vec y = acc[h] / total[h];
             float *out = lane(seen, m.H * LANES, t) + (h * G + g) * LANES * apart;
@@ -373,17 +391,19 @@ struct Pass {
     }
 
     // scores as exp(scale (score - the head's greatest)), a lane each; the sum of a head in every lane of it
-    template <int K> Vec weigh_woven(const Vec *query, const float *k, long n) {
+    template <int K> Vec weigh_woven(const Vec *query, const Places &from, long n) {
         Vec top = {}, total[K] = {}, part[LANES];  // LANES columns are K vectors: each adds up columns of its own
         top -= INFINITY;
         long i = 0;
         for (; i + LANES <= n; i += LANES) {
+            const float *k = from.of(i / K);
             for (int l = 0; l < LANES; l++) part[l] = query[l % K] * load(k + (i + l) * LANES);
             const Vec found = sums<1>(part);
             store(scores + i, found);
             top = greater(found, top);
         }
         if (i < n) {
+            const float *k = from.of(i / K);
             for (int l = 0; l < LANES; l++) part[l] = query[l % K] * load(k + least(i + l, n - K + l % K) * LANES);
             const Vec found = sums<1>(part);  // lanes beyond the last column have its scores again
             store(scores + i, found);

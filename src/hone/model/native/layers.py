@@ -60,6 +60,7 @@ class Native(PlainLayers):
     def read(self, pieces: Sequence[Piece]) -> Tensor:
         """Put the pieces into memory; the hidden state after each, [pieces, D]."""
         self.renew()
+        self.slab.written([(p.row, p.start) for p in pieces])
         if not self._covered():
             return super().read(pieces)
         tokens, rows, positions = packed(pieces, self.decoder.device)
@@ -114,7 +115,8 @@ class Native(PlainLayers):
     def _pass(self, tokens: Tensor, rows: Tensor, positions: Tensor, written: Tensor, *, apart: bool) -> Tensor:
         """Hidden states [N, D] after the last norm; apart: no two tokens are of one row."""
         kept = [x.contiguous() for x in (tokens, rows, positions, written)]
-        asked = CTokens(len(tokens), *(x.data_ptr() for x in kept), apart)
+        alike = (x.ctypes.data for x in (self.slab.lead, self.slab.common))
+        asked = CTokens(len(tokens), *(x.data_ptr() for x in kept), apart, *alike)
         model, threads = self.model, ctypes.c_int64(torch.get_num_threads())
         model.cos, model.sin = pointer(self.decoder.cos), pointer(self.decoder.sin)  # which grow when they must
         how = (ctypes.byref(model), ctypes.byref(asked))

@@ -48,9 +48,10 @@ def course(
     spans = mask.spans if isinstance(mask, Rows) else None
     if isinstance(spans, Even):
         return None
-    if any(config.windows or ()) or any(p.dtype != x_BTD.dtype for p in decoder.parameters()):
+    if any(config.windows or ()) or isinstance(library(), str):
         return None
-    if isinstance(library(), str):
+    weights = stackable(decoder, x_BTD.dtype)
+    if weights is None and any(p.dtype != x_BTD.dtype for p in decoder.parameters()):
         return None
     for layer in decoder.model.layers:
         if type(layer) is Layer:  # one that FSDP puts together for each pass is of a class of its own, and stays
@@ -64,8 +65,8 @@ def course(
     asked = mask.asked if isinstance(mask, Rows) else None
     ending = segments if asked is None else segments.asking(asked)
     read, whole = None if asked is None else ending.tokens(), None
-    if stackable(decoder, x_BTD.dtype) and (found := Bundles.of(segments, ending, torch.get_num_threads())):
-        whole = Pass.of(decoder, found, cos, sin)
+    if weights is not None and (found := Bundles.of(segments, ending, torch.get_num_threads())):
+        whole = Pass.of(decoder, weights, found, cos, sin)
     return Course(cos, sin, segments, last, ending, read, whole)
 
 

@@ -13,7 +13,8 @@ from hone.model.native import calls
 
 def normed(norm: RMSNorm, x_BTD: Tensor) -> Tensor:
     """norm(x), for numbers that the library computes."""
-    if norm._forward_hooks or norm._forward_pre_hooks or type(norm) is not RMSNorm:
+    odd = norm._forward_hooks or norm._forward_pre_hooks or norm.weight.dtype != x_BTD.dtype
+    if odd or type(norm) is not RMSNorm:
         return norm(x_BTD)
     y = _Norm.apply(x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous(), norm.weight, norm.eps)
     return y.view(x_BTD.shape)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]

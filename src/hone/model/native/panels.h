@@ -76,8 +76,12 @@ template <class T> void turned(const T *w, long out, long in, T *to) {
     constexpr long P = panel<T>(), L = Wide<T>::L;
     for (long p = 0; p < out; p += P)
         for (long k = 0; k < in; k += L)
-            for (long c = 0; c < P; c++)
-                for (long j = 0; j < L; j++) to[p * in + (k + j) * P + c] = w[(p + c) * in + k + j];
+            for (long c = 0; c < P; c += L) {
+                typename Wide<T>::Vec square[L];
+                for (long l = 0; l < L; l++) square[l] = load(w + (p + c + l) * in + k);
+                turn<T>(square);
+                for (long l = 0; l < L; l++) store(to + p * in + (k + l) * P + c, square[l]);
+            }
 }
 
 // w [out, in] as panels of its inputs, [in / panel][out][panel]

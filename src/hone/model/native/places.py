@@ -57,6 +57,7 @@ class CTokens(ctypes.Structure):
         ("count", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("id", "row", "position", "column")),
         ("apart", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("lead", "common")),
     ]
 
 

@@ -111,14 +111,18 @@ def linears(layer: Layer) -> tuple[nn.Module, ...]:
     return a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj
 
 
-def parameters(layer: Layer) -> list[Tensor]:
-    """What a layer trains, in the order of stack.cpp's gradients."""
-    norms = layer.input_layernorm.weight, layer.post_attention_layernorm.weight
-    return [*norms, *(plain(x).weight for x in linears(layer))]
+def parameters(layer: Layer) -> list[Tensor] | None:
+    """What a layer trains, in the order of stack.cpp's gradients; None: it has adapters, biases or hooks."""
+    found = linears(layer)
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return None
+    if any(type(x) is not nn.Linear or x.bias is not None for x in found):
+        return None
+    return [layer.input_layernorm.weight, layer.post_attention_layernorm.weight, *(plain(x).weight for x in found)]
 
 
-def stackable(decoder: Decoder, dtype: torch.dtype) -> bool:
-    """Whether stack.cpp computes its layers: small, of whole vectors, with neither adapters nor biases nor hooks."""
+def stackable(decoder: Decoder, dtype: torch.dtype) -> list[list[Tensor]] | None:
+    """The parameters of each layer where stack.cpp computes them: small, of this kind, of whole vectors."""
     found, config = library(), decoder.config
     assert not isinstance(found, str)
     panel = found.hone_panel_float64() if dtype == torch.float64 else found.hone_panel_float32()
@@ -126,13 +130,13 @@ def stackable(decoder: Decoder, dtype: torch.dtype) -> bool:
     sizes = config.hidden_size, config.intermediate_size, heads * E, (heads + 2 * config.num_key_value_heads) * E
     layers = layers_of(decoder)
     if any(size % panel for size in sizes) or len(layers) != len(decoder.model.layers):
-        return False
+        return None
+    weights = list[list[Tensor]]()
     for layer in layers:
-        if layer._forward_hooks or layer._forward_pre_hooks:
-            return False
-        if any(type(x) is not nn.Linear or x.bias is not None for x in linears(layer)):
-            return False
-    return sum(p.nbytes for layer in layers for p in parameters(layer)) <= SMALL
+        if (own := parameters(layer)) is None or any(p.dtype != dtype for p in own):
+            return None
+        weights.append(own)
+    return weights if sum(p.nbytes for own in weights for p in own) <= SMALL else None
 
 
 def bundled(model: nn.Module) -> bool:
@@ -145,7 +149,7 @@ def bundled(model: nn.Module) -> bool:
         return False
     config, dtype = decoder.config, decoder.lm_head.weight.dtype
     attends = not config.qk_norm and not any(config.windows or ())  # as learning.py's layers do
-    return dtype == torch.float32 and attends and stackable(decoder, dtype)
+    return dtype == torch.float32 and attends and stackable(decoder, dtype) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +159,16 @@ class Pass:
     model: CStack
     bundles: Bundles
     alive: tuple[Any, ...]
-    weights: int  # parameters of all layers
+    tensors: list[Tensor]  # parameters of all layers
+    weights: int  # how many numbers they are
     kept: int  # numbers for the backward pass
 
     @staticmethod
-    def of(decoder: Decoder, bundles: Bundles, cos: Tensor, sin: Tensor) -> "Pass":
-        config, layers, weights = decoder.config, layers_of(decoder), list[CWeights]()
-        for layer in layers:
-            before, after, q, _, _, o, gate, _, down = (p.data_ptr() for p in parameters(layer))
+    def of(decoder: Decoder, layers: list[list[Tensor]], bundles: Bundles, cos: Tensor, sin: Tensor) -> "Pass":
+        """layers: what `stackable` gave."""
+        config, weights = decoder.config, list[CWeights]()
+        for own in layers:
+            before, after, q, _, _, o, gate, _, down = (p.data_ptr() for p in own)
             weights.append(CWeights(before, q, o, after, gate, down))
         D, M, H, K, E = (
             config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads,
@@ -171,21 +177,21 @@ class Pass:
         array, b = (CWeights * len(weights))(*weights), bundles
         places = (x.ctypes.data for x in (b.row, b.ending, b.rows, b.first, b.count, b.share, b.order))
         model = CStack(
-            len(weights), D, M, H, K, E, layers[0].input_layernorm.eps, len(b.share) - 1, len(b.count),
+            len(weights), D, M, H, K, E, layers_of(decoder)[0].input_layernorm.eps, len(b.share) - 1, len(b.count),
             array, *places, cos.data_ptr(), sin.data_ptr(),
         )  # fmt: skip
         width = (H + 2 * K) * E
         kept = int(b.first[-1]) * len(weights) * (2 * D + width + H * E + H + 2 * M)
-        return Pass(model, bundles, (array, cos, sin), len(weights) * D * (width + H * E + 3 * M + 2), kept)
+        tensors, numbers = [p for own in layers for p in own], len(weights) * D * (width + H * E + 3 * M + 2)
+        return Pass(model, bundles, (array, cos, sin), tensors, numbers, kept)
 
 
-def stacked(decoder: Decoder, x_BTD: Tensor, given: Pass) -> Tensor:
+def stacked(x_BTD: Tensor, given: Pass) -> Tensor:
     """The layers' output; zero for tokens that nobody asks for."""
     x = x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous()
     if not torch.is_grad_enabled():
         return _through(given, x, None).view(x_BTD.shape)
-    tensors = [p for layer in layers_of(decoder) for p in parameters(layer)]
-    y = _Stack.apply(x, given, *tensors)
+    y = _Stack.apply(x, given, *given.tensors)
     return y.view(x_BTD.shape)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
 
 
