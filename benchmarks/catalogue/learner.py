@@ -2,7 +2,7 @@
 
 from benchmarks.catalogue.fault import Edit, fault
 
-STEP, LOOP, OPTIM = "train/step.py", "loop.py", "train/optim.py"
+STEP, LOOP, OPTIM, BORROWED = "train/step.py", "loop.py", "train/optim.py", "train/borrowed.py"
 
 LEARNER = (
     # --- the scale of the loss ---
@@ -139,7 +139,7 @@ LEARNER = (
         old="                    stats.merge(take(learner, part, algo))",
         new=(
             "                    stats.merge(take(learner, part, algo))\n"
-            "                    batch = annotate(batch, algo, learner)"
+            "                    batch = annotate(replace(batch, old_logp=None), algo, learner)"
         ),
         tests="train/test_loop.py",
     ),
@@ -152,6 +152,22 @@ LEARNER = (
             "    batch = replace(batch, **columns)\n    if missing"
         ),
         tests="train/test_step.py",
+    ),
+    fault(
+        "the sampler's log-probs are taken over without a look at the learner's", "pain 15", "learner", BORROWED,
+        old="torch.equal(own[probe.mask], probe.gen_logp[probe.mask])",
+        new="torch.equal(own[probe.mask], own[probe.mask])",
+        tests="train/test_borrowed.py",
+    ),
+    fault(
+        "log-probs are taken over from weights that did not write the rows", "pain 16", "learner", STEP,
+        old="    old = borrowed(batch, learner) if fresh else None\n", new="    old = borrowed(batch, learner)\n",
+        tests="train/test_borrowed.py",
+    ),
+    fault(
+        "the correction of the sampler's mismatch compares it with itself", "pain 15", "loop", LOOP,
+        old="    fresh = not supply.lag and correct is None ", new="    fresh = True ",
+        tests="train/test_borrowed.py",
     ),
     # --- reference ---
     fault(

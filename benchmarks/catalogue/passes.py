@@ -1,4 +1,4 @@
-"""Faults of the fast ways through a model: fused layers, lists without padding, recorded passes."""
+"""Faults of the fast ways through a model: fused layers, lists without padding, recorded passes, C++."""
 
 from benchmarks.catalogue.fault import fault
 
@@ -75,5 +75,19 @@ PASSES = (
         old="        copies = torch._foreach_mul(found.totals, 1.0) if found.totals else []  # pyright: ignore",
         new="        copies = [x.detach() for x in found.totals]",
         tests="model/test_graphed.py",
+    ),
+    # --- C++, which each fault compiles anew ---
+    fault(
+        "the sampler adds up what attention weighs in another order than the learner", "pain 15", "sampler",
+        "model/native/lanes.h",
+        old="    for (int step = K; step < LANES; step *= 2) {",
+        new="    for (int step = LANES / 2; step >= K; step /= 2) {",
+        tests="model/test_same_bits.py",
+    ),
+    fault(
+        "the vocabulary's last tokens, of no whole panel, have no logits", "contract", "learner",
+        "model/native/head.cpp",
+        old="whole + c < V ? weight[(whole + c) * D + k] : 0.0f;", new="0.0f;",
+        tests="model/test_native_head.py",
     ),
 )  # fmt: skip

@@ -21,7 +21,8 @@ HERE.root = ROOT
 @pytest.mark.parametrize("fault", OURS, ids=lambda f: f.name)
 def test_a_fault_of_the_source_fits_and_compiles(fault: Fault) -> None:
     for path, text in program.patch_of(HERE, fault).items():
-        compile(text, path, "exec")
+        if path.endswith(".py"):  # others are compiled where the fault is injected
+            compile(text, path, "exec")
         assert text != HERE.source(path)
     assert fault.tests
     for test in fault.tests:

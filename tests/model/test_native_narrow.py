@@ -10,6 +10,7 @@ from test_native import same_in_any_company, same_in_parts
 from test_native_layers import same_as_plain_and_recomputed
 from test_native_stack import same_as_plain
 from test_plain_invariant import build, check_invariant, requests
+from test_same_bits import Shape, same_as_sampled
 
 from hone.model.native import build as building
 from hone.model.native import stacked
@@ -63,3 +64,10 @@ def test_layers_are_the_plain_ones_and_recomputed_have_the_same_bits(name: str, 
 
 def test_all_layers_at_once_are_the_plain_ones():
     same_as_plain("shared")
+
+
+# vectors of a head, heads of queries and of keys: K that divides the lanes and not, heads of one vector and of several
+@pytest.mark.parametrize("shape", [(1, 8, 4), (1, 8, 2), (1, 6, 3), (2, 6, 2), (4, 3, 3), (8, 2, 1)], ids=str)
+def test_sampler_and_learner_compute_the_same_bits(shape: Shape, narrow: ctypes.CDLL):
+    vectors, H, K = shape
+    same_as_sampled((vectors * narrow.hone_lanes(), H, K))
