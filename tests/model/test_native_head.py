@@ -113,6 +113,16 @@ def test_logits_that_are_all_large_have_the_log_probs_of_small_ones(shift: float
     assert all(torch.equal(large[name], small[name]) for name in small)
 
 
+def test_targets_may_lie_apart_or_be_of_another_kind():
+    p = problem(14, 61)
+    twice = torch.stack([p.targets, p.targets.flip(0)], 1)
+    found = [token_stats(p.hidden, p.weight, t, want=WANTS[1]) for t in (p.targets, twice[:, 0], p.targets.int())]
+    for other in found[1:]:
+        assert all(torch.equal(other[name], x) for name, x in found[0].items())
+    grads = [torch.autograd.grad(some["logp"].sum(), [p.hidden, p.weight]) for some in found]
+    assert all(torch.equal(a, b) for some in grads[1:] for a, b in zip(some, grads[0], strict=True))
+
+
 def test_by_hand():
     # logits 0, 0 and -200: a token of no weight adds nothing to the entropy, and its log-prob is finite
     weight, hidden = torch.zeros(3, D), torch.zeros(3, D)

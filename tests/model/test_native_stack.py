@@ -37,6 +37,13 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=[0, 10**9], autouse=True, ids=["by words", "by tokens"])
+def often(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Whether the first layer is asked once a word."""
+    monkeypatch.setattr(stacked, "OFTEN", request.param)
+    return request.param
+
+
 def small(dtype: torch.dtype = torch.float64, **changes: Any) -> Decoder:
     """Of whole vectors: three heads of queries for each of keys."""
     torch.manual_seed(0)
@@ -134,6 +141,30 @@ def test_a_small_model_reads_more_tokens_at_once_than_others():
     assert rows(small()) == CACHE // 64, "a run's layers are in C++ in float32 alone"
 
 
+def test_words_are_asked_once_and_give_the_same_bits(monkeypatch: pytest.MonkeyPatch):
+    decoder = small(torch.float32)
+    found = list[dict[str, Tensor]]()
+    for times in (0, 10**9):
+        monkeypatch.setattr(stacked, "OFTEN", times)
+        found.append(passed(decoder, "shared", native=True))
+    by_words, by_tokens = found
+    assert torch.equal(by_words[""], by_tokens[""])
+    others = [n for n, x in by_words.items() if not torch.equal(x, by_tokens[n])]
+    assert "model.embed_tokens.weight" in others  # sums over words are taken in another order
+    assert all("layers.1" not in n and "layers.2" not in n for n in others)
+
+
+def test_embeddings_that_are_more_than_a_table_are_given_as_they_are():
+    decoder, tokens = small(torch.float32), torch.zeros(1, 500, dtype=torch.int64)
+    embedding = decoder.model.embed_tokens
+    assert stacked.by_words(embedding, tokens) == (stacked.OFTEN == 0)
+    handle = embedding.register_forward_hook(lambda module, given, out: out + 1.0)
+    assert not stacked.by_words(embedding, tokens)
+    handle.remove()
+    assert not stacked.by_words(torch.nn.Embedding(61, 64, padding_idx=0), tokens)
+    assert not stacked.by_words(torch.nn.Sequential(embedding), tokens)
+
+
 def test_frozen_weights_get_no_gradient():
     decoder = small()
     decoder.native_layers = True
@@ -193,7 +224,8 @@ def test_bundles_number_tokens_anew_and_share_them_evenly():
     even = Bundles.of(Segments.lines(6, 10), Segments.lines(6, 10), 3)
     assert even is not None
     assert even.share.tolist() == [0, 2, 4, 6]
-    assert Bundles.of(Segments.lines(1, 10), Segments.lines(1, 10), 2) is None, "the other thread would wait"
+    assert Bundles.of(Segments.lines(1, 999), Segments.lines(1, 999), 2) is None, "the other thread would wait"
+    assert Bundles.of(Segments.lines(1, 10), Segments.lines(1, 10), 2) is not None, "not long enough to matter"
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -256,24 +256,30 @@ class Decoder(nn.Module):
         if mask is None and cache is not None and cache.length and tokens.shape[1] > 1:
             raise ValueError("several tokens after a filled cache need an explicit mask")
         x = self.model.embed_tokens(tokens)
-        return self.through(x, positions=positions, mask=mask, cache=cache, checkpoint_layers=checkpoint_layers)
+        how = {"positions": positions, "mask": mask, "cache": cache, "checkpoint_layers": checkpoint_layers}
+        return self.through(x, tokens=tokens, **how)  # pyright: ignore[reportArgumentType]
 
     def through(
         self,
         x: Tensor,
         *,
+        tokens: Tensor | None = None,
         positions: Tensor | None = None,
         mask: Mask = None,
         cache: KVCache | None = None,
         checkpoint_layers: bool = False,
     ) -> Tensor:
-        """The layers and the final norm: embeddings to hidden states, [B, T, D] both"""
+        """The layers and the final norm: embeddings to hidden states, [B, T, D] both; tokens: whose embeddings x are"""
         past, T = cache.length if cache is not None else 0, x.shape[1]
         rope = self._way(x, self._rope(past, past + T, positions), mask, cached=cache is not None)
         if not isinstance(rope, tuple) and rope.whole is not None and not checkpoint_layers:
             from hone.model.native.norm import normed  # import this module
-            from hone.model.native.stacked import stacked
+            from hone.model.native.stacked import by_words, stacked
 
+            embedding = self.model.embed_tokens
+            if tokens is not None and by_words(embedding, tokens):
+                whole = rope.whole.of_words(embedding.weight, tokens)
+                return normed(self.model.norm, stacked(x, whole, embedding=embedding.weight))
             return normed(self.model.norm, stacked(x, rope.whole))
         windows = self.config.windows or (0,) * len(self.model.layers)
         masks = {w: windowed(mask, w, past, past + T, device=x.device) for w in set(windows)}

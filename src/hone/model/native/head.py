@@ -37,11 +37,11 @@ def fill(rows: HeadRows, plan: Plan, table: Tensor, *, logits: Tensor | None) ->
     found = library()
     assert not isinstance(found, str)
     (N, D), V, panel = rows.hidden.shape, len(rows.weight), found.hone_panel_float32()
-    space = torch.empty(D * -(-V // panel) * panel + 64)
+    space, targets = torch.empty(D * -(-V // panel) * panel + 64), plan.targets.long().contiguous()
     top, log, logp, entropy = (table[PLACE[name]] for name in ("top", "log", "logp", "entropy"))
     asked = entropy if "entropy" in plan.names else None
     found.hone_head(
-        *map(passed, (rows.hidden, N, D, rows.weight, V, plan.targets.contiguous(), top, log, logp, asked, logits)),
+        *map(passed, (rows.hidden, N, D, rows.weight, V, targets, top, log, logp, asked, logits)),
         *map(passed, (space, torch.get_num_threads())),
     )
 
@@ -55,5 +55,5 @@ def grad(chunk: Chunk, upstream: Mapping[str, Tensor]) -> None:
         return
     (N, V), g = x.shape, upstream["logp"].contiguous()
     top, log = (chunk.table[PLACE[name]].contiguous() for name in ("top", "log"))
-    kept = chunk.targets.contiguous()
-    found.hone_head_grad(*map(passed, (x, N, V, kept, top, log, g, torch.get_num_threads())))
+    targets = chunk.targets.long().contiguous()
+    found.hone_head_grad(*map(passed, (x, N, V, targets, top, log, g, torch.get_num_threads())))

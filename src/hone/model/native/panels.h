@@ -57,8 +57,8 @@ template <class T> void product(const T *a, long n, long depth, const T *b, long
     }
 }
 
-// dw [out, in] += dy [n, out]^T x [n, in]
-template <class T> void outer(const T *dy, long out, const T *x, long in, long n, T *dw) {
+// dw [out, in] += dy [n, out]^T x [n, in], its rows from first to last: as many as tiles of TALL and SHORT make
+template <class T> void outer(const T *dy, long out, const T *x, long in, long n, T *dw, long first, long last) {
     const auto at = [&](auto rows, long o) {
         for (long i = 0; i < in; i += panel<T>()) {
             T *to = dw + o * in + i;
@@ -66,9 +66,13 @@ template <class T> void outer(const T *dy, long out, const T *x, long in, long n
         }
         return o + rows;
     };
-    long o = 0;
-    while (o + TALL <= out) o = at(std::integral_constant<int, TALL>(), o);
-    while (o < out) o = at(std::integral_constant<int, SHORT>(), o);
+    long o = first;
+    while (o + TALL <= last) o = at(std::integral_constant<int, TALL>(), o);
+    while (o < last) o = at(std::integral_constant<int, SHORT>(), o);
+}
+
+template <class T> void outer(const T *dy, long out, const T *x, long in, long n, T *dw) {
+    outer<T>(dy, out, x, in, n, dw, 0, out);
 }
 
 // w [out, in] as panels of its outputs, [out / panel][in][panel]

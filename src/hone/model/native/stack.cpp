@@ -5,6 +5,9 @@
 // Each share of the bundles adds up gradients of its own, and these are added in order: the sums depend on the number
 // of threads and on nothing else.
 //
+// What the first layer's norm and product make of a token depends on its word alone. Where tokens are many times as many
+// as words, it is computed once a word, and so is its gradient.
+//
 // Tokens are numbered anew, bundle by bundle, each from a multiple of SHORT on. Products compute the numbers between a
 // bundle's last token and the next multiple too; nobody reads them.
 
@@ -32,6 +35,9 @@ template <class T> struct Stack {
     const int64_t *share;     // [threads + 1] where the bundles begin that a thread takes back
     const int64_t *order;     // where a token is in the list
     const T *cos, *sin;       // [tokens of the list, E]
+    int64_t words;
+    const int64_t *id;   // [tokens of the list] their words, or null: the stream is given
+    const T *embedding;  // [words, D]
 
     long E() const { return heads.E; }
     long mixed() const { return heads.H * heads.E; }
@@ -39,6 +45,8 @@ template <class T> struct Stack {
     long weights() const { return D * (width() + mixed() + 3 * M); }  // of a layer's products
     long trained() const { return weights() + 2 * D; }                // of a layer
     long kept() const { return 2 * D + width() + mixed() + heads.H + 2 * M; }  // numbers of a token and layer
+    long tiled() const { return up(words, TALL); }
+    long given() const { return tiled() * (width() + D); }  // gradients of what words give to their tokens
 };
 
 // ---- weights ---------------------------------------------------------------------------------------------------
@@ -65,9 +73,47 @@ template <class T, bool BACK> void lay(const Stack<T> &s, T *panels) {
     }
 }
 
-// ---- a bundle of rows ------------------------------------------------------------------------------------------
+// ---- words -----------------------------------------------------------------------------------------------------
 
-thread_local Space own;  // of a bundle
+thread_local Space own;  // of a bundle, or of some words
+
+// first [words, width]: the first layer's queries, keys and values, before they are turned
+template <class T> void ask(const Stack<T> &s, T *panels, T *first) {
+#pragma omp for schedule(static)
+    for (long v = 0; v < s.words; v += TALL) {
+        T *normed = (T *)own.of(sizeof(T) * TALL * s.D);
+        const long n = least(TALL, s.words - v);
+        memset(normed, 0, sizeof(T) * TALL * s.D);
+        for (long i = 0; i < n; i++)
+            norm_one(s.embedding + (v + i) * s.D, s.layer[0].before, s.eps, s.D, normed + i * s.D);
+        product<T>(normed, n, s.D, Weights<T>(s, panels).qkv, s.width(), first + v * s.width(), nullptr);
+    }
+}
+
+// The gradients of the words and of the first layer's norm and product. asked: what tokens gave back to their words, for
+// queries, keys and values [tiled, width], and for the stream [tiled, D]; room: [2, tiled, D].
+template <class T> void answer(const Stack<T> &s, T *panels, const T *asked, T *room, T *dwords, T *grad) {
+    const T *stream = asked + s.tiled() * s.width();
+    T *normed = room, *dnormed = room + s.tiled() * s.D;
+    const Layer<T> &layer = s.layer[0];
+#pragma omp for schedule(static)
+    for (long v = 0; v < s.words; v += TALL) {
+        const long n = least(TALL, s.words - v);
+        product<T>(asked + v * s.width(), n, s.width(), Weights<T>(s, panels).qkv, s.D, dnormed + v * s.D, nullptr);
+        for (long i = v; i < v + n; i++)
+            norm_one(s.embedding + i * s.D, layer.before, s.eps, s.D, normed + i * s.D);
+    }
+#pragma omp for schedule(static)
+    for (long o = 0; o < s.width(); o += 4 * TALL)
+        outer<T>(asked, s.width(), normed, s.D, s.words, Weights<T>(s, grad + 2 * s.D).qkv, o,
+                 least(s.width(), o + 4 * TALL));
+#pragma omp single
+    for (long v = 0; v < s.words; v++)
+        norm_grad_one(s.embedding + v * s.D, layer.before, s.eps, dnormed + v * s.D, stream + v * s.D, s.D,
+                      dwords + v * s.D, grad);
+}
+
+// ---- a bundle of rows ------------------------------------------------------------------------------------------
 
 template <class T> struct Bundle {
     const Stack<T> &s;
@@ -113,8 +159,10 @@ template <class T> struct Bundle {
 
     const Row *rows(bool last) const { return last ? s.ending : s.row; }
 
-    // out: of the tokens asked for, others zero; keep: [layers][room][kept], or null
-    void forward(const T *in, T *out, const T *panels, T *keep) const {
+    const T *word(long t) const { return s.embedding + s.id[order[t]] * D; }
+
+    // out: of the tokens asked for, others zero; keep: [layers][room][kept], or null; first: what `ask` found, or null
+    void forward(const T *in, T *out, const T *panels, T *keep, const T *first) const {
         const long each = room * s.kept();
         Cut<T> cut = {(T *)own.of(sizeof(T) * (each + room * (2 * D + M + s.mixed() + 2) + 6 * 64))};
         T *scratch = cut.take(each), *normed = cut.take(room * D), *gated = cut.take(room * M);
@@ -122,14 +170,18 @@ template <class T> struct Bundle {
         int64_t *which = (int64_t *)cut.take(2 * room);
         const long answers = asked(which);
         Kept now = kept(keep ? keep : scratch);
-        for (long t = 0; t < n; t++) memcpy(now.x + t * D, in + order[t] * D, sizeof(T) * D);
+        for (long t = 0; t < n; t++) memcpy(now.x + t * D, s.id ? word(t) : in + order[t] * D, sizeof(T) * D);
         for (long l = 0; l < s.layers; l++) {
             const bool last = l == s.layers - 1, some = last && answers < n;
             const long m = some ? answers : n;
             const Layer<T> &layer = s.layer[l];
             const Weights<T> w(s, (T *)panels + l * s.weights());
-            norm(now.x, layer.before, n, normed);
-            product<T>(normed, n, D, w.qkv, s.width(), now.qkv, nullptr);
+            if (l || !s.id) {
+                norm(now.x, layer.before, n, normed);
+                product<T>(normed, n, D, w.qkv, s.width(), now.qkv, nullptr);
+            } else
+                for (long t = 0; t < n; t++)
+                    memcpy(now.qkv + t * s.width(), first + s.id[order[t]] * s.width(), sizeof(T) * s.width());
             turn(now.qkv, 1);
             for (long r = s.rows[b]; r < s.rows[b + 1]; r++)
                 for (long h = 0; h < s.heads.K; h++)
@@ -147,8 +199,9 @@ template <class T> struct Bundle {
         for (long i = 0; i < answers; i++) memcpy(out + order[which[i]] * D, normed + i * D, sizeof(T) * D);
     }
 
-    // dx of forward's dy, and the gradients of the weights added to `grad` [layers][trained]
-    void backward(const T *dy, T *dx, const T *panels, T *keep, T *grad) const {
+    // dx of forward's dy, and the gradients of the weights added to `grad` [layers][trained]; words: where tokens are
+    // words, what they give back is added here instead (see `answer`)
+    void backward(const T *dy, T *dx, const T *panels, T *keep, T *grad, T *words) const {
         Cut<T> cut = {(T *)own.of(sizeof(T) * (room * (5 * D + 4 * M + 2 * s.mixed() + s.width() + 2) + 12 * 64))};
         T *d = cut.take(room * D), *normed = cut.take(room * D), *dnormed = cut.take(room * D);
         T *dstream = cut.take(room * D), *wide = cut.take(room * D), *dh = cut.take(room * M);
@@ -191,45 +244,68 @@ template <class T> struct Bundle {
                 for (long h = 0; h < s.heads.K; h++)
                     Head<T>(s.heads, rows(last)[r], h).backward(was.qkv, was.mixed, was.log, dmixed, dqkv);
             turn(dqkv, -1);
+            const T *plus = some ? wide : dstream;
+            if (!l && s.id) return give_back(dqkv, plus, words);
             product<T>(dqkv, n, s.width(), w.qkv, D, dnormed, nullptr);
             norm(was.x, layer.before, n, normed);
             outer<T>(dqkv, s.width(), normed, D, n, dw.qkv);
-            const T *plus = some ? wide : dstream;
             for (long t = 0; t < n; t++)
                 norm_grad_one(was.x + t * D, layer.before, s.eps, dnormed + t * D, plus + t * D, D, d + t * D, dbefore);
         }
         for (long t = 0; t < n; t++) memcpy(dx + order[t] * D, d + t * D, sizeof(T) * D);
     }
+
+    void give_back(const T *dqkv, const T *dstream, T *words) const {
+        constexpr long L = Wide<T>::L;
+        const auto add = [](const T *from, long width, T *to) {
+            for (long f = 0; f < width; f += L) store(to + f, load(to + f) + load(from + f));
+        };
+        for (long t = 0; t < n; t++) {
+            const long v = s.id[order[t]];
+            add(dqkv + t * s.width(), s.width(), words + v * s.width());
+            add(dstream + t * D, D, words + s.tiled() * s.width() + v * D);
+        }
+    }
 };
 
-// panels: [layers][weights]; kept: as many numbers as all tokens in whole tiles keep, or null
-template <class T> void forward(const Stack<T> &s, const T *in, T *out, T *panels, T *kept) {
+// panels: [layers][weights]; kept: as many numbers as all tokens in whole tiles keep, or null; first: [tiled][width]
+template <class T> void forward(const Stack<T> &s, const T *in, T *out, T *panels, T *kept, T *first) {
 #pragma omp parallel num_threads(s.threads)
     {
         lay<T, false>(s, panels);
+        if (s.id) ask<T>(s, panels, first);
 #pragma omp for schedule(dynamic, 1)  // nothing is added up here: any thread may take any bundle
-        for (long b = 0; b < s.bundles; b++)
-            Bundle<T>(s, b).forward(in, out, panels, kept ? kept + s.first[b] * s.layers * s.kept() : nullptr);
+        for (long b = 0; b < s.bundles; b++) {
+            T *keep = kept ? kept + s.first[b] * s.layers * s.kept() : nullptr;
+            Bundle<T>(s, b).forward(in, out, panels, keep, first);
+        }
     }
 }
 
-// grad: [layers][trained]; parts: the same of each share but the first
+// dx: of the stream, or of the words; grad: [layers][trained]; parts: of each share but the first the same, then of each
+// share what tokens give back to words, and the room of `answer`
 template <class T>
 void backward(const Stack<T> &s, const T *dy, T *dx, T *panels, T *kept, T *grad, T *parts) {
-    const long all = s.layers * s.trained();
+    const long all = s.layers * s.trained(), given = s.id ? s.given() : 0;
+    T *asked = parts + (s.threads - 1) * all;
 #pragma omp parallel num_threads(s.threads)
     {
         lay<T, true>(s, panels);
         for (long i = omp_get_thread_num(); i < s.threads; i += omp_get_num_threads()) {
-            T *mine = i ? parts + (i - 1) * all : grad;
+            T *mine = i ? parts + (i - 1) * all : grad, *back = asked + i * given;
             memset(mine, 0, sizeof(T) * all);
+            memset(back, 0, sizeof(T) * given);
             for (long b = s.share[i]; b < s.share[i + 1]; b++)
-                Bundle<T>(s, b).backward(dy, dx, panels, kept + s.first[b] * s.layers * s.kept(), mine);
+                Bundle<T>(s, b).backward(dy, dx, panels, kept + s.first[b] * s.layers * s.kept(), mine, back);
         }
 #pragma omp barrier
 #pragma omp for schedule(static)
         for (long f = 0; f < all; f++)
             for (long i = 1; i < s.threads; i++) grad[f] += parts[(i - 1) * all + f];
+#pragma omp for schedule(static)
+        for (long f = 0; f < given; f++)
+            for (long i = 1; i < s.threads; i++) asked[f] += asked[i * given + f];
+        if (s.id) answer<T>(s, panels, asked, asked + s.threads * given, dx, grad);
     }
 }
 
@@ -240,8 +316,8 @@ int hone_panel_float32() { return panel<float>(); }
 int hone_panel_float64() { return panel<double>(); }
 
 #define FUNCTIONS(T, NAME)                                                                                            \
-    void hone_stack_##NAME(const Stack<T> *s, const T *in, T *out, T *panels, T *kept) {                              \
-        forward<T>(*s, in, out, panels, kept);                                                                        \
+    void hone_stack_##NAME(const Stack<T> *s, const T *in, T *out, T *panels, T *kept, T *first) {                    \
+        forward<T>(*s, in, out, panels, kept, first);                                                                 \
     }                                                                                                                 \
     void hone_stack_grad_##NAME(const Stack<T> *s, const T *dy, T *dx, T *panels, T *kept, T *grad, T *parts) {       \
         backward<T>(*s, dy, dx, panels, kept, grad, parts);                                                           \

@@ -6,7 +6,7 @@ Kept for the backward pass is what native/learning.py's layers keep. Shapes: U t
 # pyright: reportIncompatibleMethodOverride=false
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ TOGETHER = 200  # tokens of a bundle, about: what they need fits a core's cache
 SMALL = 16 << 20  # bytes of weights, of which each thread has gradients of its own
 UNEVEN = 1.5  # times its part of the tokens that a thread may have
 TILE = 4  # tokens: as in stack.cpp
+WORDS = 12  # words in whole tiles: as in stack.cpp, or more
+OFTEN = 3  # times as many tokens as words, from which words are worth it
 
 
 class CWeights(ctypes.Structure):
@@ -43,6 +45,8 @@ class CStack(ctypes.Structure):
         ("layer", ctypes.POINTER(CWeights)),
         *((name, ctypes.c_void_p) for name in ("row", "ending", "rows", "first", "count", "share", "order")),
         *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        ("words", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("id", "embedding")),
     ]
 
 
@@ -68,7 +72,8 @@ class Bundles:
         first = np.concatenate([[0], np.cumsum(-(-tokens // TILE) * TILE)])
         share = _shares(tokens, threads)
         summed = np.concatenate([[0], np.cumsum(tokens)])
-        if np.diff(summed[share]).max() * threads > UNEVEN * summed[-1]:
+        few = summed[-1] <= threads * TOGETHER  # so few that nobody waits long
+        if not few and np.diff(summed[share]).max() * threads > UNEVEN * summed[-1]:
             return None
         bundle = np.repeat(np.arange(len(tokens)), np.diff(starts))  # of each row
         local = before[:-1] - before[starts[bundle]]
@@ -159,6 +164,7 @@ class Pass:
     model: CStack
     bundles: Bundles
     alive: tuple[Any, ...]
+    tokens: int  # of the list
     tensors: list[Tensor]  # parameters of all layers
     weights: int  # how many numbers they are
     kept: int  # numbers for the backward pass
@@ -178,17 +184,45 @@ class Pass:
         places = (x.ctypes.data for x in (b.row, b.ending, b.rows, b.first, b.count, b.share, b.order))
         model = CStack(
             len(weights), D, M, H, K, E, layers_of(decoder)[0].input_layernorm.eps, len(b.share) - 1, len(b.count),
-            array, *places, cos.data_ptr(), sin.data_ptr(),
+            array, *places, cos.data_ptr(), sin.data_ptr(), 0, None, None,
         )  # fmt: skip
         width = (H + 2 * K) * E
         kept = int(b.first[-1]) * len(weights) * (2 * D + width + H * E + H + 2 * M)
         tensors, numbers = [p for own in layers for p in own], len(weights) * D * (width + H * E + 3 * M + 2)
-        return Pass(model, bundles, (array, cos, sin), tensors, numbers, kept)
+        return Pass(model, bundles, (array, cos, sin), len(cos), tensors, numbers, kept)
+
+    def of_words(self, weight: Tensor, ids: Tensor) -> "Pass":
+        """The same, whose stream begins with these rows of the embedding."""
+        ids = ids.flatten().contiguous()
+        self.model.words, self.model.id, self.model.embedding = len(weight), ids.data_ptr(), weight.data_ptr()
+        return replace(self, alive=(*self.alive, ids, weight))
+
+    @property
+    def asked(self) -> int:
+        """Numbers that the first layer asks of all words, in whole tiles; 0: it is given the stream."""
+        m = self.model
+        return -(-m.words // WORDS) * WORDS * (m.H + 2 * m.K) * m.E
+
+    @property
+    def parts(self) -> int:
+        """Numbers that stack.cpp's `backward` calls parts."""
+        m = self.model
+        back = self.asked + -(-m.words // WORDS) * WORDS * m.D
+        return (m.threads - 1) * self.weights + m.threads * back + 2 * -(-m.words // WORDS) * WORDS * m.D
 
 
-def stacked(x_BTD: Tensor, given: Pass) -> Tensor:
-    """The layers' output; zero for tokens that nobody asks for."""
-    x = x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous()
+def by_words(embedding: nn.Module, tokens: Tensor) -> bool:
+    """Whether tokens are many times as many as words, and nothing else happens to their embedding."""
+    if type(embedding) is not nn.Embedding or embedding.padding_idx is not None or embedding.max_norm is not None:
+        return False
+    if embedding._forward_hooks or embedding._forward_pre_hooks or not embedding.weight.is_contiguous():
+        return False
+    return tokens.numel() >= OFTEN * len(embedding.weight)
+
+
+def stacked(x_BTD: Tensor, given: Pass, *, embedding: Tensor | None = None) -> Tensor:
+    """The layers' output; zero for tokens that nobody asks for. embedding: x are its rows, by `of_words`."""
+    x = x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous() if embedding is None else embedding
     if not torch.is_grad_enabled():
         return _through(given, x, None).view(x_BTD.shape)
     y = _Stack.apply(x, given, *given.tensors)
@@ -197,8 +231,9 @@ def stacked(x_BTD: Tensor, given: Pass) -> Tensor:
 
 def _through(given: Pass, x: Tensor, kept: Room | None) -> Tensor:
     """kept: room for what the backward pass reads."""
-    y, panels = torch.empty_like(x), Room(given.weights, x.dtype)
-    calls.called("stack", x, ctypes.byref(given.model), x, y, panels.place, None if kept is None else kept.place)
+    y, panels, first = x.new_empty(given.tokens, x.shape[1]), Room(given.weights, x.dtype), Room(given.asked, x.dtype)
+    places = panels.place, None if kept is None else kept.place, first.place
+    calls.called("stack", x, ctypes.byref(given.model), x, y, *places)
     return y
 
 
@@ -206,18 +241,19 @@ class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, given: Pass, *tensors: Tensor) -> Tensor:
         ctx.given, ctx.kept = given, Room(given.kept, x.dtype)
-        ctx.save_for_backward(*tensors)  # which says if one has changed meanwhile
+        ctx.save_for_backward(*tensors, *([x] if given.asked else []))  # which says if one has changed meanwhile
+        ctx.shape = x.shape
         return _through(given, x, ctx.kept)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         given, dy = ctx.given, dy.contiguous()
-        dx, grad = torch.empty_like(dy), dy.new_empty(given.weights)
-        panels, parts = (Room(given.weights * n, dy.dtype) for n in (1, given.model.threads))
+        dx, grad = dy.new_empty(ctx.shape), dy.new_empty(given.weights)
+        panels, parts = Room(given.weights, dy.dtype), Room(given.parts, dy.dtype)
         kept, model = ctx.kept.place, ctypes.byref(given.model)
         calls.called("stack_grad", dy, model, dy, dx, panels.place, kept, grad, parts.place)
-        return dx, None, *_split(grad, ctx.saved_tensors, ctx.needs_input_grad[2:])
+        return dx, None, *_split(grad, ctx.saved_tensors[: len(given.tensors)], ctx.needs_input_grad[2:])
 
 
 def _split(grad: Tensor, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
