@@ -166,7 +166,7 @@ LEARNER = (
     ),
     fault(
         "the correction of the sampler's mismatch compares it with itself", "pain 15", "loop", LOOP,
-        old="    fresh = not supply.lag and correct is None ", new="    fresh = True ",
+        old="    lone = not supply.lag and correct is None ", new="    lone = True ",
         tests="train/test_borrowed.py",
     ),
     # --- reference ---

@@ -26,7 +26,7 @@ from hone.log.stats import Stats, merged
 from hone.rollout import overlap
 from hone.train import diagnose, trust_region
 from hone.train.ahead import Ahead, Rounds, check_lag
-from hone.train.borrowed import lent
+from hone.train.borrowed import lent, unaltered
 from hone.train.early import Early
 from hone.train.learner import Learner
 from hone.train.step import (
@@ -78,7 +78,7 @@ def online(
     declared = shortened(algo) if epochs == 1 and correct is None else algo
     learner.begin(algo)
     early = Early(declared, learner, lag=supply.lag)
-    fresh = not supply.lag and correct is None  # the correction compares the sampler's numbers with the learner's
+    lone = not supply.lag and correct is None  # the correction compares the sampler's numbers with the learner's
     scored = partial(_scored, roll, score, supply.stop, early)
     fill = partial(_fill, supply, scored, algo, prompts=prompts, rounds=refill_rounds)
     while True:
@@ -86,6 +86,7 @@ def online(
         sampled = supply.next(fill, laps, partial(publish, learner.version))
         groups, rounds = [g for made in sampled for g in made], [algo.select(made) for made in sampled]
         kept, batch = [g for chosen in rounds for g in chosen], None
+        fresh = lone and unaltered(kept)
         if collect.count(len(kept)):  # a rank that kept nothing takes part with no rows
             batch = numbered(early.collated(kept), rounds)
             batch = annotate(lent(batch, declared, learner) if fresh else batch, declared, learner)

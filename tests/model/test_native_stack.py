@@ -161,8 +161,42 @@ def test_embeddings_that_are_more_than_a_table_are_given_as_they_are():
     handle = embedding.register_forward_hook(lambda module, given, out: out + 1.0)
     assert not stacked.by_words(embedding, tokens)
     handle.remove()
-    assert not stacked.by_words(torch.nn.Embedding(61, 64, padding_idx=0), tokens)
+    handle = embedding.register_full_backward_hook(lambda module, given, out: None)
+    assert not stacked.by_words(embedding, tokens)
+    handle.remove()
+    for odd in ({"padding_idx": 0}, {"scale_grad_by_freq": True}, {"sparse": True}, {"max_norm": 1.0}):
+        assert not stacked.by_words(torch.nn.Embedding(61, 64, **odd), tokens)
     assert not stacked.by_words(torch.nn.Sequential(embedding), tokens)
+
+
+def test_a_word_that_does_not_occur_harms_nobody():
+    decoder, given = small(torch.float32), fed("shared")
+    missing = next(v for v in range(61) if v not in given["tokens"])
+    with torch.no_grad():
+        decoder.model.embed_tokens.weight[missing] = torch.nan
+    decoder.native_layers = True
+    decoder(**given).sum().backward()
+    for name, p in decoder.named_parameters():
+        assert p.grad is None or p.grad.isfinite().all(), name
+
+
+def test_tokens_of_any_whole_kind():
+    decoder, given = small(torch.float32), fed("shared")
+    decoder.native_layers = True
+    with torch.no_grad():
+        expected = decoder(**given)
+        assert torch.equal(decoder(**(given | {"tokens": given["tokens"].int()})), expected)
+
+
+def test_weights_that_do_not_lie_in_one_piece():
+    decoder, given = small(torch.float32), fed("shared")
+    decoder.native_layers = True
+    with torch.no_grad():
+        expected = decoder(**given)
+        for layer in decoder.model.layers:
+            for x in (layer.self_attn.o_proj, layer.mlp.down_proj):  # pyright: ignore
+                x.weight.data = x.weight.data.t().contiguous().t()
+        assert torch.allclose(decoder(**given), expected, atol=1e-4)
 
 
 def test_frozen_weights_get_no_gradient():

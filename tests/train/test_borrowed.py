@@ -23,7 +23,7 @@ from hone.rollout.protocol import SampleParams
 from hone.train import borrowed as borrowing
 from hone.train import step
 from hone.train.ahead import Ahead
-from hone.train.borrowed import PROBED, borrowed, lent
+from hone.train.borrowed import PROBED, borrowed, lent, unaltered
 from hone.train.evaluate import evaluate
 from hone.train.learner import Learner
 from hone.train.step import begun_batches, shortened
@@ -104,13 +104,15 @@ def test_few_rows_are_read_and_these_have_been_written_in():
     some = torch.zeros(len(batch), 1, dtype=torch.bool)
     some[[3, 17, 30]] = True  # all others have no trained token, as those of an invalid reward
     assert borrowed(replace(batch, mask=batch.mask & some), learner) is not None
-    assert read[1:] == [(3, False)]
+    assert read[1:] == [(PROBED, False)]
+    assert borrowed(replace(batch, gen_logp=torch.zeros_like(batch.gen_logp)), learner) is None
+    assert len(read) == 2, "what is certain tells nothing"
 
 
 def probed(batch: Batch) -> list[int]:
-    """Spread evenly from the first row to the last."""
-    last = len(batch) - 1
-    return [i * last // (PROBED - 1) for i in range(PROBED)]
+    """Those whose tokens were the least probable together."""
+    summed = torch.where(batch.mask, batch.gen_logp, 0.0).sum(-1)
+    return summed.argsort(stable=True)[:PROBED].tolist()
 
 
 @pytest.mark.parametrize("which", range(PROBED))
@@ -272,3 +274,35 @@ def test_a_run_that_corrects_the_sampler_s_mismatch_reads_every_row(how: dict[st
     read = watched(learner)
     run(learner, how, lag=lag, corrected=True)
     assert before_updates(read) == [PROMPTS * GROUP] * 2
+
+
+def test_tokens_that_were_not_drawn_from_the_whole_distribution_are_not_borrowed_from():
+    texts = [[int(t) for t in str(task.prompt).split()] for task in tiny.TASKS[:2]]
+    plain = SampleParams(max_tokens=8, stop_ids=frozenset({tiny.STOP}))
+    sampler = LocalSampler(decoder_of(moved()))
+    assert unaltered(sampler.sample(texts, n=4, params=plain))
+    for change in ({"top_p": 0.8}, {"top_k": 2}, {"temperature": 0.7}, {"repetition_penalty": 1.5}):
+        groups = sampler.sample(texts, n=4, params=replace(plain, **change))
+        assert not unaltered(groups), change
+    written = sampler.sample(texts, n=1, params=plain)
+    assert not unaltered([[replace(r, raw_logp=()) for r in g] for g in written]), "nobody can tell"
+    assert not unaltered([[replace(r, gen_logp=(), raw_logp=()) for r in g] for g in written])
+
+
+def test_too_few_groups_for_the_threads_are_not_borrowed_from():
+    learner = moved()
+    before = torch.get_num_threads()
+    try:
+        for threads, found in ((1, True), (2, False)):
+            torch.set_num_threads(threads)
+            assert (borrowed(sampled(learner, prompts=3), learner) is not None) is found
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_layers_that_are_computed_again_are_no_reason_to_read_rows():
+    learner = moved()
+    read = watched(learner)
+    learner.policy.checkpoint_layers = True  # pyright: ignore[reportAttributeAccessIssue]
+    assert borrowed(sampled(learner), learner) is None
+    assert read == []

@@ -256,8 +256,9 @@ class Decoder(nn.Module):
         if mask is None and cache is not None and cache.length and tokens.shape[1] > 1:
             raise ValueError("several tokens after a filled cache need an explicit mask")
         x = self.model.embed_tokens(tokens)
-        how = {"positions": positions, "mask": mask, "cache": cache, "checkpoint_layers": checkpoint_layers}
-        return self.through(x, tokens=tokens, **how)  # pyright: ignore[reportArgumentType]
+        return self.through(
+            x, tokens=tokens, positions=positions, mask=mask, cache=cache, checkpoint_layers=checkpoint_layers
+        )
 
     def through(
         self,

@@ -89,6 +89,7 @@ class PlainRunner(Switching):
                 self.layers.slab.copy(source, [target], columns)
             seats, logits = list[Seat](), list[Tensor]()
             for chunk in _passes(parts):
+                self.layers.slab.written([(piece.row, piece.start) for _, piece in chunk])
                 last = self.layers.read([piece for _, piece in chunk])
                 ready = [(i, p) for i, (p, piece) in enumerate(chunk) if p.seats and piece.end == p.end]
                 if ready:

@@ -85,9 +85,12 @@ def forward(
     keep: a backward pass will ask for the last chunk's logits.
     """
     room, table = Room(plan), wide(rows.hidden[:0]).new_zeros(len(NUMBERS), len(rows.hidden))
-    if whole := head.covers(rows, plan):
+    whole = head.covers(rows, plan)
+    if whole:
         head.fill(rows, plan, table, logits=room.taken(rows) if keep else None)
-    for at in () if whole and slope is None else plan.slices:
+        if slope is None:
+            return table, room
+    for at in plan.slices:
         chunk = room.fill(rows, at, table)
         if rows.restricted is not None:
             chunk["least"].copy_(least_kept(chunk.logits, rows.temperature, rows.restricted)[:, None])

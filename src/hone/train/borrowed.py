@@ -1,7 +1,8 @@
 """Old log-probs without a pass: where sampler and learner compute the same numbers to the bit, the sampler's are they.
 
-On a CPU C++ samples and trains small models, and adds up in one order (model/native). Nothing is taken on trust: some
-rows of every iteration are read all the same, and other weights, temperatures or samplers would show in any row.
+On a CPU C++ samples and trains small models, and adds up in one order (model/native). Nothing is taken on trust: those
+rows of an iteration that say most are read all the same, and other weights or another sampler show there. A pass that
+threads cannot share evenly is made layer by layer and would round differently: few groups are not borrowed from.
 """
 
 from dataclasses import replace
@@ -15,20 +16,26 @@ from hone.dist import collect
 from hone.model.native.stacked import bundled
 from hone.train.evaluate import evaluate
 from hone.train.learner import Learner
-from hone.types import ABSENT, Batch
+from hone.types import ABSENT, Batch, Group
 
-PROBED = 4  # rows that are read
+PROBED = 4  # rows that are read: those whose tokens were the least probable
+
+
+def unaltered(groups: list[Group]) -> bool:
+    """Whether every token was drawn from the policy's own distribution: no temperature, truncation or penalty."""
+    return all(r.gen_logp and r.raw_logp == r.gen_logp for g in groups for r in g)
 
 
 def borrowed(batch: Batch, learner: Learner) -> Tensor | None:
     """old_logp [B, T] of rows that the policy has just written, or None where its own pass would give other numbers."""
     if batch.gen_logp is ABSENT or collect.world()[1] > 1 or not bundled(cast(nn.Module, learner.policy)):
         return None
-    written = batch.mask.any(-1).nonzero().squeeze(1)
-    if not len(written):
+    if len(batch.group.unique()) < 2 * torch.get_num_threads():
         return None
-    at = written[torch.linspace(0, len(written) - 1, min(PROBED, len(written))).long()]
-    probe = batch.rows(at)
+    surprise = torch.where(batch.mask, batch.gen_logp, 0.0).sum(-1)
+    probe = batch.rows(surprise.argsort(stable=True)[:PROBED].sort().values)
+    if not (probe.gen_logp[probe.mask] < 0).any():  # what is certain is so for any sampler
+        return None
     own = evaluate(learner.policy, probe, frozenset({"logp"}), rows=len(probe)).logp
     same = own.dtype == batch.gen_logp.dtype and torch.equal(own[probe.mask], probe.gen_logp[probe.mask])
     return torch.where(batch.mask, batch.gen_logp, 0.0) if same else None

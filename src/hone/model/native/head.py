@@ -48,9 +48,11 @@ def fill(rows: HeadRows, plan: Plan, table: Tensor, *, logits: Tensor | None) ->
 
 def grad(chunk: Chunk, upstream: Mapping[str, Tensor]) -> None:
     """vocab_rows.grad, in one pass over the logits where only log-probs have a gradient."""
-    x, found = chunk.logits, library()
+    x = chunk.logits
     alone = upstream.keys() == {"logp"} and not chunk.cut and chunk.temperature == 1
-    if isinstance(found, str) or not alone or x.dtype != torch.float32 or not x.is_contiguous():
+    plainly = alone and x.dtype == torch.float32 and x.is_contiguous()
+    found = library() if plainly else ""  # which may compile it
+    if isinstance(found, str):
         vocab_rows.grad(chunk, upstream)
         return
     (N, V), g = x.shape, upstream["logp"].contiguous()

@@ -60,7 +60,6 @@ class Native(PlainLayers):
     def read(self, pieces: Sequence[Piece]) -> Tensor:
         """Put the pieces into memory; the hidden state after each, [pieces, D]."""
         self.renew()
-        self.slab.written([(p.row, p.start) for p in pieces])
         if not self._covered():
             return super().read(pieces)
         tokens, rows, positions = packed(pieces, self.decoder.device)

@@ -1,5 +1,5 @@
 // A layer's functions between torch's products (between.h), a list of tokens a call, for models that stack.cpp does not
-// compute. Sums are taken in an order that depends on the number of threads and on nothing else.
+// compute, and the last norm of those that it does. Sums are taken in an order that depends on the number of threads and on nothing else.
 
 #include <omp.h>
 

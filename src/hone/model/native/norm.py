@@ -9,12 +9,12 @@ from torch.autograd.function import once_differentiable
 
 from hone.model.decoder import RMSNorm
 from hone.model.native import calls
+from hone.model.native.stacked import hooked
 
 
 def normed(norm: RMSNorm, x_BTD: Tensor) -> Tensor:
     """norm(x), for numbers that the library computes."""
-    odd = norm._forward_hooks or norm._forward_pre_hooks or norm.weight.dtype != x_BTD.dtype
-    if odd or type(norm) is not RMSNorm:
+    if hooked(norm) or type(norm) is not RMSNorm or norm.weight.dtype != x_BTD.dtype:
         return norm(x_BTD)
     y = _Norm.apply(x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous(), norm.weight, norm.eps)
     return y.view(x_BTD.shape)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]

@@ -5,7 +5,7 @@ import ctypes
 import numpy as np
 import torch
 
-KEPT = 4  # pieces that wait for the next pass: what a backward pass reads, weights in panels, and parts of gradients
+KEPT = 5  # pieces that wait for the next pass: what backward passes read, weights in panels, words, parts of gradients
 SPARE = 8  # one part in so many is room for a pass of a few more tokens
 
 

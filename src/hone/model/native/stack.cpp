@@ -91,26 +91,42 @@ template <class T> void ask(const Stack<T> &s, T *panels, T *first) {
 }
 
 // The gradients of the words and of the first layer's norm and product. asked: what tokens gave back to their words, for
-// queries, keys and values [tiled, width], and for the stream [tiled, D]; room: [2, tiled, D].
+// queries, keys and values [tiled, width], and for the stream [tiled, D]; room: [2, tiled, D]. A word that got nothing
+// back gives nothing, whatever its numbers are.
 template <class T> void answer(const Stack<T> &s, T *panels, const T *asked, T *room, T *dwords, T *grad) {
     const T *stream = asked + s.tiled() * s.width();
     T *normed = room, *dnormed = room + s.tiled() * s.D;
     const Layer<T> &layer = s.layer[0];
+    const auto idle = [&](long v) {
+        for (long f = 0; f < s.width(); f++)
+            if (asked[v * s.width() + f] != 0) return false;
+        for (long f = 0; f < s.D; f++)
+            if (stream[v * s.D + f] != 0) return false;
+        return true;
+    };
 #pragma omp for schedule(static)
     for (long v = 0; v < s.words; v += TALL) {
         const long n = least(TALL, s.words - v);
         product<T>(asked + v * s.width(), n, s.width(), Weights<T>(s, panels).qkv, s.D, dnormed + v * s.D, nullptr);
-        for (long i = v; i < v + n; i++)
-            norm_one(s.embedding + i * s.D, layer.before, s.eps, s.D, normed + i * s.D);
+        for (long i = v; i < v + n; i++) {
+            if (idle(i))
+                memset(normed + i * s.D, 0, sizeof(T) * s.D);
+            else
+                norm_one(s.embedding + i * s.D, layer.before, s.eps, s.D, normed + i * s.D);
+        }
     }
 #pragma omp for schedule(static)
     for (long o = 0; o < s.width(); o += 4 * TALL)
         outer<T>(asked, s.width(), normed, s.D, s.words, Weights<T>(s, grad + 2 * s.D).qkv, o,
                  least(s.width(), o + 4 * TALL));
 #pragma omp single
-    for (long v = 0; v < s.words; v++)
-        norm_grad_one(s.embedding + v * s.D, layer.before, s.eps, dnormed + v * s.D, stream + v * s.D, s.D,
-                      dwords + v * s.D, grad);
+    for (long v = 0; v < s.words; v++) {
+        if (idle(v))
+            memset(dwords + v * s.D, 0, sizeof(T) * s.D);
+        else
+            norm_grad_one(s.embedding + v * s.D, layer.before, s.eps, dnormed + v * s.D, stream + v * s.D, s.D,
+                          dwords + v * s.D, grad);
+    }
 }
 
 // ---- a bundle of rows ------------------------------------------------------------------------------------------
@@ -314,6 +330,7 @@ void backward(const Stack<T> &s, const T *dy, T *dx, T *panels, T *kept, T *grad
 extern "C" {
 int hone_panel_float32() { return panel<float>(); }
 int hone_panel_float64() { return panel<double>(); }
+int hone_tall() { return TALL; }
 
 #define FUNCTIONS(T, NAME)                                                                                            \
     void hone_stack_##NAME(const Stack<T> *s, const T *in, T *out, T *panels, T *kept, T *first) {                    \

@@ -24,8 +24,7 @@ from hone.model.native.room import Room
 TOGETHER = 200  # tokens of a bundle, about: what they need fits a core's cache
 SMALL = 16 << 20  # bytes of weights, of which each thread has gradients of its own
 UNEVEN = 1.5  # times its part of the tokens that a thread may have
-TILE = 4  # tokens: as in stack.cpp
-WORDS = 12  # words in whole tiles: as in stack.cpp, or more
+TILE = 4  # tokens: SHORT of panels.h
 OFTEN = 3  # times as many tokens as words, from which words are worth it
 
 
@@ -116,10 +115,16 @@ def linears(layer: Layer) -> tuple[nn.Module, ...]:
     return a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj
 
 
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody waits for it to be called."""
+    m = module
+    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
+
+
 def parameters(layer: Layer) -> list[Tensor] | None:
     """What a layer trains, in the order of stack.cpp's gradients; None: it has adapters, biases or hooks."""
     found = linears(layer)
-    if layer._forward_hooks or layer._forward_pre_hooks:
+    if hooked(layer):
         return None
     if any(type(x) is not nn.Linear or x.bias is not None for x in found):
         return None
@@ -138,7 +143,8 @@ def stackable(decoder: Decoder, dtype: torch.dtype) -> list[list[Tensor]] | None
         return None
     weights = list[list[Tensor]]()
     for layer in layers:
-        if (own := parameters(layer)) is None or any(p.dtype != dtype for p in own):
+        own = parameters(layer)
+        if own is None or any(p.dtype != dtype or not p.is_contiguous() for p in own):
             return None
         weights.append(own)
     return weights if sum(p.nbytes for own in weights for p in own) <= SMALL else None
@@ -148,6 +154,8 @@ def bundled(model: nn.Module) -> bool:
     """Whether all layers of its decoder are computed bundle by bundle, however many tokens there are."""
     decoder = getattr(model, "decoder", None)
     if not isinstance(decoder, Decoder) or not decoder.takes_lists:  # another library's model has no layers of ours
+        return False
+    if getattr(model, "checkpoint_layers", None):  # then a layer is a function of its own
         return False
     asked = decoder.fast_layers is None if decoder.native_layers is None else decoder.native_layers
     if not asked or decoder.device.type != "cpu" or isinstance(library(), str):
@@ -168,6 +176,7 @@ class Pass:
     tensors: list[Tensor]  # parameters of all layers
     weights: int  # how many numbers they are
     kept: int  # numbers for the backward pass
+    tiled: int = 0  # words, in whole tiles
 
     @staticmethod
     def of(decoder: Decoder, layers: list[list[Tensor]], bundles: Bundles, cos: Tensor, sin: Tensor) -> "Pass":
@@ -193,29 +202,31 @@ class Pass:
 
     def of_words(self, weight: Tensor, ids: Tensor) -> "Pass":
         """The same, whose stream begins with these rows of the embedding."""
-        ids = ids.flatten().contiguous()
-        self.model.words, self.model.id, self.model.embedding = len(weight), ids.data_ptr(), weight.data_ptr()
-        return replace(self, alive=(*self.alive, ids, weight))
+        ids, model, found = ids.flatten().long().contiguous(), CStack.from_buffer_copy(self.model), library()
+        assert not isinstance(found, str)
+        model.words, model.id, model.embedding = len(weight), ids.data_ptr(), weight.data_ptr()
+        tile = found.hone_tall()
+        return replace(self, model=model, alive=(*self.alive, ids, weight), tiled=-(-len(weight) // tile) * tile)
 
     @property
     def asked(self) -> int:
-        """Numbers that the first layer asks of all words, in whole tiles; 0: it is given the stream."""
-        m = self.model
-        return -(-m.words // WORDS) * WORDS * (m.H + 2 * m.K) * m.E
+        """Numbers that the first layer asks of all words; 0: it is given the stream."""
+        return self.tiled * (self.model.H + 2 * self.model.K) * self.model.E
 
     @property
     def parts(self) -> int:
         """Numbers that stack.cpp's `backward` calls parts."""
-        m = self.model
-        back = self.asked + -(-m.words // WORDS) * WORDS * m.D
-        return (m.threads - 1) * self.weights + m.threads * back + 2 * -(-m.words // WORDS) * WORDS * m.D
+        stream, threads = self.tiled * self.model.D, self.model.threads
+        return (threads - 1) * self.weights + threads * (self.asked + stream) + 2 * stream
 
 
 def by_words(embedding: nn.Module, tokens: Tensor) -> bool:
     """Whether tokens are many times as many as words, and nothing else happens to their embedding."""
-    if type(embedding) is not nn.Embedding or embedding.padding_idx is not None or embedding.max_norm is not None:
+    if type(embedding) is not nn.Embedding or hooked(embedding) or not embedding.weight.is_contiguous():
         return False
-    if embedding._forward_hooks or embedding._forward_pre_hooks or not embedding.weight.is_contiguous():
+    if embedding.padding_idx is not None or embedding.max_norm is not None:
+        return False
+    if embedding.scale_grad_by_freq or embedding.sparse:
         return False
     return tokens.numel() >= OFTEN * len(embedding.weight)
 
@@ -231,8 +242,9 @@ def stacked(x_BTD: Tensor, given: Pass, *, embedding: Tensor | None = None) -> T
 
 def _through(given: Pass, x: Tensor, kept: Room | None) -> Tensor:
     """kept: room for what the backward pass reads."""
-    y, panels, first = x.new_empty(given.tokens, x.shape[1]), Room(given.weights, x.dtype), Room(given.asked, x.dtype)
-    places = panels.place, None if kept is None else kept.place, first.place
+    y, panels = x.new_empty(given.tokens, x.shape[1]), Room(given.weights, x.dtype)
+    first = Room(given.asked, x.dtype) if given.asked else None
+    places = (None if room is None else room.place for room in (panels, kept, first))
     calls.called("stack", x, ctypes.byref(given.model), x, y, *places)
     return y
 
