@@ -287,3 +287,14 @@ def test_the_headline_is_the_best_stage_and_what_came_before_it(tmp_path: Path) 
     ).read_text()
     assert "<b>70.0%</b><span>after GRPO, from 20.0% after SFT</span>" in page
     assert "<b>0.080</b>" in page
+
+
+def test_the_headline_compares_with_the_stage_that_the_best_one_began_from(tmp_path: Path) -> None:
+    table = [
+        {"stage": "SFT", "accuracy": 0.2},
+        {"stage": "GRPO", "start": "SFT", "accuracy": 0.7},
+        {"stage": "PPO", "start": "SFT", "accuracy": 0.8},
+    ]
+    page = write_report(tmp_path / "r.html", title="t", table=table, runs={}).read_text()
+    assert "<b>80.0%</b><span>after PPO, from 20.0% after SFT</span>" in page
+    assert ">start<" not in page

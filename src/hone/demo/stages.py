@@ -11,6 +11,7 @@ from hone.recipe import CriticSpec, ModelSpec, OptimSpec, Recipe, SampleSpec, Tr
 
 FAR = Limits(ref_kl_warn=None, ref_kl_stop=None)  # from the SFT model is where a model this small has to go
 ORDER = ("pretrain", "sft", "reward", "grpo", "ppo", "dpo")
+STARTS = dict.fromkeys(ORDER[2:], "sft") | {"sft": "pretrain"}  # whose model a stage begins with
 
 
 def recipe(stage: str, out: Path, sizes: Sizes, *, seed: int) -> Recipe:
@@ -30,13 +31,13 @@ def model_folder(out: Path, stage: str) -> Path:
     return out / stage / "model"
 
 
-def _begun(stage: str, out: Path, seed: int, *, start: str, data: str) -> Recipe:
-    """What all stages but the first have in common: the model that `start` left, one of the demo's files."""
+def _begun(stage: str, out: Path, seed: int, *, data: str) -> Recipe:
+    """What all stages but the first have in common: the model that another left, one of the demo's files."""
     return Recipe(
         name=stage,
         seed=seed,
         out=str(out / "{name}"),
-        model=ModelSpec(path=str(model_folder(out, start))),
+        model=ModelSpec(path=str(model_folder(out, STARTS[stage]))),
         data=_file(out, data),
     )
 
@@ -68,7 +69,7 @@ def _pretrain(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 def _sft(out: Path, sizes: Sizes, seed: int) -> Recipe:
     return replace(
-        _begun("sft", out, seed, start="pretrain", data="answers"),
+        _begun("sft", out, seed, data="answers"),
         algo=Choice("sft"),
         train=TrainSpec(steps=sizes.sft, prompts=64, micro_rows=64),
         optim=OptimSpec(lr=5e-4, warmup=min(10, sizes.sft), schedule="cosine"),
@@ -77,7 +78,7 @@ def _sft(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 def _reward(out: Path, sizes: Sizes, seed: int) -> Recipe:
     return replace(
-        _begun("reward", out, seed, start="sft", data="preferences"),
+        _begun("reward", out, seed, data="preferences"),
         algo=Choice("reward_model", {"centre": 0.01}),
         train=TrainSpec(steps=sizes.reward, prompts=32, micro_rows=64),
         optim=OptimSpec(lr=5e-4, warmup=min(5, sizes.reward), schedule="cosine"),
@@ -86,7 +87,7 @@ def _reward(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 def _grpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
     return replace(
-        _begun("grpo", out, seed, start="sft", data="problems"),
+        _begun("grpo", out, seed, data="problems"),
         reward={"math": 1.0, "format": 0.1},
         algo=Choice("grpo", {"beta": 0.01}),
         sample=SampleSpec(group=8, max_tokens=sizes.completion),
@@ -98,7 +99,7 @@ def _grpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 def _ppo(out: Path, sizes: Sizes, seed: int) -> Recipe:
     return replace(
-        _begun("ppo", out, seed, start="sft", data="problems"),
+        _begun("ppo", out, seed, data="problems"),
         reward={f"model:{model_folder(out, 'reward')}": 1.0},
         algo=Choice("ppo", {"beta": 0.1, "lam": 0.95, "value_clip": None}),
         critic=CriticSpec(kind="own"),
@@ -111,7 +112,7 @@ def _ppo(out: Path, sizes: Sizes, seed: int) -> Recipe:
 
 def _dpo(out: Path, sizes: Sizes, seed: int) -> Recipe:
     return replace(
-        _begun("dpo", out, seed, start="sft", data="preferences"),
+        _begun("dpo", out, seed, data="preferences"),
         algo=Choice("dpo", {"beta": 0.1}),
         train=TrainSpec(steps=sizes.dpo, prompts=32, micro_rows=64),
         optim=OptimSpec(lr=1e-4, warmup=min(5, sizes.dpo), schedule="cosine"),

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hone.algo.select import reward_of
+from hone.demo.stages import STARTS
 from hone.log import sinks
 from hone.types import Group
 
@@ -32,6 +33,7 @@ def rows(done: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "stage": NAMES[stage],
+            **({"start": NAMES[STARTS[stage]]} if stage in STARTS else {}),
             **{key: done[stage]["marks"][key] for key in ("accuracy", "greedy", "format", "length", "kl")},
             "seconds": done[stage]["train_seconds"],
         }

@@ -39,6 +39,9 @@ COLUMNS = {
 }
 
 
+START = "start"  # the stage that a row's model began from: of the headline, no column
+
+
 def write_report(
     path: str | Path,
     *,
@@ -90,12 +93,14 @@ def best(rows: Sequence[Row]) -> Row:
 
 
 def _fact(name: str, rows: Sequence[Row], shown: Row) -> str:
-    """The best stage's number, and the one of the stage before it or, for the first, nothing to compare with."""
+    """The best stage's number, and that of the stage it began from: the one named as its start, or else before it."""
     value, column = number(shown.get(name)), COLUMNS[name]
     if value is None:
         return ""
     under = f"after {text(str(shown.get('stage', '')))}"
     earlier = [row for row in rows[: list(rows).index(shown)] if number(row.get(name)) is not None]
+    named = [row for row in earlier if row.get("stage") == shown.get(START)]
+    earlier = named if START in shown else earlier
     if earlier and name == "accuracy":
         before = column.show(number(earlier[-1][name]) or 0.0)
         under += f", from {before} after {text(str(earlier[-1].get('stage', '')))}"
@@ -118,7 +123,7 @@ def _fact_card(heading: str, value: str, under: str) -> str:
 def _table(rows: Sequence[Row], stages: Sequence[str]) -> str:
     if not rows:
         return ""
-    found = dict.fromkeys(name for row in rows for name in row)
+    found = dict.fromkeys(name for row in rows for name in row if name != START)
     names = [name for name in COLUMNS if name in found] + [name for name in found if name not in COLUMNS]
     head = "".join(f'<th scope="col">{text(_heading(name))}</th>' for name in names)
     lines = "".join(_line(row, names, colour=stages.index(str(row["stage"])) if "stage" in row else 0) for row in rows)
