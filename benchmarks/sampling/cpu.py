@@ -14,12 +14,14 @@ import numpy as np
 import torch
 
 from benchmarks.form import Row, main, note, say
+from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.fetch import resolve
 from hone.model.folder import load_decoder
 from hone.model.plain import PlainRunner
+from hone.model.policy import Policy
 from hone.rollout.engine import Engine
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
@@ -162,13 +164,10 @@ def engine_run(decoder: Decoder, asked: list[list[int]], new: int, **how: Any) -
 
 @torch.no_grad()
 def gaps(name: str, decoder: Decoder, groups: list[Group]) -> list[Row]:
-    """How far the sampler's raw log-probs are from the learner's."""
-    apart: list[float] = []
-    for rollout in (r for group in groups for r in group):
-        tokens = torch.tensor([list(rollout.tokens)])
-        logp = decoder.logits(decoder(tokens[:, :-1])).float().log_softmax(-1).gather(-1, tokens[:, 1:, None])[0, :, 0]
-        for exact, found, wrote in zip(logp.tolist(), rollout.raw_logp[1:], rollout.mask[1:], strict=True):
-            apart += [abs(exact - found)] if wrote else []
+    """How far the sampler's log-probs are from the learner's; small models have none."""
+    batch = collate(groups)
+    found = Policy(decoder)(batch, frozenset({"logp"})).logp
+    apart = (found - batch.gen_logp)[batch.mask].abs().tolist()
     return [
         note(f"{name}: gap to the learner's log-probs, mean", statistics.fmean(apart), unit="nats"),
         note(f"{name}: gap to the learner's log-probs, largest", max(apart), unit="nats"),
