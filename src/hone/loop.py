@@ -26,7 +26,7 @@ from hone.log.stats import Stats, merged
 from hone.rollout import overlap
 from hone.train import diagnose, trust_region
 from hone.train.ahead import Ahead, Rounds, check_lag
-from hone.train.borrowed import lent, unaltered
+from hone.train.borrowed import lent, may_borrow, unaltered
 from hone.train.early import Early
 from hone.train.learner import Learner
 from hone.train.step import (
@@ -78,7 +78,8 @@ def online(
     declared = shortened(algo) if epochs == 1 and correct is None else algo
     learner.begin(algo)
     early = Early(declared, learner, lag=supply.lag)
-    lone = not supply.lag and correct is None  # the correction compares the sampler's numbers with the learner's
+    # a correction compares the sampler's numbers with the learner's
+    lone = not supply.lag and correct is None and may_borrow(learner)
     scored = partial(_scored, roll, score, supply.stop, early)
     fill = partial(_fill, supply, scored, algo, prompts=prompts, rounds=refill_rounds)
     while True:

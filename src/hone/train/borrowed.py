@@ -21,6 +21,11 @@ from hone.types import ABSENT, Batch, Group
 PROBED = 4  # rows that are read: those whose tokens were the least probable
 
 
+def may_borrow(learner: Learner) -> bool:
+    """Whether sampler and learner may compute the same numbers at all: the same code, on this rank alone."""
+    return collect.world()[1] == 1 and bundled(cast(nn.Module, learner.policy))
+
+
 def unaltered(groups: list[Group]) -> bool:
     """Whether every token was drawn from the policy's own distribution: no temperature, truncation or penalty."""
     return all(r.gen_logp and r.raw_logp == r.gen_logp for g in groups for r in g)
@@ -28,7 +33,7 @@ def unaltered(groups: list[Group]) -> bool:
 
 def borrowed(batch: Batch, learner: Learner) -> Tensor | None:
     """old_logp [B, T] of rows that the policy has just written, or None where its own pass would give other numbers."""
-    if batch.gen_logp is ABSENT or collect.world()[1] > 1 or not bundled(cast(nn.Module, learner.policy)):
+    if batch.gen_logp is ABSENT or not may_borrow(learner):
         return None
     if len(batch.group.unique()) < 2 * torch.get_num_threads():
         return None
