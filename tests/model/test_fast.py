@@ -82,8 +82,8 @@ def test_each_product_passes_gradcheck(rows: int):
     x, gain, a, both = leaf(rows, 4), leaf(4), leaf(rows, 3), leaf(rows, 6)
     check = torch.autograd.gradcheck
     assert check(lambda x, g, *_: normed_product(x, g, 1e-5, two), (x, gain, *two.tensors()))
-    assert check(lambda a, x, *_: added_product(a, x, down), (a, x, *down.tensors()))
-    assert check(lambda b, x, *_: gated_product(b, x, down), (both, x, *down.tensors()))
+    assert check(lambda a, x, *_: added_product(a, x * 1, down), (a, x, *down.tensors()))
+    assert check(lambda b, x, *_: gated_product(b, x * 1, down), (both, x, *down.tensors()))
     heads, cos, sin = leaf(rows, 3, 4), *(torch.randn(2, rows, 4, dtype=torch.float64).unbind())
     cos, sin = (torch.cat([t[:, :2], t[:, :2]], -1) for t in (cos, sin))
     assert check(lambda x: rotated_(x * 1, cos, sin), (heads,))

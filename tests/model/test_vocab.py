@@ -1,5 +1,6 @@
 """Vocabulary chunks: however the positions are cut, values and gradients are those of the formulas."""
 
+from functools import partial
 from itertools import combinations
 
 import pytest
@@ -401,3 +402,13 @@ def test_chunks_fit_the_budget_and_are_of_one_size(monkeypatch):
     assert slices(101, None, weight) == (slice(0, 101),)
     assert slices(5, 2, weight) == (slice(0, 2), slice(2, 4), slice(4, 5))
     assert slices(0, "fit", weight) == slices(0, None, weight) == (slice(0, 0),)
+
+
+def test_a_gpu_takes_few_chunks_while_they_are_a_small_part_of_its_memory():
+    some = partial(vocab.fitting, each=1_000, budget=500_000)
+    assert some(16_384, memory=0) == 500  # elsewhere the budget alone counts
+    assert some(1_200, memory=32_000_000_000) == 500  # three chunks would be smaller than the budget's
+    assert some(16_384, memory=32_000_000_000) == 5_462
+    assert some(16_384, memory=32_000 * 2_000) == 2_000  # a thirty-second of its memory
+    assert some(16_384, memory=32_000) == 500
+    assert vocab.fitting(5, 10**9, budget=1, memory=1) == 1

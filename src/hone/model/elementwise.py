@@ -13,7 +13,7 @@ from hone.model.even import has_kernels
 from hone.model.forward import wide
 from hone.model.kernels.tiles import power
 
-PROGRAMS = 16 * 132  # that share the rows of a gradient: some for each multiprocessor of an H200
+PROGRAMS = 8 * 132  # that share the rows of a gradient: some for each multiprocessor of an H200
 
 
 def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
@@ -25,6 +25,17 @@ def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
     y = torch.empty_like(x_ND)
     kernels.launch_norm(x_ND, gain_D, y, eps)
     return y
+
+
+def norm_and_copy(x_ND: Tensor, gain_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(x gain / rms(x), a copy of x)"""
+    if not has_kernels(x_ND):
+        return norm(x_ND, gain_D, eps), x_ND.clone()
+    from hone.model.kernels import elementwise as kernels
+
+    y, copy = torch.empty_like(x_ND), torch.empty_like(x_ND)
+    kernels.launch_norm(x_ND, gain_D, y, eps, copy=copy)
+    return y, copy
 
 
 def norm_grad(
@@ -44,13 +55,15 @@ def norm_grad(
 
     (N, D), dx = x_ND.shape, torch.empty_like(x_ND)
     many = min(N, PROGRAMS)
-    parts = torch.zeros(many, D, dtype=torch.float32, device=x_ND.device)
-    if N:
-        kernels.norm_grad[(many,)](
-            x_ND, gain_D, dy_ND, x_ND if plus is None else plus, dx, parts, N, D, eps,
-            HAS_PLUS=plus is not None, AGAIN=again, BD=power(D), num_warps=_warps(D),
-        )  # fmt: skip
-    return dx, parts.sum(0).to(gain_D.dtype)
+    if not N:
+        return dx, torch.zeros_like(gain_D)
+    parts, dgain = torch.empty(many, D, dtype=torch.float32, device=x_ND.device), torch.empty_like(gain_D)
+    kernels.norm_grad[(many,)](
+        x_ND, gain_D, dy_ND, x_ND if plus is None else plus, dx, parts, N, D, eps,
+        HAS_PLUS=plus is not None, AGAIN=again, BD=power(D), num_warps=_warps(D),
+    )  # fmt: skip
+    kernels.launch_sum(parts, dgain)
+    return dx, dgain
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int) -> Tensor:

@@ -31,7 +31,7 @@ def fast_layer(layer: Layer, x_BTD: Tensor, turns: Turns, mask: Mask) -> Tensor:
     else:
         mixed = even.answer(q, k, v, shares_keys=attention.shares_keys)
     x = added_product(mixed.reshape(B * T, -1), x, Product.of(attention.o_proj))
-    both, x = normed_product(x, second.weight, second.eps, Product.of(mlp.gate_proj, mlp.up_proj))
+    both, x = normed_product(x, second.weight, second.eps, Product.of(mlp.gate_proj, mlp.up_proj), own=True)
     return gated_product(both, x, Product.of(mlp.down_proj)).view(B, T, D)
 
 

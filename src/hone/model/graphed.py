@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hone.model.beside import branched
 from hone.model.decoder import Decoder, Layer, Mask
 from hone.model.filled import filled
 from hone.model.fused import gate_up, qkv
@@ -202,8 +201,7 @@ class Pass:
     def _backward(self) -> None:
         """Leaves the weights' gradients in `totals`, and that of x, if it has one, where its own was given."""
         assert self.tape is not None
-        with branched(self.given.is_cuda):
-            found = torch.autograd.grad(self.tape, self.wanted, self.given)
+        found = torch.autograd.grad(self.tape, self.wanted, self.given)
         given = [self.given] if self.still.x.requires_grad else []
         torch._foreach_copy_([*given, *self.totals], list(found))  # pyright: ignore
 

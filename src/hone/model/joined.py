@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hone.model import elementwise
-from hone.model.beside import beside
 from hone.model.even import Even
 from hone.model.fused import Low, adjacent, are_neighbours, lows, plain
 from hone.model.turning import turned_back, turned_into
@@ -42,10 +41,11 @@ class Product:
         return (*self.weights, *self.biases, *(x for low in self.lows for x in (low.A, low.B)))
 
     def forward(self, x_ND: Tensor, *, plus: Tensor | None = None, spend: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """(y + plus, what each adapter's A made of x); spend: in the memory of plus"""
+        """(y + plus, what each adapter's A made of x); spend: in the memory of plus, but under autocast, which casts"""
         W = _one(self.weights)
         if plus is not None:
-            y = torch.addmm(plus, x_ND, W.t()) if not spend else plus.addmm_(x_ND, W.t())
+            spend = spend and not torch.is_autocast_enabled(plus.device.type)
+            y = plus.addmm_(x_ND, W.t()) if spend else torch.addmm(plus, x_ND, W.t())
             y = y.add_(_one(self.biases)) if self.biases else y
         else:
             y = torch.addmm(_one(self.biases), x_ND, W.t()) if self.biases else x_ND @ W.t()
@@ -107,18 +107,19 @@ class _NormedProduct(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gain: Tensor, eps: float, product: Product, turned: Turned | None, *tensors: Tensor
     ) -> Any:
-        y, inner = product.forward(elementwise.norm(x, gain, eps))
+        n, again = elementwise.norm_and_copy(x, gain, eps)
+        y, inner = product.forward(n)
         ctx.product, ctx.eps, ctx.turned = product, eps, turned
         ctx.save_for_backward(x, gain, *inner)
         if turned is None:
-            return y, x.view_as(x)
+            return y, again
         H, K = turned.H, turned.K
         heads, even = y.view(len(y), H + 2 * K, turned.E), turned.even
         if even is None:
             heads = elementwise.rotate_(heads, turned.cos, turned.sin, heads=H + K)
         else:
             heads = turned_into(heads, turned.cos, turned.sin, even, heads=H + K)
-        return *heads.split([H, K, K], -2), x.view_as(x)
+        return *heads.split([H, K, K], -2), again
 
     @staticmethod
     @once_differentiable
@@ -135,16 +136,16 @@ class _NormedProduct(torch.autograd.Function):
             dy = back.flatten(1)
         n, back = ctx.product.backward(dy)
         dx, dgain = elementwise.norm_grad(x, gain, ctx.eps, n, plus=passed.contiguous(), again=True)
-        found = beside(
-            lambda: ctx.product.gradients(n, dy, inner, back, ctx.needs_input_grad[5:]), n, dy, *inner, *back
-        )
+        found = ctx.product.gradients(n, dy, inner, back, ctx.needs_input_grad[5:])
         return dx, dgain, None, None, None, *found
 
 
 class _AddedProduct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, x: Tensor, product: Product, gated: bool, *tensors: Tensor) -> Tensor:
-        y, inner = product.forward(elementwise.gate(a) if gated else a, plus=x)
+        y, inner = product.forward(elementwise.gate(a) if gated else a, plus=x, spend=True)
+        if y is x:
+            ctx.mark_dirty(x)
         ctx.product, ctx.gated = product, gated
         ctx.save_for_backward(a, *inner)
         return y
@@ -158,14 +159,17 @@ class _AddedProduct(torch.autograd.Function):
         read = a
         if ctx.gated:
             read, da = da, elementwise.gate_grad(a, da)
-        found = beside(
-            lambda: ctx.product.gradients(read, dy, inner, back, ctx.needs_input_grad[4:]), read, dy, *inner, *back
-        )
+        found = ctx.product.gradients(read, dy, inner, back, ctx.needs_input_grad[4:])
         return da, dy, None, None, *found
 
 
-def normed_product(x: Tensor, gain: Tensor, eps: float, product: Product) -> tuple[Tensor, Tensor]:
-    """(norm(x) W^T + b, x): the x to go on with, so that both its gradients are added where the norm's is made"""
+def normed_product(
+    x: Tensor, gain: Tensor, eps: float, product: Product, *, own: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(norm(x) W^T + b, x): a copy to go on with, which the kernel that reads x makes at half a copy's price, and whose
+    gradient is added where the norm's is made. own: nobody else holds x, which goes on itself where no gradient is."""
+    if own and not torch.is_grad_enabled():
+        return product.forward(elementwise.norm(x, gain, eps))[0], x
     return _NormedProduct.apply(x, gain, eps, product, None, *product.tensors())  # pyright: ignore[reportReturnType]
 
 
@@ -177,14 +181,12 @@ def turned_product(
 
 
 def added_product(a: Tensor, x: Tensor, product: Product) -> Tensor:
-    """x + a W^T + b"""
+    """x + a W^T + b, in the memory of x"""
     return _AddedProduct.apply(a, x, product, False, *product.tensors())  # pyright: ignore[reportReturnType]
 
 
 def gated_product(both: Tensor, x: Tensor, product: Product) -> Tensor:
-    """x + (silu(gate) * up) W^T + b, in the memory of x where no gradient is; both: gate and up side by side"""
-    if not torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
-        return product.forward(elementwise.gate(both), plus=x, spend=True)[0]
+    """x + (silu(gate) * up) W^T + b, in the memory of x; both: gate and up side by side"""
     return _AddedProduct.apply(both, x, product, True, *product.tensors())  # pyright: ignore[reportReturnType]
 
 

@@ -19,6 +19,9 @@ __all__ = ["STATS", "HeadRows", "LogRows", "Positions", "token_stats"]
 Positions = int | Literal["fit"] | None  # so many at once, as many as fit the budget, or all
 NONE: Mapping[str, Tensor | LogRows] = {}
 BUDGET = {"cpu": 256 << 20, "cuda": 512 << 20}  # bytes of logits at once, by device
+# On a GPU more, for the logits of all but one chunk are computed twice: as many as make so few chunks, while they take
+# at most this share of its memory.
+CHUNKS, SHARE = 3, 32
 
 
 class Law(TypedDict, total=False):
@@ -79,8 +82,14 @@ def _check(rows: HeadRows, targets: Tensor, want: frozenset[str], chunk: Positio
 def slices(N: int, chunk: Positions, weight: Tensor, *, tables: int = 1) -> tuple[slice, ...]:
     """The chunks of N positions, one for none at all; "fit": of one size, the logits of all tables in the budget."""
     if chunk == "fit":
+        memory = torch.cuda.get_device_properties(weight.device).total_memory if weight.is_cuda else 0
         budget = BUDGET.get(weight.device.type, BUDGET["cuda"])
-        most = max(1, budget // (len(weight) * tables * weight.element_size()))
+        most = fitting(N, len(weight) * tables * weight.element_size(), budget=budget, memory=memory)
         chunk = -(-N // max(1, -(-N // most)))
     step = chunk or max(N, 1)
     return tuple(slice(i, min(i + step, N)) for i in range(0, max(N, 1), step))
+
+
+def fitting(N: int, each: int, *, budget: int, memory: int) -> int:
+    """How many of N positions meet the vocabulary at once, whose logits take `each` bytes; memory: a GPU's, or 0"""
+    return max(1, budget // each, min(-(-N // CHUNKS), memory // SHARE // each))

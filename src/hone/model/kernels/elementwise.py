@@ -13,24 +13,30 @@ from hone.model.kernels.tiles import pieces, power
 
 
 @triton.jit
-def norm(X, GAIN, Y, rows, D, eps, BR: tl.constexpr, BD: tl.constexpr):
-    """Y = X gain / rms(X), for BR rows"""
+def norm(X, GAIN, Y, COPY, rows, D, eps, COPIES: tl.constexpr, BR: tl.constexpr, BD: tl.constexpr):
+    """Y = X gain / rms(X), and COPY = X, for BR rows"""
     row, cols = tl.program_id(0).to(tl.int64) * BR + tl.arange(0, BR), tl.arange(0, BD)
     keep, at = (row < rows)[:, None] & (cols < D)[None, :], row[:, None] * D + cols[None, :]
-    x = tl.load(X + at, mask=keep, other=0.0).to(tl.float32)
+    read = tl.load(X + at, mask=keep, other=0.0)
+    if COPIES:
+        tl.store(COPY + at, read, mask=keep)
+    x = read.to(tl.float32)
     gain = tl.load(GAIN + cols, mask=cols < D, other=0.0).to(tl.float32)
     y = x * tl.rsqrt(tl.sum(x * x, 1) / D + eps)[:, None] * gain[None, :]
     tl.store(Y + at, y.to(Y.dtype.element_ty), mask=keep)
 
 
-def launch_norm(x: Tensor, gain: Tensor, y: Tensor, eps: float) -> None:
-    """y = norm(x), [N, D]; two rows of up to 1,024 a program: on an H200 65 us where one took 79"""
+def launch_norm(x: Tensor, gain: Tensor, y: Tensor, eps: float, *, copy: Tensor | None = None) -> None:
+    """y = norm(x), copy = x, [N, D]; two rows of up to 1,024 a program: on an H200 65 us where one took 79"""
     N, D = x.shape
     width = power(D)
     rows = max(1, 2_048 // width)
     if N:
         warps = min(8, rows * width // 1_024)
-        norm[(pieces(N, rows),)](x, gain, y, N, D, eps, BR=rows, BD=width, num_warps=warps)
+        norm[(pieces(N, rows),)](
+            x, gain, y, x if copy is None else copy, N, D, eps, COPIES=copy is not None, BR=rows, BD=width,
+            num_warps=warps,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -71,6 +77,23 @@ def norm_grad(
             tl.store(DY + here, (n * gain).to(DY.dtype.element_ty), mask=inside)
         summed += dy * n
     tl.store(DGAIN + me * D + cols, summed, mask=inside)
+
+
+@triton.jit
+def sum_lines_of(X, Y, lines, D, BL: tl.constexpr, BD: tl.constexpr):
+    """Y = the sum of the lines of X [lines, D], each column's in the same order every time"""
+    line, cols = tl.arange(0, BL), tl.program_id(0) * BD + tl.arange(0, BD)
+    inside = (cols < D)[None, :]
+    total = tl.zeros([BL, BD], tl.float32)
+    for first in tl.range(0, lines, BL, loop_unroll_factor=4):
+        at = (first + line)[:, None]
+        total += tl.load(X + at * D + cols[None, :], mask=(at < lines) & inside, other=0.0)
+    tl.store(Y + cols, tl.sum(total, 0).to(Y.dtype.element_ty), mask=cols < D)
+
+
+def launch_sum(x: Tensor, y: Tensor) -> None:
+    """y = x.sum(0), [lines, D] -> [D]"""
+    sum_lines_of[(pieces(x.shape[1], 8),)](x, y, *x.shape, BL=512, BD=8, num_warps=8)
 
 
 @triton.jit
