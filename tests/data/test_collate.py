@@ -4,7 +4,7 @@ import math
 import random
 import time
 from array import array
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -217,3 +217,31 @@ def test_a_copy_with_other_fields_is_that_of_replace():
     for name, value in (("tokens", [1]), ("mask", (T,)), ("txt", "a")):
         with pytest.raises(TypeError, match=name):
             row.having(**{name: value})
+
+
+def test_a_rollout_made_quickly_is_a_rollout():
+    values = {"tokens": array("q", [1, 2]), "mask": (F, T), "gen_logp": array("d", [0.0, -1.0]), "stop": Stop.LENGTH}
+    row = Rollout.quickly(**values, limit=3, version=7, text="a")
+    assert type(row) is Rollout
+    assert row == Rollout(**values, limit=3, version=7, text="a")
+    assert replace(row, limit=4).having(text="b") == Rollout(**values, limit=4, version=7, text="b")
+    with pytest.raises(FrozenInstanceError):
+        row.text = "b"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="2 tokens but 1 entries in gen_logp"):
+        Rollout.quickly(**values | {"gen_logp": [0.0]})
+    with pytest.raises(TypeError, match="txt"):
+        Rollout.quickly(**values, txt="a")
+
+
+@pytest.mark.parametrize("kinds", ["qqq", "iii", "qiq", "qlq", "q-q", "---"])
+def test_rows_are_the_same_table_in_arrays_of_any_kind_and_in_lists(kinds: str):
+    tokens, logps = [[5, 6, 7], [5, 9], [8, 2, 3]], [[0.0, -0.5, -0.25], [0.0, -1.0], [0.0, -2.0, -0.125]]
+    held = [x if kind == "-" else array(kind, x) for kind, x in zip(kinds, tokens, strict=True)]
+    logp = [x if kind == "-" else array("f" if kind == "i" else "d", x) for kind, x in zip(kinds, logps, strict=True)]
+    rows = [Rollout(tokens=t, mask=[F] + [T] * (len(t) - 1), gen_logp=p) for t, p in zip(held, logp, strict=True)]
+    batch = collate([rows], pad_id=1)
+    assert batch.inputs.tolist() == [[5, 6, 7], [5, 9, 1], [8, 2, 3]]
+    assert batch.gen_logp.tolist() == [[-0.5, -0.25, 0.0], [-1.0, 0.0, 0.0], [-2.0, -0.125, 0.0]]
+    assert (batch.inputs.dtype, batch.gen_logp.dtype) == (torch.int64, torch.float32)
+    batch.inputs[0, 0] = 4  # the table is its own: the row is as it was
+    assert held[0][0] == 5

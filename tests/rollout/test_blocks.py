@@ -64,6 +64,35 @@ def test_what_fits_is_claimed_and_the_rest_is_not_touched():
     assert take(BlockPool(2), prompt_of("ab"), 1) == []
 
 
+def one_by_one(pool: BlockPool, prompt: tuple[int, ...], limits: list[int]) -> list[tuple[int, ...]]:
+    """The same blocks for each sequence in turn."""
+    claimed: list[tuple[int, ...]] = []
+    shared = [next(reversed(chunk.blocks)) for chunk in pool.index.find(None, prompt)]
+    for limit in limits:
+        start = claimed[0][: len(prompt) // CHUNK] if claimed else shared
+        blank = -(-(len(prompt) + limit) // CHUNK) - len(start)
+        if pool.free - sum(not pool.refs[block] for block in start) < blank:
+            break
+        claimed.append((*pool.hold(start), *pool.take(blank)))
+    return claimed
+
+
+@given(st.lists(st.tuples(st.text("ab", max_size=3), st.lists(st.integers(1, 70), min_size=1, max_size=5)), max_size=6))
+def test_a_group_has_the_blocks_that_its_sequences_would_be_given_in_turn(groups: list[tuple[str, list[int]]]):
+    together, apart = BlockPool(24), BlockPool(24)
+    for number, (words, limits) in enumerate(groups):
+        prompt = prompt_of(words, 1 + number)
+        claimed = take(together, prompt, *limits)
+        assert claimed == one_by_one(apart, prompt, limits)
+        if claimed:
+            apart.index.add(None, prompt, len(prompt), claimed[0])
+        for blocks in claimed if number % 2 else ():
+            together.release(reversed(blocks))
+            apart.release(reversed(blocks))
+    assert (together.refs, together.free) == (apart.refs, apart.free)
+    assert together.take(together.free) == apart.take(apart.free)
+
+
 def test_free_blocks_keep_their_content_and_the_longest_unused_is_lost_first():
     pool = BlockPool(6)
     (old,) = take(pool, prompt_of("ab"), 1)

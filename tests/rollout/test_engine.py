@@ -313,6 +313,22 @@ def test_text_has_no_stop_token(model):
 
 
 @pytest.mark.parametrize("lag", [0, 2])
+def test_news_are_told_one_at_a_time_as_a_step_gives_them(model, lag: int):
+    told, given = list[News](), list[News]()
+    asked = [Request(id=i, prompt=(3, 4, i % 3), params=params(6), stream=i == 5) for i in range(20)]
+    one, other = (engine_of(watched(model, lag=lag)) for _ in range(2))
+    one.submit(asked)
+    other.submit(asked, checked=True)
+    while one.busy:
+        one.go_on(told.append)
+    while other.busy:
+        given += other.step()
+    assert len(told) > 20
+    assert told == given
+    check_empty(one)
+
+
+@pytest.mark.parametrize("lag", [0, 2])
 def test_streams_give_every_token_once_and_the_others_all_at_the_end(model, alone, lag: int):
     engine = engine_of(watched(model, 6, lag=lag))
     requests = [Request(id=r.id, prompt=r.prompt, params=r.params, stream=r.id % 2 == 0) for r in mixed()]

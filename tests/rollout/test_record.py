@@ -27,7 +27,7 @@ def test_what_was_written_stays_when_lines_become_more_and_longer():
         if step % 50 == 49:
             line = next(iter(kept))
             del kept[line]
-            record.close(line, step)
+            record.close([line], step)
             record.recycle(step)
         lines = [line for line in kept if g.random() < 0.8]
         record.add(np.array(lines, dtype=np.int64), entries(lines, 100 * step))
@@ -47,7 +47,7 @@ def test_nobodys_line_is_never_open_and_a_closed_one_waits_until_its_launches_ar
     record = Record(2)
     first, second = record.open(5), record.open(5)
     assert NOBODY not in {first, second}
-    record.close(first, launch=7)
+    record.close([first], launch=7)
     record.recycle(6)
     assert record.open(5) not in {NOBODY, first, second}
     record.recycle(7)

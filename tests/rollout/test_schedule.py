@@ -373,6 +373,47 @@ def test_every_chunk_is_where_the_index_says(blocks: int, budget: int):
         wander(scheduler(1 + seed % 7, blocks=blocks, capacity=160, budget=budget), random.Random(seed))
 
 
+def plans(s: Scheduler, g: random.Random, *, looks: bool) -> list[object]:
+    """What is launched while groups come and go, and what is free at the end; looks: at the pool after every end."""
+    made, number = list[object](), 0
+    for _ in range(40):
+        for _ in range(g.choice([0, 1, 3])):
+            prompt = (*(i // CHUNK % 2 for i in range(g.choice([0, 32, 64]))), *range(g.choice([1, 9, 32])))
+            group = [request(number + i, prompt, g.choice([1, 20, 70])) for i in range(g.choice([1, 2, 4]))]
+            number += len(group)
+            s.add(group)
+        s.turn()
+        prefill, (moves, rows) = s.prefill(), s.decode()
+        made.append((prefill.parts, moves, rows, s.starved, s.computed, s.saved))
+        s.launches += 1
+        ended = [p for p in s.by_row if p and p.reading is None and (not s.left[p.row] or g.random() < 0.3)]
+        for place in ended if looks else ():
+            s.release(place)
+            assert s.pool.free == sum(not held for held in s.pool.refs)
+        if not looks:
+            s.release(*ended)
+    return [*made, s.pool.refs, s.pool.free, s.pool.take(s.pool.free) if not s.slab else ()]
+
+
+@pytest.mark.parametrize("blocks", [0, 12, 40])
+def test_blocks_released_when_somebody_looks_are_those_released_at_once(blocks: int):
+    for seed in range(40):
+        one, other = (scheduler(1 + seed % 9, blocks=blocks, capacity=160) for _ in range(2))
+        assert plans(one, random.Random(seed), looks=False) == plans(other, random.Random(seed), looks=True)
+
+
+def test_a_group_that_ends_together_is_free_as_soon_as_anybody_asks():
+    s = scheduler(8, blocks=40)
+    s.add([request(i, tuple(range(70)), 60) for i in range(8)])
+    launch(s)
+    places = [place_of(s, i) for i in range(8)]
+    assert (s.running, s.pool.free) == (8, 40 - 2 - 8 * 3)  # two whole blocks of 70 tokens are everybody's
+    s.release(*places[:7])
+    assert (s.running, s.pool.free, s.pool.refs[places[7].blocks[0]]) == (1, 40 - 5, 1)
+    s.release(places[7])
+    assert (s.running, s.pool.free, sum(s.pool.refs)) == (0, 40, 0)
+
+
 class Account(RuleBasedStateMachine):
     """Random orders; beside the scheduler, what a naive bookkeeper knows: who is where, and what was read."""
 

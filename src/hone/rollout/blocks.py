@@ -4,6 +4,7 @@ computed once. A block that nobody holds keeps its content until it is taken for
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, takewhile
 
 CHUNK = 32  # prefixes are shared in steps of so many tokens
 
@@ -188,11 +189,10 @@ def claim_blocks(
     whole = (prompt - held_back) // CHUNK
     own = [-(-(prompt + limit) // CHUNK) - whole for limit in limits]
     room = pool.free - (whole - len(shared)) - sum(not pool.refs[block] for block in shared)
-    claimed: list[tuple[int, ...]] = []
-    for count in own:
-        room -= count
-        if room < 0:
-            break
-        start = pool.hold(claimed[0][:whole] if claimed else shared)
-        claimed.append((*start, *pool.take(whole - len(start) + count)))
-    return claimed
+    ends = list(takewhile(lambda end: end <= room, accumulate(own)))
+    if not ends:
+        return []
+    start = (*pool.hold(shared), *pool.take(whole - len(shared)))
+    pool.hold(start * (len(ends) - 1))
+    blocks = pool.take(ends[-1])
+    return [(*start, *blocks[end - count : end]) for count, end in zip(own, ends, strict=False)]

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from hone.rollout.runner import Runner, Ticket, Written
 from hone.rollout.schedule import Place, Prefill, Scheduler
 from hone.rollout.stops import Decode, StopFinder
 from hone.types import Stop
+
+Tell = Callable[[News], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,23 +81,22 @@ class Engine:
             saved=schedule.saved,
         )
 
-    def submit(self, requests: Sequence[Request]) -> None:
+    def submit(self, requests: Sequence[Request], *, checked: bool = False) -> None:
         """Take the requests, those of one prompt as a group; HoneError with the reason if one cannot be taken, and
-        then none is."""
+        then none is. checked: the model can read every prompt, as is known."""
         seen: set[int] = set()
         for request in requests:
             if request.id in seen or request.id in self.schedule.owner:
                 raise HoneError(f"request {request.id} is in the engine already: give each its own id")
             seen.add(request.id)
-        self._check(requests)
+        self._check(requests, prompts=not checked)
         self.schedule.add(requests)
 
     def cancel(self, ids: Iterable[int]) -> list[int]:
         """No more news of these; gives those that had not ended."""
         here = [number for number in dict.fromkeys(ids) if number in self.schedule.owner]
         places = [place for number in here if (place := self.schedule.cancel(number)) is not None]
-        for place in places:
-            self._close(place)
+        self._close(places)
         if places:
             self.runner.stop([place.row for place in places])
         return here
@@ -110,28 +111,33 @@ class Engine:
         HoneError when the model's weights have diverged. After any failure the engine is empty, and can be used.
         """
         news: list[News] = []
+        self.go_on(news.append)
+        return news
+
+    def go_on(self, tell: Tell) -> None:
+        """As `step`, each news told as soon as it is made: it is still in the processor's cache, and the next one can
+        have its memory. `tell` leaves the engine alone."""
         try:
             before = self.launched
-            self._prefill(news)
-            self._decode(news)
+            self._prefill(tell)
+            self._decode(tell)
             if self.launched == before and self.flight:
-                self._read(news)
+                self._read(tell)
             elif self.launched == before and self.schedule.owner:
                 raise RuntimeError("requests are left and none can go on: a fault in the engine or its runner")
         except BaseException:
             self._abandon()
             raise
-        return news
 
-    def _check(self, requests: Sequence[Request]) -> None:
+    def _check(self, requests: Sequence[Request], *, prompts: bool) -> None:
         context, blocks = self.schedule.capacity, self.runner.num_blocks
         settings = {id(request.params): request.params for request in requests}
         for params in settings.values():
             check_params(params, self.vocab_size)
             check_stops(params, self.runner.most_stops)
             check_text(params, reads_text=self.decode is not None)
-        prompts = {id(request.prompt): request for request in requests}
-        for request in prompts.values():
+        different = {id(request.prompt): request for request in requests} if prompts else {}
+        for request in different.values():
             check_prompt(f"request {request.id}", request.prompt, context=context, vocab_size=self.vocab_size)
         sizes = {(len(request.prompt), id(request.params)): request for request in reversed(requests)}
         for request in sizes.values():
@@ -148,24 +154,25 @@ class Engine:
             self.runner.use(self.using)
             self.known.add(adapter)
 
-    def _prefill(self, news: list[News]) -> None:
+    def _prefill(self, tell: Tell) -> None:
         """Several launches: while the first is computed, the places of the next are found."""
         self.schedule.turn()
         for _ in range(self.runner.prefill_launches):
             launch = self.schedule.prefill()
             if not launch.parts:
                 return
-            self._read_prompts(launch, news)
+            self._read_prompts(launch, tell)
 
-    def _read_prompts(self, launch: Prefill, news: list[News]) -> None:
+    def _read_prompts(self, launch: Prefill, tell: Tell) -> None:
         if self.using != self.schedule.queues.adapter:
             self.using = self.schedule.queues.adapter
             self.runner.use(self.using)
-        for place in launch.begin:
+        ticket = self.runner.prefill(launch.parts)
+        for place in launch.begin:  # while it is computed
             self._open(place)
-        self._fly(self.runner.prefill(launch.parts), news)
+        self._fly(ticket, tell)
 
-    def _decode(self, news: list[News]) -> None:
+    def _decode(self, tell: Tell) -> None:
         moves, rows = self.schedule.decode()
         if not rows:
             return
@@ -173,17 +180,17 @@ class Engine:
             self.runner.move(moves)
             for a, b in moves:
                 self.line_of[b], self.line_of[a] = self.line_of[a], NOBODY
-        self._fly(self.runner.decode(rows), news)
+        self._fly(self.runner.decode(rows), tell)
 
-    def _fly(self, ticket: Ticket, news: list[News]) -> None:
+    def _fly(self, ticket: Ticket, tell: Tell) -> None:
         """A launch is on its way; the ones that it pushes out are read."""
         self.launched += 1
         self.schedule.launches += 1
         self.flight.append((ticket, self.line_of.copy()))
         while len(self.flight) > self.runner.lag:
-            self._read(news)
+            self._read(tell)
 
-    def _read(self, news: list[News]) -> None:
+    def _read(self, tell: Tell) -> None:
         ticket, line_of = self.flight.popleft()
         written = ticket.read()
         lines = line_of[written.row]  # whose row it was at the launch
@@ -195,13 +202,13 @@ class Engine:
         self.record.add(lines, written)
         self.written += len(lines)
         if self.watches:
-            self._watch(lines, written, news)
-        for line, token in zip(lines[written.ended].tolist(), written.token[written.ended].tolist(), strict=True):
-            if line in self.places:
-                self._end(self.places[line], news, last=token)
+            self._watch(lines, written, tell)
+        if written.ended.any():
+            ended = zip(lines[written.ended].tolist(), written.token[written.ended].tolist(), strict=True)
+            self._end([(self.places[line], token) for line, token in ended if line in self.places], tell)
         self.record.recycle(self.launched - len(self.flight))
 
-    def _watch(self, lines: NDArray[np.int64], written: Written, news: list[News]) -> None:
+    def _watch(self, lines: NDArray[np.int64], written: Written, tell: Tell) -> None:
         """Requests that stream or have stop strings, a token further."""
         for line, token, ended in zip(lines.tolist(), written.token.tolist(), written.ended.tolist(), strict=True):
             watch = self.watches.get(line)
@@ -211,26 +218,28 @@ class Engine:
             if finder is not None and token not in place.request.params.stop_ids and finder.push(token):
                 if not ended:
                     self.runner.stop([place.row])
-                self._end(place, news, last=token, found=True)
+                self._end([(place, token)], tell, found=True)
             elif not ended and place.request.stream:
                 safe = count if finder is None else finder.safe
                 if safe > watch.reported:
-                    news.append(self._news(place, watch.reported, safe))
+                    tell(self._news(place, watch.reported, safe))
                     watch.reported = safe
 
-    def _end(self, place: Place, news: list[News], *, last: int, found: bool = False) -> None:
-        """The last news of a request, whose last token this is; `found` is a stop string."""
-        line, watch = place.slot, self.watches.get(place.slot)
-        count, stopped = self.record.count(line), last in place.request.params.stop_ids
-        text = ""
-        if watch and watch.finder:
-            text = watch.finder.text() if found else watch.finder.close()
-        stop = Stop.STRING if found else Stop.TOKEN if stopped else Stop.LENGTH
-        news.append(self._news(place, watch.reported if watch else 0, count, stop=stop, text=text))
-        keeps = place.request.keep and self.runner.keeps_written
-        # the last token was drawn and never read: its keys and values are not in memory
-        self.schedule.release(place, self.record.since(line, 0, count - 1)[0] if keeps else ())
-        self._close(place)
+    def _end(self, ended: Sequence[tuple[Place, int]], tell: Tell, *, found: bool = False) -> None:
+        """The last news of requests, each with its last token; `found` is a stop string."""
+        for place, last in ended:
+            watch, count = self.watches.get(place.slot), self.record.count(place.slot)
+            stopped, text = last in place.request.params.stop_ids, ""
+            if watch and watch.finder:
+                text = watch.finder.text() if found else watch.finder.close()
+            stop = Stop.STRING if found else Stop.TOKEN if stopped else Stop.LENGTH
+            tell(self._news(place, watch.reported if watch else 0, count, stop=stop, text=text))
+            if place.request.keep and self.runner.keeps_written:
+                # the last token was drawn and never read: its keys and values are not in memory
+                self.schedule.keep(place, self.record.since(place.slot, 0, count - 1)[0])
+        places = [place for place, _ in ended]
+        self.schedule.release(*places)
+        self._close(places)
 
     def _news(self, place: Place, first: int, last: int, *, stop: Stop | None = None, text: str = "") -> News:
         tokens, logp, raw = self.record.since(place.slot, first, last)
@@ -248,12 +257,14 @@ class Engine:
         elif request.stream:
             self.watches[line] = _Watch(place, None)
 
-    def _close(self, place: Place) -> None:
-        """Nothing more is heard of it."""
-        self.line_of[place.row] = NOBODY
-        del self.places[place.slot]
-        self.watches.pop(place.slot, None)
-        self.record.close(place.slot, self.launched)
+    def _close(self, places: Sequence[Place]) -> None:
+        """Nothing more is heard of them."""
+        lines = [place.slot for place in places]
+        self.line_of[[place.row for place in places]] = NOBODY
+        for line in lines:
+            del self.places[line]
+            self.watches.pop(line, None)
+        self.record.close(lines, self.launched)
 
     def _abandon(self) -> None:
         """After a failure: nobody writes, and nothing in memory is trusted."""

@@ -2,7 +2,7 @@
 
 import copy as copies
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Protocol, cast
@@ -22,6 +22,7 @@ from hone.rollout.waves import Decoder, Waves
 from hone.types import Group, Rollout, Stop
 
 ADAPTER_IS_ON = frozenset({"selected", "enabled"})  # of model.lora.LoRALinear, which is to the right of this package
+Ended = Callable[[News], tuple[int, Rollout]]  # what is made of a request's end
 COLUMNS = 64  # memory for sequences grows in steps of so many tokens, so that it seldom has to be made anew
 
 
@@ -139,29 +140,33 @@ class LocalSampler:
             for name, on, chosen in self._by_adapter(len(kept), adapter):
                 owners = {first_request + i * n + j: kept[i] for i in chosen for j in range(n)}
                 asked = {i: owner.prompt for i, owner in owners.items()}
+
+                def ended(news: News, owners: Mapping[int, Beginning] = owners) -> tuple[int, Rollout]:
+                    return news.id - first_request, owners[news.id].rollout(news)
+
                 with on:
-                    written = self._write(asked, params, name)  # each is taken while the others are being written
-                    yield from (
-                        [(u.id - first_request, owners[u.id].rollout(u)) for u in _used(news)] for news in written
-                    )
+                    yield from self._write(asked, ended, params, name)  # each is taken while others are being written
 
     def _write(
-        self, prompts: Mapping[int, tuple[int, ...]], params: SampleParams, adapter: str | None
-    ) -> Iterator[list[News]]:
+        self, prompts: Mapping[int, tuple[int, ...]], ended: Ended, params: SampleParams, adapter: str | None
+    ) -> Iterator[list[tuple[int, Rollout]]]:
         """Completions, with the weights as they are, step by step; adapter: the name of the one that is on."""
         if not prompts:
             return
         if getattr(self.decoder, "runner", None) is None:
             waves = Waves(self.decoder, max_rows=self.max_rows, decode=self.decode)
-            yield from ([news] for news in waves.write(prompts, params))
+            yield from ([ended(news)] for news in waves.write(prompts, params))
             return
         longest = max(prompts.values(), key=len)
         columns = len(longest) + self._limit(longest, params)
         runner, vocab = self._memory(len(prompts), columns), self.decoder.config.vocab_size
         engine = Engine(runner, vocab_size=vocab, decode=self.decode)
-        engine.submit([Request(id=i, prompt=prompt, params=params, adapter=adapter) for i, prompt in prompts.items()])
+        asked = [Request(id=i, prompt=prompt, params=params, adapter=adapter) for i, prompt in prompts.items()]
+        engine.submit(asked, checked=True)
         while engine.busy:
-            yield engine.step()
+            found: list[tuple[int, Rollout]] = []
+            engine.go_on(lambda news, found=found: found.append(ended(news)))
+            yield found
 
     def _memory(self, rows: int, columns: int) -> Runner:
         """A runner for so many sequences of this length; the one there is, if it will do."""
@@ -215,13 +220,6 @@ class LocalSampler:
             check_prompt(f"prompt {i}", prompt, context=context, vocab_size=vocab_size)
 
 
-def _used(news: list[News]) -> Iterator[News]:
-    """Each in turn, its memory free for what is made of the next."""
-    news.reverse()
-    while news:
-        yield news.pop()
-
-
 class Beginning:
     """What the rollouts of one prompt have in common."""
 
@@ -232,7 +230,7 @@ class Beginning:
     def rollout(self, news: News) -> Rollout:
         """The prompt and what was written after it."""
         assert news.stop is not None
-        return Rollout(
+        return Rollout.quickly(
             tokens=self.tokens + news.tokens,
             mask=_mask(len(self.prompt), len(news.tokens)),
             gen_logp=self.zeros + news.logp,

@@ -58,8 +58,9 @@ class Queues:
                 key = request.adapter, request.prompt
                 last = groups.get(key) or groups.setdefault(key, self._begin(request, now))
             last.requests[request.id] = request
-            self.lines[last.adapter].count += 1
             owner[request.id] = last
+        for group in groups.values():
+            self.lines[group.adapter].count += len(group.requests)
         return owner
 
     def _begin(self, request: Request, now: int) -> Waiting:

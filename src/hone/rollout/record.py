@@ -3,6 +3,7 @@ number of rows."""
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +39,12 @@ class Record:
             self.top[line] = []
         return line
 
-    def close(self, line: int, launch: int) -> None:
-        """Nothing more is added; launches up to this one may still speak of it."""
-        self.is_open[line] = False
-        self.top.pop(line, None)
-        self._closed.append((launch, line))
+    def close(self, lines: Sequence[int], launch: int) -> None:
+        """Nothing more is added; launches up to this one may still speak of them."""
+        self.is_open[lines] = False
+        for line in lines if self.top else ():
+            self.top.pop(line, None)
+        self._closed += [(launch, line) for line in lines]
 
     def recycle(self, read: int) -> None:
         """So many launches were read."""
@@ -67,10 +69,12 @@ class Record:
 
     def since(self, line: int, first: int, last: int) -> "tuple[array[int], array[float], array[float]]":
         """Tokens, log-probs and raw log-probs from `first` on."""
-        these = slice(8 * (line * self.width + first), 8 * (line * self.width + last))
+        begin, end = 8 * (line * self.width + first), 8 * (line * self.width + last)
         token, logp, raw = array("q"), array("d"), array("d")
-        for kept, memory in zip((token, logp, raw), self._bytes, strict=True):
-            kept.frombytes(memory[these])
+        tokens, logps, raws = self._bytes
+        token.frombytes(tokens[begin:end])
+        logp.frombytes(logps[begin:end])
+        raw.frombytes(raws[begin:end])
         return token, logp, raw
 
     def most_probable(self, line: int, first: int, last: int, k: int) -> tuple[tuple[tuple[int, float], ...], ...]:

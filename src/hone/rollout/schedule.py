@@ -69,7 +69,8 @@ class Scheduler:
         self.max_rows = min(runner.max_rows, runner.num_blocks) if self.slab else runner.max_rows
         self.held_back = runner.held_back
         self.prefill_tokens = prefill_tokens
-        self.pool, self.queues = BlockPool(runner.num_blocks, slab=self.slab), Queues()
+        self._pool, self.queues = BlockPool(runner.num_blocks, slab=self.slab), Queues()
+        self._returned: list[int] = []  # blocks to release before the pool is looked at
         self.rows = list(range(self.max_rows))  # the free ones, a heap
         self.by_row: list[Place | None] = [None] * self.max_rows
         self.left = np.zeros(self.max_rows, dtype=np.int64)  # tokens of each row that no launch has begun to write
@@ -79,6 +80,15 @@ class Scheduler:
         self.computed = self.saved = 0  # prompt tokens
         self.begun = 0  # requests
         self.starved = False  # the first in the queue lacks blocks
+
+    @property
+    def pool(self) -> BlockPool:
+        """Who holds which block. Those of requests that ended are released here, when somebody wants to know: a
+        thousand that end together need not wait for ten thousand blocks."""
+        if self._returned:
+            self._pool.release(self._returned)
+            self._returned.clear()
+        return self._pool
 
     @property
     def running(self) -> int:
@@ -110,17 +120,20 @@ class Scheduler:
         owner.gone = True
         if all(place.gone for place in owner.reading.places):
             self.reading.remove(owner.reading)
-            for place in owner.reading.places:
-                self._give_back(place)
+            self._give_back(*owner.reading.places)
         return None
 
-    def release(self, place: Place, written: Sequence[int] = ()) -> None:
-        """It wrote its last token; `written`: the tokens before it, where a later prompt may begin with them."""
-        del self.owner[place.request.id]
+    def keep(self, place: Place, written: Sequence[int]) -> None:
+        """A later prompt may begin with what it read and wrote, as long as the memory is not needed."""
         if written and place.age == self.age:
             tokens = (*place.request.prompt, *written)
             self.pool.index.add(place.request.adapter, tokens, len(tokens), place.blocks)
-        self._give_back(place)
+
+    def release(self, *places: Place) -> None:
+        """They wrote their last tokens."""
+        for place in places:
+            del self.owner[place.request.id]
+        self._give_back(*places)
 
     def forget(self) -> None:
         """The weights changed: no prompt read so far is shared with a later one."""
@@ -256,11 +269,12 @@ class Scheduler:
             if place.gone:
                 self._give_back(place)
 
-    def _give_back(self, place: Place) -> None:
-        self.left[place.row] = 0
-        self.by_row[place.row] = None
-        heapq.heappush(self.rows, place.row)
-        self.pool.release(reversed(place.blocks))
+    def _give_back(self, *places: Place) -> None:
+        self.left[[place.row for place in places]] = 0
+        for place in places:
+            self.by_row[place.row] = None
+            heapq.heappush(self.rows, place.row)
+            self._returned += reversed(place.blocks)
         self.starved = False
 
     def _close_gaps(self, live: list[int]) -> list[tuple[int, int]]:
