@@ -1,6 +1,7 @@
 """Rollouts to tensors: the one place that shifts and pads."""
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -31,13 +32,14 @@ def table(groups: Sequence[Group], *, pad_id: int = 0) -> Batch:
     real: Array = np.arange(lengths.max()) < lengths[:, None]
     inputs = _pad([r.tokens for r in rows], real, pad_id, np.int64)
     mask = _shift(_pad([r.mask for r in rows], real, False, np.bool_), False)
+    cut_off = Stop.LENGTH  # looked up once: an enum's member takes longer than all else that is done to a row here
     return Batch(
         inputs=torch.from_numpy(inputs),
         targets=torch.from_numpy(_shift(inputs, pad_id)),
         mask=torch.from_numpy(mask),
         real=torch.from_numpy(real),
         group=torch.from_numpy(np.repeat(np.arange(len(groups)), [len(g) for g in groups])),
-        truncated=torch.tensor([r.stop is Stop.LENGTH for r in rows]),
+        truncated=torch.from_numpy(np.fromiter((r.stop is cut_off for r in rows), np.bool_, len(rows))),
     )
 
 
@@ -85,15 +87,24 @@ def _empty(dtype: torch.dtype) -> Batch:
 
 
 def _pad(rows: Sequence[Sequence[Any]], real: Array, fill: Any, dtype: DTypeLike) -> Array:
-    """One masked write, if any; a row that is an array is read as it lies, one that several rollouts share once."""
-    once = {id(row): row for row in rows}
-    read = {number: np.asarray(row) for number, row in once.items()}
-    flat = np.concatenate([read[id(row)] for row in rows], dtype=dtype, casting="unsafe")
+    """One masked write, if any."""
+    flat = _end_to_end(rows, dtype)
     if len(flat) == real.size:
         return flat.reshape(real.shape)
     padded = np.full(real.shape, fill, dtype)
     padded[real] = flat
     return padded
+
+
+def _end_to_end(rows: Sequence[Sequence[Any]], dtype: DTypeLike) -> Array:
+    """A row that is an array is read as it lies, one that several rollouts share once."""
+    arrays = [row for row in rows if isinstance(row, array)]
+    kinds = {row.typecode for row in arrays}
+    if len(arrays) == len(rows) and len(kinds) == 1:  # as a sampler gives them: bytes are joined ten times as fast
+        return np.frombuffer(bytearray().join(arrays), kinds.pop()).astype(dtype, copy=False)
+    once = {id(row): row for row in rows}
+    read = {number: np.asarray(row) for number, row in once.items()}
+    return np.concatenate([read[id(row)] for row in rows], dtype=dtype, casting="unsafe")
 
 
 def _shift(x: Array, fill: Any) -> Array:

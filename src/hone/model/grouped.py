@@ -53,11 +53,11 @@ class Grouped:
     def cells(self, rows: int, width: int) -> NDArray[np.int32]:
         """The list's index of each cell of a table, -1 where no token is, [rows, width]"""
         found, column = np.full((rows, width), -1, np.int32), np.arange(width, dtype=np.int32)
-        alone, with_first = (
-            x.astype(np.int32)[:, None] for x in (self.start[:-1] - self.common, self.start[self.first])
-        )
-        index = np.where(column >= self.common[:, None], alone, with_first) + column
-        np.copyto(found[: len(index)], index, where=column < self.lengths[:, None])
+        by_row = self.start[:-1] - self.common, self.start[self.first], self.common, self.lengths
+        alone, with_first, common, lengths = (x.astype(np.int32)[:, None] for x in by_row)
+        index = np.where(column >= common, alone, with_first)
+        index += column
+        np.copyto(found[: len(index)], index, where=column < lengths)
         return found
 
     def each(self, by_row: Ints) -> Ints:

@@ -59,13 +59,12 @@ def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor, *, evenly: bool 
     cells = np.maximum(rows.cells(B, there.shape[1]), 0).astype(np.int64)
     if not straight:
         cells = np.where(there, np.take_along_axis(cells, (there.cumsum(-1) - 1).clip(min=0), 1), 0)
-    column = rows.each(np.zeros_like(lengths))
     return Lines(
-        tokens=torch.from_numpy(tokens[np.repeat(np.arange(B), rows.own), column])[None],
+        tokens=torch.from_numpy(tokens.ravel()[rows.each(np.arange(B) * tokens.shape[1])])[None],
         slot=torch.from_numpy(cells),
         real=real.cpu(),
         longest=W,
-        positions=torch.from_numpy(column)[None],
+        positions=torch.from_numpy(rows.each(np.zeros_like(lengths)))[None],
         mask=_in_one(even) if evenly and (even := Even.of(rows)) else _in_tables(rows),
     ).to(inputs.device)
 
