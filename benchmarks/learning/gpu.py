@@ -177,7 +177,7 @@ def passes(shape: str, quick: bool) -> Iterator[Row]:
         torch.cuda.reset_peak_memory_stats()
         seconds(step, 1)
         held = torch.cuda.max_memory_allocated() / 1e9
-        taken, best = in_turns(step, turns=1 if quick else 5, repeats=2 if quick else 8)
+        taken, best = in_turns(step, turns=1 if quick else 3, repeats=2 if quick else 8)
         found[side] = work / taken / best, held
         say(f"{shape}, {side}: {1e3 * taken:.1f} ms, {found[side][0]:.1%} of {best / 1e12:.0f} TFLOP/s, {held:.1f} GB")
         del decoder, step

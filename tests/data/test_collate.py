@@ -4,7 +4,7 @@ import math
 import random
 import time
 from array import array
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -217,20 +217,6 @@ def test_a_copy_with_other_fields_is_that_of_replace():
     for name, value in (("tokens", [1]), ("mask", (T,)), ("txt", "a")):
         with pytest.raises(TypeError, match=name):
             row.having(**{name: value})
-
-
-def test_a_rollout_made_quickly_is_a_rollout():
-    values = {"tokens": array("q", [1, 2]), "mask": (F, T), "gen_logp": array("d", [0.0, -1.0]), "stop": Stop.LENGTH}
-    row = Rollout.quickly(**values, limit=3, version=7, text="a")
-    assert type(row) is Rollout
-    assert row == Rollout(**values, limit=3, version=7, text="a")
-    assert replace(row, limit=4).having(text="b") == Rollout(**values, limit=4, version=7, text="b")
-    with pytest.raises(FrozenInstanceError):
-        row.text = "b"  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ValueError, match="2 tokens but 1 entries in gen_logp"):
-        Rollout.quickly(**values | {"gen_logp": [0.0]})
-    with pytest.raises(TypeError, match="txt"):
-        Rollout.quickly(**values, txt="a")
 
 
 @pytest.mark.parametrize("kinds", ["qqq", "iii", "qiq", "qlq", "q-q", "---"])

@@ -230,7 +230,7 @@ class Beginning:
     def rollout(self, news: News) -> Rollout:
         """The prompt and what was written after it."""
         assert news.stop is not None
-        return Rollout.quickly(
+        return Rollout(
             tokens=self.tokens + news.tokens,
             mask=_mask(len(self.prompt), len(news.tokens)),
             gen_logp=self.zeros + news.logp,
