@@ -1,14 +1,19 @@
 """The processes that torchrun starts, as the ranks of one run."""
 
 import os
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
 from hone.errors import HoneError
 
+LOOK_AGAIN = 0.02  # seconds between two looks at who has come
 LOST = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
 
 
@@ -27,7 +32,9 @@ def joined(device: str = "auto") -> Iterator[None]:
     if gpu:
         _take_gpu(device)
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo")
+        store, rank, ranks = next(rendezvous("env://"))
+        store = untouched(store, rank, ranks)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=rank, world_size=ranks)
     except (ValueError, RuntimeError) as error:
         raise HoneError(f"the ranks do not find each other ({error}): start them with torchrun") from error
     try:
@@ -37,6 +44,32 @@ def joined(device: str = "auto") -> Iterator[None]:
             raise HoneError("another rank has ended, and this one cannot go on alone: see what it said") from error
         raise
     dist.destroy_process_group()  # not after an error: it would wait for ranks that are gone
+
+
+def untouched(store: Any, rank: int, ranks: int) -> Any:
+    """A part of the store that none but these processes have written to.
+
+    When torchrun starts ranks again they get the store of those before, addresses at which nobody answers included, and
+    would wait there for half an hour (PyTorch's issue 135712). How often it started them is not the same on every node.
+    So each rank asks under a word of its own, and rank 0 answers all words it sees, old ones among them, with the name
+    of the new part, until every rank has said there that it has come.
+    """
+    word = uuid.uuid4().hex
+    if rank:
+        store.set(f"hone/asked/{rank}", word)
+        part = PrefixStore(store.get(f"hone/answer/{word}").decode(), store)
+        part.set(f"came/{rank}", "")
+        return part
+    part, missing = PrefixStore(word, store), set(range(1, ranks))
+    end = time.monotonic() + store.timeout.total_seconds()
+    while missing := {other for other in missing if not part.check([f"came/{other}"])}:
+        if time.monotonic() > end:
+            raise RuntimeError(f"rank {min(missing)} has not come")
+        for asked in (f"hone/asked/{other}" for other in missing):
+            if store.check([asked]):
+                store.set(f"hone/answer/{store.get(asked).decode()}", word)
+        time.sleep(LOOK_AGAIN)
+    return part
 
 
 def _take_gpu(device: str) -> None:
