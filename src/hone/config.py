@@ -24,6 +24,18 @@ T = TypeVar("T")
 _NOTHING = ("", "none", "null", '""', "''")
 Source = Callable[[Any], Any]  # annotation -> a value that fits it, or Misfit
 
+# What other frameworks call a setting of a recipe.
+ELSEWHERE = {
+    "learning_rate": "optim.lr", "lr": "optim.lr", "max_grad_norm": "optim.clip_norm", "warmup_steps": "optim.warmup",
+    "lr_scheduler_type": "optim.schedule", "batch_size": "train.prompts", "train_batch_size": "train.prompts",
+    "per_device_train_batch_size": "train.prompts", "rollout_batch_size": "train.prompts", "max_steps": "train.steps",
+    "gradient_accumulation_steps": "train.micro_rows", "gradient_checkpointing": "train.recompute",
+    "bf16": "train.dtype", "eval_steps": "train.eval_every", "save_steps": "save.every", "output_dir": "out",
+    "num_generations": "sample.group", "n_samples_per_prompt": "sample.group", "temperature": "sample.temperature",
+    "max_completion_length": "sample.max_tokens", "max_new_tokens": "sample.max_tokens", "beta": "algo.beta",
+    "model_name_or_path": "model.path", "dataset": "data", "reward_funcs": "reward", "loss_type": "algo",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -122,14 +134,14 @@ def build_choice(choice: Choice, table: Mapping[str, Callable[..., T]], kind: st
     return factory(**values)
 
 
-def unknown(kind: str, name: str, known: Iterable[str], *, owner: str = "") -> HoneError:
-    """The error for a name that does not exist: the nearest one, and all there are."""
+def unknown(kind: str, name: str, known: Iterable[str], *, owner: str = "", meant: str = "") -> HoneError:
+    """The error for a name that does not exist: the one that is meant or the nearest, and all there are."""
     names = [str(k) for k in known]
     shared = name[: name.rfind(".") + 1]  # what all have in common makes none of them alike
     shared = shared if all(other.startswith(shared) for other in names) else ""
     tails = difflib.get_close_matches(name.removeprefix(shared), [other.removeprefix(shared) for other in names], n=2)
     begun = [other for other in names if len(name) > len(shared) and other.startswith(name)][:2]
-    near = begun or [shared + tail for tail in tails]
+    near = [meant] if meant else begun or [shared + tail for tail in tails]
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
     has = f"{owner} has" if owner else "there are"
     listed = ", ".join(names) or "none"
@@ -159,7 +171,7 @@ def _set(node: Any, path: list[str], source: Source, whole: str) -> Any:
     above = whole.removesuffix(".".join(path))
     if name not in hints:
         known = [above + n for n in hints]
-        raise unknown("setting", above + name, known)
+        raise unknown("setting", above + name, known, meant=ELSEWHERE.get(name, ""))
     old, hint = getattr(node, name), hints[name]
     if Choice in (hint, *get_args(hint)):
         new = _choose(old, rest, source, whole)

@@ -6,8 +6,9 @@ from typing import Any, Literal
 
 import pytest
 
-from hone.config import Choice, build_choice, check, from_yaml, override, settings_of, to_json, unknown
+from hone.config import ELSEWHERE, Choice, build_choice, check, from_yaml, override, settings_of, to_json, unknown
 from hone.errors import HoneError
+from hone.recipe import Recipe
 from hone.values import Misfit, fit
 
 
@@ -326,3 +327,14 @@ def test_a_config_written_in_python_is_checked_too(run, says):
 
 def test_a_right_config_passes_the_check():
     check(Run(data=[1, 2], reward=print, optim=Optim(lr=1)))
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_other_frameworks_call_a_setting_is_answered_with_a_setting(name: str):
+    group, _, setting = ELSEWHERE[name].partition(".")
+    recipe = Recipe()
+    assert hasattr(recipe, group)
+    if setting and group != "algo":
+        assert hasattr(getattr(recipe, group), setting)
+    with pytest.raises(HoneError, match=f"no setting '(train.)?{name}'; did you mean '{ELSEWHERE[name]}'"):
+        override(recipe, [f"{name}=1" if not hasattr(recipe, name) else f"train.{name}=1"])

@@ -50,7 +50,8 @@ def test_a_warning_comes_after_patience_names_the_remedy_and_comes_once() -> Non
     assert (warning.step, warning.name, warning.value, warning.threshold) == (3, "entropy", 0.02, 0.05)
     assert warning.severity == "warn"
     assert warning.message == (
-        "entropy 0.02 below 0.05 for 3 steps: the policy is collapsing; raise the entropy bonus or lower optim.lr"
+        "entropy 0.02 below 0.05 for 3 steps: the policy hardly varies any more; if its reward is not good yet, lower "
+        "optim.lr, or raise algo.entropy where the algorithm has it"
     )
 
 

@@ -404,6 +404,14 @@ def test_chunks_fit_the_budget_and_are_of_one_size(monkeypatch):
     assert slices(0, "fit", weight) == slices(0, None, weight) == (slice(0, 0),)
 
 
+def test_a_chunk_of_altered_or_restricted_logits_takes_more_than_its_logits():
+    hidden, head, *_ = problem()
+    assert vocab.bare(HeadRows(hidden, head, 0.5))
+    assert not vocab.bare(HeadRows(hidden, head, finish=torch.tanh))
+    assert not vocab.bare(HeadRows(hidden, head, restrict=sampled(top_k=3)))
+    assert vocab.bare(HeadRows(hidden, head, restrict=sampled()))
+
+
 def test_a_gpu_takes_few_chunks_while_they_are_a_small_part_of_its_memory():
     some = partial(vocab.fitting, each=1_000, budget=500_000)
     assert some(16_384, memory=0) == 500  # elsewhere the budget alone counts

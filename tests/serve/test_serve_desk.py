@@ -1,6 +1,8 @@
 """The desk between clients and the engine: what goes wrong in the engine's thread is told, and ends nobody else."""
 
 import asyncio
+import sys
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
@@ -10,7 +12,7 @@ import torch
 from little import make_decoder, make_tokenizer
 
 from hone.model.decoder import Decoder
-from hone.rollout.engine import Engine
+from hone.rollout.engine import Counts, Engine
 from hone.rollout.protocol import SampleParams
 from hone.rollout.request import News, Request
 from hone.serve.desk import Desk
@@ -76,6 +78,32 @@ def test_weights_that_diverged_are_told_and_mended_ones_serve_again():
 
     (note,) = with_desk(work)
     assert "2 requests ended" in note
+
+
+def test_whoever_asks_how_busy_it_is_does_not_disturb_the_engine():
+    async def work(desk: Desk, decoder: Decoder) -> None:
+        asking, seen = threading.Event(), list[Counts]()
+
+        def poll() -> None:
+            while not asking.is_set():
+                seen.append(desk.counts)
+
+        thread, interval = threading.Thread(target=poll), sys.getswitchinterval()
+        sys.setswitchinterval(1e-6)
+        thread.start()
+        try:
+            short = SampleParams(max_tokens=1, temperature=0.0, stop_ids=frozenset())
+            for first in range(0, 400, 8):
+                await told(desk, *(request(first + i, params=short) for i in range(8)))
+        finally:
+            asking.set()
+            thread.join()
+            sys.setswitchinterval(interval)
+        assert desk.failed is None
+        assert max(counts.written for counts in seen) > 200
+        assert {counts.free_blocks for counts in seen} <= {0, 1, 2}
+
+    assert with_desk(work) == []
 
 
 def test_a_reader_that_leaves_cancels_what_is_left():

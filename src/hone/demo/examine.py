@@ -29,7 +29,7 @@ class Marks:
     greedy: float
     format: float
     length: float
-    kl: float  # exact KL(stage || SFT), mean nats a token of the stage's own completions; 0 where there is no SFT yet
+    kl: float | None  # exact KL(stage || SFT), mean nats a token of the stage's own completions; None: no SFT yet
 
 
 def examine(
@@ -43,7 +43,7 @@ def examine(
         groups = sample_groups(decoder, tokenizer, tasks, params=params, samples=n)
         marked[temperature] = score(groups, Reward(math_reward))
     sampled, greedy = summarise(marked[1.0]), summarise(marked[0.0])
-    kl = kl_between(Policy(decoder), Policy(load_decoder(sft)), marked[1.0]) if sft else 0.0
+    kl = kl_between(Policy(decoder), Policy(load_decoder(sft)), marked[1.0]) if sft else None
     marks = Marks(
         accuracy=sampled["pass@1"], greedy=greedy["pass@1"], format=sampled["format"], length=sampled["length"], kl=kl
     )

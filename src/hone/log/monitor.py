@@ -66,7 +66,8 @@ def _repeated_numbers(x: NDArray[np.uint64], lengths: NDArray[np.int64], kinds: 
 
 REMEDIES = {
     "nonfinite": "the update is not a number; lower optim.lr or optim.clip_norm",
-    "entropy": "the policy is collapsing; raise the entropy bonus or lower optim.lr",
+    "entropy": "the policy hardly varies any more; if its reward is not good yet, lower optim.lr, or raise "
+    "algo.entropy where the algorithm has it",
     "clip_fraction": "updates leave the trust region; lower optim.lr or train.epochs",
     "ess": "a few samples outweigh the rest; lower train.epochs or the lag of the sampler",
     "explained_variance": "the critic is worse than a constant; raise optim.critic_lr or its warm-up",
@@ -156,7 +157,7 @@ def _nonfinite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _message(name: str, value: float, *, threshold: float, steps: int) -> str:
-    """entropy 0.02 below 0.05 for 3 steps: the policy is collapsing; raise the entropy bonus or lower optim.lr"""
+    """entropy 0.02 below 0.05 for 3 steps: the policy hardly varies any more; ..."""
     if name == "nonfinite":
         return f"loss or gradient norm is NaN or infinite: {REMEDIES[name]}"
     side = "below" if name in LOW else "above"

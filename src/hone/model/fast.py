@@ -24,7 +24,7 @@ def fast_layer(layer: Layer, x_BTD: Tensor, turns: Turns, mask: Mask) -> Tensor:
     B, T, D = x_BTD.shape
     attention, mlp, second = layer.self_attn, layer.mlp, layer.post_attention_layernorm
     even = mask.spans if isinstance(mask, Rows) and isinstance(mask.spans, Even) and attention.q_norm is None else None
-    q, k, v, x = _heads(layer, x_BTD.reshape(-1, D), turns, even)
+    q, k, v, x = _heads(layer, x_BTD.reshape(-1, D).contiguous(), turns, even)
     if even is None:
         q, k, v = (h.view(B, T, -1, attention.E).transpose(1, 2) for h in (q, k, v))
         mixed = attention.attend(q, k, v, mask)

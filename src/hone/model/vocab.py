@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hone.model import vocab_fused
+from hone.model.twice import once
 from hone.model.vocab_plain import Finish, HeadRows, LogRows, Plan, by_autograd
 from hone.model.vocab_rows import STATS
 from hone.rollout.protocol import SampleParams
@@ -19,8 +20,8 @@ __all__ = ["STATS", "HeadRows", "LogRows", "Positions", "token_stats"]
 Positions = int | Literal["fit"] | None  # so many at once, as many as fit the budget, or all
 NONE: Mapping[str, Tensor | LogRows] = {}
 BUDGET = {"cpu": 256 << 20, "cuda": 512 << 20}  # bytes of logits at once, by device
-# On a GPU more, for the logits of all but one chunk are computed twice: as many as make so few chunks, while they take
-# at most this share of its memory.
+# On a GPU more where nothing but the logits is held, for those of all but one chunk are computed twice: as many as make
+# so few chunks, while they take at most this share of its memory.
 CHUNKS, SHARE = 3, 32
 
 
@@ -56,7 +57,9 @@ def token_stats(
         names=tuple(sorted(want)),
         targets=targets_N,
         others=others,
-        slices=slices(len(hidden_ND), chunk, head_weight_VD, tables=1 + len(others)),
+        slices=slices(
+            len(hidden_ND), chunk, head_weight_VD, tables=1 + len(others), bare=not others and bare(rows) and once()
+        ),
     )
     if not want:
         return {}
@@ -79,10 +82,19 @@ def _check(rows: HeadRows, targets: Tensor, want: frozenset[str], chunk: Positio
         raise ValueError(f"targets from {int(targets.min())} to {int(targets.max())} in a vocabulary of {V}")
 
 
-def slices(N: int, chunk: Positions, weight: Tensor, *, tables: int = 1) -> tuple[slice, ...]:
-    """The chunks of N positions, one for none at all; "fit": of one size, the logits of all tables in the budget."""
+def bare(rows: HeadRows) -> bool:
+    """Whether a chunk takes the memory of its logits and no more."""
+    return rows.finish is None and rows.restricted is None
+
+
+def slices(N: int, chunk: Positions, weight: Tensor, *, tables: int = 1, bare: bool = False) -> tuple[slice, ...]:
+    """The chunks of N positions, one for none at all; "fit": of one size, the logits of all tables in the budget.
+
+    bare: a chunk takes the memory of its logits and no more.
+    """
     if chunk == "fit":
-        memory = torch.cuda.get_device_properties(weight.device).total_memory if weight.is_cuda else 0
+        large = bare and weight.is_cuda
+        memory = torch.cuda.get_device_properties(weight.device).total_memory if large else 0
         budget = BUDGET.get(weight.device.type, BUDGET["cuda"])
         most = fitting(N, len(weight) * tables * weight.element_size(), budget=budget, memory=memory)
         chunk = -(-N // max(1, -(-N // most)))

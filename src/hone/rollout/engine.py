@@ -70,7 +70,8 @@ class Engine:
 
     @property
     def counts(self) -> Counts:
-        """How busy it is, and what it has done since the start or the last failure."""
+        """How busy it is, and what it has done since the start or the last failure. For the thread that steps: blocks
+        are counted, and those of requests that ended released for it."""
         schedule = self.schedule
         return Counts(
             running=schedule.running,
@@ -141,6 +142,8 @@ class Engine:
             check_prompt(f"request {request.id}", request.prompt, context=context, vocab_size=self.vocab_size)
         sizes = {(len(request.prompt), id(request.params)): request for request in reversed(requests)}
         for request in sizes.values():
+            if not 0 < len(request.prompt) < context:
+                check_prompt(f"request {request.id}", request.prompt, context=context, vocab_size=self.vocab_size)
             if (needed := self.schedule.blocks_for(request)) > blocks:
                 raise HoneError(
                     f"request {request.id} needs {needed} blocks of memory for its prompt and max_tokens, there are "

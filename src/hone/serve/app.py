@@ -83,7 +83,7 @@ class App:
         """Whether it works, to anybody; how busy it is, to those with the token."""
         if self.desk.failed is not None:
             raise Refusal(503, self.desk.failed, code="engine_failed")
-        busy = asdict(self.desk.engine.counts) if self.guard.knows_token(incoming.headers) else {}
+        busy = asdict(self.desk.counts) if self.guard.knows_token(incoming.headers) else {}
         await answer.json({"status": "ok", **busy})
 
     async def _generate(self, incoming: Incoming, answer: Reply, *, chat: bool) -> None:

@@ -30,6 +30,7 @@ class Desk:
     def __init__(self, engine: Engine, *, note: Callable[[str], None]) -> None:
         self.engine, self.note = engine, note
         self.failed: str | None = None  # why the last launch gave nothing
+        self.counts = engine.counts  # as they were after the last launch or letters, for any thread to read
         self._inbox = queue.SimpleQueue[Letter | None]()
         self._owners: dict[int, Mail] = {}  # by request; only the engine's thread touches it
         self._ids = itertools.count()
@@ -81,6 +82,7 @@ class Desk:
                     self.failed = None
             except Exception as error:  # of any kind: the thread must go on, and everybody be told
                 self._broke(error)
+            self.counts = self.engine.counts
 
     def _read_letters(self) -> bool:
         """Do what was asked for; wait for it where there is nothing else to do. False: the desk is closed."""
