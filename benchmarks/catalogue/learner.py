@@ -136,10 +136,10 @@ LEARNER = (
     ),
     fault(
         "old_logp is recomputed after each update", "pain 16", "loop", LOOP,
-        old="                    stats.merge(take(learner, part, algo))",
+        old="            stats.merge(take(learner, weighed(part, algo, correct=correct), algo))",
         new=(
-            "                    stats.merge(take(learner, part, algo))\n"
-            "                    batch = annotate(replace(batch, old_logp=None), algo, learner)"
+            "            stats.merge(take(learner, weighed(part, algo, correct=correct), algo))\n"
+            "            batch = annotate(replace(batch, old_logp=None), algo, learner)"
         ),
         tests="train/test_loop.py",
     ),

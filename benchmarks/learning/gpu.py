@@ -12,7 +12,7 @@ from benchmarks.form import Row, note, row, say
 from benchmarks.learning import fits, ours
 from benchmarks.learning.cpu import divided
 from benchmarks.learning.work import Online, Subject
-from benchmarks.sampling.gpu import SHAPES, make, twin
+from benchmarks.sampling.gpu import make, twin
 from hone.loop import Iteration
 from hone.model.decoder import Decoder
 from hone.model.policy import Policy
@@ -109,7 +109,7 @@ def measure_grpo(quick: bool) -> Iterator[Row]:
 # --- forward and backward ---
 
 
-def peak(repeats: int = 20) -> float:
+def peak(repeats: int) -> float:
     """Multiply-adds a second, twice, of a large product."""
     a = torch.randn(8_192, 8_192, device="cuda", dtype=torch.bfloat16)
     return 2 * 8_192**3 / seconds(lambda: a @ a, repeats)
@@ -160,53 +160,53 @@ def their_pass(decoder: Decoder, rows: int, length: int) -> Callable[[], None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Of one side: seconds, the peak beside them, medians both, the highest peak, and GB."""
+    """Of one side: the FLOPs of a pass, seconds and the peak beside them, medians both, the highest peak, and GB."""
 
+    work: int
     taken: float
     peak: float
     highest: float
     held: float
 
+    def share(self, peak: float) -> float:
+        return self.work / self.taken / peak
+
 
 def in_turns(shape: str, made: Callable[[Decoder, int, int], Callable[[], None]], *, quick: bool) -> Passes:
     """Passes and peak, one after the other, again and again: a chip at work is slower by a tenth than a rested one."""
-    step = made(make(shape), ROWS, LENGTH)
+    decoder = make(shape)
+    work = 6 * sum(p.numel() for p in decoder.parameters()) * ROWS * LENGTH  # 6 N a token
+    step = made(decoder, ROWS, LENGTH)
+    del decoder  # transformers has weights of its own
     torch.cuda.reset_peak_memory_stats()
     seconds(step, 1)
     held, repeats = torch.cuda.max_memory_allocated() / 1e9, 2 if quick else 8
-    found = [(seconds(step, repeats), peak(repeats)) for _ in range(1 if quick else 3)]
-    say(f"  {', '.join(f'{1e3 * taken:.1f} ms at {best / 1e12:.0f} TFLOP/s' for taken, best in found)}")
-    taken, peaks = [taken for taken, _ in found], [best for _, best in found]
+    taken, peaks = zip(*((seconds(step, repeats), peak(repeats)) for _ in range(1 if quick else 3)), strict=True)
+    beside = ", ".join(f"{1e3 * t:.1f} ms at {p / 1e12:.0f}" for t, p in zip(taken, peaks, strict=True))
     del step
     torch.cuda.empty_cache()
-    return Passes(taken=statistics.median(taken), peak=statistics.median(peaks), highest=max(peaks), held=held)
+    mid = statistics.median
+    found = Passes(work=work, taken=mid(taken), peak=mid(peaks), highest=max(peaks), held=held)
+    say(f"{shape}: {beside} TFLOP/s: {found.share(found.peak):.1%}, {held:.1f} GB")
+    return found
 
 
 def passes(shape: str, quick: bool) -> Iterator[Row]:
-    """Both sides' share of the peak, 6 N FLOPs a token, and memory; the ratio is that of times."""
+    """Both sides' share of the peak, and memory; the ratio of shares is that of times, for the peaks are two."""
     mine, theirs = (in_turns(shape, made, quick=quick) for made in (our_pass, their_pass))
-    with torch.device("meta"):
-        work = 6 * sum(p.numel() for p in Decoder(SHAPES[shape]).parameters()) * ROWS * LENGTH
+    name, (least, most) = f"H200 {shape}, forward and backward of {ROWS} x {LENGTH}", SHARE[shape]
+    times = {"ms": 1e3 * mine.taken, "peer_ms": 1e3 * theirs.taken, "ratio": theirs.taken / mine.taken}
+
+    def shares(what: str, peak: float, peer_peak: float) -> Row:
+        found = note(f"{name}: {what}", mine.share(peak), unit="", peer=theirs.share(peer_peak))
+        return found | times | {"tflops": peak / 1e12, "peer_tflops": peer_peak / 1e12}
+
+    met = mine.share(mine.peak) >= least
+    yield shares("share of matmul peak", mine.peak, theirs.peak) | {"goal": f">= {least:.0%}", "ok": met}
     highest = max(mine.highest, theirs.highest)
-    for side, p in (("Hone", mine), ("transformers", theirs)):
-        share = work / p.taken / p.peak
-        say(f"{shape}, {side}: {1e3 * p.taken:.1f} ms, {share:.1%} of {p.peak / 1e12:.0f} TFLOP/s, {p.held:.1f} GB")
-    least, most = SHARE[shape]
-    name, faster = f"H200 {shape}, forward and backward of {ROWS} x {LENGTH}", theirs.taken / mine.taken
-    times = {"ms": 1e3 * mine.taken, "peer_ms": 1e3 * theirs.taken, "ratio": faster}
-    share, theirs_share = (work / p.taken / p.peak for p in (mine, theirs))
-    found = row(
-        f"{name}: share of matmul peak", share, unit="", peer=theirs_share, goal=f">= {least:.0%}", ok=share >= least
-    )
-    yield found | times | {"tflops": mine.peak / 1e12, "peer_tflops": theirs.peak / 1e12}
-    rested = note(
-        f"{name}: share of the highest peak, a rested chip's", work / mine.taken / highest, unit="",
-        peer=work / theirs.taken / highest,
-    )  # fmt: skip
-    yield rested | times | {"tflops": highest / 1e12}
-    yield row(
-        f"{name}: peak memory", mine.held, unit="GB", peer=theirs.held, goal=f"<= {most:g} GB", ok=mine.held <= most
-    )
+    yield shares("share of the highest peak, a rested chip's", highest, highest)
+    held = f"{name}: peak memory"
+    yield row(held, mine.held, unit="GB", peer=theirs.held, goal=f"<= {most:g} GB", ok=mine.held <= most)
 
 
 def measure_passes(quick: bool) -> Iterator[Row]:

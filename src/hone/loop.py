@@ -6,7 +6,7 @@ logs are written and checkpoints taken, and all that changes lives in the learne
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -99,14 +99,10 @@ def online(
 
         laps("annotate")
         if batch is not None:
-            for epoch in range(epochs):
-                cut = hash_seed(seed, learner.version, epoch)
-                for part in begun_batches(batch, algo, learner, count=minibatches, seed=cut, fresh=fresh):
-                    part = weighed(part, algo, correct=correct)
-                    take = trust_region.step if algo.trust_region else update
-                    stats.merge(take(learner, part, algo))
-            if any(c.reads == "update_kl" for c in algo.control):
-                stats.add("update_kl", update_kl(learner, batch))
+            seeds = [hash_seed(seed, learner.version, epoch) for epoch in range(epochs)]
+            stats.merge(
+                _updated(learner, batch, algo, seeds=seeds, minibatches=minibatches, correct=correct, fresh=fresh)
+            )
 
         laps("update")
         supply.wait(laps)
@@ -144,6 +140,26 @@ def offline(
         steer(learner, algo, metrics)
         learner.end()
         yield Iteration(number=learner.version, metrics=metrics, groups=groups)
+
+
+def _updated(
+    learner: Learner,
+    batch: Batch,
+    algo: Algorithm,
+    *,
+    seeds: Sequence[int],
+    minibatches: int,
+    correct: Correct | None,
+    fresh: bool,
+) -> Stats:
+    """What was seen in the updates on one iteration's batch; seeds: of each epoch, by which minibatches are cut."""
+    stats, take = Stats(), trust_region.step if algo.trust_region else update
+    for seed in seeds:
+        for part in begun_batches(batch, algo, learner, count=minibatches, seed=seed, fresh=fresh):
+            stats.merge(take(learner, weighed(part, algo, correct=correct), algo))
+    if any(c.reads == "update_kl" for c in algo.control):
+        stats.add("update_kl", update_kl(learner, batch))
+    return stats
 
 
 def _fitting(algo: Algorithm, supply: Ahead, *, updates: int, corrected: bool) -> Algorithm:

@@ -81,10 +81,13 @@ def test_time_left_follows_recent_steps() -> None:
     clock.now += 500.0
     progress.step({})
     assert progress.left() == 500.0 * 999
+    clock.now += 4.0
+    progress.step({})
+    assert progress.left() == 4.0 * 998
     for _ in range(20):
         clock.now += 2.0
         progress.step({})
-    assert progress.left() == pytest.approx(2.0 * (1000 - 21))
+    assert progress.left() == pytest.approx(2.0 * (1000 - 22))
 
 
 def test_no_escape_codes_off_a_terminal() -> None:

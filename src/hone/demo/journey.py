@@ -135,7 +135,7 @@ def train(journey: Journey, stage: str) -> dict[str, Any]:
     if stage == "reward":
         return {"train_seconds": seconds, "pair_accuracy": calibrate(journey)}
     sizes, folder = journey.sizes, stages.model_folder(journey.out, stage)
-    sft = stages.model_folder(journey.out, "sft") if stage in ("grpo", "ppo", "dpo") else None
+    sft = stages.model_folder(journey.out, "sft") if stage in stages.STARTS else None
     tasks = load_tasks(journey, "held_out")
     marks, groups = examine(folder, tasks, sft=sft, tokens=sizes.completion, samples=sizes.examined)
     return {"train_seconds": seconds, "marks": asdict(marks), "samples": summary.samples_of(groups, stage)}

@@ -50,7 +50,7 @@ def show(table: Sequence[Mapping[str, Any]], console: Console | None = None) -> 
         shown.add_column(heading, justify="left" if heading == "stage" else "right", no_wrap=True)
     for row in table:
         shares = [f"{100 * row[key]:.1f} %" for key in ("accuracy", "greedy", "format")]
-        kl = "-" if row["kl"] is None else f"{row['kl']:.3f}"
+        kl = "-" if row["kl"] is None else f"{row['kl']:z.3f}"
         shown.add_row(row["stage"], *shares, f"{row['length']:.1f}", kl, f"{row['seconds']:.0f}")
     (console or Console()).print(shown)
 

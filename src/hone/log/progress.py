@@ -99,6 +99,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.total, self.title, self.done, self.every = total, title, start, max(1, every)
+        self._start = start
         self._stream = sys.stderr if stream is None else stream
         self._clock, self._last = clock, clock()
         self._times: deque[float] = deque(maxlen=RECENT)
@@ -111,6 +112,10 @@ class Progress:
     def step(self, metrics: Mapping[str, float]) -> None:
         """Counts one step and shows it; between every k-th, only a terminal sees it, in a passing line."""
         now = self._clock()
+        if (
+            self.done == self._start + 1
+        ):  # the first step has compiled and warmed up: the others tell how long they take
+            self._times.clear()
         self._times.append(now - self._last)
         self._last = now
         self.done += 1
@@ -130,7 +135,7 @@ class Progress:
             self._pending = False
 
     def left(self) -> float:
-        """Seconds to go: the mean of the recent step times for each step not yet done."""
+        """Seconds to go: for each step not yet done the mean of recent ones; the first counts only while it is alone."""
         return sum(self._times) / max(1, len(self._times)) * max(0, self.total - self.done)
 
     def _emit(self, line: str, *, kept: bool) -> None:

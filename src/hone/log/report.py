@@ -34,7 +34,7 @@ COLUMNS = {
     "greedy": Column("greedy", percent),
     "format": Column("format rate", percent),
     "length": Column("mean length", "{:.1f}".format),
-    "kl": Column("KL from SFT", "{:.3f}".format),
+    "kl": Column("KL from SFT", "{:z.3f}".format),
     "seconds": Column("seconds", "{:,.1f}".format),
 }
 
