@@ -135,7 +135,7 @@ class Progress:
             self._pending = False
 
     def left(self) -> float:
-        """Seconds to go: for each step not yet done the mean of recent ones; the first counts only while it is alone."""
+        """Seconds to go: the mean of recent steps for each not yet done; the first counts only while it is alone."""
         return sum(self._times) / max(1, len(self._times)) * max(0, self.total - self.done)
 
     def _emit(self, line: str, *, kept: bool) -> None:
