@@ -46,9 +46,13 @@ def decoder_of(subject: Subject) -> Decoder:
     return decoder
 
 
-def learner_of(subject: Subject, algo: Algorithm, *, rows: int, tokens: int = 0) -> tuple[Learner, Decoder]:
+def learner_of(
+    subject: Subject, algo: Algorithm, *, rows: int, tokens: int = 0, again: bool | None = None
+) -> tuple[Learner, Decoder]:
+    """again: what `train.recompute` says"""
     decoder = decoder_of(subject)
-    policy, reference = (Scorer(decoder) if algo.wants == {"value"} else Policy(decoder)), None
+    made = Scorer if algo.wants == {"value"} else Policy
+    policy, reference = made(decoder, checkpoint_layers=again), None
     if isinstance(policy, Policy) and "ref_logp" in algo.needs:
         reference = ReferenceView(policy) if subject.lora else frozen_copy(policy)
     actor, critic, masters = policy.actor_parameters(), policy.critic_parameters(), None
@@ -63,10 +67,10 @@ def learner_of(subject: Subject, algo: Algorithm, *, rows: int, tokens: int = 0)
     return learner, decoder
 
 
-def grpo(subject: Subject, work: Online, *, micro_tokens: int = 0) -> Iterator[Iteration]:
+def grpo(subject: Subject, work: Online, *, micro_tokens: int = 0, again: bool | None = None) -> Iterator[Iteration]:
     """Iterations of GRPO: sample, score, annotate, update, publish."""
     algo = ALGORITHMS["grpo"](beta=work.beta)
-    learner, decoder = learner_of(subject, algo, rows=work.rows, tokens=micro_tokens)
+    learner, decoder = learner_of(subject, algo, rows=work.rows, tokens=micro_tokens, again=again)
     vocab = decoder.config.vocab_size
     sampler = LocalSampler(decoder, max_rows=work.rows)
     params = SampleParams(max_tokens=work.completion, stop_ids=frozenset())

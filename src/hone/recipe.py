@@ -60,7 +60,8 @@ class TrainSpec:
     micro_tokens: int = 0  # tokens in memory at once, in place of micro_rows; 0: `tokens`, or off
     # padded: a row a line; packed: several; shared: no padding, and what a group's rows begin with only once
     layout: Literal["padded", "packed", "shared"] = "shared"
-    # what a layer computed is computed again for its gradient, instead of kept; auto: where a GPU's memory asks for it
+    # what a layer computed is computed again for its gradient, instead of kept; auto: where a GPU's memory asks for it;
+    # never: nor are logits, of which auto keeps a part
     recompute: Literal["auto", "never", "always"] = "auto"
     refill_rounds: int = 8  # how often an algorithm may ask for more prompts to fill a step
     mismatch: Literal["none", "truncate", "mask"] = "none"  # what corrects old_logp against gen_logp

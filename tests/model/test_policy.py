@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.errors import HoneError
+from hone.model import vocab
 from hone.model.heads import ScalarHead
 from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
@@ -78,6 +80,7 @@ SETTINGS = [
     {"layout": "packed", "chunk": 7, "checkpoint_layers": True, "temperature": 0.6},
     {"layout": "padded", "temperature": 1.7},
     {"layout": "shared"},
+    {"layout": "shared", "checkpoint_layers": False},
     {"layout": "shared", "chunk": 5, "checkpoint_layers": True, "temperature": 0.6},
 ]
 
@@ -95,6 +98,43 @@ def test_every_layout_gives_the_numbers_and_gradients_of_each_row_alone(
         exact(got[name], alone[name])
     for a, b in zip(gradients(policy, weighted(got)), gradients(policy, weighted(alone)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-11)
+
+
+class Logits(TorchDispatchMode):
+    """How many positions met the vocabulary in each product."""
+
+    def __init__(self, vocab: int):
+        super().__init__()
+        self.vocab, self.seen = vocab, list[int]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if "mm" in func.__name__ and out.ndim == 2 and out.shape[1] == self.vocab:
+            self.seen.append(len(out))
+        return out
+
+
+@pytest.mark.parametrize(
+    ("settings", "once"),
+    [({}, False), ({"checkpoint_layers": False}, True), ({"checkpoint_layers": False, "chunk": 3}, False)],
+)
+def test_logits_are_computed_once_where_nothing_is_to_be_computed_again(
+    settings, once, make_decoder, make_batch, rows, monkeypatch
+):
+    policy, batch = Policy(make_decoder().double(), **settings), make_batch(rows)
+    V, N = policy.decoder.config.vocab_size, int(batch.mask.sum())
+    monkeypatch.setitem(vocab.BUDGET, "cpu", 3 * 8 * V)
+    chunks = -(-N // 3)
+    with Logits(V) as logits:
+        logp = policy(batch, frozenset({"logp"})).logp
+    assert sum(logits.seen) == N
+    assert len(logits.seen) == (1 if once else chunks)
+    with Logits(V) as logits:
+        logp.sum().backward()
+    assert len(logits.seen) == (0 if once else chunks - 1)
+    with torch.no_grad(), Logits(V) as logits:
+        policy(batch, frozenset({"logp"}))
+    assert len(logits.seen) == chunks, "what is only read needs no more memory than a chunk"
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
