@@ -61,7 +61,7 @@ class TrainSpec:
     # padded: a row a line; packed: several; shared: no padding, and what a group's rows begin with only once
     layout: Literal["padded", "packed", "shared"] = "shared"
     # what a layer computed is computed again for its gradient, instead of kept; auto: where a GPU's memory asks for it;
-    # never: nor are logits, of which auto keeps a part
+    # never: all logits are kept as well, of which the others keep the last chunk
     recompute: Literal["auto", "never", "always"] = "auto"
     refill_rounds: int = 8  # how often an algorithm may ask for more prompts to fill a step
     mismatch: Literal["none", "truncate", "mask"] = "none"  # what corrects old_logp against gen_logp

@@ -225,6 +225,37 @@ def test_few_sizes_are_kept_and_rare_ones_are_not_recorded(monkeypatch: pytest.M
     assert recordings(decoder) == 2
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("sizes", [1, 2, 24])
+def test_sizes_that_come_and_go_give_the_gradients_of_the_pass(
+    sizes: int, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    decoder, most = made("llama", device)
+    monkeypatch.setattr(graphed, "SIZES", sizes)
+    for rows in (2, 4, 6, 2, 8, 4, 2):
+        batch = table([[50, 3]] * rows, seed=rows, device=device)
+        plain = computed(decoder, batch, graphs=False)
+        assert apart(plain, computed(decoder, batch, graphs=True)) < most
+    assert recordings(decoder) == min(sizes, 4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_are_recorded_again_when_passes_without_have_taken_all_places(
+    device: str, monkeypatch: pytest.MonkeyPatch
+):
+    decoder, most = made("llama", device)
+    monkeypatch.setattr(graphed, "SIZES", 2)
+    batches = [table([[50, 3]] * rows, seed=rows, device=device) for rows in (2, 4, 6, 8)]
+    computed(decoder, batches[0], graphs=True)
+    with torch.no_grad():
+        for batch in batches[1:3]:
+            hidden_states(decoder, lines(batch))
+    assert not any(key[1] for key in graphed._known[decoder].passes), "those with gradients are forgotten"
+    for batch in (batches[3], batches[0]):
+        plain = computed(decoder, batch, graphs=False)
+        assert apart(plain, computed(decoder, batch, graphs=True)) < most
+
+
 def test_layers_differentiated_twice_or_hooked_are_not_replayed():
     decoder, _ = made("llama", "cpu")
     decoder.graphs = True

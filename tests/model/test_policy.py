@@ -103,13 +103,13 @@ def test_every_layout_gives_the_numbers_and_gradients_of_each_row_alone(
 class Logits(TorchDispatchMode):
     """How many positions met the vocabulary in each product."""
 
-    def __init__(self, vocab: int):
+    def __init__(self, size: int):
         super().__init__()
-        self.vocab, self.seen = vocab, list[int]()
+        self.size, self.seen = size, list[int]()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        if "mm" in func.__name__ and out.ndim == 2 and out.shape[1] == self.vocab:
+        if "mm" in func.__name__ and out.ndim == 2 and out.shape[1] == self.size:
             self.seen.append(len(out))
         return out
 

@@ -134,6 +134,40 @@ def test_no_product_is_computed_that_need_not_be(want, frozen, counts):
     assert (before.products, after.products) == counts
 
 
+@pytest.mark.parametrize(
+    ("want", "frozen", "law", "whole"),
+    [
+        ({"logp"}, False, {}, True),
+        ({"logp", "entropy"}, True, {"temperature": 0.5}, True),
+        ({"logp"}, True, {}, False),  # spent in the forward pass as it is
+        ({"logp", "ref_kl"}, False, {}, False),
+        ({"logp"}, False, {"finish": torch.tanh}, False),  # several times the memory of its logits
+        ({"logp"}, False, {"restrict": sampled(top_k=9)}, False),
+        ({"logp"}, False, {"chunk": 10}, False),
+    ],
+)
+def test_all_logits_are_kept_where_that_saves_a_product(want, frozen, law, whole, monkeypatch):
+    hidden, weight, targets, *_ = problem(N=40, V=50, D=3)
+    monkeypatch.setitem(vocab.BUDGET, "cpu", 10 * 50 * 8)
+    against = {"ref_kl": HeadRows(hidden.detach() + 1, weight.detach())}
+    head = weight.detach() if frozen else weight
+    found = []
+    for keep in (False, True):
+        with Sizes() as sizes:
+            got = token_stats(hidden, head, targets, want=frozenset(want), keep=keep, against=against, **law)
+        with Sizes() as back:
+            gradients = torch.autograd.grad(sum(x.sum() for x in got.values()), [hidden, *([] if frozen else [weight])])
+        assert ((40, 50) in sizes.seen | back.seen) == (keep and whole)
+        if keep and whole:
+            assert back.products == (1 if frozen else 2), "gradients alone"
+        found.append([*got.values(), *gradients])
+    for a, b in zip(*found, strict=True):
+        exact(a.detach(), b.detach())
+    with torch.no_grad(), Sizes() as sizes:
+        token_stats(hidden, head, targets, want=frozenset(want), keep=True, against=against, **law)
+    assert (40, 50) not in sizes.seen, "what is only read is read in chunks"
+
+
 def test_nothing_of_the_size_of_logits_is_saved_by_autograd():
     hidden, weight, targets, *_ = problem(N=40, V=50, D=3)
     held = []

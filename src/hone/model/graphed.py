@@ -11,7 +11,6 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -157,7 +156,6 @@ class Pass:
         self.still = Still(x, positions, mask, grad=grad and x.requires_grad)
         self.tape: Tensor | None = None
         self.weights, self.totals = list[nn.Parameter](), list[Tensor]()
-        self.place: tuple[int, ...] = ()
         self.wanted = list[Tensor]()  # what gradients are asked of
         self.still.take(x.detach(), positions, mask)
         with torch.set_grad_enabled(grad):
@@ -170,7 +168,7 @@ class Pass:
         with torch.set_grad_enabled(grad):
             self.forward = recorded(self._forward, [hidden], pool)
         if grad:
-            self.backward = recorded(partial(self._backward, graphs), None, pool)
+            self.backward = recorded(self._backward, None, pool)
         if x.is_cuda:
             self.tape = None
 
@@ -195,23 +193,17 @@ class Pass:
         found = torch.autograd.grad(self.tape, [*leaves, *x], torch.zeros_like(self.tape), allow_unused=True)
         used = [both for both, g in zip(self.leaves.trained, found, strict=False) if g is not None]
         self.weights, self.wanted = [p for p, _ in used], [*x, *(leaf for _, leaf in used)]
-        self.place = tuple(p.data_ptr() for p in self.weights)
+        place = tuple(p.data_ptr() for p in self.weights)
+        if place not in graphs.totals:
+            graphs.totals = {place: [torch.empty_like(p).detach() for p in self.weights]}
+        self.totals = graphs.totals[place]
 
-    def _backward(self, graphs: Graphs) -> None:
-        """Leaves the weights' gradients in `totals`, and that of x, if it has one, where its own was given.
-
-        Those of the size that comes first are the totals; others are copied there.
-        """
+    def _backward(self) -> None:
+        """Leaves the weights' gradients in `totals`, and that of x, if it has one, where its own was given."""
         assert self.tape is not None
-        found = list(torch.autograd.grad(self.tape, self.wanted, self.given))
-        if self.still.x.requires_grad:
-            self.given.copy_(found.pop(0))
-        if self.place in graphs.totals:
-            self.totals = graphs.totals[self.place]
-            torch._foreach_copy_(self.totals, found)  # pyright: ignore
-        else:
-            self.totals = [g.contiguous() for g in found]
-            graphs.totals = {self.place: self.totals}
+        found = torch.autograd.grad(self.tape, self.wanted, self.given)
+        given = [self.given] if self.still.x.requires_grad else []
+        torch._foreach_copy_([*given, *self.totals], list(found))  # pyright: ignore
 
 
 class _Replayed(torch.autograd.Function):

@@ -112,7 +112,8 @@ class Policy(nn.Module):
                 batch.targets.flatten()[at],
                 want=frozenset(stats),
                 temperature=self.temperature,
-                chunk=self._chunk(),
+                chunk=self.chunk,
+                keep=self.checkpoint_layers is False,
                 against={
                     name: _rows_of(model, batch, own)
                     for name, model in (("ref_kl", self.reference), ("old_kl", self.old))
@@ -153,11 +154,6 @@ class Policy(nn.Module):
             lines = replace(lines, mask=replace(lines.mask, asked=asked))
         real = batch.host.real
         return replace(lines, longest=int(real.sum(-1).max()) if len(real) else 0)
-
-    def _chunk(self) -> Positions:
-        """All positions at once where nothing is to be computed again for a gradient: their logits are kept."""
-        keep = self.chunk == "fit" and self.checkpoint_layers is False and torch.is_grad_enabled()
-        return None if keep else self.chunk
 
     def _hidden(self, lines: Lines) -> Tensor:
         return hidden_states(self.decoder, lines, checkpoint_layers=self.checkpoint_layers)

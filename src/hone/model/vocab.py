@@ -40,11 +40,14 @@ def token_stats(
     *,
     want: frozenset[str],
     chunk: Positions = "fit",
+    keep: bool = False,
     against: Mapping[str, Tensor | LogRows] = NONE,
     **law: Unpack[Law],
 ) -> dict[str, Tensor]:
     """What `want` names, [N] each; at most `chunk` positions meet the vocabulary at once.
 
+    keep: rather more memory than a second computation: where chunks "fit" and a gradient would ask for their logits
+    again, all of them are kept.
     against: the distributions that ref_kl and old_kl compare with, by those names. A target outside the vocabulary is
     refused; a GPU is not waited for, and there its log-prob is NaN. The result can be differentiated twice.
     """
@@ -53,19 +56,21 @@ def token_stats(
     for name in sorted(want - {"logp", "entropy"} - against.keys()):
         raise ValueError(f"{name} needs a distribution to be compared with")
     others = {n: x.__getitem__ if isinstance(x, Tensor) else x for n, x in against.items() if n in want}
+    grad = torch.is_grad_enabled() and (hidden_ND.requires_grad or head_weight_VD.requires_grad)
+    alone = not others and bare(rows) and once()
+    if keep and chunk == "fit" and grad and alone and not vocab_fused.is_slope(want, head_weight_VD):
+        chunk = None
     plan = Plan(
         names=tuple(sorted(want)),
         targets=targets_N,
         others=others,
-        slices=slices(
-            len(hidden_ND), chunk, head_weight_VD, tables=1 + len(others), bare=not others and bare(rows) and once()
-        ),
+        slices=slices(len(hidden_ND), chunk, head_weight_VD, tables=1 + len(others), bare=alone),
     )
     if not want:
         return {}
     if rows.finish is not None:
         found = by_autograd(rows, plan)
-    elif torch.is_grad_enabled() and (hidden_ND.requires_grad or head_weight_VD.requires_grad):
+    elif grad:
         found = vocab_fused.Fused.apply(hidden_ND, head_weight_VD, rows, plan)
     else:
         found = vocab_fused.read(plan, vocab_fused.forward(rows, plan)[0])

@@ -5,7 +5,7 @@ head and the hidden states. Kept between the passes are the inputs, numbers by p
 chunk: the backward pass begins with it and needs memory for one chunk in any case.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -102,6 +102,12 @@ def forward(
     return table, room if slope is None else None
 
 
+def is_slope(names: Collection[str], weight: Tensor) -> bool:
+    """Whether nothing but a factor is missing from the gradient, as with a frozen head from logp's: logits are spent in
+    the forward pass, and no product is computed again."""
+    return set(names) == {"logp"} and not weight.requires_grad
+
+
 def read(plan: Plan, table: Tensor) -> tuple[Tensor, ...]:
     """The plan's statistics out of the table."""
     return tuple(table[PLACE[name]].clone() for name in plan.names)
@@ -113,8 +119,7 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, rows: HeadRows, plan: Plan) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
-        # with a frozen head nothing but a factor is missing from logp's gradient: no product has to be computed again
-        slope = torch.empty_like(hidden) if plan.names == ("logp",) and not ctx.needs_input_grad[1] else None
+        slope = torch.empty_like(hidden) if is_slope(plan.names, weight) else None
         table, ctx.room = forward(rows, plan, slope=slope, keep=True)
         ctx.plan, ctx.law = plan, (rows.temperature, rows.restrict)
         ctx.save_for_backward(hidden, weight, table, slope)
