@@ -79,7 +79,8 @@ def set_torch(recipe: Recipe) -> None:
     device, _ = build.place(recipe.train.device)
     torch.set_num_threads(threads(device, asked=recipe.train.threads, offloaded=recipe.optim.offload))
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
-    torch.use_deterministic_algorithms(recipe.train.deterministic)
+    # what use_deterministic_algorithms does, but for the import of torch's compiler, which takes a second
+    torch.set_deterministic_debug_mode("error" if recipe.train.deterministic else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
 
 

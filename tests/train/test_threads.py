@@ -1,6 +1,7 @@
 """Threads of the host and its garbage: those asked for, or what suits where the numbers are computed."""
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -36,3 +37,20 @@ def test_what_a_run_is_made_of_is_not_looked_at_again_until_it_ends():
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert gc.get_freeze_count() < 1_000
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_young_garbage_is_gone_before_and_old_garbage_after(old: bool):
+    class Loop:
+        def __init__(self) -> None:
+            self.me = self
+
+    loop = Loop()
+    seen = weakref.ref(loop)
+    if old:
+        gc.collect()  # what is alive in it is looked at last from then on
+    del loop
+    with settled():
+        assert (seen() is None) != old
+    gc.collect()
+    assert seen() is None

@@ -95,7 +95,7 @@ def _row(probe: Probe) -> Row:
 @contextmanager
 def _settings_of(recipe: Recipe) -> Iterator[None]:
     """Threads, determinism and random numbers as in the run, then as they were."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore
     with torch.random.fork_rng():
         try:
@@ -103,5 +103,5 @@ def _settings_of(recipe: Recipe) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(threads)
-            torch.use_deterministic_algorithms(deterministic)
+            torch.set_deterministic_debug_mode(deterministic)
             torch.utils.deterministic.fill_uninitialized_memory = filled  # pyright: ignore
