@@ -34,6 +34,7 @@ ELSEWHERE = {
     "num_generations": "sample.group", "n_samples_per_prompt": "sample.group", "temperature": "sample.temperature",
     "max_completion_length": "sample.max_tokens", "max_new_tokens": "sample.max_tokens", "beta": "algo.beta",
     "model_name_or_path": "model.path", "dataset": "data", "reward_funcs": "reward", "loss_type": "algo",
+    "num_train_epochs": "train.steps", "epsilon": "algo.clip", "report_to": "tensorboard",
 }  # fmt: skip
 
 
