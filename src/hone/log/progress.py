@@ -43,7 +43,9 @@ def compact(x: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """0:42, 12:05, 1:02:03, 2d 03h"""
+    """0:42, 12:05, 1:02:03, 2d 03h; -:-- of NaN"""
+    if math.isnan(seconds):
+        return "-:--"
     s = max(0, round(seconds))
     if s >= 86400:
         return f"{s // 86400}d {s % 86400 // 3600:02d}h"
@@ -112,11 +114,8 @@ class Progress:
     def step(self, metrics: Mapping[str, float]) -> None:
         """Counts one step and shows it; between every k-th, only a terminal sees it, in a passing line."""
         now = self._clock()
-        if (
-            self.done == self._start + 1
-        ):  # the first step has compiled and warmed up: the others tell how long they take
-            self._times.clear()
-        self._times.append(now - self._last)
+        if self.done > self._start:  # the first step compiles and warms up: the others tell how long one takes
+            self._times.append(now - self._last)
         self._last = now
         self.done += 1
         kept = self.done % self.every == 0 or self.done >= self.total
@@ -135,8 +134,9 @@ class Progress:
             self._pending = False
 
     def left(self) -> float:
-        """Seconds to go: the mean of recent steps for each not yet done; the first counts only while it is alone."""
-        return sum(self._times) / max(1, len(self._times)) * max(0, self.total - self.done)
+        """Seconds to go: the mean of recent steps for each not yet done; NaN while nobody knows."""
+        ahead = max(0, self.total - self.done)
+        return sum(self._times) / len(self._times) * ahead if self._times else math.nan if ahead else 0.0
 
     def _emit(self, line: str, *, kept: bool) -> None:
         self._stream.write((CLEAR if self._pending else "") + line + ("\n" if kept else ""))
