@@ -3,7 +3,7 @@
 from benchmarks.catalogue.fault import fault
 
 GRAPHED, FILLED, JOINED = "model/graphed.py", "model/filled.py", "model/joined.py"
-ELEMENTWISE = "model/elementwise.py"
+ELEMENTWISE, CAUSAL = "model/elementwise.py", "model/kernels/causal.py"
 
 PASSES = (
     # --- fused layers ---
@@ -36,20 +36,23 @@ PASSES = (
         tests="model/test_shared.py",
     ),
     fault(
-        "a token that rows of a table share learns from one of them", "contract", "learner", "model/turning.py",
-        old="        found = [picked(q, even.owner), *(summed(x, even.order, even.begin) for x in others)]",
-        new="        found = [picked(x, even.owner) for x in lines]",
-        tests="model/test_even.py",
+        "a prompt that rows share learns from the first of them alone", "contract", "learner", CAUSAL,
+        old="    for n in range(tl.load(BEGIN + row), tl.load(BEGIN + row + 1)):", new="    for n in range(0, 0):",
+        tests="model/test_attended.py",
     ),
     fault(
-        "tokens that fill a table up are answered", "contract", "learner", "model/even.py",
-        old="F.pad(self.owner, (0, more), value=-1)", new="F.pad(self.owner, (0, more))",
-        tests="model/test_even.py",
+        "a row sees one token of another row after their prompt", "contract", "learner", CAUSAL,
+        old="        x = tl.where(key < common, x, nothing)", new="        x = tl.where(key <= common, x, nothing)",
+        tests="model/test_attended.py",
+    ),
+    fault(
+        "tokens that fill a list up are answered by nobody", "contract", "learner", "model/spans.py",
+        old="    start = np.full(R + 1, size)", new="    start = np.full(R + 1, U)",
+        tests="model/test_spans.py",
     ),
     fault(
         "a filled-up list ends inside the last row", "contract", "learner", FILLED,
-        old="        queries=torch.cat([spans.queries, spans.queries[-1] + ends]),",
-        new="        queries=torch.cat([spans.queries[:-1], spans.queries[-1] + ends]),",
+        old="        start=torch.cat([spans.start, ends]),", new="        start=torch.cat([spans.start[:-1], ends]),",
         tests="model/test_graphed.py",
     ),
     # --- recordings ---

@@ -28,7 +28,7 @@ WAYS = {
     "fast layers, prompts shared, three rows": Way(fast=True, micro_rows=3, layout="shared", checkpoint=True),
     "copies stepped on the host": Way(copies=True, micro_rows=3),
     "replayed": Way(fast=True, graphs=True, micro_rows=3, layout="shared"),
-    "rows in one table": Way(fast=True, graphs=True, even=True, micro_rows=3, layout="shared", left=2),
+    "shared out in tiles": Way(fast=True, graphs=True, tiles=True, micro_rows=3, layout="shared", left=2),
     "all layers at once in C++": Way(native=True, layout="shared", micro_rows=3, left=2),
     "layers in C++, prompts shared": Way(native=True, layout="shared", micro_rows=3, left=2, checkpoint=True),
     "everything at once": Way(micro_rows=5, layout="packed", left=3, right=2, order=1, checkpoint=True, chunk=7),

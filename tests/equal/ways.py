@@ -15,7 +15,7 @@ from hone import loop
 from hone.algo import ALGORITHMS, Algorithm
 from hone.algo.weight import mismatch
 from hone.data.source import Source
-from hone.model import even
+from hone.model import attended
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
 from hone.train import early
@@ -81,7 +81,7 @@ class Way:
     begun: bool = False  # passes over the samples are made before they are scored, as on a GPU
     fast: bool = False  # layers as on a GPU
     graphs: bool = False  # passes as they are recorded on a GPU
-    even: bool = False  # attention in one table, however empty
+    tiles: bool = False  # rows shared out as for a GPU's kernels, in whose place a table is put together
     native: bool = False  # layers in C++, where there is a compiler
     chunk: int = 4096
     prompts: int = 4
@@ -119,19 +119,19 @@ def disturbed(batch: Batch, way: Way, *, unit: int) -> Batch:
 @contextmanager
 def collated(way: Way, algo: Algorithm) -> Iterator[None]:
     """Whatever the loops collate is disturbed before anything else reads it."""
-    real, devices, limits = loop.annotate, early.BESIDE, (even.FULL, even.COPIES)
+    real, devices, usable = loop.annotate, early.BESIDE, attended.usable
 
     def annotate(batch: Batch, declared: Algorithm, *args: Any, **rest: Any) -> Batch:
         declared = replace(declared, needs=declared.needs | algo.needs) if way.early else declared
         return real(disturbed(batch, way, unit=algo.unit), declared, *args, **rest)
 
     loop.annotate, early.BESIDE = annotate, devices | {"cpu"} if way.begun else devices
-    even.FULL, even.COPIES = (0.0, 1e9) if way.even else limits
+    attended.usable = (lambda *_: True) if way.tiles else usable
     try:
         yield
     finally:
         loop.annotate, early.BESIDE = real, devices
-        even.FULL, even.COPIES = limits
+        attended.usable = usable
 
 
 def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
@@ -151,7 +151,6 @@ def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
             model.chunk, model.checkpoint_layers = way.chunk, way.checkpoint  # pyright: ignore
             for decoder in (m for m in model.modules() if isinstance(m, Decoder)):  # pyright: ignore
                 decoder.fast_layers, decoder.graphs, decoder.native_layers = way.fast, way.graphs, way.native
-                decoder.even_rows = way.even
     learner.clip_norm = way.clip
     if way.copies and algo.trust_region is None:  # which moves the weights itself, and is refused with copies
         tiny.step_copies(learner, lr=0.01)

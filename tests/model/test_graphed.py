@@ -13,12 +13,13 @@ from torch import Tensor
 from hone.model import graphed
 from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
-from hone.model.filled import filled, round_size
+from hone.model.filled import filled
 from hone.model.forward import Lines, cells, hidden_states
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
-from hone.model.ragged import Rows
+from hone.model.ragged import Rows, Tables
 from hone.model.shared import lay_out_shared
+from hone.model.spans import round_size
 from hone.model.twice import twice_differentiable
 from hone.types import Batch
 
@@ -42,7 +43,7 @@ OTHER = [[6, 8, 6], [3, 5], [11, 2, 6]]  # as many tokens when it is rounded up
 
 
 def lines(batch: Batch) -> Lines:
-    return lay_out_shared(batch.inputs, batch.real, batch.group)
+    return lay_out_shared(batch.inputs, batch.real, batch.group, kernels=batch.inputs.is_cuda)
 
 
 def computed(decoder: Decoder, batch: Batch, *, graphs: bool) -> dict[str, Tensor]:
@@ -290,12 +291,10 @@ def test_rows_that_are_added_change_nothing(window: int):
     plain = decoder(laid.tokens, positions=laid.positions, mask=rows)
     again = decoder(tokens, positions=positions, mask=more)[:, :n]
     assert (again - plain).abs().max() < 1e-12
-    spans = more.spans
-    before = rows.spans
-    assert torch.equal(spans.queries[: len(before.queries)], before.queries)
-    assert torch.equal(spans.keys[: len(before.keys)], before.keys)
-    assert int(spans.queries[-1]) == 64
-    assert int(spans.keys[-1]) == len(spans.cells)
-    at = spans.cells[spans.order]
-    assert torch.equal(at, at.sort().values)
-    assert torch.equal(torch.bincount(at, minlength=64).cumsum(0), spans.begin[1:].long())
+    spans, before = more.spans, rows.spans
+    assert torch.equal(spans.start[: len(before.start)], before.start)
+    assert spans.start[len(before.start) :].tolist() == [64]
+    assert spans.prefix[len(before.prefix) :].tolist() == [n]
+    assert spans.common[len(before.common) :].tolist() == [0]
+    assert isinstance(more.by, Tables)
+    assert more.by.cells[more.by.owner].tolist() == list(range(64))

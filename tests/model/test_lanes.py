@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from fast_models import model
-from test_even import DEVICES, ROWS, batch_of
+from row_cases import DEVICES, ROWS, batch_of
 
 from hone.model import graphed
 from hone.model.lanes import LANES, lane, side_by_side

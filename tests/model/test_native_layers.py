@@ -13,6 +13,7 @@ from hone.model.native.build import library
 from hone.model.native.calls import Segments
 from hone.model.native.learning import Course, course
 from hone.model.ragged import Rows
+from hone.model.spans import Spans
 from hone.model.twice import twice_differentiable
 
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
@@ -120,15 +121,8 @@ def test_of_the_last_layer_only_what_is_asked_for_is_computed():
 
 
 def test_a_row_all_of_whose_tokens_are_anothers_asks_nothing():
-    mask = fed("shared")["mask"]
-    assert isinstance(mask, Rows)
-    spans = replace(
-        mask.spans,
-        cells=torch.tensor([0, 1, 2, 0, 1]),
-        queries=torch.tensor([0, 3, 3], dtype=torch.int32),
-        keys=torch.tensor([0, 3, 5], dtype=torch.int32),
-    )
-    found = Segments.of(spans)
+    start, prefix, common = (torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 3], [0, 0], [0, 2]))
+    found = Segments.of(Spans(start=start, prefix=prefix, common=common))
     assert found.rows.tolist() == [[0, 3, 0, 0, 0], [3, 0, 0, 2, 0]]
     assert found.groups.tolist() == [0, 2]
 

@@ -180,7 +180,6 @@ class Decoder(nn.Module):
     adapted: int = 0  # how often adapters were put beside its layers
     fast_layers: bool | None = None  # whether layers are model/fast.py's; None: on a GPU
     native_layers: bool | None = None  # whether they are model/native's where it can; None: where fast_layers is too
-    even_rows: bool | None = None  # whether attention is model/even.py's where it can; None: on a GPU
     # whether passes are replayed (model/graphed.py); None: on a GPU, where it pays; True: everywhere
     graphs: bool | None = None
 

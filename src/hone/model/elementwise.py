@@ -9,11 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.model.even import has_kernels
 from hone.model.forward import wide
 from hone.model.kernels.tiles import power
 
 PROGRAMS = 8 * 132  # that share the rows of a gradient: some for each multiprocessor of an H200
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether it is where Triton's kernels are; float64, which is for checking, stays in torch."""
+    return x.is_cuda and x.dtype != torch.float64
 
 
 def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:

@@ -1,6 +1,6 @@
 """A list of tokens filled up to a round size with rows that nobody reads, so that few sizes come up again and again.
 
-Shapes: U tokens in the list, S cells of all rows, R rows.
+Shapes: U tokens in the list, R rows.
 """
 
 from dataclasses import replace
@@ -9,22 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.model.even import Even, rounded
-from hone.model.ragged import Rows
-from hone.model.varlen import Spans
-
-FINEST = 64  # tokens
-SHARE = 32  # a list is filled up by at most one part in so many
-
-
-def round_size(tokens: int) -> int:
-    """The least round number of tokens that holds so many."""
-    return rounded(tokens, parts=SHARE, finest=FINEST)
-
-
-def up(n: int, step: int) -> int:
-    """n, or the next multiple of `step`."""
-    return -(-n // step) * step
+from hone.model.ragged import Rows, Tables
+from hone.model.spans import TILE, Spans, Tiles, round_size
 
 
 def filled(tokens_1U: Tensor, positions_1U: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Rows]:
@@ -33,32 +19,25 @@ def filled(tokens_1U: Tensor, positions_1U: Tensor, rows: Rows) -> tuple[Tensor,
     more = round_size(U) - U
     if not more:
         return tokens_1U, positions_1U, rows
-    device = tokens_1U.device
-    tokens = F.pad(tokens_1U, (0, more))
-    if isinstance(rows.spans, Even):
-        return tokens, F.pad(positions_1U, (0, more)), replace(rows, spans=rows.spans.filled(more))
-    width = min(more, rows.spans.most_queries)
-    widths = [width] * (more // width) + [more % width] * (more % width > 0)
-    added = torch.arange(U, U + more, device=device, dtype=rows.cells.dtype)
-    positions = torch.cat([positions_1U, ((added - U) % width)[None]], -1)
-    return tokens, positions, Rows(
-        cells=torch.cat([rows.cells, added]),
-        shapes=(*rows.shapes, *((1, w) for w in widths)),
-        owner=torch.cat([rows.owner, added - U + len(rows.cells)]),
-        spans=_more_spans(rows.spans, added, torch.tensor(widths, device=device).cumsum(0).int()),
-        window=rows.window,
-    )  # fmt: skip
+    tokens, positions = F.pad(tokens_1U, (0, more)), F.pad(positions_1U, (0, more))
+    if isinstance(rows.by, Tiles):  # which have room for them
+        return tokens, positions, rows
+    device, by = tokens_1U.device, rows.by
+    widths = [TILE] * (more // TILE) + [more % TILE] * (more % TILE > 0)
+    added = torch.arange(U, U + more, device=device)
+    by = Tables(
+        cells=torch.cat([by.cells, added]),
+        shapes=(*by.shapes, *((1, w) for w in widths)),
+        owner=torch.cat([by.owner, added - U + len(by.cells)]),
+    )
+    return tokens, positions, replace(rows, by=by, spans=_longer(rows.spans, torch.tensor(widths, device=device)))
 
 
-def _more_spans(spans: Spans, added: Tensor, ends: Tensor) -> Spans:
-    """With one row more for each end, made of the added tokens."""
-    cells = len(spans.cells)
-    place = added - added[0]
-    return replace(
-        spans,
-        cells=torch.cat([spans.cells, added.int()]),
-        order=torch.cat([spans.order, (place + cells).int()]),
-        begin=torch.cat([spans.begin, spans.begin[-1] + place.int() + 1]),
-        queries=torch.cat([spans.queries, spans.queries[-1] + ends]),
-        keys=torch.cat([spans.keys, spans.keys[-1] + ends]),
+def _longer(spans: Spans, widths: Tensor) -> Spans:
+    """With one row more of each width."""
+    ends = spans.start[-1] + widths.cumsum(0).int()
+    return Spans(
+        start=torch.cat([spans.start, ends]),
+        prefix=torch.cat([spans.prefix, ends - widths.int()]),
+        common=F.pad(spans.common, (0, len(widths))),
     )

@@ -24,6 +24,7 @@ from hone.model.lanes import lane
 from hone.model.lora import LoRALinear
 from hone.model.ragged import Rows
 from hone.model.recording import recorded
+from hone.model.spans import Tiles
 from hone.model.stand_in import StandIns
 from hone.model.still import Still, size_of
 from hone.model.twice import once
@@ -95,6 +96,8 @@ def _suits(decoder: Decoder, tokens: Tensor, mask: Mask) -> bool:
     if weight.is_cuda and (weight.dtype not in (torch.bfloat16, torch.float16) or decoder.fast_layers is False):
         return False
     if isinstance(mask, Tensor) or not hasattr(decoder.model, "layers"):
+        return False
+    if weight.is_cuda and isinstance(mask, Rows) and not isinstance(mask.by, Tiles):  # tables are other ones each time
         return False
     first = cast(Layer, decoder.model.layers[0])
     if (

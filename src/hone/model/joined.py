@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from hone.model import elementwise
-from hone.model.even import Even
 from hone.model.fused import Low, adjacent, are_neighbours, lows, plain
-from hone.model.turning import turned_back, turned_into
 
 Gradients = list[Tensor | None]
 
@@ -89,17 +87,13 @@ def _one(tensors: tuple[Tensor, ...]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """Outputs that are queries, keys and values [N, H or K, E], of which the first two are turned by these angles.
-
-    even: put into a table of rows, [n, W, H or K, E]
-    """
+    """Outputs that are queries, keys and values [N, H or K, E], of which the first two are turned by these angles."""
 
     cos: Tensor
     sin: Tensor
     H: int
     K: int
     E: int
-    even: Even | None = None
 
 
 class _NormedProduct(torch.autograd.Function):
@@ -114,12 +108,8 @@ class _NormedProduct(torch.autograd.Function):
         if turned is None:
             return y, again
         H, K = turned.H, turned.K
-        heads, even = y.view(len(y), H + 2 * K, turned.E), turned.even
-        if even is None:
-            heads = elementwise.rotate_(heads, turned.cos, turned.sin, heads=H + K)
-        else:
-            heads = turned_into(heads, turned.cos, turned.sin, even, heads=H + K)
-        return *heads.split([H, K, K], -2), again
+        heads = elementwise.rotate_(y.view(len(y), H + 2 * K, turned.E), turned.cos, turned.sin, heads=H + K)
+        return *heads.split([H, K, K], 1), again
 
     @staticmethod
     @once_differentiable
@@ -129,11 +119,7 @@ class _NormedProduct(torch.autograd.Function):
             dy = given[0].contiguous()
         else:
             dq, dk, dv, _ = given
-            if turned.even is None:
-                back = elementwise.rotate_back(dq, dk, dv, turned.cos, turned.sin)
-            else:
-                back = turned_back(dq, dk, dv, turned.cos, turned.sin, turned.even)
-            dy = back.flatten(1)
+            dy = elementwise.rotate_back(dq, dk, dv, turned.cos, turned.sin).flatten(1)
         n, back = ctx.product.backward(dy)
         dx, dgain = elementwise.norm_grad(x, gain, ctx.eps, n, plus=passed.contiguous(), again=True)
         found = ctx.product.gradients(n, dy, inner, back, ctx.needs_input_grad[5:])

@@ -8,13 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hone.model import forward
+from hone.model import attended, forward
 from hone.model.decoder import Decoder
-from hone.model.even import Even
 from hone.model.forward import Lines, lay_out
 from hone.model.grouped import Grouped, Ints
-from hone.model.ragged import Rows
-from hone.model.varlen import Spans
+from hone.model.ragged import Rows, Tables
+from hone.model.spans import Spans, tiled
 from hone.types import Batch
 
 LAYOUTS = (*forward.LAYOUTS, "shared")
@@ -26,24 +25,12 @@ def lines_of(batch: Batch, decoder: Decoder, *, layout: str, line: int | None = 
     if layout != "shared" or not decoder.takes_lists:
         how = {} if layout == "shared" else {"layout": layout, "line": line}
         return lay_out(at.inputs, at.real, **how).to(device)  # pyright: ignore[reportArgumentType]
-    return lay_out_shared(at.inputs, at.real, at.group, evenly=_evenly(decoder, device)).to(device)
+    kernels = attended.usable(device, decoder.model.embed_tokens.weight.dtype, decoder.config.head_dim)
+    return lay_out_shared(at.inputs, at.real, at.group, kernels=kernels).to(device)
 
 
-def _evenly(decoder: Decoder, device: torch.device) -> bool:
-    """Whether rows of about one length are attended to in one table: its kernels add in no fixed order."""
-    if any(decoder.config.windows):
-        return False
-    if decoder.even_rows is not None:
-        return decoder.even_rows
-    half = decoder.model.embed_tokens.weight.dtype in (torch.bfloat16, torch.float16)
-    return half and device.type == "cuda" and not torch.are_deterministic_algorithms_enabled()
-
-
-def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor, *, evenly: bool = False) -> Lines:
-    """One line of all different tokens; a table that it would not shorten is laid out with its padding.
-
-    evenly: rows of about one length are to be attended to in one table.
-    """
+def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor, *, kernels: bool = False) -> Lines:
+    """One line of all different tokens; without kernels a table that it would not shorten is laid out as it is."""
     there, tokens = real.cpu().numpy(), inputs.cpu().numpy()
     lengths = there.sum(-1)
     B, W = len(there), int(lengths.max()) if len(there) else 0
@@ -54,7 +41,7 @@ def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor, *, evenly: bool 
         compact[filled] = tokens[there]  # both go row by row, left to right
         tokens = compact
     rows = Grouped.of(tokens, lengths, group.cpu().numpy())
-    if not 0 < rows.tokens < B * W:
+    if not rows.tokens or (rows.tokens == B * W and not kernels):
         return lay_out(inputs, real)
     cells = np.maximum(rows.cells(B, there.shape[1]), 0).astype(np.int64)
     if not straight:
@@ -65,7 +52,7 @@ def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor, *, evenly: bool 
         real=real.cpu(),
         longest=W,
         positions=torch.from_numpy(rows.each(np.zeros_like(lengths)))[None],
-        mask=_in_one(even) if evenly and (even := Even.of(rows)) else _in_tables(rows),
+        mask=_in_tiles(rows) if kernels else _in_tables(rows),
     ).to(inputs.device)
 
 
@@ -80,10 +67,10 @@ def tables(lengths: list[int]) -> list[list[int]]:
     return found
 
 
-def _in_one(even: Even) -> Rows:
-    """All rows in the table that they are attended to in."""
-    none = even.cells[:0]
-    return Rows(cells=none, shapes=(even.shape,), owner=none, spans=even)
+def _in_tiles(rows: Grouped) -> Rows:
+    """The rows shared out among a GPU's programs."""
+    spans, tiles = tiled(rows)
+    return Rows(spans=spans, by=tiles)
 
 
 def _in_tables(rows: Grouped) -> Rows:
@@ -96,9 +83,6 @@ def _in_tables(rows: Grouped) -> Rows:
         place[chosen] = np.arange(n) * W + end
         shapes.append((n, W))
         end += n * W
-    return Rows(
-        cells=torch.from_numpy(np.concatenate(parts).astype(np.int64)),
-        shapes=tuple(shapes),
-        owner=torch.from_numpy(rows.each(place)),
-        spans=Spans.of(rows, cells[cells >= 0]),
-    )
+    flat, owner = np.concatenate(parts).astype(np.int64), rows.each(place)
+    by = Tables(cells=torch.from_numpy(flat), shapes=tuple(shapes), owner=torch.from_numpy(owner))
+    return Rows(spans=Spans.of(rows), by=by)

@@ -1,32 +1,22 @@
-"""Inputs of a recorded pass: tensors that stay where they are and receive each batch's numbers.
+"""Inputs of a recorded pass: tensors that stay where they are and receive each batch's numbers."""
 
-Shapes: U tokens in a list, R rows, S keys of all rows; all rounded up.
-"""
-
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import fields, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from hone.model.decoder import Mask
-from hone.model.even import Even
-from hone.model.filled import round_size, up
 from hone.model.ragged import Rows
-from hone.model.varlen import Spans
+from hone.model.spans import Spans, Tiles
 
-ROWS, LENGTH = 64, 128  # to multiples of which rows and their lengths are rounded up
+T = TypeVar("T", Spans, Tiles)
 
 
 def size_of(x: Tensor, mask: Mask) -> Hashable:
-    """What has to be equal for one recording to serve two batches."""
-    if not isinstance(mask, Rows):
-        return tuple(x.shape)
-    s = mask.spans
-    if isinstance(s, Even):
-        return (*x.shape, s.shape)
-    most = up(s.most_queries, LENGTH), up(s.most_keys, LENGTH)
-    return (*x.shape, up(len(s.queries), ROWS), round_size(len(s.cells)), *most, s.shares, mask.window)
+    """What has to be equal for one recording to serve two batches: lists of a round size have as many tiles."""
+    return (*x.shape, len(mask.spans.start), mask.window) if isinstance(mask, Rows) else tuple(x.shape)
 
 
 class Still:
@@ -36,8 +26,8 @@ class Still:
         self.x = torch.empty_like(x).detach().requires_grad_(grad)
         self.positions = None if positions is None else torch.empty_like(positions)
         self.mask: Mask = mask
-        if isinstance(mask, Rows) and x.is_cuda:
-            self.mask = replace(mask, spans=_roomy(mask.spans), cells=mask.cells[:0], owner=mask.owner[:0], shapes=())
+        if isinstance(mask, Rows) and isinstance(mask.by, Tiles):
+            self.mask = replace(mask, spans=_alike(mask.spans), by=_alike(mask.by))
 
     @torch.no_grad()
     def take(self, x: Tensor, positions: Tensor | None, mask: Mask) -> None:
@@ -45,28 +35,16 @@ class Still:
         self.x.copy_(x)
         if self.positions is not None and positions is not None:
             self.positions.copy_(positions)
-        if isinstance(self.mask, Rows) and isinstance(mask, Rows) and x.is_cuda:
-            _fill(self.mask.spans, mask.spans)
+        if isinstance(self.mask, Rows) and isinstance(mask, Rows) and isinstance(mask.by, Tiles):
+            torch._foreach_copy_(list(_tensors(self.mask)), list(_tensors(mask)))  # pyright: ignore
         else:
             self.mask = mask
 
 
-def _roomy(spans: Spans | Even) -> Spans | Even:
-    """The same fields with room for more rows and keys."""
-    if isinstance(spans, Even):
-        return replace(spans, **{name: torch.zeros_like(x) for name, x in spans.tensors().items()})
-    rows, keys = up(len(spans.queries), ROWS), round_size(len(spans.cells))
-    sizes = {"cells": keys, "order": keys, "begin": len(spans.begin), "queries": rows, "keys": rows}
-    made = {name: getattr(spans, name).new_zeros(n) for name, n in sizes.items()}
-    most = {"most_queries": up(spans.most_queries, LENGTH), "most_keys": up(spans.most_keys, LENGTH)}
-    return replace(spans, **made, **most)
+def _alike(x: T) -> T:
+    """The same fields in memory of their own."""
+    return replace(x, **{f.name: torch.empty_like(getattr(x, f.name)) for f in fields(x)})
 
 
-def _fill(still: Spans | Even, spans: Spans | Even) -> None:
-    """Rows past the last have no tokens; cells past the last are read and used by nobody."""
-    for name in (f.name for f in fields(spans)):
-        old, new = getattr(still, name), getattr(spans, name)
-        if isinstance(old, Tensor):
-            old[: len(new)].copy_(new)
-            if name in ("queries", "keys"):
-                old[len(new) :].copy_(new[-1:])
+def _tensors(rows: Rows) -> Iterator[Tensor]:
+    return (getattr(x, f.name) for x in (rows.spans, rows.by) for f in fields(x))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hone.model.native.build import library
 from hone.model.native.places import address
-from hone.model.varlen import Spans
+from hone.model.spans import Spans
 
 
 class CShape(ctypes.Structure):
@@ -35,10 +35,9 @@ class Segments:
     @staticmethod
     def of(spans: Spans) -> "Segments":
         """Rows that begin with another's tokens are of its group."""
-        ends, keys = spans.queries.numpy().astype(np.int64), spans.keys.numpy().astype(np.int64)
-        own, count, cells = ends[:-1], np.diff(ends), spans.cells.numpy()
-        common = np.diff(keys) - count
-        shared = np.where(common > 0, cells[np.minimum(keys[:-1], len(cells) - 1)], own)
+        start, prefix, common = (x.numpy().astype(np.int64) for x in (spans.start, spans.prefix, spans.common))
+        own, count = start[:-1], np.diff(start)
+        shared = np.where(common > 0, prefix, own)
         order = np.argsort(shared, kind="stable")
         rows = np.stack([own, count, shared, common, np.zeros_like(own)], 1)[order]
         groups = np.flatnonzero(np.diff(rows[:, 2], prepend=-1, append=-1))

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from hone.model.decoder import Decoder, Layer, Mask
-from hone.model.even import Even
 from hone.model.fused import gate_up, qkv
 from hone.model.joined import Product
 from hone.model.native import calls
@@ -46,8 +45,6 @@ def course(
     if not x_BTD.is_cpu or x_BTD.dtype not in kinds or config.qk_norm or isinstance(mask, Tensor) or not B * T:
         return None
     spans = mask.spans if isinstance(mask, Rows) else None
-    if isinstance(spans, Even):
-        return None
     if any(config.windows or ()) or isinstance(library(), str):
         return None
     weights = stackable(decoder, x_BTD.dtype)
