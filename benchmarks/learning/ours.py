@@ -9,12 +9,14 @@ from benchmarks.learning.work import ALPHA, RANK, Offline, Online, Subject, prom
 from hone.algo import ALGORITHMS, Algorithm
 from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer
+from hone.job import set_torch
 from hone.loop import Iteration, offline, online
 from hone.model.adapters import ReferenceView
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
 from hone.model.scorer import Scorer
+from hone.recipe import Recipe, TrainSpec
 from hone.reward.score import as_scorer, score
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
@@ -22,7 +24,6 @@ from hone.rollout.roller import Roller
 from hone.train import optim
 from hone.train.learner import Learner
 from hone.train.masters import Masters
-from hone.train.threads import threads
 from hone.types import Group, Rollout, Task
 
 RATE = 1e-6  # small, so that the thousandth step is like the first
@@ -30,13 +31,14 @@ RATE = 1e-6  # small, so that the thousandth step is like the first
 
 @contextmanager
 def as_in_a_run(device: torch.device) -> Iterator[None]:
-    """With the threads that `hone run` gives the host; TRL and transformers have torch's own number."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads(device))
+    """With the threads and the fixed order of sums that `hone run` has; TRL and transformers have torch's own."""
+    threads, mode = torch.get_num_threads(), torch.get_deterministic_debug_mode()
+    set_torch(Recipe(train=TrainSpec(device=device.type)))
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.set_deterministic_debug_mode(mode)
 
 
 def decoder_of(subject: Subject) -> Decoder:
