@@ -47,7 +47,8 @@ PASSES = (
     ),
     fault(
         "tokens that fill a list up are answered by nobody", "contract", "learner", "model/spans.py",
-        old="    start = np.full(R + 1, size)", new="    start = np.full(R + 1, U)",
+        old="    start = np.minimum(U + TILE * (np.arange(R + 1) - B), size)",
+        new="    start = np.full(R + 1, U)",
         tests="model/test_spans.py",
     ),
     fault(

@@ -18,7 +18,8 @@ from hone import state
 from hone.check import plan, suite
 from hone.check.finding import Finding
 from hone.check.perturb import moved
-from hone.model import forward
+from hone.check.probe import Probe
+from hone.model import forward, vocab
 from hone.model.policy import Policy, frozen_copy
 from hone.train import checkpoint, optim, step
 from hone.train.tensors import save_tensors
@@ -293,6 +294,71 @@ def test_memory_that_is_too_little_is_found(desk: Desk, tmp_path: Path, monkeypa
     assert verdict(job, "memory")[0] == "fail"
     most.write_text("max\n")
     assert verdict(job, "memory")[0] == "pass"
+
+
+def kept_bytes(desk: Desk, *settings: str, algo: str = "sft") -> int:
+    """The estimate of what a backward pass keeps."""
+    probe = Probe(job_of(desk, algo, *settings))
+    tokens = plan._tokens_at_once(probe)
+    return plan._backward(probe, tokens, again=plan._recomputed(probe, tokens))
+
+
+def test_the_estimate_of_memory_is_of_all_that_layers_compute_or_of_their_inputs(desk: Desk):
+    config = job_of(desk, "sft").policy.decoder.config
+    layers, hidden, vocabulary = config.num_hidden_layers, config.hidden_size, config.vocab_size
+    each = 2 * (2 * hidden + 4 * hidden + 2 * config.intermediate_size)  # as many heads for keys as for queries
+    assert config.num_key_value_heads == config.num_attention_heads
+    longest = max(len(r.tokens) for r in Probe(job_of(desk, "sft")).rows)
+    tokens = 4 * longest  # train.prompts
+    assert kept_bytes(desk) == 4 * tokens * (layers * each + vocabulary)
+    assert kept_bytes(desk, "train.recompute=always") == 4 * tokens * (layers * hidden + each + vocabulary)
+    assert kept_bytes(desk, "train.dtype=bfloat16") == kept_bytes(desk) // 2
+    scorer = kept_bytes(desk, algo="pointwise_reward_model") / (4 * layers * each)
+    assert scorer % 4 == 0, "a scorer has rows of tokens and no logits"
+
+
+def test_the_estimate_of_memory_follows_micro_batches(desk: Desk):
+    longest = max(len(r.tokens) for r in Probe(job_of(desk, "sft")).rows)
+    whole = kept_bytes(desk)
+    assert kept_bytes(desk, f"train.micro_tokens={2 * longest + 1}") == whole // 2
+    assert kept_bytes(desk, "train.micro_rows=1") == whole // 4
+    assert kept_bytes(desk, "train.minibatches=2") == whole // 2
+    assert kept_bytes(desk, "train.micro_rows=1", algo="dpo") == kept_bytes(desk, "train.micro_rows=2", algo="dpo")
+
+
+def test_the_estimate_of_memory_is_of_completions_as_long_as_they_may_be(desk: Desk):
+    probe = Probe(job_of(desk, "grpo", "sample.max_tokens=20"))
+    assert plan._tokens_at_once(probe) == 4 * 4 * (max(map(len, probe.prompts)) + 20)
+
+
+def test_only_what_keeps_all_logits_is_told_to_need_them_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    config = job_of(desk, "sft").policy.decoder.config
+    whole = kept_bytes(desk, "train.recompute=never")
+    assert whole == kept_bytes(desk)
+    monkeypatch.setitem(vocab.BUDGET, "cpu", 4 * config.vocab_size)  # one position at a time
+    assert kept_bytes(desk, "train.recompute=never") == whole
+    tokens = plan._tokens_at_once(Probe(job_of(desk, "sft")))
+    assert kept_bytes(desk) == whole - 4 * (tokens - 1) * config.vocab_size
+
+
+def test_moments_are_counted_in_their_own_bits(desk: Desk):
+    job = job_of(desk, "sft", "train.dtype=bfloat16", "optim.bits=8")
+    numbers = sum(p.numel() for p in job.policy.parameters())
+    assert plan._optimised(Probe(job)) == numbers * (4 + 1 + 1)  # gradients add up in float32
+
+
+def test_memory_that_is_short_names_the_setting_that_is_used(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+    def remedy(*settings: str) -> str:
+        job = job_of(desk, "sft", *settings)
+        monkeypatch.setattr(plan, "_free_memory", lambda device: plan._optimised(Probe(job)))
+        (found,) = suite.examine(job, only=("memory",)).findings
+        assert found.verdict == "warn"
+        return found.remedy
+
+    assert remedy() == "lower train.micro_rows (64), or set train.recompute=always: no number changes"
+    assert remedy("train.micro_tokens=99", "train.recompute=always") == (
+        "lower train.micro_tokens (99): no number changes"
+    )
 
 
 def test_moving_weights_and_putting_them_back_is_exact(desk: Desk):

@@ -1,16 +1,22 @@
 """The demo's world: its texts are right, and no held-out problem occurs in any training stage."""
 
+import io
 import json
 import random
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from hone.demo import journey, world
 from hone.demo.data import FILES, make_data
+from hone.demo.examine import Marks
 from hone.demo.sizes import FULL, QUICK
+from hone.demo.stages import ORDER
+from hone.log.progress import duration
 from hone.reward.verify.format import format_reward
 from hone.reward.verify.math import math_reward
 
@@ -105,6 +111,41 @@ def test_the_journey_ends_with_a_table_and_a_report(finished: Path, capsys: pyte
     page = (finished / "report.html").read_text()
     assert "<svg" in page
     assert not re.findall(r'(?:src|href)="https?:', page)
+
+
+def test_every_stage_is_in_the_table_and_in_the_time_of_the_report(finished: Path) -> None:
+    rows = json.loads((finished / "table.json").read_text())["rows"]
+    assert [row["stage"] for row in rows if row["accuracy"] is None] == ["reward model"]
+    whole = re.escape(duration(sum(row["seconds"] for row in rows)))
+    page = (finished / "report.html").read_text()
+    assert f'<p class="lead">{len(ORDER)} stages, ' in page
+    assert re.search(f"<span>time in all</span><b>{whole}</b><span>{len(ORDER)} stages</span>", page)
+
+
+def test_the_table_on_the_terminal_has_a_line_for_every_stage(finished: Path) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=79)
+    journey.summary.show(json.loads((finished / "table.json").read_text())["rows"], console)
+    printed = screen.getvalue()
+    lines = [line for name in journey.summary.NAMES.values() for line in printed.splitlines() if name in line]
+    assert len(lines) == len(ORDER)
+    assert re.search(r"reward model( +-){5} +\d+", printed)
+
+
+def test_the_last_line_says_how_long_the_whole_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    marks = Marks(accuracy=0.5, greedy=0.5, format=0.5, length=9.0, kl=None)
+    done = {"sft": {"seconds": 60.0, "train_seconds": 50.0, "marks": asdict(marks)}}
+    monkeypatch.setattr(journey, "begin", lambda out, sizes, seed: journey.Journey(out, sizes, seed, dict(done)))
+    monkeypatch.setattr(journey, "travel", lambda made: None)
+    monkeypatch.setattr(journey, "finish", lambda made, rows, machine: tmp_path / "report.html")
+    clock = iter((1000.0, 1030.0))
+    monkeypatch.setattr(journey.time, "perf_counter", lambda: next(clock))
+    journey.main(out=tmp_path)
+    torch.set_num_threads(1)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("The whole took 1:30: 0:50 in the stages above, "), "60 seconds were before"
 
 
 def test_another_demo_is_not_overwritten_by_something_else(tmp_path: Path) -> None:

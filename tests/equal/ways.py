@@ -15,7 +15,7 @@ from hone import loop
 from hone.algo import ALGORITHMS, Algorithm
 from hone.algo.weight import mismatch
 from hone.data.source import Source
-from hone.model import attended
+from hone.model import shared
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
 from hone.train import early
@@ -119,19 +119,19 @@ def disturbed(batch: Batch, way: Way, *, unit: int) -> Batch:
 @contextmanager
 def collated(way: Way, algo: Algorithm) -> Iterator[None]:
     """Whatever the loops collate is disturbed before anything else reads it."""
-    real, devices, usable = loop.annotate, early.BESIDE, attended.usable
+    real, devices, kernels = loop.annotate, early.BESIDE, shared.by_kernels
 
     def annotate(batch: Batch, declared: Algorithm, *args: Any, **rest: Any) -> Batch:
         declared = replace(declared, needs=declared.needs | algo.needs) if way.early else declared
         return real(disturbed(batch, way, unit=algo.unit), declared, *args, **rest)
 
     loop.annotate, early.BESIDE = annotate, devices | {"cpu"} if way.begun else devices
-    attended.usable = (lambda *_: True) if way.tiles else usable
+    shared.by_kernels = (lambda *_: True) if way.tiles else kernels
     try:
         yield
     finally:
         loop.annotate, early.BESIDE = real, devices
-        attended.usable = usable
+        shared.by_kernels = kernels
 
 
 def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:

@@ -15,8 +15,8 @@ from hone.types import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HEADS, KEYS, SIZE = 4, 2, 16
-# lengths, groups, and how many tokens the rows of a group have in common
-ROWS = {
+# lengths, groups, and how many tokens the rows of a group have in common, or each of them with its first
+ROWS: dict[str, tuple[list[int], list[int], int | list[int]]] = {
     "a group": ([9, 8, 7, 9], [0, 0, 0, 0], 4),
     "two groups, between each other": ([9, 8, 7, 9, 9], [0, 1, 0, 1, 1], 3),
     "nothing in common": ([9, 8, 7], [0, 1, 2], 2),
@@ -26,21 +26,25 @@ ROWS = {
     "many rows": ([40 - n % 7 for n in range(70)], [n // 7 for n in range(70)], 20),
     "rows of several tiles": ([200, 130, 64, 65, 1], [0, 0, 0, 1, 1], 3),
     "a prompt of several tiles": ([150, 131, 200, 129], [0, 0, 0, 0], 129),
+    "rows that leave the first one here and there": ([170, 100, 9, 140, 90], [0, 0, 0, 0, 0], [0, 70, 2, 64, 90]),
 }
 
-LONG = ("two groups, between each other", "rows of several tiles", "a prompt of several tiles")
+LONG = ("two groups, between each other", "rows of several tiles", "rows that leave the first one here and there")
 CASES: list[dict[str, Any]] = [{"name": name} for name in ROWS]
 CASES += [{"name": name, "window": window} for name in LONG for window in (1, 3, 70)]
-CASES += [{"name": name, "filled": True} for name in LONG]
-CASES += [{"name": name, "size": 128} for name in LONG[:2]]
+CASES += [{"name": name, "filled": True, "window": window} for name in LONG for window in (0, 5)]
+CASES += [{"name": name, "size": 128, "window": window} for name, window in zip(LONG, (0, 0, 70), strict=True)]
+CASES += [{"name": LONG[2], "heads": heads} for heads in ((2, 2), (3, 1))]
 
 
-def batch_of(lengths: list[int], group: list[int], common: int, device: str = "cpu") -> Batch:
+def batch_of(lengths: list[int], group: list[int], common: int | list[int], device: str = "cpu") -> Batch:
     """Rows of a group begin with the same tokens."""
     B, W = len(lengths), max(lengths)
     tokens = torch.randint(1, 61, (B, W + 1), generator=torch.Generator().manual_seed(B))
-    for row, g in enumerate(group):
-        tokens[row, :common] = tokens[group.index(g), :common]
+    for row, (g, same) in enumerate(zip(group, [common] * B if isinstance(common, int) else common, strict=True)):
+        tokens[row, :same] = tokens[group.index(g), :same]
+        if isinstance(common, list) and same:
+            tokens[row, same] = 61 - tokens[group.index(g), same]  # no more than that
     real = torch.arange(W) < torch.tensor(lengths)[:, None]
     batch = Batch(inputs=tokens[:, :-1], targets=tokens[:, 1:], mask=real, real=real, group=torch.tensor(group))
     return batch.to(device)
@@ -55,12 +59,11 @@ def rows_of(name: str) -> tuple[Rows, Rows]:
     return plain, tiled
 
 
-def inputs(tokens: int, seed: int = 0, dtype: torch.dtype = torch.float64, size: int = SIZE) -> list[Tensor]:
+def inputs(tokens: int, size: int = SIZE, heads: tuple[int, int] = (HEADS, KEYS)) -> list[Tensor]:
     """Queries, keys and values [1, heads, tokens, size]"""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        torch.randn(1, n, tokens, size, generator=generator, dtype=dtype).requires_grad_() for n in (HEADS, KEYS, KEYS)
-    ]
+    generator, (H, K) = torch.Generator().manual_seed(0), heads
+    drawn = (torch.randn(1, n, tokens, size, generator=generator, dtype=torch.float64) for n in (H, K, K))
+    return [x.requires_grad_() for x in drawn]
 
 
 def with_gradients(rows: Rows, given: list[Tensor], *, read: int | None = None, kernels: bool = False) -> list[Tensor]:
@@ -77,7 +80,14 @@ def with_gradients(rows: Rows, given: list[Tensor], *, read: int | None = None, 
 
 
 def differences(
-    name: str, *, window: int = 0, size: int = SIZE, filled: bool = False, dtype: torch.dtype, device: str
+    name: str,
+    *,
+    window: int = 0,
+    size: int = SIZE,
+    heads: tuple[int, int] = (HEADS, KEYS),
+    filled: bool = False,
+    dtype: torch.dtype,
+    device: str,
 ) -> float:
     """How far kernels are from tables in float64, at most, relative to the largest number or 1.
 
@@ -87,7 +97,7 @@ def differences(
     assert isinstance(plain.by, Tables)
     assert isinstance(tiled.by, Tiles)
     tokens = len(plain.by.owner)
-    exact = inputs(round_size(tokens) if filled else tokens, size=size)
+    exact = inputs(round_size(tokens) if filled else tokens, size, heads)
     truth = with_gradients(plain, [x[:, :, :tokens].detach().requires_grad_() for x in exact])
     there = replace(tiled, spans=moved(tiled.spans, device), by=moved(tiled.by, device))
     found = with_gradients(

@@ -15,7 +15,7 @@ from hone.model import attended
 from hone.model.decoder import Decoder
 from hone.model.forward import cells, hidden_states
 from hone.model.ragged import Rows, Tables
-from hone.model.shared import lines_of
+from hone.model.shared import by_kernels, lay_out_shared, lines_of
 from hone.model.spans import Tiles
 from hone.model.twice import twice_differentiable
 from hone.types import Batch
@@ -45,7 +45,7 @@ def test_on_a_gpu_every_bit_is_the_same_again(size: int):
     mask = lines_of(batch, decoder, layout="shared").mask
     assert isinstance(mask, Rows)
     assert isinstance(mask.by, Tiles)
-    given = [x.detach().cuda().bfloat16().requires_grad_() for x in inputs(int(mask.spans.start[-1]), size=size)]
+    given = [x.detach().cuda().bfloat16().requires_grad_() for x in inputs(int(mask.spans.start[-1]), size)]
     first = with_gradients(mask, given)
     busy = torch.randn(4096, 4096, device="cuda")
     side = torch.cuda.Stream()
@@ -134,9 +134,46 @@ def test_half_precision_with_heads_of_another_size_goes_by_tables(device: str, m
 
 
 def test_nothing_is_asked_of_an_empty_list():
+    pytest.importorskip("triton", reason="Triton is not installed")
     spans, tiles = rows_of("a group")[1].spans, rows_of("a group")[1].by
     assert isinstance(tiles, Tiles)
     x = torch.zeros(0, 6, 16, requires_grad=True)
     out = attended.attend(*x.split([2, 2, 2], 1), moved(spans, "cpu"), moved(tiles, "cpu"))
     assert out.shape == (0, 2, 16)
     assert torch.autograd.grad(out.sum(), x)[0].shape == x.shape
+
+
+@pytest.mark.parametrize("strides", [(0, 16, 1), (33, 16, 1), (32, 1, 2), (16, 8, 1)])
+def test_what_the_kernels_cannot_read_as_it_lies_is_copied(strides: tuple[int, int, int]):
+    x = (
+        torch.randn(4, 2, 16).as_strided((3, 2, 16), strides)
+        if strides[0] < 33
+        else torch.randn(200).as_strided((3, 2, 16), strides)
+    )
+    found = attended._lined(x)
+    assert found.stride() == (32, 16, 1)
+    assert torch.equal(found, x)
+
+
+def test_where_weights_are_not_what_is_computed_in_kernels_are_asked_for_the_latter(monkeypatch: pytest.MonkeyPatch):
+    """Spread over ranks, weights stay in float32 and a layer is put together in half precision."""
+    asked = list[torch.dtype]()
+    monkeypatch.setattr(attended, "usable", lambda device, dtype, size: bool(asked.append(dtype)))
+    decoder = model("llama", torch.float32)
+    by_kernels(decoder, torch.device("cuda"))
+    decoder.computes_in = torch.bfloat16
+    by_kernels(decoder, torch.device("cuda"))
+    assert asked == [torch.float32, torch.bfloat16]
+    with twice_differentiable():
+        assert not by_kernels(decoder, torch.device("cuda"))
+    assert len(asked) == 2
+
+
+def test_tiles_are_not_for_layers_in_c():
+    batch = batch_of(*ROWS["rows of several tiles"])
+    decoder = model("llama", torch.float32)
+    decoder.config = replace(decoder.config, max_position_embeddings=256)
+    laid = lay_out_shared(batch.inputs, batch.real, batch.group, kernels=True)
+    plain = lay_out_shared(batch.inputs, batch.real, batch.group)
+    found, truth = (hidden_states(decoder, lines)[0] for lines in (laid, plain))
+    torch.testing.assert_close(found, truth, rtol=1e-4, atol=1e-4)

@@ -271,13 +271,6 @@ def test_layers_differentiated_twice_or_hooked_are_not_replayed():
     assert recordings(decoder) == 1
 
 
-@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 4_000, 65_536, 65_537])
-def test_a_list_is_filled_up_by_little(tokens: int):
-    size = round_size(tokens)
-    assert tokens <= size < tokens + max(64, tokens / 32 + 1)
-    assert round_size(size) == size
-
-
 @pytest.mark.parametrize("window", [0, 4])
 def test_rows_that_are_added_change_nothing(window: int):
     decoder, batch = model("llama"), table(BATCH)

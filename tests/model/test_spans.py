@@ -1,5 +1,7 @@
 """Where rows lie in a list, and how kernels share them out: every token once, few sizes, the longest first."""
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from hone.model.spans import NOWHERE, TILE, Spans, round_size, tiled
 from hone.model.spans import ROWS as ROUND
 
 
-def grouped(lengths: list[int], group: list[int], common: int) -> Grouped:
+def grouped(lengths: list[int], group: list[int], common: int | list[int]) -> Grouped:
     batch = batch_of(lengths, group, common)
     return Grouped.of(batch.inputs.numpy(), np.array(lengths), np.array(group))
 
@@ -44,8 +46,9 @@ def test_a_row_and_those_that_begin_with_it(name: str):
         assert member[begin[row] : begin[row + 1]] == others
 
 
-def test_tiles_whose_keys_most_queries_see_come_first():
-    rows = grouped(*ROWS["a prompt of several tiles"])
+@pytest.mark.parametrize("name", ["a prompt of several tiles", "rows of several tiles", "many rows"])
+def test_tiles_whose_keys_most_queries_see_come_first(name: str):
+    rows = grouped(*ROWS[name])
     spans, tiles = tiled(rows)
     own, work = spans.start.diff(), list[int]()
     for row, at in zip(tiles.row.tolist(), tiles.at.tolist(), strict=True):
@@ -56,14 +59,25 @@ def test_tiles_whose_keys_most_queries_see_come_first():
     assert work[0] > work[-1]
 
 
+@pytest.mark.parametrize("name", ROWS)
+def test_tiles_whose_queries_see_the_most_keys_are_asked_first(name: str):
+    spans, tiles = tiled(grouped(*ROWS[name]))
+    assert sorted(tiles.order.tolist()) == list(range(len(tiles.row)))
+    seen = [int(tiles.at[tile] + spans.common[tiles.row[tile]]) for tile in tiles.order.tolist()]
+    there = [n for n in seen if n < NOWHERE]
+    assert there == sorted(there, reverse=True)
+    assert all(n >= NOWHERE for n in seen[len(there) :])
+
+
 def test_lists_of_one_round_size_and_about_as_many_rows_are_one_size():
     """One recording of a pass serves them all."""
     shapes = {
-        tuple(len(x) for x in (spans.start, spans.prefix, spans.common, tiles.row, tiles.at, tiles.member, tiles.begin))
+        tuple(len(getattr(x, f.name)) for x in (spans, tiles) for f in fields(x))
         for lengths in ([40] * 30, [44, *[40] * 28, 30], [300, 300, 300, 290], [1] * 10 + [119] * 10)
         for spans, tiles in [tiled(grouped(lengths, list(range(len(lengths))), 0))]
     }
-    assert shapes == {(ROUND + 1, ROUND, ROUND, 1_216 // TILE + ROUND, 1_216 // TILE + ROUND, ROUND, ROUND + 1)}
+    T = 1_216 // TILE + ROUND
+    assert shapes == {(ROUND + 1, ROUND, ROUND, T, T, T, ROUND, ROUND + 1)}
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 4_000, 65_536, 65_537])

@@ -56,8 +56,8 @@ class _Attended(torch.autograd.Function):
         if U:
             causal.attend[(len(tiles.row) * H,)](
                 _blocks(q, size.BM), _blocks(k, size.BN), _blocks(v, size.BN), out, lse,
-                spans.start, spans.prefix, spans.common, tiles.row, tiles.at, U, _scale(E) * math.log2(math.e),
-                H=H, K=k.shape[1], E=E, WINDOW=window, KEEP=keep, **size._asdict(),
+                spans.start, spans.prefix, spans.common, tiles.row, tiles.at, tiles.order,
+                U, _scale(E) * math.log2(math.e), H=H, K=k.shape[1], E=E, WINDOW=window, KEEP=keep, **size._asdict(),
             )  # fmt: skip
         ctx.spans, ctx.tiles, ctx.window = spans, tiles, window
         ctx.save_for_backward(*((q, k, v, out, lse) if keep else ()))
@@ -71,7 +71,7 @@ class _Attended(torch.autograd.Function):
         q, k, v, out, lse = ctx.saved_tensors
         spans, tiles, window, dout, delta = ctx.spans, ctx.tiles, ctx.window, _lined(dout_UHE), torch.empty_like(lse)
         (U, H, E), K = q.shape, k.shape[1]
-        gradients = torch.empty(U, H + 2 * K, E, dtype=q.dtype, device=q.device)  # side by side, as products want them
+        gradients = torch.empty(U, H + 2 * K, E, dtype=q.dtype, device=q.device)
         dq, dk, dv = gradients.split([H, K, K], 1)
         numbers = U, _scale(E) * math.log2(math.e), _scale(E), gradients.stride(0)
         by_query, by_key = QUERIES[E > 64], KEYS[E > 64]
@@ -79,7 +79,7 @@ class _Attended(torch.autograd.Function):
             causal.queries[(len(tiles.row) * H,)](
                 _blocks(q, by_query.BM), _blocks(k, by_query.BN), _blocks(v, by_query.BN), _blocks(out, by_query.BM),
                 _blocks(dout, by_query.BM), lse, delta, dq, spans.start, spans.prefix, spans.common,
-                tiles.row, tiles.at, *numbers, H=H, K=K, E=E, WINDOW=window, **by_query._asdict(),
+                tiles.row, tiles.at, tiles.order, *numbers, H=H, K=K, E=E, WINDOW=window, **by_query._asdict(),
             )  # fmt: skip
             causal.keys[(len(tiles.row) * K,)](
                 _blocks(q, by_key.BM), _blocks(k, by_key.BN), _blocks(v, by_key.BN), _blocks(dout, by_key.BM),
@@ -94,9 +94,11 @@ def _scale(E: int) -> float:
 
 
 def _lined(x_UhE: Tensor) -> Tensor:
-    """With a token's heads side by side, as the kernels read them."""
-    E = x_UhE.shape[2]
-    return x_UhE if x_UhE.stride()[1:] == (E, 1) and x_UhE.data_ptr() % 16 == 0 else x_UhE.contiguous()
+    """With a token's heads side by side and every token at a multiple of 16 bytes, as the kernels read them."""
+    _, h, E = x_UhE.shape
+    token, *rest = x_UhE.stride()
+    fits = rest == [E, 1] and token >= h * E and token % 8 == 0 and x_UhE.data_ptr() % 16 == 0
+    return x_UhE if fits else x_UhE.clone(memory_format=torch.contiguous_format)
 
 
 def _blocks(x_UhE: Tensor, tokens: int) -> Any:

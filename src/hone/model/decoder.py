@@ -178,6 +178,7 @@ class Decoder(nn.Module):
     finish: Callable[[Tensor], Tensor] | None = None  # what is done to logits after the head's matrix
     takes_lists = True  # its mask may be Rows
     adapted: int = 0  # how often adapters were put beside its layers
+    computes_in: torch.dtype | None = None  # where that is not the type of its weights
     fast_layers: bool | None = None  # whether layers are model/fast.py's; None: on a GPU
     native_layers: bool | None = None  # whether they are model/native's where it can; None: where fast_layers is too
     # whether passes are replayed (model/graphed.py); None: on a GPU, where it pays; True: everywhere

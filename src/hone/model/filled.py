@@ -23,11 +23,11 @@ def filled(tokens_1U: Tensor, positions_1U: Tensor, rows: Rows) -> tuple[Tensor,
     if isinstance(rows.by, Tiles):  # which have room for them
         return tokens, positions, rows
     device, by = tokens_1U.device, rows.by
-    widths = [TILE] * (more // TILE) + [more % TILE] * (more % TILE > 0)
-    added = torch.arange(U, U + more, device=device)
+    n, rest = divmod(more, TILE)
+    added, widths = torch.arange(U, U + more, device=device), [TILE] * n + [rest] * (rest > 0)
     by = Tables(
         cells=torch.cat([by.cells, added]),
-        shapes=(*by.shapes, *((1, w) for w in widths)),
+        shapes=(*by.shapes, *[(n, TILE)] * (n > 0), *[(1, rest)] * (rest > 0)),
         owner=torch.cat([by.owner, added - U + len(by.cells)]),
     )
     return tokens, positions, replace(rows, by=by, spans=_longer(rows.spans, torch.tensor(widths, device=device)))

@@ -3,7 +3,7 @@
 All that says where a token went follows from four numbers a row, by adding: no walk over the cells of the table. In
 numpy, on one thread: torch's indexing wakes all of them for a few thousand numbers, and where other work has the cores
 each time takes milliseconds.
-Shapes: B rows of W cells, U tokens in the list, S cells of all rows.
+Shapes: B rows of W cells, U tokens in the list.
 """
 
 from dataclasses import dataclass
@@ -63,22 +63,6 @@ class Grouped:
     def each(self, by_row: Ints) -> Ints:
         """A row's number for every token it has alone, plus the token's column, [U]"""
         return np.repeat(by_row + self.common - self.start[:-1], self.own) + np.arange(self.tokens)
-
-    def sums(self, at_row: Ints) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Cells sorted by token [S], and where each token's begin [U + 1]; at_row: the number of a row's first cell.
-
-        A token's own cell comes first, then those of other rows in their order.
-        """
-        rows = np.flatnonzero(self.common)
-        count = self.common[rows]
-        column = np.arange(int(count.sum())) - np.repeat(ends(count)[:-1], count)
-        token = np.repeat(self.start[self.first[rows]], count) + column
-        copies = (np.repeat(at_row[rows], count) + column)[token.argsort(kind="stable")]
-        begin = ends(np.bincount(token, minlength=self.tokens) + 1)
-        order, again = np.empty(int(begin[-1]), np.int32), np.ones(int(begin[-1]), np.bool_)
-        again[begin[:-1]] = False
-        order[begin[:-1]], order[again] = self.each(at_row), copies
-        return order, begin.astype(np.int32)
 
 
 def ends(counts: Ints) -> Ints:

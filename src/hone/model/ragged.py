@@ -37,10 +37,12 @@ class Rows:
 
     def attend(self, q_1HUE: Tensor, k_1KUE: Tensor, v_1KUE: Tensor, *, shares_keys: bool) -> Tensor:
         """Causal attention in each row, [1, U, H E]."""
-        if isinstance(self.by, Tiles) and q_1HUE.is_cuda and once():
-            q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q_1HUE, k_1KUE, v_1KUE))  # x[0] copies its gradient
-            return attended.attend(q, k, v, self.spans, self.by, window=self.window).flatten(1)[None]
-        by = _one_table(self.spans, q_1HUE.shape[2]) if isinstance(self.by, Tiles) else self.by
+        by = self.by
+        if isinstance(by, Tiles):
+            if once() and attended.usable(q_1HUE.device, q_1HUE.dtype, q_1HUE.shape[3]):
+                q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q_1HUE, k_1KUE, v_1KUE))  # x[0] copies its gradient
+                return attended.attend(q, k, v, self.spans, by, window=self.window).flatten(1)[None]
+            by = _one_table(self.spans, q_1HUE.shape[2])  # a critic's decoder may have heads of another size
         tables = zip(*(_tables(x, by) for x in (q_1HUE, k_1KUE, v_1KUE)), strict=True)
         out = torch.cat([self._table(q, k, v, shares_keys) for q, k, v in tables])
         return F.embedding(by.owner, out)[None]
@@ -70,12 +72,15 @@ def _tables(x_1HUE: Tensor, by: Tables) -> Iterator[Tensor]:
 
 
 def _one_table(spans: Spans, tokens: int) -> Tables:
-    """All rows in one, as wide as the longest: where kernels will not do."""
-    start, prefix, common = (x.long()[:, None] for x in (spans.start, spans.prefix, spans.common))
-    length = start.diff(dim=0) + common
+    """All rows that ask anything in one, as wide as the longest: where kernels will not do."""
+    asks = (spans.start.diff() > 0) & (spans.start[:-1] < tokens)
+    start, end, prefix, common = (
+        x[asks].long()[:, None] for x in (spans.start[:-1], spans.start[1:], spans.prefix, spans.common)
+    )
+    length = end - start + common
     W = int(length.max())
     column = torch.arange(W, device=start.device)
-    cells = torch.where(column < common, prefix + column, start[:-1] + column - common)
+    cells = torch.where(column < common, prefix + column, start + column - common)
     own = (column >= common) & (column < length) & (cells < tokens)
     owner = torch.zeros(tokens, dtype=torch.int64, device=start.device)
     owner[cells[own]] = own.flatten().nonzero().squeeze(1)

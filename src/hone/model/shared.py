@@ -14,6 +14,7 @@ from hone.model.forward import Lines, lay_out
 from hone.model.grouped import Grouped, Ints
 from hone.model.ragged import Rows, Tables
 from hone.model.spans import Spans, tiled
+from hone.model.twice import once
 from hone.types import Batch
 
 LAYOUTS = (*forward.LAYOUTS, "shared")
@@ -25,8 +26,13 @@ def lines_of(batch: Batch, decoder: Decoder, *, layout: str, line: int | None = 
     if layout != "shared" or not decoder.takes_lists:
         how = {} if layout == "shared" else {"layout": layout, "line": line}
         return lay_out(at.inputs, at.real, **how).to(device)  # pyright: ignore[reportArgumentType]
-    kernels = attended.usable(device, decoder.model.embed_tokens.weight.dtype, decoder.config.head_dim)
-    return lay_out_shared(at.inputs, at.real, at.group, kernels=kernels).to(device)
+    return lay_out_shared(at.inputs, at.real, at.group, kernels=by_kernels(decoder, device)).to(device)
+
+
+def by_kernels(decoder: Decoder, device: torch.device) -> bool:
+    """Whether rows are attended to by kernels of our own, which have no second gradient."""
+    dtype = decoder.computes_in or decoder.model.embed_tokens.weight.dtype
+    return once() and attended.usable(device, dtype, decoder.config.head_dim)
 
 
 def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor, *, kernels: bool = False) -> Lines:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.model.grouped import Grouped, ends
+from hone.model.grouped import Grouped, Ints, ends
 
 TILE, ROWS = 64, 64  # own tokens of a row that one program has; rows are rounded up to so many
 NOWHERE = 1 << 30  # past the end of every list
@@ -35,56 +35,62 @@ class Spans:
 class Tiles:
     """What the programs of the kernels have to do: as many for all lists that are filled up to one size."""
 
-    row: Tensor  # int32 [T]  the row whose own tokens are in it
+    row: Tensor  # int32 [T]  the row whose own tokens are in it; those whose keys the most queries see come first
     at: Tensor  # int32 [T]  how many of them come before; NOWHERE: there is nothing to do
+    order: Tensor  # int32 [T]  the tiles, those whose queries see the most keys first
     member: Tensor  # int32 [R]  rows that begin with another's tokens, by that one
     begin: Tensor  # int32 [R + 1]  where those of each row begin
 
 
 def round_size(tokens: int) -> int:
     """The least round number of tokens that holds so many: few come up again and again."""
-    step = max(FINEST, 1 << max(0, (tokens // SHARE).bit_length() - 1))
+    step = _step(tokens)
     return -(-tokens // step) * step
+
+
+def _step(tokens: int) -> int:
+    return max(FINEST, 1 << max(0, (tokens // SHARE).bit_length() - 1))
 
 
 def tiled(rows: Grouped) -> tuple[Spans, Tiles]:
     """With room for the tokens that fill the list up, in rows of their own, and for more rows."""
-    U, B = rows.tokens, len(rows.own)
-    size = round_size(U)
-    more = -(-(size - U) // TILE)
-    R = -(-(B + more) // ROWS) * ROWS
-    start = np.full(R + 1, size)
-    start[: B + 1] = rows.start
-    start[B + 1 : B + 1 + more] = np.minimum(U + TILE * np.arange(1, more + 1), size)
-    prefix, common = np.zeros(R, np.int64), np.zeros(R, np.int64)
-    prefix[:B], common[:B] = rows.start[rows.first], rows.common
+    start, prefix, common = _roomy(rows)
+    R = len(common)
     others = np.flatnonzero(rows.common)
     leader = rows.first[others]
-    member = np.zeros(R, np.int64)
-    member[: len(others)] = others[leader.argsort(kind="stable")]
-    asking, reach = np.bincount(leader, weights=rows.own[others], minlength=R), np.zeros(R, np.int64)
+    count = -(-np.diff(start) // TILE)
+    row = np.repeat(np.arange(R), count)
+    at = (np.arange(len(row)) - np.repeat(ends(count)[:-1], count)) * TILE
+    reach = np.zeros(R, np.int64)  # how many of a row's tokens others begin with, of which some see the last
     np.maximum.at(reach, leader, rows.common[others])
-    row, at = _cut(np.diff(start), room=size // TILE + R, asking=asking, reach=reach)
+    seen = np.diff(start)[row] - at + np.bincount(leader, rows.own[others], R)[row] * (at < reach[row])
+    first = np.argsort(-seen, kind="stable")  # a program that begins last and takes longest is waited for
+    row, at = row[first], at[first]
+    rest = int(start[-1]) // TILE + R - len(row)
     tiles = Tiles(
-        row=_ints(row), at=_ints(at), member=_ints(member), begin=_ints(ends(np.bincount(leader, minlength=R)))
+        row=_ints(np.pad(row, (0, rest))),
+        at=_ints(np.pad(at, (0, rest), constant_values=NOWHERE)),
+        order=_ints(np.append(np.argsort(-(common[row] + at), kind="stable"), np.arange(rest) + len(row))),
+        member=_ints(np.pad(others[leader.argsort(kind="stable")], (0, R - len(others)))),
+        begin=_ints(ends(np.bincount(leader, minlength=R))),
     )
     return _spans(start, prefix, common), tiles
 
 
-def _cut(
-    own: NDArray[np.int64], *, room: int, asking: NDArray[Any], reach: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row and place of every tile, those whose keys the most queries see first: a program that begins last and takes
-    longest is waited for. asking: the other rows' tokens that see a row's first `reach`."""
-    count = -(-own // TILE)
-    row = np.repeat(np.arange(len(own)), count)
-    at = (np.arange(len(row)) - np.repeat(ends(count)[:-1], count)) * TILE
-    order = np.argsort(at - own[row] - asking[row] * (at < reach[row]), kind="stable")
-    rest = room - len(row)
-    return np.pad(row[order], (0, rest)), np.pad(at[order], (0, rest), constant_values=NOWHERE)
+def _roomy(rows: Grouped) -> tuple[Ints, Ints, Ints]:
+    """Start, prefix and common of a round number of rows: the list's, those that fill it up, a tile each, and empty
+    ones."""
+    U, B = rows.tokens, len(rows.own)
+    size = round_size(U)
+    R = -(-(B + _step(U) // TILE) // ROWS) * ROWS
+    start = np.minimum(U + TILE * (np.arange(R + 1) - B), size)
+    start[: B + 1] = rows.start
+    prefix, common = np.zeros(R, np.int64), np.zeros(R, np.int64)
+    prefix[:B], common[:B] = rows.start[rows.first], rows.common
+    return start, prefix, common
 
 
-def _spans(start: NDArray[Any], prefix: NDArray[Any], common: NDArray[Any]) -> Spans:
+def _spans(start: Ints, prefix: Ints, common: Ints) -> Spans:
     return Spans(start=_ints(start), prefix=_ints(prefix), common=_ints(common))
 
 

@@ -16,7 +16,8 @@ T = TypeVar("T", Spans, Tiles)
 
 def size_of(x: Tensor, mask: Mask) -> Hashable:
     """What has to be equal for one recording to serve two batches: lists of a round size have as many tiles."""
-    return (*x.shape, len(mask.spans.start), mask.window) if isinstance(mask, Rows) else tuple(x.shape)
+    rows = (type(mask.by), len(mask.spans.start), mask.window) if isinstance(mask, Rows) else ()
+    return (*x.shape, *rows)
 
 
 class Still:
@@ -27,7 +28,7 @@ class Still:
         self.positions = None if positions is None else torch.empty_like(positions)
         self.mask: Mask = mask
         if isinstance(mask, Rows) and isinstance(mask.by, Tiles):
-            self.mask = replace(mask, spans=_alike(mask.spans), by=_alike(mask.by))
+            self.mask = replace(mask, spans=_alike(mask.spans), by=_alike(mask.by), asked=None)
 
     @torch.no_grad()
     def take(self, x: Tensor, positions: Tensor | None, mask: Mask) -> None:

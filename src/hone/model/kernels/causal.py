@@ -4,6 +4,7 @@ A row is COMMON tokens from PREFIX on, which it has in common with another, and 
 of a row ask is answered here, each tile of them by one program a head. Keys that several rows see are a tile of the
 row that has them: its program goes through the queries of all. Nothing is added by two programs, so every number is
 summed in the same order each time. Scores are in base 2: exp(s) = exp2(s log2(e)), and `scale` has the logarithm in it.
+Tiles reach into the next row, whose numbers count as nothing as long as they are finite.
 Shapes: U tokens in the list, H query heads, K key-value heads, E head size, BM queries and BN keys at a time.
 """
 
@@ -48,12 +49,12 @@ def _mixed(
 
 @triton.jit
 def attend(
-    QUERY, KEY, VALUE, OUT, LSE, START, PREFIXES, COMMON, ROW, AT, tokens, scale,
+    QUERY, KEY, VALUE, OUT, LSE, START, PREFIXES, COMMON, ROW, AT, ORDER, tokens, scale,
     H: tl.constexpr, K: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
     KEEP: tl.constexpr,
 ):  # fmt: skip
     """OUT [U, H, E]: what the tile's queries are answered; KEEP: LSE [H, U], the log of each one's sum"""
-    tile, h = tl.num_programs(0) // H - 1 - tl.program_id(0) // H, tl.program_id(0) % H  # long ones come first
+    tile, h = tl.load(ORDER + tl.program_id(0) // H), tl.program_id(0) % H
     row, at = tl.load(ROW + tile), tl.load(AT + tile)
     start = tl.load(START + row)
     if start + at >= tokens:
@@ -98,11 +99,11 @@ def _asked(
 
 @triton.jit
 def queries(
-    QUERY, KEY, VALUE, OUT, DOUT, LSE, DELTA, DQ, START, PREFIXES, COMMON, ROW, AT, tokens, scale, plain, stride,
+    QUERY, KEY, VALUE, OUT, DOUT, LSE, DELTA, DQ, START, PREFIXES, COMMON, ROW, AT, ORDER, tokens, scale, plain, stride,
     H: tl.constexpr, K: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """DQ: the gradient of the tile's queries; DELTA [H, U]: each one's answer times its gradient, which `keys` reads"""
-    tile, h = tl.num_programs(0) // H - 1 - tl.program_id(0) // H, tl.program_id(0) % H
+    tile, h = tl.load(ORDER + tl.program_id(0) // H), tl.program_id(0) % H
     row, at = tl.load(ROW + tile), tl.load(AT + tile)
     start = tl.load(START + row)
     if start + at >= tokens:
@@ -126,23 +127,9 @@ def queries(
         )
     for j in range(at, tl.minimum(at + BM, own), BN):
         dq = _asked(
-            dq,
-            q,
-            dout,
-            lse,
-            delta,
-            KEY,
-            VALUE,
-            start + j,
-            column,
-            query,
-            common + j,
-            common,
-            scale,
-            BN,
-            DIAGONAL,
-            WINDOW,
-        )
+            dq, q, dout, lse, delta, KEY, VALUE, start + j, column, query, common + j, common, scale,
+            BN, DIAGONAL, WINDOW,
+        )  # fmt: skip
     to = DQ + token[:, None] * stride + h * E + tl.arange(0, E)[None, :]
     tl.store(to, (dq * plain).to(DQ.dtype.element_ty), mask=keep[:, None])
 
@@ -154,9 +141,10 @@ def _given(
 ):  # fmt: skip
     """What own tokens first to last of the row that begins at `start` give to keys and values, in all G heads"""
     blocks = tl.cdiv(tl.maximum(last - first, 0), BM)
+    per = tl.maximum(blocks, 1)  # what is computed ahead of a loop is computed where there is nothing, too
     for n in range(0, G * blocks):
-        h, i = head + n // blocks, first + n % blocks * BM + tl.arange(0, BM)
-        at = start + first + n % blocks * BM
+        h, i = head + n // per, first + n % per * BM + tl.arange(0, BM)
+        at = start + first + n % per * BM
         q, dout = QUERY.load([at, h * E]), DOUT.load([at, h * E])
         keep, number = i < last, h.to(tl.int64) * tokens + start + i
         lse = tl.load(LSE + number, mask=keep, other=float("inf"))
@@ -186,28 +174,9 @@ def keys(
     key = common + at + tl.arange(0, BN)
     last = tl.minimum(own, at + BN - 1 + WINDOW) if WINDOW else own
     dk, dv = _given(
-        dk,
-        dv,
-        k,
-        v,
-        QUERY,
-        DOUT,
-        LSE,
-        DELTA,
-        start,
-        at,
-        last,
-        common,
-        key,
-        h * G,
-        tokens,
-        scale,
-        G,
-        E,
-        BM,
-        DIAGONAL,
-        WINDOW,
-    )
+        dk, dv, k, v, QUERY, DOUT, LSE, DELTA, start, at, last, common, key, h * G, tokens, scale,
+        G, E, BM, DIAGONAL, WINDOW,
+    )  # fmt: skip
     for n in range(tl.load(BEGIN + row), tl.load(BEGIN + row + 1)):
         other = tl.load(MEMBER + n)
         shared = tl.load(COMMON + other)

@@ -21,6 +21,7 @@ from hone.model.native.build import library
 from hone.model.native.calls import Segments
 from hone.model.native.stacked import Bundles, Pass, stackable
 from hone.model.ragged import Rows
+from hone.model.spans import Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ def course(
     config, (B, T, _) = decoder.config, x_BTD.shape
     kinds = (torch.float32,) if single else (torch.float32, torch.float64)
     if not x_BTD.is_cpu or x_BTD.dtype not in kinds or config.qk_norm or isinstance(mask, Tensor) or not B * T:
+        return None
+    if isinstance(mask, Rows) and isinstance(mask.by, Tiles):  # whose spans go on after the list
         return None
     spans = mask.spans if isinstance(mask, Rows) else None
     if any(config.windows or ()) or isinstance(library(), str):
