@@ -123,12 +123,12 @@ def test_every_stage_is_in_the_table_and_in_the_time_of_the_report(finished: Pat
 
 
 def test_the_table_on_the_terminal_has_a_line_for_every_stage(finished: Path) -> None:
-    screen = io.StringIO()
+    screen, names = io.StringIO(), [journey.summary.NAMES[stage] for stage in ORDER]
     console = Console(file=screen, width=79)
     journey.summary.show(json.loads((finished / "table.json").read_text())["rows"], console)
     printed = screen.getvalue()
-    lines = [line for name in journey.summary.NAMES.values() for line in printed.splitlines() if name in line]
-    assert len(lines) == len(ORDER)
+    starts = [name for line in printed.splitlines() for name in names if line.startswith(f" {name} ")]
+    assert starts == names
     assert re.search(r"reward model( +-){5} +\d+", printed)
 
 

@@ -19,14 +19,19 @@ from hone.data.tokenizer import Tokenizer
 from hone.job import parts, save
 from hone.model.folder import load_decoder, load_scorer
 from hone.model.lora import plain_state
+from hone.model.recompute import crowded
+from hone.model.recompute import kept as kept_by_layer
 from hone.model.scorer import Scorer
+from hone.model.vocab import slices
 from hone.outline import plan as in_words
 from hone.state import MOMENTS, restore, saved_weights
 from hone.train import checkpoint
+from hone.train.cut import fitting
 from hone.train.step import update
 from hone.train.tensors import load_tensors, optimizer_tensors
 
 MEMORY = "/proc/meminfo"
+PLAIN = 2  # plain layers keep about twice what a GPU's do; a CPU's in C++ less, but not every CPU has them
 LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
 
 
@@ -82,26 +87,68 @@ def disk(probe: Probe) -> Finding:
 
 
 def memory(probe: Probe) -> Finding:
-    """What training adds to the weights that are loaded: gradients, moments, and roughly the activations."""
-    free = _free_memory()
+    """What training adds to the weights that are loaded: gradients, moments, and about what a backward pass keeps."""
+    learner, tokens = probe.job.learner, _tokens_at_once(probe)
+    free = _free_memory(learner.device)
     if free is None:
         return skipped("this system does not say how much memory is free")
-    recipe, config = probe.job.recipe, probe.job.policy.decoder.config
-    certain = 3 * _bytes(trained(probe))
-    longest = max(len(r.tokens) for g in probe.learned for r in g)
-    width = 34 * config.hidden_size + 5 * longest * config.num_attention_heads  # numbers a token and layer
-    rows = min(recipe.train.micro_rows, recipe.train.prompts * (recipe.sample.group if recipe.online else 1))
-    activations = 4 * rows * longest * (width * config.num_hidden_layers + 2 * config.vocab_size)
-    seen = f"gradients and moments {_size(certain)}, activations about {_size(activations)}, {_size(free)} are free"
+    again, certain = _recomputed(probe, tokens), _optimised(probe)
+    estimate = _backward(probe, tokens, again=again)
+    dtype = str(probe.job.policy.decoder.lm_head.weight.dtype).removeprefix("torch.")
+    keeps = "each layer's input" if again else "all that layers compute"
+    seen = (
+        f"gradients and moments {_size(certain)}; an estimate of what a backward pass over {tokens} tokens keeps in "
+        f"{dtype}, {keeps} and logits: {_size(estimate)}; {_size(free)} are free"
+    )
     if certain > free:
         return failed(seen, "train adapters (lora.rank=8), or a smaller model")
-    if certain + activations > free:
-        return warned(seen, f"lower train.micro_rows ({recipe.train.micro_rows}): it changes no number")
+    if certain + estimate > free:
+        name, most = ("tokens", learner.micro_tokens) if learner.micro_tokens else ("rows", learner.micro_rows)
+        other = "" if again else ", or set train.recompute=always"
+        return warned(seen, f"lower train.micro_{name} ({most}){other}: no number changes")
     return passed(seen)
 
 
-def _free_memory() -> int | None:
-    """What the system has left, or what the container may still take where that is less."""
+def _optimised(probe: Probe) -> int:
+    """Bytes of gradients and moments where the model computes: not those that optim.offload keeps elsewhere."""
+    learner = probe.job.learner
+    stepped = [p for p in learner.trained().values() if p.device == learner.device]
+    return _bytes(stepped) + 2 * sum(p.numel() for p in stepped) * probe.job.recipe.optim.bits // 8
+
+
+def _tokens_at_once(probe: Probe) -> int:
+    """The most tokens of a micro-batch, were all its rows as long as the longest that is known or may be sampled."""
+    recipe, learner, unit = probe.job.recipe, probe.job.learner, probe.job.algo.unit
+    context = probe.job.policy.decoder.config.max_position_embeddings
+    sampled = max(map(len, probe.prompts), default=0) + recipe.sample.max_tokens
+    longest = min(context, sampled) if recipe.online else max(len(r.tokens) for r in probe.rows)
+    rows = fitting(longest, rows=learner.micro_rows, tokens=learner.micro_tokens, device=learner.device)
+    update = recipe.train.prompts * (recipe.sample.group if recipe.online else unit) / recipe.train.minibatches
+    return longest * max(unit, rows if recipe.train.tokens else min(rows, math.ceil(update)))
+
+
+def _recomputed(probe: Probe, tokens: int) -> bool:
+    """Whether the learner will compute layers again instead of keeping what they computed."""
+    again, decoder = probe.job.policy.checkpoint_layers, probe.job.policy.decoder
+    return (decoder.takes_lists and crowded(decoder, tokens)) if again is None else again
+
+
+def _backward(probe: Probe, tokens: int, *, again: bool) -> int:
+    """Bytes, about: what the policy's layers keep until their gradient, recomputed ones one at a time, and logits."""
+    policy = probe.job.policy
+    config, head = policy.decoder.config, policy.decoder.lm_head.weight
+    layers, each = config.num_hidden_layers, kept_by_layer(config) * (1 if head.is_cuda else PLAIN)
+    numbers = tokens * (layers * config.hidden_size + each if again else layers * each)
+    if not isinstance(policy, Scorer):
+        chunk = slices(tokens, None if policy.checkpoint_layers is False else "fit", head, bare=True)[0]
+        numbers += (chunk.stop - chunk.start) * config.vocab_size
+    return numbers * head.element_size()
+
+
+def _free_memory(device: torch.device) -> int | None:
+    """What the GPU has left; of a CPU the system, or what the container may still take where that is less."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     try:
         lines = dict(line.split(":", 1) for line in Path(MEMORY).read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024

@@ -58,8 +58,10 @@ class Journey:
 
 def main(*, seed: int = 0, out: str | Path = "runs/demo", quick: bool = False) -> Path:
     """The journey, its table, and report.html; an interrupted one goes on where it stopped."""
+    start = time.perf_counter()
     torch.set_num_threads(min(2, os.cpu_count() or 1))
     journey = begin(Path(out), QUICK if quick else FULL, seed)
+    before = sum(done["seconds"] for done in journey.done.values())  # by the command that was interrupted
     try:
         travel(journey)
     except Interrupted as interruption:
@@ -71,6 +73,7 @@ def main(*, seed: int = 0, out: str | Path = "runs/demo", quick: bool = False) -
         print("a quick demo is a smoke test: its models have learnt nothing yet", file=sys.stderr)
     report = finish(journey, rows, machine)
     print(f"\nReport: {report} (opens offline)", file=sys.stderr)
+    print(summary.time_taken(rows, before + time.perf_counter() - start), file=sys.stderr)
     return report
 
 

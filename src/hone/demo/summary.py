@@ -3,7 +3,7 @@
 import os
 import platform
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from hone.algo.select import reward_of
-from hone.demo.stages import STARTS
+from hone.demo.stages import ORDER, STARTS
 from hone.log import sinks
+from hone.log.progress import duration
 from hone.types import Group
 
 NAMES = {
     "pretrain": "pre-training",
     "sft": "SFT",
+    "reward": "reward model",
     "grpo": "GRPO with a verifier",
     "ppo": "PPO with the reward model",
     "dpo": "DPO on preference pairs",
@@ -29,15 +31,15 @@ SHOWN = 6  # problems whose answers are shown through the stages
 
 
 def rows(done: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row a stage, as measured."""
+    """One row a stage, as measured; the reward model answers no problems, and has its seconds alone."""
     return [
         {
             "stage": NAMES[stage],
             **({"start": NAMES[STARTS[stage]]} if stage in STARTS else {}),
-            **{key: done[stage]["marks"][key] for key in ("accuracy", "greedy", "format", "length", "kl")},
+            **{key: done[stage].get("marks", {}).get(key) for key in ("accuracy", "greedy", "format", "length", "kl")},
             "seconds": done[stage]["train_seconds"],
         }
-        for stage in NAMES
+        for stage in ORDER
         if stage in done
     ]
 
@@ -49,17 +51,30 @@ def show(table: Sequence[Mapping[str, Any]], console: Console | None = None) -> 
     for heading in ("stage", "accuracy", "greedy", "format", "length", "KL from SFT", "seconds"):
         shown.add_column(heading, justify="left" if heading == "stage" else "right", no_wrap=True)
     for row in table:
-        shares = [f"{100 * row[key]:.1f} %" for key in ("accuracy", "greedy", "format")]
-        kl = "-" if row["kl"] is None else f"{row['kl']:z.3f}"
-        shown.add_row(row["stage"], *shares, f"{row['length']:.1f}", kl, f"{row['seconds']:.0f}")
+        shares = [_cell(row[key], lambda x: f"{100 * x:.1f} %") for key in ("accuracy", "greedy", "format")]
+        others = _cell(row["length"], "{:.1f}".format), _cell(row["kl"], "{:z.3f}".format)
+        shown.add_row(row["stage"], *shares, *others, f"{row['seconds']:.0f}")
     (console or Console()).print(shown)
+
+
+def _cell(value: float | None, write: Callable[[float], str]) -> str:
+    return "-" if value is None else write(value)
+
+
+def time_taken(table: Sequence[Mapping[str, Any]], seconds: float) -> str:
+    """How long the whole took, beside the stages of the table.
+
+    >>> time_taken([{"seconds": 70.0}, {"seconds": 5.0}], 100.0)
+    'The whole took 1:40: 1:15 in the stages above, the rest for data, preference pairs and the held-out problems.'
+    """
+    stages = duration(sum(row["seconds"] for row in table))
+    rest = "the rest for data, preference pairs and the held-out problems"
+    return f"The whole took {duration(seconds)}: {stages} in the stages above, {rest}."
 
 
 def curves(out: Path) -> dict[str, list[dict[str, Any]]]:
     """Each stage's metrics by step."""
-    names = {**NAMES, "reward": "reward model"}
-    order = ("pretrain", "sft", "reward", "grpo", "ppo", "dpo")
-    files = {names[stage]: out / stage / "metrics.jsonl" for stage in order}
+    files = {NAMES[stage]: out / stage / "metrics.jsonl" for stage in ORDER}
     return {name: sinks.read(path) for name, path in files.items() if path.is_file()}
 
 
