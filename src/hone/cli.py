@@ -21,6 +21,7 @@ examples:
   hone check recipes/grpo.py                  is what will be trained what you meant?
   hone resume runs/grpo                       go on after Ctrl-C
   hone algos dapo                             what dapo can be set to
+  hone settings train                         what train.a=value can be set to, and what it means
   torchrun --nproc-per-node 2 -m hone run RECIPE train.shard=fsdp
                                               the same run on two GPUs, each holding a part of the model
 """

@@ -138,15 +138,24 @@ def build_choice(choice: Choice, table: Mapping[str, Callable[..., T]], kind: st
 def unknown(kind: str, name: str, known: Iterable[str], *, owner: str = "", meant: str = "") -> HoneError:
     """The error for a name that does not exist: the one that is meant or the nearest, and all there are."""
     names = [str(k) for k in known]
+    hint = did_you_mean(name, names, meant=meant) or ";"
+    has = f"{owner} has" if owner else "there are"
+    listed = ", ".join(names) or "none"
+    return HoneError(f"no {kind} {name!r}{hint} {has} {listed}")
+
+
+def did_you_mean(name: str, names: Sequence[str], *, meant: str = "") -> str:
+    """What follows a name that does not exist: the one that is meant or the nearest; nothing where none is near.
+
+    >>> did_you_mean("optim.lrr", ["optim.lr", "optim.bits"])
+    "; did you mean 'optim.lr'?"
+    """
     shared = name[: name.rfind(".") + 1]  # what all have in common makes none of them alike
     shared = shared if all(other.startswith(shared) for other in names) else ""
     tails = difflib.get_close_matches(name.removeprefix(shared), [other.removeprefix(shared) for other in names], n=2)
     begun = [other for other in names if len(name) > len(shared) and other.startswith(name)][:2]
     near = [meant] if meant else begun or [shared + tail for tail in tails]
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
-    has = f"{owner} has" if owner else "there are"
-    listed = ", ".join(names) or "none"
-    return HoneError(f"no {kind} {name!r}{hint} {has} {listed}")
+    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 
 @cache

@@ -1,5 +1,7 @@
 """The settings of a run, as frozen dataclasses: a recipe is a function that returns a `Recipe`. No torch here.
 
+The comment above or beside a field is what `hone settings` prints as its meaning, so each is understood by itself.
+
 Only the edge (command line, runner, recipes) reads these; everything below takes plain arguments.
 """
 
@@ -22,14 +24,14 @@ OFFLINE = SINGLE | PAIRED
 class ModelSpec:
     """The policy: a model folder, or with an empty path a fresh decoder of this shape."""
 
-    path: str = ""
+    path: str = ""  # a model's folder, a run's, or a fetched name; empty: a fresh model of the shape below
     tokenizer: str = ""  # folder of the tokenizer; empty: the model's
-    vocab_size: int = 0  # 0: as many as the tokenizer has
-    hidden_size: int = 128
-    intermediate_size: int = 512
-    layers: int = 4
-    heads: int = 4
-    kv_heads: int = 4
+    vocab_size: int = 0  # tokens that a fresh model knows; 0: as many as the tokenizer has
+    hidden_size: int = 128  # numbers in which a fresh model's layers carry a token
+    intermediate_size: int = 512  # numbers in which their feed-forward parts do
+    layers: int = 4  # of a fresh model
+    heads: int = 4  # of attention in each layer of a fresh model
+    kv_heads: int = 4  # heads with keys and values of their own, which the others share
     context: int = 256  # the most tokens of a row, prompt and completion together
     trust_remote_code: bool = False  # let a model of transformers bring code of its own, which then runs here
 
@@ -39,11 +41,11 @@ class SampleSpec:
     """How completions are sampled."""
 
     group: int = 8  # samples a prompt
-    max_tokens: int = 64  # the most a completion may have
-    temperature: float = 1.0
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
+    max_tokens: int = 64  # the most tokens of a completion
+    temperature: float = 1.0  # logits are divided by it, when sampling and, online, when training
+    top_k: int = 0  # sample from the so many likeliest tokens; 0: off
+    top_p: float = 1.0  # sample from the likeliest tokens that together have this probability; 1: off
+    min_p: float = 0.0  # sample from tokens with at least this share of the likeliest one's probability; 0: off
     max_rows: int = 512  # rows in the sampler at once
 
 
@@ -51,10 +53,10 @@ class SampleSpec:
 class TrainSpec:
     """How many of what. Online, a step is one iteration: sample, score, then epochs x minibatches updates."""
 
-    steps: int = 100
+    steps: int = 100  # how many the run has
     prompts: int = 32  # online: prompts a step; offline: rows, or pairs, a step
-    epochs: int = 1
-    minibatches: int = 1
+    epochs: int = 1  # how often an online step goes over what it has sampled
+    minibatches: int = 1  # parts into which each epoch cuts what was sampled, an update each
     tokens: int = 0  # offline: the most tokens a step, padding included, in place of `prompts`; 0: off
     micro_rows: int = 64  # rows in memory at once; changes no number
     micro_tokens: int = 0  # tokens in memory at once, in place of micro_rows; 0: `tokens`, or off
@@ -64,8 +66,10 @@ class TrainSpec:
     # never: all logits are kept as well, of which the others keep the last chunk
     recompute: Literal["auto", "never", "always"] = "auto"
     refill_rounds: int = 8  # how often an algorithm may ask for more prompts to fill a step
-    mismatch: Literal["none", "truncate", "mask"] = "none"  # what corrects old_logp against gen_logp
-    mismatch_cap: float = 2.0
+    # what corrects for a sampler whose log-probs (gen_logp) are not the learner's (old_logp); truncate: a token weighs
+    # by the ratio of the two, cut at mismatch_cap; mask: one whose ratio is beyond the cap, either way, is left out
+    mismatch: Literal["none", "truncate", "mask"] = "none"
+    mismatch_cap: float = 2.0  # the largest ratio that train.mismatch lets stand
     # 1: online, the next step's prompts are sampled and scored while the learner updates, by the weights before that
     # update; takes a second copy of the weights, and train.mismatch to correct for it
     lag: Literal[0, 1] = 0
@@ -73,23 +77,24 @@ class TrainSpec:
     # reward functions run in processes of their own, so that one that hangs or crashes only makes its outcome invalid;
     # auto: those of FILE.py:function, not those made in Python, which may share what they know with the program
     reward_apart: Literal["auto", "always", "never"] = "auto"
-    reward_timeout: float = 60.0  # seconds a completion may take there
+    reward_timeout: float = 60.0  # seconds a completion may take in a process of its own
     # an update whose loss or gradient is NaN or infinite is skipped and its rows kept: stop after so many
     max_bad_updates: int = 10  # in a row
-    max_bad_total: int = 100  # in all
+    max_bad_total: int = 100  # stop after so many skipped updates in all
     # go back to the last regular checkpoint, and on with the data that follows, when the loss lies so many of its usual
     # deviations above its median, or the weights are no longer finite; 0: off
     rollback: float = 0.0
     reference_refresh: int = 0  # copy the policy into the reference every so many steps; 0: never
-    eval_every: int = 0  # 0: only at the end
-    eval_samples: int = 1
+    eval_every: int = 0  # measure on eval_data every so many steps; 0: only at the end
+    eval_samples: int = 1  # completions of each problem of eval_data
     device: str = "auto"  # cpu, cuda or cuda:N; auto: a GPU where there is one
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on a CPU, bfloat16 on a GPU
+    # of the weights and what is computed with them; auto: float32 on a CPU, bfloat16 on a GPU
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     # fsdp: each rank that torchrun starts holds a part of every weight and moment; fsdp_lean: and of every gradient,
     # which then are summed over ranks after each micro-batch. With one rank there is nothing to share out
     shard: Literal["none", "fsdp", "fsdp_lean"] = "none"
-    threads: int = 0  # 0: as torch chooses, but 1 beside a GPU
-    deterministic: bool = True
+    threads: int = 0  # of the CPU; 0: as torch chooses, but 1 beside a GPU
+    deterministic: bool = True  # sums in one order, so that a run repeats to the bit; false is faster on a GPU
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +104,7 @@ class ReadSpec:
     skip_bad: bool = False  # skip, count and list rows that cannot be used, instead of refusing the data
     # rows longer than the context: refused, dropped, or cut at their end (never a prompt of an online run)
     overlong: Literal["error", "drop", "truncate"] = "error"
-    stream: Literal["auto", "always", "never"] = "auto"  # auto: what is over 256 MiB stays on the disk
+    stream: Literal["auto", "always", "never"] = "auto"  # leave data on the disk; auto: what is over 256 MiB
     buffer: int = 10_000  # rows of a stream in memory, among which they are shuffled
     chunk: int = 0  # characters of a .txt document, in whole lines; 0: a document ends at a blank line
     chat: Literal["auto", "always", "never"] = "auto"  # instructions as messages; auto: where there is a chat template
@@ -112,25 +117,25 @@ class ReadSpec:
 class OptimSpec:
     """AdamW and its learning rate."""
 
-    lr: float = 1e-4
-    critic_lr: float | None = None  # None: the same as lr
-    betas: tuple[float, float] = (0.9, 0.95)
-    weight_decay: float = 0.0
-    warmup: int = 0
-    schedule: Literal["constant", "cosine", "linear"] = "constant"
-    clip_norm: float = 1.0
-    bits: Literal[8, 32] = 32  # of each optimiser moment
-    offload: bool = False  # moments and the copies they belong to in the host's memory, stepped there
+    lr: float = 1e-4  # the learning rate, after its warm-up
+    critic_lr: float | None = None  # the critic's learning rate; none: the same as lr
+    betas: tuple[float, float] = (0.9, 0.95)  # how much AdamW's moments keep of themselves in each update
+    weight_decay: float = 0.0  # the part of each weight that an update takes off, times the learning rate
+    warmup: int = 0  # updates over which the learning rate rises to lr
+    schedule: Literal["constant", "cosine", "linear"] = "constant"  # of lr after its warm-up; the others end at a tenth
+    clip_norm: float = 1.0  # a gradient longer than this is cut to it
+    bits: Literal[8, 32] = 32  # of each of the optimiser's moments
+    offload: bool = False  # keep moments and the copies they belong to in the host's memory, and step there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSpec:
     """A low-rank adapter, fresh or from a folder in PEFT's format; neither rank nor path: train all the weights."""
 
-    rank: int = 0
-    alpha: float = 16.0
-    targets: tuple[str, ...] = ("all-linear",)
-    rslora: bool = False
+    rank: int = 0  # of each matrix that is added; 0: no fresh adapter
+    alpha: float = 16.0  # what is added is multiplied by alpha / rank
+    targets: tuple[str, ...] = ("all-linear",)  # layers that get one: all, ends of names, or patterns
+    rslora: bool = False  # multiply it by alpha / sqrt(rank), not alpha / rank
     path: str = ""  # start from this adapter; it brings the four settings above
 
     @property
@@ -141,8 +146,9 @@ class LoraSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticSpec:
-    """Where the value comes from. "none" means "own" for an algorithm that needs one."""
+    """Where the value comes from."""
 
+    # own: a model beside the policy; shared: a head on it; none: own for an algorithm that needs one
     kind: Literal["none", "own", "shared"] = "none"
 
 
@@ -154,38 +160,40 @@ class ProcessSpec:
     # reward: each step's chance of being right is its reward; progress: by how much the step has raised it; shaping: it
     # is a potential, which changes no optimum and needs an algorithm with a return for each token
     use: Literal["reward", "progress", "shaping"] = "reward"
-    weight: float = 1.0
-    separator: str = ""  # what ends a step, where \\n is a line break; empty: what the model was trained on, or \\n
-    join: Literal["mean", "min", "penalty"] = "mean"  # penalty: the mean less the standard deviation
+    weight: float = 1.0  # what the process rewards are multiplied by
+    separator: str = ""  # what ends a step, where \n is a line break; empty: what the model was trained on, or \n
+    join: Literal["mean", "min", "penalty"] = "mean"  # of several models; penalty: the mean less the standard deviation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSpec:
     """When to write checkpoints and which to keep; the last step is always saved."""
 
-    every: int = 0
-    keep: int = 2  # the newest so many, and besides
-    milestones: int = 0  # those whose step is a multiple of this; 0: none
-    best: str = ""  # the one with the best value of this metric, as in eval/reward or eval/loss; empty: none
-    best_is: Literal["highest", "lowest"] = "highest"
+    every: int = 0  # steps between checkpoints; 0: only the last step's
+    keep: int = 2  # keep the newest so many, and besides what the settings below name
+    milestones: int = 0  # keep those whose step is a multiple of this; 0: none
+    best: str = ""  # keep the one with the best value of this metric, as in eval/reward or eval/loss; empty: none
+    best_is: Literal["highest", "lowest"] = "highest"  # which value of that metric is the best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """Everything a run is made of."""
 
-    name: str = "run"
-    seed: int = 0
+    name: str = "run"  # of the run, and of its folder
+    seed: int = 0  # of all that is drawn at random
     model: ModelSpec = field(default_factory=ModelSpec)
-    # A file (.jsonl .json .csv .tsv .parquet .arrow .txt, text also .gz), a pattern, "gsm8k:train" or
-    # "hf:owner/name:split"; several as "a.jsonl*0.7+b.jsonl*0.3".
-    # In Python also rows (dicts), Tasks, or a list of (data, weight).
+    # what is trained on: a file (.jsonl .json .csv .tsv .parquet .arrow .txt, text also .gz), a pattern, "gsm8k:train"
+    # or "hf:owner/name:split"; several as "a.jsonl*0.7+b.jsonl*0.3"; in Python also rows (dicts), Tasks, or a list of
+    # (data, weight)
     data: str | Sequence[Any] = ""
-    eval_data: str | Sequence[Any] = ""
+    eval_data: str | Sequence[Any] = ""  # held-out data, given as `data` is, on which the run is measured; empty: none
     teacher: str = ""  # of distil: a model's folder or fetched name, with the same tokenizer as the model's
-    # {"math": 1.0, "format": 0.1}, one name, "rewards.py:function", or in Python a function
+    # what completions are marked by: weights of parts, as in reward.math=1.0 reward.format=0.1, or {"math": 1.0,
+    # "format": 0.1}; one name, "rewards.py:function", or in Python a function
     reward: str | Mapping[str, float] | Callable[..., Any] = field(default_factory=dict[str, float])
-    # by name, with settings; in Python also a value, as in hone.algo.grpo(beta=0.0)
+    # the algorithm by name, with settings, as in algo=dapo algo.high=0.3: `hone algos` lists them; in Python also a
+    # value, as in hone.algo.grpo(beta=0.0)
     algo: Choice | Any = field(default_factory=lambda: Choice("grpo"))
     sample: SampleSpec = field(default_factory=SampleSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
@@ -197,7 +205,7 @@ class Recipe:
     parts: PartsSpec = field(default_factory=PartsSpec)
     save: SaveSpec = field(default_factory=SaveSpec)
     limits: Limits = field(default_factory=Limits)
-    out: str = "runs/{name}"
+    out: str = "runs/{name}"  # the run's folder
     tensorboard: bool = False  # metrics for TensorBoard too, in the run's folder
 
     def __post_init__(self) -> None:

@@ -24,10 +24,9 @@ Reward = str | Mapping[str, float] | Callable[..., Any]
 class PartsSpec:
     """How each part of the reward counts, by its name, as in parts.high.length=1.0."""
 
-    # a part's own value is clipped to low..high before its weight
-    low: Mapping[str, float] = field(default_factory=dict[str, float])
-    high: Mapping[str, float] = field(default_factory=dict[str, float])
-    # "0:1 200:0.1": factors of its weight at steps, linear between them; evaluations go by the weight alone
+    low: Mapping[str, float] = field(default_factory=dict[str, float])  # the least that a part's own value counts as
+    high: Mapping[str, float] = field(default_factory=dict[str, float])  # the most that it counts as, before its weight
+    # as in "0:1 200:0.1": factors of a part's weight at steps, linear between them; evaluations go by the weight alone
     schedule: Mapping[str, str] = field(default_factory=dict[str, str])
     # seconds a completion may take, in place of train.reward_timeout; the part then runs in a process of its own
     timeout: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -13,6 +13,7 @@ from hone.commands import (
     sandbox,
     score,
     serve,
+    settings,
     steps,
     train,
 )
@@ -27,6 +28,7 @@ COMMANDS: tuple[Command, ...] = (
     *report.COMMANDS,
     *sandbox.COMMANDS,
     *look.COMMANDS,
+    *settings.COMMANDS,
     *fetch.COMMANDS,
     *chat.COMMANDS,
     *serve.COMMANDS,

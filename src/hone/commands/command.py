@@ -28,6 +28,11 @@ def show(pairs: Mapping[str, str], *, indent: str = "") -> None:
         print(f"{indent}{name:<{width}}  {text}".rstrip())
 
 
+def first_line(documented: object) -> str:
+    """Of its docstring."""
+    return (documented.__doc__ or "").strip().partition("\n")[0]
+
+
 def run_action(arguments: argparse.Namespace) -> None:
     """For a command whose actions each say what they do."""
     arguments.action(arguments)

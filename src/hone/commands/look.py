@@ -1,10 +1,9 @@
 """hone algos, recipes: what there is to choose from."""
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
-from hone.commands.command import Command, show
+from hone.commands.command import Command, first_line, show
 from hone.config import settings_of, unknown
 from hone.errors import HoneError
 from hone.load import list_recipes, summary
@@ -25,19 +24,15 @@ def _algos(arguments: argparse.Namespace) -> None:
     from hone.algo import ALGORITHMS
 
     if arguments.name is None:
-        show({name: _first_line(factory) for name, factory in ALGORITHMS.items()})
+        show({name: first_line(factory) for name, factory in ALGORITHMS.items()})
         print("\n`hone algos NAME` lists the settings of one; `hone run RECIPE algo=NAME algo.SETTING=VALUE` uses it.")
         return
     if arguments.name not in ALGORITHMS:
         raise unknown("algorithm", arguments.name, ALGORITHMS)
     factory = ALGORITHMS[arguments.name]
-    print(f"{arguments.name}: {_first_line(factory)}")
+    print(f"{arguments.name}: {first_line(factory)}")
     settings = {name: _shown(default) for name, default in settings_of(factory).items()}
     show(settings or {"(no settings)": ""}, indent="  ")
-
-
-def _first_line(factory: Callable[..., Any]) -> str:
-    return (factory.__doc__ or "").strip().partition("\n")[0]
 
 
 def _shown(default: Any) -> str:

@@ -13,30 +13,33 @@ Severity = Literal["warn", "stop"]
 class Limits:
     """When to warn and when to stop; None switches a limit off. KL and entropy are nats per token."""
 
-    patience_warn: int = 3  # consecutive steps beyond the limit before it is said
-    patience_stop: int = 10
-    nonfinite_warn: float | None = 0.0  # how many losses and gradient norms of a step may be NaN or infinite
-    nonfinite_stop: float | None = 0.0
-    entropy_warn: float | None = 0.05
-    entropy_stop: float | None = 1e-4
-    clip_fraction_warn: float | None = 0.3
-    clip_fraction_stop: float | None = 0.8
-    ess_warn: float | None = 0.5
-    ess_stop: float | None = 0.1
-    explained_variance_warn: float | None = -0.1
-    explained_variance_stop: float | None = None
-    gen_kl_warn: float | None = 0.02
-    gen_kl_stop: float | None = 0.5
-    repetition_warn: float | None = 0.3
-    repetition_stop: float | None = 0.8
-    ref_kl_warn: float | None = 1.0
-    ref_kl_stop: float | None = 10.0
-    truncated_warn: float | None = 0.5
-    truncated_stop: float | None = 0.98
-    varied_warn: float | None = 0.001  # the share of groups whose rewards differ
-    varied_stop: float | None = None  # a run that has learned all there is may end like this
-    invalid_warn: float | None = 0.05
-    invalid_stop: float | None = 0.5
+    patience_warn: int = 3  # consecutive steps beyond a limit before it is said
+    patience_stop: int = 10  # consecutive steps beyond a limit before the run is stopped
+    nonfinite_warn: float | None = 0.0  # warn when more losses and gradient norms of a step are not finite
+    nonfinite_stop: float | None = 0.0  # stop when more are so for patience_warn steps
+    entropy_warn: float | None = 0.05  # warn when the policy's entropy is below this
+    entropy_stop: float | None = 1e-4  # stop when the policy's entropy is below this
+    clip_fraction_warn: float | None = 0.3  # warn when more than this share of the tokens is clipped
+    clip_fraction_stop: float | None = 0.8  # stop when more than this share of the tokens is clipped
+    ess_warn: float | None = 0.5  # warn when the effective sample size is less than this share of the samples
+    ess_stop: float | None = 0.1  # stop when the effective sample size is less than this share of the samples
+    explained_variance_warn: (
+        float | None
+    ) = -0.1  # warn when the critic explains less than this of the returns' variance
+    explained_variance_stop: float | None = None  # stop when the critic explains less than this of it
+    gen_kl_warn: float | None = 0.02  # warn when the KL between sampler and learner is above this
+    gen_kl_stop: float | None = 0.5  # stop when the KL between sampler and learner is above this
+    repetition_warn: float | None = 0.3  # warn when more than this share of n-grams repeats one of the same completion
+    repetition_stop: float | None = 0.8  # stop when more than this share of n-grams repeats one of the same completion
+    ref_kl_warn: float | None = 1.0  # warn when the KL between policy and reference is above this
+    ref_kl_stop: float | None = 10.0  # stop when the KL between policy and reference is above this
+    truncated_warn: float | None = 0.5  # warn when more than this share of completions meets the length limit
+    truncated_stop: float | None = 0.98  # stop when more than this share of completions meets the length limit
+    varied_warn: float | None = 0.001  # warn when the share of groups whose rewards differ is below this
+    # stop when the share of groups whose rewards differ is below this; a run that has learned all there is may end so
+    varied_stop: float | None = None
+    invalid_warn: float | None = 0.05  # warn when more than this share of the rewards is invalid
+    invalid_stop: float | None = 0.5  # stop when more than this share of the rewards is invalid
 
     def __post_init__(self) -> None:
         for name in ("patience_warn", "patience_stop"):
