@@ -50,7 +50,8 @@ LEARNER = (
     ),
     fault(
         "in C++ a row does not see the prompt it shares", "contract", "model", "model/native/calls.py",
-        old="        common = np.diff(keys) - count", new="        common = 0 * count",
+        old="        own, count = start[:-1], np.diff(start)\n",
+        new="        own, count, common = start[:-1], np.diff(start), 0 * common\n",
         tests="model/test_native_layers.py",
     ),
     fault(
