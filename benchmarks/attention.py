@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.form import Row, main, note, say
+from benchmarks.replayed import microseconds
 from hone.model import attended
 from hone.model.grouped import Grouped, ends
 from hone.model.spans import Spans, Tiles, tiled
@@ -88,17 +89,7 @@ def replayed(call: Callable[[], object]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-
-    def each(times: int) -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(times):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / times
-
-    return 1e3 * each(max(3, round(1e3 * SPELL / each(3))))
+    return microseconds(graph, max(3, round(1e6 * SPELL / microseconds(graph, 3))))
 
 
 def ours(case: Case) -> Times:

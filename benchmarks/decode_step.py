@@ -10,6 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.form import Row, main, note, say
+from benchmarks.replayed import microseconds
 from benchmarks.sampling.gpu import bandwidth, limit, make
 from hone.model import cuda_runner
 from hone.model.cuda_runner import CudaRunner
@@ -56,14 +57,7 @@ def step(decoder: Decoder, rows: int, context: int, *, invariant: bool = False) 
     (graph,) = runner.graphs.values()
 
     def replay() -> float:
-        torch.cuda.synchronize()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / REPLAYS * 1e3
+        return microseconds(graph, REPLAYS)
 
     whole: list[float] = []
     for _ in range(7):
