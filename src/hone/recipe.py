@@ -94,7 +94,7 @@ class TrainSpec:
     # which then are summed over ranks after each micro-batch. With one rank there is nothing to share out
     shard: Literal["none", "fsdp", "fsdp_lean"] = "none"
     threads: int = 0  # of the CPU; 0: as torch chooses, but 1 beside a GPU
-    deterministic: bool = True  # sums in one order, so that a run repeats to the bit; false is faster on a GPU
+    deterministic: bool = True  # sums in one order, so that a run repeats to the bit; false: torch's on a GPU in any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
