@@ -102,6 +102,7 @@ def explain(error: BaseException, *, run: bool = True) -> tuple[int, str]:
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = build_parser()
+    argv = [*argv[1:], "--help"] if argv[:1] == ["help"] else argv  # `hone help run`, as other tools have it
     arguments, left = parser.parse_known_args(argv)
     takes_settings = hasattr(arguments, "settings")
     # argparse takes `a=1 --resume b=2` for two lists and refuses the second.

@@ -34,7 +34,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["demo", "--help"], ["resume", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["help"], ["help", "run"], ["run", "--help"], ["demo", "--help"]])
 def test_help_does_not_import_torch(arguments):
     code = f"import sys; from hone.cli import main\ntry: main({arguments})\nfinally: print('torch' in sys.modules)"
     done = run_python(code)

@@ -124,6 +124,8 @@ def test_a_setting_is_printed_with_its_choices_and_its_meaning(
         ("train.recomputed", "; did you mean 'train.recompute'?"),
         ("learning_rate", "; did you mean 'optim.lr'?"),
         ("bits", "; did you mean 'optim.bits'?"),
+        ("trian", "; did you mean 'train'?"),
+        ("sampel", "; did you mean 'sample' or 'save'?"),
         ("quux", ";"),
     ],
 )

@@ -389,6 +389,14 @@ def test_an_absent_package_names_its_extra(package, extra, small, monkeypatch):
         fetch.fetch(str(small) if package == "gguf" else "owner/m", note=quiet)
 
 
+def test_nothing_is_downloaded_for_a_package_that_is_absent(home, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    said = list[str]()
+    with pytest.raises(HoneError, match="need the package gguf"):
+        fetch.fetch("smollm2-135m", note=said.append)
+    assert said == []
+
+
 def test_the_folder_of_a_run_stands_for_its_newest_model(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "latest").write_text("step-7")

