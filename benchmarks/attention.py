@@ -10,8 +10,8 @@ keys and values copied row by row. Neither is charged for making the table or th
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,12 +22,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.form import Row, main, note, say
 from benchmarks.replayed import microseconds
 from hone.model import attended
+from hone.model.forward import moved
 from hone.model.grouped import Grouped, ends
-from hone.model.spans import Spans, Tiles, tiled
+from hone.model.spans import tiled
 
 Times = tuple[float, float]  # forward, backward
 Heads = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
-T = TypeVar("T", Spans, Tiles)
 SPELL = 0.05  # seconds of replays
 
 
@@ -61,10 +61,6 @@ CASES = (
 )
 
 
-def moved(x: T) -> T:
-    return replace(x, **{f.name: getattr(x, f.name).cuda() for f in fields(x)})
-
-
 def drawn(tokens: int, heads: tuple[int, int, int]) -> Heads:
     """Queries, keys and values side by side, as a product leaves them, [tokens, heads, size] each."""
     H, K, E = heads
@@ -95,7 +91,7 @@ def replayed(call: Callable[[], object]) -> float:
 def ours(case: Case) -> Times:
     rows = case.rows()
     given, (spans, tiles) = leaves(*drawn(rows.tokens, case.heads)), tiled(rows)
-    spans, tiles = moved(spans), moved(tiles)
+    spans, tiles = (moved(x, torch.device("cuda")) for x in (spans, tiles))
     return timed(lambda: attended.attend(*given, spans, tiles), given)
 
 

@@ -1,16 +1,17 @@
 """Rows that begin alike, as one list, and attention over them with its gradients."""
 
-from dataclasses import fields, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from hone.model import attended
+from hone.model.forward import moved
 from hone.model.ragged import Rows, Tables
 from hone.model.shared import lay_out_shared
-from hone.model.spans import Spans, Tiles, round_size
+from hone.model.spans import Tiles, round_size
 from hone.types import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -99,7 +100,7 @@ def differences(
     tokens = len(plain.by.owner)
     exact = inputs(round_size(tokens) if filled else tokens, size, heads)
     truth = with_gradients(plain, [x[:, :, :tokens].detach().requires_grad_() for x in exact])
-    there = replace(tiled, spans=moved(tiled.spans, device), by=moved(tiled.by, device))
+    there = moved(tiled, torch.device(device))
     found = with_gradients(
         there, [x.detach().to(device, dtype).requires_grad_() for x in exact], read=tokens, kernels=True
     )
@@ -107,10 +108,3 @@ def differences(
     assert not any(x[:, :, tokens:].any() for x in found[1:]), "what nobody reads was given something"
     cut = [found[0], *(x[:, :, :tokens] for x in found[1:])]
     return max(float((a - b.cpu()).abs().max() / a.abs().max().clamp(min=1)) for a, b in zip(truth, cut, strict=True))
-
-
-T = TypeVar("T", Spans, Tiles)
-
-
-def moved(x: T, device: str) -> T:
-    return replace(x, **{f.name: getattr(x, f.name).to(device) for f in fields(x)})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from apart import written_by
 from fast_models import model
-from row_cases import CASES, DEVICES, ROWS, batch_of, differences, inputs, moved, rows_of, with_gradients
+from row_cases import CASES, DEVICES, ROWS, batch_of, differences, inputs, rows_of, with_gradients
 from torch import Tensor
 
 from hone.model import attended
@@ -138,7 +138,7 @@ def test_nothing_is_asked_of_an_empty_list():
     spans, tiles = rows_of("a group")[1].spans, rows_of("a group")[1].by
     assert isinstance(tiles, Tiles)
     x = torch.zeros(0, 6, 16, requires_grad=True)
-    out = attended.attend(*x.split([2, 2, 2], 1), moved(spans, "cpu"), moved(tiles, "cpu"))
+    out = attended.attend(*x.split([2, 2, 2], 1), spans, tiles)
     assert out.shape == (0, 2, 16)
     assert torch.autograd.grad(out.sum(), x)[0].shape == x.shape
 

@@ -23,9 +23,8 @@ class Limits:
     clip_fraction_stop: float | None = 0.8  # stop when more than this share of the tokens is clipped
     ess_warn: float | None = 0.5  # warn when the effective sample size is less than this share of the samples
     ess_stop: float | None = 0.1  # stop when the effective sample size is less than this share of the samples
-    explained_variance_warn: (
-        float | None
-    ) = -0.1  # warn when the critic explains less than this of the returns' variance
+    # warn when the critic explains less than this of the returns' variance
+    explained_variance_warn: float | None = -0.1
     explained_variance_stop: float | None = None  # stop when the critic explains less than this of it
     gen_kl_warn: float | None = 0.02  # warn when the KL between sampler and learner is above this
     gen_kl_stop: float | None = 0.5  # stop when the KL between sampler and learner is above this

@@ -36,20 +36,20 @@ class Lines:
 
     def to(self, device: torch.device) -> "Lines":
         """On the way there."""
-        return _moved(self, device)
+        return moved(self, device)
 
     def spread(self, x_LW: Tensor) -> Tensor:
         """One number per slot -> [B, T], 0 on padding."""
         return torch.where(self.real, x_LW.flatten()[self.slot], 0.0)
 
 
-def _moved(x: Any, device: torch.device) -> Any:
+def moved(x: Any, device: torch.device) -> Any:
     """A record and the records in it, their tensors sent."""
     if isinstance(x, Tensor):
         return sent(x, device)
     if not is_dataclass(x):
         return x
-    return replace(x, **{f.name: _moved(getattr(x, f.name), device) for f in fields(x)})  # pyright: ignore
+    return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x)})  # pyright: ignore
 
 
 def wide(x: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ from hone.model.gguf_tokenizer import build_tokenizer
 from hone.model.hf_config import CONFIG, config_from_hf
 from hone.model.whole import save_whole
 
-MISSING = 'GGUF files need the package gguf: pip install "hone[gguf]"'
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
 SIZES = {
     "context_length": "max_position_embeddings",
@@ -117,14 +116,12 @@ def read_gguf(path: str | Path) -> Gguf:
 def check_package() -> None:
     """HoneError where what reads such files is not installed: before 98 MB are downloaded."""
     if find_spec("gguf") is None:
-        raise HoneError(MISSING)
+        raise HoneError('GGUF files need the package gguf: pip install "hone[gguf]"')
 
 
 def _open(path: Path) -> Gguf:
-    try:
-        from gguf import GGUFReader, GGUFValueType
-    except ImportError as error:
-        raise HoneError(MISSING) from error
+    check_package()
+    from gguf import GGUFReader, GGUFValueType
 
     class Whole(GGUFReader):
         """The package's reader takes what lies beyond the end for empty, and can count there for ever."""
