@@ -7,10 +7,12 @@ PYTEST := $(BIN)/python -m pytest
 # A file is one worker's, so that what its tests share is made once; conftest.py has the order.
 WORKERS := -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
+FUZZ_SECONDS ?= 60
+
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seeds faults table mutants torture browser old-trl gym real-model test test-slow test-gpu sampler check static clean
+.PHONY: help setup demo demo-seeds faults table mutants torture trial fuzz wheel browser old-trl gym real-model test test-slow test-gpu sampler check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,6 +36,18 @@ mutants: $(VENV)/.dev ## mutation testing of the algorithms (about 30 minutes on
 
 torture: $(VENV)/.dev ## kill, starve and mislead runs of every loop: nothing may be lost; writes docs/reliability.md (some minutes)
 	$(BIN)/python -m benchmarks.torture --kills 300
+
+trial: $(VENV)/.dev ## try every case of the field trial again; writes docs/trial.md
+	$(BIN)/python -m benchmarks.trial
+
+fuzz: $(VENV)/.dev ## fuzz every parser of outside bytes, FUZZ_SECONDS each (60); by coverage where atheris can be installed
+	-$(PIP) atheris==3.0.0
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
+
+wheel: $(VENV)/.dev ## build the wheel, install it in a folder elsewhere, and do there what the README says (some minutes)
+	folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+		$(BIN)/python -m tests.wheel.install "$$folder" && \
+		HONE_WHEEL="$$folder" $(PYTEST) tests/wheel --timeout 1800
 
 browser: ## install Chromium (Debian, as root), so that the report is tested in a real browser
 	command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; }
@@ -68,7 +82,7 @@ check: static test ## what a change must pass: format, lint, types and the fast 
 
 clean: ## remove .venv and all caches, keep runs/
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis src/*.egg-info
-	find src tests recipes examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # A stamp is newer than what it was installed from, or the installation is repeated.
 $(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/.made

@@ -17,6 +17,7 @@ FIRST = (
     "test_trajectories.py", "test_kernels.py", "test_ranks.py", "test_torchrun.py", "test_shards.py",
     "test_real_recipes.py", "test_corpus_pipeline.py", "test_resume.py", "test_engine.py", "test_spread.py",
 )  # fmt: skip
+pytest_plugins = ("tests.watchdog",)
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 
 
@@ -26,6 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs an NVIDIA GPU")
 
 
 def pytest_collection_finish() -> None:

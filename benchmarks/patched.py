@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("src", "tests", "recipes", "examples", "benchmarks", "conftest.py", "pyproject.toml")
+PARTS = ("src", "tests", "examples", "benchmarks", "conftest.py", "pyproject.toml")
 WORKERS = os.cpu_count() or 2
 
 PASSED, NO_TESTS = 0, 5  # pytest's exit codes

@@ -116,7 +116,7 @@ REWARD = (
     ),
     fault(
         "a NaN reward is kept", "pain 3", "reward", "reward/outcome.py",
-        old="    return number if math.isfinite(number) else None", new="    return number",
+        old="    return number if abs(number) <= GREATEST else None", new="    return number",
         tests="reward/test_score.py",
     ),
     fault(
@@ -160,7 +160,7 @@ RESUME = (
     ),
     fault(
         "resume resets the KL controller", "pain 19", "resume", "state.py",
-        old='    learner.control = dict(state["control"])\n', new="",
+        old='    learner.control = state["control"]\n', new="",
         tests="run/test_resume.py",
     ),
     fault(
@@ -178,7 +178,7 @@ RESUME = (
     ),
     fault(
         "resume resets the request counter", "pain 19", "resume", "rollout/roller.py",
-        old='        self.requests = state["requests"]', new="        self.requests = 0",
+        old="        self.requests = requests", new="        self.requests = 0",
         tests="run/test_resume.py",
     ),
     fault(

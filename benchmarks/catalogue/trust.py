@@ -41,8 +41,8 @@ SANDBOX = (
     ),
     fault(
         "a verdict that the program prints is believed", "contract", "reward", "reward/verify/code_tests.py",
-        old="    found = [isinstance(r, Returned) and case.meets(r.value) for",
-        new='    found = [b"passed" in done.stdout or isinstance(r, Returned) and case.meets(r.value) for',
+        old="    found = [isinstance(r, Returned) and met(case, r.value) for",
+        new='    found = [b"passed" in done.stdout or isinstance(r, Returned) and met(case, r.value) for',
         tests="reward/test_verify_code.py::test_spoofed_verdicts_score_zero",
     ),
     fault(
@@ -56,7 +56,7 @@ SANDBOX = (
 MATHS = (
     fault(
         "of several boxes the first counts", "contract", "reward", "reward/verify/math_extract.py",
-        old="    return outer\n", new="    return outer[:1]\n",
+        old="    return kept\n", new="    return kept[:1]\n",
         tests="reward/test_verify_math.py::test_a_near_miss_scores_zero",
     ),
     fault(

@@ -25,8 +25,7 @@ SHARE = {"135M": (0.45, 7.0), "0.5B": (0.58, 15.0)}  # of the matmul peak that i
 WANT = frozenset({"logp"})
 MICRO, TRL_ROWS = 69_632, 256  # in memory at once: tokens here, rows there if they fit
 SPELL, REST, BURST = 1.0, 3.0, 0.02  # seconds of passes or products at a stretch; without work; and right after that
-WARM = 4  # iterations before those that count
-SOME = 3  # of Hone's for each of TRL's, which takes ten times as long
+WARM = 4  # iterations of each side before those that count: Hone compiles kernels and records passes in them
 LONGEST = 131_072  # tokens of a row; a longer one takes minutes
 KINDS = (
     fits.Kind(name="most rows of 1,024", unit="rows", sizes=lambda n: (n, LENGTH), most=1_024, near=64, near_again=512),
@@ -54,20 +53,16 @@ def compared(name: str, model: Subject, work: Online, *, turns: int, half: bool 
 
     fits.forget()
     seen = list[Iteration]()
-    iterations = warmed(ours.grpo(model, work, micro_tokens=MICRO, again=False))
+    iterations = ours.grpo(model, work, micro_tokens=MICRO, again=False)
 
     def taken(rows: int) -> tuple[peers.Took, peers.Took]:
         seen.clear()
         trainer = peers.grpo(model, work, micro=rows, half=half)
         with settled():
-            return peers.in_turns(trainer, some, turns=turns)
+            return peers.in_turns(trainer, lambda: seen.append(step_of(iterations)), turns=turns, warm=WARM)
 
-    def some() -> None:
-        seen.extend(step_of(iterations) for _ in range(SOME))
-
-    (several, _), (peer, _) = fits.halved(taken, min(TRL_ROWS, work.rows))
-    mine = several / SOME
-    say(f"{name}: {mine:.2f} s, {peers.NAME} {peer:.2f} s, {peer / mine:.1f} x\n  {divided(seen[SOME:])}")
+    (mine, _), (peer, _) = fits.halved(taken, min(TRL_ROWS, work.rows))
+    say(f"{name}: {mine:.2f} s, {peers.NAME} {peer:.2f} s, {peer / mine:.1f} x\n  {divided(seen[WARM:])}")
     return note(name, 1 / mine, unit="steps/s", peer=1 / peer)
 
 

@@ -206,9 +206,9 @@ def train(make: Make, clock: Clock, *, updates: int = 1) -> None:
 
 
 def in_turns(
-    make: Make, other: Callable[[], object], *, turns: int, updates: int = 1, stretch: int = 1
+    make: Make, other: Callable[[], object], *, turns: int, updates: int = 1, warm: int = 1
 ) -> tuple[Took, Took]:
-    """(ours, TRL's) medians of one iteration in this process, where they share a GPU's memory."""
+    """(ours, TRL's) medians of one iteration in this process, where they share a GPU's memory; one each, in turns."""
     ours, theirs = list[Took](), list[Took]()
 
     def others(taken: Took | None) -> None:
@@ -216,9 +216,8 @@ def in_turns(
             return
         theirs.append(taken)
         began = now()
-        for _ in range(stretch):
-            other()
-        ours.append(since(began, stretch))
+        other()
+        ours.append(since(began, 1))
 
-    train(make, Clock(others, turns=turns, stretch=stretch), updates=updates)
-    return median(ours), median(theirs)
+    train(make, Clock(others, turns=turns, stretch=1, warm=warm), updates=updates)
+    return median(ours, warm=warm), median(theirs, warm=warm)

@@ -29,12 +29,12 @@ class Clock:
 
     others: told what an iteration took (None before the first turn), it comes back when the side may go on.
     stretch: iterations of a turn. Of small models several: one after the other is how they are trained, and the first
-    after another side's finds nothing of its own in the caches. The first turn warms up.
+    after another side's finds nothing of its own in the caches. warm: turns before those that count, on every side.
     """
 
-    def __init__(self, others: Callable[[Took | None], object], *, turns: int, stretch: int) -> None:
+    def __init__(self, others: Callable[[Took | None], object], *, turns: int, stretch: int, warm: int = 1) -> None:
         self.others, self.stretch = others, stretch
-        self.iterations = (turns + 1) * stretch
+        self.iterations = (turns + warm) * stretch
         self.done, self.began = 0, now()
 
     def begin(self) -> None:
@@ -65,9 +65,9 @@ def since(began: Took, iterations: int) -> Took:
     return (wall - began[0]) / iterations, (cpu - began[1]) / iterations
 
 
-def median(taken: Sequence[Took]) -> Took:
-    """Of one iteration, without the turn that warmed up."""
-    wall, cpu = zip(*taken[1:], strict=True)
+def median(taken: Sequence[Took], *, warm: int = 1) -> Took:
+    """Of one iteration, without the turns that warmed up."""
+    wall, cpu = zip(*taken[warm:], strict=True)
     return statistics.median(wall), statistics.median(cpu)
 
 

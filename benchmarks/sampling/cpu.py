@@ -6,7 +6,6 @@ groups is there too. Both sides have torch's own number of threads.
 
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 
 from benchmarks.form import Row, main, note, say
+from benchmarks.side_by_side import in_turns
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
@@ -69,18 +69,6 @@ def prompts(count: int, length: int, vocab: int, seed: int = 0) -> list[list[int
     return np.random.default_rng(seed).integers(3, min(vocab, 20_000), (count, length)).tolist()
 
 
-def in_turns(calls: Sequence[Callable[[], object]], repeats: int) -> list[float]:
-    """Median seconds of each, after one turn that warms up."""
-    seconds: list[list[float]] = [[] for _ in calls]
-    for turn in range(repeats + 1):
-        for call, taken in zip(calls, seconds, strict=True):
-            start = time.perf_counter()
-            call()
-            if turn:
-                taken.append(time.perf_counter() - start)
-    return [statistics.median(taken) for taken in seconds]
-
-
 def sampling(decoder: Decoder, asked: list[list[int]], n: int, new: int, **how: Any) -> Callable[[], list[Group]]:
     sampler = LocalSampler(decoder, max_rows=len(asked) * n, **how)
     params = SampleParams(max_tokens=new, stop_ids=frozenset())
@@ -98,7 +86,8 @@ def against(name: str, decoder: Decoder, model: Any, shape: tuple[int, int, int,
     """Tokens a second on both sides for (prompts, samples of each, prompt length, new tokens)."""
     count, n, length, new = shape
     asked = prompts(count, length, decoder.config.vocab_size)
-    mine, peer = in_turns([sampling(decoder, asked, n, new), generating(model, asked, n, new)], repeats)
+    sides = {"ours": sampling(decoder, asked, n, new), "peer": generating(model, asked, n, new)}
+    mine, peer = in_turns(sides, repeats=repeats).values()
     tokens = count * n * new
     say(f"{name}: {tokens / mine:,.0f} tokens/s, transformers {tokens / peer:,.0f}, {peer / mine:.2f} x")
     return note(name, tokens / mine, unit="tokens/s", peer=tokens / peer)
@@ -131,14 +120,12 @@ def modes(name: str, decoder: Decoder, shape: tuple[int, int, int, int], repeats
     """The batch-invariant mode and 8-bit weights against the fast mode."""
     count, n, length, new = shape
     asked = prompts(count, length, decoder.config.vocab_size)
-    fast, same, eight = in_turns(
-        [
-            sampling(decoder, asked, n, new),
-            sampling(decoder, asked, n, new, invariant=True),
-            engine_run(decoder, [p for p in asked for _ in range(n)], new, int8=True),
-        ],
-        repeats,
-    )
+    sides = {
+        "fast": sampling(decoder, asked, n, new),
+        "invariant": sampling(decoder, asked, n, new, invariant=True),
+        "int8": engine_run(decoder, [p for p in asked for _ in range(n)], new, int8=True),
+    }
+    fast, same, eight = in_turns(sides, repeats=repeats).values()
     tokens = count * n * new
     return [
         note(f"{name}: batch-invariant against fast", tokens / same, unit="tokens/s", peer=tokens / fast),
@@ -216,11 +203,12 @@ def growth(name: str, decoder: Decoder, sizes: Sequence[int], lengths: Sequence[
     rows: list[Row] = []
     vocab = decoder.config.vocab_size
     for size in sizes:
-        (seconds,) = in_turns([sampling(decoder, prompts(size, 16, vocab), 1, new)], 1)
+        (seconds,) = in_turns({"ours": sampling(decoder, prompts(size, 16, vocab), 1, new)}, repeats=1).values()
         rows.append(note(f"{name}: {size} rows, prompt 16", size * new / seconds, unit="tokens/s"))
     for length in lengths:
         asked = prompts(1, length, vocab)
-        first, whole = in_turns([sampling(decoder, asked, 8, 1), sampling(decoder, asked, 8, 1 + new)], 1)
+        sides = {"first": sampling(decoder, asked, 8, 1), "whole": sampling(decoder, asked, 8, 1 + new)}
+        first, whole = in_turns(sides, repeats=1).values()
         rows.append(note(f"{name}: first token, prompt {length}", 1e3 * first, unit="ms"))
         rows.append(note(f"{name}: 8 rows at context {length}", 8 * new / (whole - first), unit="tokens/s"))
     runner = PlainRunner(decoder, max_rows=64, capacity=256)

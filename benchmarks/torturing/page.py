@@ -61,9 +61,20 @@ def page(found: Campaign, cases: Sequence[Case], seconds: float) -> str:
 TAIL = """## What this rests on
 
 - A checkpoint is written aside, hashed, synced and renamed; the next one is complete before an old one goes.
+- Every run saves itself by the clock unless it is told not to (`save.minutes`): a kill costs half of the work so far or
+  five minutes of it, whichever is less, and saving less than 1 % of the time ([checkpoints](checkpoints.md)).
+- A run's folder that is removed, renamed or replaced while the run goes on ends it with a line that says so. What a
+  file of a run holds is checked for its type when it is read: a wrong value is told with its remedy.
+- An invalid reward has a reason with the file and line of the user's code. Reasons are counted by kind, in
+  `invalid.jsonl`. Each kind is told at its first occurrence and at the end, and shown in the report.
 - Reward functions of files run in processes of their own (`train.reward_apart`, `train.reward_timeout`): one that hangs
   or takes its interpreter down makes its own outcome invalid and nothing else. Functions made in Python stay in the
   run's process unless `train.reward_apart=always`, for they may share what they know with the program.
+- Such a process has a limit of memory with all that it starts (`train.reward_memory`, by default its share of half the
+  machine's). A reward that takes more is invalid, and the reason names the setting. Whatever it started ends with it,
+  daemons in sessions of their own too: when its time is up, when it dies, at the end of the run, and when the run is
+  killed. A process that a call leaves without a parent ends after that call. A control group sees to both where the
+  user may make one; elsewhere limits of each process (`RLIMIT_DATA`), a watch over their sum, and a subreaper do.
 - An iteration that fails before it has moved the weights costs no step: the run is saved as it was before it. Ranks
   agree on a sampler, a reward or data that failed on one of them. With `train.lag=1` the step beside which samples
   could not be made ends, and is saved with the weights they are to be written by. A held-out evaluation that fails

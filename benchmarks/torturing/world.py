@@ -115,7 +115,7 @@ class World:
             sample=SampleSpec(group=3, max_tokens=5),
             train=TrainSpec(steps=STEPS, prompts=3, threads=1),
             optim=OptimSpec(lr=1e-3),
-            save=SaveSpec(every=2, keep=2),
+            save=SaveSpec(every=2, keep=2, minutes=0),
         )
         return override(made, [*more, *settings])
 

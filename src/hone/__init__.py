@@ -4,9 +4,11 @@ Names are imported when they are first used, so that `import hone` and `hone --h
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as typing has it, whose import takes longer than all of this
 if TYPE_CHECKING:
+    from typing import Any
+
     from hone import algo
     from hone.config import Choice
     from hone.errors import HoneError
@@ -63,7 +65,7 @@ _HOME = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Imports a public name from the module that defines it (PEP 562)."""
     if name == "__version__":
         return import_module("importlib.metadata").version("hone")

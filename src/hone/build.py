@@ -16,7 +16,7 @@ from hone.errors import HoneError
 from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.fetch import absent, resolve
+from hone.model.fetch import folder_of, resolve
 from hone.model.folder import load_decoder
 from hone.model.heads import ScalarHead
 from hone.model.learned import process_model
@@ -25,7 +25,7 @@ from hone.model.peft import load_peft
 from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
 from hone.model.teacher import TopKTeacher, trimmed
-from hone.recipe import LoraSpec, ModelSpec, Recipe, SampleSpec
+from hone.recipe import LoraSpec, ModelSpec, Recipe, SampleSpec, TrainSpec
 from hone.reward.process import Dense
 from hone.reward.steps import named_separator
 from hone.rollout.protocol import SampleParams
@@ -63,17 +63,25 @@ def algorithm(recipe: Recipe) -> Algorithm:
     if (algo.on_policy or algo.trust_region) and recipe.train.epochs * recipe.train.minibatches > 1:
         why = "bounds one step an iteration" if algo.trust_region else "is strictly on policy"
         raise HoneError(f"{name} {why}: set train.epochs=1 and train.minibatches=1")
+    _check_minibatches(recipe.train)
     if recipe.train.lag:
         check_lag(algo, name=name, corrected=recipe.train.mismatch != "none")
     return algo
 
 
+def _check_minibatches(train: TrainSpec) -> None:
+    """A step may keep one row a prompt, or one pair: of fewer prompts than minibatches some would be empty."""
+    if train.minibatches > train.prompts:
+        raise HoneError(
+            f"train.minibatches is {train.minibatches}, but a step has {train.prompts} prompts: "
+            f"set train.minibatches={train.prompts} or less, or train.prompts={train.minibatches} or more"
+        )
+
+
 def check_teacher(recipe: Recipe, vocabulary: Tokenizer) -> None:
     """The teacher, where there is one, reads and writes the same tokens."""
     if recipe.teacher:
-        folder = resolve(recipe.teacher)
-        if not folder.is_dir():
-            raise HoneError(f"no folder {folder} of a teacher: give a folder, or a name that `hone fetch` knows")
+        folder = folder_of(recipe.teacher)
         check_same_tokens(vocabulary, Tokenizer.load(folder), folder)
 
 
@@ -131,15 +139,12 @@ def place(name: str = "auto", precision: str = "auto") -> tuple[torch.device, to
 
 def tokenizer(spec: ModelSpec) -> Tokenizer:
     """From its own folder or the model's; either may be a name in the model cache."""
-    folder = resolve(spec.tokenizer or spec.path)
-    if not spec.tokenizer and not folder.is_dir():
-        raise absent(folder)
-    return Tokenizer.load(folder)
+    return Tokenizer.load(folder_of(spec.tokenizer or spec.path))
 
 
 def loaded(model: str | Path) -> tuple[Tokenizer, Decoder]:
     """The tokenizer and the model of a folder or fetched name, where and in what this machine suggests."""
-    folder, (device, dtype) = resolve(model), place()
+    folder, (device, dtype) = folder_of(model), place()
     return Tokenizer.load(folder), load_decoder(folder).to(device, dtype)
 
 
@@ -277,10 +282,10 @@ def learner(recipe: Recipe, policy: Trainable, ref: Model | None, *, shards: "Sh
     )
 
 
-def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int) -> SampleParams:
-    """The sampler's settings."""
+def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int, context: int = 0) -> SampleParams:
+    """The sampler's settings for a model of this context."""
     return SampleParams(
-        max_tokens=spec.max_tokens,
+        max_tokens=spec.limit(context),
         temperature=spec.temperature,
         top_k=spec.top_k,
         top_p=spec.top_p,

@@ -16,8 +16,8 @@ FREE = (
     "name", "out", "tensorboard", "eval_data", "save", "limits", "sample.max_rows", "train.steps", "train.micro_rows",
     "train.micro_tokens", "train.layout", "train.recompute", "train.device", "train.shard", "train.threads",
     "train.deterministic", "train.eval_every", "train.eval_samples", "train.max_invalid", "train.max_bad_updates",
-    "train.max_bad_total", "train.reward_apart", "train.reward_timeout", "parts.timeout", "parts.cache",
-    "parts.held_out",
+    "train.max_bad_total", "train.reward_apart", "train.reward_timeout", "train.reward_memory", "parts.timeout",
+    "parts.cache", "parts.held_out",
 )  # fmt: skip
 # with another of these the weights and moments of a checkpoint have no place
 NEVER = ("model", "lora", "critic", "optim.bits")

@@ -17,8 +17,8 @@ from hone.signals import Heard, ctrl_c
 EPILOG = """\
 examples:
   hone demo                                   the whole journey on the CPU, in minutes
-  hone run recipes/grpo.py train.steps=200    a recipe with one setting changed
-  hone check recipes/grpo.py                  is what will be trained what you meant?
+  hone run grpo train.steps=200               a recipe with one setting changed
+  hone check grpo                             is what will be trained what you meant?
   hone resume runs/grpo                       go on after Ctrl-C
   hone algos dapo                             what dapo can be set to
   hone settings train                         what train.a=value can be set to, and what it means
@@ -48,12 +48,13 @@ RUN_REMEDIES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit code: 0 done, 2 something to put right, 130 interrupted, 1 a bug."""
-    output = open_streams()
-    arguments = _parse(sys.argv[1:] if argv is None else argv)
     # Read when torch is loaded. Threads that wait by spinning slow training down tenfold on cores that are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    output, arguments = None, argparse.Namespace(debug=False)
     with ctrl_c() as came:
         try:
+            output = open_streams()
+            arguments = _parse(sys.argv[1:] if argv is None else argv)
             arguments.command(arguments)
             sys.stdout.flush()
         except (Exception, KeyboardInterrupt) as error:
@@ -97,6 +98,9 @@ def explain(error: BaseException, *, run: bool = True) -> tuple[int, str]:
         remedy = (RUN_REMEDIES if run else REMEDIES).get(error.errno or 0)
         return 2, f"error: {where}{error.strerror or error}{f'; {remedy}' if remedy else ''}"
     kind = type(error).__name__
+    if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error):
+        said = " ".join(str(error).split())[:200] or kind
+        return 2, f"error: out of memory ({said}): use a smaller model, or lower train.micro_rows and sample.max_rows"
     return 1, f"error: {kind}: {error} (a bug in Hone or in your own code: --debug shows the traceback)"
 
 

@@ -69,6 +69,8 @@ def from_plain(values: Mapping[str, Any], config: C, *, where: str | Path) -> C:
     """A copy of `config` with nested settings applied, as `to_json` gives them; where: what an error names."""
     try:
         return _apply(config, [(keys, partial(fit, value)) for keys, value in _leaves(values, [])])
+    except RecursionError as error:  # YAML lets a table hold itself
+        raise HoneError(f"{where}: its settings are nested without end: write each as name: value") from error
     except HoneError as error:
         raise HoneError(f"{where}: {error}") from error
 
@@ -267,7 +269,7 @@ def _load_yaml(path: Path) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader: plain values only
     except UnicodeDecodeError as error:
         raise not_utf8(path, error) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # a value that is not of its tag raises whatever Python does
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error) or type(error).__name__

@@ -14,6 +14,7 @@ from hone.data.assemble import Loaded
 from hone.data.budget import WINDOW, Budgeted, check_fits
 from hone.data.convert import Grouper, Tally, Tasker
 from hone.data.locate import Reading, locate
+from hone.data.pairs import Use
 from hone.data.shapes import Shape, has_shape
 from hone.data.source import Source
 from hone.data.tokenizer import Tokenizer
@@ -39,7 +40,19 @@ def reading(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer) -> Reading:
         name: getattr(r, name) for name in ("skip_bad", "overlong", "stream", "buffer", "chunk", "turns", "columns")
     }
     shares = any(term is score_bce for _, term in algo.loss)
-    return Reading(**plain, chat=chat, shares=shares, shapes=_shapes(recipe), reader=recipe.algo_name)
+    shapes = _shapes(recipe)
+    return Reading(
+        **plain, chat=chat, shares=shares, shapes=shapes, pairs=_use_of_pairs(recipe, shapes), reader=recipe.algo_name
+    )
+
+
+def _use_of_pairs(recipe: Recipe, shapes: tuple[Shape, ...]) -> Use:
+    """Online, a pair is a prompt; without its rival, each reply is a row: labelled, or the chosen one alone."""
+    if recipe.online:
+        return "prompts"
+    if Shape.LABELLED in shapes:
+        return "labels"
+    return "chosen" if Shape.COMPLETION in shapes else "pairs"
 
 
 def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
@@ -59,7 +72,7 @@ def is_streamed(data: str | Sequence[Any], how: Reading) -> bool:
 
 def tasks(data: str | Sequence[Any], vocabulary: Tokenizer, *, room: int, how: Reading | None = None) -> list[Task]:
     """Problems whose prompts leave room for a completion, in order."""
-    how = how or Reading(chat=vocabulary.chat_template is not None)
+    how = how or Reading(chat=vocabulary.chat_template is not None, pairs="prompts", settings=False)
     parts = locate(data, how)
     return [task for part in parts for task in assemble.held(part, how, _tasker(vocabulary, how, room))]
 
@@ -68,7 +81,7 @@ def groups(
     data: str | Sequence[Any], vocabulary: Tokenizer, *, context: int, how: Reading | None = None
 ) -> list[Group]:
     """Rows that are trained on, in order."""
-    how = how or Reading(chat=vocabulary.chat_template is not None)
+    how = how or Reading(chat=vocabulary.chat_template is not None, settings=False)
     parts = locate(data, how)
     return [group for part in parts for group in assemble.held(part, how, _grouper(vocabulary, how, context))]
 
@@ -86,11 +99,12 @@ def feed(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, context: int
 
 
 def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> Tasker:
-    return Tasker(tokenizer=vocabulary, max_tokens=room, overlong=how.overlong, skip_bad=how.skip_bad)
+    plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "settings")}
+    return Tasker(tokenizer=vocabulary, max_tokens=room, **plain)
 
 
 def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> Grouper:
-    plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns", "shares", "reader")}
+    plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns", "shares", "reader", "settings")}
     return Grouper(tokenizer=vocabulary, max_tokens=context, expected=how.shapes, **plain)
 
 

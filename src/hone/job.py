@@ -1,6 +1,7 @@
 """The objects of a run and how they are built: every part before the first step, and the checkpoint of all of it."""
 
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,7 +13,9 @@ from torch import Tensor
 
 from hone import build, feeds, rewards
 from hone.algo import Algorithm
+from hone.data.assemble import Loaded
 from hone.data.source import Feed
+from hone.data.stops import wrong_stop
 from hone.data.tokenizer import Tokenizer
 from hone.dist import collect
 from hone.errors import HoneError
@@ -21,20 +24,20 @@ from hone.model.decoder import Decoder
 from hone.model.folder import load_decoder
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
-from hone.recipe import Recipe, SaveSpec
+from hone.recipe import Recipe
 from hone.reward.marker import Marker
 from hone.reward.process import Dense
 from hone.reward.score import Reward, as_scorer
 from hone.reward.score import Scorer as RewardScorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.state import ADAPTER, STATE, collected, restore, score_of, write_whole
+from hone.state import ADAPTER, collected, read_state, restore, score_of, write_whole
 from hone.train import checkpoint, retain
 from hone.train.ahead import AHEAD, Ahead
 from hone.train.examine import local
 from hone.train.guard import not_finite
 from hone.train.learner import Learner
-from hone.train.saver import Saver
+from hone.train.saver import Saver, Timer, process_age
 from hone.train.spikes import Spikes
 from hone.train.tensors import load_tensors, save_tensors
 from hone.train.threads import threads
@@ -66,6 +69,7 @@ class Run:
     notes: Sequence[str] = ()  # what became of the data
     news: Callable[[], Sequence[str]] = tuple  # and of what was read since
     saver: Saver = field(default_factory=Saver)
+    timer: Timer = field(default_factory=lambda: Timer(0.0))  # says when to save by the clock
     spikes: Spikes | None = None  # where a loss that leaps is gone back from
 
     @property
@@ -97,7 +101,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
     context = decoder.config.max_position_embeddings
     if algo.online and recipe.sample.max_tokens >= context:
         raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
-    loaded = feeds.feed(recipe, algo, vocabulary, context=context)
+    loaded = _fed(recipe, algo, vocabulary, context=context)
     if isinstance(policy, Scorer) and policy.kind == "step":
         policy.separator = loaded.separator
     _, ranks = collect.world()
@@ -113,6 +117,8 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
         news=loaded.news,
         # a teacher's pupil learns whether rewards differ or not
         monitor=Monitor(replace(recipe.limits, varied_warn=None) if algo.teacher else recipe.limits),
+        saver=Saver(shares_cores=learner.device.type == "cpu" or recipe.optim.offload),
+        timer=Timer(60 * recipe.save.minutes, age=process_age()),
     )
     if recipe.train.rollback:
         job.spikes = Spikes(recipe.train.rollback)
@@ -131,10 +137,21 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
     return job
 
 
+def _fed(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, context: int) -> Loaded:
+    """The data; where rows are refused for a stop token that is text, the fault is the tokenizer's."""
+    try:
+        return feeds.feed(recipe, algo, vocabulary, context=context)
+    except HoneError as error:
+        if (wrong := wrong_stop(vocabulary)) is not None:
+            raise HoneError(f"{wrong.seen}: {wrong.remedy}") from error
+        raise
+
+
 def _add_sampler(job: Run, decoder: Decoder) -> None:
     """What an online run writes its completions with."""
     recipe, shards = job.recipe, job.learner.shards
-    params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed)
+    context = decoder.config.max_position_embeddings
+    params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed, context=context)
     whole = decoder if shards is None else shards.publish()
     copied = recipe.train.lag > 0 and shards is None  # what shards publish is a copy already
     sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=job.tokenizer.pad_id, copy=copied)
@@ -174,7 +191,7 @@ def learner_of(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path
     policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed, saved=adapter), algo)
     precision = recipe.train.dtype
     if saved is not None and precision == "auto":  # as it was begun, on whatever device it goes on
-        precision = checkpoint.read_json(saved / STATE).get("dtype", precision)
+        precision = read_state(saved)["dtype"]
     device, dtype = build.place(recipe.train.device, precision)
     if algo.trust_region and dtype is torch.bfloat16:  # its curvature is a difference of small numbers
         raise HoneError(f"{recipe.algo_name} needs float32: set train.dtype=float32")
@@ -245,7 +262,7 @@ def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = Non
 
     score: the metric save.best, where this step has it.
     """
-    root, step, recipe = folder / CHECKPOINTS, job.step, job.recipe
+    root, step, recipe, begin = folder / CHECKPOINTS, job.step, job.recipe, time.monotonic()
     whole = collected(job.policy, job.learner, recipe=recipe, parts=parts(job), score=score)
     ahead, sampled = job.ahead.saved() if job.ahead and job.ahead.lag else None, _sampled_with(job)
 
@@ -260,17 +277,22 @@ def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = Non
         for log in folder.glob("*.jsonl"):  # no step of the checkpoint is missing in the logs beside it
             checkpoint.sync(log)
 
-    spare, go_on = partial(_spared, root, recipe.save), job.saver.go_on
+    spare, go_on = partial(_spared, root, recipe), job.saver.go_on
     once = partial(checkpoint.save, root, step, write, keep=recipe.save.keep, spare=spare, between=go_on)
     collect.once(partial(job.saver.start, once))
+    job.saver.held = time.monotonic() - begin
+    job.timer.saved()
     if wait:
         collect.once(job.saver.wait)
     return root / checkpoint.name_of(step)
 
 
-def _spared(root: Path, how: SaveSpec, steps: Collection[int]) -> set[int]:
+def _spared(root: Path, recipe: Recipe, steps: Collection[int]) -> set[int]:
     """The checkpoints to keep for good, and the best so far, which the file `best` then names."""
+    how = recipe.save
     spared = retain.milestones(steps, how.milestones)
+    if recipe.train.rollback:  # which goes by those of save.every alone: whatever else is saved must not displace them
+        spared |= set(sorted(retain.milestones(steps, how.every))[-how.keep :])
     folders = checkpoint.checkpoints(root)
     scores = {n: score for n in steps if how.best and (score := score_of(folders[n], how.best)) is not None}
     if (top := retain.best(scores, lowest=how.best_is == "lowest")) is not None:

@@ -15,12 +15,12 @@ from hone.errors import HoneError
 
 
 def recipe_folders() -> list[Path]:
-    """Where a recipe's name is looked up: ./recipes of the clone, then the installed package."""
+    """Where a recipe's name is looked up: in ./recipes, the user's own, then in the installed package."""
     return [Path("recipes"), Path(__file__).parent / "recipes"]
 
 
 def list_recipes() -> dict[str, Path]:
-    """The built-in recipes by name."""
+    """The recipes by name: the built-in ones, and those of ./recipes, which come first where the names are equal."""
     files = [file for folder in reversed(recipe_folders()) for file in sorted(folder.glob("*.py"))]
     return {file.stem: file for file in files if not file.stem.startswith("_")}
 
@@ -31,7 +31,7 @@ def load_recipe(source: str) -> Callable[[], Any]:
     Without a function's name it is the one called `recipe`, the one called like the file, or the only one.
     """
     file, _, name = source.partition(":")
-    path = Path(file) if file.endswith(".py") else _built_in(file)
+    path = Path(file) if file.endswith(".py") else recipe_file(file)
     functions = _functions(_load(path))
     name = name or next((n for n in ("recipe", path.stem) if n in functions), "")
     if not name and len(functions) == 1:
@@ -63,13 +63,12 @@ def summary(path: Path) -> str:
     return (text or "").partition("\n")[0]
 
 
-def _built_in(name: str) -> Path:
+def recipe_file(name: str) -> Path:
+    """The file of a recipe's name; hyphens are underscores."""
     known = list_recipes()
     plain = name.replace("-", "_")
     if plain in known:
         return known[plain]
-    if not known:
-        raise HoneError(f"no recipe {name!r}: give the path of a .py file, or run in the folder that has recipes/")
     raise HoneError(f"{unknown('recipe', name, known)}; or give the path of a .py file")
 
 
@@ -79,7 +78,7 @@ def _load(path: Path) -> ModuleType:
     name = path.stem if path.stem not in sys.modules else f"recipe_{path.stem}"  # a file called math.py hides nothing
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     if spec is None or spec.loader is None:
-        raise HoneError(f"{path} is not a Python file")
+        raise HoneError(f"{path} is not a Python file: give the path of one")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     folder = str(path.resolve().parent)
     if folder not in sys.path:

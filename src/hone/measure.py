@@ -1,7 +1,7 @@
 """Held-out evaluation: tasks by the same sampler and rewards as in training with other random numbers, rows by the
 algorithm's own loss."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -89,9 +89,12 @@ def measure(
     *,
     params: SampleParams,
     samples: int = 1,
+    seen: Callable[[list[Group]], None] = lambda groups: None,
 ) -> dict[str, float]:
-    """Sample, score and summarise."""
-    return summarise(score(sample_groups(decoder, tokenizer, tasks, params=params, samples=samples), reward))
+    """Sample, score and summarise. seen: is shown what was scored."""
+    groups = score(sample_groups(decoder, tokenizer, tasks, params=params, samples=samples), reward)
+    seen(groups)
+    return summarise(groups)
 
 
 @torch.no_grad()

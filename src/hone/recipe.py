@@ -18,6 +18,7 @@ from hone.recipe_parts import PartsSpec, is_reward_name
 SINGLE = frozenset({"pretrain", "sft", "kto", "pointwise_reward_model", "process_reward_model"})
 PAIRED = frozenset({"dpo", "ipo", "orpo", "simpo", "reward_model"})  # offline algorithms on pairs of rows
 OFFLINE = SINGLE | PAIRED
+LONGEST = 1024  # tokens of a completion, where nothing says how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +42,16 @@ class SampleSpec:
     """How completions are sampled."""
 
     group: int = 8  # samples a prompt
-    max_tokens: int = 64  # the most tokens of a completion
+    max_tokens: int = 0  # the most tokens of a completion; 0: what the context leaves beside the prompt, at most 1024
     temperature: float = 1.0  # logits are divided by it, when sampling and, online, when training
     top_k: int = 0  # sample from the so many likeliest tokens; 0: off
     top_p: float = 1.0  # sample from the likeliest tokens that together have this probability; 1: off
     min_p: float = 0.0  # sample from tokens with at least this share of the likeliest one's probability; 0: off
     max_rows: int = 512  # rows in the sampler at once
+
+    def limit(self, context: int) -> int:
+        """The most tokens of a completion by a model of this context; 0: of any."""
+        return self.max_tokens or max(1, min(LONGEST, context - 1 if context else LONGEST))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,7 @@ class TrainSpec:
     # auto: those of FILE.py:function, not those made in Python, which may share what they know with the program
     reward_apart: Literal["auto", "always", "never"] = "auto"
     reward_timeout: float = 60.0  # seconds a completion may take in a process of its own
+    reward_memory: float = 0.0  # GiB such a process may take with all it starts; 0: its share of half the machine's
     # an update whose loss or gradient is NaN or infinite is skipped and its rows kept: stop after so many
     max_bad_updates: int = 10  # in a row
     max_bad_total: int = 100  # stop after so many skipped updates in all
@@ -169,7 +175,10 @@ class ProcessSpec:
 class SaveSpec:
     """When to write checkpoints and which to keep; the last step is always saved."""
 
-    every: int = 0  # steps between checkpoints; 0: only the last step's
+    # the most minutes between checkpoints, which begin early in a run and come more seldom where they take long, so
+    # that they cost less than 1 % of the time; 0: none by the clock
+    minutes: float = 5.0
+    every: int = 0  # steps between checkpoints, beside those by the clock; 0: none by steps
     keep: int = 2  # keep the newest so many, and besides what the settings below name
     milestones: int = 0  # keep those whose step is a multiple of this; 0: none
     best: str = ""  # keep the one with the best value of this metric, as in eval/reward or eval/loss; empty: none

@@ -17,14 +17,14 @@ COLUMNS = (
 )  # fmt: skip
 AT_LEAST: dict[str, float] = {
     "seed": 0, "model.vocab_size": 0, "model.hidden_size": 1, "model.intermediate_size": 1, "model.layers": 1,
-    "model.heads": 1, "model.kv_heads": 1, "model.context": 2, "sample.group": 1, "sample.max_tokens": 1,
+    "model.heads": 1, "model.kv_heads": 1, "model.context": 2, "sample.group": 1, "sample.max_tokens": 0,
     "sample.top_k": 0, "sample.min_p": 0, "sample.max_rows": 1, "train.steps": 1, "train.prompts": 1,
     "train.epochs": 1, "train.minibatches": 1, "train.micro_rows": 1, "train.refill_rounds": 1, "train.tokens": 0,
     "train.micro_tokens": 0, "read.buffer": 1, "read.chunk": 0,
     "train.max_bad_updates": 1, "train.max_bad_total": 1, "train.rollback": 0,
     "train.max_invalid": 0, "train.reference_refresh": 0, "train.eval_every": 0, "train.eval_samples": 1,
-    "train.threads": 0, "optim.critic_lr": 0, "optim.weight_decay": 0, "optim.warmup": 0, "lora.rank": 0,
-    "save.every": 0, "save.keep": 1, "save.milestones": 0,
+    "train.reward_memory": 0, "train.threads": 0, "optim.critic_lr": 0, "optim.weight_decay": 0, "optim.warmup": 0,
+    "lora.rank": 0, "save.minutes": 0, "save.every": 0, "save.keep": 1, "save.milestones": 0,
 }  # fmt: skip
 ABOVE: dict[str, float] = {
     "sample.temperature": 0, "sample.top_p": 0, "train.mismatch_cap": 0, "optim.lr": 0, "optim.clip_norm": 0,
@@ -117,10 +117,6 @@ def _amounts(recipe: Recipe) -> list[tuple[bool, str]]:
     train, optim = recipe.train, recipe.optim
     repeats = train.epochs > 1 or train.minibatches > 1
     return [
-        (
-            train.minibatches > train.prompts,
-            f"train.minibatches is {train.minibatches}, but a step has {train.prompts} prompts: raise train.prompts",
-        ),
         (
             train.rollback > 0 and (not recipe.save.every or recipe.save.keep < 2),
             "train.rollback goes back to a checkpoint of save.every: set save.every, and save.keep to 2 or more",

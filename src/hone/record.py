@@ -19,11 +19,13 @@ from hone.train import checkpoint
 
 RECIPE, CONFIG = "recipe.json", "config.json"  # what `hone run --config` reads; and with it what `resume` does
 NONE: Mapping[str, Change] = MappingProxyType({})
+NO_CONFIG = dict[str, Any]()  # stands for a config.json that is not there
+ANEW = "copy it back, or start anew with model.path=CHECKPOINT"
 
 
 def describe(recipe: Recipe, folder: Path, *, step: int = 0, changed: Mapping[str, Change] = NONE) -> None:
     """Write the settings; the first file marks the folder as a run's. changed: what goes on differently from a step."""
-    changes = checkpoint.read_json(folder / CONFIG).get("changes", []) if step else []
+    changes = _about(folder).get("changes", []) if step else []
     about = {
         "recipe": to_json(recipe),
         "digest": _digest(to_json(recipe)),
@@ -44,17 +46,38 @@ def _digest(settings: Any) -> str:
 
 
 def settings_in(folder: Path) -> dict[str, Any]:
-    """The settings that the run in this folder was started with, as plain data; HoneError where they are damaged."""
+    """The settings that the run in this folder was started with, as plain data; HoneError where they are damaged.
+
+    They are in both files. The one that says whether it is damaged is read, and the other where that one is gone.
+    """
     if (above := _run_around(folder)) is not None:
         raise HoneError(f"{folder} is inside of a run: continue that one, with `hone resume {above}`")
-    if not (folder / CONFIG).is_file():
-        remedy = ": copy it back, or start anew with model.path=CHECKPOINT" if (folder / RECIPE).is_file() else ""
-        raise HoneError(f"{folder} is not a run: there is no {CONFIG} in it{remedy}")
-    about = checkpoint.read_json(folder / CONFIG)
-    settings = about.get("recipe") if isinstance(about, dict) else None
+    about = _about(folder)
+    if about is NO_CONFIG:
+        if not (folder / RECIPE).is_file():
+            saved = list(checkpoint.checkpoints(folder / "checkpoints").values())
+            remedy = f": its settings are gone, so start anew with model.path={saved[-1]}" if saved else ""
+            raise HoneError(f"{folder} is not a run: there is neither {CONFIG} nor {RECIPE} in it{remedy}")
+        settings = checkpoint.read_json(folder / RECIPE, remedy=ANEW)
+        if not isinstance(settings, dict):
+            raise HoneError(f"{folder / RECIPE} is damaged: {ANEW}")
+        return settings
+    settings = about.get("recipe")
     if not isinstance(settings, dict) or about.get("digest", "") != _digest(settings):
-        raise HoneError(f"{folder / CONFIG} is damaged: copy it back, or start anew with model.path=CHECKPOINT")
+        whole = f"remove it, to go on by {RECIPE}" if (folder / RECIPE).is_file() else ANEW
+        raise HoneError(f"{folder / CONFIG} is damaged: copy it back, or {whole}")
     return settings
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What config.json says, NO_CONFIG where it is gone; what is not of its kind is left out."""
+    if not (folder / CONFIG).is_file():
+        return NO_CONFIG
+    whole = f"copy it back, or remove it, to go on by {RECIPE}" if (folder / RECIPE).is_file() else ANEW
+    found = checkpoint.read_json(folder / CONFIG, remedy=whole)
+    kinds = {"recipe": dict, "digest": str, "python": list, "versions": dict, "changes": list}
+    plain = found if isinstance(found, dict) else {}
+    return {name: plain[name] for name, kind in kinds.items() if isinstance(plain.get(name), kind)}
 
 
 def _run_around(folder: Path) -> Path | None:
@@ -80,7 +103,7 @@ def recorded(folder: Path, *, unread: Collection[str] = (), how: str = HOW_IN_PY
     unread: settings that the caller does without; of others made in Python, which no file holds, `how` is the remedy.
     """
     settings = settings_in(folder)
-    if names := [name for name in checkpoint.read_json(folder / CONFIG).get("python", ()) if name not in unread]:
+    if names := [str(name) for name in _about(folder).get("python", ()) if name not in unread]:
         raise HoneError(f"{folder} was started with {' and '.join(names)} made in Python: {how}")
     recipe = _known(settings, folder)
     if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in it
@@ -95,7 +118,7 @@ def _known(settings: dict[str, Any], folder: Path) -> Recipe:
     try:
         return from_plain(settings, Recipe(), where=folder / CONFIG)
     except HoneError as error:
-        by, here = checkpoint.read_json(folder / CONFIG).get("versions", {}).get("hone", "another"), _version("hone")
+        by, here = _about(folder).get("versions", {}).get("hone", "another"), _version("hone")
         raise HoneError(
             f"{error}; it was written by Hone {by}, this is {here}: resume with the one it is of"
         ) from error

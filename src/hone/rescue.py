@@ -11,7 +11,7 @@ from hone.errors import HoneError
 from hone.job import CHECKPOINTS, START, Run, parts, publish, save
 from hone.loop import Iteration
 from hone.record import RECIPE
-from hone.state import STATE, restore_learned
+from hone.state import read_state, restore_learned
 from hone.train import checkpoint
 from hone.train.examine import local
 from hone.train.guard import BAD, not_finite
@@ -86,7 +86,7 @@ def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:
     A skipped update moves nothing, so one that was saved later may hold the very weights.
     """
     for saved in reversed(checkpoint.checkpoints(folder / CHECKPOINTS).values()):
-        done = checkpoint.read_json(saved / STATE)["updates"]
+        done = read_state(saved)["updates"]
         if done <= updates:
             return saved, updates - done
     return None, updates

@@ -43,17 +43,22 @@ def separate(recipe: Recipe) -> dict[str, Reward]:
         named += [parts.held_out] if parts.held_out else []
         found = {name: f for name in dict.fromkeys(named) if (f := alone(name, asked=name in parts.timeout))}
     quick = {name: min(SECONDS, train.reward_timeout) for name in found if name.partition(":")[0] in HANGS}
-    return in_processes(found, seconds=train.reward_timeout, each={**quick, **parts.timeout})
+    each = {**quick, **parts.timeout}
+    return in_processes(found, seconds=train.reward_timeout, each=each, memory=train.reward_memory)
 
 
 def in_processes(
-    functions: Mapping[str, Callable[..., Any]], *, seconds: float, each: Mapping[str, float] | None = None
+    functions: Mapping[str, Callable[..., Any]],
+    *,
+    seconds: float,
+    each: Mapping[str, float] | None = None,
+    memory: float = 0.0,
 ) -> dict[str, Reward]:
-    """The functions in one pool of processes, with so many seconds a completion."""
+    """The functions in one pool of processes, with so many seconds a completion and GiB a process (0: as usual)."""
     if not functions:
         return {}
     limits = [(each or {}).get(name, seconds) for name in functions]
-    return dict(zip(functions, apart(list(functions.values()), seconds=limits), strict=True))
+    return dict(zip(functions, apart(list(functions.values()), seconds=limits, memory=memory), strict=True))
 
 
 def alone(name: str, *, asked: bool = False) -> Callable[..., Any] | None:

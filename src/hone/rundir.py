@@ -1,6 +1,7 @@
 """A run's folder: whose it is, what is found in it, what it begins with, and what goes when nothing came of it."""
 
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -11,6 +12,7 @@ from hone.dist import collect
 from hone.errors import HoneError
 from hone.job import CHECKPOINTS, START, Run, whole_decoder
 from hone.log import sinks
+from hone.log.invalid import INVALID
 from hone.log.progress import say
 from hone.model.adapters import adapter_off
 from hone.record import CONFIG, RECIPE, describe, is_described
@@ -19,7 +21,7 @@ from hone.train import checkpoint, lock
 from hone.train.guard import BAD
 
 METRICS, SAMPLES, BOARD = "metrics.jsonl", "samples.jsonl", "tensorboard"
-FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, BOARD, BAD)
+FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, INVALID, BOARD, BAD)
 
 
 def is_first() -> bool:
@@ -30,6 +32,8 @@ def is_first() -> bool:
 def found(folder: Path, *, resume: bool) -> Path | None:
     """The checkpoint to go on from, None for a new run; or HoneError where the folder holds something else."""
     if checkpoint.checkpoints(folder / CHECKPOINTS):
+        if not any((folder / name).is_file() for name in (RECIPE, CONFIG)):
+            raise HoneError(f"{folder} holds checkpoints without {RECIPE} and {CONFIG}: choose another out=")
         if not resume:
             raise HoneError(
                 f"{folder} already holds a run: continue it with `hone resume {folder}`, or choose another out="
@@ -68,8 +72,56 @@ def _take(folder: Path, stack: ExitStack) -> None:
         checkpoint.sweep(folder / CHECKPOINTS)
 
 
-def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Change]) -> None:
-    """Write the settings where they are new and a step is to be done by them, and the starting model of a fresh run."""
+class Kept:
+    """What a run needs in its folder to be of use later, as it was when it began.
+
+    A folder that is removed, renamed or replaced meanwhile ends the run; a file of settings is written again.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._told, self._place = folder, False, _place(folder)
+        self._contents = {name: (folder / name).read_bytes() for name in (RECIPE, CONFIG) if (folder / name).is_file()}
+
+    def check(self, *, done: str = "") -> list[str]:
+        """What was put right; HoneError where that cannot be done. done: the name of the run's last checkpoint."""
+        folder = self._folder
+        lacking = [name for name in self._contents if not (folder / name).is_file()]
+        start = (folder / START).is_dir()
+        if _place(folder) != self._place or (not start and len(lacking) == len(self._contents)):
+            raise HoneError(
+                f"{folder} was removed, renamed or replaced while the run went on, and nothing more is written to it: "
+                "continue it with `hone resume` where it is now, or start it again with `hone run`"
+            )
+        lock.hold_on(folder)
+        for name in lacking:
+            checkpoint.write_atomically(folder / name, self._contents[name])
+        said = [f"{name} was removed, and is written again" for name in lacking]
+        if not start:
+            said += self._without_start(done)
+        if done and not (folder / CHECKPOINTS / done / checkpoint.MANIFEST).is_file():
+            raise HoneError(f"{folder / CHECKPOINTS / done} was removed as soon as it was saved: start the run again")
+        return said
+
+    def _without_start(self, done: str) -> list[str]:
+        """Nothing can go on without it, and nobody has it any more; what is trained can still be used."""
+        lost = f"{self._folder / START} was removed, without which the run cannot be resumed"
+        if done:
+            raise HoneError(f"the run is done, but {lost}: copy it back, or go on with model.path=.../{done}")
+        news, self._told = [] if self._told else [f"warn: {lost}: copy it back"], True
+        return news
+
+
+def _place(folder: Path) -> tuple[int, int] | None:
+    """What tells a folder from another of its name."""
+    try:
+        return folder.stat().st_dev, folder.stat().st_ino
+    except OSError:
+        return None
+
+
+def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Change]) -> Kept | None:
+    """Write the settings where they are new and a step is to be done by them, and the starting model of a fresh run;
+    gives the first rank what has to stay there."""
     job.learner.guard.folder, fresh = folder / BAD, found is None
     goes_on = job.step < job.recipe.train.steps
     job.learner.guard.find()
@@ -85,10 +137,19 @@ def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Chan
         if goes_on and changed:
             say(f"{job.recipe.name}: goes on from step {job.step} with other settings: {in_words(changed)}")
         if decoder is not None:
+            begin = time.thread_time()
             with adapter_off(decoder):  # resume goes on from the base under the adapters
                 checkpoint.save_folder(folder / START, partial(write_model, model=decoder, tokenizer=job.tokenizer))
+            job.saver.guess((time.thread_time() - begin) * _larger(job, folder / START))
 
     collect.once(write)
+    return Kept(folder) if is_first() else None
+
+
+def _larger(job: Run, start: Path) -> float:
+    """How many times as large as the starting model a checkpoint may be: two moments and a copy in float32."""
+    trained = sum(p.numel() for p in job.learner.trained().values())
+    return 1 + 12 * trained / max(1, sum(path.stat().st_size for path in start.rglob("*")))
 
 
 def forget(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Runs a recipe: builds its parts, turns the loop, logs, watches, saves, resumes."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
@@ -17,7 +18,7 @@ from hone.dist import collect
 from hone.dist.join import joined
 from hone.errors import HoneError, Interrupted
 from hone.job import CHECKPOINTS, Run, prepare, publish, save, set_torch
-from hone.log import samples
+from hone.log import invalid, samples
 from hone.log.progress import Progress, Silent
 from hone.log.sinks import JsonlSink, MultiSink, Sink, TensorBoardSink, truncate_after
 from hone.measure import assess, measure
@@ -27,6 +28,7 @@ from hone.recipe import Recipe
 from hone.recipe_rules import validate
 from hone.record import HOW_IN_PYTHON, in_python, recorded, settings_in
 from hone.rescue import attempted, gone_back, owed, rescued, ruined, unmeasured
+from hone.reward.outcome import kinds
 from hone.reward.parts import Combined
 from hone.signals import Heard, Stopper
 from hone.train import checkpoint
@@ -56,17 +58,20 @@ def _run(recipe: Recipe, stopper: Stopper, *, resume: bool, allow_change: bool) 
     set_torch(recipe)
     folder = recipe.run_dir
     with rundir.alone(folder):
+        reading = time.thread_time()
         found = rundir.found(folder, resume=resume)
+        reading = time.thread_time() - reading
         changed = changes(recipe, settings_in(folder)) if found else {}
         check_changes(changed, folder, allow=allow_change)
         job = prepare(recipe, resume_from=found, changed=bool(changed) or allow_change)
         if found is None:
             _look(job)
+        job.saver.guess(2 * reading)  # what was read and hashed is written and hashed; a new run's start tells better
         if len(set(collect.gather(str(found)))) > 1:  # and all have looked before the first one writes
             raise HoneError(f"ranks see different runs in {folder}: set out= to a folder that all of them share")
         try:
-            rundir.begin(job, folder, found, changed)
-            return _train(job, folder, stopper)
+            kept = rundir.begin(job, folder, found, changed)
+            return _train(job, folder, kept, stopper)
         except KeyboardInterrupt:  # the second one: no time to save
             if not checkpoint.checkpoints(folder / CHECKPOINTS):
                 raise
@@ -111,7 +116,7 @@ def _interrupted(recipe: Recipe) -> Interrupted:
 # --- the run itself ---
 
 
-def _train(job: Run, folder: Path, stopper: Stopper) -> Path:
+def _train(job: Run, folder: Path, kept: rundir.Kept | None, stopper: Stopper) -> Path:
     """Turn the loop until the steps are done; an interrupt saves first."""
     recipe, steps = job.recipe, job.recipe.train.steps
     stream = cast(TextIO, Heard(sys.stderr, stopper.ask)) if rundir.is_first() else Silent()
@@ -126,15 +131,15 @@ def _train(job: Run, folder: Path, stopper: Stopper) -> Path:
             progress.note(f"{recipe.name}: {rundir.METRICS} ends at step {known}, those up to {job.step} are not in it")
         try:
             with settled():
-                _turn(job, folder, progress, stopper)
+                _turn(job, folder, kept, progress, stopper)
         finally:
-            for text in job.news():
+            for text in (*job.news(), *_invalid_so_far(folder)):
                 progress.note(f"{recipe.name}: {text}")
             progress.close()
     return folder / CHECKPOINTS / checkpoint.name_of(job.step)
 
 
-def _turn(job: Run, folder: Path, progress: Progress, stopper: Stopper) -> None:
+def _turn(job: Run, folder: Path, kept: rundir.Kept | None, progress: Progress, stopper: Stopper) -> None:
     """Step after step: log, watch, save."""
     recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
     log, best = _Log(folder, recipe, start=job.step) if rundir.is_first() else None, recipe.save.best
@@ -144,24 +149,18 @@ def _turn(job: Run, folder: Path, progress: Progress, stopper: Stopper) -> None:
         closing(job.ahead) if job.ahead else nullcontext(),
     ):
         for iteration in rescued(_iterations(job), job, folder, note=progress.note):
-            examined, broken = attempted(partial(_evaluation, job))
-            metrics = _metrics(job, iteration, examined or {})
-            chosen = _samples(iteration, seed=job.step) if job.algo.online else None
-            if log is not None:
-                log.write(job.step, metrics, chosen)
-            progress.step(metrics)
-            if held_out := _held_out(metrics):
-                progress.note(f"step {job.step}: {held_out}")
+            metrics, broken = _told(job, iteration, log, kept, progress)
             _refresh(job)
             if back := gone_back(job, folder, metrics):
                 progress.note(f"step {job.step}: {back}")
             _watch(job, folder, metrics, note=progress.note)
-            # a signal may reach one rank first, and the first rank alone writes
-            seen = torch.tensor([stopper.asked, job.saver.failed, broken is not None], dtype=torch.int64)
-            asked, failed, unexamined = collect.total(seen).tolist()
+            # a signal may reach one rank first, and the first rank alone writes and looks at the clock
+            due = rundir.is_first() and not job.saver.busy and job.timer.due(job.saver.cost)
+            seen = torch.tensor([stopper.asked, job.saver.failed, broken is not None, due], dtype=torch.int64)
+            asked, failed, unexamined, due = collect.total(seen).tolist()
             last = job.step >= steps
             now = bool(last or asked or failed or unexamined)
-            if now or (every and job.step % every == 0):
+            if now or due or (every and job.step % every == 0):
                 save(job, folder, wait=now, score=metrics.get(best))
             for text in job.saver.drain():
                 progress.note(f"step {job.step}: {text}")
@@ -169,10 +168,35 @@ def _turn(job: Run, folder: Path, progress: Progress, stopper: Stopper) -> None:
                 raise unmeasured(broken, job.step, note=progress.note)
             if (last or asked) and job.ahead and job.ahead.failure:
                 progress.note(f"step {job.step}: {owed(job.ahead.failure)}")
+            if last or asked:
+                _still_there(kept, done=checkpoint.name_of(job.step))
             if last:
                 return
             if asked:
                 raise _interrupted(recipe)
+
+
+def _told(
+    job: Run, iteration: loop.Iteration, log: "_Log | None", kept: rundir.Kept | None, progress: Progress
+) -> tuple[dict[str, float], Exception | None]:
+    """Measure what is due, log the step and show it: its metrics, and why the evaluation failed if it did."""
+    held_out = list[Group]()
+    examined, broken = attempted(partial(_evaluation, job, seen=held_out.extend))
+    metrics = _metrics(job, iteration, examined or {})
+    chosen = _samples(iteration, seed=job.step) if job.algo.online else None
+    bad, news = _invalid(iteration, held_out, metrics), _still_there(kept)
+    if log is not None:
+        news += log.write(job.step, metrics, chosen, bad)
+    progress.step(metrics)
+    news += [measured] if (measured := _held_out(metrics)) else []
+    for text in news:
+        progress.note(f"step {job.step}: {text}")
+    return metrics, broken
+
+
+def _still_there(kept: rundir.Kept | None, *, done: str = "") -> list[str]:
+    """The folder is looked at by the first rank; where it is gone, every rank ends."""
+    return collect.once(partial(kept.check, done=done) if kept else list[str]) or []
 
 
 @contextmanager
@@ -193,17 +217,43 @@ class _Log:
     """What a run writes at each step; on resume, what came after the checkpoint is forgotten."""
 
     def __init__(self, folder: Path, recipe: Recipe, *, start: int) -> None:
-        sinks: list[Sink] = [JsonlSink(folder / rundir.METRICS)]
+        self.metrics = JsonlSink(folder / rundir.METRICS)
+        sinks: list[Sink] = [self.metrics]
         sinks += [TensorBoardSink(folder / rundir.BOARD)] if recipe.tensorboard else []
         self.sink, self.samples = MultiSink(*sinks), folder / rundir.SAMPLES
+        self.invalid = invalid.InvalidLog(folder / invalid.INVALID, start=start)
         self.sink.truncate_after(start)
         truncate_after(self.samples, start)
 
-    def write(self, step: int, metrics: Mapping[str, float], chosen: Sequence[Rollout] | None) -> None:
-        """chosen: completions to show, None of an offline run."""
+    def write(
+        self, step: int, metrics: Mapping[str, float], chosen: Sequence[Rollout] | None, bad: invalid.Kinds
+    ) -> list[str]:
+        """What is to be told. chosen: completions to show, None of an offline run; bad: why rewards are invalid."""
+        lost = self.metrics.lost
         self.sink.write(step, metrics)
         if chosen is not None:
             samples.write(self.samples, step, chosen)
+        said = [f"{rundir.METRICS} was removed, and begins anew with this step"] if lost else []
+        return [*said, *self.invalid.write(step, bad)]
+
+
+def _invalid(iteration: loop.Iteration, held_out: Sequence[Group], metrics: Mapping[str, float]) -> invalid.Kinds:
+    """Why rewards of this step are invalid, on every rank, and those of its evaluation, which each rank has whole."""
+    found = list[invalid.Kinds]()
+    if metrics.get("invalid"):
+        outcomes = [r.outcome for g in iteration.groups for r in g if r.outcome]
+        found += cast(list[invalid.Kinds], collect.gather(kinds(outcomes)))
+    examined = kinds(r.outcome for g in held_out for r in g if r.outcome)
+    return invalid.merged([*found, {f"held-out: {kind}": about for kind, about in examined.items()}])
+
+
+def _invalid_so_far(folder: Path) -> list[str]:
+    """What a run says of it when it ends, in whatever way."""
+    try:
+        said = invalid.summary(invalid.totals(folder / invalid.INVALID)) if rundir.is_first() else ""
+    except (HoneError, OSError) as error:  # which must not hide what ended the run
+        said = str(error)
+    return [said] if said else []
 
 
 def _metrics(job: Run, iteration: loop.Iteration, examined: Mapping[str, float]) -> dict[str, float]:
@@ -278,8 +328,8 @@ def _refresh(job: Run) -> None:
         job.learner.reference = job.policy.reference = job.learner.frozen_copy()
 
 
-def _evaluation(job: Run) -> dict[str, float]:
-    """Held-out reward, or loss offline, every so many steps and after the last one."""
+def _evaluation(job: Run, *, seen: Callable[[list[Group]], None]) -> dict[str, float]:
+    """Held-out reward, or loss offline, every so many steps and after the last one. seen: is shown what was scored."""
     train = job.recipe.train
     due = job.step >= train.steps or (train.eval_every and job.step % train.eval_every == 0)
     if due and job.held_rows:
@@ -291,7 +341,7 @@ def _evaluation(job: Run) -> dict[str, float]:
     reward = job.reward.steady() if isinstance(job.reward, Combined) else job.reward
     params, shards = job.roller.params, job.learner.shards
     decoder = job.policy.decoder if shards is None else shards.sampled
-    found = measure(decoder, job.tokenizer, job.held_out, reward, params=params, samples=train.eval_samples)
+    found = measure(decoder, job.tokenizer, job.held_out, reward, params=params, samples=train.eval_samples, seen=seen)
     return {f"eval/{name}": value for name, value in found.items()}
 
 

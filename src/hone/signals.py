@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self, TextIO
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPING = "stopping: saves after this step; {again} ends at once\n"
-_came = list[int]()  # each Ctrl-C before a run has begun
+AGAIN = 0.05  # seconds after which a signal that came during an import is told again
+_came = list[int]()  # each Ctrl-C before a run turns
 
 
 class Stopper:
@@ -27,6 +28,7 @@ class Stopper:
         self.asked, self._patience, self._since, self._says = False, patience, 0.0, says
         self._gentle, self._over, self._owner = False, False, os.getpid()
         self._before: dict[signal.Signals, Any] = {}
+        self._retold = ExitStack()
 
     def __enter__(self) -> Self:
         if _came:  # and a library has taken it for itself: what it was about to make may be half made
@@ -35,11 +37,13 @@ class Stopper:
             for number in NUMBERS:
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
                     self._before[number] = signal.signal(number, self._handle)
+            self._retold.enter_context(_retold())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._retold.close()
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set outside Python
 
@@ -62,12 +66,48 @@ class Stopper:
             os.kill(os.getpid(), number)
         if self._over or (self._since and time.monotonic() - self._since < self._patience):
             return
+        if not self._gentle and _importing(frame):
+            return _tell_again(number)
         self._since = self._since or time.monotonic()
         if self.asked or not self._gentle:
             raise KeyboardInterrupt
         self.asked = True
         if self._says:
             _answer(number)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether a module is just being imported: an exception there is swallowed by some, and by others made an error."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _tell_again(number: int) -> None:
+    """When the import may have ended."""
+    timer = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
+    timer.daemon = True
+    timer.start()
+
+
+@contextmanager
+def _retold() -> Iterator[None]:
+    """Within it a Ctrl-C that nobody hears, for it came in a destructor or while a process was forked, comes again."""
+    before, owner = sys.unraisablehook, os.getpid()
+
+    def hook(lost: "sys.UnraisableHookArgs", /) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt) and os.getpid() == owner:
+            _tell_again(signal.SIGINT)
+        else:
+            before(lost)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _answer(number: int) -> None:
@@ -110,17 +150,30 @@ def ctrl_c() -> Iterator[list[int]]:
     """Gives the Ctrl-C that came in it: a library that is just being imported may make an error of its own of one."""
     _came.clear()
 
+    owner = os.getpid()
+
     def note(number: int, frame: FrameType | None) -> None:
+        if _importing(frame):
+            if _torch_is_loading() and os.getpid() == owner:  # seconds, in which no command has begun anything
+                os.write(2, b"hone: interrupted; nothing new was saved\n")
+                os._exit(130)
+            return _tell_again(number)
         _came.append(number)
         raise KeyboardInterrupt
 
-    mine = threading.current_thread() is threading.main_thread()
-    if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    mine, before = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGINT)
+    if not mine or not (before is signal.default_int_handler or getattr(before, "early", False)):
         yield _came
         return
     signal.signal(signal.SIGINT, note)
     try:
-        yield _came
+        with _retold():
+            yield _came
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _came.clear()
+
+
+def _torch_is_loading() -> bool:
+    spec = getattr(sys.modules.get("torch"), "__spec__", None)
+    return bool(getattr(spec, "_initializing", False))

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from hone.train.examine import local
 from hone.train.learner import Learner
 from hone.train.saver import Copies
 from hone.train.tensors import load_optimizer, load_tensors, optimizer_tensors, save_tensors
+from hone.values import Misfit, fit, words
 
 if TYPE_CHECKING:
     from hone.train.shards import Shards
@@ -132,7 +133,7 @@ def score_of(folder: Path, metric: str) -> float | None:
     try:
         score = json.loads((folder / STATE).read_text())["score"]
         return float(score["value"]) if score["metric"] == metric else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
@@ -200,17 +201,17 @@ def restore(
 
     changed: the settings are others; a part that cannot go on with them begins anew, and that is told.
     """
-    state = _readable(checkpoint.read_json(folder / STATE), folder)
+    state = read_state(folder)
     restore_learned(folder, policy, learner)
     learner.updates, learner.version = state["updates"], state["version"]
-    learner.control = dict(state["control"])
+    learner.control = state["control"]
     saved: Mapping[str, Any] = state["parts"]
     if parts.keys() != saved.keys() and (not changed or ("roller" in parts) != ("roller" in saved)):
         raise _of_another_run(folder)
     told = list[str]()
     for name, part in parts.items() if not changed else ((n, p) for n, p in parts.items() if n in saved):
         try:
-            part.load(saved[name])
+            _load(part, saved[name])
         except HoneError as error:
             if not changed:
                 raise HoneError(f"{error}; --allow-change goes on, and begins the {name} anew") from error
@@ -218,18 +219,35 @@ def restore(
     return told
 
 
-NEEDED = {"updates", "version", "control", "parts"}
+def _load(part: Resumable, saved: Any) -> None:
+    """HoneError where what was saved is not what the part saves."""
+    try:
+        part.load(saved)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise HoneError(f"cannot resume: its state is damaged ({said}): resume from another checkpoint") from error
 
 
-def _readable(state: Any, folder: Path) -> dict[str, Any]:
-    """The state itself, or HoneError where another version of Hone has written it in another way."""
-    of = state.get("format", FORMAT) if isinstance(state, dict) and state.keys() >= NEEDED else "unknown"
+NEEDED: dict[str, Any] = {"updates": int, "version": int, "control": dict[str, float], "parts": dict[str, Any]}
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """A checkpoint's counters and cursors; HoneError where they are damaged, or written by another version of Hone."""
+    state = checkpoint.read_json(folder / STATE)
+    of = state.get("format", FORMAT) if isinstance(state, dict) and state.keys() >= NEEDED.keys() else "unknown"
     if of != FORMAT:
         raise HoneError(
-            f"{folder} has the format {of} and this version of Hone goes on from format {FORMAT}: resume with the one "
-            f"that config.json names, or start a new run with model.path={folder}"
+            f"{folder} has the format {words(of).strip(chr(39))} and this version of Hone goes on from format "
+            f"{FORMAT}: resume with the one that config.json names, or start a new run with model.path={folder}"
         )
-    return state
+    try:
+        found = {**state, **{name: fit(state[name], hint) for name, hint in NEEDED.items()}}
+        found["dtype"] = fit(state.get("dtype", "auto"), Literal["auto", "bfloat16", "float32"])
+    except Misfit as misfit:
+        raise HoneError(f"{folder / STATE} is damaged (expected {misfit}): use an earlier checkpoint") from None
+    if min(found["updates"], found["version"]) < 0:
+        raise HoneError(f"{folder / STATE} is damaged (a count is negative): use an earlier checkpoint")
+    return found
 
 
 def restore_learned(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:

@@ -3,6 +3,7 @@
 Nothing is converted but a whole number to a float and a list to a tuple: a changed type is an error.
 """
 
+import os
 import sys
 import types
 from ast import literal_eval
@@ -81,6 +82,8 @@ def expected(hint: Any) -> str:
 
 def words(value: Any) -> str:
     """A value as an error message shows it: short, with its kind."""
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return f"a number of {value.bit_length()} bits"
     if value is None or isinstance(value, bool | int | float):
         return repr(value)
     if isinstance(value, str):
@@ -104,13 +107,25 @@ def mapping_value(hint: Any) -> Any:
 def _is_plain(value: Any, kind: Any) -> bool:
     if kind is float:
         return type(value) in (int, float) and abs(value) <= sys.float_info.max  # so neither nan nor inf
-    if kind in (int, bool):
-        return type(value) is kind  # True is not 1
+    if kind is int:
+        return type(value) is int and abs(value) < 2**63  # True is not 1, and torch counts in 64 bits
+    if kind is str:
+        return isinstance(value, str) and _is_writable(value)
+    if kind is bool:
+        return type(value) is bool
     if kind is Callable:
         return callable(value)
     if kind is Sequence:
         return isinstance(value, Sequence) and not isinstance(value, str)
     return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _is_writable(text: str) -> bool:
+    """Whether it can be a file's name, or part of one: many texts are, and none needs what this leaves out."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 def _fit_union(value: Any, hint: Any) -> Any:

@@ -447,7 +447,7 @@ def test_the_ranges_by_name() -> None:
         (lambda: algo.ppo(clip=None), "ppo: clip is None: it must be above 0"),
         (
             lambda: algo.dapo(limit=1, margin=2),
-            "margin=2 is more than limit=1: the margin is the last part of the limit",
+            "margin=2 is more than limit=1: it is the last part of the limit, lower it",
         ),
     ],
 )

@@ -29,7 +29,7 @@ def started(*options: str, script: str = SLOW) -> subprocess.Popen[str]:
 
 
 def test_a_whole_run_tells_its_rows():
-    out, _ = (run := started("--quick")).communicate(timeout=60)
+    out, _ = (run := started("--quick")).communicate()
     assert run.returncode == 0
     assert [r["name"] for r in json.loads(out.splitlines()[-1])["rows"]] == ["a number", "a goal"]
 
@@ -39,7 +39,7 @@ def test_a_run_that_is_ended_tells_the_rows_it_has():
     assert run.stderr is not None
     assert run.stderr.readline() == "ready\n"
     run.send_signal(signal.SIGTERM)
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate()
     assert run.returncode == 1  # not all that was asked for was measured
     assert "ended by SIGTERM after 2 rows" in err
     found = json.loads(out.splitlines()[-1])
@@ -48,7 +48,7 @@ def test_a_run_that_is_ended_tells_the_rows_it_has():
 
 
 def test_a_run_that_fails_tells_the_rows_it_has_and_why():
-    out, err = (run := started(script=BROKEN)).communicate(timeout=60)
+    out, err = (run := started(script=BROKEN)).communicate()
     assert run.returncode == 1
     assert "IndexError: of a library" in err
     assert [r["ours"] for r in json.loads(out.splitlines()[-1])["rows"]] == [1.5, 3.0]

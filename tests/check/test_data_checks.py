@@ -123,3 +123,20 @@ def test_a_step_that_takes_more_rows_than_there_are_is_noted(desk: Desk):
     assert names(report, "warn") == {"plan"}
     (plan,) = (f for f in report.findings if f.name == "plan")
     assert "10 rows; 1 epoch x 1 minibatch = 1 update" in plan.seen
+
+
+def test_a_limit_below_the_datas_own_solutions_is_noted_with_one_that_is_not(desk: Desk, tmp_path: Path):
+    rows = [
+        {"prompt": f"{a}+{a}=\n", "completion": "so it is twice the number", "answer": str(2 * a)} for a in range(9)
+    ]
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    (found,) = suite.examine(job_of(desk, "grpo", data=data), only=("context",)).findings
+    assert (found.verdict, found.remedy) == ("warn", "set sample.max_tokens=43")
+    assert found.seen.endswith("the data's own solutions take 25 tokens, at the median")
+    assert verdict(job_of(desk, "grpo", found.remedy.removeprefix("set "), data=data), "context")[0] == "pass"
+
+
+def test_a_limit_that_nobody_set_is_what_the_context_leaves(desk: Desk):
+    state, seen = verdict(job_of(desk, "grpo", "sample.max_tokens=0"), "context")
+    assert state == "pass"
+    assert "+ 47 to write, context 48" in seen

@@ -12,6 +12,7 @@ from desk import ROWS, Desk, failing, job_of, names, recipe, tags, verdict
 from hone.check import suite
 from hone.recipe import ModelSpec
 from hone.reward import verify
+from hone.reward.outcome import place_of
 from hone.types import Outcome
 
 
@@ -78,7 +79,8 @@ def test_one_prompt_on_which_the_reward_raises_is_named_with_the_exception(desk:
     rows = [{"prompt": f"{'so ' * 11}is\n{a}?", "answer": str(a)} for a in range(4)]
     state, seen = verdict(job_of(desk, "grpo", "sample.max_tokens=1", data=rows, reward=shorter), "reward values")
     assert state == "fail"
-    assert "16 of 16 rewards are invalid, most often: KeyError: 'hint'; as for the prompt '..." in seen
+    assert "16 of 16 rewards are invalid, most often: KeyError: 'hint' (" in seen
+    assert "); as for the prompt '..." in seen
     assert re.search(r"so is \d\?'$", seen), "the end of the prompt, on one line"
 
 
@@ -88,9 +90,10 @@ def test_a_rare_row_on_which_the_reward_raises_is_found_with_its_answer(desk: De
     job = job_of(desk, "grpo", data=rows, reward=shorter)
     state, seen = verdict(job, "gold answers")
     assert state == "warn"
+    place = f"{place_of(shorter).rpartition(':')[0]}:{shorter.__code__.co_firstlineno + 2}"
     assert seen == (
         "1 of 180 gold answers get an invalid reward, at first: "
-        "ValueError: could not convert string to float: 'fifty'; for the prompt '50?'"
+        f"ValueError: could not convert string to float: 'fifty' ({place}); for the prompt '50?'"
     )
     job.recipe = replace(job.recipe, train=replace(job.recipe.train, max_invalid=0.0))
     assert verdict(job, "gold answers")[0] == "fail"
@@ -106,7 +109,8 @@ def test_rows_without_an_answer_are_tried_too_and_not_more_than_two_hundred(desk
 def test_of_a_chat_the_last_message_is_named(desk: Desk):
     model = ModelSpec(path=desk / "chat")
     job = job_of(desk, "grpo", data=desk / "chats.jsonl", model=model, reward=raises)
-    assert re.search(r"RuntimeError: two lines; for the prompt '\d\+\d'$", verdict(job, "gold answers")[1])
+    said = verdict(job, "gold answers")[1]
+    assert re.search(r"RuntimeError: two lines \(.*\.py:\d+\); for the prompt '\d\+\d'$", said)
 
 
 def test_a_reward_that_is_the_same_for_everything_is_noted(desk: Desk):
@@ -170,6 +174,14 @@ def test_the_verifiers_accept_gold_answers_and_refuse_others(desk: Desk):
 def test_a_worked_solution_is_a_gold_answer(desk: Desk):
     rows = [{"prompt": f"{a}+1", "answer": f"{a} and 1 more. #### {a + 1}"} for a in range(5)]
     assert verdict(job_of(desk, "grpo", reward={"math": 1.0}, data=rows), "gold answers")[0] == "pass"
+
+
+def test_a_gold_answer_that_maths_cannot_read_is_named_with_its_row_and_the_reason_however_rare(desk: Desk):
+    rows = [{"prompt": f"{a}?", "answer": str(a)} for a in range(300)]
+    rows[170]["answer"] = r"\foo{5}"
+    state, seen = verdict(job_of(desk, "grpo", reward={"math": 1.0}, data=rows), "gold answers")
+    assert state == "warn"
+    assert re.search(r"1 of 300 gold answers: row 171: the gold answer .* unusable: it has the command \\foo", seen)
 
 
 def test_gold_answers_that_the_verifier_cannot_read(desk: Desk):

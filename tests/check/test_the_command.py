@@ -168,12 +168,17 @@ def test_the_gravest_come_first_and_what_is_skipped_is_one_line(capsys: pytest.C
     verdicts = ("pass", "skip", "warn", "pass", "fail", "skip", "warn")
     findings = [Finding(name=f"check{i}", seen=f"seen{i}", verdict=v) for i, v in enumerate(verdicts)]
     show(Report(recipe="x", findings=findings), Console(width=100))
-    *table, skipped, counts = capsys.readouterr().out.splitlines()
+    first, *table, skipped, counts = capsys.readouterr().out.splitlines()
+    assert first == "FAIL: do not run x yet: check4"
     assert re.findall(r"seen\d", "".join(table)) == ["seen4", "seen2", "seen6", "seen0", "seen3"]
     assert skipped == "skipped, as they do not apply here (--json says why): check1, check5"
     assert counts == "2 pass, 2 warn, 1 fail, 2 skip"
     show(Report(recipe="x", findings=findings[:1]), Console(width=100))
-    assert "skipped" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("PASS: x is ready to run")
+    assert "skipped" not in out
+    show(Report(recipe="x", findings=findings[:3]), Console(width=100))
+    assert capsys.readouterr().out.startswith("WARN: x can run; look at check2")
 
 
 def test_a_check_that_raises_is_a_failure_and_not_a_crash(desk: Desk, monkeypatch: pytest.MonkeyPatch):

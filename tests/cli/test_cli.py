@@ -1,4 +1,5 @@
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -6,6 +7,7 @@ import sys
 import pytest
 
 from hone.cli import main
+from hone.load import load_recipe
 
 RECIPE = "from hone.recipe import ModelSpec, Recipe\n\ndef recipe():\n    {body}\n"
 VALID = 'return Recipe(data="d.jsonl", model=ModelSpec(path="m"), reward="math")'
@@ -31,7 +33,7 @@ def write_recipe(folder, body=VALID):
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["help"], ["help", "run"], ["run", "--help"], ["demo", "--help"]])
@@ -60,7 +62,7 @@ def test_listing_and_refusing_do_not_import_torch(folder):
         "codes = main(['recipes']), main(['run', 'absent.py']), main(['resume', 'absent'])\n"
         "print(codes, 'torch' in sys.modules)"
     )
-    assert run_python(code).stdout.splitlines()[-1] == "(2, 2, 2) False"
+    assert run_python(code).stdout.splitlines()[-1] == "(0, 2, 2) False"
 
 
 def test_no_command_shows_the_help(capsys):
@@ -80,7 +82,7 @@ def test_no_command_shows_the_help(capsys):
         ["eval", "m"],
         ["eval", "m", "d", "x=1"],
         ["eval", "m", "d", "--samples", "many"],
-        ["recipes", "extra"],
+        ["recipes", "grpo", "extra"],
     ],
 )
 def test_a_wrong_command_line_exits_with_two(capsys, arguments):
@@ -165,8 +167,9 @@ def test_the_algorithms_are_listed_from_their_signatures(capsys):
         code, out, _ = hone(capsys, "algos", name)
         assert code == 0
         assert out.splitlines()[0].removeprefix(f"{name}: ")
-        shown = [line.split()[0] for line in out.splitlines()[1:]]
-        assert shown == list(settings_of(factory)) or shown == ["(no"]
+        shown = [line.partition("=")[0].strip() for line in out.splitlines() if line.startswith("  algo.")]
+        assert shown == [f"algo.{setting}" for setting in settings_of(factory)]
+        assert shown or "(no settings)" in out
 
 
 def test_a_misspelt_algorithm_is_suggested(capsys):
@@ -180,7 +183,15 @@ def test_the_recipes_of_the_folder_are_listed(folder, capsys):
     (folder / "recipes" / "one.py").write_text('"""The first."""\n')
     code, out, _ = hone(capsys, "recipes")
     assert code == 0
-    assert "one  The first." in out
+    assert re.search(r"(?m)^one +The first\.$", out)
+    assert re.search(r"(?m)^grpo +GRPO", out)
+
+
+def test_a_recipe_is_printed_to_begin_ones_own_with(folder, capsys):
+    code, out, _ = hone(capsys, "recipes", "sft-lora")
+    assert code == 0
+    (folder / "mine.py").write_text(out)
+    assert load_recipe("mine.py")().name == "sft_lora"
 
 
 def test_a_closed_pipe_is_no_traceback():

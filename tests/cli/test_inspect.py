@@ -176,7 +176,7 @@ def test_what_cannot_be_inspected_is_said_in_one_line(base, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert "no model folder" in refused(capsys, tmp_path / "none")
     assert "has no model.safetensors" in refused(capsys, tmp_path / "empty")
-    assert "check --base" in refused(capsys, base, "--base", tmp_path / "none")
+    assert "no model folder" in refused(capsys, base, "--base", tmp_path / "none")
     assert "is no base of it" in refused(capsys, tmp_path / "wide", "--base", base)
     assert "is an adapter" in refused(capsys, base, "--base", tmp_path / "adapter")
     assert "of another model" in refused(capsys, tmp_path / "adapter", "--base", tmp_path / "wide")

@@ -81,7 +81,7 @@ def test_a_recipe_file_may_define_dataclasses(folder):
 
 def test_what_is_wrong_with_a_recipe_is_said_in_one_line(folder):
     assert "no file absent.py" in error_of("absent.py")
-    assert "run in the folder that has recipes/" in error_of("absent")
+    assert "or give the path of a .py file" in error_of("absent")
     write(folder, "recipes/good.py", GOOD)
     assert "did you mean 'good'" in error_of("goood")
     assert "no function 'recpie'; did you mean 'recipe'?" in error_of("recipes/good.py:recpie")

@@ -24,7 +24,6 @@ def test_a_sensible_recipe_is_valid():
     [
         ("train.steps=0", "train.steps is 0: it must be at least 1"),
         ("train.prompts=0", "at least 1"),
-        ("train.minibatches=33", "but a step has 32 prompts: raise train.prompts"),
         ("train.max_invalid=1.5", "at most 1"),
         ("train.mismatch_cap=0", "above 0"),
         ("train.eval_every=5", "there is no eval_data"),

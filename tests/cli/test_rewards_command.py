@@ -45,6 +45,17 @@ def test_every_row_that_fails_is_listed_with_its_reason(tmp_path: Path, capsys: 
     assert "(1 invalid, 1 missing)" in said.err
 
 
+def test_a_gold_answer_that_maths_cannot_read_is_told_with_its_row_and_the_reason(tmp_path: Path, capsys):
+    data = rows(tmp_path / "golds.jsonl", "4", r"\foo{5}", "2+2=5", "x^2/4+y^2/3=1", "$125$ miles")
+    assert main(["rewards", "test", str(data)]) == 2
+    said = capsys.readouterr()
+    assert "  row 2: " in said.out
+    assert "unusable: it has the command \\foo" in said.out
+    assert "  row 3: " in said.out
+    assert "unusable: its equation chain is not true" in said.out
+    assert "(2 invalid)" in said.err
+
+
 def test_a_function_that_prints_hangs_or_accepts_all_is_found_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     code = "import time\ndef lax(completion):\n    print('hello')\n    return 1\n"
     (tmp_path / "lax.py").write_text(code + "def slow(completion):\n    time.sleep(60)\n")

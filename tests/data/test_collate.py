@@ -171,9 +171,9 @@ def test_a_step_of_512_rows_takes_milliseconds():
     rows = [Rollout(tokens=[7] * 80, mask=[T] * 80, gen_logp=[-0.5] * 80, outcome=Outcome(value=1.0))] * 512
     best = math.inf
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()
         collate([rows])
-        best = min(best, time.perf_counter() - start)
+        best = min(best, time.process_time() - start)
     assert best < 0.05
 
 

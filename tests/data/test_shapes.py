@@ -2,7 +2,7 @@
 
 import pytest
 
-from hone.data.shapes import Shape, plainly, shape_of, transcript
+from hone.data.shapes import Shape, plainly, shape_of
 from hone.errors import HoneError
 
 USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
@@ -13,7 +13,6 @@ def test_hones_own_columns_go_through_as_they_are():
         {"text": "a"},
         {"prompt": "a", "completion": "b"},
         {"messages": [USER, BOT], "conversations": []},
-        {"chosen": [USER, BOT], "rejected": [USER, BOT]},
         {"chosen": "Human: no", "rejected": "plain"},
         {"prompt": "p", "chosen": "\n\nHuman: x", "rejected": "\n\nHuman: y"},
         {"instruction": "a", "reply": "b"},
@@ -98,23 +97,3 @@ def test_a_bad_alpaca_row_is_named_by_column(change, says):
 
 def test_an_empty_output_is_left_for_the_row_check_to_refuse():
     assert plainly({**ALPACA, "output": ""}, chat=True)[0]["completion"] == ""
-
-
-def test_hh_transcripts_become_chats_that_share_their_prompt():
-    row = {"chosen": "\n\nHuman: hi\n\nAssistant: ho", "rejected": "\n\nHuman: hi\n\nAssistant: no"}
-    made, written = plainly(row, chat=False)
-    assert written == "HH-RLHF"
-    assert made == {"chosen": [USER, BOT], "rejected": [USER, {"role": "assistant", "content": "no"}]}
-    assert shape_of(made) is Shape.PREFERENCE
-
-
-def test_a_transcript_by_hand():
-    text = "\n\nHuman: a\n\nb: c Human: d\n\nAssistant: one\n\nAssistant:\n\nHuman:  x \n\nAssistant:"
-    assert transcript(text) == [
-        {"role": "user", "content": "a\n\nb: c Human: d"},
-        {"role": "assistant", "content": "one"},  # two turns of one speaker are one
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": ""},
-    ]
-    with pytest.raises(HoneError, match="does not begin with"):
-        transcript("so: \n\nHuman: a")

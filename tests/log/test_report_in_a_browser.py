@@ -1,8 +1,12 @@
 """The report in a real browser, with no network: it renders, draws its curves, and asks for nothing from outside."""
 
+import html
+import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,7 +43,56 @@ def test_the_report_renders_offline(tmp_path: Path) -> None:
     subprocess.run(
         [str(BROWSER), *QUIET, profile, f"--screenshot={shot}", "--window-size=1200,1600", page.as_uri()],
         capture_output=True,
-        timeout=120,
         check=True,
     )
     assert shot.stat().st_size > 20_000  # an empty page compresses to less
+
+
+MEASURE = """<script>
+function box(element) { var b = element.getBoundingClientRect(); return [b.left, b.right, b.top, b.bottom]; }
+document.body.dataset.found = JSON.stringify({
+  answers: Array.from(document.querySelectorAll(".answers"), box),
+  boxes: Array.from(document.querySelectorAll(".answers .answer-box"), box),
+  tables: Array.from(document.querySelectorAll(".scroll"), box),
+  charts: Array.from(document.querySelectorAll(".charts"), box),
+  cards: Array.from(document.querySelectorAll(".fact b"), function (b) { return b.textContent; }),
+  tabs: Array.from(document.querySelectorAll(".tabs"), function (t) { return t.getClientRects().length; }),
+});
+</script>"""
+
+
+def measured(page: Path, folder: Path, *, width: int = 1200) -> dict[str, Any]:
+    """Where things stand: the page's own policy lets no other script run, so a copy without it is measured."""
+    source = re.sub(r"<meta http-equiv=.*\n", "", page.read_text(encoding="utf-8"))
+    copy = folder / "measured.html"
+    copy.write_text(source.replace("</body>", MEASURE + "</body>"), encoding="utf-8")
+    words = [str(BROWSER), *QUIET, f"--user-data-dir={folder / 'profile'}", f"--window-size={width},1600"]
+    done = subprocess.run([*words, "--dump-dom", copy.as_uri()], capture_output=True, text=True, check=True)
+    found = re.search(r'data-found="([^"]*)"', done.stdout)
+    assert found, done.stdout[-500:]
+    return json.loads(html.unescape(found.group(1)))
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: `make browser` installs it")
+def test_answers_of_any_number_of_stages_leave_no_cell_empty(tmp_path: Path) -> None:
+    for count in (2, 5, 7):
+        stages = [f"stage {i}" for i in range(count)]
+        samples = [{"stage": s, "prompt": "1+1?", "problem": 0, "completion": "2", "answer": "2"} for s in stages]
+        table = [{"stage": stage, "accuracy": 0.5} for stage in stages]
+        found = measured(write_report(tmp_path / "r.html", title="t", table=table, runs={}, samples=samples), tmp_path)
+        ((_, right, _, bottom),) = found["answers"]
+        last = [box for box in found["boxes"] if box[3] == max(b[3] for b in found["boxes"])]
+        assert len(found["boxes"]) == count
+        assert abs(max(box[1] for box in last) - right) <= 1, f"{count} stages"
+        assert abs(last[0][3] - bottom) <= 1, f"{count} stages"
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: `make browser` installs it")
+def test_a_single_run_has_summary_cards_and_charts_stand_clear_of_tables(tmp_path: Path) -> None:
+    rows = [{"step": i, "reward": i / 10, "reward/math": i / 10, "length": 20.0 + i, "seconds": 2.0} for i in range(10)]
+    found = measured(write_report(tmp_path / "r.html", title="t", table=[], runs={"grpo": rows}), tmp_path)
+    assert found["cards"] == ["0.9", "29.0", "0:20"]  # reward and length at the end, and the time
+    assert found["tabs"] == [0]  # nothing to choose from
+    for _, _, top, _ in found["charts"]:
+        above = [bottom for _, _, _, bottom in found["tables"] if bottom <= top + 1]
+        assert all(top - bottom >= 8 for bottom in above)

@@ -253,7 +253,7 @@ def test_a_name_works_where_a_folder_does(packaged):
 
 def hone(*arguments: str, **env: str) -> Any:
     command = [sys.executable, "-m", "hone", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env})
 
 
 def test_the_command_prints_the_folder_and_without_a_network_one_line(small, tmp_path, capfd):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 import hone
 from hone import build, feeds
+from hone.check import suite
 from hone.config import override
 from hone.data.locate import Reading
 from hone.load import load_recipe
@@ -48,6 +50,39 @@ def test_two_steps_of_a_recipe_on_gsm8k(name: str, tmp_path: Path):
     assert 0 < logged[1]["eval/nll"] < 4
     assert load_decoder(done).config == load_decoder(build.resolve("smollm2-135m")).config
     assert is_adapter(done / "adapter") == (name == "lora_gsm8k")
+
+
+TINY = {  # of what is sampled
+    "grpo_gsm8k": ["sample.group=2", "sample.max_tokens=4", "train.steps=1"],
+    "ppo_gsm8k": ["sample.group=2", "sample.max_tokens=4", "train.steps=1", "train.minibatches=1"],
+    "dpo_smollm2": ["train.steps=1"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+def test_a_step_of_every_reinforcement_and_preference_recipe(tmp_path: Path):
+    for name, settings in TINY.items():
+        made = override(load_recipe(name)(), [*SMALL, *settings, f"out={tmp_path / name}"])
+        assert isinstance(made.data, str)
+        done = hone.run(replace(made, data=shortest(made.data, 2)))
+        (logged,) = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert logged["step"] == 1, name
+        assert is_adapter(done / "adapter"), name
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("folder")
+def test_the_recipes_of_a_real_model_pass_their_check(tmp_path: Path):
+    for name in ("sft_gsm8k", "lora_gsm8k", *TINY):
+        made = override(load_recipe(name)(), ["train.device=cpu", f"out={tmp_path / name}"])
+        assert isinstance(made.data, str)
+        rows = shortest(made.data, 40)
+        before = time.process_time()
+        report = suite.check(replace(made, data=rows, eval_data="", train=replace(made.train, prompts=4, eval_every=0)))
+        took = time.process_time() - before
+        assert [f.name for f in report.failures] == [], name
+        assert took < 60, f"{name} took {took:.0f} CPU seconds"  # 20 on a machine of its own
 
 
 def test_two_steps_of_pre_training_on_shakespeare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,10 +8,12 @@ import time
 
 import pytest
 import torch
+from patience import patience
 
 from hone.errors import HoneError
 from hone.reward.apart import apart
 from hone.reward.marker import Marker
+from hone.reward.outcome import PLACE
 from hone.reward.score import Reward, score
 from hone.reward.verify import VERIFIERS
 from hone.types import Outcome, Rollout, Task
@@ -71,8 +73,9 @@ def test_one_value_for_a_batch_or_the_wrong_number_of_them_stops_the_run(value, 
     ],
 )
 def test_what_is_no_number_is_invalid_and_says_what_it_was(value, says: str):
-    assert reason(lambda completion: value) == says
-    assert [o.reason for o in Reward(lambda completions: [value, 1.0])([rollout()] * 2)] == [says, ""]
+    assert PLACE.sub("", reason(lambda completion: value)) == says
+    found = [o.reason for o in Reward(lambda completions: [value, 1.0])([rollout()] * 2)]
+    assert [PLACE.sub("", reason) for reason in found] == [says, ""]
 
 
 def test_too_many_invalid_ones_stop_the_run_and_say_why():
@@ -124,7 +127,7 @@ def test_a_child_that_it_forks_never_comes_back(capfd: pytest.CaptureFixture[str
     (made,) = apart([forks], seconds=5.0, workers=1)
     texts = ["fork", "a", "bb", "fork", "ccc"]
     assert [o.value for o in made([rollout(t) for t in texts])] == [4.0, 1.0, 2.0, 4.0, 3.0]
-    end = time.monotonic() + 5
+    end = time.monotonic() + patience(5)
     said = ""
     while said.count("\n") < 3 and time.monotonic() < end:
         said += capfd.readouterr().err
@@ -136,7 +139,7 @@ def test_sys_exit_is_a_crash_of_one_completion():
     def leaves(completion):
         return sys.exit("enough") if completion == "go" else 1.0
 
-    assert reason(leaves, "go") == "SystemExit: enough"
+    assert PLACE.sub("", reason(leaves, "go")) == "SystemExit: enough"
     for reward in (Reward(leaves), *apart([leaves], seconds=5.0, workers=1)):
         assert [o.value for o in reward([rollout("go"), rollout("stay")])] == [None, 1.0]
 
@@ -163,7 +166,7 @@ def test_what_is_no_exception_is_a_crash_of_one_completion_too(error: BaseExcept
     for function in raises(error):
         for reward in (Reward(function), *apart([function], seconds=5.0, workers=1)):
             first, second = reward([rollout("go"), rollout("stay")])
-            assert (first.value, first.reason) == (None, f"{type(error).__name__}: mine")
+            assert (first.value, PLACE.sub("", first.reason)) == (None, f"{type(error).__name__}: mine")
             assert second.value == 1.0
 
 
@@ -185,7 +188,7 @@ def test_a_function_that_stops_the_loop_or_cancels_all_in_it_is_not_waited_for()
         await asyncio.sleep(60)
 
     assert [o.value for o in Reward(stops)([rollout(), rollout()])] == [1.0, 1.0]
-    assert reason(cancels, "a", "b") == "CancelledError: cancelled by a function that ran beside it"
+    assert PLACE.sub("", reason(cancels, "a", "b")) == "CancelledError: cancelled by a function that ran beside it"
     assert Reward(stops)([rollout()])[0].value == 1.0
 
 
@@ -205,7 +208,7 @@ def test_what_cannot_be_counted_is_invalid(value):
         return value
 
     for reward in (Reward(batch), *apart([batch], seconds=5.0, workers=1)):
-        assert [o.reason for o in reward([rollout()] * 2)] == ["ValueError: it has none"] * 2
+        assert [PLACE.sub("", o.reason) for o in reward([rollout()] * 2)] == ["ValueError: it has none"] * 2
 
 
 def test_what_it_raises_can_hold_anything():
@@ -214,7 +217,7 @@ def test_what_it_raises_can_hold_anything():
 
     said = reason(raises)
     assert said.startswith("ValueError: ?\x00x")
-    assert len(said) == 300
+    assert len(PLACE.sub("", said)) == 300
     said.encode()
 
 
@@ -242,7 +245,7 @@ def test_any_completion_gets_a_verdict_and_none_of_these_is_right(name: str, kin
     start = time.perf_counter()
     (outcome,) = Reward(VERIFIERS[name])([rollout(ODD[kind], answer="C" if name == "choice" else "41")])
     assert outcome.value == 0.0
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < patience(5)
 
 
 @pytest.mark.parametrize("name", ["choice", "exact", "math"])

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from patience import patience
 
 from hone.errors import HoneError
 from hone.recipe import PartsSpec, Recipe, TrainSpec
@@ -13,6 +14,7 @@ from hone.recipe_parts import check_parts
 from hone.reward.apart import apart
 from hone.reward.cache import cached
 from hone.reward.marker import Marker
+from hone.reward.outcome import PLACE
 from hone.reward.parts import Part, read_schedule
 from hone.reward.score import Reward, combine
 from hone.rewards import scorer, separate
@@ -159,7 +161,7 @@ def test_async_functions_wait_together_and_keep_their_order():
     start = time.perf_counter()
     found = Reward(slow)([rollout("x" * (i % 5)) for i in range(30)])
     assert [o.value for o in found] == [float(i % 5) for i in range(30)]
-    assert time.perf_counter() - start < 3  # one after the other they take 6 s
+    assert time.perf_counter() - start < patience(3)  # one after the other they take 6 s
     assert [o.value for o in Reward(all_of)([rollout("a"), rollout("bb")])] == [1.0, 2.0]
     assert Reward(Judge())([rollout("")])[0].value == 7.0
 
@@ -167,7 +169,7 @@ def test_async_functions_wait_together_and_keep_their_order():
 def test_async_functions_fail_as_plain_ones_do():
     found = Reward(slow, seconds=0.5)([rollout(t) for t in ("raise", "a", "exit", "hang")])
     assert [o.value for o in found] == [None, 1.0, None, None]
-    assert [o.reason for o in found if o.reason] == [
+    assert [PLACE.sub("", o.reason) for o in found if o.reason] == [
         "RuntimeError: no",
         "SystemExit: 3",
         "timed out: reward slow took more than 0.5 s (train.reward_timeout, parts.timeout)",

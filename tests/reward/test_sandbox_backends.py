@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 from benchmarks.hostile import PROGRAMS, aimed, judge, world
 from benchmarks.hostile.soak import below
@@ -147,7 +148,7 @@ def test_a_service_that_ends_leaves_nothing(served):
     assert len(started) >= 3  # server, keeper, slot
     process.terminate()
     process.wait(10)
-    until = time.monotonic() + 10
+    until = time.monotonic() + patience(10)
     while any(Path(f"/proc/{pid}").exists() for pid in started) and time.monotonic() < until:
         time.sleep(0.01)
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]

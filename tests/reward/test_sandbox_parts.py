@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from patience import patience
 
 from hone.cli import main
 from hone.errors import HoneError
@@ -141,7 +142,7 @@ def test_values_are_bounded_before_they_are_written():
     for value in ("x" * 2000, b"x" * 2000, 1 << 20000, [0] * 10**6, {i: i for i in range(300000)}, list("x" * 900)):
         with pytest.raises(TooLarge):
             dumps(value, limit=1000)
-    assert time.perf_counter() - start < 2
+    assert time.perf_counter() - start < patience(2)
 
 
 RUBBISH = [
@@ -304,7 +305,7 @@ except HoneError as error:
 
 
 def test_a_machine_without_namespaces_is_refused_with_the_remedy():
-    done = subprocess.run([sys.executable, "-c", LOCKED], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LOCKED], capture_output=True, text=True, cwd=ROOT)
     assert "did not start: unshare" in done.stdout, done.stderr
     assert "Function not implemented" in done.stdout
     assert "allow user namespaces" in done.stdout

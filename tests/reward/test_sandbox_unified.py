@@ -73,7 +73,7 @@ def said_on(folder: Path, make: str) -> dict:
     (folder / "init").chmod(0o755)
     root = ["root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro", f"init={folder}/init"]
     command = [KERNEL, "mem=1G", *root, "con=null", "con0=null,fd:1", "quiet"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("SAID ")] or [done.stdout[-2000:]]
     return json.loads(line.removeprefix("SAID "))
 

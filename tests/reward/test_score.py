@@ -13,6 +13,7 @@ import torch
 
 from hone.errors import HoneError
 from hone.reward.marker import Marker
+from hone.reward.outcome import place_of
 from hone.reward.score import Reward, combine, score
 from hone.types import Outcome, Rollout, Task
 
@@ -115,8 +116,9 @@ def test_a_crash_is_invalid_with_type_and_message(error, reason):
     def crash_all(completions):
         raise error
 
-    assert Reward(crash)([rollout()])[0] == Outcome(value=None, reason=reason)
-    assert Reward(crash_all)([rollout()] * 3) == [Outcome(value=None, reason=reason)] * 3
+    for function in (crash, crash_all):
+        place = f" ({place_of(function).rpartition(':')[0]}:{function.__code__.co_firstlineno + 1})"
+        assert Reward(function)([rollout()] * 3) == [Outcome(value=None, reason=reason + place)] * 3
 
 
 def test_an_interrupt_is_not_swallowed():

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from patience import patience
 
 from benchmarks.hostile import PROGRAMS
 from hone.errors import HoneError
@@ -252,7 +253,7 @@ def test_a_script_that_hangs_on_every_input_is_given_up():
     given = Task(prompt="q", extra={"inputs": ["1"] * 20, "outputs": ["1"] * 20})
     start = time.monotonic()
     assert value("import time; time.sleep(60)", given, limits=Limits(seconds=0.3)) == 0.0
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < patience(10)
 
 
 @pytest.mark.parametrize(

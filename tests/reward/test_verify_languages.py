@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from patience import patience
 
 from hone.cli import main
 from hone.config import from_plain
@@ -110,7 +111,7 @@ def test_output_without_end_ends(name: str, reward: Write):
     needs(name)
     start = time.monotonic()
     assert reward(SETTINGS[name])(fenced(FLOOD[name]), SUM).value == 0.0
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < patience(30)
 
 
 @pytest.mark.parametrize("name", ["c", "perl", "node", pytest.param("java", marks=pytest.mark.slow)])
@@ -131,7 +132,7 @@ def test_a_build_that_does_not_end_is_ended_with_what_it_started(reward: Write):
     start = time.monotonic()
     assert judge(fenced(endless), SUM).value == 0.0
     assert judge(fenced(f"{bomb}\nint main() {{ return X11; }}"), SUM).value == 0.0
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < patience(15)
 
 
 def test_what_a_compiler_says_is_not_output_and_cannot_name_files_of_the_machine(reward: Write, tmp_path: Path):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from patience import patience
 
 from hone.algo import grpo
 from hone.data.tokenizer import train_bpe
@@ -142,7 +143,7 @@ def test_outcomes_are_those_of_scoring_afterwards(pause: float) -> None:
         return odd(completion, task)
 
     found = beside(marker(reward, max_invalid=1.0), roller())
-    assert found == marker(odd, max_invalid=1.0)(roller()(TASKS))
+    assert found == marker(reward, max_invalid=1.0)(roller()(TASKS))
     kinds = {(r.outcome.valid, bool(r.outcome.parts)) for g in found for r in g if r.outcome}
     assert len(kinds) == 3, "the case is met"
 
@@ -209,8 +210,8 @@ def test_what_begins_when_the_last_has_ended_is_given_all_in_order_before_the_la
     assert [c for c in calls if isinstance(c, str)] == ["5", "4", "3", "2", "1", "0"]
     stages = {name: laps.seconds[name] for name in ("sample", "annotate", "score")}
     assert stages["sample"] >= 0.03
-    assert 0.05 <= stages["annotate"] < 0.1
-    assert sum(stages.values()) == pytest.approx(spent, abs=0.02)
+    assert 0.05 <= stages["annotate"] < patience(0.1)
+    assert sum(stages.values()) == pytest.approx(spent, abs=patience(0.02))
 
 
 # --- time ---
@@ -218,14 +219,14 @@ def test_what_begins_when_the_last_has_ended_is_given_all_in_order_before_the_la
 
 def test_a_reward_that_waits_costs_little_beside_the_sampler() -> None:
     def slow(completion: str) -> float:
-        time.sleep(0.03)
+        time.sleep(0.1)  # long beside what else runs on the machine
         return 0.0
 
     laps, start = Laps(), time.perf_counter()
-    paced_scored(Paced(2, 0.03), marker(slow), tasks=5, laps=laps)
+    paced_scored(Paced(2, 0.1), marker(slow), tasks=5, laps=laps)
     spent, metrics = time.perf_counter() - start, laps.metrics()
     both = metrics["seconds_sample"] + metrics["seconds_scoring"]
-    assert metrics["seconds_scoring"] >= 0.3
+    assert metrics["seconds_scoring"] >= 1.0
     assert metrics["seconds_score"] < 0.5 * metrics["seconds_scoring"], "only what was left when sampling ended"
     assert spent < 0.8 * both
 
@@ -249,7 +250,7 @@ def test_what_stops_a_reward_stops_the_sampler() -> None:
         paced_scored(roll, marker(interrupted), tasks=1000)
     assert roll.seen == ["closed"]
     assert threading.active_count() == before
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < patience(5)
 
 
 def test_a_loop_that_has_ended_stops_the_sampler() -> None:

@@ -72,7 +72,11 @@ def refuse(world: World, tmp_path: Path, capsys):
         ("a2c", "train.epochs=2", "strictly on policy"),
         ("trpo", "train.epochs=2", "trpo bounds one step an iteration: set train.epochs=1"),
         ("sft", "train.epochs=2", "sft is offline: leave train.epochs and train.minibatches at 1"),
-        ("grpo", "train.minibatches=99", "raise train.prompts"),
+        (
+            "grpo",
+            "train.minibatches=99",
+            "but a step has 3 prompts: set train.minibatches=3 or less, or train.prompts=99 or more",
+        ),
         ("kto", "train.prompts=1", "kto compares each row with the next: set train.prompts to 2 or more"),
         ("sft", "lora.rank=2 lora.targets=nothing", 'lora target "nothing" matches no layer'),
         ("grpo", "reward=maths", "no reward 'maths'; did you mean 'math'?"),
@@ -126,9 +130,11 @@ def test_a_missing_or_strange_data_file(refuse, tmp_path: Path):
     (tmp_path / "rows.xlsx").write_text("PK")
     assert "rows.xlsx is not a kind of file Hone reads" in refuse("sft", f"data={tmp_path}/rows.xlsx")
     assert "no file matches" in refuse("sft", f"data={tmp_path}/*.jsonl")
-    assert "no dataset of that name is known (gsm8k, " in refuse("sft", "data=gsm9k")
+    assert "gsm9k is no file and no known dataset: did you mean gsm8k?" in refuse("sft", "data=gsm9k")
+    assert "no dataset of that name is known (gsm8k, " in refuse("sft", "data=imdb")
+    assert "write hf:owner/name:train" in refuse("sft", "data=owner/name")
     (tmp_path / "folder.jsonl").mkdir()
-    assert "Is a directory" in refuse("sft", f"data={tmp_path}/folder.jsonl")
+    assert "is a folder: name its files" in refuse("sft", f"data={tmp_path}/folder.jsonl")
 
 
 @pytest.mark.parametrize("algo", ["sft", "grpo", "dpo"])
@@ -155,15 +161,15 @@ def test_a_wrong_row_is_named(algo: str, text: str, says: str, refuse, tmp_path:
 @pytest.mark.parametrize(
     ("algo", "rows", "says"),
     [
-        ("sft", "pairs", "sft reads (prompt, completion) or (messages): rename them"),
+        ("sft", "text", "sft reads (prompt, completion) or (messages): add messages"),
         ("sft", "problems", "has prompts but nothing to train on: add completions, or train with a reward"),
-        ("pretrain", "answers", "pretrain reads (text): rename them"),
-        ("dpo", "answers", "dpo reads (prompt, chosen, rejected): rename them"),
-        ("ipo", "labels", "ipo reads (prompt, chosen, rejected): rename them"),
-        ("reward_model", "answers", "reward_model reads (prompt, chosen, rejected): rename them"),
-        ("kto", "answers", "kto reads (prompt, completion, label): rename them"),
+        ("pretrain", "answers", "pretrain reads (text): add text"),
+        ("dpo", "answers", "dpo reads (prompt, chosen, rejected): add chosen and rejected"),
+        ("ipo", "labels", "ipo reads (prompt, chosen, rejected): add chosen and rejected"),
+        ("reward_model", "answers", "reward_model reads (prompt, chosen, rejected): add chosen"),
+        ("kto", "answers", "kto reads (prompt, completion, label): add label"),
         ("pointwise_reward_model", "answers", "reads (prompt, completion, score) or (prompt, completion, label)"),
-        ("process_reward_model", "answers", "reads (prompt, steps, step_labels): rename them"),
+        ("process_reward_model", "answers", "reads (prompt, steps, step_labels): add steps and step_labels"),
         ("grpo", "text", 'column "prompt" is missing (found: text): add it or rename one'),
     ],
 )
@@ -186,12 +192,16 @@ def test_rows_longer_than_the_context(refuse, tmp_path: Path):
     rows = [{"prompt": "1", "completion": "2", "chosen": "3", "rejected": "4"}]
     rows += [{"prompt": long, "completion": "2", "chosen": "3", "rejected": "4"}]
     data = f"data={write_rows(tmp_path / 'rows.jsonl', rows)}"
-    assert "rows.jsonl line 2: the prompt has 60 tokens, the limit is 47: shorten it" in refuse("grpo", data)
+    assert "rows.jsonl line 2: the prompt has 60 tokens, the limit is 47: read.overlong=drop leaves" in refuse(
+        "grpo", data
+    )
     for algo in ("sft", "dpo"):
         settings = [data]
         if algo == "sft":
             settings = [f"data={write_rows(tmp_path / 'sft.jsonl', [{'prompt': '1', 'completion': long}])}"]
-        assert "tokens, the limit is 48: shorten it" in refuse(algo, *settings)
+        assert "tokens, the limit is 48: read.overlong=drop leaves such rows out, read.overlong=truncate" in refuse(
+            algo, *settings
+        )
     assert "the prompt has 60 tokens" in refuse("grpo", f"eval_{data}")
 
 
@@ -203,7 +213,7 @@ def test_a_missing_or_wrong_model(refuse, world: World, tmp_path: Path):
     assert "runs/demo/nothing: `hone demo` makes it" in refuse("sft", "model.path=runs/demo/nothing")
     error = refuse("sft", f"model.path={tmp_path / 'absent'}", f"model.tokenizer={world / 'tokenizer'}")
     assert "no model folder" in error
-    assert "has no config.json: is it a model folder?" in refuse("sft", f"model.path={world / 'tokenizer'}")
+    assert "there is no config.json in" in refuse("sft", f"model.path={world / 'tokenizer'}")
     assert "model.path is empty, so the model is fresh: set model.tokenizer=FOLDER" in refuse("sft", "model.path=")
     assert "unknown tensors score" in refuse("sft", f"model.path={world / 'scorer'}")
     assert "no model folder" in refuse("grpo", f"reward=model:{tmp_path / 'absent'}")
@@ -237,7 +247,7 @@ def test_a_vocabulary_that_does_not_fit(refuse, world: World, tmp_path: Path):
 @pytest.mark.parametrize(
     ("name", "says", "lines"),
     [
-        ("raises", "9 of 9 rewards are invalid, more than 20%; most often (9 times): RuntimeError: two lines:", 2),
+        ("raises", "9 of 9 rewards are invalid, more than 20%; most often (9 times): RuntimeError: two lines (", 2),
         ("none", "the reward returned NoneType None, expected a finite number", 2),
         ("nan", "the reward returned float nan, expected a finite number", 2),
         ("infinite", "the reward returned float inf, expected a finite number", 2),
@@ -344,7 +354,7 @@ def test_a_place_that_cannot_be_written(world: World, tmp_path: Path, capsys):
         (["--reward", "maths"], "no reward 'maths'; did you mean 'math'?"),
         (["--reward", "model:"], "no reward 'model:'"),
         (["--reward", "REWARDS:none"], "valid reward, most often (7 of 7 times): the reward returned NoneType None"),
-        (["--reward", "REWARDS:raises"], "often (7 of 7 times): RuntimeError: two lines: mend the reward function"),
+        (["--reward", "REWARDS:raises"], "rewards.py:12): mend the reward function"),
         (["--samples", "0"], "set n to 1 or more"),
         (["--temperature", "-1"], "temperature is -1.0: set it to 0 (greedy)"),
         (["--max-tokens", "0"], "max_tokens is 0: set it to 1 or more"),

@@ -66,7 +66,7 @@ def test_the_first_line_says_what_became_of_the_rows(world: World, tmp_path: Pat
     assert 'a.jsonl line 3: column "instruction" is empty' in first
 
 
-MISFITS = [{"prompt": "x"}, {"text": "x"}, {"prompt": "x", "chosen": "y", "rejected": "z"}, {"messages": None}]
+MISFITS = [{"prompt": "x"}, {"text": "x"}, {"prompt": "x", "steps": ["y"], "step_labels": [1]}, {"messages": None}]
 
 
 @pytest.mark.parametrize("stream", ["always", "never"])

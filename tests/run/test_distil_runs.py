@@ -53,7 +53,7 @@ def test_what_cannot_teach_is_refused_in_one_line(world: World, tmp_path: Path):
     write_model(tmp_path / "stranger", decoder(300, seed=2), train_bpe(["banana " * 9], vocab_size=262))
     wrong = {
         "set teacher=FOLDER, a model with the same tokenizer": ["teacher="],
-        "no folder": [f"teacher={tmp_path / 'absent'}"],
+        "no model folder": [f"teacher={tmp_path / 'absent'}"],
         "tells 258 tokens apart and the model 300": [
             f"model.path={tmp_path / 'student'}",
             f"teacher={tmp_path / 'narrow'}",

@@ -181,8 +181,9 @@ def test_the_command_scores_a_model(world: World):
     reward = world / "rewards.py:bytes_sum"
     code, out, err = hone("eval", world / "model", world.data("problems"), "--reward", reward)
     assert code == 0
-    assert err.startswith("the first completion (reward ")
-    assert err.endswith("7 of 7 problems\n")
+    assert err.startswith("temperature 0 (one sample")
+    assert "\nthe first completion (reward " in err
+    assert "\n7 of 7 problems\n" in err
     assert out.startswith("reward ")
 
 
@@ -207,5 +208,5 @@ def test_transformers_reads_every_model_with_equal_logits(world: World, tmp_path
 def test_the_command_scores_the_first_problems_only(world: World):
     code, out, err = hone("eval", world / "model", world.data("problems"), "--limit", "3", "--max-tokens", "4")
     assert code == 0
-    assert err.endswith("3 of 3 problems\n")
+    assert "\n3 of 3 problems\n" in err
     assert "problems" in out

@@ -54,7 +54,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> str:
 def finish(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
     assert process.stderr is not None
     err = process.stderr.read()  # communicate would lose what readline has read ahead
-    return process.wait(timeout=30), err.splitlines()
+    return process.wait(), err.splitlines()
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ def test_a_terminal_that_is_closed_saves_the_run(start, world: World, tmp_path: 
     process.send_signal(signal.SIGHUP)
     assert process.stderr is not None
     process.stderr.close()
-    assert process.wait(timeout=30) == 130
+    assert process.wait() == 130
     (saved,) = checkpoints(out / "checkpoints")
     assert saved == metrics(out)[-1]["step"]
     assert temporary(out) == []

@@ -168,4 +168,4 @@ def test_evaluation_says_why_some_rewards_are_invalid(judge: str, world: World, 
         hone.evaluate(world / "model", ROWS["problems"], reward=sometimes, samples=2, max_tokens=2)
     said = capsys.readouterr().err
     assert "4 of 14 rewards are invalid, most often (4 times): ZeroDivisionError: division by zero" in said
-    assert judge or "the first completion (invalid: ZeroDivisionError: division by zero): " in said
+    assert judge or "the first completion (invalid: ZeroDivisionError: division by zero (" in said

@@ -380,9 +380,28 @@ def test_a_part_of_a_run_names_the_run(world: World, tmp_path: Path, capsys):
     for part in (folder, folder.parent):
         assert main(["resume", str(part)]) == 2
         assert f"is inside of a run: continue that one, with `hone resume {out}`" in capsys.readouterr().err
+
+
+def test_a_run_whose_config_is_gone_goes_on_by_its_recipe(world: World, tmp_path: Path, capsys):
+    out = tmp_path / "run"
+    hone.run(recipe(world, "sft", tmp_path / "whole", "train.steps=3"))
+    folder = hone.run(recipe(world, "sft", out, "train.steps=2"))
     (out / "config.json").unlink()
+    assert main(["resume", str(out), "train.steps=3"]) == 0
+    assert_same_run(tmp_path / "whole", out, step=3)
+    assert json.loads((out / "config.json").read_text())["recipe"]["train"]["steps"] == 3, "it was written anew"
+    (out / "config.json").write_text("{")
     assert main(["resume", str(out)]) == 2
-    assert "no config.json in it: copy it back, or start anew with model.path=CHECKPOINT" in capsys.readouterr().err
+    assert "remove it, to go on by recipe.json" in capsys.readouterr().err
+    for name in ("config.json", "recipe.json"):
+        (out / name).unlink()
+    assert main(["resume", str(out)]) == 2
+    newest = f"model.path={folder.with_name('step-000003')}"
+    assert f"its settings are gone, so start anew with {newest}" in capsys.readouterr().err
+    made = arguments(recipe(world, "sft", out), world)
+    assert main(made) == 2
+    assert "holds checkpoints without recipe.json and config.json: choose another out=" in capsys.readouterr().err
+    assert main([*made, newest, f"out={tmp_path / 'new'}"]) == 0, "the remedies are followed"
 
 
 def test_a_log_that_was_taken_away_is_missed(world: World, tmp_path: Path, capsys):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from patience import patience
 from small import World, assert_same_run, metrics, recipe
 
 import hone
@@ -71,7 +72,7 @@ def test_a_reward_that_always_hangs_is_not_waited_for(lag, odd: Path, world: Wor
     start = time.monotonic()
     with pytest.raises(HoneError, match=r"of 256 rewards are invalid, more than 1%.*timed out: reward sleeps"):
         hone.run(recipe(world, "grpo", tmp_path / "run", "train.max_invalid=0.01", *settings))
-    assert time.monotonic() - start < 256 / MOST / 2, "all of them take twice this at the least"
+    assert time.monotonic() - start < patience(256 / MOST / 2), "all of them take twice this at the least"
     assert capsys.readouterr().err.count("timed out: reward sleeps took more than 1 s (train.reward_timeout") == 1
 
 

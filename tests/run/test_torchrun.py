@@ -48,7 +48,7 @@ def start(world: World, made: Recipe, *settings: str, ranks: int = 2) -> subproc
 
 def torchrun(world: World, made: Recipe, *settings: str, ranks: int = 2) -> tuple[int, str, str]:
     process = start(world, made, *settings, ranks=ranks)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate()
     return process.returncode, out, err
 
 
@@ -147,7 +147,7 @@ def test_ctrl_c_saves_the_run_of_all_processes(world: World, tmp_path: Path) -> 
         if " 3/100000 " in line:
             break
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does; torchrun passes it on once more
-    err = process.communicate(timeout=60)[1]
+    err = process.communicate()[1]
     assert process.returncode != 0
     assert "interrupted; the run is saved" in err
     (saved,) = (tmp_path / "run/checkpoints").glob("step-*")

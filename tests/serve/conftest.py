@@ -27,7 +27,8 @@ def strict(folders: Path) -> Iterator[Server]:
     """Little patience, and two requests at a time."""
     before = (
         "import hone.serve.server as s, hone.serve.http as h; "
-        "s.HEAD_SECONDS = 0.6; s.STALLED_SECONDS = 0.5; h.BODY_SECONDS = 0.6; h.DRAIN_SECONDS = 0.3"
+        "s.HEAD_SECONDS = 0.6; s.STALLED_SECONDS = 0.5; h.BODY_SECONDS = 0.6; h.DRAIN_SECONDS = 0.3; "
+        "h.SLOW_SECONDS = 0.25; h.STALLED_SECONDS = 0.5"
     )
     made = start_server(
         folders / "chatty", "--concurrency", "2", "--timeout", "1.2", "--max-tokens", "900", before=before

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from patience import patience
 from places import decoder
 
 from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
@@ -90,7 +91,7 @@ class Server:
 
     def idle(self, seconds: float = 10.0) -> dict[str, Any]:
         """Wait until the engine has nothing to do."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + patience(seconds)
         while (found := self.busy())["running"] or found["waiting"]:
             assert time.monotonic() < end, found
             time.sleep(0.02)
@@ -98,7 +99,7 @@ class Server:
 
     def close(self) -> int:
         self.process.terminate()
-        self.process.communicate(timeout=20)
+        self.process.communicate()
         return self.process.returncode
 
 
@@ -146,4 +147,15 @@ def start_server(model: Path | str, *options: str, before: str = "", **environme
 def hone(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """A command that ends by itself."""
     command = [sys.executable, "-m", "hone", *arguments]
-    return subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, timeout=60, **options)
+    return subprocess.run(command, env=ENVIRONMENT, text=True, capture_output=True, **options)
+
+
+def rest(sock: socket.socket) -> bytes:
+    """What still comes, until the server closes the connection."""
+    data = b""
+    try:
+        while piece := sock.recv(65536):
+            data += piece
+    except ConnectionResetError:
+        return data
+    return data

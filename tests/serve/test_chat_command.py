@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from little import ENVIRONMENT, hone, make_decoder, make_tokenizer
+from patience import patience
 
 from hone.cli import main
 from hone.data.chat import render_prompt
@@ -138,7 +139,7 @@ class Pty:
 
     def until(self, words: str, seconds: float = 30.0) -> str:
         """What it showed up to these words, which are then forgotten."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + patience(seconds)
         while words not in self.seen:
             assert time.monotonic() < end, self.seen
             self.look()
@@ -162,7 +163,7 @@ class Pty:
         os.write(self.master, text.encode())
 
     def close(self) -> int:
-        code = self.process.wait(timeout=15)
+        code = self.process.wait()
         os.close(self.master)
         return code
 

@@ -152,12 +152,12 @@ def test_what_is_filled_in_is_not_filled_again_and_files_are_read(file: Any, tmp
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"votes": 0}, "votes is 0: see docs/rewards.md"),
+        ({"votes": 0}, "votes is 0: set it to 1 or more"),
         ({"model": ""}, "model is ''"),
         ({"votes": "many"}, "votes: expected a whole number, got 'many'"),
         ({"budget": "true"}, "budget: expected a whole number, got True"),
         ({"kind": "guess"}, "kind: expected one of score, pair"),
-        ({"low": 10}, "high is 10.0"),
+        ({"low": 10}, "high is 10.0: set it to a mark above low, 10"),
         ({"timeout": 0}, "timeout is 0"),
         ({"nonsense": 1}, "no setting 'nonsense'"),
         ({"endpoint": "ftp://x"}, "write http://HOST:PORT/v1"),

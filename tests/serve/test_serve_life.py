@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from little import Server, hone, read_answer, start_server
+from little import Server, hone, read_answer, rest, start_server
+from patience import patience
 
 from hone.cli import main
 
@@ -23,16 +24,6 @@ def begin(server: Server, **more: object) -> socket.socket:
     sock.sendall(server.head("POST", COMPLETIONS, content_length=str(len(body))) + body)
     assert sock.recv(15) == b"HTTP/1.1 200 OK"
     return sock
-
-
-def rest(sock: socket.socket) -> bytes:
-    data = b""
-    try:
-        while piece := sock.recv(65536):
-            data += piece
-    except ConnectionResetError:
-        return data
-    return data
 
 
 def test_more_requests_than_allowed_are_asked_to_come_back(strict: Server):
@@ -77,9 +68,9 @@ def test_a_signal_ends_the_server_in_order(folders: Path):
         start = time.monotonic()
         server.process.send_signal(signal.SIGINT)
         told, (status, _, answer) = rest(long), read_answer(short)
-    _, err = server.process.communicate(timeout=15)
+    _, err = server.process.communicate()
     assert (server.process.returncode, err) == (0, "")
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < patience(8)
     assert b"shutting_down" in told
     assert status == 200 or (status, json.loads(answer)["error"]["code"]) == (503, "shutting_down")
     with pytest.raises(ConnectionRefusedError):
@@ -93,7 +84,7 @@ def test_other_machines_are_warned_of_and_a_model_without_a_template_says_where_
     found = {host: server.raw(server.head("GET", "/health", host=host))[0] for host in hosts}
     status, _, answer = server.ask("POST", "/v1/chat/completions", {"model": "plain", "messages": [{}]})
     server.process.terminate()
-    err = server.process.communicate(timeout=15)[1]
+    err = server.process.communicate()[1]
     assert found == hosts
     assert "warning: 0.0.0.0 can be reached from other machines" in err
     assert "/v1/completions" in server.greeting
@@ -134,3 +125,22 @@ def test_without_uvicorn_the_remedy_is_named(folders: Path, tmp_path: Path):
     (tmp_path / "uvicorn.py").write_text("raise ImportError")
     done = hone("serve", str(folders / "plain"), cwd=tmp_path)
     assert (done.returncode, "pip install 'hone[serve]'" in done.stderr) == (2, True)
+
+
+def test_a_bug_is_told_to_the_operator_and_not_to_the_client(folders: Path):
+    """Before an answer begins and in the midst of a stream."""
+    before = (
+        "import hone.serve.app as a, hone.serve.reply as r; "
+        "a.Service._whole = lambda *given: 1 / 0; r.Form.part = lambda *given: {}['secret']"
+    )
+    server = start_server(folders / "plain", before=before)
+    status, _, answer = server.ask("POST", COMPLETIONS, {**PLAIN, "model": "plain"})
+    assert (status, answer["error"]["code"], "division" in str(answer)) == (500, "internal_error", False)
+    with begin(server, model="plain", n=1) as sock:
+        told = rest(sock)
+    assert b"internal_error" in told
+    assert b"secret" not in told
+    assert server.idle()["running"] == 0
+    server.process.terminate()
+    err = server.process.communicate(timeout=15)[1]
+    assert err.count("a request failed: ZeroDivisionError") == err.count("a request failed: KeyError: 'secret'") == 1

@@ -6,10 +6,12 @@ import importlib
 import pytest
 from tree import MODULES, name_of, parsed
 
+import hone
+
 ORDER = [
     "types", "algo", "data", "reward", "rollout", "model", "dist", "train", "search", "eval",
     "loop", "signals", "measure", "state", "record", "build", "feeds", "judging", "rewards", "job", "rundir", "rescue",
-    "replay", "check", "runner", "guided", "demo", "board", "serve", "commands", "cli", "__main__",
+    "replay", "check", "runner", "guided", "demo", "board", "serve", "commands", "cli", "__main__", "recipes",
 ]  # fmt: skip
 LEAVES = {  # may be imported from anywhere, and import only these
     "errors": set[str](),
@@ -27,7 +29,7 @@ LEAVES = {  # may be imported from anywhere, and import only these
 EDGE = {"config", "recipe", "recipe_parts", "recipe_rules", "outline", "changes", "load", "values"}
 READS_SETTINGS = {
     "state", "record", "build", "feeds", "judging", "rewards", "job", "rundir", "rescue", "replay", "check", "runner",
-    "demo", "commands", "cli", *EDGE,
+    "demo", "commands", "cli", "recipes", *EDGE,
 }  # fmt: skip
 
 
@@ -52,6 +54,8 @@ def imported(path) -> set[str]:
 
 
 def allowed(name: str) -> set[str]:
+    if name == "recipes":
+        return {"load", *hone.__all__}  # as a user's own recipe: the public names, and other recipes by name
     if name in LEAVES:
         return LEAVES[name] | {name}
     return {*LEAVES, *ORDER[: ORDER.index(name) + 1]}

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 MODULES = sorted(SOURCE.rglob("*.py"))
-RECIPES = sorted(path for path in (ROOT / "recipes").glob("*.py") if not path.stem.startswith("_"))
+RECIPES = sorted(path for path in (SOURCE / "hone" / "recipes").glob("*.py") if not path.stem.startswith("_"))
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

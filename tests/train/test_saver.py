@@ -1,6 +1,8 @@
 """Writing beside the loop: what is written is what was, and what goes wrong there is known."""
 
+import itertools
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from hone.errors import HoneError
 from hone.rollout.overlap import Stopped
 from hone.train import retain
-from hone.train.saver import Copies, Saver
+from hone.train.saver import Copies, Saver, Timer, process_age
 
 
 def test_only_what_moves_is_copied_and_once():
@@ -120,3 +122,96 @@ def test_what_was_written_is_let_go():
 )
 def test_the_best_is_the_first_of_the_finite(scores, lowest: bool, expected):
     assert retain.best(scores, lowest=lowest) == expected
+
+
+# --- by the clock ---
+
+
+class Clock:
+    """Goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def saves(hours: float, *, cost: float, step: float = 1.0, age: float = 0.0, seconds: float = 300.0) -> list[float]:
+    """The seconds of a run at which it is saved, where a step takes so long and a save costs so much."""
+    clock = Clock()
+    timer, found = Timer(seconds, age=age, clock=clock), list[float]()
+    while (clock.now - 1000.0) < 3600 * hours:
+        clock.now += step
+        if timer.due(cost):
+            found.append(clock.now - 1000.0)
+            clock.now += cost
+            timer.saved()
+    return found
+
+
+def test_a_cheap_save_comes_at_once_then_when_the_run_has_doubled_then_by_the_minutes():
+    found = saves(1, cost=0.004, step=0.1)
+    assert found[0] == pytest.approx(0.4)
+    assert [b / a for a, b in itertools.pairwise(found[1:9])] == pytest.approx([2.0] * 7, abs=0.2)
+    assert [b - a for a, b in itertools.pairwise(found[-9:])] == pytest.approx([300] * 8, abs=0.2)
+
+
+def test_a_dear_save_comes_after_the_minutes_at_the_latest_and_then_seldom():
+    assert saves(3, cost=5.0)[0] == 300.0
+    assert [b - a for a, b in itertools.pairwise(saves(3, cost=5.0))] == pytest.approx([1000] * 10, abs=6)
+    assert saves(1, cost=0.5)[0] == 50.0
+    assert saves(1, cost=0.5, age=45.0)[0] == 5.0, "what was spent before the run began counts for the first one"
+
+
+def test_saving_costs_less_than_a_hundredth_whatever_a_save_costs():
+    for cost in (0.001, 0.01, 0.1, 0.5, 1.0, 3.0, 10.0, 60.0):
+        for step in (0.05, 1.0, 40.0):
+            hours = max(0.02, cost / 36)  # a save is a hundredth of a run that takes a hundred times as long
+            share = len(saves(hours, cost=cost, step=step)) * cost / (3600 * hours)
+            assert share <= 0.0101, (cost, step)
+
+
+def test_a_step_that_takes_longer_than_the_minutes_is_saved_each_time():
+    assert saves(1, cost=1.0, step=600.0) == pytest.approx([600, 1201, 1802, 2403, 3004, 3605])
+
+
+def test_no_minutes_no_saves():
+    assert saves(1, cost=0.0, seconds=0.0) == []
+
+
+def test_a_save_that_the_clock_did_not_ask_for_puts_the_next_one_off():
+    clock = Clock()
+    timer = Timer(300.0, clock=clock)
+    for _ in range(10):
+        clock.now += 200.0
+        timer.saved()
+        clock.now += 90.0
+        assert not timer.due(0.001)
+    clock.now += 211.0
+    assert timer.due(0.001)
+
+
+def test_the_age_of_this_process_is_known():
+    assert 0.0 < process_age() < time.monotonic() + 1e6
+
+
+def test_a_save_costs_the_loop_what_it_waits_and_on_its_own_cores_what_is_computed():
+    for shares, expected in ((True, 0.25), (False, 0.0)):
+        saver = Saver(shares_cores=shares)
+        saver.guess(0.25)
+        assert saver.cost == expected
+        saver.held = 0.5
+        saver.start(lambda: sum(range(10**6)))
+        saver.wait()
+        assert (saver.cost > 0.5) == shares
+        assert not saver.busy
+
+
+def test_it_is_busy_while_it_writes():
+    saver, event = Saver(), threading.Event()
+    saver.start(held_up(event))
+    assert saver.busy
+    event.set()
+    saver.wait()
+    assert not saver.busy

@@ -185,7 +185,7 @@ def a2c(
     kl: str = "reward:k1",
     kl_target: float | None = None,
 ) -> Algorithm:
-    """Advantage actor-critic: -A log pi with a learned V (Mnih et al. 2016); with a lag it is A3C"""
+    """Advantage actor-critic: -A log pi with a learned V (Mnih et al. 2016)"""
     k = _kl(beta, kl, kl_target)
     critic, wants = _critic(value, entropy)
     adv = partial(credit.gae, gamma=gamma, lam=lam, kl=k.reward)
@@ -326,7 +326,7 @@ def dapo(
     if overlong not in stages:
         raise HoneError(f"overlong={overlong!r} does not exist: use one of {', '.join(stages)}")
     if 0 < limit < margin:
-        raise HoneError(f"margin={margin} is more than limit={limit}: the margin is the last part of the limit")
+        raise HoneError(f"margin={margin} is more than limit={limit}: it is the last part of the limit, lower it")
     loss, watch = _clip(low, high)
     return _online(
         _Kl(),

@@ -44,6 +44,12 @@ RANGES: dict[str, Range] = {
     "threshold": Range(), "keep": NOT_NEGATIVE, "centre": NOT_NEGATIVE, "good": NOT_NEGATIVE, "bad": NOT_NEGATIVE,
     "odds": NOT_NEGATIVE, "top_k": NOT_NEGATIVE,
 }  # fmt: skip
+SPECIAL: dict[str, dict[str, Range]] = {}  # algorithm -> the ranges that are its own
+
+
+def allowed(algorithm: str, name: str) -> Range | None:
+    """The numbers that a setting may be; None where it is no number."""
+    return SPECIAL.get(algorithm, {}).get(name, RANGES.get(name))
 
 
 def checked(**special: Range) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
@@ -51,6 +57,7 @@ def checked(**special: Range) -> Callable[[Callable[P, Algorithm]], Callable[P, 
 
     def decorate(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]:
         ranges, hints = {**RANGES, **special}, get_type_hints(factory)
+        SPECIAL[factory.__name__] = special
 
         @wraps(factory)
         def build(*args: P.args, **settings: P.kwargs) -> Algorithm:

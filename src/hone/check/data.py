@@ -3,11 +3,12 @@
 import json
 from collections import defaultdict
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
 
 from hone import feeds
 from hone.check.finding import Finding, failed, passed, skipped, warned
-from hone.check.probe import Probe
+from hone.check.probe import ROWS, Probe
 from hone.data.convert import cut
 from hone.data.rows import closed_steps, converter, task_row
 from hone.data.shapes import shape_of
@@ -133,10 +134,22 @@ def context(probe: Probe) -> Finding:
         return passed(
             f"longest of {len(lengths)} rows {max(lengths)} of {limit} tokens, {near} near the limit, none cut"
         )
-    lengths, most = [len(p) for p in probe.prompts], probe.job.recipe.sample.max_tokens
-    short = sum(length + most > limit for length in lengths)
+    lengths, sample = [len(p) for p in probe.prompts], probe.job.recipe.sample
+    most = sample.limit(limit)
+    short = sum(length + most > limit for length in lengths) if sample.max_tokens else 0  # else it takes what is left
     seen = f"longest of {len(lengths)} prompts {max(lengths)} + {most} to write, context {limit}"
+    if (needed := _solution_length(probe)) > most:
+        remedy = f"set sample.max_tokens={min(2 * needed, limit - max(lengths))}"
+        return warned(f"{seen}; the data's own solutions take {needed} tokens, at the median", remedy)
     if short:
         remedy = f"set sample.max_tokens to {max(1, limit - max(lengths))} or less, or shorten the prompts"
         return warned(f"{seen}: {short} prompts leave less than sample.max_tokens", remedy)
     return passed(seen)
+
+
+def _solution_length(probe: Probe) -> int:
+    """Tokens of the median worked solution, where the rows of an online run have one; 0 where none has."""
+    rows = [row for row in probe.raw[:ROWS] if isinstance(row, Mapping)]
+    texts = [_written(row) for row in rows if row.get("completion")]
+    lengths = [len(probe.job.tokenizer.encode(text)) for text in texts if text]
+    return int(median(lengths)) if lengths else 0

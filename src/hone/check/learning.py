@@ -26,6 +26,8 @@ CUT = 1e-3  # relative: two orders of float32 sums over a whole model
 def forward(probe: Probe) -> Finding:
     """Two passes over the same batch are equal to the bit: nothing is dropped at random."""
     policy, batch = probe.job.learner.policy, probe.batch
+    if probe.large:
+        batch = batch.rows(slice(probe.job.algo.unit))
     with torch.no_grad():
         one, two = _columns(policy(batch, probe.job.algo.wants)), _columns(policy(batch, probe.job.algo.wants))
     unlike = [name for name in one if not torch.equal(one[name], two[name])]
@@ -44,12 +46,13 @@ def _columns(fwd: Forward) -> dict[str, Tensor]:
 
 def layouts(probe: Probe) -> Finding:
     """Rows give the same numbers in every layout: no row sees its neighbour."""
+    probe = probe.small
     policy, want = probe.job.policy, probe.job.algo.wants & {"logp", "value"}
     before, found = policy.layout, list[Forward]()
     try:
         for layout in LAYOUTS:
             policy.layout = layout
-            found.append(evaluate(policy, probe.batch, frozenset(want), rows=len(probe.batch)))
+            found.append(evaluate(policy, probe.table, frozenset(want), rows=len(probe.table)))
     finally:
         policy.layout = before
     padded, *others = map(_columns, found)
@@ -68,15 +71,15 @@ def reference(probe: Probe) -> Finding:
     if probe.job.algo.teacher:
         return skipped("the reference is a teacher, another model")
     rows, want = probe.job.learner.micro_rows, frozenset({"logp"})
-    now = evaluate(policy, probe.batch, want, rows=rows).logp
-    before = evaluate(ref, probe.batch, want, rows=rows).logp
-    gap = float((now - before).abs().max())
-    kl = float(evaluate(policy, probe.batch, frozenset({"ref_kl"}), rows=rows).ref_kl.abs().max())
+    batch = probe.batch.rows(slice(probe.job.algo.unit)) if probe.large else probe.batch
+    both = evaluate(policy, batch, want | {"ref_kl"}, rows=rows)
+    before = evaluate(ref, batch, want, rows=rows).logp
+    gap, kl = float((both.logp - before).abs().max()), float(both.ref_kl.abs().max())
     seen = f"log-ratio to the reference at most {gap:.1e}, exact KL at most {kl:.1e} a token"
     if not max(gap, kl) <= EXACT:
         return failed(f"{seen}, expected 0", "the reference must be the model that the run starts from")
     with moved(policy.actor_parameters()):
-        after = evaluate(ref, probe.batch, want, rows=rows).logp
+        after = evaluate(ref, batch, want, rows=rows).logp
     if not torch.equal(before, after):
         return failed(f"{seen}; but it moves when the policy moves", "the reference must be a copy, frozen")
     return passed(f"{seen}; it stays when the policy moves")
@@ -103,9 +106,21 @@ def gradients(learner: Learner, batch: Batch, algo: Algorithm, *, rows: int) -> 
     return Gradient(loss=loss, tensors=total, summed=summed)
 
 
+def gradient_of(probe: Probe) -> Gradient:
+    """That of the batch, made once."""
+    job = probe.job
+    return probe.once("gradient", lambda: gradients(job.learner, probe.batch, job.algo, rows=job.learner.micro_rows))
+
+
 def norm(tensors: Sequence[Tensor | None]) -> float:
-    """The joint norm, in float64."""
-    return float(sum(float(t.double().square().sum()) for t in tensors if t is not None) ** 0.5)
+    """The joint norm. A tensor's own is summed in float32: to convert it first would take fifty times as long."""
+    sizes = [torch.linalg.vector_norm(t, dtype=_precision(t)) for t in tensors if t is not None]
+    return sum(float(size) ** 2 for size in sizes) ** 0.5
+
+
+def _precision(t: Tensor) -> torch.dtype:
+    """float64 for a tensor of it, else float32."""
+    return torch.float64 if t.dtype is torch.float64 else torch.float32
 
 
 def apart(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> float:
@@ -116,8 +131,7 @@ def apart(left: Sequence[Tensor | None], right: Sequence[Tensor | None]) -> floa
 
 def gradient(probe: Probe) -> Finding:
     """Finite and not zero, for actor and critic; parameters that no gradient reaches are named."""
-    learner, algo = probe.job.learner, probe.job.algo
-    found = gradients(learner, probe.batch, algo, rows=learner.micro_rows)
+    learner, found = probe.job.learner, gradient_of(probe)
     parameters, loss = optim.parameters_of(learner.optimizer), found.loss
     by_id = {id(p): g for p, g in zip(parameters, found.tensors, strict=True)}
     parts = {"actor": learner.policy.actor_parameters(), "critic": learner.policy.critic_parameters()}
@@ -143,6 +157,7 @@ def _unreached(probe: Probe, by_id: dict[int, Tensor | None]) -> list[str]:
 
 def cut(probe: Probe) -> Finding:
     """The gradient does not depend on how the batch is cut into micro-batches."""
+    probe = probe.small
     learner, algo, batch = probe.job.learner, probe.job.algo, probe.batch
     whole, parts = (gradients(learner, batch, algo, rows=rows) for rows in (len(batch), algo.unit))
     gap = apart(whole.tensors, parts.tensors) / max(parts.summed, 1e-30)

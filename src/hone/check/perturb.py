@@ -1,6 +1,6 @@
 """Weights moved for a moment and put back bit for bit."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 
@@ -9,37 +9,44 @@ from torch import nn
 
 from hone.train.learner import Learner
 
+BLOCK = 2**17  # numbers of a tensor that are moved: of a large one the first rows, which costs next to nothing
+
 
 @contextmanager
 def moved(parameters: Sequence[nn.Parameter], *, scale: float = 0.3, seed: int = 0) -> Iterator[None]:
     """Inside, noise of `scale` times each tensor's root mean square (0.1 where it is all zero) is added to it."""
-    before = [p.detach().clone() for p in parameters]
+    parts = [p.detach().view(-1)[:BLOCK] for p in parameters]
+    before = [part.clone() for part in parts]
     generator = torch.Generator().manual_seed(seed)
     try:
-        with torch.no_grad():
-            for p in parameters:
-                size = float(p.square().mean().sqrt()) or 0.1 / scale  # the half of an adapter that starts at zero
-                p.add_((torch.randn(p.shape, generator=generator) * scale * size).to(p.device, p.dtype))
+        for p, part in zip(parameters, parts, strict=True):
+            size = rms(p) or 0.1 / scale  # the half of an adapter that starts at zero
+            part.add_((torch.randn(len(part), generator=generator) * scale * size).to(p.device, p.dtype))
         yield
     finally:
-        put_back(parameters, before)
+        put_back(parts, before)
+
+
+def rms(x: torch.Tensor) -> float:
+    """The root mean square of its numbers."""
+    return float(torch.linalg.vector_norm(x.detach(), dtype=torch.float32)) / max(x.numel(), 1) ** 0.5
 
 
 @torch.no_grad()
-def put_back(parameters: Sequence[nn.Parameter], values: Sequence[torch.Tensor]) -> None:
+def put_back(parameters: Iterable[torch.Tensor], values: Iterable[torch.Tensor]) -> None:
     """p <- value"""
     for p, value in zip(parameters, values, strict=True):
         p.copy_(value)
 
 
 @contextmanager
-def kept(learner: Learner, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Inside, the learner may step; after it, weights, moments and counters are as they were."""
+def kept(learner: Learner, parameters: Sequence[nn.Parameter]) -> Iterator[list[torch.Tensor]]:
+    """Inside, the learner may step; after it, weights, moments and counters are as they were. Gives those weights."""
     before = [p.detach().clone() for p in parameters]
     moments = deepcopy(learner.optimizer.state_dict())
     counters = learner.updates, learner.version, dict(learner.control)
     try:
-        yield
+        yield before
     finally:
         put_back(parameters, before)
         learner.optimizer.load_state_dict(moments)

@@ -24,11 +24,11 @@ from hone.model.recompute import kept as kept_by_layer
 from hone.model.scorer import Scorer
 from hone.model.vocab import slices
 from hone.outline import plan as in_words
-from hone.state import MOMENTS, restore, saved_weights
+from hone.state import restore
 from hone.train import checkpoint
 from hone.train.cut import fitting
 from hone.train.step import update
-from hone.train.tensors import load_tensors, optimizer_tensors
+from hone.train.tensors import optimizer_tensors
 
 MEMORY = "/proc/meminfo"
 PLAIN = 2  # plain layers keep about twice what a GPU's do; a CPU's in C++ less, but not every CPU has them
@@ -71,7 +71,8 @@ def _checkpoint_size(probe: Probe) -> int:
 def disk(probe: Probe) -> Finding:
     """Room for the checkpoints that are kept, one more while it is written, and the model of the start."""
     recipe = probe.job.recipe
-    saves = 1 if not recipe.save.every else max(1, -(-recipe.train.steps // recipe.save.every))
+    every = 1 if recipe.save.minutes else recipe.save.every  # by the clock, any step may be saved
+    saves = max(1, -(-recipe.train.steps // every)) if every else 1
     spared = bool(recipe.save.best) + (recipe.save.milestones and recipe.train.steps // recipe.save.milestones)
     most = min(recipe.save.keep + spared + 1, saves)  # the oldest goes when the new one is whole
     each = _checkpoint_size(probe)
@@ -120,7 +121,7 @@ def _tokens_at_once(probe: Probe) -> int:
     """The most tokens of a micro-batch, were all its rows as long as the longest that is known or may be sampled."""
     recipe, learner, unit = probe.job.recipe, probe.job.learner, probe.job.algo.unit
     context = probe.job.policy.decoder.config.max_position_embeddings
-    sampled = max(map(len, probe.prompts), default=0) + recipe.sample.max_tokens
+    sampled = max(map(len, probe.prompts), default=0) + recipe.sample.limit(context)
     longest = min(context, sampled) if recipe.online else max(len(r.tokens) for r in probe.rows)
     rows = fitting(longest, rows=learner.micro_rows, tokens=learner.micro_tokens, device=learner.device)
     update = recipe.train.prompts * (recipe.sample.group if recipe.online else unit) / recipe.train.minibatches
@@ -162,6 +163,8 @@ def _free_memory(device: torch.device) -> int | None:
 
 def saved(probe: Probe) -> Finding:
     """A checkpoint written after one update, read back bit for bit, resumed from, and loaded as a model."""
+    layers = probe.job.policy.decoder.config.num_hidden_layers
+    probe = probe.small
     each, folder = _checkpoint_size(probe), tempfile.gettempdir()
     if shutil.disk_usage(folder).free < 2 * each:
         return warned(f"no room for a trial checkpoint of {_size(each)} in {folder}", "set TMPDIR to a larger disk")
@@ -173,19 +176,19 @@ def saved(probe: Probe) -> Finding:
         wrong = [*_unequal(probe, where), *_not_restored(probe, where)]
     if wrong:
         return failed(f"not as it was saved: {', '.join(wrong[:3])}", "this is a bug of Hone: please report it")
-    return passed(f"{_size(files)} written, read back equal, resumed from, and loaded as a model")
+    few = job.policy.decoder.config.num_hidden_layers
+    part = f" (tried on {few} of {layers} layers)" if few < layers else ""
+    return passed(f"{_size(files)} written, read back equal, resumed from, and loaded as a model{part}")
 
 
 def _unequal(probe: Probe, where: Path) -> list[str]:
-    """What the files hold that is not what the run holds."""
+    """What the model in the files is not as in the run."""
     job = probe.job
     checkpoint.verify(where)
-    here = {name: p for name, p in job.policy.named_parameters() if p.requires_grad}
-    wrong = _differences(here, saved_weights(where, here))
-    wrong += _differences(optimizer_tensors(job.learner.optimizer), load_tensors(where / MOMENTS))
     model: nn.Module = load_scorer(where) if isinstance(job.policy, Scorer) else load_decoder(where)
     decoder = model.decoder if isinstance(model, Scorer) else model
-    wrong += _differences(plain_state(job.policy.decoder), decoder.state_dict(), head=not isinstance(model, Scorer))
+    head = not isinstance(model, Scorer)
+    wrong = _differences(plain_state(job.policy.decoder), decoder.state_dict(), head=head)
     if Tokenizer.load(where).stop_ids != job.tokenizer.stop_ids:
         wrong.append("the stop tokens")
     return wrong

@@ -1,12 +1,14 @@
 """A prepared run under examination: the rows, completions and batch that the checks share, each made once and small."""
 
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hone import build, feeds
 from hone.algo.select import reward_of
+from hone.check.shallow import folded, shallow
 from hone.data.chat import render_prompt
 from hone.data.collate import collate, mismatched
 from hone.data.convert import Grouper, Tasker
@@ -17,10 +19,26 @@ from hone.reward.score import Scorer as RewardScorer
 from hone.reward.score import score
 from hone.rollout.roller import Roller
 from hone.train.step import annotate, credited, remember, weighed
-from hone.types import Batch, Group, Outcome, Rollout, Task
+from hone.types import Batch, Group, Outcome, Rollout, Stop, Task
 
 ROWS, MANY = 64, 2000  # rows of the data that are looked at one by one: closely, and in passing
-PROMPTS, SAMPLES, TOKENS = 4, 8, 64  # the most that is sampled
+LARGE = 30_000_000  # weights from which a pass over the model costs more than a moment
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """The most that the model is given."""
+
+    prompts: int  # that are sampled from
+    samples: int  # of each
+    tokens: int  # of each
+    groups: int  # that the learning checks train on
+    length: int = 0  # tokens of each of their rows; 0: all
+
+
+WHOLE = Extent(prompts=4, samples=8, tokens=64, groups=8)
+BRIEF = Extent(prompts=2, samples=4, tokens=8, groups=2, length=40)  # of a large model
 
 
 @dataclass
@@ -28,6 +46,38 @@ class Probe:
     """Nothing here moves the run: the source is a copy, and the sampler's requests are counted apart."""
 
     job: Run
+    _made: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """What several checks read, made by the first of them."""
+        if name not in self._made:
+            self._made[name] = make()
+        return cast(T, self._made[name])
+
+    @cached_property
+    def large(self) -> bool:
+        """Whether the model is so large that the checks make do with little text."""
+        return sum(p.numel() for p in self.job.policy.decoder.parameters()) > LARGE
+
+    @property
+    def extent(self) -> Extent:
+        return BRIEF if self.large else WHOLE
+
+    @cached_property
+    def small(self) -> "Probe":
+        """The same run on a part of a large model, for what any weights show as well; else the run itself."""
+        job = shallow(self.job) if self.large else self.job
+        if job is self.job:
+            return self
+        size, length = job.policy.decoder.config.vocab_size, self.extent.length
+        rows = self.groups if self.job.algo.online else [shortened(g, length) for g in self.items[: WHOLE.groups]]
+        made = {"learned": [folded(g, size) for g in self.learned], "rows": [folded(g, size) for g in rows]}
+        return Probe(job, made)
+
+    @property
+    def table(self) -> Batch:
+        """Rows to lay out in several ways: those that are trained on, or more where the model is a part of one."""
+        return self.once("table", lambda: collate(self._made["rows"]) if "rows" in self._made else self.batch)
 
     @cached_property
     def items(self) -> list[Any]:
@@ -77,17 +127,33 @@ class Probe:
         return feeds.reading(self.job.recipe, self.job.algo, self.job.tokenizer)
 
     @cached_property
+    def asked(self) -> list[Task]:
+        """The tasks that are sampled from: the first, or of a large model those with the shortest prompts."""
+        tasks = self.tasks
+        if self.large:
+            shortest = sorted(range(len(tasks)), key=lambda i: len(self.prompts[i]))
+            tasks = [tasks[i] for i in shortest]
+        return tasks[: self.extent.prompts]
+
+    @cached_property
     def groups(self) -> list[Group]:
         """A few completions of a few tasks, by the run's own sampler."""
-        return self.sample(self.tasks[:PROMPTS])
+        return self.sample(self.asked)
 
-    def sample(self, tasks: list[Task]) -> list[Group]:
-        """The same tasks give the same completions as long as the weights are the same."""
+    def sample(self, tasks: list[Task], *, fewer: int = 1) -> list[Group]:
+        """The same tasks give the same completions as long as the weights are the same; or a half of all, or less."""
         roller = self.job.roller
         assert roller is not None
-        params = replace(roller.params, max_tokens=min(roller.params.max_tokens, TOKENS))
-        size = max(min(roller.group, SAMPLES), self.job.algo.group)
+        params = replace(roller.params, max_tokens=min(roller.params.max_tokens, self.extent.tokens // fewer))
+        size = max(min(roller.group, self.extent.samples // fewer), self.job.algo.group)
         return Roller(roller.sampler, self.job.tokenizer, params, group=size)(tasks)
+
+    @cached_property
+    def unfinished(self) -> bool:
+        """Whether the check itself cut off every completion, so that their rewards say nothing of the run's."""
+        limit = self.job.roller.params.max_tokens if self.job.roller else 0
+        rows = [r for g in self.groups for r in g]
+        return limit > self.extent.tokens and all(r.stop is Stop.LENGTH for r in rows)
 
     @cached_property
     def scored(self) -> list[Group]:
@@ -116,11 +182,26 @@ class Probe:
         varied = any(len(set(v)) > 1 for v in compared)
         return not varied or not self.job.algo.select(self.scored)
 
-    @cached_property
+    @property
     def learned(self) -> list[Group]:
         """The groups that the learning checks train on."""
+        return self.once("learned", self._learned)
+
+    def _learned(self) -> list[Group]:
+        groups = self._trained_on()
+        if not self.large:
+            return groups
+        shortest = sorted(groups, key=lambda g: (not _varied(g), sum(len(r.tokens) for r in g)))
+        if (
+            self.job.algo.online and self.job.algo.unit == 1
+        ):  # one prompt's samples will do for a loss that has no pairs
+            return [_extremes(g) for g in shortest[:1]]
+        return [shortened(g, self.extent.length) for g in shortest[: self.extent.groups]]
+
+    def _trained_on(self) -> list[Group]:
         if not self.job.algo.online:
-            return self.items[: max(2, min(self.job.recipe.train.prompts, SAMPLES))]
+            most = len(self.items) if self.large else self.extent.groups
+            return self.items[: max(2, min(self.job.recipe.train.prompts, most))]
         if not self.stands_in:
             return self.job.algo.select(self.scored)
         made = [
@@ -156,3 +237,34 @@ class Probe:
         """The rows of the batch, in words."""
         made = "; made-up rewards stand in, these gave no signal" if self.stands_in else ""
         return f"{len(self.plain_batch)} rows, {int(self.plain_batch.mask.sum())} trained tokens{made}"
+
+
+def _varied(group: Group) -> bool:
+    return len({reward_of(r) for r in group}) > 1
+
+
+def _extremes(group: Group) -> Group:
+    """The rows of the lowest and the highest reward, and one besides."""
+    ranked = sorted(group, key=lambda r: reward_of(r) or 0.0)
+    return [*ranked[:2], *ranked[2:][-1:]]
+
+
+def shortened(group: Group, length: int) -> Group:
+    """Rows of a dataset from a little before what is trained on, so many tokens of each; completions as they are."""
+    if not length or any(r.gen_logp for r in group):
+        return group
+    made = [_window(r, length) for r in group]
+    alike = len({tuple(r.tokens) for r in made}) < len({tuple(r.tokens) for r in group})
+    return group if alike else made  # a pair differs somewhere, or there is nothing to learn from it
+
+
+def _window(row: Rollout, length: int) -> Rollout:
+    first = list(row.mask).index(True) if any(row.mask) else 0
+    at = slice(start := max(0, first - length // 4), start + length)
+    labels = row.step_label[at]
+    return replace(row, tokens=row.tokens[at], mask=row.mask[at], step_label=labels)
+
+
+def last_tokens(row: Rollout, number: int) -> Rollout:
+    """The end of a row, without what is known of the rest."""
+    return Rollout(tokens=row.tokens[-number:], mask=row.mask[-number:])

@@ -51,8 +51,15 @@ def values(probe: Probe) -> Finding:
     seen = f"{len(numbers)} rewards from {low:.3g} to {high:.3g}, mean {mean:.3g}, standard deviation {spread:.3g}"
     if low == high:
         remedy = "check that the reward reads what the model writes; or start from a model that is sometimes right"
-        return warned(f"{seen}: the same for every completion", remedy)
+        return warned(f"{seen}: the same for every completion{_cut_short(probe)}", remedy)
     return passed(seen)
+
+
+def _cut_short(probe: Probe) -> str:
+    """Where the check itself ends every completion: whole ones may differ, which an evaluation shows."""
+    if not probe.unfinished:
+        return ""
+    return f" (the check cuts them at {probe.extent.tokens} tokens; `hone eval MODEL DATA --limit 20` lets them end)"
 
 
 def _short(task: Task | None) -> str:
@@ -105,7 +112,10 @@ def signal(probe: Probe) -> Finding:
     if probe.job.algo.group < 2:
         return skipped(f"the algorithm does not compare within a group ({seen})")
     if equal == len(groups):
-        return warned(f"{seen}: nothing to learn from", "use easier problems, a larger sample.group, or a better start")
+        return warned(
+            f"{seen}: nothing to learn from{_cut_short(probe)}",
+            "use easier problems, a larger sample.group, or a better start",
+        )
     if equal > len(groups) / 2:
         return warned(seen, "use problems of middling difficulty, or a larger sample.group")
     return passed(seen)
@@ -128,10 +138,11 @@ def gold(probe: Probe) -> Finding:
 
 
 def gold_of_verifiers(probe: Probe) -> Finding:
-    """As `gold` on fewer rows, but a function of the user's is never called: that may cost time or money."""
-    if probe.job.algo.online and not verifiers_of(probe.job.reward):
+    """As `gold`, but a function of the user's is never called: that may cost time or money; of programs fewer rows."""
+    found = verifiers_of(probe.job.reward)
+    if probe.job.algo.online and not found:
         return skipped("the reward is not one of Hone's verifiers")
-    return _gold(probe, probe.items)
+    return _gold(probe, probe.many if next(iter(found), "") == "math" else probe.items)
 
 
 def _gold(probe: Probe, tasks: Sequence[Task]) -> Finding:
@@ -176,11 +187,11 @@ def _other(task: Task, tasks: Sequence[Task]) -> str | None:
 
 def _by_verifier(verifiers: Mapping[str, Scorer], tasks: Sequence[Task], *, max_invalid: float) -> Finding:
     name, verifier = next(iter(verifiers.items()))
-    tried = [_best(verifier, task) for task in tasks]
-    invalid = [o.reason for o in tried if not o.valid]
-    refused = [task.answer for task, o in zip(tasks, tried, strict=True) if o.valid and o.value != 1]
+    tried = [(task, _best(verifier, task)) for task in tasks]
+    invalid = [f"{_place(task)}{o.reason}" for task, o in tried if not o.valid]
+    refused = [f"{_place(task)}{task.answer!r:.40}" for task, o in tried if o.valid and o.value != 1]
     if invalid or refused:
-        why = invalid[0] if invalid else f"{refused[0]!r:.40} is refused in every form"
+        why = invalid[0] if invalid else f"{refused[0]} is refused in every form"
         seen = f"{name} does not accept {len(invalid + refused)} of {len(tasks)} gold answers: {why}"
         verdict = failed if len(invalid + refused) > max_invalid * len(tasks) else warned
         return verdict(seen, "correct the column answer, or use another verifier")
@@ -191,6 +202,11 @@ def _by_verifier(verifiers: Mapping[str, Scorer], tasks: Sequence[Task], *, max_
         verdict = failed if accepted > len(swapped) / 2 else warned
         return verdict(seen, "a verifier that accepts a wrong answer teaches nothing: compare the answers by hand")
     return passed(f"{seen}, tried as {FORMS[0].format('X')}")
+
+
+def _place(task: Task) -> str:
+    """Where the row is, as in "row 7: " or "data.jsonl:7: "."""
+    return f"{f'row {task.id}' if task.id.isdecimal() else task.id}: " if task.id else ""
 
 
 def _best(verifier: Scorer, task: Task) -> Outcome:

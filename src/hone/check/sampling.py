@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.perturb import moved
-from hone.check.probe import Probe
+from hone.check.probe import Probe, last_tokens
 from hone.check.text import misplaced
 from hone.data.chat import render_prompt
 from hone.data.collate import collate
@@ -20,6 +20,7 @@ from hone.types import Batch, Group, Rollout, Stop
 
 WARN_GAP, FAIL_GAP = 1e-3, 1e-2  # nats at temperature 1: float32 leaves about 1e-5
 UNLIKELY = math.log(1e-6)  # how improbable a coincidence must be to be called a fault
+SOME = 16  # tokens of a row that a large model reads to show its temperature
 OFFLINE = "nothing is sampled: the algorithm is offline"
 
 
@@ -45,8 +46,9 @@ def agree(probe: Probe) -> Finding:
     """log pi of each sampled token: sampler and learner must give the same number."""
     if not probe.job.algo.online:
         return skipped(OFFLINE)
-    largest, mean = gap(probe, probe.groups)
-    rows = [r for g in probe.groups for r in g]
+    groups = [g[:2] for g in probe.groups] if probe.large else probe.groups
+    largest, mean = gap(probe, groups)
+    rows = [r for g in groups for r in g]
     seen = f"gap of log-probs at most {largest:.1e}, mean {mean:.1e}, over {sum(sum(r.mask) for r in rows)} tokens"
     warn, fail = _limits(probe)
     remedy = "sampler and learner must share weights, temperature and precision; then train.mismatch=truncate"
@@ -61,18 +63,19 @@ def published(probe: Probe) -> Finding:
     if not job.algo.online:
         return skipped(OFFLINE)
     assert job.roller is not None
-    tasks, version = probe.tasks[:2], job.roller.sampler.version
-    before = probe.sample(tasks)
+    tasks, version = probe.asked[: 1 if probe.large else 2], job.roller.sampler.version
+    few = 2 if probe.large else 1
+    before = probe.sample(tasks, fewer=few)
     parameters = job.learner.policy.actor_parameters()
     try:
         with moved(parameters):
             publish(job, version + 1)
-            after = probe.sample(tasks)
+            after = probe.sample(tasks, fewer=few)
             followed, _ = gap(probe, after)
         stale, _ = gap(probe, after)  # the same tokens under the old weights: how far a stale sampler would be off
     finally:
         publish(job, version)
-    again = probe.sample(tasks)
+    again = probe.sample(tasks, fewer=few)
     limit = _limits(probe)[1]
     seen = f"weights moved: sampler within {followed:.1e} of the learner, {stale:.2g} from the old weights"
     remedy = (
@@ -130,7 +133,8 @@ def temperature(probe: Probe) -> Finding:
     T = job.recipe.sample.temperature if job.algo.online else 1.0
     if job.roller and job.roller.params.temperature != T:
         return failed(f"the sampler's temperature is {job.roller.params.temperature}, the recipe's {T}", "use one")
-    rows = [r for g in probe.learned for r in g][:8]
+    rows = [r for g in probe.learned for r in g][: 1 if probe.large else 8]
+    rows = [last_tokens(r, SOME) if probe.large else r for r in rows]
     worst = _largest_error(probe, rows, T)
     limit = _limits(probe)[0]
     seen = f"learner's log-prob within {worst:.1e} of log softmax(logits / {T:g}) on {len(rows)} rows"
@@ -161,7 +165,7 @@ def completions(probe: Probe) -> Finding:
     assert probe.job.roller is not None
     stops, rows = probe.job.roller.params.stop_ids, [r for g in probe.groups for r in g]
     remedy = "this is a bug of the sampler: use hone.rollout.local, or report it"
-    for task, group in zip(probe.tasks, probe.groups, strict=False):
+    for task, group in zip(probe.asked, probe.groups, strict=True):
         prompt = render_prompt(probe.job.tokenizer, task.prompt)
         for r in group:
             if list(r.tokens[: len(prompt)]) != prompt or r.task is not task:

@@ -1,31 +1,49 @@
-"""The report for a person: one row in colour, then the table."""
+"""The report for a person: what matters first."""
+
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from hone.check.finding import Report, Row
+from hone.check.finding import Finding, Report, Row
 
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
-GRAVEST = ("fail", "warn", "pass")
 TRAINED = "black on green"
 LONGEST = 1200  # characters of the row that are shown
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the row and the table."""
+    """The verdict, what failed or is doubtful with its remedy, what passed, and a row as it will be trained."""
+    console.print(verdict(report))
+    console.print()
+    grave = [f for verdict in ("fail", "warn") for f in report.findings if f.verdict == verdict]
+    if grave:
+        console.print(table(f"hone check {report.recipe}: put right", grave))
+    if fine := [f for f in report.findings if f.verdict == "pass"]:
+        console.print(table(f"hone check {report.recipe}: passed", fine))
     if report.row.pieces:
         colour = console.color_system is not None and not console.no_color
         how = "in colour" if colour else "between [[ and ]]"
-        console.print(f"{report.row.note}; what is trained on is {how}:", markup=False, highlight=False)
+        console.print(f"\n{report.row.note}; what is trained on is {how}:", markup=False, highlight=False)
         console.print(coloured(report.row, colour=colour), soft_wrap=True)
         console.print()
-    console.print(table(report))
     if names := [f.name for f in report.findings if f.verdict == "skip"]:
         line = f"skipped, as they do not apply here (--json says why): {', '.join(names)}"
         console.print(Text(line, style=STYLES["skip"]), soft_wrap=True)
     counts = {verdict: sum(f.verdict == verdict for f in report.findings) for verdict in STYLES}
-    console.print(", ".join(f"{n} {verdict}" for verdict, n in counts.items()), highlight=False)
+    console.print(f"{', '.join(f'{n} {verdict}' for verdict, n in counts.items())}", highlight=False)
+
+
+def verdict(report: Report) -> Text:
+    """Whether the recipe is fit to run, in one line."""
+    failed = [f.name for f in report.findings if f.verdict == "fail"]
+    doubtful = [f.name for f in report.findings if f.verdict == "warn"]
+    if failed:
+        return Text(f"FAIL: do not run {report.recipe} yet: {', '.join(failed)}", style=STYLES["fail"])
+    if doubtful:
+        return Text(f"WARN: {report.recipe} can run; look at {', '.join(doubtful)}", style=STYLES["warn"])
+    return Text(f"PASS: {report.recipe} is ready to run", style=STYLES["pass"])
 
 
 def coloured(row: Row, *, colour: bool) -> Text:
@@ -42,16 +60,15 @@ def coloured(row: Row, *, colour: bool) -> Text:
     return text
 
 
-def table(report: Report) -> Table:
-    """One finding a line, the gravest first; what was skipped is left out."""
-    lines = Table(title=f"hone check {report.recipe}", title_justify="left", pad_edge=False)
+def table(title: str, findings: Sequence[Finding]) -> Table:
+    """One finding a line, with a column of remedies where there are any."""
+    lines = Table(title=title, title_justify="left", pad_edge=False)
     lines.add_column("check", no_wrap=True)
     lines.add_column("verdict", no_wrap=True)
     lines.add_column("seen", overflow="fold", ratio=3)
-    told = [f for f in report.findings if f.verdict in GRAVEST]
-    if any(f.remedy for f in told):
+    if any(f.remedy for f in findings):
         lines.add_column("remedy", overflow="fold", ratio=2)
-    for f in sorted(told, key=lambda f: GRAVEST.index(f.verdict)):
+    for f in findings:
         cells = [f.name, Text(f.verdict, style=STYLES[f.verdict]), Text(f.seen), Text(f.remedy)]
         lines.add_row(*cells[: len(lines.columns)])
     return lines

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import torch
 
+from hone import build
 from hone.check import data, learning, plan, rewards, sampling, text, update
 from hone.check.finding import Finding, Report, Row, failed
 from hone.check.probe import Probe
+from hone.data.stops import wrong_stop
 from hone.errors import HoneError
 from hone.job import Run, prepare, set_torch
 from hone.recipe import Recipe
@@ -59,6 +61,10 @@ def check(recipe: Recipe) -> Report:
     """Prepare the recipe's own run and examine its step 0; nothing is written to the run's folder."""
     validate(recipe)
     with _settings_of(recipe):
+        if (wrong := wrong_stop(build.tokenizer(recipe.model))) is not None:  # which rows would be blamed for
+            finding = replace(failed(wrong.seen, wrong.remedy), name="stop token")
+            note = "the other checks wait until the stop token is right"
+            return Report(recipe=recipe.name, findings=[finding], row=Row(note=note))
         return examine(prepare(recipe))
 
 
@@ -94,12 +100,13 @@ def _row(probe: Probe) -> Row:
 
 @contextmanager
 def _settings_of(recipe: Recipe) -> Iterator[None]:
-    """Threads, determinism and random numbers as in the run, then as they were."""
+    """Determinism and random numbers as in the run, on one thread; then as they were."""
     threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore
     with torch.random.fork_rng():
         try:
             set_torch(recipe)
+            torch.set_num_threads(1)  # little text: more threads would mostly wait for each other
             yield
         finally:
             torch.set_num_threads(threads)

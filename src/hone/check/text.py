@@ -5,10 +5,11 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from hone.check.finding import Finding, Row, failed, passed, skipped, warned
-from hone.check.probe import Probe
+from hone.check.probe import ROWS, Probe
 from hone.data.chat import render
 from hone.data.collate import collate
 from hone.data.messages import text_of
+from hone.data.stops import WrongStop, unheard_end, written_end, wrong_stop
 from hone.data.tokenizer import Tokenizer
 from hone.types import Batch, Rollout, Stop
 
@@ -67,7 +68,9 @@ def _chats(probe: Probe) -> list[Any]:
 def stop_token(probe: Probe) -> Finding:
     """Every trained turn ends with a stop token that is trained on; online, the sampler knows the stop tokens."""
     tokenizer, job = probe.job.tokenizer, probe.job
-    names = " ".join(sorted((tokenizer.eos, *tokenizer.stops)))
+    names = " ".join(sorted({tokenizer.eos, *tokenizer.stops}))
+    if wrong := _wrong_stop(probe):
+        return failed(wrong.seen, wrong.remedy)
     if job.roller is not None:
         vocabulary, stops = job.policy.decoder.config.vocab_size, job.roller.params.stop_ids
         if not tokenizer.stop_ids <= stops or max(stops) >= vocabulary:
@@ -84,6 +87,22 @@ def stop_token(probe: Probe) -> Finding:
         seen = f"{len(ends) - sum(ends)} of {len(ends)} trained turns do not end with {names}: it would never stop"
         return failed(seen, "write eos_token after the content in the chat template, and name it as eos_token")
     return passed(f"all {len(ends)} trained turns of {len(probe.rows)} rows end with {names}, trained on")
+
+
+def _wrong_stop(probe: Probe) -> WrongStop | None:
+    """What the tokenizer, its chat template or the data say against the stop token."""
+    tokenizer = probe.job.tokenizer
+    wrong = wrong_stop(tokenizer, _texts(probe))
+    if wrong is None and _chats(probe):
+        wrong = unheard_end(tokenizer)
+    return wrong or written_end(tokenizer, _ends(probe))
+
+
+def _ends(probe: Probe) -> list[str]:
+    """What the rows say last, as it is in the files."""
+    rows = [row for row in probe.raw[:ROWS] if isinstance(row, Mapping)]
+    found = [row.get("completion", row.get("chosen", row.get("text"))) for row in rows]
+    return [text for text in found if isinstance(text, str)]
 
 
 def first_token(probe: Probe) -> Finding:

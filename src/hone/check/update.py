@@ -1,7 +1,9 @@
 """Checks of the first update: the loss falls, and the numbers of the recipe are those that act on the weights."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from statistics import median
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +11,8 @@ from torch import Tensor, nn
 from hone.algo import terms
 from hone.algo.table import Algorithm, Loss, objective
 from hone.check.finding import Finding, failed, passed, skipped, warned
-from hone.check.learning import CUT, apart, gradients, norm, trained
-from hone.check.perturb import kept, put_back
+from hone.check.learning import CUT, Gradient, gradient_of, norm, trained
+from hone.check.perturb import kept, put_back, rms
 from hone.check.probe import Probe
 from hone.log.stats import Stats
 from hone.train import optim, trust_region
@@ -18,10 +20,21 @@ from hone.train.cut import micro_batches
 from hone.train.learner import Learner
 from hone.train.step import update as take_update
 
-FRACTIONS = (0.3, 0.1, 0.03, 0.01, 1e-3, 1e-4, 1e-5)  # of the true update: the loss must fall along one of them
+FRACTIONS = (0.3, 0.1, 0.03)  # of the true update: a rate that is a little too high helps along one of them
 FAR = 0.03  # a warm-up is there for a largest rate that is too long at first, but not for one this much too long
+SLIGHT = 0.1  # a rate at most ten times too high is worth a warning, a higher one ends the run
 SMALL = 1e-7  # rates below it are near the rounding of float32 weights
 EPSILON, ROUNDING = 1e-8, 1e-6  # AdamW's own, and of float32 weights
+SIZE = 0.5  # of a typical weight: an update that moves every weight by more writes over what the model knows
+TAKEN = 0.1  # of each weight: decay that is no longer a regulariser
+LOOKED_AT = 2**16  # numbers of a tensor that are compared with AdamW's formula
+# learning rates that are usual when all weights of a large model are trained; adapters take ten times as much
+RATES = {
+    "pretrain": (1e-4, 1e-3), "sft": (2e-6, 2e-4), "expert_iteration": (2e-6, 5e-5), "distil": (2e-6, 1e-4),
+    "reward_model": (2e-6, 5e-5), "pointwise_reward_model": (2e-6, 5e-5), "process_reward_model": (2e-6, 5e-5),
+    "dpo": (1e-7, 1e-5), "online": (2e-7, 1e-5),
+}  # fmt: skip
+HIGHEST = 1e-2  # whatever is trained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +44,10 @@ class Trial:
     rate: float
     before: float
     after: float
-    falls: float | None  # 1 for the whole step, None where no part of it helps
-    taken: bool  # False where the update was skipped
-    changed: bool  # whether any weight did
+    falls: float | None  # 1 for the whole step, None where not even the smallest of FRACTIONS helps
+    helpful: float | None  # where falls is small: a value of optim.lr at which the loss does fall
+    taken: bool = True  # False where the update was skipped
+    changed: bool = True  # whether any weight did
 
     @property
     def moves(self) -> bool:
@@ -46,48 +60,100 @@ class Trial:
         return self.rate < SMALL and not self.moves
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Force:
+    """How far the first step was from AdamW's formula."""
+
+    worst: float  # distance from the formula, in units of the rate
+    moved: float  # the largest change of a weight
+    clipped: float  # the norm of the gradient that the optimiser was given
+    apart: float  # its distance from the batch's own gradient, clipped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstUpdate:
+    """The run's first update, taken once and taken back: what every check of it reads."""
+
+    first: Trial
+    largest: Trial | None  # the same step at the schedule's largest rate, where that is another
+    force: Force
+
+
 def one_step(probe: Probe) -> Finding:
     """One true update on one batch lowers that batch's own objective, at the first rate and at the schedule's largest.
 
     At ratio 1 the value of a clipped or ratio loss is minus the mean advantage, often 0: it then becomes negative.
     """
-    first = _try(probe)
+    made = first_update(probe)
+    first, largest = made.first, made.largest
     if not first.taken:
         seen = "the update was skipped: its gradient is not finite, or no step inside the trust region improves"
         return failed(seen, "check the rewards of the rows, or lower the trust region's damping")
-    schedule, peak = probe.job.learner.schedule, _peak(probe)
-    if probe.job.algo.trust_region or peak <= schedule(0):  # a trust region has a length of its own
+    if (found := _oversized(probe, made)) is not None:
+        return found
+    if largest is None:
         return _judged(first, probe, at="")
-    probe.job.learner.schedule = lambda n: peak
-    try:
-        largest = _try(probe)
-    finally:
-        probe.job.learner.schedule = schedule
     if first.too_small or (first.falls == 1 and (largest.falls or 0) < FAR):
         return _judged(largest, probe, at=f" at the largest rate {largest.rate:g}")
     found = _judged(first, probe, at=f" at the first rate {first.rate:.3g}")
     return replace(found, seen=f"{found.seen}; {largest.after:.6g} at the largest rate {largest.rate:g}")
 
 
+def _oversized(probe: Probe, made: FirstUpdate) -> Finding | None:
+    """A rate at which one update moves every weight by about its own size, whatever one batch's loss says."""
+    learner, peak = probe.job.learner, _peak(probe)
+    critic = {id(p) for p in learner.policy.critic_parameters()}
+    for group in learner.optimizer.param_groups:
+        of_critic = id(group["params"][0]) in critic
+        if probe.job.algo.trust_region and not of_critic:
+            continue  # its steps have a length of their own
+        sizes = [size for p in group["params"] if p.ndim >= 2 and (size := rms(p))]
+        share = group["base_lr"] * peak / (median(sizes) if sizes else float("inf"))
+        own = of_critic and probe.job.recipe.optim.critic_lr is not None
+        trial = made.largest or made.first
+        if share > SIZE and (own or trial.helpful is not None or trial.falls == 1):
+            name = "optim.critic_lr" if own else "optim.lr"
+            seen = f"{name}={group['base_lr']:g} moves a weight by {share:.2g} times a typical one's size in an update"
+            loss = f"loss {trial.before:.6g} -> {trial.after:.6g} on the same batch"
+            return failed(f"{seen}; {loss}", _remedy(probe, None if own else trial.helpful, name=name))
+    return None
+
+
 def _judged(trial: Trial, probe: Probe, *, at: str) -> Finding:
-    """What the trial says of the rate, and only where no part of the step helps, of Hone."""
+    """What the trial says of the rate, and only where no rate helps, of Hone."""
     seen = f"loss {trial.before:.6g} -> {trial.after:.6g} on the same batch{at} ({probe.about})"
     if trial.too_small:
         remedy = f"too small to change float32 weights: raise optim.lr ({_rate(probe):g})"
         return failed(f"{seen}: it does not move", remedy)
     if trial.falls == 1:
         return passed(seen)
-    if trial.falls is not None:
+    if trial.falls is not None and trial.falls >= SLIGHT:
         remedy = f"lower optim.lr ({_rate(probe):g}), towards {_rate(probe) * trial.falls:.1g}, or raise optim.warmup"
         return warned(f"{seen}; it falls along {trial.falls:g} of the step", remedy)
+    if trial.helpful is not None:
+        return failed(f"{seen}; it falls at optim.lr={trial.helpful:.1g}", _remedy(probe, trial.helpful))
     if trial.changed and not trial.moves:
         remedy = "the gradients of these rows cancel: see signal and groups differ, or raise optim.lr"
         return warned(f"{seen}: the weights move, the loss does not", remedy)
     if probe.job.learner.masters is not None and probe.job.learner.masters.half and not trial.moves:
         seen = f"{seen}: one step is lost in the rounding of the weights, their float32 copies add steps up"
         return warned(seen, f"raise optim.lr ({_rate(probe):g}), if the loss of the run does not fall")
-    seen = f"{seen}, nor along any part of it down to {FRACTIONS[-1]:g}"
+    seen = f"{seen}, nor at any lower rate"
     return failed(seen, "the update does not follow the loss: please report it")
+
+
+def _remedy(probe: Probe, helpful: float | None, *, name: str = "optim.lr") -> str:
+    low, high = usual_rates(probe)
+    of = "its adapters" if probe.job.recipe.lora.used else "all its weights"
+    usual = f"{probe.job.recipe.algo_name} on {of} usually learns at {low:g} to {high:g}"
+    return f"set {name}={helpful if helpful is not None else high:.1g}; {usual}"
+
+
+def usual_rates(probe: Probe) -> tuple[float, float]:
+    """The lowest and highest learning rates that are usual for the method, what it trains, and the model's size."""
+    low, high = RATES.get(probe.job.recipe.algo_name, RATES["online" if probe.job.algo.online else "dpo"])
+    more = (10 if probe.job.recipe.lora.used else 1) * (1 if probe.large else 30)
+    return low * more, min(high * more, HIGHEST)
 
 
 def _rate(probe: Probe) -> float:
@@ -104,24 +170,74 @@ def _noise(loss: float) -> float:
     return ROUNDING * max(1.0, abs(loss))
 
 
-def _try(probe: Probe) -> Trial:
-    """Step, look, and where the loss did not fall, go back towards the start until it does."""
-    parameters, loss = trained(probe), _measured(probe.job.algo)
-    before = _loss(probe, loss)
-    start = [p.detach().clone() for p in parameters]
-    with kept(probe.job.learner, parameters):
+def first_update(probe: Probe) -> FirstUpdate:
+    """Taken once, looked at from every side, and taken back."""
+    return probe.once("first update", lambda: _first_update(probe))
+
+
+def _first_update(probe: Probe) -> FirstUpdate:
+    learner, parameters, loss = probe.job.learner, trained(probe), _measured(probe.job.algo)
+    gradient, before = gradient_of(probe), _loss(probe, loss)
+    rate, top = (_rate(probe) * factor for factor in (learner.schedule(learner.updates), _peak(probe)))
+    again = top > rate and not probe.job.algo.trust_region  # a trust region has a length of its own
+    half = learner.masters is not None and learner.masters.half
+    with kept(learner, parameters) as start:
         stats = _update(probe)
-        end = [p.detach().clone() for p in parameters]
-        after = _loss(probe, loss)
-        falls = 1.0 if after < before else None
-        for fraction in () if falls else FRACTIONS:
-            if _at(probe, start, end, fraction=fraction, loss=loss) < before - _noise(before):
-                falls = fraction
-                break
-    rate = _rate(probe) * probe.job.learner.schedule(probe.job.learner.updates)
+        force = _force(learner, dict(zip(map(id, parameters), start, strict=True)), gradient)
+        changed = any(not torch.equal(p, a) for p, a in zip(parameters, start, strict=True))
+        lost = partial(_lost, probe, loss, start, _Ends(parameters), rate)
+        first = _tried(probe, lost, rate, before, after=_loss(probe, loss))
+        largest = _tried(probe, lost, top, before, after=lost(top)) if again and not half else None
     taken = not stats.get("skipped") and stats.get("accepted", 1.0) != 0
-    changed = any(not torch.equal(a, b) for a, b in zip(start, end, strict=True))
-    return Trial(rate=rate, before=before, after=after, falls=falls, taken=taken, changed=changed)
+    first = replace(first, taken=taken, changed=changed)
+    if again and half:  # what is rounded to few bits is not in proportion to the rate
+        largest = _at_once(probe, loss, top, before)
+    return FirstUpdate(first=first, largest=largest, force=force)
+
+
+class _Ends:
+    """Where the update led, copied when it is first left."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    @cached_property
+    def weights(self) -> list[Tensor]:
+        return [p.detach().clone() for p in self._parameters]
+
+
+def _lost(probe: Probe, loss: Loss, start: Sequence[Tensor], end: _Ends, rate: float, other: float) -> float:
+    """The loss after a step at another rate: AdamW's first step, decay and all, is in proportion to it."""
+    pairs = zip(start, end.weights, strict=True)
+    put_back(trained(probe), (torch.lerp(a, b, other / rate) for a, b in pairs))
+    return _loss(probe, loss)
+
+
+def _at_once(probe: Probe, loss: Loss, rate: float, before: float) -> Trial:
+    """A true update at the schedule's largest rate, by itself."""
+    learner = probe.job.learner
+    schedule, peak = learner.schedule, _peak(probe)
+    learner.schedule = lambda n: peak
+    try:
+        with kept(learner, trained(probe)):
+            _update(probe)
+            after = _loss(probe, loss)
+    finally:
+        learner.schedule = schedule
+    return Trial(rate=rate, before=before, after=after, falls=1.0 if after < before else SLIGHT, helpful=None)
+
+
+def _tried(probe: Probe, lost: Callable[[float], float], rate: float, before: float, *, after: float) -> Trial:
+    """Where the loss did not fall, go back towards the start until it does."""
+    better = before - _noise(before)
+    falls = 1.0 if after < before else next((f for f in FRACTIONS if lost(f * rate) < better), None)
+    helpful = None
+    if rate >= SMALL and ((falls or 0) < SLIGHT or rate > usual_rates(probe)[1]):
+        # of optim.lr, whose largest rate is at most itself
+        highest = min(usual_rates(probe)[1], rate * (falls or FRACTIONS[-1]))
+        lower = (highest / 10**n for n in range(8))
+        helpful = next((x for x in lower if x > SMALL / 100 and lost(x) < better), None)
+    return Trial(rate=rate, before=before, after=after, falls=falls, helpful=helpful)
 
 
 def _measured(algo: Algorithm) -> Loss:
@@ -145,11 +261,6 @@ def _loss(probe: Probe, loss: Loss) -> float:
     return sum(objective(learner.policy(micro, algo.wants), micro, loss).double().item() for micro in parts)
 
 
-def _at(probe: Probe, start: Sequence[Tensor], end: Sequence[Tensor], *, fraction: float, loss: Loss) -> float:
-    put_back(trained(probe), [a + fraction * (b - a) for a, b in zip(start, end, strict=True)])
-    return _loss(probe, loss)
-
-
 def settings(probe: Probe) -> Finding:
     """The optimiser holds every trained parameter once, with the recipe's rate, decay and clipping."""
     o, learner = probe.job.recipe.optim, probe.job.learner
@@ -165,6 +276,9 @@ def settings(probe: Probe) -> Finding:
         found = (group["base_lr"], group["weight_decay"], tuple(group["betas"]))
         if found != (rate, decay, tuple(o.betas)):
             return failed(f"rate, decay and betas {found}, the recipe says {(rate, decay, tuple(o.betas))}", remedy)
+    if (share := o.lr * o.weight_decay) >= TAKEN:
+        seen = f"optim.lr x optim.weight_decay takes {share:.0%} of every weight away in an update"
+        return failed(seen, "set optim.weight_decay to 0.1 or less")
     if learner.clip_norm != o.clip_norm:
         return failed(f"gradients are clipped at {learner.clip_norm:g}, the recipe says {o.clip_norm:g}", remedy)
     return _schedule(probe)
@@ -191,49 +305,61 @@ def _schedule(probe: Probe) -> Finding:
 
 def in_force(probe: Probe) -> Finding:
     """The first step is p (1 - lr decay) - lr g / (|g| + eps), where g is the batch's gradient, clipped."""
-    learner, parameters = probe.job.learner, trained(probe)
-    start = {id(p): p.detach().to(torch.float64, copy=True) for p in parameters}
-    true = gradients(learner, probe.batch, probe.job.algo, rows=learner.micro_rows).tensors
-    with kept(learner, parameters):
-        _update(probe)
-        seen_by = [_moment(learner.optimizer, p) for p in optim.parameters_of(learner.optimizer)]
-        worst, moved = _off(learner, start)
-    size, limit = norm(seen_by), learner.clip_norm
-    seen = f"largest change {moved:.3g}, within {worst:.1e} of what rate and decay give; clipped norm {size:.3g}"
+    learner, force = probe.job.learner, first_update(probe).force
+    size, limit = force.clipped, learner.clip_norm
+    seen = (
+        f"largest change {force.moved:.3g}, within {force.worst:.1e} of what rate and decay give; "
+        f"clipped norm {size:.3g}"
+    )
     remedy = "learning rate, weight decay or clipping of the recipe do not act: please report it"
     rate = _rate(probe) * learner.schedule(learner.updates)
-    if rate < SMALL and not moved:
+    if rate < SMALL and not force.moved:
         return skipped(f"the first rate, {rate:.3g}, changes no weight: see one step")
-    if not moved or not worst <= 0.01:
+    if not force.moved or not force.worst <= 0.01:
         return failed(seen, remedy)
     if size > limit * (1 + 1e-4):
         return failed(f"{seen} exceeds optim.clip_norm={limit:g}", remedy)
-    factor = min(1.0, limit / max(norm(true), 1e-30))
-    expected = [None if g is None else factor * g for g in true]
-    if not probe.job.algo.trust_region and not apart(seen_by, expected) <= CUT * max(size, 1e-30):
+    if not probe.job.algo.trust_region and not force.apart <= CUT * max(size, 1e-30):
         return failed(f"{seen}; the optimiser was given another gradient than the batch's, clipped", remedy)
     return passed(seen)
 
 
-def _moment(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Tensor | None:
-    """The gradient that AdamW's first step was given: its mean is (1 - beta) g."""
-    state = optimizer.state.get(p)
-    beta = next(group["betas"][0] for group in optimizer.param_groups if any(p is q for q in group["params"]))
-    return state["exp_avg"] / (1 - beta) if state else None
-
-
-def _off(learner: Learner, start: Mapping[int, Tensor]) -> tuple[float, float]:
-    """(largest distance from AdamW's formula in units of the rate, largest change), of what the optimiser has moved."""
-    worst = moved = 0.0
+def _force(learner: Learner, start: Mapping[int, Tensor], gradient: Gradient) -> Force:
+    """After the first step: how it compares with AdamW's formula on the batch's own gradient."""
+    true = dict(zip(map(id, optim.parameters_of(learner.optimizer)), gradient.tensors, strict=True))
+    factor = min(1.0, learner.clip_norm / max(norm(gradient.tensors), 1e-30))
+    worst = moved = clipped = off = 0.0
     for group in learner.optimizer.param_groups:
-        rate = group["base_lr"] * learner.schedule(0)
         for p in group["params"]:
-            moment, before, now = _moment(learner.optimizer, p), start[id(p)], p.detach().double()
-            if moment is None:
+            moment, expected = _moment(learner.optimizer, p), true[id(p)]
+            if moment is None or expected is None:
+                off += norm([moment, expected]) ** 2  # what is on one side only counts whole
                 continue
-            g = moment.double()
-            expected = before * (1 - rate * group["weight_decay"]) - rate * g / (g.abs() + EPSILON)
-            error = (now - expected).abs() - ROUNDING * before.abs()
-            worst = max(worst, float(error.max()) / rate)
-            moved = max(moved, float((now - before).abs().max()))
-    return worst, moved
+            every = -(-p.numel() // LOOKED_AT)
+            old, now, given, g = (_some(x, every) for x in (start[id(p)], p, moment, expected))
+            given = given / (1 - group["betas"][0])
+            clipped += (norm([moment]) / (1 - group["betas"][0])) ** 2
+            off += every * norm([given - factor * g]) ** 2
+            error, change = _off(
+                old, now, given, rate=group["base_lr"] * learner.schedule(0), decay=group["weight_decay"]
+            )
+            worst, moved = max(worst, error), max(moved, change)
+    return Force(worst=worst, moved=moved, clipped=clipped**0.5, apart=off**0.5)
+
+
+def _moment(optimizer: torch.optim.Optimizer, p: nn.Parameter) -> Tensor | None:
+    """(1 - beta) g after AdamW's first step, where g is the gradient that it was given."""
+    state = optimizer.state.get(p)
+    return state["exp_avg"] if state else None
+
+
+def _some(x: Tensor, every: int) -> Tensor:
+    """Numbers of a tensor that lie so far apart."""
+    return x.detach().reshape(-1)[::every].double()
+
+
+def _off(old: Tensor, now: Tensor, given: Tensor, *, rate: float, decay: float) -> tuple[float, float]:
+    """(largest distance from AdamW's formula in units of the rate, largest change)"""
+    expected = old * (1 - rate * decay) - rate * given / (given.abs() + EPSILON)
+    error = (now - expected).abs() - ROUNDING * old.abs()
+    return float(error.max()) / rate, float((now - old).abs().max())

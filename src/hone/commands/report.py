@@ -17,6 +17,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> None:
     from hone import rundir
     from hone.log import sinks
+    from hone.log.invalid import INVALID, totals
     from hone.log.report import write_report
 
     folder = Path(arguments.run_dir)
@@ -31,6 +32,7 @@ def _run(arguments: argparse.Namespace) -> None:
         runs={folder.name: rows},
         samples=samples[-SHOWN:],
         top=samples,
+        invalid=totals(folder / INVALID),
     )
     print(path)
 

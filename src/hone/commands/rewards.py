@@ -99,6 +99,8 @@ def _read(
     data: str, column: str, *, asked: str, limit: int
 ) -> "tuple[list[Task], list[str | None], str, dict[int, str]]":
     """The problems, their right answers, the column those are in, and what is wrong with rows that are no problems."""
+    from dataclasses import replace
+
     from hone import feeds
     from hone.data.locate import Reading
 
@@ -113,10 +115,15 @@ def _read(
     if len(bad) == len(tasks) and not asked and 'column "prompt" is missing' in bad[0]:
         found = ", ".join(sorted({name for row in rows for name in row}))
         raise HoneError(f"{data} has no column prompt: name that of the questions with --prompt COLUMN (of {found})")
+    if len(bad) == len(tasks):
+        raise HoneError(f"{data} row 1: {bad[0]}")
     if not names or not any(names[0] in c for c in columns):
         found = ", ".join(sorted({name for c in columns for name in c}))
         raise HoneError(f"{data} has no right answers: name their column with --gold COLUMN (there are: {found})")
-    return tasks, [None if (value := c.get(names[0])) is None else str(value) for c in columns], names[0], bad
+    golds = [None if (value := c.get(names[0])) is None else str(value) for c in columns]
+    if column:  # a verifier reads a task's answer, and rows whose answers have another name have none
+        tasks = [t if t.answer is not None else replace(t, answer=g) for t, g in zip(tasks, golds, strict=True)]
+    return tasks, golds, names[0], bad
 
 
 def _task(row: "Row", number: int, bad: dict[int, str]) -> "Task":
@@ -147,7 +154,7 @@ def _said(miss: "Miss") -> str:
         return f"its own answer {tried} scores {value:g} in every form{said}"
     if miss.kind == "shuffled":
         return f"{tried} scores {value:g}, where {miss.gold[:CUT]!r} is right"
-    return f"{tried} is invalid: {miss.reason}" if miss.kind == "invalid" else f"there is no answer: {miss.reason}"
+    return f"{tried} is invalid: {miss.reason}" if miss.kind == "invalid" else f"it cannot be tried: {miss.reason}"
 
 
 COMMANDS = (

@@ -3,6 +3,7 @@
 import argparse
 
 from hone.commands.command import Command, show
+from hone.errors import HoneError
 from hone.log.progress import say
 
 
@@ -13,9 +14,15 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reward", default="math", metavar="NAME", help="verifier, or FILE.py:function (default: math)"
     )
-    parser.add_argument("--samples", type=int, default=1, metavar="K", help="samples a problem (default: 1)")
-    parser.add_argument("--temperature", type=float, default=1.0, metavar="T", help="default: 1.0")
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help="a completion (default: 64)")
+    parser.add_argument(
+        "--samples", type=int, default=1, metavar="K", help="samples a problem, for pass@k and maj@K (default: 1)"
+    )
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="default: the model's; else 0 for one sample, 1 for several"
+    )
+    parser.add_argument(
+        "--max-tokens", type=int, default=None, metavar="N", help="a completion (default: the model's, else up to 1024)"
+    )
     parser.add_argument("--judge", default="", metavar="FOLDER", help="a reward or process model that chooses one of K")
     parser.add_argument(
         "--by", default="min", metavar="HOW", help="a process model's steps: min, last, mean or product (default: min)"
@@ -27,7 +34,7 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _ranked(arguments: argparse.Namespace) -> dict[str, float]:
-    from hone.guided.desk import Sampling
+    from hone.guided.defaults import Sampling
     from hone.guided.rank import Rank, evaluate_ranked
 
     return evaluate_ranked(
@@ -42,6 +49,11 @@ def _ranked(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def _eval(arguments: argparse.Namespace) -> None:
+    if arguments.samples < 1:
+        raise HoneError(f"n is {arguments.samples} with --samples {arguments.samples}: set n to 1 or more")
+    if arguments.max_tokens is not None and arguments.max_tokens < 1:
+        raise HoneError(f"max_tokens is {arguments.max_tokens}: set it to 1 or more, or leave --max-tokens out")
+    arguments.max_tokens = arguments.max_tokens or 0  # 0: the model's own
     result = _ranked(arguments) if arguments.judge else _plain(arguments)
     show({name: f"{value:.4g}" for name, value in result.items()})
 
@@ -60,15 +72,22 @@ def _plain(arguments: argparse.Namespace) -> dict[str, float]:
     )
 
 
+NOTES = """\
+Temperature, top_p, top_k and length are taken from the model's generation_config.json where you give none; the first
+line says what they are and where they came from. With several samples, pass@k is the chance that one of k is right, and
+maj@K the share of problems whose commonest answer is."""
+
 COMMANDS = (
     Command(
         name="eval",
         help="score a model on a file of problems",
         options=_eval_options,
         run=_eval,
+        notes=NOTES,
         examples=(
             "hone eval runs/demo/grpo/model runs/demo/data/held_out.jsonl --samples 8",
-            "hone eval smollm2-135m gsm8k:test --limit 20 --max-tokens 256 --temperature 0",
+            "hone eval smollm2-135m gsm8k:test --limit 20",
+            "hone eval smollm2-135m gsm8k:test --limit 20 --samples 8 --temperature 0.7 --max-tokens 256",
         ),
     ),
 )

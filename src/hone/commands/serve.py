@@ -60,12 +60,14 @@ def _serve(arguments: argparse.Namespace) -> None:
         raise HoneError("two adapters have one name: give each its own, as in --adapter NAME=FOLDER")
     given = arguments.token or os.environ.get("HONE_TOKEN", "")
     try:
+        import pydantic  # noqa: F401
+        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
-        raise HoneError("hone serve needs uvicorn: pip install 'hone[serve]'") from None
-    from hone.serve.app import App, Limits
+        raise HoneError("hone serve needs uvicorn, starlette and pydantic: pip install 'hone[serve]'") from None
+    from hone.serve.app import Limits, Service, make_app
     from hone.serve.ask import Served
-    from hone.serve.desk import Desk
+    from hone.serve.dispatcher import Dispatcher
     from hone.serve.guard import Guard, is_loopback
     from hone.serve.load import load
     from hone.serve.server import listen, serve
@@ -93,12 +95,16 @@ def _serve(arguments: argparse.Namespace) -> None:
         created=int(time.time()),
     )
     limits = Limits(concurrency=arguments.concurrency, seconds=arguments.timeout)
-    desk = Desk(loaded.engine, note=_say)
+    dispatcher = Dispatcher(loaded.engine, note=_say)
     if not is_loopback(arguments.host):
         _say(f"warning: {arguments.host} can be reached from other machines, and what is sent is not encrypted")
     port = sock.getsockname()[1]
-    app = App(served, desk, guard, limits=limits, note=_say)
-    if not serve(app, desk, sock, ready=lambda: _greet(loaded, arguments.host, port, token="" if given else token)):
+    app = make_app(Service(served, dispatcher, guard, limits=limits, note=_say))
+
+    def greet() -> None:
+        _greet(loaded, arguments.host, port, token="" if given else token)
+
+    if not serve(app, dispatcher, sock, head=limits.head, ready=greet):
         os._exit(0)  # Python may not end under a thread that computes
 
 

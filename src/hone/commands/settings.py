@@ -43,8 +43,19 @@ class Setting:
     def shown(self, width: int) -> str:
         """Its default as it would be set, and under it the meaning, in lines of so many columns."""
         choices = f"  ({', '.join(map(written, self.choices))})" if self.choices else ""
-        meaning = textwrap.wrap(self.meaning, width - len(INDENT), break_long_words=False, break_on_hyphens=False)
-        return "\n".join([f"  {self.name}={written(self.default)}{choices}", *(INDENT + line for line in meaning)])
+        meaning = wrapped(self.meaning, width, indent=INDENT)
+        return "\n".join([f"  {self.name}={written(self.default)}{choices}", *meaning])
+
+
+def wrapped(text: str, width: int, *, indent: str) -> list[str]:
+    """Lines of so many columns, all indented."""
+    lines = textwrap.wrap(text, width - len(indent), break_long_words=False, break_on_hyphens=False)
+    return [indent + line for line in lines]
+
+
+def text_width() -> int:
+    """The columns of the terminal, as far as they are read with ease."""
+    return min(WIDTH, shutil.get_terminal_size().columns)
 
 
 def all_settings(config: Any = None, above: str = "") -> Iterator[Setting]:
@@ -104,7 +115,7 @@ def _settings(arguments: argparse.Namespace) -> None:
     found = [setting for setting in known if setting.matches(prefix)]
     if not found:
         raise _no_setting(prefix, [setting.name for setting in known])
-    width = min(WIDTH, shutil.get_terminal_size().columns)
+    width = text_width()
     blocks = [_block(group, list(those), width) for group, those in groupby(found, key=attrgetter("group"))]
     print(found[0].shown(width) if len(found) == 1 else "\n\n".join(blocks))
 
@@ -132,7 +143,7 @@ COMMANDS = (
         help="list the settings of a recipe: their names, defaults and meanings",
         options=_options,
         run=_settings,
-        notes="`hone algos NAME` lists those of an algorithm, which are set as algo.SETTING=VALUE.",
+        notes="`hone algos NAME` explains those of an algorithm, which are set as algo.SETTING=VALUE.",
         examples=("hone settings", "hone settings train", "hone settings train.recompute"),
     ),
 )

@@ -26,7 +26,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from hone.guided.desk import Sampling
+    from hone.guided.defaults import Sampling
     from hone.guided.label import StepLabels, label_steps
 
     found = label_steps(

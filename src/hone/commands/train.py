@@ -128,7 +128,7 @@ COMMANDS = (
         notes=RUN_NOTES,
         examples=(
             "hone run grpo train.steps=200 algo=dapo algo.high=0.3",
-            "hone run recipes/sft.py --config settings.yaml --resume",
+            "hone run sft --config settings.yaml --resume",
         ),
     ),
     Command(

@@ -6,11 +6,13 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from hone.data.convert import Grouper, Tally, Tasker
+from hone.data.convert import LONGER, Grouper, Tally, Tasker
 from hone.data.files import Read
 from hone.data.locate import Data, Part, Reading, locate
 from hone.data.mix import Mixed
+from hone.data.pairs import used
 from hone.data.parse import shown
+from hone.data.rendering import AT_ONCE
 from hone.data.shapes import Row
 from hone.data.shelf import Shelf
 from hone.data.source import Feed, Source
@@ -55,6 +57,7 @@ def _translated(read: Read, shelf: Shelf, how: Reading, tally: Tally) -> list[tu
             raise HoneError(f"{where} {read.problem}")
         try:
             rows, note = shelf.translate(read.row)
+            made = [used(row, how.pairs) for row in rows]
         except HoneError as error:
             raise HoneError(f"{where}: {error} (the row: {shown(read.row)})") from error
     except HoneError as error:
@@ -64,7 +67,8 @@ def _translated(read: Read, shelf: Shelf, how: Reading, tally: Tally) -> list[tu
         return []
     if note:
         (tally.written if rows else tally.left_out)[note] += 1
-    return [(row, where) for row in rows]
+    tally.used.update(what for _, what in made if what)
+    return [(row, where) for several, _ in made for row in several]
 
 
 def load(data: Data, how: Reading, make: Callable[[], Converter], *, seed: int) -> Loaded:
@@ -105,13 +109,32 @@ def _feed(part: Part, how: Reading, convert: Converter, *, seed: int) -> Feed[An
 def held(part: Part, how: Reading, convert: Converter) -> list[Any]:
     """Every row converted, in order."""
     items, numbered = list[Any](), 0
-    for row, where in plain_rows(part, how, convert.tally):
-        numbered += 1
-        made = convert(row, where, id=str(numbered)) if isinstance(convert, Tasker) else convert(row, where)
-        items += [made] if made else []
+    for some in _batches(plain_rows(part, how, convert.tally)):
+        convert.ahead([row for row, _ in some])
+        for row, where in some:
+            numbered += 1
+            made = convert(row, where, id=str(numbered)) if isinstance(convert, Tasker) else convert(row, where)
+            items += [made] if made else []
     if not items:
         raise HoneError(_nothing(part, convert, found=numbered))
     return items
+
+
+def _batches(rows: Iterator[tuple[Row, str]]) -> Iterator[list[tuple[Row, str]]]:
+    """Some rows at a time; where one is refused, those before it have their say first."""
+    some = list[tuple[Row, str]]()
+    try:
+        for row in rows:
+            some.append(row)
+            if len(some) == AT_ONCE:
+                yield some
+                some = list[tuple[Row, str]]()
+    except HoneError:
+        if some:
+            yield some
+        raise
+    if some:
+        yield some
 
 
 def _items(read: Read, shelf: Shelf, *, how: Reading, convert: Converter, furthest: dict[str, int]) -> list[Any]:
@@ -142,5 +165,5 @@ def _nothing(part: Part, convert: Converter, *, found: int) -> str:
         return f"{part.name} has no good row: {tally.reasons[0]}"
     if found:
         what = "prompts" if isinstance(convert, Tasker) else "rows"
-        return f"{part.name}: all {found} {what} exceed {convert.max_tokens} tokens: shorten them or raise the context"
+        return f"{part.name}: all {found} {what} exceed {convert.max_tokens} tokens: {LONGER}"
     return f"{part.name} is empty: it needs at least one row"

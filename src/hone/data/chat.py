@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
-from hone.data.dialogue import Dialogue, Turn, not_a_prefix
+from hone.data.dialogue import Dialogue, Turn, not_a_prefix, opened_all
 from hone.data.messages import Tool, check_messages, special_in
+from hone.data.template import DEFAULT_TEMPLATE
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.types import Message
@@ -17,16 +18,6 @@ __all__ = [
 ]  # fmt: skip
 
 CHAT_SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
-DEFAULT_TEMPLATE = (
-    "{%- for m in messages -%}"
-    "{%- if m.role not in ['system', 'user', 'assistant', 'tool'] -%}"
-    "{{- raise_exception('unknown role ' ~ m.role) -}}{%- endif -%}"
-    "{{- '<|' ~ m.role ~ '|>' ~ m.content -}}"
-    "{%- if m.role == 'assistant' -%}{{- eos_token -}}{%- endif -%}"
-    "{%- endfor -%}"
-    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
-)
-
 Encoded = tuple[list[int], list[bool]]  # tokens, and True where the token is trained on
 Turns = Literal["joined", "split"]  # one row a chat; or a new row wherever the template rewrites earlier turns
 
@@ -89,10 +80,8 @@ def encode_turns(
     """As `encode_messages`, in as many rows as it takes for each turn to follow what a sampler reads before it."""
     dialogue = Dialogue(tokenizer, messages, tools=tools)
     rows, text, tokens, mask = list[Encoded](), "", list[int](), list[bool]()
-    for i, message in enumerate(dialogue.messages):
-        if message["role"] != "assistant" or i < start:
-            continue
-        turn = dialogue.turn(i)
+    answers = [i for i, m in enumerate(dialogue.messages) if m["role"] == "assistant" and i >= start]
+    for i, turn in zip(answers, dialogue.turns(answers), strict=True):
         if turns == "split" and not turn.before.startswith(text):
             rows.append((tokens, mask))
             text, tokens, mask = "", list[int](), list[bool]()
@@ -228,7 +217,8 @@ def render_prompts(
     tokenizer: Tokenizer, prompts: Sequence[tuple[str | Sequence[Message], Sequence[Tool] | None]]
 ) -> list[list[int]]:
     """The same of each prompt with its tools, tokenised together."""
-    chats = {i: _opened(tokenizer, p, tools) for i, (p, tools) in enumerate(prompts) if not isinstance(p, str)}
+    talks = {i: _unanswered(tokenizer, p, tools) for i, (p, tools) in enumerate(prompts) if not isinstance(p, str)}
+    chats = dict(zip(talks, opened_all([*talks.values()]), strict=True))
     plain = {i: p for i, (p, _) in enumerate(prompts) if isinstance(p, str)}
     found = dict(zip(chats, tokenizer.encode_all([*chats.values()], specials=True), strict=True))
     texts = zip(plain, tokenizer.encode_all([*plain.values()]), strict=True)
@@ -236,11 +226,11 @@ def render_prompts(
     return [found[i] for i in range(len(prompts))]
 
 
-def _opened(tokenizer: Tokenizer, prompt: Sequence[Message], tools: Sequence[Tool] | None) -> str:
+def _unanswered(tokenizer: Tokenizer, prompt: Sequence[Message], tools: Sequence[Tool] | None) -> Dialogue:
     dialogue = Dialogue(tokenizer, prompt, tools=tools)
     if prompt[-1]["role"] == "assistant":
         raise HoneError("the prompt ends with an assistant message: end it with the message to be answered")
-    return dialogue.opened()
+    return dialogue
 
 
 def encode_completion(
@@ -274,7 +264,7 @@ def encode_steps(
     """Prompt, then the steps as one completion without a stop token; also the index of each step's last token."""
     chat = not isinstance(prompt, str)
     start = [] if chat else tokenizer.start_ids
-    text = _opened(tokenizer, prompt, tools) if chat else prompt
+    text = _unanswered(tokenizer, prompt, tools).opened() if chat else prompt
     tokens = tokenizer.encode(text, specials=chat)
     written, ends = len(start) + len(tokens), list[int]()
     for n, step in enumerate(steps, start=1):

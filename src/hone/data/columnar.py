@@ -1,5 +1,6 @@
 """Parquet and Arrow files through pyarrow, a batch of rows at a time, from any row on."""
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,23 +13,38 @@ AT_ONCE = 1024  # rows turned into Python at a time
 
 def rows(path: Path, form: str, start: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """(number, row) from row `start` (counting from 0) on; whole row groups before it are not read."""
-    pyarrow = _pyarrow(path)
+    _pyarrow(path)
     number = start
     try:
         for batch in _parquet(path, start) if form == ".parquet" else _arrow(path, start):
+            if twice := [name for name, n in Counter(batch.schema.names).items() if n > 1]:
+                raise HoneError(f'{path} has the column "{twice[0]}" twice: rename one')
+            batch.validate(full=True)  # places outside of the buffers would be read, and end the process
             for row in batch.to_pylist():
                 number += 1
                 yield number, {name: _without_nulls(value) for name, value in row.items()}
-    except (pyarrow.ArrowException, pyarrow.ArrowInvalid) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise HoneError(f"{path} is not a whole {form[1:]} file ({reason}): write it again") from error
+    except Exception as error:  # whatever its bytes make of it: a text that is no UTF-8, a date in the year 99999
+        raise damaged(path, form, error) from error
 
 
 def count(path: Path, form: str) -> int:
     """Rows of a file, from its footer where it has one."""
-    if form == ".parquet":
-        return _parquet_file(path).metadata.num_rows
-    return sum(batch.num_rows for batch in _arrow(path, 0))
+    _pyarrow(path)
+    try:
+        if form == ".parquet":
+            return _parquet_file(path).metadata.num_rows
+        return sum(batch.num_rows for batch in _arrow(path, 0))
+    except Exception as error:
+        raise damaged(path, form, error) from error
+
+
+def damaged(path: Path, form: str, error: Exception) -> HoneError:
+    """The error for a file that pyarrow does not read."""
+    if isinstance(error, HoneError):
+        return error
+    said = " ".join(str(error).split())[:100] or type(error).__name__
+    reason = "".join(c if c.isprintable() else "?" for c in said)  # it may quote the file's bytes
+    return HoneError(f"{path} is not a whole {form[1:]} file ({reason}): write it again")
 
 
 def _pyarrow(path: Path) -> Any:

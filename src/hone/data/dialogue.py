@@ -1,17 +1,19 @@
 """One conversation under one chat template: what a sampler reads before each assistant turn, and what it writes."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
-from hone.data.messages import Tool, check_messages, clean_message, clean_tools, with_written_arguments
-from hone.data.template import Rendered, Span, run_template
+from hone.data.bounded import OverLimit
+from hone.data.messages import Tool, check_messages, clean_message, clean_tools
+from hone.data.rendering import Chat, Result, render_chats
+from hone.data.template import Rendered, Span
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.types import Message
 
+TOGETHER = 1 << 18  # characters that are rendered for one chat in one request
 THOUGHT = re.compile(r"(?:\s*<think>)?(.*?)</think>", re.DOTALL)
 
 
@@ -43,59 +45,60 @@ class Dialogue:
         chosen = self.tokenizer.chat_template if chosen is None else chosen
         if chosen is None:
             raise HoneError(
-                "the tokenizer has no chat template: add chat_template.jinja to its folder "
-                "(hone.data.chat has a default)"
+                "the tokenizer has no chat template: write the rows as text, as in prompt and completion, or use a "
+                "model with a chat template, as chat_template.jinja in its folder is one"
             )
         return chosen
 
     def render(self, end: int | None = None, *, generation: bool = False) -> Rendered:
         """The first `end` messages; with `generation`, followed by what opens the assistant's turn."""
-        messages = self.messages[:end]
-        try:
-            return self._render(messages, generation)
-        except Exception as error:  # a template is the user's program: it can raise anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise HoneError(f"the chat template failed on {len(messages)} messages: {reason}") from error
+        chat = self.wanting((end, generation))
+        return self.checked(end, render_chats([chat])[0][0])
+
+    def wanting(self, *wanted: tuple[int | None, bool]) -> Chat:
+        """These renderings, (end, generation) each, to be asked for together."""
+        tokenizer = self.tokenizer
+        tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos, "pad_token": tokenizer.pad}
+        names = {name: token for name, token in tokens.items() if token is not None} | {**tokenizer.settings}
+        names |= {"tools": self.tools, "documents": None}
+        return Chat(template=self.template, names=names, messages=self.messages, now=self.now, wanted=wanted)
+
+    def checked(self, end: int | None, result: Result) -> Rendered:
+        """The rendering, or HoneError where it failed: a template is the user's program, it can raise anything."""
+        if isinstance(result, Rendered):
+            return result
+        reason = " ".join(str(result).split()) or type(result).__name__
+        of, count = f" of {self.tokenizer.source}" if self.tokenizer.source else "", len(self.messages[:end])
+        remedy = ": use another template" if isinstance(result, OverLimit) else ""
+        raise HoneError(f"the chat template{of} failed on {count} messages: {reason}{remedy}") from result
 
     def opened(self, end: int | None = None) -> str:
         """What a sampler reads before it answers the first `end` messages; the tools must be in it."""
-        text = self.render(end, generation=True).text
+        return self.with_tools(self.render(end, generation=True).text)
+
+    def with_tools(self, text: str) -> str:
+        """The text, in which every tool must be named."""
         for tool in self.tools or ():
             if str(tool.get("function", tool)["name"]) not in text:
                 raise HoneError("the chat template leaves out the tools: use one that writes them, or remove them")
         return text
 
-    def _render(self, messages: list[dict[str, Any]], generation: bool) -> Rendered:
-        """Templates disagree on two forms; of each, the one that is not written out as Python would print it."""
-        arguments = [c["function"]["arguments"] for m in messages for c in m.get("tool_calls", ())]
-        try:
-            rendered = self._without_none(messages, generation)
-            if not any(a and str(a) in rendered.text for a in arguments):
-                return rendered
-        except TypeError:  # a template that adds the arguments to text wants them as text
-            if not arguments:
-                raise
-        return self._without_none(with_written_arguments(messages), generation)
-
-    def _without_none(self, messages: list[dict[str, Any]], generation: bool) -> Rendered:
-        rendered = self._run(messages, generation)
-        if "None" not in rendered.text or all(m["content"] is not None for m in messages):
-            return rendered
-        empty = self._run(
-            [{**m, "content": "" if m["content"] is None else m["content"]} for m in messages], generation
-        )
-        return empty if rendered.text.count("None") > empty.text.count("None") else rendered
-
-    def _run(self, messages: list[dict[str, Any]], generation: bool) -> Rendered:
-        tokenizer = self.tokenizer
-        tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos, "pad_token": tokenizer.pad}
-        names = {name: token for name, token in tokens.items() if token is not None} | {**tokenizer.settings}
-        given = {"messages": messages, "tools": self.tools, "documents": None, "add_generation_prompt": generation}
-        return run_template(self.template, {**names, **given}, now=self.now)
+    def turns(self, numbers: Sequence[int]) -> Iterator[Turn]:
+        """The assistant's messages of these numbers, from 0; rendered together as far as that is not much text."""
+        size = sum(len(m["content"]) for m in self.messages if isinstance(m["content"], str))
+        step = max(1, TOGETHER // max(size, 1))
+        for first in range(0, len(numbers), step):
+            some = numbers[first : first + step]
+            wanted = [(i + more, not more) for i in some for more in (0, 1)]
+            results = render_chats([self.wanting(*wanted)])[0]
+            yield from (self._turn(i, *results[2 * n : 2 * n + 2]) for n, i in enumerate(some))
 
     def turn(self, i: int) -> Turn:
         """The assistant's message i, up to the first stop token, at which a sampler is stopped."""
-        before, rendered = self.opened(i), self.render(i + 1)
+        return next(self.turns([i]))
+
+    def _turn(self, i: int, opened: Result, answered: Result) -> Turn:
+        before, rendered = self.with_tools(self.checked(i, opened).text), self.checked(i + 1, answered)
         after, marks = rendered.text, rendered.marks
         if not after.startswith(before):
             restored = self._with_thought(i, before, after)
@@ -165,6 +168,15 @@ class Dialogue:
             )
         answer = after[opened:].lstrip("\n")
         return f"{before}{thought.strip(chr(10))}\n</think>\n\n{answer}"
+
+
+def opened_all(dialogues: Sequence[Dialogue]) -> list[str]:
+    """What a sampler reads before it answers each of them, rendered together."""
+    results = render_chats([dialogue.wanting((None, True)) for dialogue in dialogues])
+    return [
+        dialogue.with_tools(dialogue.checked(None, result).text)
+        for dialogue, (result,) in zip(dialogues, results, strict=True)
+    ]
 
 
 def not_a_prefix(shorter: str, longer: str, *, turn: int, remedy: str) -> str:

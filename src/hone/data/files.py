@@ -7,6 +7,8 @@ import csv
 import gzip
 import hashlib
 import io
+import math
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,16 +16,22 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from hone.data import columnar
-from hone.data.parse import LIMIT, Unreadable, kind_of, object_of, over, parse, too_long
+from hone.data.parse import LIMIT, Unreadable, fault_in, kind_of, object_of, over, parse, too_long
 from hone.errors import HoneError
 
 EDGE = 64 * 1024  # bytes at each end of a file that identify it, with its length
+LONGEST_LINE = 32 * LIMIT  # bytes after which a line has no end: the file is no text
+WHOLE = 2**30  # bytes of a .json file, which is read whole
+DENSEST = 200  # times its size, to which a .gz file may unpack: text unpacks to 3 to 20 times
 BOM = b"\xef\xbb\xbf"
 Cursor = tuple[int, int]  # the byte (or row) where the next row begins, and how many lines (or rows) lie before it
 START: Cursor = (0, 0)
 JSON_COLUMNS = frozenset(
     {"label", "margin", "labels", "completions", "steps", "step_labels", "messages", "conversations"}
 )
+KINDS = {
+    stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device",
+}  # fmt: skip
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
 
@@ -71,7 +79,12 @@ class File:
             known = ", ".join(READERS)
             raise HoneError(f"{self.path} is not a kind of file Hone reads ({known}): convert it to JSON lines")
         try:
-            yield from READERS[self.form](self, start)
+            self._check_regular()
+            most = DENSEST * self.path.stat().st_size + LIMIT if self.path.suffix == ".gz" else math.inf
+            for read in READERS[self.form](self, start):
+                if read.after[0] > most:
+                    raise self._too_dense()
+                yield read
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise HoneError(f"{self.path} is a damaged gzip file ({error}): copy it again") from error
         except OSError as error:
@@ -80,7 +93,9 @@ class File:
 
     def count(self) -> int:
         """How many rows there are, where the file says so; 0: only reading it would tell."""
-        return columnar.count(self.path, self.form) if self.form in columnar.FORMS else 0
+        if self.form not in columnar.FORMS:
+            return 0
+        return self._checked(lambda: columnar.count(self.path, self.form))
 
     @property
     def fingerprint(self) -> str:
@@ -97,10 +112,34 @@ class File:
 
     def open(self) -> IO[bytes]:
         """The content, unpacked."""
-        return gzip.open(self.path, "rb") if self.path.suffix == ".gz" else self.path.open("rb")  # type: ignore
+        if self.path.suffix != ".gz":
+            return self.path.open("rb")
+        with self.path.open("rb") as file:
+            unpacked = zlib.decompressobj(wbits=31).decompress(file.read(EDGE), DENSEST * EDGE)
+        if len(unpacked) == DENSEST * EDGE:
+            raise self._too_dense()
+        return gzip.open(self.path, "rb")  # type: ignore
+
+    def _too_dense(self) -> HoneError:
+        return HoneError(
+            f"{self.path} unpacks to more than {DENSEST} times its size, which no text does: "
+            "see what is in it, and give the file unpacked"
+        )
+
+    def _check_regular(self) -> None:
+        """HoneError for what is there and is no file: reading it would wait for ever, or never end."""
+        mode = self.path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise HoneError(
+                f"{self.path} is a folder: name its files, as in '{self.path}/*.jsonl', or write hf:{self.path}"
+            )
+        if not stat.S_ISREG(mode):
+            kind = next((name for test, name in KINDS.items() if test(mode)), "no file")
+            raise HoneError(f"{self.path} is {kind}: save the rows in a file, and give its path")
 
     def _checked(self, call: Callable[[], Any]) -> Any:
         try:
+            self._check_regular()
             return call()
         except OSError as error:
             raise HoneError(f"cannot read {self.path}: {error.strerror}: give the path of a dataset file") from error
@@ -113,15 +152,18 @@ def _lines(file: IO[bytes], start: Cursor) -> Iterator[tuple[bytes, int, int]]:
     while line := file.readline(LIMIT + 1):
         number, offset = number + 1, offset + len(line)
         if len(line) > LIMIT and not line.endswith(b"\n"):
-            offset += _pass_over(file)
+            offset += _pass_over(file, number)
         yield line, number, offset
 
 
-def _pass_over(file: IO[bytes]) -> int:
+def _pass_over(file: IO[bytes], number: int) -> int:
     """The bytes up to the end of the line, read and dropped."""
     passed, part = 0, b""
     while not part.endswith(b"\n") and (part := file.readline(LIMIT)):
         passed += len(part)
+        if passed > LONGEST_LINE:
+            size = LONGEST_LINE // 2**20
+            raise HoneError(f"{file.name} line {number} does not end within {size} MiB: give a file of text lines")
     return passed
 
 
@@ -143,10 +185,13 @@ def _jsonl(file: File, start: Cursor) -> Iterator[Read]:
 def _json(file: File, start: Cursor) -> Iterator[Read]:
     """A list of objects, read whole."""
     with file.open() as content:
-        try:
-            value = parse(content.read().removeprefix(BOM), limit=0)
-        except Unreadable as error:
-            raise HoneError(f"{file.path} {error}") from error
+        data = content.read(WHOLE + 1)
+    if len(data) > WHOLE:
+        raise HoneError(f"{file.path} is over {WHOLE // 2**20} MiB and would be read whole: write it as .jsonl")
+    try:
+        value = parse(data.removeprefix(BOM), limit=0)
+    except Unreadable as error:
+        raise HoneError(f"{file.path} {error}") from error
     if not isinstance(value, list):
         raise HoneError(f"{file.path} holds {kind_of(value)}, not a list: write a list of objects, or use .jsonl")
     for number, item in enumerate(value[start[1] :], start=start[1] + 1):
@@ -159,21 +204,27 @@ def _json(file: File, start: Cursor) -> Iterator[Read]:
 
 def _text(file: File, start: Cursor) -> Iterator[Read]:
     """Documents of a text: what lies between blank lines, or with `chunk` about so many characters, whole lines."""
-    held, before, number = list[str](), start[0], start[1]
+    held, length, before, number = list[str](), 0, start[0], start[1]
     with file.open() as content:
         for line, _, offset in _lines(content, start):
             text, problem = _decoded(line.removeprefix(BOM) if offset == len(line) else line)
+            if not problem and not file.chunk and length > LIMIT:
+                problem = (
+                    f"has no blank line in {LIMIT // 2**20} MiB: put one between documents, or set read.chunk=2000"
+                )
             if problem:
-                number, held, before = number + 1, [], offset
+                number, held, length, before = number + 1, [], 0, offset
                 yield Read({}, number, (offset, number), problem)
                 continue
-            full = file.chunk and held and sum(map(len, held)) + len(text) > file.chunk
+            full = file.chunk and held and length + len(text) > file.chunk
             ends = full or (not file.chunk and not text.strip())
             if ends and "".join(held).strip():
                 number += 1
                 yield Read({"text": "".join(held).strip("\r\n")}, number, (before, number))
-            held = [] if ends else held
-            held += [text] if file.chunk or text.strip() else []
+            held, length = ([], 0) if ends else (held, length)
+            if file.chunk or text.strip():
+                held.append(text)
+                length += len(text)
             before = offset
         if "".join(held).strip():
             yield Read({"text": "".join(held).strip("\r\n")}, number + 1, (before, number + 1))
@@ -267,10 +318,8 @@ def _cells(names: list[str], cells: list[str], values: frozenset[str]) -> tuple[
 
 
 def _columns(file: File, start: Cursor) -> Iterator[Read]:
-    if not file.path.is_file():
-        file.path.open("rb").close()  # says what is wrong, as for every other kind
     for number, row in columnar.rows(file.path, file.form, start[1]):
-        yield Read(row, number, (number, number), too_long(row))
+        yield Read(row, number, (number, number), fault_in(row) or too_long(row))
 
 
 READERS: dict[str, Callable[[File, Cursor], Iterator[Read]]] = {

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from glob import glob, has_magic
 from pathlib import Path
@@ -12,6 +13,7 @@ from hone.data import gym, named
 from hone.data.chat import Turns
 from hone.data.convert import Overlong
 from hone.data.files import JSON_COLUMNS, READERS, File
+from hone.data.pairs import Use
 from hone.data.shapes import Row, Shape, plainly, renamed
 from hone.data.shelf import First, Hub, Memory, Shelf
 from hone.data.stream import BUFFER
@@ -20,6 +22,7 @@ from hone.types import Task
 
 WEIGHT = re.compile(r"^(.+?)\*(\d+(?:\.\d+)?(?:e-?\d+)?)$")
 SLICE = re.compile(r"^(.+)\[(?::(\d+)|[^\[\]]*:[^\[\]]*)\]$")  # the number of a [:N]; none in any other slice
+HUB_NAME = re.compile(r"([\w-][\w.-]*/[\w.-]+(?:/[\w.-]+)?)(?::([\w.+-]+))?$", re.ASCII)  # owner/name[/config][:split]
 Data = str | Sequence[Any]
 
 
@@ -36,6 +39,8 @@ class Reading:
     turns: Turns = "joined"
     shares: bool = False  # scores are from 0 to 1
     shapes: tuple[Shape, ...] = ()  # that `reader`, an algorithm, can use; none: any
+    pairs: Use = "pairs"  # what the reader makes of a preference pair
+    settings: bool = True  # whoever reads the errors can give settings, as read.overlong=drop
     reader: str = "training"
     columns: Mapping[str, str] = field(default_factory=dict[str, str])  # Hone's names to those of files and rows
 
@@ -116,20 +121,31 @@ def _shelves(name: str, how: Reading) -> list[Shelf]:
         if not paths:
             raise HoneError(f"no file matches {name}: check the pattern")
     elif File(path=paths[0]).form not in READERS and not paths[0].exists():
-        known = ", ".join(named.NAMED)
-        raise HoneError(f"{name} is no file, and no dataset of that name is known ({known}): check the path")
+        raise HoneError(_unknown(name))
     values = JSON_COLUMNS | {theirs for name, theirs in how.columns.items() if name in JSON_COLUMNS}
     files = [File(path=path, chunk=how.chunk, values=values) for path in paths]
     return [Shelf(place=file, translate=partial(_plainly, how=how)) for file in files]
 
 
+def _unknown(name: str) -> str:
+    """What to write instead of a name that is no file and no known dataset."""
+    if found := HUB_NAME.match(name):
+        split = found[2] or "train"
+        return f"{name} is no file: of the Hub's dataset of this name write hf:{found[1]}:{split}, else check the path"
+    if near := get_close_matches(name.partition(":")[0], named.NAMED, n=1):
+        return f"{name} is no file and no known dataset: did you mean {near[0]}? Else check the path"
+    known = ", ".join(named.NAMED)
+    hub = "or write hf:OWNER/NAME:SPLIT for one of the Hub"
+    return f"{name} is no file, and no dataset of that name is known ({known}): check the path, {hub}"
+
+
 def _hub(name: str) -> Hub:
     """hf:owner/name[/config][:split]; a local folder may stand for owner/name."""
     path, _, split = name.removeprefix("hf:").partition(":")
-    config = None
-    if not Path(path).is_dir() and path.count("/") == 2:
-        path, _, config = path.rpartition("/")
-    return Hub(path=path, config=config, split=split or "train")
+    config, (above, _, last) = None, path.rpartition("/")
+    if not Path(path).is_dir() and (path.count("/") == 2 or Path(above).is_dir()):
+        path, config = above, last
+    return Hub(path=path, config=config or None, split=split or "train")
 
 
 def _memory(data: Sequence[Any], how: Reading) -> Shelf:

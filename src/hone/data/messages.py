@@ -138,16 +138,3 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     if "function" not in call:
         return {"type": "function", "function": filled}
     return {**{key: value for key, value in call.items() if value is not None}, "function": filled}
-
-
-def with_written_arguments(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The arguments of tool calls as JSON text: some templates write them as they are."""
-
-    def written(call: Any) -> dict[str, Any]:
-        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
-        return {**call, "function": {**call["function"], "arguments": text}}
-
-    calls = [[written(call) for call in m["tool_calls"]] if "tool_calls" in m else None for m in messages]
-    return [
-        {**m, "tool_calls": found} if found is not None else dict(m) for m, found in zip(messages, calls, strict=True)
-    ]

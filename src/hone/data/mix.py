@@ -84,7 +84,7 @@ class Mixed(Generic[T]):
                     "resume with the same data, or start a new run"
                 )
         taken, parts = list[int](state.get("taken") or ()), list[Any](state.get("parts") or ())
-        counts = all(type(t) is int and t >= 0 for t in taken)
+        counts = all(type(t) is int and 0 <= t < 2**63 for t in taken)
         if not counts or not len(taken) == len(parts) == len(self._parts):
             raise HoneError("cannot resume: the state of the mix is damaged: resume from another checkpoint")
         for part, saved in zip(self._parts, parts, strict=True):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.data.files import File
+from hone.data.pairs import SIDES
 from hone.data.shapes import Row, answered, asked, plainly
 from hone.data.shelf import Hub, Shelf
 from hone.errors import HoneError
@@ -41,7 +42,7 @@ def answer_of_gsm8k(solution: str) -> str:
     """
     _, mark, answer = solution.rpartition("####")
     if not mark or not answer.strip():
-        raise HoneError("the solution has no answer after ####")
+        raise HoneError("the solution has no answer after ####: write it there, or remove the row")
     return answer.strip().replace(",", "")
 
 
@@ -80,7 +81,8 @@ def _humaneval(row: Row, *, chat: bool) -> list[Row]:
 
 def _hh(row: Row, *, chat: bool) -> list[Row]:
     made, _ = plainly(row, chat=chat)
-    return [made] if all(made[side][-1]["content"] for side in ("chosen", "rejected")) else []
+    replies = [made[side] if isinstance(made[side], str) else made[side][-1]["content"] for side in SIDES]
+    return [made] if all(reply.strip() for reply in replies) else []
 
 
 def _pairs(row: Row, *, chat: bool) -> list[Row]:
@@ -154,5 +156,7 @@ def _translate(row: Row, *, named: Named, chat: bool) -> tuple[list[Row], str]:
     try:
         made = named.make(row, chat=chat)
     except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise HoneError(f"the row is not as this dataset's rows are ({type(error).__name__}: {error})") from error
+        raise HoneError(
+            f"the row is not as this dataset's rows are ({type(error).__name__}: {error}): use the dataset's own file"
+        ) from error
     return made, "" if made else named.leaves_out

@@ -2,13 +2,15 @@
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from hone.data.assertions import check_row
 from hone.data.chat import Turns, encode_completion, encode_steps, encode_turns
-from hone.data.shapes import Row, Shape, names_of
+from hone.data.pairs import split_chats
+from hone.data.shapes import Row, Shape, WrongColumns, names_of
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.types import Group, Message, Rollout, Task
@@ -20,9 +22,8 @@ LARGEST = sys.float_info.max
 def _column(row: Row, name: str) -> Any:
     """The value of a column that must be there and filled."""
     if name not in row:
-        raise HoneError(
-            f'column "{name}" is missing (found: {names_of(row)}): add it or rename one{_mapping(row, name)}'
-        )
+        text = f'column "{name}" is missing (found: {names_of(row)}): add it or rename one'
+        raise WrongColumns(text, hint=_mapping(row, name))
     value = row[name]
     if value is None:
         raise HoneError(f'column "{name}" is null: fill it or remove the row')
@@ -88,26 +89,13 @@ def messages_rows(row: Row, tokenizer: Tokenizer, *, turns: Turns = "joined") ->
 
 def preference_row(row: Row, tokenizer: Tokenizer) -> Group:
     """[chosen, rejected], with the margin on both."""
-    row = _split_prompt(row)
+    for name in ("chosen", "rejected"):
+        _turns(row, name)
+    row = split_chats(row)
     margin = _number("margin", row["margin"]) if row.get("margin") is not None else 0.0
     if row.get("chosen") == row.get("rejected"):
         raise HoneError('columns "chosen" and "rejected" are the same: remove the row')
     return [replace(completion_row(row, tokenizer, name=n), margin=margin) for n in ("chosen", "rejected")]
-
-
-def _split_prompt(row: Row) -> Row:
-    """Where chosen and rejected repeat the whole chat, their shared beginning is the prompt."""
-    sides = [_turns(row, "chosen"), _turns(row, "rejected")]
-    if any(isinstance(side, str) for side in sides):
-        return row
-    if all(isinstance(s[0], Mapping) and s[0].get("role") == "assistant" for s in sides):
-        return row
-    shared = 0
-    while shared < min(map(len, sides)) and sides[0][shared] == sides[1][shared]:
-        shared += 1
-    if not 0 < shared < min(map(len, sides)):
-        raise HoneError('"chosen" and "rejected" are chats that do not share a prompt: begin both with the same')
-    return {**row, "prompt": sides[0][:shared], "chosen": sides[0][shared:], "rejected": sides[1][shared:]}
 
 
 def labelled_row(row: Row, tokenizer: Tokenizer) -> Rollout:
@@ -168,6 +156,7 @@ def task_row(row: Row, *, id: str = "") -> Task:
         raise _wrong("answer", answer, "text or a number")
     if isinstance(answer, float):
         _number("answer", answer)
+    check_row(row)
     extra = {k: v for k, v in row.items() if k not in ("prompt", "answer", "id")}
     name = id if row.get("id") is None else str(row["id"])
     return Task(prompt=prompt, answer=None if answer is None else str(answer), extra=extra, id=name)

@@ -1,17 +1,24 @@
 """What a row is for, told by its columns, and the other ways of writing a row that are accepted and converted.
 
 Alpaca: instruction, input, output. ShareGPT: conversations of from and value. HH-RLHF: chosen and rejected
-transcripts of "\\n\\nHuman:" and "\\n\\nAssistant:" turns. Everything else goes through as it is.
+transcripts of "\\n\\nHuman:" and "\\n\\nAssistant:" turns. Pairs of whole dialogues get a prompt (pairs.py).
+Everything else goes through as it is.
 """
 
-import re
 from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any
 
+from hone.data.pairs import SIDES, Row, with_prompt
 from hone.errors import HoneError
 
-Row = Mapping[str, Any]
+
+class WrongColumns(HoneError):
+    """A row that lacks a column; hint: the setting that would mend it, for a reader who can give settings."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class Shape(StrEnum):
@@ -42,10 +49,10 @@ def shape_of(row: Row, *, expected: Collection[Shape] = ()) -> Shape:
     for shape, found in telling:
         if found:
             return shape
-    known = "; ".join(Shape)
-    raise HoneError(
-        f"columns {names_of(row)} are no shape Hone knows: rename them, in the data or with "
-        f"read.columns.prompt={next(iter(row), 'NAME')}, to one of: {known} (Alpaca and ShareGPT are read too)"
+    raise WrongColumns(
+        f"columns {names_of(row)} are no shape Hone knows: rename them to one of: {'; '.join(Shape)} "
+        "(Alpaca and ShareGPT are read too)",
+        hint=f", as with read.columns.prompt={next(iter(row), 'NAME')}",
     )
 
 
@@ -93,10 +100,14 @@ def plainly(row: Row, *, chat: bool) -> tuple[Row, str]:
         return _sharegpt(row), "ShareGPT"
     if "instruction" in row and row.keys() & {"output", "chosen", "rejected"} and "prompt" not in row:
         return _alpaca(row, chat=chat), "Alpaca"
-    sides = [row.get("chosen"), row.get("rejected")]
-    if "prompt" not in row and all(isinstance(side, str) and side.lstrip().startswith("Human:") for side in sides):
-        return {**row, **{name: transcript(row[name]) for name in ("chosen", "rejected")}}, "HH-RLHF"
-    return row, ""
+    named = {name: _turns(row[name], name) for name in SIDES if _is_sharegpt(row.get(name))}
+    made, written = with_prompt({**row, **named} if named else row, chat=chat)
+    return made, "ShareGPT" if named else written
+
+
+def _is_sharegpt(turns: Any) -> bool:
+    first = turns[0] if isinstance(turns, list | tuple) and turns else None
+    return isinstance(first, Mapping) and "from" in first and "role" not in first
 
 
 def asked(question: str, *, chat: bool) -> Any:
@@ -130,8 +141,8 @@ def _turn(turn: Any, n: int) -> dict[str, Any]:
     if not isinstance(turn, Mapping):
         raise HoneError(f"turn {n} is {type(turn).__name__}, expected from and value")
     role, content = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
-    if role not in ROLES:
-        raise HoneError(f"turn {n} is from {role!r}: expected one of {', '.join(ROLES)}")
+    if not isinstance(role, str) or role not in ROLES:
+        raise HoneError(f"turn {n} is from {role!r:.40}: expected one of {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise HoneError(f'turn {n} has no text as its "value": fill it or remove the row')
     return {"role": ROLES[role], "content": content}
@@ -160,24 +171,3 @@ def _alpaca(row: Row, *, chat: bool) -> Row:
     taken = {"instruction", "input", "output", "history", "system", *written}
     rest = {name: value for name, value in row.items() if name not in taken}
     return {**rest, "prompt": system + asked(question, chat=chat), **written}
-
-
-_TURN = re.compile(r"(?:^|\n\n)(Human|Assistant):[ ]?")
-
-
-def transcript(text: str) -> list[dict[str, str]]:
-    """A "\\n\\nHuman: ...\\n\\nAssistant: ..." transcript as messages; a speaker's turns in a row are one turn.
-
-    >>> transcript("\\n\\nHuman: hi\\n\\nAssistant: hello")
-    [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': 'hello'}]
-    """
-    parts = _TURN.split("\n\n" + text.lstrip("\n"))
-    if parts[0].strip():
-        raise HoneError("the transcript does not begin with Human: or Assistant:")
-    turns = list[dict[str, str]]()
-    for speaker, said in zip(parts[1::2], parts[2::2], strict=True):
-        role, said = "user" if speaker == "Human" else "assistant", said.strip()
-        if turns and turns[-1]["role"] == role:
-            said = f"{turns.pop()['content']}\n\n{said}".strip()
-        turns.append({"role": role, "content": said})
-    return turns

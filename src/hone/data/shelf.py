@@ -1,6 +1,7 @@
 """Where rows come from, read in order from any place: files, the Hub, or rows in memory. All look the same."""
 
 import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hone.data.files import START, Cursor, Read
+from hone.data.parse import fault_in, too_long
 from hone.data.reach import briefly
 from hone.data.shapes import Row
 from hone.errors import HoneError
@@ -140,7 +142,8 @@ class Memory:
     def read(self, start: Cursor = START) -> Iterator[Read]:
         """The rows from `start` on."""
         for number in range(start[1] + 1, len(self.rows) + 1):
-            yield Read(dict(self.rows[number - 1]), number, (number, number))
+            row = dict(self.rows[number - 1])
+            yield Read(row, number, (number, number), fault_in(row))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +173,21 @@ class Hub:
             try:
                 return datasets.load_dataset(self.path, self.config, split=self.split)
             except Exception as error:  # a download can fail in any way; what it says is all there is
-                reason, check = " ".join(str(error).split())[:160], "check the name, the split and the network"
+                reason, check = " ".join(str(error).split())[:160], self._instead_of(str(error))
                 if missing and isinstance(error, OSError):
                     reason, check = f"{missing} cannot be reached and the cache has none", "check the network"
                 raise HoneError(f"cannot read {self.name}: {reason}: {check}{self.instead}") from error
+
+    def _instead_of(self, reason: str) -> str:
+        """What to write instead, where the library lists what there is."""
+        there = re.findall(r"'([\w.-]+)'", reason.partition("[")[2].partition("]")[0])
+        if there and "onfig" in reason:
+            return f"write hf:{self.path}/{there[0]}:{self.split}"
+        if there and "split" in reason:
+            return f"write hf:{self.path}{f'/{self.config}' if self.config else ''}:{there[0]}"
+        if "/" not in self.path:
+            return "write hf:OWNER/NAME:SPLIT"
+        return "check the name, the split and the network"
 
     @property
     def size(self) -> int:
@@ -193,4 +207,5 @@ class Hub:
     def read(self, start: Cursor = START) -> Iterator[Read]:
         """The rows from `start` on."""
         for number in range(start[1] + 1, len(self.table) + 1):
-            yield Read(dict(self.table[number - 1]), number, (number, number))
+            row = dict(self.table[number - 1])
+            yield Read(row, number, (number, number), fault_in(row) or too_long(row))

@@ -123,7 +123,11 @@ class Source(Generic[T]):
                     "resume with the same dataset and seed, or start a new run"
                 )
         epoch, position = state.get("epoch"), state.get("position")
-        if type(epoch) is not int or type(position) is not int or epoch < 0 or not 0 <= position <= len(self):
+        if (
+            type(epoch) is not int
+            or type(position) is not int
+            or not (0 <= epoch < 2**63 and 0 <= position <= len(self))
+        ):
             raise HoneError(f"cannot resume: epoch {epoch!r}, row {position!r} is no place in {len(self)} rows")
         self._epoch, self._position = epoch, position
         self._order = self._permutation()

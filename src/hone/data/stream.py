@@ -148,7 +148,7 @@ class Stream(Generic[T]):
                 )
         names = ("epoch", "window", "before", "position", "rows")
         numbers = [state.get(name) for name in names] + list(state.get("place") or ())
-        whole = [x for x in numbers if type(x) is int and x >= 0]
+        whole = [x for x in numbers if type(x) is int and 0 <= x < 2**63]
         if len(whole) != len(names) + 3:
             raise HoneError("cannot resume: the state of the data is damaged: resume from another checkpoint")
         epoch, window, before, position, self._rows, file, *cursor = whole

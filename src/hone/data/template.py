@@ -1,12 +1,15 @@
-"""A chat template is a program from elsewhere: compiled in a sandbox, run with a bound on its time and its text."""
+"""A chat template is a program from elsewhere, compiled in jinja2's sandbox.
+
+Nothing here bounds its time or its memory: `hone.data.bounded` does, in whose process every template of a model runs.
+This module imports little, for that process imports it.
+"""
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from jinja2 import Template, TemplateError, nodes
@@ -15,13 +18,24 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.visitor import NodeTransformer
 
-SECONDS = 20.0  # of one rendering
-CHARACTERS = 50_000_000  # of one rendering, or of any text on the way to it
-OPEN, CLOSE, TICK, JOIN, NOW = "hone_open", "hone_close", "hone_tick", "hone_join", "strftime_now"
-HUGE_WIDTH = re.compile(r"\d{8}")  # in a format string: a field wider than any text may be
+SECONDS = 5.0  # of processor time, for one rendering
+MEMORY = 512 << 20  # bytes
+CHARACTERS = 50_000_000  # of one rendering
+POWER = 100_000  # bits of a power
 UNBOUNDED_FILTERS = ("batch", "center", "slice")  # their size is an argument, and no chat needs them
+OPEN, CLOSE, NOW = "hone_open", "hone_close", "strftime_now"
+
+# The template of models that Hone makes itself.
+DEFAULT_TEMPLATE = (
+    "{%- for m in messages -%}"
+    "{%- if m.role not in ['system', 'user', 'assistant', 'tool'] -%}"
+    "{{- raise_exception('unknown role ' ~ m.role) -}}{%- endif -%}"
+    "{{- '<|' ~ m.role ~ '|>' ~ m.content -}}"
+    "{%- if m.role == 'assistant' -%}{{- eos_token -}}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"
+)
 
 Span = tuple[int, int]
 
@@ -46,62 +60,18 @@ class _Generation(Extension):
         return nodes.Scope([signs[0], *body, signs[1]], lineno=line)
 
 
-class _Bounds(NodeTransformer):
-    """Every turn of a loop and every call of a macro looks at the clock; `~` is counted as `+` is."""
-
-    def _tick(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
-        self.generic_visit(node)
-        call = nodes.Call(nodes.Name(TICK, "load"), [], [], None, None)
-        node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
-        return node
-
-    visit_For = visit_Macro = visit_CallBlock = _tick
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        return nodes.Call(nodes.Name(JOIN, "load"), node.nodes, [], None, None).set_lineno(node.lineno)
-
-
 class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        return _Bounds().visit(super()._parse(source, name, filename))
+    intercepted_binops = frozenset({"**"})
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        _check_size(operator, left, right)
+        """Powers are refused before they are computed: the process would be busy until its time is up."""
+        if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > POWER:
+            raise SecurityError(f"a power would have more than {POWER} bits")
         return super().call_binop(context, operator, left, right)
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _check_size("%", value.__self__, ())
-        return wrapped
 
-    def call(self, __context: Context, __obj: Any, *args: Any, **named: Any) -> Any:
-        if any(isinstance(x, int) and x > CHARACTERS for x in (*args, *named.values())):
-            raise SecurityError(f"a number above {CHARACTERS} is passed to a function")
-        return super().call(__context, __obj, *args, **named)
-
-
-def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple) else 0
-
-
-def _check_size(operator: str, left: Any, right: Any) -> None:
-    """Refuse an operation whose result has more than CHARACTERS characters, items or bits, before it is made."""
-    size = 0
-    if operator == "+":
-        size = _size(left) + _size(right)
-    elif operator == "*":
-        size = max(_size(a) * b for a, b in ((left, right), (right, left), ((), 0)) if isinstance(b, int))
-    elif operator == "**":
-        size = left.bit_length() * right if isinstance(left, int) and isinstance(right, int) else 0
-    elif isinstance(left, str):
-        wide = [x for x in (right if isinstance(right, tuple) else (right,)) if isinstance(x, int) and x > CHARACTERS]
-        size = CHARACTERS + 1 if wide or HUGE_WIDTH.search(left) else 0
-    if size > CHARACTERS:
-        raise SecurityError(f"{operator} would make more than {CHARACTERS} characters")
+def _format_time(now: str, form: str) -> str:
+    return (datetime.fromisoformat(now) if now else datetime.now()).strftime(form)
 
 
 def _raise_exception(message: str) -> None:
@@ -112,15 +82,10 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, 
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **form)  # jinja2's own escapes for HTML
 
 
-def _format(value: str, *args: Any) -> str:
-    _check_size("%", value, args)
-    return value % args
-
-
 @lru_cache(maxsize=16)
 def _compile(template: str) -> Template:
     env = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation])
-    env.filters |= {"tojson": _to_json, "format": _format}
+    env.filters["tojson"] = _to_json
     for name in UNBOUNDED_FILTERS:
         del env.filters[name]
     del env.globals["lipsum"]
@@ -128,46 +93,15 @@ def _compile(template: str) -> Template:
     return env.from_string(template)
 
 
-class _Meter:
-    """What one rendering has used."""
-
-    def __init__(self) -> None:
-        self.deadline = time.monotonic() + SECONDS
-
-    def tick(self) -> None:
-        if time.monotonic() > self.deadline:
-            raise SecurityError(f"it ran for more than {SECONDS:g} seconds")
-
-    def join(self, *values: Any) -> str:
-        texts = [str(value) for value in values]
-        self.grow(sum(map(len, texts)))
-        return "".join(texts)
-
-    def grow(self, size: int) -> None:
-        if size > CHARACTERS:
-            raise SecurityError(f"it wrote more than {CHARACTERS} characters")
-
-
-def _run(template: str, names: Mapping[str, Any], signs: tuple[str, str]) -> str:
-    meter, size, pieces = _Meter(), 0, list[str]()
-    own = {OPEN: signs[0], CLOSE: signs[1], TICK: meter.tick, JOIN: meter.join}
-    for piece in _compile(template).generate(**names, **own):
-        meter.tick()
-        size += len(piece)
-        meter.grow(size)
-        pieces.append(piece)
-    return "".join(pieces)
-
-
-def run_template(template: str, names: Mapping[str, Any], *, now: datetime | None = None) -> Rendered:
-    """The template's text with these variables; `now` is what strftime_now tells (None: the clock)."""
-    names = {NOW: lambda form: (now or datetime.now()).strftime(form), **names}
-    text = _run(template, names, ("", ""))
+def run_template(template: str, names: Mapping[str, Any], *, now: str = "") -> Rendered:
+    """The template's text with these variables; `now` is what strftime_now tells, in ISO's form ("": the clock)."""
+    names = {NOW: partial(_format_time, now), OPEN: "", CLOSE: "", **names}
+    text = _compile(template).render(names)
     if not _has_marks(template):
         return Rendered(text)
     number = next(n for n in range(len(text) + 1) if f"\x00{n}" not in text)
     signs = f"\x00{number}(\x00", f"\x00{number})\x00"
-    signed = _run(template, names, signs)
+    signed = _compile(template).render({**names, OPEN: signs[0], CLOSE: signs[1]})
     pieces = re.split(f"({re.escape(signs[0])}|{re.escape(signs[1])})", signed)
     if "".join(pieces[::2]) != text:
         raise TemplateError("it changes the text that its generation marks stand in: put them where it is written")
@@ -190,3 +124,43 @@ def _spans(pieces: list[str], opens: str) -> Iterable[Span]:
             depth -= 1
             if not depth:
                 yield start, at
+
+
+# --- chats: templates disagree on two forms; of each, the one that is not written out as Python would print it ---
+
+Messages = Sequence[dict[str, Any]]
+
+
+def render_chat(template: str, names: Mapping[str, Any], messages: Messages, *, now: str) -> Rendered:
+    """The messages under the template, the arguments of tool calls as objects or, where it wants that, as text."""
+    arguments = [c["function"]["arguments"] for m in messages for c in m.get("tool_calls", ())]
+    try:
+        rendered = _without_none(template, names, messages, now)
+        if not any(a and str(a) in rendered.text for a in arguments):
+            return rendered
+    except TypeError:  # a template that adds the arguments to text wants them as text
+        if not arguments:
+            raise
+    return _without_none(template, names, _with_written_arguments(messages), now)
+
+
+def _without_none(template: str, names: Mapping[str, Any], messages: Messages, now: str) -> Rendered:
+    rendered = run_template(template, {**names, "messages": messages}, now=now)
+    if "None" not in rendered.text or all(m["content"] is not None for m in messages):
+        return rendered
+    filled = [{**m, "content": "" if m["content"] is None else m["content"]} for m in messages]
+    empty = run_template(template, {**names, "messages": filled}, now=now)
+    return empty if rendered.text.count("None") > empty.text.count("None") else rendered
+
+
+def _with_written_arguments(messages: Messages) -> list[dict[str, Any]]:
+    """The arguments of tool calls as JSON text: some templates write them as they are."""
+
+    def written(call: Any) -> dict[str, Any]:
+        text = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": text}}
+
+    calls = [[written(call) for call in m["tool_calls"]] if "tool_calls" in m else None for m in messages]
+    return [
+        {**m, "tool_calls": found} if found is not None else dict(m) for m, found in zip(messages, calls, strict=True)
+    ]

@@ -2,7 +2,8 @@
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -14,7 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from hone.data.pieces import Pieces, pieces_of
-from hone.data.tokenizer_folder import read_folder
+from hone.data.tokenizer_folder import is_panic, read_folder
 from hone.errors import HoneError
 
 PAD, EOS = "<pad>", "<eos>"
@@ -35,6 +36,7 @@ class Tokenizer:
     tool_template: str | None = None  # the chat template where there are tools; None: chat_template
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)  # more variables of the templates
     clock: datetime | None = None  # what strftime_now tells in templates; None: the time of rendering
+    source: str = field(default="", compare=False, repr=False)  # the folder it was read from, for errors
 
     def __post_init__(self) -> None:
         names = [self.eos, *self.stops, *(name for name in (self.pad, self.bos) if name is not None)]
@@ -65,16 +67,29 @@ class Tokenizer:
         """The ids of each text, all in one call to the library, which shares them out over the cores."""
         try:
             reader = self._aware if specials else self._blind
-            found = reader.encode_batch_fast(list(texts), add_special_tokens=False)  # fast: without places
+            with self._without_panics():
+                found = reader.encode_batch_fast(list(texts), add_special_tokens=False)  # fast: without places
             return [encoding.ids for encoding in found]
         except (TypeError, UnicodeEncodeError) as error:
             if not all(isinstance(text, str) for text in texts):
                 raise
             raise HoneError("the text holds half of a surrogate pair: it is not Unicode, repair it") from error
 
+    @contextmanager
+    def _without_panics(self) -> Iterator[None]:
+        """The library's own errors, panics of Rust among them, as one that says whose tokenizer it is."""
+        try:
+            yield
+        except BaseException as error:
+            if not is_panic(error) and type(error) is not Exception:
+                raise
+            reason, of = " ".join(str(error).split()), self.source and f" of {self.source}"
+            raise HoneError(f"the tokenizer{of} cannot read this text ({reason}): use another tokenizer") from error
+
     def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids with special tokens recognised, and the place (first character, end) of each in the text."""
-        encoding = self._aware.encode(text, add_special_tokens=False)
+        with self._without_panics():
+            encoding = self._aware.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def decode(self, ids: Sequence[int], *, specials: bool = True) -> str:
@@ -87,7 +102,9 @@ class Tokenizer:
         if specials and len(rows) >= MANY and (found := self._joined(rows)) is not None:
             return found
         cut = [self._runs(list(ids)) for ids in rows]
-        texts = iter(self._aware.decode_batch([run for runs in cut for run in runs], skip_special_tokens=not specials))
+        runs = [run for runs in cut for run in runs]
+        with self._without_panics():
+            texts = iter(self._aware.decode_batch(runs, skip_special_tokens=not specials))
         return [UNKNOWN.join(islice(texts, len(runs))) for runs in cut]
 
     def _joined(self, rows: list[Sequence[int]]) -> list[str] | None:
@@ -134,7 +151,8 @@ class Tokenizer:
     @cached_property
     def start_ids(self) -> list[int]:
         """What plain text starts with: [bos] where the tokenizer's own post-processor adds one, else nothing."""
-        added = self._aware.encode("", add_special_tokens=True).ids
+        with self._without_panics():
+            added = self._aware.encode("", add_special_tokens=True).ids
         return [self.bos_id] if self.bos_id is not None and added[:1] == [self.bos_id] else []
 
     @cached_property
@@ -185,7 +203,7 @@ class Tokenizer:
     def load(cls, folder: str | Path) -> Self:
         """Read a folder written by `save` or by Hugging Face."""
         inner, named = read_folder(Path(folder))
-        return cls(inner, **named)
+        return cls(inner, **named, source=str(folder))
 
 
 def check_fits(tokenizer: Tokenizer, model_vocab: int) -> None:

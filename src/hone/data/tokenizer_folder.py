@@ -1,15 +1,24 @@
 """The tokenizer files of a model folder, as Hugging Face models have them: names, stop tokens, templates."""
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from hone.data.bounded import WORKER, Failed, OverLimit
+from hone.data.json_object import read_object
+from hone.data.pretrained import from_pretrained
 from hone.errors import HoneError, not_utf8
 
 Config = dict[str, Any]
+ID = re.compile(r"[0-9]{1,9}")  # of a token
 NAMES = ("eos_token", "pad_token", "bos_token", "unk_token")
+SAVE = "save the tokenizer there again"
+LARGEST = 256 << 20  # bytes of a tokenizer.json; the largest that are published have 35 million
+# What reading it may take, and more for each of its bytes.
+SECONDS, BYTES_A_SECOND = 5.0, 1 << 20
+MEMORY, BYTES_A_BYTE = 512 << 20, 40
 OLDER = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")  # what transformers can make tokenizer.json of
 
 
@@ -17,7 +26,7 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     """The tokenizer, and the fields of a `Tokenizer` by name."""
     if not folder.is_dir():
         raise HoneError(f"there is no tokenizer folder {folder}: give the folder that holds tokenizer.json")
-    config = read_object(folder / "tokenizer_config.json")
+    config = read_object(folder / "tokenizer_config.json", remedy=SAVE)
     inner = _inner(folder)
     _add_tokens(inner, config, folder)
     names = _names(config, folder)
@@ -43,17 +52,9 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     }
 
 
-def read_object(path: Path) -> Config:
-    """The JSON object in a file that must be there."""
-    if not path.is_file():
-        raise HoneError(f"there is no {path.name} in {path.parent}: save the tokenizer there first")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise HoneError(f"{path} is not JSON ({error}): write it again") from error
-    if not isinstance(value, dict):
-        raise HoneError(f"{path} holds a {type(value).__name__}, not a JSON object: write it again")
-    return value
+def is_panic(error: BaseException) -> bool:
+    """Whether Rust code gave up: no Exception, so that only who asks for it can catch it."""
+    return type(error).__name__ == "PanicException"
 
 
 def _optional(path: Path) -> Config:
@@ -64,7 +65,7 @@ def _inner(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.exists() and any((folder / name).exists() for name in OLDER):
         return _converted(folder)
-    read_object(path)
+    check_tokenizer(path)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
@@ -72,16 +73,33 @@ def _inner(folder: Path) -> tokenizers.Tokenizer:
         raise HoneError(f"{path} is not a tokenizer: {reason}") from error
 
 
+def check_tokenizer(path: Path) -> None:
+    """Refuse a tokenizer.json that cannot be read, or not within limits, or whose patterns take for ever.
+
+    The bounded worker reads it first: what takes a process down, as Rust's panics do, does not take this one.
+    """
+    if not path.is_file():
+        raise HoneError(f"there is no {path.name} in {path.parent}: {SAVE}")
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise HoneError(f"{path} has {size >> 20} MiB, more than any tokenizer: {SAVE}")
+    try:
+        limits = {"seconds": SECONDS + size / BYTES_A_SECOND, "memory": MEMORY + size * BYTES_A_BYTE}
+        WORKER.ask("tokenizer", str(path.resolve()), **limits)
+    except (Failed, OverLimit) as error:
+        raise HoneError(f"{path} is not a tokenizer: {error}") from error
+
+
 def _converted(folder: Path) -> tokenizers.Tokenizer:
     """A folder from before tokenizer.json, through transformers."""
     found = next(name for name in OLDER if (folder / name).exists())
     remedy = 'pip install transformers sentencepiece protobuf tiktoken, or save it again with "use_fast=True"'
     try:
-        from transformers import AutoTokenizer
-
-        loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        loaded = from_pretrained("AutoTokenizer", folder)
         return tokenizers.Tokenizer.from_str(loaded.backend_tokenizer.to_str())
-    except Exception as error:  # transformers raises whatever its converters do
+    except BaseException as error:  # transformers raises whatever its converters do
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise HoneError(f"{folder} has {found} but no tokenizer.json, to be converted: {remedy} ({reason})") from error
 
@@ -90,7 +108,7 @@ def _add_tokens(inner: tokenizers.Tokenizer, config: Config, folder: Path) -> No
     """Tokens that tokenizer_config.json adds to those of tokenizer.json, under the ids it gives them."""
     where = folder / "tokenizer_config.json"
     added = config.get("added_tokens_decoder") or {}
-    if not isinstance(added, dict) or not all(str(i).isdigit() and isinstance(t, dict) for i, t in added.items()):
+    if not isinstance(added, dict) or not all(ID.fullmatch(i) and isinstance(t, dict) for i, t in added.items()):
         raise HoneError(f"{where}: added_tokens_decoder is not an object of tokens by id: correct it")
     for i, token in sorted(((int(i), token) for i, token in added.items()), key=lambda pair: pair[0]):
         text = token.get("content")
@@ -145,7 +163,7 @@ def _ids(value: Any) -> list[Any]:
 
 
 def _name(inner: tokenizers.Tokenizer, i: Any) -> str | None:
-    return inner.id_to_token(i) if isinstance(i, int) and i >= 0 else None
+    return inner.id_to_token(i) if isinstance(i, int) and 0 <= i < 2**32 else None
 
 
 def _templates(config: Config, folder: Path) -> dict[str, str]:
@@ -154,7 +172,7 @@ def _templates(config: Config, folder: Path) -> dict[str, str]:
     legacy = _optional(folder / "chat_template.json").get("chat_template")
     for template in (config.get("chat_template"), legacy):
         if isinstance(template, list):  # several named templates
-            named |= {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
+            named |= {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
         elif isinstance(template, dict):
             named |= template
         elif template is not None:

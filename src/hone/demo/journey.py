@@ -100,7 +100,7 @@ def finish(journey: Journey, rows: list[dict[str, Any]], machine: dict[str, Any]
 def begin(out: Path, sizes: Sizes, seed: int) -> Journey:
     """Go on with an unfinished journey of the same seed and sizes; start anew otherwise."""
     progress = out / PROGRESS
-    found = json.loads(progress.read_text()) if progress.is_file() else None
+    found = _found(progress) if progress.is_file() else None
     if found is None and out.is_dir() and any(out.iterdir()):
         raise HoneError(f"{out} holds something else than a demo: choose an empty folder with --out DIR")
     same = found is not None and found["seed"] == seed and found["sizes"] == asdict(sizes)
@@ -111,6 +111,19 @@ def begin(out: Path, sizes: Sizes, seed: int) -> Journey:
     out.mkdir(parents=True)
     progress.write_text(json.dumps({"seed": seed, "sizes": asdict(sizes), "done": {}}))
     return Journey(out, sizes, seed, {})
+
+
+def _found(progress: Path) -> dict[str, Any]:
+    """How far a demo has come."""
+    try:
+        found: Any = json.loads(progress.read_text())
+    except (OSError, ValueError, RecursionError):
+        found = None
+    done = found.get("done") if isinstance(found, dict) else None
+    facts = list(done.values()) if isinstance(done, dict) else [None]
+    if not all(isinstance(fact, dict) and isinstance(fact.get("seconds"), int | float) for fact in facts):
+        raise HoneError(f"{progress} is damaged: remove {progress.parent}, or choose another folder with --out DIR")
+    return {"seed": None, "sizes": None, **found}
 
 
 def travel(journey: Journey) -> None:

@@ -13,7 +13,7 @@ from hone.model.fetch import resolve
 from hone.model.folder import load_scorer
 from hone.model.hf_config import CONFIG
 from hone.reward.model import RewardModel
-from hone.train.checkpoint import MANIFEST, digest, write_atomically
+from hone.train.checkpoint import MANIFEST, digest, read_json, write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,5 +49,7 @@ def _save(folder: Path, **made: str | float) -> None:
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     write_atomically(folder / CONFIG, json.dumps(config | {"hone": made}, indent=2) + "\n")
     if (folder / MANIFEST).is_file():
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(folder / MANIFEST)
+        if not isinstance(manifest, dict):
+            raise HoneError(f"{folder / MANIFEST} is damaged: use an earlier checkpoint")
         write_atomically(folder / MANIFEST, json.dumps(manifest | {CONFIG: digest(folder / CONFIG)}, indent=1))

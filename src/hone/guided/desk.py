@@ -1,12 +1,14 @@
 """A model, its tokenizer, its sampler and the problems it is given."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hone import build, feeds, rewards
+from hone.guided.defaults import Sampling, settle, too_short
 from hone.measure import APART
+from hone.model.fetch import resolve
 from hone.reward.score import Scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.protocol import SampleParams
@@ -17,16 +19,6 @@ AT_ONCE = 32  # problems that are worked on together
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How a model writes."""
-
-    samples: int = 8
-    temperature: float = 1.0
-    max_tokens: int = 64
-    seed: int = 0
-
-
 class Desk:
     """All that is loaded to work on problems."""
 
@@ -34,7 +26,11 @@ class Desk:
         self.tokenizer, self.decoder = build.loaded(model)
         self.context = self.decoder.config.max_position_embeddings
         self.tasks: list[Task] = feeds.tasks(data, self.tokenizer, room=self.context - 1)[: limit or None]
-        spec = build.SampleSpec(max_tokens=how.max_tokens, temperature=how.temperature)
+        self.settled = settle(how, resolve(model), context=self.context)
+        how = self.settled.how
+        spec = build.SampleSpec(
+            max_tokens=how.max_tokens, temperature=how.temperature or 0.0, top_k=how.top_k, top_p=how.top_p
+        )
         plain = build.sample_params(spec, self.tokenizer, seed=how.seed)
         self.params: SampleParams = replace(plain, seed=(how.seed + APART) % 2**64)  # other numbers than in training
         # it reads text, so that a step can end what it writes
@@ -44,6 +40,10 @@ class Desk:
     def reward(self, spec: Any) -> Scorer:
         """What scores completions."""
         return rewards.scorer(spec, self.tokenizer, device=self.decoder.device)
+
+    def advice(self, found: Mapping[str, float]) -> str:
+        """What to set otherwise, "" where nothing."""
+        return too_short(found["truncated"], self.settled, context=self.context)
 
     def parts(self, done: int = 0) -> Iterator[tuple[int, list[Task]]]:
         """The problems from number `done` on, some at a time, with the number of the first."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import HoneError
-from hone.guided.desk import Desk, Sampling, Say
+from hone.guided.defaults import Sampling
+from hone.guided.desk import Desk, Say
 from hone.guided.ledger import Ledger, Row
 from hone.reward.steps import Stepper, named_separator
 from hone.search.label import Labelled, Labeller, given_solution, share_invalid
@@ -29,6 +30,11 @@ class StepLabels:
     max_invalid: float = 0.2  # stop when more than this share of the continuations has no verdict
 
 
+def _told(how: Sampling) -> dict[str, Any]:
+    """What the labels depend on."""
+    return {name: getattr(how, name) for name in ("samples", "temperature", "max_tokens", "seed")}
+
+
 def label_steps(
     model: str | Path,
     data: str | Sequence[Any],
@@ -44,10 +50,10 @@ def label_steps(
 
     Solutions are the data's column `completion`, or the model's own, `how.samples` for each problem.
     """
-    spec, how = labels or StepLabels(), how or Sampling(samples=1)
+    spec, how = labels or StepLabels(), how or Sampling(samples=1, temperature=1.0, max_tokens=256)
     desk = Desk(model, data, how, limit=limit)
     named = {"model": str(model), "data": data if isinstance(data, str) else f"{len(data)} rows", "reward": str(reward)}
-    ledger = Ledger(Path(out), asdict(spec) | asdict(how) | named, whole=WHOLE)
+    ledger = Ledger(Path(out), asdict(spec) | _told(how) | named, whole=WHOLE)
     labeller = _labeller(desk, spec, reward)
     done, requests = (ledger.rows[-1]["problem"] + 1, ledger.rows[-1]["requests"]) if ledger.rows else (0, 0)
     if done:

@@ -38,9 +38,11 @@ class Ledger:
             return
         try:
             before = json.loads(about.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            if not isinstance(before, dict):
+                raise ValueError("it holds no settings")
+        except (OSError, ValueError, RecursionError) as error:
             raise HoneError(
-                f"{self.path} is there, but not {about.name}: choose another --out, or remove it"
+                f"{self.path} is there, but {about.name} is not or is damaged: choose another --out, or remove it"
             ) from error
         wrong = sorted(name for name in {**before, **settings} if before.get(name) != settings.get(name))
         if wrong:

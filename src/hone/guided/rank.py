@@ -7,8 +7,9 @@ from typing import Any
 
 from hone.data.chat import render_prompt
 from hone.errors import HoneError
-from hone.guided.desk import Desk, Sampling, Say
-from hone.guided.evaluate import warn_of_invalid
+from hone.guided.defaults import Sampling
+from hone.guided.desk import Desk, Say
+from hone.guided.evaluate import warn_of_invalid, with_votes
 from hone.measure import summarise
 from hone.model.fetch import resolve
 from hone.model.folder import load_scorer
@@ -55,6 +56,7 @@ def evaluate_ranked(
     """As `evaluate`, with the mean reward of the chosen completions before that of all."""
     how = how or Sampling()
     desk = Desk(model, data, how, limit=limit)
+    say(str(desk.settled))
     process, rate = _judge(rank, desk)
     search = _beam(rank, desk, process) if rank.beams else None
     verify, groups, chosen = desk.reward(reward), list[Group](), list[Group]()
@@ -66,7 +68,10 @@ def evaluate_ranked(
         chosen += [best_first(g, [next(ratings) for _ in g])[:1] for g in marked]
         say(f"{len(groups)} of {len(desk.tasks)} problems")
     found, best, name = summarise(groups), summarise(chosen), "beam" if search else f"best_of_{how.samples}"
+    found = with_votes(found, groups, say)
     warn_of_invalid(groups, say)
+    if advice := desk.advice(found):
+        say(advice)
     return {name: best["reward"], f"{name}_error": best["reward_error"], **found}
 
 

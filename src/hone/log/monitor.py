@@ -4,11 +4,12 @@ import math
 from array import array
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.errors import HoneError
 from hone.log.limits import Limits, Severity
 
 MANY = 16  # completions from which on arrays pay
@@ -75,7 +76,8 @@ REMEDIES = {
     "or with train.lag=1 lower optim.lr",
     "repetition": "completions repeat themselves; raise the KL coefficient or lower optim.lr",
     "ref_kl": "the policy runs from its reference; raise the KL coefficient or lower optim.lr",
-    "truncated": "completions hit the length limit; raise sample.max_tokens or penalise overlong ones",
+    "truncated": "completions are cut off before they end, and mostly score 0; raise sample.max_tokens, at first to "
+    "twice what it is, or penalise overlong ones",
     "varied": "rewards do not differ within any group, so nothing is learned; see what the reward gives in "
     "samples.jsonl and with `hone check`, or use problems of middling difficulty or a larger sample.group",
     "invalid": "the verifier gives no reward; read the reasons in the samples and mend it",
@@ -113,8 +115,12 @@ class Monitor:
         return {"count": dict(self._count), "said": sorted(self._said)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._count = {name: int(n) for name, n in state["count"].items()}
-        self._said = set(state["said"])
+        count, said = (state.get(name) if isinstance(state, Mapping) else None for name in ("count", "said"))
+        numbers = list(count.values()) if isinstance(count, Mapping) else [None]
+        names = said if isinstance(said, list) else [None]
+        if not all(type(n) is int and n >= 0 for n in numbers) or not all(isinstance(name, str) for name in names):
+            raise HoneError("cannot resume: what the monitor remembers is damaged: resume from another checkpoint")
+        self._count, self._said = dict(cast(Mapping[str, int], count)), set(cast(list[str], said))
 
     def _judge(self, step: int, name: str, value: float) -> Warning_ | None:
         """Both severities are counted; only the graver one is said."""

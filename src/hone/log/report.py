@@ -1,16 +1,17 @@
 """The report of a run: one HTML file that opens offline, with the table, the curves and what the model wrote."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hone.log.invalid import Total
 from hone.log.progress import duration
 from hone.log.report_chart import label, number
 from hone.log.report_figure import TITLES, figure
 from hone.log.report_hacking import hacking
 from hone.log.report_page import page
-from hone.log.report_samples import compared, problems, single, text
+from hone.log.report_samples import compared, invalid_rewards, problems, single, text
 
 Row = Mapping[str, Any]
 MAIN_CURVES = 9  # the others are folded away
@@ -39,6 +40,17 @@ COLUMNS = {
 }
 
 
+SUMMARY = {  # of a single run: the metrics on its cards, the first that it has
+    "reward": label,
+    "accuracy": percent,
+    "eval_loss": label,
+    "loss": label,
+    "ref_kl": "{:z.3f}".format,
+    "length": "{:.1f}".format,
+    "truncated": percent,
+    "grad_norm": label,
+}
+MOST_CARDS = 4  # beside the time
 START = "start"  # the stage that a row's model began from: of the headline, no column
 
 
@@ -51,20 +63,22 @@ def write_report(
     samples: Sequence[Row] = (),
     top: Sequence[Row] | None = None,
     notes: Mapping[str, str] | None = None,
+    invalid: Sequence[Total] = (),
 ) -> Path:
     """Writes the report and returns its path.
 
     table: one row a stage (stage, accuracy, format, length, kl, seconds; more columns are shown as they are).
     runs: stage -> its metrics a step. samples: stage, prompt, completion and, where known, problem, answer,
     correct, reward, parts, length, stop, step; a problem that several stages answered is shown side by side.
-    top: samples among which those with the highest reward are shown; None: `samples`.
+    top: samples among which those with the highest reward are shown; None: `samples`. invalid: why rewards are.
     """
     stages = list(dict.fromkeys([str(row["stage"]) for row in table if "stage" in row] + list(runs)))
     body = [
-        _header(title, table, stages=len(stages), steps=sum(map(len, runs.values()))),
+        _header(title, table, runs, stages=len(stages)),
         _table(table, stages),
         _curves(runs, stages, chosen=str(best(table).get("stage", ""))),
         hacking(runs, samples if top is None else top, stages),
+        invalid_rewards(invalid),
         _samples(samples, stages),
     ]
     whole = page(text(title), "\n".join(filter(None, [*body, _notes(notes or {}), _footer()])))
@@ -76,14 +90,28 @@ def write_report(
     return path
 
 
-def _header(title: str, rows: Sequence[Row], *, stages: int, steps: int) -> str:
-    lead = f"{_many(stages, 'stage')}, {_many(steps, 'step')}"
+def _header(title: str, rows: Sequence[Row], runs: Mapping[str, Sequence[Row]], *, stages: int) -> str:
+    steps = sum(map(len, runs.values()))
+    lead = f"{_many(stages, 'stage')}, {_many(steps, 'step')}" if rows else _many(steps, "step")
     shown = best(rows)
     facts = "".join(_fact(name, rows, shown) for name in ("accuracy", "format", "kl")) + _time(rows)
+    facts = facts or "".join(_run_facts([row for steps in runs.values() for row in steps]))
     return (
         f'<p class="brand">Hone report</p><h1>{text(title)}</h1><p class="lead">{lead}</p>'
         f'<div class="facts-row">{facts}</div>'
     )
+
+
+def _run_facts(rows: Sequence[Row]) -> Iterator[str]:
+    """Of a run without a table: how its telling metrics ended, from where, and its time."""
+    found = {name: [x for row in rows if (x := number(row.get(name))) is not None] for name in SUMMARY}
+    tenth = max(1, len(rows) // 10)
+    for name in [name for name in SUMMARY if found[name]][:MOST_CARDS]:
+        values = found[name]
+        first, last = (sum(some) / len(some) for some in (values[:tenth], values[-tenth:]))
+        yield _fact_card(text(TITLES.get(name, name)), SUMMARY[name](last), f"from {SUMMARY[name](first)}")
+    if spent := [x for row in rows if (x := number(row.get("seconds"))) is not None]:
+        yield _fact_card("time in all", duration(sum(spent)), _many(len(rows), "step"))
 
 
 def best(rows: Sequence[Row]) -> Row:
@@ -175,13 +203,14 @@ def _curves(runs: Mapping[str, Sequence[dict[str, Any]]], stages: Sequence[str],
         f"<h3>{text(stage)}</h3>{_charts(rows)}</div>"
         for i, (stage, rows) in enumerate(runs.items())
     )
+    one = " hidden" if len(runs) == 1 else ""
     hint = (
         "Thin: every step, or the extremes of each stretch of a long run. Bold: running mean, where there are "
         "enough steps. Red marks: not a finite number."
     )
     return (
         f'<h2>Curves</h2><p class="hint">{hint}</p>'
-        f'<div class="tabs" role="tablist" aria-label="Stages">{tabs}</div>{panels}'
+        f'<div class="tabs" role="tablist" aria-label="Stages"{one}>{tabs}</div>{panels}'
     )
 
 

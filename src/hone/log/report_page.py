@@ -27,6 +27,7 @@ p{margin:0}.lead,.hint{color:var(--soft)}.hint{font-size:13px;margin-bottom:14px
 .fact{padding:16px 18px}.fact span{display:block;color:var(--soft);font-size:13px}
 .fact b{display:block;font-size:27px;line-height:1.3;letter-spacing:-.02em;font-weight:650}
 .scroll{overflow-x:auto;margin-top:12px}
+.reasons .reason{text-align:left;white-space:normal;min-width:22em;overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%}
 th,td{padding:11px 18px;text-align:right;border-top:1px solid var(--line);white-space:nowrap}
 thead th{border-top:0;color:var(--soft);font-size:13px;font-weight:550}
@@ -37,7 +38,7 @@ margin-right:9px}
 overflow:hidden}
 td span{display:inline-block;min-width:3.6em}
 .bar .rest{fill:var(--grid)}.bar .part{fill:var(--c)}
-.tabs{display:none;flex-wrap:wrap;gap:6px;margin:4px 0 14px}.js .tabs{display:flex}
+.tabs{display:none;flex-wrap:wrap;gap:6px;margin:4px 0 14px}.js .tabs:not([hidden]){display:flex}
 .tabs button{font:inherit;font-weight:550;color:var(--soft);background:none;border:1px solid var(--line);
 border-radius:999px;
 padding:5px 15px;cursor:pointer}.tabs button:hover{color:var(--ink)}
@@ -59,6 +60,7 @@ svg .cursor{stroke:var(--soft);stroke-dasharray:2 3}svg .dot{fill:var(--c);strok
 .tip{position:fixed;z-index:9;pointer-events:none;background:var(--ink);color:var(--bg);border-radius:7px;
 padding:4px 9px;
 font-size:12px;white-space:nowrap}.tip b{font-weight:650}
+.scroll+.charts{margin-top:14px}.charts+h3,details+h3{margin:22px 0 10px}.singles{margin-top:10px}
 details{margin-top:14px}summary{cursor:pointer;color:var(--soft);font-size:13px;padding:4px 0 10px}
 .problem{margin-top:14px;overflow:hidden}
 .problem>header{display:flex;flex-wrap:wrap;gap:6px 18px;align-items:baseline;padding:14px 18px;
@@ -68,10 +70,10 @@ max-height:15em;overflow-y:auto}
 .singles{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(440px,100%),1fr));gap:0 14px}
 .singles .problem{display:flex;flex-direction:column}.singles .answers{flex:1}
 .gold{color:var(--soft);font-size:13px}.gold b{color:var(--ink)}
-.answers{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(260px,100%),1fr));gap:1px;
-background:var(--line)}
-.answer-box{background:var(--card);padding:12px 18px 12px;min-width:0;display:flex;flex-direction:column;
-border-top:3px solid var(--c)}
+.answers{display:flex;flex-wrap:wrap;margin:0 -1px -1px 0}
+.answer-box{flex:1 1 min(260px,100%);padding:12px 18px 12px;min-width:0;display:flex;flex-direction:column;
+border-top:3px solid var(--c);border-right:1px solid var(--line);border-bottom:1px solid var(--line)}
+.of2 .answer-box{flex-basis:max(260px,40%)}.of3 .answer-box{flex-basis:max(260px,30%)}
 h4{display:flex;justify-content:space-between;gap:8px;align-items:baseline;color:var(--c)}
 h4 span{overflow-wrap:anywhere}h4 small{color:var(--soft);font-weight:450;margin-left:4px}
 .badge{font-size:12px;font-weight:600;border-radius:999px;padding:1px 10px;white-space:nowrap}

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from hone.log.invalid import Total
 from hone.log.report_chart import label, number
 
 Sample = Mapping[str, Any]
@@ -40,15 +41,39 @@ def problems(samples: Sequence[Sample]) -> tuple[list[list[Sample]], list[Sample
     return together, alone
 
 
+MOST_BESIDE = 4  # answers side by side
+
+
 def compared(group: Sequence[Sample], stages: Sequence[str]) -> str:
     """One problem, its answers side by side in the order of the stages."""
     ordered = sorted(group, key=lambda s: _place(s, stages))
     answers = "".join(_answer(sample, stages) for sample in ordered)
-    return f'<article class="problem">{_head(ordered)}<div class="answers">{answers}</div></article>'
+    lines = -(-len(ordered) // MOST_BESIDE)  # of about as many answers each: five are three and two
+    classes = f"answers of{-(-len(ordered) // lines)}"
+    return f'<article class="problem">{_head(ordered)}<div class="{classes}">{answers}</div></article>'
 
 
 def single(sample: Sample, stages: Sequence[str]) -> str:
     return f'<article class="problem">{_head([sample])}<div class="answers">{_answer(sample, stages)}</div></article>'
+
+
+def invalid_rewards(found: Sequence[Total]) -> str:
+    """A table of why rewards are invalid, by kind; "" where none is."""
+    if not found:
+        return ""
+    lines = "".join(
+        f'<tr><th scope="row">{text(total.kind)}</th><td data-name="count"><span>{total.count:,}</span></td>'
+        f'<td data-name="first at step"><span>{total.step:,}</span></td>'
+        f'<td data-name="the first in full" class="reason">{text(total.reason)}</td></tr>'
+        for total in found
+    )
+    names = ("why", "count", "first at step", "the first in full")
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
+    return (
+        '<h2>Invalid rewards</h2><p class="hint">Completions that got no reward, by kind of reason: they are left out '
+        'of every mean and of training.</p><div class="card scroll"><table class="reasons"><thead>'
+        f"<tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
+    )
 
 
 def _head(group: Sequence[Sample]) -> str:
@@ -88,7 +113,10 @@ def _facts(sample: Sample) -> str:
     if "reward" in sample:
         reward = number(sample["reward"])
         facts.append("reward <b>invalid</b>" if reward is None else f"reward <b>{label(reward)}</b>")
-    parts = sample.get("parts") or {}
+    if sample.get("reason"):
+        facts.append(f"<span>{text(sample['reason'])}</span>")
+    parts = sample.get("parts")
+    parts = parts if isinstance(parts, Mapping) else {}
     facts += [f"{text(name)} {_shown(value)}" for name, value in parts.items()]
     if (length := number(sample.get("length"))) is not None:
         facts.append(f"{label(length)} tokens")

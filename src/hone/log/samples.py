@@ -10,7 +10,8 @@ from hone.types import Group, Rollout, Task
 
 
 def pick(groups: Sequence[Group], k: int = 3, seed: int = 0) -> list[Rollout]:
-    """The best and the worst valid rollout, then random ones up to k; the same seed picks the same, none twice."""
+    """The best and the worst valid rollout, one that is invalid, then random ones up to k; the same seed picks the
+    same, none twice."""
     rollouts = [rollout for group in groups for rollout in group]
     scored = [i for i, rollout in enumerate(rollouts) if _reward(rollout) is not None]
     chosen: list[int] = []
@@ -18,20 +19,25 @@ def pick(groups: Sequence[Group], k: int = 3, seed: int = 0) -> list[Rollout]:
         best = max(scored, key=lambda i: _reward(rollouts[i]) or 0.0)
         worst = min(scored, key=lambda i: _reward(rollouts[i]) or 0.0)
         chosen = list(dict.fromkeys((best, worst)))[: max(k, 0)]
+    draw = random.Random(seed)
+    bad = [i for i, rollout in enumerate(rollouts) if rollout.outcome is not None and not rollout.outcome.valid]
+    chosen += draw.sample(bad, 1) if bad and len(chosen) < k else []
     rest = [i for i in range(len(rollouts)) if i not in chosen]
-    chosen += random.Random(seed).sample(rest, min(max(k - len(chosen), 0), len(rest)))
+    chosen += draw.sample(rest, min(max(k - len(chosen), 0), len(rest)))
     return [rollouts[i] for i in chosen]
 
 
 def record(step: int, rollout: Rollout) -> dict[str, Any]:
-    """What a reader wants to know of one rollout, as JSON; reward null means invalid or not scored."""
+    """What a reader wants to know of one rollout, as JSON; reward null means invalid (see reason) or not scored."""
     parts = rollout.outcome.parts if rollout.outcome else {}
+    reason = rollout.outcome.reason if rollout.outcome else ""
     return {
         "step": step,
         "prompt": prompt_text(rollout.task),
         "completion": rollout.text,
         "reward": _reward(rollout),
         "parts": {name: finite(value) for name, value in parts.items()},
+        **({"reason": reason} if reason else {}),
         "stop": str(rollout.stop),
         "length": sum(map(bool, rollout.mask)),
     }

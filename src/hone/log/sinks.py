@@ -27,6 +27,12 @@ class JsonlSink:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         mend(self.path)
+        self._begun = False
+
+    @property
+    def lost(self) -> bool:
+        """Whether somebody has removed what was written."""
+        return self._begun and not self.path.exists()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Appends the metrics; NaN and infinity become null and are named in "nonfinite"."""
@@ -37,6 +43,7 @@ class JsonlSink:
         if lost := [name for name in metrics if row[name] is None]:
             row["nonfinite"] = lost
         append(self.path, row)
+        self._begun = True
 
     def truncate_after(self, step: int) -> None:
         truncate_after(self.path, step)
@@ -93,17 +100,25 @@ def append(path: Path, row: Mapping[str, Any]) -> None:
 
 def read(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file; a last line torn by a crash is left out."""
-    path = Path(path)
-    lines = path.read_bytes().split(b"\n") if path.exists() else []
-    rows: list[dict[str, Any]] = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
+    return [row for _, row in _rows(Path(path))]
+
+
+def _rows(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """Each line with what it says."""
+    lines = path.read_bytes().split(b"\n") if path.is_file() else []
+    rows: list[tuple[bytes, dict[str, Any]]] = []
+    for number, text in enumerate(lines, 1):
+        if not text.strip():
             continue
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(text)
+        except (ValueError, RecursionError):
             if number < len(lines):
                 raise HoneError(f"{path} line {number} is not JSON: repair or delete that line") from None
+            continue
+        if not isinstance(row, dict) or type(row.get("step", 0)) is not int:
+            raise HoneError(f"{path} line {number} tells of no step: repair or delete that line")
+        rows.append((text, row))
     return rows
 
 
@@ -111,7 +126,7 @@ def truncate_after(path: str | Path, step: int) -> None:
     """Drops the rows of later steps, and a torn last line, so that a resumed log has no step twice."""
     path = Path(path)
     if path.exists():
-        rewrite(path, [row for row in read(path) if row.get("step", 0) <= step])
+        _replace(path, [text + b"\n" for text, row in _rows(path) if row.get("step", 0) <= step])
 
 
 def mend(path: Path) -> None:
@@ -122,7 +137,7 @@ def mend(path: Path) -> None:
         file.seek(-1, os.SEEK_END)
         whole = file.read() == b"\n"
     if not whole:
-        rewrite(path, read(path))
+        _replace(path, [text + b"\n" for text, _ in _rows(path)])
 
 
 def finite(value: float) -> float | None:
@@ -133,9 +148,13 @@ def finite(value: float) -> float | None:
 
 def rewrite(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes the file anew beside itself and swaps it in, so that a crash leaves the old or the new one."""
+    _replace(path, list(map(line, rows)))
+
+
+def _replace(path: Path, lines: Sequence[bytes]) -> None:
     fresh = path.with_name(path.name + ".part")
     with fresh.open("wb") as file:
-        file.writelines(map(line, rows))
+        file.writelines(lines)
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(path)

@@ -75,6 +75,7 @@ class CudaRunner(Switching):
             self.logits = torch.zeros(rows, config.vocab_size, device=device)
             self.prompts = torch.zeros(length(self.room, LINES, width), dtype=torch.int32, device=device)
         self.graphs: dict[tuple[str | None, Hashable], torch.cuda.CUDAGraph] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.on_gpu else None  # graphs run one after the other
         self.at: dict[str | None, tuple[int, ...]] = {}
         self.weights: dict[str | None, list[LayerWeights]] = {}
 
@@ -191,7 +192,7 @@ class CudaRunner(Switching):
             dense = None if self.rows.draw.seen is None else self.rows.draw.seen.clone()
             self.rows.draw.active.zero_()
             now()
-            graph = Recording(now, None).graph
+            graph = Recording(now, self.pool).graph
             self.rows.numbers.copy_(saved)
             if dense is not None and self.rows.draw.seen is not None:
                 self.rows.draw.seen.copy_(dense)

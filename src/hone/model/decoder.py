@@ -314,7 +314,7 @@ class Decoder(nn.Module):
         if positions is None and last > context:  # a slice would come back short and broadcast
             raise HoneError(
                 f"a sequence of {last} tokens, the model's context is {context}: "
-                "shorten it or raise model.max_position_embeddings"
+                "shorten it, or use a model with a longer context"
             )
         if min(last, context) > len(self.cos):
             self.rotations(min(max(last, 2 * len(self.cos)), context), device=self.device)

@@ -15,11 +15,13 @@ import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from hone.errors import HoneError
 
+NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 MANIFEST = "fetched.json"  # where the folder came from and the size of each file
 
 
@@ -65,7 +67,7 @@ def cache() -> Path:
 
 def place(name: str) -> Path:
     """The folder in the cache for a name, which is a word or two with a stroke between them."""
-    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", name, re.ASCII) or ".." in name:
+    if not NAME.fullmatch(name) or ".." in name:
         raise HoneError(f"{name!r} is no name of a model: use a name as in smollm2-135m or OWNER/MODEL")
     return cache() / name
 
@@ -84,8 +86,8 @@ def resolve(name_or_path: str | Path) -> Path:
     path, name = Path(name_or_path), str(name_or_path)
     if path.is_file() and path.suffix == ".gguf":
         raise HoneError(f"{path} is a GGUF file: make a folder of it with `hone fetch {path} --to FOLDER`")
-    if (pointer := path / "checkpoints" / "latest").is_file():
-        return pointer.parent / pointer.read_text(encoding="utf-8").strip()
+    if (newest := _newest(path)) is not None:
+        return newest
     if path.exists():
         return path
     try:
@@ -101,11 +103,42 @@ def resolve(name_or_path: str | Path) -> Path:
     return path
 
 
+def folder_of(name_or_path: str | Path) -> Path:
+    """As `resolve`, of a folder that is there; else HoneError with what brings it."""
+    folder = resolve(name_or_path)
+    if not folder.is_dir():
+        raise absent(folder)
+    return folder
+
+
+def _newest(run: Path) -> Path | None:
+    """Of a run the checkpoint that its file `latest` names, or the last by its step where there is no such file. It is
+    always one of the run's own folders, whoever wrote the file."""
+    checkpoints, step = run / "checkpoints", re.compile(r"step-(\d{1,18})")
+    pointer = checkpoints / "latest"
+    found = {int(m[1]): p for p in checkpoints.glob("step-*") if (m := step.fullmatch(p.name)) and not p.is_symlink()}
+    last = found[max(found)] if found else None
+    if not os.path.lexists(pointer):
+        return last
+    named = ""
+    if pointer.is_file() and not pointer.is_symlink():
+        named = pointer.read_bytes()[:100].decode("utf-8", "replace").strip()
+    if not step.fullmatch(named) or (checkpoints / named).is_symlink():
+        remedy = f"remove it, or give one of them, as in {last}" if last else "give the folder of a model"
+        raise HoneError(f"{pointer} names no checkpoint of this run: {remedy}")
+    return checkpoints / named
+
+
 def absent(folder: Path) -> HoneError:
     """The error for a model's folder that is not there: what brings it."""
     if folder.parts[:2] == ("runs", "demo"):
         return HoneError(f"no model folder {folder}: `hone demo` makes it; or give another")
-    return HoneError(f"no model folder {folder}: give a folder, or a name that `hone fetch` knows")
+    name, remedy = str(folder), "check the path"
+    if near := get_close_matches(name.lower(), [*PACKAGED, *LLAMA2C], n=1, cutoff=0.8):
+        remedy = f"did you mean {near[0]}? `hone fetch {near[0]}` brings it"
+    elif NAME.fullmatch(name) and ("/" not in name or not folder.parent.exists()):
+        remedy = f"if it is a model of the Hub, `hone fetch {name}` brings it, else check the path"
+    return HoneError(f"no model folder {folder}: {remedy}")
 
 
 # --- fetching ---

@@ -4,6 +4,7 @@ Writing is plain: files go straight into the folder, and what the disk refuses i
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from hone.data.json_object import read_object
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import TABLE, Decoder
+from hone.model.fetch import absent
 from hone.model.foreign import Foreign, load_foreign
 from hone.model.foreign_scorer import load_foreign_scorer
 from hone.model.heads import ScalarHead
@@ -118,7 +121,8 @@ def _classifies(hf: Mapping[str, Any]) -> bool:
     try:
         config_from_hf(hf)
     except Unknown:
-        return any("SequenceClassification" in str(name) for name in hf.get("architectures") or ())
+        names = hf.get("architectures")
+        return isinstance(names, list) and any("SequenceClassification" in str(name) for name in names)
     return False
 
 
@@ -137,9 +141,12 @@ def _scorer(decoder: Decoder, state: dict[str, Tensor], made: Any) -> Scorer:
 def _calibration(made: Any) -> tuple[float, float]:
     """The mean and std that were saved with a scorer."""
     try:
-        return float(made.get("mean", 0.0)), float(made.get("std", 1.0))
-    except (AttributeError, TypeError, ValueError) as error:
+        mean, std = float(made.get("mean", 0.0)), float(made.get("std", 1.0))
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
         raise HoneError(f'{CONFIG}: "hone" must hold kind, mean and std ({error}): save the scorer again') from error
+    if not math.isfinite(mean) or not math.isfinite(std):
+        raise HoneError(f'{CONFIG}: "hone" has mean {mean} and std {std}, not numbers: save the scorer again')
+    return mean, std
 
 
 def _write(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
@@ -150,16 +157,8 @@ def _write(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor])
 
 def _read_hf(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise HoneError(f"no model folder {folder}: check the path")
-    try:
-        hf = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise HoneError(f"{folder} has no {CONFIG}: is it a model folder?") from None
-    except ValueError as error:  # covers bad JSON and bad UTF-8
-        raise HoneError(f"{folder / CONFIG} is not JSON ({error}): copy it again") from error
-    if not isinstance(hf, dict):
-        raise HoneError(f"{folder / CONFIG} is not a JSON object: copy it again")
-    return hf
+        raise absent(folder)
+    return read_object(folder / CONFIG, remedy="copy the model folder again")
 
 
 class _Unfilled(TorchFunctionMode):
@@ -191,8 +190,13 @@ def _some(names: list[str]) -> str:
 
 def assemble(config: DecoderConfig, tensors: dict[str, Tensor]) -> Decoder:
     """A decoder that holds these very tensors; made on the meta device, so no weights are drawn first."""
-    with torch.device("meta"), _Unfilled():
-        decoder = Decoder(config)
+    if (layers := config.num_hidden_layers) > len(tensors):
+        raise HoneError(f"num_hidden_layers is {layers} but the weights have {len(tensors)} tensors: correct {CONFIG}")
+    try:
+        with torch.device("meta"), _Unfilled():
+            decoder = Decoder(config)
+    except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
+        raise HoneError(f"{CONFIG} asks for sizes that no model has ({str(error)[:80]}): correct it") from error
     expected = {name: tuple(p.shape) for name, p in decoder.state_dict().items()}
     if config.tie_word_embeddings:
         del expected[HEAD]

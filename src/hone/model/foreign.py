@@ -1,17 +1,27 @@
 """Any other causal language model of transformers behind the decoder's interface: slower, and nothing is assumed of it
 that is not tried when it is loaded."""
 
-from collections.abc import Callable, Mapping
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from hone.data.json_object import read_object
+from hone.data.pretrained import empty_model, from_pretrained
+from hone.data.tokenizer_folder import is_panic
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Mask
+from hone.model.hf_config import CONFIG
+from hone.model.weight_files import read_shapes
 
+LAYERS = re.compile("layer|block|depth|stage")  # in the name of a number that says how often a part is repeated
+TABLES = 1 << 28  # numbers in tables that are computed, such as masks
 NO_LIMIT = 1_048_576  # the context of a model that states none
 PROBE = 7  # tokens on which a model is tried
 
@@ -179,24 +189,29 @@ def load_foreign(folder: str | Path, *, dtype: torch.dtype, trust_remote_code: b
 
 def load_with(kind: str, folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
     """What the named class of transformers makes of a folder, if all its weights are there."""
-    try:
-        import transformers
-        from transformers.utils import logging
-    except ImportError as error:
+    if find_spec("transformers") is None:
         raise HoneError(
             f'{folder} is of a family that the decoder does not compute: pip install "hone[hf]" to run it anyway'
-        ) from error
-    logging.disable_progress_bar()  # a run has a bar of its own
+        )
     try:
-        loaded: Any = getattr(transformers, kind).from_pretrained(
-            str(folder),
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()  # a run has a bar of its own
+        if not trust_remote_code:
+            _check_size(kind, Path(folder))
+        loaded = from_pretrained(
+            kind,
+            folder,
+            trust_remote_code=trust_remote_code,
             dtype=dtype,
             use_safetensors=True,
-            trust_remote_code=trust_remote_code,
-            local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as error:  # transformers raises anything from OSError to KeyError here
+    except HoneError:
+        raise
+    except BaseException as error:  # transformers raises anything from OSError to KeyError here
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         reason = " ".join(str(error).split())[:200]
         raise HoneError(f"transformers cannot load {folder} ({reason}): correct it, or use another model") from error
     inner, report = loaded
@@ -208,3 +223,33 @@ def load_with(kind: str, folder: str | Path, *, dtype: torch.dtype, trust_remote
                 f"the weights in {folder} do not fit its config ({what.split('_')[0]}: {some}): copy it again"
             )
     return inner
+
+
+def _check_size(kind: str, folder: Path) -> None:
+    """Refuse a config that asks for more than the weight files hold, before anything is made of it."""
+    shapes = read_shapes(folder)
+    config = read_object(folder / CONFIG)
+    for key, value in _numbers(config):
+        if LAYERS.search(key) and isinstance(value, int) and value > len(shapes):
+            has = f"{len(shapes)} tensors"
+            raise HoneError(f"the weights in {folder} do not fit its config ({key} {value}, {has}): copy it again")
+    held = sum(math.prod(shape) for shape in shapes.values())
+    model = empty_model(kind, folder)
+    asked = sum(p.numel() for p in model.parameters())
+    tables = sum(b.numel() for b in model.buffers())
+    if asked > 2 * held or tables > max(held, TABLES):  # 2: a head that is tied is counted once more
+        why = f"it asks for {max(asked, tables)} numbers, they have {held}"
+        raise HoneError(f"the weights in {folder} do not fit its config ({why}): copy it again")
+
+
+def _numbers(value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value under its own key, however deep; of a list that says one for each layer, all."""
+    todo: list[tuple[str, Any]] = [("", value)]
+    while todo:
+        key, item = todo.pop()
+        if isinstance(item, dict):
+            todo += item.items()
+        elif isinstance(item, list):
+            todo += [(key, x) for x in item]
+        else:
+            yield key, item

@@ -123,7 +123,7 @@ def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | N
     if lines.longest > context:
         raise HoneError(
             f"a row has {lines.longest} tokens, the model's context is {context}: "
-            "shorten it or raise model.max_position_embeddings"
+            "shorten it, or use a model with a longer context"
         )
     if checkpoint_layers is None:
         checkpoint_layers = decoder.takes_lists and crowded(decoder, lines.tokens.numel())

@@ -213,7 +213,9 @@ def _rope(file: Gguf, head_dim: int) -> dict[str, Any]:
     found |= {"rope_type": str(kind), "factor": factor}
     if kind == "yarn":
         if file.number("rope.scaling.yarn_log_multiplier"):
-            raise HoneError(f"{file.path} scales attention by a yarn_log_multiplier, which the decoder does not")
+            raise HoneError(
+                f"{file.path} scales attention by a yarn_log_multiplier, which the decoder does not: use another model"
+            )
         keys = {"original_context_length": "original_max_position_embeddings"}
         keys |= {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
         found |= {hf: x for key, hf in keys.items() if (x := file.number(f"rope.scaling.{key}")) is not None}

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
+from hone.data.pretrained import data_only, from_pretrained
 from hone.data.tokenizer import Tokenizer
+from hone.data.tokenizer_folder import is_panic
 from hone.errors import HoneError
 
 KEY = "tokenizer.ggml."
@@ -78,6 +81,7 @@ def build_tokenizer(meta: Mapping[str, Any], path: Path) -> Tokenizer:
         bos=names["bos"],
         stops=tuple(name for name in stops if name is not None),
         chat_template=template if isinstance(template, str) else None,
+        source=str(path),
     )
 
 
@@ -138,19 +142,20 @@ def _add(inner: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> No
 
 def _sentencepiece(meta: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer:
     """A vocabulary of scored pieces: transformers works out the merges."""
-    try:
-        from transformers import AutoTokenizer
-    except ImportError as error:
-        raise HoneError('this GGUF file\'s tokenizer needs transformers: pip install "hone[gguf]"') from error
+    if find_spec("transformers") is None:
+        raise HoneError('this GGUF file\'s tokenizer needs transformers: pip install "hone[gguf]"')
     if meta.get(f"{KEY}add_space_prefix") is False:
         raise HoneError(f"{path} puts no space before a text, which is not known here: use the model's folder")
     _types(meta, path)
     try:
-        read: Any = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    except Exception as error:  # what another library does with a damaged file is not foreseen
+        with data_only(path) as place:
+            read = from_pretrained("AutoTokenizer", place, gguf_file=path.name)
+        return tokenizers.Tokenizer.from_str(read.backend_tokenizer.to_str())
+    except BaseException as error:  # what another library does with a damaged file is not foreseen
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
         reason = " ".join(str(error).split())
         raise HoneError(f"the tokenizer of {path} cannot be read ({reason}): download it again") from error
-    return tokenizers.Tokenizer.from_str(read.backend_tokenizer.to_str())
 
 
 def _named(meta: Mapping[str, Any], key: str, path: Path) -> str | None:

@@ -10,6 +10,8 @@ from hone.errors import HoneError
 from hone.model.config import ROPES, DecoderConfig, Rope, yarn_attention
 
 CONFIG = "config.json"
+# Beyond these a value is a mistake or an attack; the weight files are asked about the rest.
+LARGEST, MOST_LAYERS, LEAST, MOST = 2**40, 4096, 1e-30, 1e30
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -49,13 +51,13 @@ def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
     family = FAMILIES.get(str(hf["model_type"]))
     if family is None:
         known = ", ".join(FAMILIES)
-        raise Unknown(f"model_type is {hf['model_type']!r}: the decoder computes {known}: use one of these")
+        raise Unknown(f"model_type is {_short(hf['model_type'])}: the decoder computes {known}: use one of these")
     if missing := [key for key in SIZES if key not in hf]:
         raise HoneError(f"{CONFIG} lacks {', '.join(missing)}: copy the whole file from the model's source")
     _refuse(hf, family)
     try:
         return _shape(hf, family)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ArithmeticError) as error:
         raise HoneError(f"{CONFIG}: {error}: correct it") from error
 
 
@@ -84,7 +86,7 @@ def _refuse(hf: Mapping[str, Any], family: Family) -> None:
     """Maths that another model of the family may ask for and the decoder does not have."""
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
-        raise HoneError(f"{CONFIG} has rope_parameters {rope!r}, not an object: copy it again")
+        raise HoneError(f"{CONFIG} has rope_parameters {_short(rope)}, not an object: copy it again")
     partial = rope.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0))
     expected = {
         "hidden_act": (hf.get("hidden_act", "silu"), "silu"),
@@ -94,23 +96,29 @@ def _refuse(hf: Mapping[str, Any], family: Family) -> None:
     }
     for key, (value, known) in expected.items():
         if value != known:
-            raise Unknown(f"{CONFIG} has {key} {value!r}, the decoder computes {known!r}: use another model")
+            raise Unknown(f"{CONFIG} has {key} {_short(value)}, the decoder computes {known!r}: use another model")
 
 
 def _rope(hf: Mapping[str, Any], context: int) -> Rope:
     given: Mapping[str, Any] = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     kind = str(given.get("rope_type", given.get("type", "default")))
     if kind not in ROPES:
-        raise Unknown(f"{CONFIG} has rope type {kind!r}, the decoder computes {', '.join(ROPES)}: use another model")
+        raise Unknown(
+            f"{CONFIG} has rope type {_short(kind)}, the decoder computes {', '.join(ROPES)}: use another model"
+        )
     theta = _positive(given.get("rope_theta", hf.get("rope_theta", 10_000.0)), "rope_theta")
     if kind == "default":
         return Rope(theta=theta)
     factor = _positive(given.get("factor", 1.0), "rope factor")
     original = given.get("original_max_position_embeddings") or hf.get("original_max_position_embeddings") or context
     attention = 1.0
+    if kind == "yarn" and theta == 1:
+        raise ValueError("rope_theta is 1, and yarn divides by its logarithm")
+    if kind == "llama3" and given.get("low_freq_factor", 1.0) == given.get("high_freq_factor", 4.0):
+        raise ValueError("low_freq_factor and high_freq_factor are equal, and llama3 divides by their difference")
     if kind == "yarn":
-        scales = (float(given.get("mscale") or 0), float(given.get("mscale_all_dim") or 0))
-        attention = float(given.get("attention_factor") or yarn_attention(factor, *scales))
+        scales = [_positive(given[key], key) if given.get(key) else 0.0 for key in ("mscale", "mscale_all_dim")]
+        attention = _positive(given.get("attention_factor") or yarn_attention(factor, *scales), "attention_factor")
     return Rope(
         kind=kind,
         theta=theta,
@@ -135,20 +143,28 @@ def _windows(hf: Mapping[str, Any], family: Family, layers: int) -> tuple[int, .
     first = hf.get("max_window_layers", 28)
     kinds = hf.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
-        raise Unknown(f"layer_types has {sorted(map(str, unknown))[0]!r}, which the decoder does not compute")
+        raise Unknown(f"layer_types has {_short(sorted(map(str, unknown))[0])}, which the decoder does not compute")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
 def _whole(value: Any, key: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{key} is {value!r}, not a positive whole number")
+        raise ValueError(f"{key} is {_short(value)}, not a positive whole number")
+    if value > (MOST_LAYERS if key == "num_hidden_layers" else LARGEST):
+        raise ValueError(f"{key} is {_short(value)}, more than any model has")
     return value
 
 
 def _positive(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ValueError(f"{key} is {value!r}, not a positive number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST <= value <= MOST:
+        raise ValueError(f"{key} is {_short(value)}, not a positive number")
     return float(value)
+
+
+def _short(value: Any) -> str:
+    """As an error shows it: 4300 digits are as many as Python writes."""
+    text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > MOST else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 # --- writing ---

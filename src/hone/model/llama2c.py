@@ -1,5 +1,6 @@
 """Models in the llama2.c format: a header of seven numbers, float32 tensors, and a vocabulary with scores."""
 
+import math
 import struct
 from pathlib import Path
 
@@ -23,8 +24,10 @@ def load_llama2c(weights: str | Path, vocabulary: str | Path) -> tuple[Decoder, 
     """The model of a .bin file and its tokenizer."""
     data = _read(Path(weights))
     if len(data) < 28:
-        raise HoneError(f"{weights} has {len(data)} bytes: it is no llama2.c model")
+        raise HoneError(f"{weights} has {len(data)} bytes: it is no llama2.c model, give the path of one")
     dim, hidden, layers, heads, kv_heads, size, context = struct.unpack("<7i", data[:28])
+    if min(dim, hidden, layers, heads, kv_heads, abs(size), context) < 1:
+        raise HoneError(f"{weights} is no llama2.c model: its header has sizes below 1, give the path of one")
     try:
         config = DecoderConfig(
             vocab_size=abs(size),
@@ -57,12 +60,12 @@ def _tensors(data: bytes, config: DecoderConfig, name: str) -> dict[str, Tensor]
         ("self_attn.v_proj", (K, D)), ("self_attn.o_proj", (D, Q)), ("post_attention_layernorm", (D,)),
         ("mlp.gate_proj", (M, D)), ("mlp.down_proj", (D, M)), ("mlp.up_proj", (M, D)),
     ]  # fmt: skip
-    flat, at = np.frombuffer(data[28:], np.float32), 0
+    flat, at = np.frombuffer(data[28 : len(data) - len(data) % 4], np.float32), 0
 
     def cut(*shape: int) -> Tensor:
         nonlocal at
-        part = flat[at : at + int(np.prod(shape))]
-        if len(part) < np.prod(shape):
+        part = flat[at : at + math.prod(shape)]
+        if len(part) < math.prod(shape):
             raise HoneError(f"{name} ends before its last tensor: copy it again")
         at += len(part)
         return torch.from_numpy(part.reshape(shape).copy())
@@ -97,6 +100,8 @@ def _tokenizer(data: bytes, size: int) -> Tokenizer:
         raise HoneError(f"the vocabulary is no llama2.c one of {size} pieces ({error}): copy it again") from error
     if len(pieces) != size:
         raise HoneError(f"the vocabulary has {len(pieces)} different pieces of {size}: copy it again")
+    if missing := [name for name in (UNKNOWN, BEGIN, END) if name not in pieces]:
+        raise HoneError(f"the vocabulary has no piece {missing[0]}: copy it again")
     ids = {piece: i for i, piece in enumerate(pieces)}
     inner = tokenizers.Tokenizer(
         models.BPE(vocab=ids, merges=_merges(pieces, ids), unk_token=UNKNOWN, fuse_unk=True, byte_fallback=True)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hone.data.bounded import first_matches
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 
@@ -176,7 +177,7 @@ def _matching(linear: list[str], layers: list[str], targets: tuple[str, ...]) ->
     """The layers that any target names; `linear` are those that "all-linear" means."""
     chosen = set[str]()
     for target in targets:
-        hits = set(linear) if target == ALL_LINEAR else {name for name in layers if _matches(name, target)}
+        hits = set(linear) if target == ALL_LINEAR else _named(layers, target)
         if not hits:
             kinds = dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in layers)
             raise HoneError(f'lora target "{target}" matches no layer: the linear layers are {", ".join(kinds)}')
@@ -186,11 +187,13 @@ def _matching(linear: list[str], layers: list[str], targets: tuple[str, ...]) ->
     return [name for name in layers if name in chosen]
 
 
-def _matches(name: str, target: str) -> bool:
-    try:
-        return f".{name}".endswith(f".{target}") or re.fullmatch(target, name) is not None
-    except re.error as error:
-        raise HoneError(f'lora target "{target}" is no regular expression ({error}): correct it') from error
+def _named(layers: list[str], target: str) -> set[str]:
+    """The layers whose names end with the target, or match it as a regular expression."""
+    ending = {name for name in layers if f".{name}".endswith(f".{target}")}
+    if re.fullmatch(r"[\w.-]*", target):  # no pattern that could take long
+        return ending | {name for name in layers if re.fullmatch(target, name)}
+    found = first_matches([target], layers, where=f'lora target "{target}"')
+    return ending | {name for name, n in zip(layers, found, strict=True) if n == 0}
 
 
 def _replace(decoder: Decoder, name: str, module: nn.Module) -> None:

@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from hone.data.bounded import first_matches
+from hone.data.json_object import read_json
 from hone.errors import HoneError
 from hone.model.adapters import adapters_of, lora_state
 from hone.model.decoder import Decoder
 from hone.model.lora import DEFAULT, Adapter, check_new, check_untied, linear_layers, put_adapter
+from hone.model.weight_files import FLOATS
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, INNER = "base_model.model.", "inner."  # PEFT's name of the model it wraps, and ours of a foreign one
@@ -34,6 +37,7 @@ KNOWN = {
     "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules",
     "task_type", "use_rslora",
 }  # fmt: skip
+MOST = 1e30  # of a rank or an alpha
 STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # these leave the base model's weights as they are
 
 
@@ -167,14 +171,16 @@ def read_peft(folder: str | Path, *, train: bool = False) -> AdapterFile:
     if dropout:
         notes = (f"lora_dropout {dropout} is for training only and was passed over",)
     pairs, whole = _pairs(_read_tensors(folder), folder)
-    ranks = {layer: _pattern(config, "rank_pattern", layer, config["r"]) for layer in pairs}
+    layers = list(pairs)
+    ranks = dict(zip(layers, _by_layer(config, "rank_pattern", layers, config["r"], folder=folder), strict=True))
+    alphas = _by_layer(config, "alpha_pattern", layers, config["lora_alpha"], folder=folder)
     for layer, (a, b) in pairs.items():
         if not len(a) == b.shape[1] == ranks[layer]:
             sizes = f"rank {len(a)} and {b.shape[1]} in {WEIGHTS}, {ranks[layer]} in {CONFIG}"
             raise HoneError(f"{folder}: {layer} has {sizes}: copy both files again")
     return AdapterFile(
         tensors=pairs,
-        alpha={layer: float(_pattern(config, "alpha_pattern", layer, config["lora_alpha"])) for layer in pairs},
+        alpha={layer: float(alpha) for layer, alpha in zip(layers, alphas, strict=True)},
         rslora=bool(config.get("use_rslora")),
         base=config.get("base_model_name_or_path") or "",
         whole=whole,
@@ -188,12 +194,9 @@ def is_adapter(folder: str | Path) -> bool:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except OSError:
-        raise HoneError(f"{folder} has no {CONFIG}: give the folder of a PEFT adapter") from None
-    except ValueError as error:  # covers bad JSON and bad UTF-8
-        raise HoneError(f"{folder / CONFIG} is not JSON ({error}): copy it again") from error
+    if not is_adapter(folder):
+        raise HoneError(f"{folder} has no {CONFIG}: give the folder of a PEFT adapter")
+    config = read_json(folder / CONFIG, remedy="copy it again")
     if not isinstance(config, dict) or "peft_type" not in config:
         raise HoneError(f"{folder / CONFIG} names no peft_type: copy it again")
     return config
@@ -203,35 +206,55 @@ def _check_plain(config: Mapping[str, Any], folder: Path) -> None:
     """Refuse what would make the adapter more than scale B A."""
     kind, start = config["peft_type"], config.get("init_lora_weights", True)
     if kind != "LORA":
-        raise HoneError(f"{folder} is a {kind} adapter, only LoRA can be loaded: {MERGE}")
+        raise HoneError(f"{folder} is a {str(kind)[:60]} adapter, only LoRA can be loaded: {MERGE}")
     if saved := config.get("modules_to_save"):
-        raise HoneError(f"{folder} brings whole layers of its own ({', '.join(saved)}, modules_to_save): {MERGE}")
+        raise HoneError(f"{folder} brings whole layers of its own ({_list(saved)}, modules_to_save): {MERGE}")
     if config.get("bias", "none") != "none":
-        raise HoneError(f'{folder} changes biases too (bias "{config["bias"]}"): {MERGE}')
+        raise HoneError(f'{folder} changes biases too (bias "{str(config["bias"])[:60]}"): {MERGE}')
     if start not in STARTS:
-        raise HoneError(f"{folder} started from changed base weights (init_lora_weights {start!r}): {MERGE}")
+        raise HoneError(f"{folder} started from changed base weights (init_lora_weights {_shown(start)}): {MERGE}")
     if more := sorted(key for key, value in config.items() if value and key not in {*KNOWN, "modules_to_save"}):
-        raise HoneError(f"{folder} is more than a plain LoRA ({', '.join(more)}): {MERGE}")
+        raise HoneError(f"{folder} is more than a plain LoRA ({', '.join(more)[:200]}): {MERGE}")
+    for key in ("base_model_name_or_path", "bias"):
+        if not isinstance(config.get(key), str | None):
+            raise HoneError(f"{folder / CONFIG}: {key} is {_shown(config[key])}: it must be text")
+    _check_numbers(config, folder / CONFIG)
+
+
+def _check_numbers(config: Mapping[str, Any], path: Path) -> None:
+    """Ranks are whole, all are positive, and none is NaN or infinite."""
     numbers = {"r": config.get("r"), "lora_alpha": config.get("lora_alpha")}
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
         if not isinstance(patterns, dict):
-            raise HoneError(f"{folder / CONFIG}: {key} must be an object of patterns and numbers")
+            raise HoneError(f"{path}: {key} must be an object of patterns and numbers")
         numbers |= {f"{key} {pattern}": value for pattern, value in patterns.items()}
     for key, value in numbers.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-            raise HoneError(f"{folder / CONFIG}: {key} is {value!r}: it must be a positive number")
+        rank = key.startswith("r")
+        if isinstance(value, bool) or not isinstance(value, int if rank else int | float) or not 0 < value <= MOST:
+            whole = ", and whole" if rank else ""
+            raise HoneError(f"{path}: {key[:60]} is {_shown(value)}: it must be a positive number{whole}")
+    dropout = config.get("lora_dropout") or 0.0
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 <= dropout < 1:
+        raise HoneError(f"{path}: lora_dropout is {_shown(dropout)}: it must be a number from 0 to 1")
 
 
-def _pattern(config: Mapping[str, Any], key: str, layer: str, default: Any) -> Any:
-    """The value of the first pattern that matches the end of the layer's name, as PEFT looks it up."""
-    for pattern, value in (config.get(key) or {}).items():
-        try:
-            if re.match(rf"(.*\.)?({pattern})$", layer):
-                return value
-        except re.error as error:
-            raise HoneError(f'{key}: "{pattern}" is no regular expression ({error}): correct it') from error
-    return default
+def _shown(value: Any) -> str:
+    return repr(value)[:60]
+
+
+def _list(names: Any) -> str:
+    return ", ".join(map(str, names))[:100] if isinstance(names, list) else str(names)[:100]
+
+
+def _by_layer(config: Mapping[str, Any], key: str, layers: Sequence[str], default: Any, *, folder: Path) -> list[Any]:
+    """Of each layer the value of the first pattern that matches the end of its name, as PEFT looks it up."""
+    patterns: dict[str, Any] = config.get(key) or {}
+    if not patterns:
+        return [default] * len(layers)
+    wanted = [rf"(.*\.)?({pattern})" for pattern in patterns]
+    values = [*patterns.values(), default]  # -1: no pattern matches
+    return [values[i] for i in first_matches(wanted, layers, where=f"{key} in {folder / CONFIG}")]
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
@@ -252,6 +275,8 @@ def _pairs(tensors: Mapping[str, Tensor], folder: Path) -> tuple[dict[str, tuple
         layer, _, part = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")
         if not key.endswith(".weight") or part not in parts or x.ndim != 2:
             raise HoneError(f"{folder} holds {key}, no low-rank update of a linear layer: {MERGE}")
+        if x.dtype not in FLOATS:
+            raise HoneError(f"{folder} holds {key} as {x.dtype}, not as plain floats: save the adapter again")
         parts[part][layer] = x
     a, b = parts["lora_A"], parts["lora_B"]
     if odd := sorted(a.keys() ^ b.keys()):

@@ -4,7 +4,8 @@ It has run once before, so that every kernel is compiled. Other threads may use 
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ class Recording:
 
     def __init__(self, run: Callable[[], Results], pool: Any) -> None:
         self.graph = torch.cuda.CUDAGraph()
-        with RECORDING:
+        with RECORDING, own_workspace():
             torch.cuda.synchronize()
             with torch.cuda.graph(self.graph, pool=pool, capture_error_mode="thread_local"):
                 self.out = run()
@@ -27,6 +28,19 @@ class Recording:
     def replay(self) -> Results:
         self.graph.replay()
         return self.out
+
+
+@contextmanager
+def own_workspace() -> Iterator[None]:
+    """cuBLAS takes its scratch memory from the graph's own pool, and forgets it afterwards.
+
+    It would go on using memory of an earlier graph, which other code may free: `torch.compile` does so when it records.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 class Rehearsal(Recording):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hone.errors import HoneError
 from hone.model import peft
-from hone.model.fetch import resolve
+from hone.model.fetch import folder_of, resolve
 from hone.model.ranks import Update, difference, low_rank_values, update_of
 from hone.model.stored import Stored, in_order, kind_of, stored
 
@@ -52,9 +52,7 @@ class Report:
 
 def inspect(model: str, base: str = "") -> Report:
     """Read the model's files, and the base's where one is given or an adapter names a folder that is there."""
-    folder = resolve(model)
-    if not folder.is_dir():
-        raise HoneError(f"no model folder {folder}: check the path")
+    folder = folder_of(model)
     if peft.is_adapter(folder):
         return _adapter(folder, base)
     here = stored(folder)
@@ -74,9 +72,7 @@ def inspect(model: str, base: str = "") -> Report:
 
 
 def _folder(base: str) -> Path:
-    found = resolve(base)
-    if not found.is_dir():
-        raise HoneError(f"no model folder {base}: check --base")
+    found = folder_of(base)
     if peft.is_adapter(found):
         raise HoneError(f"{base} is an adapter: give the model it belongs to as --base")
     return found
@@ -106,7 +102,10 @@ def _change(name: str, here: Stored, other: Stored, base: str) -> Change:
         raise HoneError(f"{name} is {here.shape}, in {base} {other.shape}: {base} is no base of it")
     for x in (here, other):
         if x.dtype not in BYTES:
-            raise HoneError(f"{name} is {x.dtype} in {x.path}: only plain floating-point weights can be compared")
+            raise HoneError(
+                f"{name} is {x.dtype} in {x.path}: only plain floating-point weights can be compared, "
+                "give the model before it was quantised"
+            )
     return Change(name=name, shape=here.shape, update=difference(here.read(), other.read()))
 
 

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hone.data.json_object import read_object
 from hone.errors import HoneError
 from hone.model.hf_config import CONFIG
 
@@ -26,9 +27,9 @@ def weight_files(folder: Path) -> list[str]:
     if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
         return [WEIGHTS]
     try:
-        files = sorted(set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise HoneError(f"{folder / INDEX} is no index of weights ({error!r}): copy it again") from error
+        files = sorted(set(read_object(folder / INDEX)["weight_map"].values()))
+    except (HoneError, KeyError, TypeError, AttributeError) as error:
+        raise HoneError(f"{folder / INDEX} is no index of weights ({error}): copy it again") from error
     if any(not isinstance(name, str) or Path(name).name != name for name in files):
         raise HoneError(f"{folder / INDEX} names files outside the folder: copy it again")
     return files
@@ -69,13 +70,30 @@ def write_file(path: Path, state: Mapping[str, Tensor]) -> None:
     shutil.copymode(path.parent / CONFIG, path)  # safetensors writes for the owner only
 
 
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a folder, by name: of the headers only, nothing is loaded."""
+    shapes = dict[str, tuple[int, ...]]()
+    for path in _weight_paths(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                shapes |= {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise HoneError(f"{path} is damaged ({error}): copy it again") from error
+    return shapes
+
+
+def _weight_paths(folder: Path) -> list[Path]:
+    paths = [folder / name for name in weight_files(folder)]
+    for path in paths:
+        if not path.is_file():
+            raise HoneError(f"{folder} has no {path.name}: convert the weights to safetensors or copy them again")
+    return paths
+
+
 def read_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
     """All tensors of a folder, by name."""
     tensors = dict[str, Tensor]()
-    for name in weight_files(folder):
-        path = folder / name
-        if not path.is_file():
-            raise HoneError(f"{folder} has no {name}: convert the weights to safetensors or copy them again")
+    for path in _weight_paths(folder):
         tensors |= read_file(path, dtype)
     return {key: x for key, x in tensors.items() if not key.endswith(DERIVED)}
 

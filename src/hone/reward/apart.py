@@ -1,5 +1,7 @@
 """Rewards in processes of their own: one that hangs is ended, and one that takes its interpreter down takes no other.
 
+Each has a limit of memory, and nothing that it starts outlives it (see `keeper`).
+
 A pool's processes are forked when it is made, so that functions need no name to be found by; make it before there are
 threads, a GPU or large weights. Calls go out as pickles; outcomes come back as JSON, for nothing that a worker says
 may run here.
@@ -19,14 +21,16 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 
 from hone.errors import HoneError
-from hone.reward.keeper import ANSWERED, DIED, TIMED_OUT, Closed, keep, pair, receive, send
+from hone.reward.keeper import ANSWERED, DIED, FULL, TIMED_OUT, Closed, keep, pair, receive, send
 from hone.reward.outcome import crashed, invalid, to_outcome
 from hone.reward.patience import watch
+from hone.reward.process_tree import Bounds, usual_memory
 from hone.reward.score import Reward
 from hone.reward.waiting import AT_ONCE
 from hone.types import Outcome, Rollout
@@ -54,16 +58,21 @@ class Pool:
     >>> pool.close()
     """
 
-    def __init__(self, functions: Sequence[Callable[[Any], Any]], *, workers: int = 0) -> None:
+    def __init__(self, functions: Sequence[Callable[[Any], Any]], *, workers: int = 0, memory: int = 0) -> None:
+        """memory: bytes that each worker may take with its children; 0: its share of half the machine's."""
+
         def work(call: bytes) -> bytes:
             number, argument = pickle.loads(call)
             return json.dumps(functions[number](argument)).encode()
 
         self.size = workers or min(MOST, _cores())
-        self._keepers = [_keeper(work) for _ in range(self.size)]
+        self.memory = memory or usual_memory(self.size)
+        bounds = [Bounds.make(self.memory) for _ in range(self.size)]
+        self._keepers = [_keeper(partial(keep, work, bounds=each)) for each in bounds]
+        self._bounds = {end: each for (end, _), each in zip(self._keepers, bounds, strict=True)}
         self._idle, self._lock = [end for end, _ in self._keepers], threading.Lock()
         self._given_up = dict[socket.socket, int]()  # whose answers are still to come, and nobody wants
-        self.close = weakref.finalize(self, _close, os.getpid(), self._keepers)
+        self.close = weakref.finalize(self, _close, os.getpid(), self._keepers, bounds)
 
     def map(self, calls: Sequence[bytes], *, seconds: float, seen: Seen = lambda number, answer: None) -> list[Answer]:
         """The answers in the calls' order, as many at a time as there are workers; each call has so many seconds.
@@ -103,16 +112,17 @@ class Pool:
         try:
             content, about = receive(end)
         except Closed:
+            self._bounds[end].close()
             return DIED, b"its keeper was ended"
         self._idle.append(end)
         return about, content
 
 
-def _keeper(work: Callable[[bytes], bytes]) -> Keeper:
+def _keeper(run: Callable[[socket.socket], NoReturn]) -> Keeper:
     """One that has come to life. A child of a process with threads may not: Python 3.11 waits in it for a lock that one
     of them held, and which nobody can let go."""
     for _ in range(TRIES):
-        end, number = _forked(work)
+        end, number = _forked(run)
         if select.select([end], [], [], STARTS)[0] and end.recv(1):
             return end, number
         end.close()
@@ -121,7 +131,7 @@ def _keeper(work: Callable[[bytes], bytes]) -> Keeper:
     raise HoneError("processes that compute rewards do not start: try again, or set train.reward_apart=never")
 
 
-def _forked(work: Callable[[bytes], bytes]) -> Keeper:
+def _forked(run: Callable[[socket.socket], NoReturn]) -> Keeper:
     ours, theirs = pair()
     number = os.fork()
     if number:
@@ -135,12 +145,12 @@ def _forked(work: Callable[[bytes], bytes]) -> Keeper:
         sys.stdout = sys.stderr
         torch.set_num_threads(1)  # those that the parent had are not here, and would be waited for
         theirs.sendall(b"!")
-        keep(work, theirs)
+        run(theirs)
     finally:
         os._exit(1)
 
 
-def _close(owner: int, keepers: Iterable[Keeper]) -> None:
+def _close(owner: int, keepers: Iterable[Keeper], bounds: Iterable[Bounds]) -> None:
     """Their connections end, and with them they do; not in a child that has a copy of the pool."""
     if os.getpid() != owner:
         return
@@ -151,6 +161,8 @@ def _close(owner: int, keepers: Iterable[Keeper]) -> None:
             os.waitpid(number, 0)
         except ChildProcessError:  # somebody else waits for every child
             continue
+    for each in bounds:
+        each.close()  # of a keeper that was killed
 
 
 @dataclass(frozen=True)
@@ -200,9 +212,12 @@ class Apart(Reward):
         about, content = answer
         if about == TIMED_OUT:
             return [self.late(self._limit(number))] * number
+        if about == FULL:
+            return [self._full()] * number
         if about != ANSWERED:
             how = content.decode(errors="replace")
-            return [invalid(f"crashed: reward {self.name} took its process down ({how})")] * number
+            said = f"crashed: reward {self.name} took its process down ({how})"
+            return [invalid(said, place=self.place)] * number
         try:
             said = json.loads(content)
             if "error" in said:
@@ -211,8 +226,19 @@ class Apart(Reward):
             if len(found) != number:
                 raise ValueError(f"{len(found)} outcomes of {number}")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            return [invalid(f"reward {self.name} spoilt its answer: {error}")] * number
-        return found
+            return [invalid(f"reward {self.name} spoilt its answer: {error}", place=self.place)] * number
+        return [self._full() if _lacked_memory(outcome) else outcome for outcome in found]
+
+    def _full(self) -> Outcome:
+        size = f"{self.pool.memory / 2**30:.3g} GiB"
+        return invalid(
+            f"out of memory: reward {self.name} took more than {size} (train.reward_memory)", place=self.place
+        )
+
+
+def _lacked_memory(outcome: Outcome) -> bool:
+    """It raised MemoryError: where there is no control group, that is what the limit does."""
+    return not outcome.valid and outcome.reason.startswith("MemoryError")
 
 
 def _judge(reward: Reward) -> Callable[[dict[str, list[Any]]], dict[str, Any]]:
@@ -242,16 +268,17 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
 
 
 def apart(
-    functions: Sequence[Callable[..., Any]], *, seconds: float | Sequence[float], workers: int = 0
+    functions: Sequence[Callable[..., Any]], *, seconds: float | Sequence[float], workers: int = 0, memory: float = 0.0
 ) -> list[Reward]:
     """The same rewards, called in the workers of one pool, which ends with the last of them.
 
-    seconds: for each completion, of all of them or of each.
+    seconds: for each completion, of all of them or of each. memory: GiB that a worker may take with all it starts; 0:
+    its share of half the machine's memory.
     """
     each = list(seconds) if isinstance(seconds, Sequence) else [seconds] * len(functions)
     for limit in each:
         if not (math.isfinite(limit) and limit > 0):
             raise HoneError(f"a reward may take {limit} s: give a number above 0")
     rewards = [Reward(function, seconds=limit) for function, limit in zip(functions, each, strict=True)]
-    pool = Pool([_judge(reward) for reward in rewards], workers=workers)
+    pool = Pool([_judge(reward) for reward in rewards], workers=workers, memory=int(memory * 2**30))
     return [Apart(r.function, pool=pool, number=i, seconds=r.seconds or 0.0) for i, r in enumerate(rewards)]

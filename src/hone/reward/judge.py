@@ -1,7 +1,7 @@
 """A language model as judge: its prompt, rubric and constitution are files, its votes are counted, failures invalid.
 
 `judge:FILE.yaml` names the settings. The judge marks a completion on a scale ("Score: N" in its answer), or compares it
-with a reference in both orders ("Winner: A", "B" or "tie"). The last such line of an answer counts.
+with a reference in both orders ("Winner: A", "B" or "tie"). `verdict` says which line of an answer counts.
 """
 
 import asyncio
@@ -16,13 +16,10 @@ from hone.errors import HoneError, not_utf8
 from hone.log.samples import prompt_text
 from hone.reward.endpoint import Failed
 from hone.reward.outcome import invalid
+from hone.reward.verdict import mark, winner
 from hone.types import Outcome, Task
 
 Ask = Callable[..., str]  # (messages, *, temperature, max_tokens, seed) -> text, or Failed
-SCORE = re.compile(
-    r"^\W{0,8}score\W{0,8}(-?\d{1,6}(?:\.\d{1,6})?)(?:\s?/\s?\d{1,6})?\W{0,8}$", re.IGNORECASE | re.MULTILINE
-)
-WINNER = re.compile(r"^\W{0,8}winner\W{0,8}(A|B|tie)\W{0,8}$", re.IGNORECASE | re.MULTILINE)
 MAX_TEXT = 50_000  # characters of a completion that are shown to the judge
 PROMPTS = {
     "score": """You mark an answer.
@@ -77,13 +74,12 @@ class Settings:
 def check(settings: Settings, where: str | Path) -> None:
     """HoneError where a setting makes no sense; where: the file that it is of."""
     least = {"votes": 1, "max_tokens": 1, "concurrency": 1, "retries": 0, "budget": 1}
-    wrong = [name for name, low in least.items() if getattr(settings, name) < low]
-    wrong += [] if settings.model else ["model"]
-    wrong += [] if settings.timeout > 0 else ["timeout"]
-    wrong += [] if settings.low < settings.high else ["high"]
-    if wrong:
-        value = getattr(settings, wrong[0])
-        raise HoneError(f"{where}: {wrong[0]} is {value!r}: see docs/rewards.md for what it may be")
+    wrong = {name: f"{low} or more" for name, low in least.items() if getattr(settings, name) < low}
+    wrong |= {} if settings.model else {"model": "the judge's name"}
+    wrong |= {} if settings.timeout > 0 else {"timeout": "seconds, more than 0"}
+    wrong |= {} if settings.low < settings.high else {"high": f"a mark above low, {settings.low:g}"}
+    for name, right in wrong.items():
+        raise HoneError(f"{where}: {name} is {getattr(settings, name)!r}: set it to {right}")
 
 
 class Judge:
@@ -145,14 +141,11 @@ class Judge:
     def _value(self, answer: str, *, turned: bool) -> float | None:
         """From 0 to 1; None where the answer has no verdict, or a mark off the scale."""
         s = self.settings
-        found = (WINNER if s.kind == "pair" else SCORE).findall(answer)
-        if not found:
-            return None
         if s.kind == "pair":
-            won = {"a": 1.0, "b": 0.0, "tie": 0.5}[found[-1].lower()]
-            return 1.0 - won if turned else won
-        mark = float(found[-1])
-        return (mark - s.low) / (s.high - s.low) if s.low <= mark <= s.high else None
+            won = {"a": 1.0, "b": 0.0, "tie": 0.5}.get(winner(answer) or "")
+            return won if won is None or not turned else 1.0 - won
+        given = mark(answer, low=s.low, high=s.high)
+        return None if given is None else (given - s.low) / (s.high - s.low)
 
 
 def _file(folder: Path, name: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from hone.errors import HoneError
 from hone.log.hacking import HELD_OUT
 from hone.log.progress import say
-from hone.reward.outcome import commonest
+from hone.reward.outcome import commonest, kinds
 from hone.reward.patience import Enough, limited
 from hone.reward.score import Scorer, score
 from hone.types import Group, Outcome, Rollout
@@ -24,6 +24,7 @@ class Marker:
     max_invalid: float = 0.2
     held_out: Scorer | None = None
     late: list[str] = field(default_factory=list[str])  # the first time-out, which is told
+    told: set[str] = field(default_factory=set[str])  # kinds of reasons of the held-out verifier, each told once
 
     @property
     def one_by_one(self) -> bool:
@@ -50,8 +51,13 @@ class Marker:
         if self.held_out is None:
             return scored
         with limited(math.inf, self._late):
-            said = iter(self.held_out([r for g in scored for r in g]))
-        return [[_noted(r, next(said).value) for r in g] for g in scored]
+            said = self.held_out([r for g in scored for r in g])
+        for kind, (_, reason) in kinds(said).items():
+            if kind not in self.told:
+                self.told.add(kind)
+                say(f"parts.held_out has no verdict: {reason}; said once a run")
+        verdicts = iter(said)
+        return [[_noted(r, next(verdicts).value) for r in g] for g in scored]
 
     def check(self, groups: Sequence[Group]) -> None:
         """Stop a run whose reward is broken: refuse a share of invalid outcomes above `max_invalid`."""

@@ -100,9 +100,13 @@ def _request(program: Program) -> tuple[bytes, int]:
     return b"".join([frame(order), *calls]), 1 + len(calls)
 
 
-def _finished(talk: Talk, seconds: float) -> Finished:
-    """What a talk amounts to. A record out of place means that the program wrote to the channel: none counts then."""
-    loaded, *answers = talk.records or [{"loaded": False, "error": ""}]
+def _finished(talk: Talk, seconds: float, *, asked: bool) -> Finished:
+    """What a talk amounts to. A record out of place means that the program wrote to the channel: none counts then.
+
+    asked: whoever held the conversation has seen its records, and only how the module was loaded is told here.
+    """
+    records = [r for r in talk.records if "loaded" in r][:1] if asked else talk.records
+    loaded, *answers = records or [{"loaded": False, "error": ""}]
     limit = talk.limit or ("result" if talk.broken else "")
     good = "loaded" in loaded and all(set(a) in ({"value"}, {"error"}) for a in answers) and limit != "result"
     results = [Returned(a["value"]) if "value" in a else Raised(str(a["error"])) for a in answers if good]
@@ -195,7 +199,7 @@ class Sandbox:
             raise HoneError(f"a program is given {seconds} seconds: give a number above 0")
         talk = Talk(output=self.limits.output, result=self.limits.result, most=most)
         taken = self._backend.talk(request, talk, seconds=min(seconds or inf, self.limits.seconds), ask=ask)
-        return _finished(talk, taken)
+        return _finished(talk, taken, asked=ask is not None)
 
     def close(self) -> None:
         """Wait for the programs that run, and end everything."""

@@ -4,8 +4,11 @@ Frames are four bytes of length and JSON. In: what to run, then calls, one at a 
 Out: one record for the module and one a call, in order. The program may write rubbish there; then nothing of it counts.
 """
 
+import atexit
 import builtins
+import contextlib
 import fcntl
+import gc
 import io
 import json
 import os
@@ -13,11 +16,12 @@ import signal
 import sys
 import traceback
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from hone.reward import sandbox_values as values
 from hone.reward import sandbox_wall as wall
+from hone.reward.sandbox_objects import Line, stand_ins, told
 
 RESULT = 3  # the descriptor that records go to
 LOCKED_IN = b"locked in"  # the client reads it before it sends the program, which could take it away
@@ -44,6 +48,7 @@ def furnish(path: Sequence[str]) -> None:
     sys.path[:] = path
     sys.argv[:] = ["program.py"]
     builtins.exit = builtins.quit = sys.exit  # what the site module would have added
+    atexit._clear()  # what the sandbox's own modules have there is none of the program's
 
 
 def run_in_tool(result: int, conf: str) -> NoReturn:
@@ -71,6 +76,7 @@ def _take(descriptors: Sequence[int]) -> None:
     sys.stdin = io.StringIO()
     sys.stdout = open(1, "w", encoding="utf-8", errors="surrogatepass", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
 
 
 def _usual_signals() -> None:
@@ -87,28 +93,70 @@ def _serve(limit: int) -> None:
     order = values.loads(read_frame() or b"")
     if order["run"]:
         _command(order)
-        return
-    script = order["stdin"] is not None
-    if script:
+    elif order["stdin"] is not None:
         _feed(order["stdin"])
-    module = types.ModuleType("__main__" if script else "program")
-    sys.modules[module.__name__] = module
-    _load(module, order["source"])
-    while not script and (text := read_frame()):
-        write(_answer(module, values.loads(text), limit))
-    sys.stdout.flush()
-    sys.stderr.flush()
+        _script(order["source"])
+    else:
+        _module(order, limit)
+    _flush()
 
 
-def _load(module: types.ModuleType, source: str) -> None:
+def _script(source: str) -> None:
+    """Run it as Python runs a script: to the end of its threads, of what it registered for its exit, of its files."""
+    module, owner = types.ModuleType("__main__"), os.getpid()
+    sys.modules["__main__"] = module
+    end = _executed(source, module)
+    if threading := sys.modules.get("threading"):
+        threading._shutdown()
+    atexit._run_exitfuncs()
+    _flush()
+    module.__dict__.clear()  # a file that it has left open writes what it holds when it goes
+    gc.collect()
+    _flush()
+    if os.getpid() != owner:  # a child that it forked, which has come to the script's end too
+        os._exit(0)
+    _say(end)
+
+
+def _module(order: Mapping[str, Any], limit: int) -> None:
+    """Load it, then answer call by call. Tests have the names of the program that they test put before them."""
+    module = types.ModuleType("program")
+    sys.modules["program"] = module
+    tests = order.get("tests")
+    line = Line(read=read_frame, write=write, limit=limit, sign=-1 if tests else 1)
+    _say(_executed(order["source"], module, before=lambda: _prepare(module, line, tests) if tests else None))
+    while text := read_frame():
+        call = line.loads(text)
+        if "ask" in call:
+            line.send(line.answer(call["ask"], None if tests else module.__dict__))
+        else:
+            write(_answer(module, call, limit))
+
+
+def _prepare(module: types.ModuleType, line: Line, tests: Mapping[str, Any]) -> None:
+    """What tests import must be there before the program is asked for anything: else they cannot run."""
+    for text in tests["imports"]:
+        exec(text, {})
+    module.__dict__.update(stand_ins(line, **tests["names"]))
+
+
+def _executed(source: str, module: types.ModuleType, before: Callable[[], None] | None = None) -> dict[str, Any]:
+    """The record that says how it went."""
     try:
+        if before is not None:
+            before()
         exec(compile(source, "program.py", "exec"), module.__dict__)
-        _say({"loaded": True})
+        return {"loaded": True}
     except BaseException as error:
-        over = isinstance(error, SystemExit) and error.code in (None, 0)
         if not isinstance(error, SystemExit):
             traceback.print_exc()
-        _say({"loaded": over, "error": _text(error)})
+        return {"loaded": isinstance(error, SystemExit) and error.code in (None, 0), "error": told(error)}
+
+
+def _flush() -> None:
+    for stream in {id(s): s for s in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__) if s}.values():
+        with contextlib.suppress(Exception):  # the program may have closed it, or put anything in its place
+            stream.flush()
 
 
 def _answer(module: types.ModuleType, call: Mapping[str, Any], limit: int) -> bytes:
@@ -118,14 +166,7 @@ def _answer(module: types.ModuleType, call: Mapping[str, Any], limit: int) -> by
     except values.TooLarge as error:
         return values.dumps({"error": f"the value is too large: {error}"}, limit=limit)
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the next call is still asked
-        return values.dumps({"error": _text(error)}, limit=limit)
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return f"{type(error).__name__}: {error}"[:500]
-    except BaseException:  # its __str__ is the program's
-        return type(error).__name__
+        return values.dumps({"error": told(error)}, limit=limit)
 
 
 def _feed(text: bytes) -> None:

@@ -40,7 +40,7 @@ FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/full", "/dev/random
 # Of Hone, what a job's own interpreter needs where it cannot be forked from one that has it.
 INSIDE_FILES = (
     "hone/__init__.py",
-    *(f"hone/reward/{n}.py" for n in ("__init__", "sandbox_job", "sandbox_values", "sandbox_wall")),
+    *(f"hone/reward/{n}.py" for n in ("__init__", "sandbox_job", "sandbox_objects", "sandbox_values", "sandbox_wall")),
 )
 DEV = (("/dev/shm", "/tmp"), ("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "fd/0"), ("/dev/stdout", "fd/1"))
 
@@ -54,6 +54,9 @@ class Limits:
     addresses: int = 0  # bytes of address space a process; 0: as memory. Node and Java reserve more than they use
     processes: int = 32
     disk: int = 32 * MIB  # bytes in /tmp, which /dev/shm is too
+    input: int = (
+        16 * MIB
+    )  # bytes that a program is given: its standard input, or all that its functions are called with
     output: int = MIB // 4  # bytes of stdout, and of stderr
     result: int = MIB  # bytes of one returned value
     files: int = 128  # open at once, a process
@@ -66,6 +69,13 @@ class Limits:
                 raise HoneError(f"the sandbox's limit {f.name} is {value}: give a number above 0")
         if self.memory < 32 * MIB:
             raise HoneError(f"the sandbox's limit memory is {self.memory}: an interpreter needs {32 * MIB} bytes")
+        least = {
+            "disk": self.input,
+            "memory": 8 * max(self.input, self.result),
+        }  # copies are made on the way in and out
+        for name, needed in least.items():
+            if getattr(self, name) < needed and max(self.input, self.result) > 16 * MIB:
+                raise HoneError(f"input and result need more {name}: set {name} to {needed // MIB} MiB or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,10 @@ class Talk:
     limit: str = ""  # the first limit that was hit
     told: dict[str, Any] = field(default_factory=dict[str, Any])  # by the slot, at the end
     _rest: bytearray = field(default_factory=bytearray)
-    _left: int = 1 << 24  # bytes of all records together
+    _left: int = 0  # bytes of all records together that may still come
+
+    def __post_init__(self) -> None:
+        self._left = max(16 * self.result, 1 << 24)
 
     def text(self, stream: bytearray, part: bytes) -> None:
         """Some of stdout or stderr."""

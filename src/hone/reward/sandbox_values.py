@@ -1,27 +1,34 @@
-"""Values that cross the wall: data, bounded in size and depth, built only from Python's own plain types.
+"""Values that cross the wall: data, bounded in size and depth, built only from Python's own types.
 
 Both sides use this module, so it imports nothing of Hone. What comes out is never an object of the program's: a
-subclass arrives as the plain value underneath, and what is no data arrives as `Opaque`, which equals nothing.
+subclass arrives as the value underneath, and what is no data arrives as `Opaque`, which equals nothing.
 """
 
+import array
+import datetime
 import json
-from collections import Counter
-from collections.abc import Hashable
+from collections import Counter, OrderedDict, deque, namedtuple
+from collections.abc import Callable, Hashable, Iterable
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 DEPTH, ITEMS = 64, 200_000
 COLLISIONS = 64  # more keys of one hash than this were made to be slow
-CONTAINERS = (list, tuple, set, frozenset, dict)
 SMALL = 1 << 53  # a larger integer is written in hexadecimal, which takes linear time to read
+DIGITS = 20_000  # of a fraction or decimal, and of a decimal's exponent: sums and comparisons with more are slow
+VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+Refer = Callable[[Any], int]  # what is no data to the number by which the other side may name it
 
 
 class Opaque:
-    """Something that is no data; `kind` is the name of its type."""
+    """Something that is no data; `kind` is the name of its type, `number` what it can be named by (0: it cannot)."""
 
-    __slots__ = ("kind",)
+    __slots__ = ("kind", "number")
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, number: int = 0) -> None:
+        self.kind, self.number = kind, number
 
     def __repr__(self) -> str:
         return f"<{self.kind}>"
@@ -31,19 +38,19 @@ class TooLarge(ValueError):
     """Too deep, too many items, or too long."""
 
 
-def dumps(value: Any, *, limit: int) -> bytes:
+def dumps(value: Any, *, limit: int, refer: Refer | None = None) -> bytes:
     """The value as JSON in ASCII."""
-    text = json.dumps(_out(value, 0, [ITEMS, limit])).encode("ascii")
+    text = json.dumps(_out(value, 0, _Left(max(ITEMS, limit // 4), limit, refer))).encode("ascii")
     if len(text) > limit:
         raise TooLarge(f"{len(text)} bytes, and {limit} are allowed")
     return text
 
 
-def loads(text: bytes) -> Any:
+def loads(text: bytes, *, resolve: Callable[[Opaque], Any] | None = None) -> Any:
     """The value that `dumps` wrote; ValueError on anything else, however it was made."""
     try:
-        return _in(json.loads(text.decode("ascii"), parse_constant=_refuse), 0)
-    except (RecursionError, LookupError, TypeError, OverflowError, UnicodeDecodeError) as error:
+        return _in(json.loads(text.decode("ascii"), parse_constant=_refuse), 0, resolve or (lambda found: found))
+    except (RecursionError, LookupError, TypeError, ArithmeticError, UnicodeDecodeError) as error:
         raise ValueError(f"not a value: {type(error).__name__}") from error
 
 
@@ -51,54 +58,140 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"not a value: {name}")
 
 
-def _out(value: Any, depth: int, left: list[int]) -> Any:
-    """The value in JSON's types; `left` counts the items and bytes that may still come."""
+class _Left:
+    """The items and bytes that may still come, and who numbers what is no data."""
+
+    __slots__ = ("items", "refer", "size", "whole")
+
+    def __init__(self, items: int, size: int, refer: Refer | None) -> None:
+        self.items, self.size, self.whole, self.refer = items, size, items, refer
+
+    def take(self, items: int, size: int) -> None:
+        self.items -= items
+        self.size -= size
+        if self.items < 0 or self.size < 0:
+            raise TooLarge(f"more than {self.whole} items or the bytes allowed")
+
+
+def _out(value: Any, depth: int, left: _Left) -> Any:
+    """The value in JSON's types."""
+    if depth > DEPTH:
+        raise TooLarge(f"more than {DEPTH} levels")
     plain = _plain(value)
     kind = type(plain)
-    left[0] -= len(plain) if kind in CONTAINERS else 1
-    left[1] -= plain.bit_length() // 8 if kind is int else len(plain) if kind in (str, bytes) else 1
-    if min(left) < 0 or depth > DEPTH:
-        raise TooLarge(
-            f"more than {ITEMS} items or the bytes allowed" if depth <= DEPTH else f"more than {DEPTH} levels"
-        )
-    if kind in CONTAINERS and kind is not dict:
+    if kind in (list, tuple, set, frozenset, deque):
+        left.take(len(plain), 0)
         items = [_out(item, depth + 1, left) for item in plain]
         return items if kind is list else {kind.__name__: items}
-    if kind is dict:
-        return {"dict": [[_out(k, depth + 1, left), _out(v, depth + 1, left)] for k, v in plain.items()]}
-    return _scalar(plain)
+    if kind in (dict, OrderedDict, Counter):
+        left.take(len(plain), 0)
+        pairs = [[_out(k, depth + 1, left), _out(v, depth + 1, left)] for k, v in plain.items()]
+        return {kind.__name__: pairs}
+    if kind is _Named:
+        return {"named": [*plain.names, *(_out(item, depth + 1, left) for item in plain.items)]}
+    if kind is slice:
+        return {"slice": [_out(end, depth + 1, left) for end in (plain.start, plain.stop, plain.step)]}
+    if kind in VIEWS:
+        return {VIEWS[kind]: _out(list(plain), depth, left)}
+    left.take(1, plain.bit_length() // 8 if kind is int else len(plain) if kind in (str, bytes, bytearray) else 1)
+    return _scalar(plain, left)
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: Any, left: _Left) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str):
         return value
     if kind is int:
         return value if -SMALL < value < SMALL else {"int": hex(value)}
-    if kind is float:
-        return {"float": value.hex()}
-    if kind is complex:
-        return {"complex": [value.real.hex(), value.imag.hex()]}
-    if kind is bytes:
-        return {"bytes": value.hex()}
-    return {"opaque": kind.__name__[:100]}
+    if kind in _WRITE:
+        return {kind.__name__: _WRITE[kind](value)}
+    if kind is Opaque:
+        return {"opaque": [value.kind[:100], value.number]}
+    return {"opaque": [kind.__name__[:100], left.refer(value) if left.refer else 0]}
+
+
+def _digits(text: str) -> str:
+    if len(text) > DIGITS:
+        raise TooLarge(f"a number of more than {DIGITS} digits")
+    return text
+
+
+def _decimal_text(value: Decimal) -> str:
+    if value.is_finite() and abs(value.adjusted()) > DIGITS:
+        raise TooLarge(f"a decimal with an exponent beyond {DIGITS}")
+    return _digits(str(value))
+
+
+_WRITE: dict[type, Callable[[Any], Any]] = {
+    float: float.hex,
+    complex: lambda value: [value.real.hex(), value.imag.hex()],
+    bytes: bytes.hex,
+    bytearray: bytearray.hex,
+    range: lambda value: [hex(value.start), hex(value.stop), hex(value.step)],
+    Fraction: lambda value: [_digits(hex(value.numerator)), _digits(hex(value.denominator))],
+    Decimal: _decimal_text,
+    datetime.datetime: datetime.datetime.isoformat,
+    datetime.date: datetime.date.isoformat,
+    datetime.time: datetime.time.isoformat,
+    datetime.timedelta: lambda value: [value.days, value.seconds, value.microseconds],
+    array.array: lambda value: [value.typecode, value.tobytes().hex()],
+}
 
 
 def _plain(value: Any) -> Any:
-    """The value under a subclass (Counter, namedtuple, IntEnum, numpy's scalars and arrays), its methods unasked."""
+    """The value under a subclass (defaultdict, IntEnum, numpy's scalars and arrays), its methods unasked."""
     kind = type(value)
-    if kind is bool or value is None:
+    if value is None or kind in _PLAIN:
         return value
-    for base in (int, float, complex, str, bytes, list, tuple, dict, set, frozenset):
-        if kind is base:
-            return value
+    if issubclass(kind, tuple) and isinstance(names := getattr(kind, "_fields", None), tuple):
+        return _Named([kind.__name__, len(names), *map(str, names)], list(tuple.__iter__(value)))
+    for base in (
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bytearray,
+        list,
+        tuple,
+        Counter,
+        OrderedDict,
+        dict,
+        set,
+        frozenset,
+        deque,
+    ):
         if issubclass(kind, base):
             return _under(base, value)
-    if kind is bytearray:
-        return bytes(value)
+    if kind is memoryview:
+        return value.tobytes()
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
         return value.tolist()
     return value
+
+
+_PLAIN = {bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, Counter, OrderedDict}
+_PLAIN |= {deque, range, Fraction, Decimal, datetime.datetime, datetime.date, datetime.time, datetime.timedelta}
+_PLAIN |= {array.array, Opaque, *VIEWS}
+
+
+class _Named:
+    """A named tuple: its name, the number of its fields and their names; its items."""
+
+    __slots__ = ("items", "names")
+
+    def __init__(self, names: list[Any], items: list[Any]) -> None:
+        self.names, self.items = names, items
+
+
+@lru_cache(256)
+def _named_type(name: str, fields: tuple[str, ...]) -> Any:
+    return namedtuple(name, fields)  # it takes names only, and no others
+
+
+def _named(items: list[Any]) -> Any:
+    name, number, *rest = items
+    return _named_type(name, tuple(rest[:number]))(*rest[number:])
 
 
 def _under(base: type, value: Any) -> Any:
@@ -108,33 +201,37 @@ def _under(base: type, value: Any) -> Any:
         return float.__add__(value, 0.0)
     if base is complex:
         return complex.__add__(value, 0)
-    if base in (str, bytes):
+    if base in (str, bytes, bytearray):
         return base.__getitem__(value, slice(None)) if base.__len__(value) else base()
-    if base is dict:
-        return dict(zip(dict.keys(value), dict.values(value), strict=True))
+    if issubclass(base, dict):
+        plain = dict(zip(dict.keys(value), dict.values(value), strict=True))
+        return plain if base is dict else base(plain)
     return base(base.__iter__(value))
 
 
-def _in(value: Any, depth: int) -> Any:
+Resolve = Callable[[Opaque], Any]
+
+
+def _in(value: Any, depth: int, resolve: Resolve) -> Any:
     if depth > DEPTH:
         raise ValueError("not a value: too deep")
     if isinstance(value, list):
-        return [_in(item, depth + 1) for item in value]
+        return [_in(item, depth + 1, resolve) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, inner),) = value.items()
-    return _READ[kind](inner, depth + 1)
+    if kind == "opaque":
+        name, number = inner
+        return resolve(Opaque(str(name), int(number)))
+    if kind in _SCALARS:
+        return _SCALARS[kind](inner)
+    items = [_in(item, depth + 1, resolve) for item in inner] if isinstance(inner, list) else _refuse(kind)
+    return _CONTAINERS[kind](items)
 
 
-def _items(inner: Any, depth: int) -> list[Any]:
-    if not isinstance(inner, list):
-        raise TypeError(kind_of(inner))
-    return [_in(item, depth) for item in inner]
-
-
-def _pairs(inner: Any, depth: int) -> dict[Any, Any]:
-    keys = _keys([_in(k, depth) for k, _ in inner])
-    return dict(zip(keys, [_in(v, depth) for _, v in inner], strict=True))
+def _pairs(items: Iterable[Any]) -> dict[Any, Any]:
+    keys, held = [key for key, _ in items], [value for _, value in items]
+    return dict(zip(_keys(keys), held, strict=True))
 
 
 def _keys(found: list[Hashable]) -> list[Hashable]:
@@ -143,19 +240,44 @@ def _keys(found: list[Hashable]) -> list[Hashable]:
     return found
 
 
-def kind_of(value: Any) -> str:
-    """The name of a value's type."""
-    return type(value).__name__
+def _decimal(text: str) -> Decimal:
+    found = Decimal(_digits(text))
+    _decimal_text(found)
+    return found
 
 
-_READ = {
-    "tuple": lambda inner, depth: tuple(_items(inner, depth)),
-    "set": lambda inner, depth: set(_keys(_items(inner, depth))),
-    "frozenset": lambda inner, depth: frozenset(_keys(_items(inner, depth))),
+def _array(inner: Any) -> Any:
+    made = array.array(str(inner[0]))
+    made.frombytes(bytes.fromhex(inner[1]))
+    return made
+
+
+_CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
+    "tuple": tuple,
+    "named": _named,
+    "slice": lambda items: slice(*items),
+    "set": lambda items: set(_keys(items)),
+    "frozenset": lambda items: frozenset(_keys(items)),
+    "deque": deque,
     "dict": _pairs,
-    "int": lambda inner, depth: int(inner, 16),
-    "float": lambda inner, depth: float.fromhex(inner),
-    "complex": lambda inner, depth: complex(*map(float.fromhex, inner)),
-    "bytes": lambda inner, depth: bytes.fromhex(inner),
-    "opaque": lambda inner, depth: Opaque(str(inner)),
+    "OrderedDict": lambda items: OrderedDict(_pairs(items)),
+    "Counter": lambda items: Counter(_pairs(items)),
+    "keys": lambda items: dict.fromkeys(_keys(items)).keys(),
+    "values": lambda items: dict(enumerate(items)).values(),
+    "items": lambda items: _pairs(items).items(),
+}
+_SCALARS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda inner: int(inner, 16),
+    "float": float.fromhex,
+    "complex": lambda inner: complex(*map(float.fromhex, inner)),
+    "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+    "range": lambda inner: range(*(int(n, 16) for n in inner)),
+    "Fraction": lambda inner: Fraction(*(int(_digits(n), 16) for n in inner)),
+    "Decimal": _decimal,
+    "datetime": datetime.datetime.fromisoformat,
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "timedelta": lambda inner: datetime.timedelta(*inner),
+    "array": _array,
 }

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from hone.errors import HoneError
-from hone.reward.outcome import crashed, invalid, to_outcome
+from hone.reward.outcome import crashed, invalid, place_of, to_outcome
 from hone.reward.parts import Combined, Part, check_part
 from hone.reward.waiting import Late, awaited
 from hone.types import Group, Outcome, Rollout, Task
@@ -44,6 +44,11 @@ class Reward:
     def name(self) -> str:
         return name_of(self.function)
 
+    @cached_property
+    def place(self) -> str:
+        """The user's file and line where it begins; "" of Hone's own."""
+        return place_of(self.function)
+
     @property
     def one_by_one(self) -> bool:
         """Whether it sees one completion at a time, so that none depends on those that are scored with it."""
@@ -72,7 +77,7 @@ class Reward:
 
     def _one(self, arguments: dict[str, Any]) -> Outcome:
         try:
-            return to_outcome(self._called(arguments))
+            return to_outcome(self._called(arguments), place=self.place)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit and CancelledError too are only the function's own
@@ -101,14 +106,15 @@ class Reward:
         if isinstance(value, BaseException):
             return crashed(value)
         try:
-            return to_outcome(value)
+            return to_outcome(value, place=self.place)
         except Exception as error:  # a value can raise when it is turned into a number
             return crashed(error)
 
     def late(self, seconds: float) -> Outcome:
         """No number, for it took longer than this."""
         return invalid(
-            f"timed out: reward {self.name} took more than {seconds:g} s (train.reward_timeout, parts.timeout)"
+            f"timed out: reward {self.name} took more than {seconds:g} s (train.reward_timeout, parts.timeout)",
+            place=self.place,
         )
 
     def _batched(self, columns: dict[str, list[Any]], n: int) -> list[Outcome]:

@@ -12,7 +12,7 @@ from hone.errors import HoneError
 from hone.rollout.draw import check_params
 from hone.rollout.record import NOBODY, Record
 from hone.rollout.refuse import DIVERGED, check_prompt, check_stops, check_text
-from hone.rollout.request import News, Request
+from hone.rollout.request import NO_TOPS, News, Request
 from hone.rollout.runner import Runner, Ticket, Written
 from hone.rollout.schedule import Place, Prefill, Scheduler
 from hone.rollout.stops import Decode, StopFinder
@@ -224,7 +224,7 @@ class Engine:
                 self._end([(place, token)], tell, found=True)
             elif not ended and place.request.stream:
                 safe = count if finder is None else finder.safe
-                if safe > watch.reported:
+                if safe >= watch.reported + place.request.every:
                     tell(self._news(place, watch.reported, safe))
                     watch.reported = safe
 
@@ -247,7 +247,7 @@ class Engine:
     def _news(self, place: Place, first: int, last: int, *, stop: Stop | None = None, text: str = "") -> News:
         tokens, logp, raw = self.record.since(place.slot, first, last)
         k = place.request.params.top_logprobs
-        top = self.record.most_probable(place.slot, first, last, k) if k else ()
+        top = self.record.most_probable(place.slot, first, last, k) if k else NO_TOPS
         return News(id=place.request.id, tokens=tokens, logp=logp, raw=raw, top=top, stop=stop, text=text)
 
     def _open(self, place: Place) -> None:

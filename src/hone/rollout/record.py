@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.rollout.request import NO_TOPS, Tops
 from hone.rollout.runner import Written
 
 WIDTH = 64  # tokens a line has room for at first
@@ -77,12 +78,12 @@ class Record:
         raw.frombytes(raws[begin:end])
         return token, logp, raw
 
-    def most_probable(self, line: int, first: int, last: int, k: int) -> tuple[tuple[tuple[int, float], ...], ...]:
+    def most_probable(self, line: int, first: int, last: int, k: int) -> Tops:
         """Of each token from `first` on the k most probable in its stead."""
-        return tuple(
-            tuple(zip(token[:k].tolist(), logp[:k].tolist(), strict=True))
-            for token, logp in self.top.get(line, [])[first:last]
-        )
+        found = self.top.get(line, [])[first:last]
+        if not found:
+            return NO_TOPS
+        return Tops(np.stack([token[:k] for token, _ in found]), np.stack([raw[:k] for _, raw in found]))
 
     def _blank(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
         """Zeros, whose pages take memory only once they are written."""

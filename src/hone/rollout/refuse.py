@@ -27,7 +27,7 @@ def check_prompt(name: str, prompt: Sequence[int], *, context: int, vocab_size: 
     if len(prompt) + 1 > context:
         raise HoneError(
             f"{name} has {len(prompt)} tokens, the model's context is {context} and a completion needs "
-            "one: shorten the prompt or raise model.max_position_embeddings"
+            "one: shorten the prompt, or use a model with a longer context"
         )
     if min(prompt) < 0 or max(prompt) >= vocab_size:
         wrong = next(token for token in prompt if not 0 <= token < vocab_size)

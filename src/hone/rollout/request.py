@@ -2,7 +2,10 @@
 as long to make, and a thousand requests begin and end at once."""
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hone.rollout.protocol import SampleParams
 from hone.types import Stop
@@ -16,9 +19,35 @@ class Request:
     prompt: tuple[int, ...]
     params: SampleParams
     adapter: str | None = None
-    stream: bool = False  # report every token as it comes, not only the end
+    stream: bool = False  # report tokens as they come, not only the end
+    every: int = 1  # so many of a stream's tokens at a time
     noise: int | None = None  # with the seed, names the stream of random numbers; None: the id
     keep: bool = False  # a later prompt may begin with prompt and completion: keep both in memory while there is room
+
+
+@dataclass(slots=True, eq=False)
+class Tops:
+    """At each of T places the k most probable tokens. A thousand places with 20 each are too many Python objects."""
+
+    token: NDArray[np.int64]  # [T, k]
+    raw: NDArray[np.float64]  # [T, k]
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def __getitem__(self, i: int) -> list[tuple[int, float]]:
+        return list(zip(self.token[i].tolist(), self.raw[i].tolist(), strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tops):
+            return NotImplemented
+        return np.array_equal(self.token, other.token) and np.array_equal(self.raw, other.raw)
+
+    def __add__(self, other: "Tops") -> "Tops":
+        return Tops(np.concatenate([self.token, other.token]), np.concatenate([self.raw, other.raw]))
+
+
+NO_TOPS = Tops(np.empty((0, 0), dtype=np.int64), np.empty((0, 0)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +63,6 @@ class News:
     tokens: "array[int]"
     logp: "array[float]"  # under the distribution drawn from
     raw: "array[float]"  # under softmax(logits)
-    top: tuple[tuple[tuple[int, float], ...], ...] = ()  # per token the params.top_logprobs most probable (token, raw)
+    top: Tops = field(default_factory=lambda: NO_TOPS)  # per token the params.top_logprobs most probable (token, raw)
     stop: Stop | None = None
     text: str = ""  # set at the end when stop strings were given: the completion before the stop string

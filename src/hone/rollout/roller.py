@@ -1,6 +1,6 @@
 """From tasks to groups of rollouts: render the prompt, sample, decode. The request counter is its only state."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -70,4 +70,7 @@ class Roller:
 
     def load(self, state: dict[str, int]) -> None:
         """Go on where `state` was taken."""
-        self.requests = state["requests"]
+        requests = state.get("requests") if isinstance(state, Mapping) else None
+        if type(requests) is not int or not 0 <= requests < 2**63:
+            raise HoneError(f"cannot resume: {requests!r} is no number of requests: resume from another checkpoint")
+        self.requests = requests

@@ -1,26 +1,30 @@
 """What the engine tells of one completion, to text and log-probs; the same pieces make a stream and a whole answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from hone.data.tokenizer import Tokenizer
-from hone.rollout.request import News
-from hone.serve.text import TextStream, TokenBytes, before_stop, shown
+from hone.rollout.request import News, Tops
+from hone.serve.text import TokenBytes, before_stop, text_stream
 from hone.types import Stop
 
-LEAST = -9999.0  # JSON has no -Infinity
 FINISH = {Stop.TOKEN: "stop", Stop.STRING: "stop", Stop.LENGTH: "length"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A token of the answer and its log-prob under the model's own distribution."""
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Tokens of an answer and their log-probs under the model's own distribution."""
 
-    token: int
-    logp: float
-    top: tuple[tuple[int, float], ...]
-    offset: int  # characters of the answer before it
+    tokens: Sequence[int]
+    logps: Sequence[float]
+    offsets: Sequence[int]  # characters of the answer before each
+    tops: Tops
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def top(self, i: int) -> list[tuple[int, float]]:
+        """The most probable tokens at place i, where they were asked for."""
+        return self.tops[i] if len(self.tops) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,35 +33,37 @@ class Piece:
 
     index: int
     text: str
-    entries: tuple[Entry, ...] = ()
+    entries: Entries
     finish: str | None = None
 
 
 class Choice:
     """One completion as it is written."""
 
-    def __init__(self, index: int, tokenizer: Tokenizer, *, before: Sequence[int], stops: tuple[str, ...]) -> None:
+    def __init__(self, index: int, bytes_of: TokenBytes, *, before: Sequence[int], stops: tuple[str, ...]) -> None:
         self.index, self.stops = index, stops
-        self.stream = TextStream(tokenizer, before)
+        self.stream = text_stream(bytes_of, before)
         self.text, self.tokens = "", 0  # the stop token is counted, and not shown
 
     def add(self, news: News) -> Piece:
         """The text that is certain by now: no part of a character or of a stop string."""
         self.tokens += len(news.tokens)
-        shown_tokens = news.tokens[:-1] if news.stop is Stop.TOKEN else news.tokens
-        start, piece, entries = len(self.text), "", list[Entry]()
-        for i, token in enumerate(shown_tokens):
-            top = news.top[i] if news.top else ()
-            entries.append(Entry(token=token, logp=news.raw[i], top=top, offset=start + len(piece)))
-            piece += self.stream.push(token)
+        shown = len(news.tokens) - (news.stop is Stop.TOKEN)
+        start, parts, offsets = len(self.text), list[str](), list[int]()
+        end = start
+        for token in news.tokens[:shown]:
+            offsets.append(end)
+            parts.append(self.stream.push(token))
+            end += len(parts[-1])
         if news.stop is not None:
-            piece += self.stream.end()
+            parts.append(self.stream.end())
+        piece = "".join(parts)
         if news.stop is Stop.STRING:
             piece = self._before_stop(piece, news.text)
-            entries = [entry for entry in entries if entry.offset < start + len(piece)]
+            offsets = [offset for offset in offsets if offset < start + len(piece)]
         self.text += piece
         finish = None if news.stop is None else FINISH[news.stop]
-        return Piece(index=self.index, text=piece, entries=tuple(entries), finish=finish)
+        return Piece(index=self.index, text=piece, entries=_entries(news, offsets), finish=finish)
 
     def _before_stop(self, piece: str, told: str) -> str:
         """The engine's own text, unless it was decoded otherwise (with special tokens in it)."""
@@ -69,40 +75,6 @@ class Choice:
         )
 
 
-def joined(pieces: Sequence[Piece]) -> Piece:
-    """All pieces of one choice as one."""
-    entries = tuple(entry for piece in pieces for entry in piece.entries)
-    return Piece(
-        index=pieces[-1].index,
-        text="".join(piece.text for piece in pieces),
-        entries=entries,
-        finish=pieces[-1].finish,
-    )
-
-
-Form = Mapping[str, Any]
-
-
-def chat_logprobs(entries: Sequence[Entry], bytes_of: TokenBytes) -> Form:
-    """As OpenAI's chat completions have them."""
-
-    def one(token: int, logp: float) -> dict[str, Any]:
-        raw = bytes_of(token)
-        return {"token": shown(raw), "logprob": max(logp, LEAST), "bytes": list(raw)}
-
-    content = [{**one(e.token, e.logp), "top_logprobs": [one(*pair) for pair in e.top]} for e in entries]
-    return {"content": content, "refusal": None}
-
-
-def plain_logprobs(entries: Sequence[Entry], bytes_of: TokenBytes) -> Form:
-    """As OpenAI's completions have them: the token written is among its alternatives."""
-
-    def top(e: Entry) -> dict[str, float]:
-        return {shown(bytes_of(token)): max(logp, LEAST) for token, logp in (*e.top, (e.token, e.logp))}
-
-    return {
-        "tokens": [shown(bytes_of(e.token)) for e in entries],
-        "token_logprobs": [max(e.logp, LEAST) for e in entries],
-        "top_logprobs": [top(e) for e in entries] if any(e.top for e in entries) else None,
-        "text_offset": [e.offset for e in entries],
-    }
+def _entries(news: News, offsets: list[int]) -> Entries:
+    n = len(offsets)
+    return Entries(news.tokens[:n], news.raw[:n], offsets, news.top)

@@ -1,29 +1,38 @@
 """The routes. A request is let in, read, checked, sampled and answered; whatever fails is told in OpenAI's form."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import ipaddress
+import time
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, dataclass
+from functools import partial
 
-from hone.rollout.request import News, Request
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from hone.rollout.request import News
+from hone.rollout.request import Request as Sampled
 from hone.serve import reply
-from hone.serve.answer import Choice, Piece, joined
+from hone.serve.answer import Choice, Piece
 from hone.serve.ask import Ask, Served, read_ask
-from hone.serve.desk import Desk
+from hone.serve.dispatcher import Dispatcher, is_short
 from hone.serve.guard import Guard
-from hone.serve.http import Gone, Incoming, Receive, Reply, Scope, Send
-from hone.serve.refusal import Refusal
+from hone.serve.http import SMALL_BODY, Bodies, Slow, Streamed, Writer, refused
+from hone.serve.refusal import Refusal, json_text
 from hone.serve.text import TokenBytes
 
-MODEL = "/v1/models/"  # and a name, strokes in it as they are
-ROUTES = {
-    "/health": "GET",
-    "/v1/models": "GET",
-    f"{MODEL}NAME": "GET",
-    "/v1/chat/completions": "POST",
-    "/v1/completions": "POST",
-}
+LONG_READS = 2  # bodies above SMALL_BODY that are read into prompts at once, beside any number of small ones
+SOME = 2**15  # characters of an answer that are made in one go
+SMALL_ANSWER = 2**16  # characters: longer ones have no announced length, and are never whole in memory
+FEW, TOGETHER = 4, 8  # streams of more choices than a few have so many tokens of a choice in an event
+POSTED = ("/v1/chat/completions", "/v1/completions")
+PATHS = ("/health", "/v1/models", "/v1/models/NAME", *POSTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,132 +45,249 @@ class Limits:
     seconds: float = 600.0  # of one request
 
 
-class App:
-    """An ASGI application."""
+class Gate:
+    """Before anything else of a request is looked at: the size of its head, and whether it may be asked."""
 
-    def __init__(
-        self, served: Served, desk: Desk, guard: Guard, *, limits: Limits, note: Callable[[str], None]
-    ) -> None:
-        self.served, self.desk, self.guard, self.limits, self.note = served, desk, guard, limits, note
-        self.bytes_of = TokenBytes(served.tokenizer)
-        self.active = 0
+    def __init__(self, app: ASGIApp, guard: Guard, limits: Limits) -> None:
+        self.app, self.guard, self.limits = app, guard, limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        incoming, answer = Incoming(scope, receive), Reply(send)
-        try:
-            await self._answer(scope, incoming, answer)
-        except Gone:
-            return
-        except Refusal as why:
-            await _refuse(why, incoming, answer)
-        except Exception as error:  # a bug: the operator is told what, the client only that
-            self.note(f"a request failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-            await _refuse(Refusal(500, "the server failed on this request", code="internal_error"), incoming, answer)
-
-    async def _answer(self, scope: Scope, incoming: Incoming, answer: Reply) -> None:
-        path, method = scope["path"], scope["method"]
         head = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
-        if head > self.limits.head:
-            raise Refusal(431, f"the head is longer than {self.limits.head} bytes: send less", code="head_too_large")
-        self.guard.check(path, scope["headers"])
-        route = f"{MODEL}NAME" if path.startswith(MODEL) and path != MODEL else path
-        if route not in ROUTES:
-            raise Refusal(404, f"there is no such path: {', '.join(ROUTES)}", code="not_found")
-        if method not in (ROUTES[route], "HEAD" if ROUTES[route] == "GET" else ""):
-            allow = {"allow": ROUTES[route]}
-            raise Refusal(405, f"{route} takes {ROUTES[route]} only", code="method_not_allowed", headers=allow)
-        if route == "/health":
-            await self._health(incoming, answer)
-        elif route == "/v1/models":
-            await answer.json(reply.models(self.served))
-        elif path.startswith(MODEL):
-            await answer.json(reply.model(self.served, path.removeprefix(MODEL)))
-        else:
-            await self._generate(incoming, answer, chat=route == "/v1/chat/completions")
+        try:
+            if head > self.limits.head:
+                text = f"the head is longer than {self.limits.head} bytes: send less"
+                raise Refusal(431, text, code="head_too_large")
+            self.guard.check(scope["path"], scope["headers"])
+        except Refusal as why:
+            response = await refused(Request(scope, receive), why)
+            return await response(scope, receive, send)
+        await self.app(scope, receive, send)
 
-    async def _health(self, incoming: Incoming, answer: Reply) -> None:
+
+class Turns:
+    """The time in which long answers become text. While short ones are waited for, it is a part of the event loop's.
+
+    Log-probs of 40 streams would otherwise fill all of it.
+    """
+
+    PART = 1 / 4
+
+    def __init__(self, hurry: Callable[[], bool]) -> None:
+        self.hurry, self.lock = hurry, asyncio.Lock()
+
+    async def make(self, text: Callable[[], str], *, short: bool) -> str:
+        """The text, when it is its turn."""
+        if short or not self.hurry():
+            return text()
+        async with self.lock:
+            begin = time.monotonic()
+            made = text()
+            await asyncio.sleep((time.monotonic() - begin) * (1 / self.PART - 1))
+        return made
+
+
+class Service:
+    """What the routes have in common."""
+
+    def __init__(
+        self, served: Served, dispatcher: Dispatcher, guard: Guard, *, limits: Limits, note: Callable[[str], None]
+    ) -> None:
+        self.served, self.dispatcher, self.guard, self.limits, self.note = served, dispatcher, guard, limits, note
+        self.bytes_of = TokenBytes(served.tokenizer)
+        self.tokens = reply.TokenJson(self.bytes_of)
+        self.bodies, self.long_reads = Bodies(limits.body), asyncio.Semaphore(LONG_READS)
+        self.turns = Turns(lambda: dispatcher.hurry)
+        self.active = 0
+
+    async def health(self, request: Request) -> Response:
         """Whether it works, to anybody; how busy it is, to those with the token."""
-        if self.desk.failed is not None:
-            raise Refusal(503, self.desk.failed, code="engine_failed")
-        busy = asdict(self.desk.counts) if self.guard.knows_token(incoming.headers) else {}
-        await answer.json({"status": "ok", **busy})
+        if self.dispatcher.failed is not None:
+            raise Refusal(503, self.dispatcher.failed, code="engine_failed")
+        busy = asdict(self.dispatcher.counts) if self.guard.knows_token(request.headers.raw) else {}
+        return JSONResponse({"status": "ok", **busy})
 
-    async def _generate(self, incoming: Incoming, answer: Reply, *, chat: bool) -> None:
+    async def models(self, request: Request) -> Response:
+        return JSONResponse(reply.models(self.served))
+
+    async def model(self, request: Request) -> Response:
+        return JSONResponse(reply.model(self.served, request.path_params["name"]))
+
+    async def generate(self, request: Request, *, chat: bool) -> Response:
+        """Clients whose bodies come slowly have no place yet, so that they keep nobody out."""
+        self._check_room()
+        raw = await self.bodies.read(request)
+        if len(raw) <= SMALL_BODY:
+            ask = await asyncio.to_thread(read_ask, raw, self.served, chat=chat)
+        else:
+            async with self.long_reads:
+                ask = await asyncio.to_thread(read_ask, raw, self.served, chat=chat)
+        self._check_room()
+        work = partial(self._answer, ask, client_of(request))
+        return Streamed(work, crowded=lambda: self.dispatcher.live > 1)
+
+    def _check_room(self) -> None:
         if self.active >= self.limits.concurrency:
-            wait = {"retry-after": "1"}
             text = f"{self.active} requests are being answered already: ask again later"
-            raise Refusal(429, text, code="rate_limit_exceeded", headers=wait)
+            raise Refusal(429, text, code="rate_limit_exceeded", headers={"retry-after": "1"})
+
+    async def _answer(self, ask: Ask, client: str, writer: Writer) -> None:
         self.active += 1
         try:
             async with asyncio.timeout(self.limits.seconds):
-                raw = await incoming.body(limit=self.limits.body)
-                ask = await asyncio.to_thread(read_ask, raw, self.served, chat=chat)
-                await _unless_gone(incoming, self._stream(ask, answer) if ask.stream else self._whole(ask, answer))
+                await (self._stream if ask.stream else self._whole)(ask, client, writer)
         except TimeoutError:
             text = f"the request took longer than {self.limits.seconds:g} seconds: ask for fewer tokens"
-            raise Refusal(504, text, code="timeout") from None
+            await self._break_off(Refusal(504, text, code="timeout"), ask, writer)
+        except Refusal as why:
+            await self._break_off(why, ask, writer)
+        except Slow:
+            raise
+        except Exception as error:
+            await self._break_off(self.broke(error), ask, writer)
         finally:
             self.active -= 1
 
-    def _requests(self, ask: Ask) -> tuple[list[Request], dict[int, Choice]]:
+    def broke(self, error: Exception) -> Refusal:
+        """A bug: the operator is told what, the client only that."""
+        self.note(f"a request failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        return Refusal(500, "the server failed on this request", code="internal_error")
+
+    async def _break_off(self, why: Refusal, ask: Ask, writer: Writer) -> None:
+        """With its own status where nothing was sent; as an event in a stream; any other answer just ends too soon."""
+        if not writer.started:
+            raise why
+        if ask.stream:
+            await writer.end(_event(json_text(why.body())))
+
+    def _requests(self, ask: Ask) -> tuple[list[Sampled], dict[int, Choice]]:
         """Choice c draws the random numbers of (seed, c), whatever else is served."""
         prompts = [tuple(prompt) for prompt in ask.prompts]  # shared by the choices: the engine reads each once
-        requests, choices = list[Request](), dict[int, Choice]()
-        for c, i in enumerate(self.desk.next_ids(len(prompts) * ask.n)):
+        requests, choices = list[Sampled](), dict[int, Choice]()
+        for c, i in enumerate(self.dispatcher.next_ids(len(prompts) * ask.n)):
             prompt, params = prompts[c // ask.n], ask.params[c // ask.n]
-            one = Request(id=i, prompt=prompt, params=params, adapter=ask.adapter, stream=ask.stream, noise=c)
-            requests.append(replace(one, keep=ask.chat))  # the next turn begins with this one
+            requests.append(
+                Sampled(
+                    id=i,
+                    prompt=prompt,
+                    params=params,
+                    adapter=ask.adapter,
+                    stream=ask.stream,
+                    every=1 if len(prompts) * ask.n <= FEW else TOGETHER,
+                    noise=c,
+                    keep=ask.chat,  # the next turn begins with this one
+                )
+            )
             before = () if ask.chat else prompt
-            choices[i] = Choice(c, self.served.tokenizer, before=before, stops=params.stop)
+            choices[i] = Choice(c, self.bytes_of, before=before, stops=params.stop)
         return requests, choices
 
-    async def _whole(self, ask: Ask, answer: Reply) -> None:
+    async def _whole(self, ask: Ask, client: str, writer: Writer) -> None:
+        """Answers are kept as arrays, and become text as the client reads them."""
         requests, choices = self._requests(ask)
-        async with aclosing(self.desk.ask(requests)) as news:
-            told = [item async for item in news]
-        form = await asyncio.to_thread(self._form, ask, told, choices)
-        await answer.json(form)
+        pieces = dict[int, Piece]()
+        async with aclosing(self.dispatcher.ask(requests, client=client)) as told:
+            async for news in told:
+                for item in news:
+                    pieces[item.id] = choices[item.id].add(item)
+                    await asyncio.sleep(0)
+        in_order = (pieces.pop(i) for i in choices)
+        slices = reply.Form(ask, self.tokens).whole(in_order, list(choices.values()))
+        await self._send_whole(slices, writer, short=is_short(requests))
 
-    def _form(self, ask: Ask, told: list[News], choices: dict[int, Choice]) -> reply.Json:
-        pieces: dict[int, list[Piece]] = {i: [] for i in choices}
-        for item in told:
-            pieces[item.id].append(choices[item.id].add(item))
-        return reply.Form(ask, self.bytes_of).whole([joined(pieces[i]) for i in choices], list(choices.values()))
-
-    async def _stream(self, ask: Ask, answer: Reply) -> None:
+    async def _stream(self, ask: Ask, client: str, writer: Writer) -> None:
         requests, choices = self._requests(ask)
-        form = reply.Form(ask, self.bytes_of)
-        async with aclosing(self.desk.ask(requests)) as news:
-            async for item in news:
-                if not answer.started:  # a request that cannot be taken is refused with its own status
-                    await answer.begin()
-                    for choice in choices.values() if ask.chat else ():
-                        await answer.event(form.opening(choice.index))
-                piece = choices[item.id].add(item)
-                if piece.text or piece.finish or (piece.entries and ask.logprobs is not None):
-                    await answer.event(form.part(piece))
-        if ask.usage:
-            await answer.event(form.closing(list(choices.values())))
-        await answer.end(b"data: [DONE]\n\n")
+        form, short = reply.Form(ask, self.tokens), is_short(requests)
+        async with aclosing(self.dispatcher.ask(requests, client=client)) as told:
+            async for news in told:
+                if not writer.started:  # a request that cannot be taken is refused with its own status
+                    await writer.begin("text/event-stream; charset=utf-8")
+                    await writer.write("".join(_event(form.opening(c.index)) for c in choices.values() if ask.chat))
+                events = partial(_events, form, choices, news)
+                await writer.write(await self.turns.make(events, short=short))
+        last = [_event(form.closing(list(choices.values())))] if ask.usage else []
+        await writer.end("".join([*last, _event("[DONE]")]))
+
+    async def _send_whole(self, slices: Iterator[str], writer: Writer, *, short: bool) -> None:
+        """With its length where it is short, in chunks where it is not."""
+        begun, size = list[str](), 0
+        while size <= SMALL_ANSWER and (text := await self.turns.make(partial(_some, slices), short=short)):
+            begun.append(text)
+            size += len(text)
+        if size <= SMALL_ANSWER:
+            await writer.begin("application/json", size)
+            return await writer.end("".join(begun))
+        await writer.begin("application/json")
+        await writer.write("".join(begun))
+        while text := await self.turns.make(partial(_some, slices), short=short):
+            await writer.write(text)
+        await writer.end()
 
 
-async def _refuse(why: Refusal, incoming: Incoming, answer: Reply) -> None:
+def _events(form: reply.Form, choices: dict[int, Choice], news: list[News]) -> str:
+    pieces = [choices[item.id].add(item) for item in news]
+    return "".join(_event(form.part(piece)) for piece in pieces if form.tells(piece))
+
+
+def _event(text: str) -> str:
+    return f"data: {text}\n\n"
+
+
+def _some(slices: Iterator[str]) -> str:
+    """The next slices, of together some kilobytes; "" at the end."""
+    found, size = list[str](), 0
+    for text in slices:
+        found.append(text)
+        size += len(text)
+        if size >= SOME:
+            break
+    return "".join(found)
+
+
+def client_of(request: Request) -> str:
+    """Whoever takes turns: another machine with all its connections, or one connection of this machine."""
+    if request.client is None:
+        return ""
+    host, port = request.client
     try:
-        await incoming.drain()
-    except Gone:
-        return
-    await answer.refuse(why, close=not incoming.ended)
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = True
+    return f"{host}:{port}" if local else host
 
 
-async def _unless_gone(incoming: Incoming, work: Coroutine[Any, Any, None]) -> None:
-    """Do it while the client waits; a client that leaves ends it."""
-    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(incoming.until_gone())
-    try:
-        await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise Gone
-        await doing
-    finally:
-        for task in (doing, gone):
-            task.cancel()
-        await asyncio.gather(doing, gone, return_exceptions=True)
+def make_app(service: Service) -> Starlette:
+    """An ASGI application."""
+
+    async def refuse(request: Request, why: Exception) -> Response:
+        assert isinstance(why, Refusal)
+        return await refused(request, why)
+
+    async def no_route(request: Request, why: Exception) -> Response:
+        assert isinstance(why, HTTPException)
+        path = request.scope["path"]
+        method = "POST" if path in POSTED else "GET"
+        if why.status_code == 405:
+            text = f"{path} takes {method} only"
+            return await refused(request, Refusal(405, text, code="method_not_allowed", headers={"allow": method}))
+        return await refused(request, Refusal(404, f"there is no such path: {', '.join(PATHS)}", code="not_found"))
+
+    async def broke(request: Request, error: Exception) -> Response:
+        return await refused(request, service.broke(error))
+
+    async def left(request: Request, why: Exception) -> Response:
+        return Response(status_code=499)  # nobody reads it
+
+    chat, plain = POSTED
+    app = Starlette(
+        routes=[
+            Route("/health", service.health),
+            Route("/v1/models", service.models),
+            Route("/v1/models/{name:path}", service.model),
+            Route(chat, partial(service.generate, chat=True), methods=["POST"]),
+            Route(plain, partial(service.generate, chat=False), methods=["POST"]),
+        ],
+        middleware=[Middleware(Gate, service.guard, service.limits)],
+        exception_handlers={Refusal: refuse, HTTPException: no_route, ClientDisconnect: left, Exception: broke},
+    )
+    app.router.redirect_slashes = False
+    return app

@@ -11,14 +11,14 @@ from hone.data.messages import ROLES
 from hone.data.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.rollout.protocol import SampleParams
-from hone.serve.fields import CHAT, COMPLETION, checked
 from hone.serve.refusal import Refusal, bad
+from hone.serve.schema import ChatBody, PlainBody, checked
 
 PLAIN_TOKENS = 16  # a completion's default, as OpenAI's
 MOST_CHOICES = 256  # completions of one request: prompts x n
 DEVELOPER = "developer"  # OpenAI's name for the system role of some models
 
-Body = Mapping[str, Any]
+Given = ChatBody | PlainBody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,85 +71,93 @@ def _no_constant(name: str) -> None:
 
 def read_ask(raw: bytes, served: Served, *, chat: bool) -> Ask:
     """Everything that can be wrong with a request is found here."""
-    given = checked(read_json(raw), CHAT if chat else COMPLETION)
-    model = given.get("model")
-    if model is None:
+    given = checked(read_json(raw), ChatBody if chat else PlainBody)
+    if given.model is None:
         raise bad(f"model is missing: name one of {', '.join(served.adapters)}", "model", "missing_parameter")
-    adapter = served.adapter_of(model)
-    prompts = _chat_prompt(given, served) if chat else _plain_prompts(given, served)
-    n = given.get("n", 1)
-    if n * len(prompts) > MOST_CHOICES:
-        raise bad(f"{len(prompts)} prompts x n = {n}: ask for at most {MOST_CHOICES} completions at once", "n")
-    if "stream_options" in given and not given.get("stream"):
+    adapter = served.adapter_of(given.model)
+    prompts = _chat_prompt(given, served) if isinstance(given, ChatBody) else _plain_prompts(given, served)
+    if given.n * len(prompts) > MOST_CHOICES:
+        text = f"{len(prompts)} prompts x n = {given.n}: ask for at most {MOST_CHOICES} completions at once"
+        raise bad(text, "n", "invalid_value")
+    if given.stream_options is not None and not given.stream:
         raise bad("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
     return Ask(
         chat=chat,
-        model=model,
+        model=given.model,
         adapter=adapter,
         prompts=prompts,
-        params=_params(given, prompts, served, chat=chat),
-        n=n,
-        stream=given.get("stream", False),
-        usage=given.get("stream_options", False),
-        logprobs=_logprobs(given, chat=chat),
+        params=_params(given, prompts, served),
+        n=given.n,
+        stream=given.stream,
+        usage=bool(given.stream_options and given.stream_options.include_usage),
+        logprobs=_logprobs(given),
     )
 
 
-def _logprobs(given: Body, *, chat: bool) -> int | None:
-    if not chat:
-        return given.get("logprobs")
-    if given.get("top_logprobs") is not None and not given.get("logprobs"):
+def _logprobs(given: Given) -> int | None:
+    if isinstance(given, PlainBody):
+        return given.logprobs
+    if given.top_logprobs is not None and not given.logprobs:
         raise bad("top_logprobs needs logprobs: set logprobs to true", "top_logprobs", "invalid_value")
-    return given.get("top_logprobs", 0) if given.get("logprobs") else None
+    return (given.top_logprobs or 0) if given.logprobs else None
 
 
-def _params(given: Body, prompts: list[list[int]], served: Served, *, chat: bool) -> list[SampleParams]:
-    for token in given.get("logit_bias", {}):
+def _params(given: Given, prompts: list[list[int]], served: Served) -> list[SampleParams]:
+    bias = {int(token): value for token, value in given.logit_bias.items()}
+    for token in bias:
         if token >= served.vocab:
-            raise bad(f"logit_bias: token {token} is outside the vocabulary of {served.vocab}", "logit_bias")
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "stop")
+            text = f"logit_bias: token {token} is outside the vocabulary of {served.vocab}"
+            raise bad(text, "logit_bias", "invalid_value")
     try:
         params = SampleParams(
             max_tokens=1,
+            temperature=given.temperature,
+            top_p=given.top_p,
+            top_k=given.top_k,
+            min_p=given.min_p,
+            repetition_penalty=given.repetition_penalty,
+            stop=tuple(given.stop),
             stop_ids=served.tokenizer.stop_ids,
-            bias=given.get("logit_bias", {}),
-            top_logprobs=_logprobs(given, chat=chat) or 0,
-            seed=given["seed"] % 2**64 if "seed" in given else secrets.randbits(64),
-            **{name: given[name] for name in names if name in given},
+            bias=bias,
+            top_logprobs=_logprobs(given) or 0,
+            seed=secrets.randbits(64) if given.seed is None else given.seed % 2**64,
         )
     except HoneError as error:
         raise bad(str(error)) from None
-    asked = _asked(given, served, chat=chat)
+    asked = _asked(given, served)
     rooms = [served.context - len(prompt) for prompt in prompts]
     if min(rooms) < 1:
         longest = max(map(len, prompts))
         raise bad(
             f"the prompt has {longest} tokens, the model's context is {served.context} and a completion needs one: "
             "shorten it",
-            "messages" if chat else "prompt",
+            "messages" if isinstance(given, ChatBody) else "prompt",
             "context_length_exceeded",
         )
     return [replace(params, max_tokens=min(asked or room, room)) for room in rooms]
 
 
-def _asked(given: Body, served: Served, *, chat: bool) -> int:
+def _asked(given: Given, served: Served) -> int:
     """The most tokens of a completion; 0: as many as there is room for."""
-    name = next((name for name in ("max_completion_tokens", "max_tokens") if name in given), None)
-    if name is None:
+    chat = isinstance(given, ChatBody)
+    name, asked = "max_tokens", given.max_tokens
+    if chat and given.max_completion_tokens is not None:
+        name, asked = "max_completion_tokens", given.max_completion_tokens
+    if asked is None:
         return served.max_tokens if chat else min(PLAIN_TOKENS, served.max_tokens or PLAIN_TOKENS)
-    if served.max_tokens and given[name] > served.max_tokens:
-        raise bad(f"{name} is {given[name]}: this server writes at most {served.max_tokens}", name, "invalid_value")
-    return given[name]
+    if served.max_tokens and asked > served.max_tokens:
+        raise bad(f"{name} is {asked}: this server writes at most {served.max_tokens}", name, "invalid_value")
+    return asked
 
 
-def _chat_prompt(given: Body, served: Served) -> list[list[int]]:
-    messages = given.get("messages")
-    if not isinstance(messages, list) or not messages:
+def _chat_prompt(given: ChatBody, served: Served) -> list[list[int]]:
+    """The one place where a chat template is rendered."""
+    if not given.messages:
         raise bad("messages is missing or empty: give a list of {role, content}", "messages", "missing_parameter")
     if served.tokenizer.chat_template is None:
         raise bad("the model has no chat template: ask /v1/completions to continue a text", "messages")
     try:
-        return [render_prompt(served.tokenizer, [_message(m, i) for i, m in enumerate(messages)])]
+        return [render_prompt(served.tokenizer, [_message(m, i) for i, m in enumerate(given.messages)])]
     except HoneError as error:
         raise bad(str(error), "messages", "invalid_value") from None
 
@@ -165,9 +173,9 @@ def _message(message: Any, i: int) -> Any:
     return message
 
 
-def _plain_prompts(given: Body, served: Served) -> list[list[int]]:
+def _plain_prompts(given: PlainBody, served: Served) -> list[list[int]]:
     """A text, texts, token ids, or lists of token ids."""
-    prompt = given.get("prompt")
+    prompt = given.prompt
     found: list[Any] = [prompt]
     if isinstance(prompt, list) and not all(isinstance(item, int) for item in prompt):
         found = prompt

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
 
 class Refusal(Exception):
     """One line for the client; never a traceback."""
@@ -37,6 +39,6 @@ def bad(message: str, param: str | None = None, code: str | None = None) -> Refu
     return Refusal(400, message, param=param, code=code)
 
 
-def packed(value: Any) -> bytes:
+def json_text(value: Any) -> str:
     """JSON in ASCII: no line separator and no half of a surrogate pair can break a stream of events."""
-    return json.dumps(value, separators=(",", ":")).encode("ascii")
+    return ENCODE(value)

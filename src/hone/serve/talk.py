@@ -13,6 +13,7 @@ from hone.rollout.protocol import SampleParams
 from hone.rollout.request import Request
 from hone.serve.answer import Choice
 from hone.serve.load import Loaded
+from hone.serve.text import TokenBytes
 from hone.types import Stop
 
 
@@ -92,7 +93,7 @@ class Talk:
 
     def __init__(self, loaded: Loaded, params: SampleParams, *, adapter: str | None = None) -> None:
         self.engine, self.tokenizer, self.context = loaded.engine, loaded.tokenizer, loaded.context
-        self.params = replace(params, stop_ids=self.tokenizer.stop_ids)
+        self.params, self.bytes_of = replace(params, stop_ids=self.tokenizer.stop_ids), TokenBytes(self.tokenizer)
         self.adapter, self.turns = adapter, 0
         self.history: History
         self.reset("")
@@ -121,7 +122,7 @@ class Talk:
             keep=True,
         )
         self.turns += 1
-        choice = Choice(0, self.tokenizer, before=prompt if self.history.plain else (), stops=())
+        choice = Choice(0, self.bytes_of, before=prompt if self.history.plain else (), stops=())
         written, stop = list[int](), None
         self.engine.submit([request])
         while stop is None:

@@ -1,8 +1,10 @@
 """Text from tokens as they come: a character is told once all its bytes are there, and never taken back."""
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from hone.data.pieces import byte_of
 from hone.data.tokenizer import UNKNOWN, Tokenizer
@@ -10,10 +12,45 @@ from hone.data.tokenizer import UNKNOWN, Tokenizer
 HELD = 3  # bytes of a character that may still be missing its last: each shows as one UNKNOWN at most
 KEPT, LONG = 8, 32  # tokens decoded again for what they do to their neighbours, and when the window is cut to them
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
-class TextStream:
-    """The text of a completion, a piece at a time; special tokens are left out.
+class TextStream(Protocol):
+    """The text of a completion, a piece at a time; special tokens are left out."""
+
+    def push(self, token: int) -> str:
+        """What this token adds; "" while a character is incomplete."""
+        ...
+
+    def end(self) -> str:
+        """What was held back: bytes that never became a character."""
+        ...
+
+
+class ByteStream:
+    """Of a tokenizer whose tokens are bytes: they only have to be joined, and decoded as UTF-8."""
+
+    def __init__(self, tokens: "TokenBytes", before: Sequence[int] = ()) -> None:
+        self.tokens, self.decoder = tokens, UTF8(errors="replace")
+        for token in before[-KEPT:]:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        if token in self.tokens.silent:
+            return ""
+        raw = self.tokens(token)
+        if not self.tokens.has(token):  # a row of the model's beyond the tokenizer: no character goes across it
+            return self.end() + raw.decode()
+        return self.decoder.decode(raw)
+
+    def end(self) -> str:
+        piece = self.decoder.decode(b"", final=True)
+        self.decoder.reset()
+        return piece
+
+
+class WindowStream:
+    """Of any other tokenizer: the last tokens are decoded again with each new one.
 
     before: the tokens it continues, for tokenizers that drop the blank a text begins with.
     """
@@ -27,7 +64,6 @@ class TextStream:
         return self.tokenizer.decode(self.window, specials=False)
 
     def push(self, token: int) -> str:
-        """What this token adds; "" while a character is incomplete."""
         self.window.append(token)
         text = self._text()
         end = max(_settled(text), self.told)
@@ -38,10 +74,14 @@ class TextStream:
         return piece
 
     def end(self) -> str:
-        """What was held back: bytes that never became a character."""
         piece = self._text()[self.told :]
         self.told += len(piece)
         return piece
+
+
+def text_stream(tokens: "TokenBytes", before: Sequence[int] = ()) -> TextStream:
+    """The quickest that gives this tokenizer's text."""
+    return ByteStream(tokens, before) if tokens.only_bytes else WindowStream(tokens.tokenizer, before)
 
 
 def _settled(text: str) -> int:
@@ -60,15 +100,31 @@ class TokenBytes:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.inner, self.tokenizer = tokenizer.inner, tokenizer
-        decoder = json.dumps(json.loads(tokenizer.inner.to_str()).get("decoder"))
-        self.level, self.fallback = '"ByteLevel"' in decoder, '"ByteFallback"' in decoder
-        self.blank = "\u2581" if json.dumps("\u2581") in decoder or '"Metaspace"' in decoder else None
-        self.added = {i: t.content.encode() for i, t in tokenizer.inner.get_added_tokens_decoder().items()}
+        decoder = json.loads(tokenizer.inner.to_str()).get("decoder") or {}
+        parts = json.dumps(decoder)
+        self.only_bytes = decoder.get("type") == "ByteLevel"
+        self.level, self.fallback = '"ByteLevel"' in parts, '"ByteFallback"' in parts
+        self.blank = "\u2581" if json.dumps("\u2581") in parts or '"Metaspace"' in parts else None
+        added = tokenizer.inner.get_added_tokens_decoder()
+        self.added = {i: t.content.encode() for i, t in added.items()}
+        holes = set(range(tokenizer.vocab_size)).difference(tokenizer.inner.get_vocab().values())
+        self.silent = holes | {i for i, t in added.items() if t.special}  # no part of a text
+        self.known = dict[int, bytes]()
+
+    def has(self, token: int) -> bool:
+        """Whether the tokenizer has it: a model's vocabulary may be larger."""
+        return token < self.tokenizer.vocab_size
 
     def __call__(self, token: int) -> bytes:
+        found = self.known.get(token)
+        if found is None:
+            found = self.known[token] = self._bytes(token)
+        return found
+
+    def _bytes(self, token: int) -> bytes:
         if token in self.added:
             return self.added[token]
-        name = self.inner.id_to_token(token) if token < self.tokenizer.vocab_size else None
+        name = self.inner.id_to_token(token) if self.has(token) else None
         if name is None:
             return UNKNOWN.encode()
         if self.level and all(c in byte_of() for c in name):

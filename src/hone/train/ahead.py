@@ -21,6 +21,7 @@ from hone.data.source import Feed
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.laps import Laps
+from hone.reward.outcome import finite
 from hone.rollout.overlap import Aside
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
@@ -169,8 +170,15 @@ class Ahead:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})["hone"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
             raise HoneError(f"{path} cannot be read ({error}): use an earlier checkpoint") from error
+        try:
+            self._take(tensors, about, changed=changed)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise HoneError(f"{path} is damaged ({said}): use an earlier checkpoint") from error
+
+    def _take(self, tensors: Mapping[str, Tensor], about: Any, *, changed: bool) -> None:
         try:
             self.feed.load(about["feed"])
         except HoneError:
@@ -181,6 +189,8 @@ class Ahead:
         self._before = about["feed"]
         if not self.lag or sizes is None:
             return
+        if any(type(n) is not int or n < 0 for n in (*sizes, *about["groups"])) or sum(sizes) != len(about["groups"]):
+            raise ValueError("rounds and groups do not agree")
         groups = unpacked(tensors, about, self.feed.take(sum(sizes)))
         ends = list(accumulate(sizes))
         rounds = [groups[end - size : end] for size, end in zip(sizes, ends, strict=True)]
@@ -220,6 +230,8 @@ def _plain(outcome: Outcome | None) -> dict[str, Any] | None:
 
 def unpacked(tensors: Mapping[str, Tensor], about: Mapping[str, Any], tasks: Sequence[Task]) -> list[Group]:
     """What `packed` was given, each group with its task."""
+    if len(about["rows"]) != sum(about["groups"]):
+        raise ValueError("groups and rows do not agree")
     rows = _rows(tensors, about["rows"])
     return [[replace(next(rows), task=task) for _ in range(n)] for n, task in zip(about["groups"], tasks, strict=True)]
 
@@ -228,6 +240,8 @@ def _rows(tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]) -> I
     columns = {name: x.tolist() for name, x in tensors.items()}
     start = 0
     for row in rows:
+        if any(type(row[name]) is not int or not 0 <= row[name] < 2**63 for name in ("length", "limit", "version")):
+            raise ValueError("a count is none")
         part = slice(start, start + row["length"])
         start = part.stop
         yield Rollout(
@@ -238,6 +252,24 @@ def _rows(tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]) -> I
             stop=Stop(row["stop"]),
             limit=row["limit"],
             version=row["version"],
-            text=row["text"],
-            outcome=None if row["outcome"] is None else Outcome(**row["outcome"]),
+            text=_text(row["text"]),
+            outcome=None if row["outcome"] is None else _outcome(row["outcome"]),
         )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"a text is {type(value).__name__}")
+    return value
+
+
+def _outcome(plain: Mapping[str, Any]) -> Outcome:
+    """What `_plain` was given."""
+    numbers = [
+        *plain["parts"].values(),
+        *plain["added"].values(),
+        *([] if plain["value"] is None else [plain["value"]]),
+    ]
+    if not all(isinstance(x, int | float) and not isinstance(x, bool) and finite(x) is not None for x in numbers):
+        raise ValueError("a reward is no number")
+    return Outcome(**{**plain, "reason": _text(plain["reason"])})

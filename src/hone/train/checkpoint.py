@@ -3,6 +3,7 @@
 Nothing is pickled: weights and optimiser moments are safetensors (tensors.py), everything else is JSON.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -35,7 +36,8 @@ def save_folder(folder: Path, write: Callable[[Path], None], *, between: Callabl
     for left in (aside, before):  # of a killed process that had this one's number
         shutil.rmtree(left, ignore_errors=True)
     try:
-        aside.mkdir(parents=True)
+        folder.parent.mkdir(exist_ok=True)  # and no folder above it: where a run's is gone, it is gone
+        aside.mkdir()
         write(aside)
         files = sorted(p for p in aside.rglob("*") if p.is_file())
         manifest = dict[str, str]()
@@ -76,10 +78,16 @@ def _disk_error(error: Exception) -> int:
 
 
 def _not_saved(path: Path, number: int) -> HoneError:
-    return HoneError(
-        f"could not save {path}: {os.strerror(number)}; free some space or set out= to another disk, "
-        "what was saved before is untouched"
-    )
+    remedies = {
+        errno.ENOENT: "its folder was removed or renamed meanwhile, start the run again",
+        errno.EACCES: "see who may write there, or set out= to another folder",
+        errno.EPERM: "see who may write there, or set out= to another folder",
+        errno.EROFS: "make the disk writable, or set out= to another one",
+        errno.EISDIR: "a folder is in the way, remove it",
+        errno.ENOTDIR: "a file is in the way, remove it",
+    }
+    remedy = remedies.get(number, "free some space or set out= to another disk")
+    return HoneError(f"could not save {path}: {os.strerror(number)}; {remedy}, what was saved before is untouched")
 
 
 def sweep(folder: Path) -> None:
@@ -96,12 +104,16 @@ def verify(folder: Path) -> None:
     """Every file of the manifest is there and has its hash, or HoneError."""
     try:
         manifest: Any = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise HoneError(f"{folder} is not a complete checkpoint: no readable {MANIFEST}; use an earlier one") from error
     if not isinstance(manifest, dict) or not manifest:
         raise HoneError(f"{folder} is not a complete checkpoint: {MANIFEST} names no file; use an earlier one")
+    if folder.is_symlink():
+        raise HoneError(f"{folder} is a link, and may lead out of the run: copy the checkpoint itself there")
     for name, expected in manifest.items():
         path = folder / name
+        if ".." in Path(name).parts or Path(name).is_absolute():
+            raise HoneError(f"{folder / MANIFEST} names {name}, which is outside of it: use an earlier checkpoint")
         if not path.is_file() or digest(path) != expected:
             raise HoneError(f"{path} is missing or damaged: use an earlier checkpoint")
 
@@ -206,9 +218,9 @@ def latest(
     return None
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, remedy: str = "use an earlier checkpoint") -> Any:
     """The file's content, or HoneError."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise HoneError(f"{path} cannot be read ({error}): use an earlier checkpoint") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise HoneError(f"{path} cannot be read ({error}): {remedy}") from error

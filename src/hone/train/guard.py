@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -77,7 +77,10 @@ class Guard:
         return {"row": self.row, "total": self.total, "divisor": self.divisor}
 
     def load(self, state: Mapping[str, int]) -> None:
-        self.row, self.total, self.divisor = state["row"], state["total"], state.get("divisor", 1)
+        counts = [state.get("row"), state.get("total"), state.get("divisor", 1)] if isinstance(state, Mapping) else []
+        if len(counts) < 3 or not all(type(n) is int and 0 <= n < 2**63 for n in counts) or not counts[2]:
+            raise HoneError("cannot resume: the count of skipped updates is damaged: resume from another checkpoint")
+        self.row, self.total, self.divisor = cast(list[int], counts)
 
     def leave(self) -> None:
         """For the run that is started in this one's place: into how much smaller micro-batches memory forces it."""
@@ -96,7 +99,7 @@ class Guard:
         (step, again), (rank, ranks) = self._last, collect.world()
         name = checkpoint.name_of(step) + (f"-{again}" if again > 1 else "") + (f"-rank-{rank}" if ranks > 1 else "")
         path = self.folder / f"{name}.safetensors"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
         columns = {name: x.detach().cpu().contiguous() for name, x in batch.columns().items()}
         checkpoint.write_atomically(path, save(columns, metadata={"hone": json.dumps(about)}))
         return path
@@ -107,9 +110,13 @@ def load_rows(path: Path) -> tuple[Batch, dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["hone"])
-            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return Batch(**columns), about
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            columns = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        if any(type(about[name]) is not int or about[name] < 0 for name in ("step", "updates")):
+            raise ValueError("it tells of no step")
+        for found in about["found"]:
+            str(Found(**found))
+        return Batch(**columns), {**about, "found": list(about["found"])}
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise HoneError(f"{path} is no batch that a run left: give a file of RUN_DIR/{BAD}") from error
 
 

@@ -11,26 +11,42 @@ from pathlib import Path
 from hone.errors import HoneError
 
 LOCK = "lock"
-_handles = set[int]()  # of the locks this process holds
+_handles = dict[int, Path]()  # the locks this process holds, and of which file each is
 
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Inside, no other process or thread may hold this folder's lock; HoneError where one does."""
     path = folder / LOCK
-    handle = _take(path)
-    _handles.add(handle)
+    _hold(path)
     try:
-        with suppress(OSError):  # a full disk: the lock holds without a name
-            os.ftruncate(handle, 0)
-            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:
-        if handle in _handles:  # not so in a child that was forked meanwhile
-            _handles.discard(handle)
-            with suppress(OSError):  # the lock is the handle: a file that stays harms nobody
-                path.unlink()  # while it is held, so that who has opened it since finds it gone
-            os.close(handle)
+        for handle in [handle for handle, of in _handles.items() if of == path]:  # none in a child forked meanwhile
+            _let_go_of(path, handle)
+
+
+def _let_go_of(path: Path, handle: int) -> None:
+    del _handles[handle]
+    with suppress(OSError):  # the lock is the handle: a file that stays harms nobody
+        if _is_at(path, handle):  # else another's, in a folder that was put in this one's place
+            path.unlink()  # while it is held, so that who has opened it since finds it gone
+    os.close(handle)
+
+
+def _hold(path: Path) -> None:
+    handle = _take(path)
+    _handles[handle] = path
+    with suppress(OSError):  # a full disk: the lock holds without a name
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+
+def hold_on(folder: Path) -> None:
+    """Within `held`: take the lock anew where somebody has removed its file; HoneError where another was quicker."""
+    path = folder / LOCK
+    if not any(_is_at(path, handle) for handle in _handles):
+        _hold(path)
 
 
 def _take(path: Path) -> int:
@@ -65,7 +81,7 @@ def _take(path: Path) -> int:
 def _is_at(path: Path, handle: int) -> bool:
     try:
         there, here = path.stat(), os.fstat(handle)
-    except FileNotFoundError:
+    except OSError:  # it is gone, or what it was in
         return False
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 

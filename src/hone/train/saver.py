@@ -1,7 +1,13 @@
-"""Checkpoints written while the loop goes on: a thread writes what was copied aside, one checkpoint at a time."""
+"""Checkpoints written while the loop goes on: a thread writes what was copied aside, one checkpoint at a time.
 
+By default a clock says when: `Timer`.
+"""
+
+import os
 import threading
+import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -9,6 +15,44 @@ from torch import Tensor
 from hone.rollout.overlap import Aside, Stopped
 
 ROOM = 2**31  # bytes of a GPU's memory that copies leave free
+SHARE = 0.01  # of the time is the most that saving by the clock may cost
+
+
+class Timer:
+    """When to save by the clock: soon, then ever more seldom up to once in `seconds` (0: never).
+
+    The first save is due when its guessed cost is 1 % of the time so far, and after `seconds` at the latest. Each
+    further one is due when the run is twice as old as it was at the last one, or `seconds` after that, but not before
+    its cost is 0.5 % of the time since: what else the machine does may double it. So a kill costs half of the work so
+    far, or a few minutes of it. age: seconds that were spent before, as on imports.
+    """
+
+    def __init__(self, seconds: float, *, age: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds, self._age, self._clock = seconds, age, clock
+        self._begin = clock()
+        self._last: float | None = None
+
+    def due(self, cost: float) -> bool:
+        """Whether it is time for a save that takes so many seconds from the loop."""
+        now = self._clock()
+        if not self._seconds:
+            return False
+        if self._last is None:
+            return self._age + now - self._begin >= min(cost / SHARE, self._seconds)
+        return now - self._last >= max(2 * cost / SHARE, min(self._seconds, self._last - self._begin))
+
+    def saved(self) -> None:
+        """A save was begun, by the clock or not."""
+        self._last = self._clock()
+
+
+def process_age() -> float:
+    """Seconds since this process began; 0 where the system does not tell."""
+    try:
+        began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
 
 
 class Copies:
@@ -36,12 +80,32 @@ def _copy(x: Tensor) -> Tensor:
 
 
 class Saver:
-    """Runs one writing at a time beside the loop. One that failed is told by `failed`; the next is then waited for."""
+    """Runs one writing at a time beside the loop. One that failed is told by `failed`; the next is then waited for.
 
-    def __init__(self) -> None:
+    shares_cores: the loop computes on the cores that also write, so that the writing's processor time is the loop's.
+    """
+
+    def __init__(self, *, shares_cores: bool = True) -> None:
         self._work: Aside[None] | None = None
         self._stop = threading.Event()
+        self._shares_cores = shares_cores
         self.events: list[str] = []  # what went wrong and was made good, for whoever prints it
+        self.held = 0.0  # seconds that the latest save held the loop up; before the first, what one is guessed to cost
+        self.written = 0.0  # seconds in which the latest writing had a processor, or waited for one
+
+    @property
+    def cost(self) -> float:
+        """Seconds that a save takes from the loop."""
+        return self.held + (self.written if self._shares_cores else 0.0)
+
+    def guess(self, seconds: float) -> None:
+        """What a save will cost, by the processor time of reading or writing as much, until one was made."""
+        self.held = seconds if self._shares_cores else 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._work is not None and not self._work.ended()
 
     @property
     def failed(self) -> bool:
@@ -59,7 +123,7 @@ class Saver:
         if before is not None:
             self.events.append(f"{before}; the run is saved anew")
         box = [write]  # emptied, so that the copies go when they are written
-        self._work = Aside(lambda: _discard(box.pop()()), stream=_queue())
+        self._work = Aside(lambda: self._write(box.pop()), stream=_queue())
         if before is not None:
             self.wait()
 
@@ -85,6 +149,13 @@ class Saver:
         said, self.events = self.events, []
         return said
 
+    def _write(self, write: Callable[[], object]) -> None:
+        begin, start = time.thread_time(), time.monotonic()
+        try:
+            write()
+        finally:  # cores that others use too take longer for it; a slow disk takes time that the loop does not miss
+            self.written = min(time.monotonic() - start, 2 * (time.thread_time() - begin))
+
     def _settle(self) -> BaseException | None:
         """Wait for the writing in progress; the error it ended with."""
         if self._work is None:
@@ -92,10 +163,6 @@ class Saver:
         self._work.join()  # a signal may end the waiting, and the work is then still known
         work, self._work = self._work, None
         return work.error
-
-
-def _discard(result: object) -> None:
-    """A writing gives nothing back."""
 
 
 def _queue() -> "torch.cuda.Stream | None":

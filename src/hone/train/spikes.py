@@ -3,7 +3,9 @@
 import math
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
+from typing import Any, cast
+
+from hone.errors import HoneError
 
 WINDOW, LEAST = 50, 10  # losses that are remembered, and that are needed to judge another
 
@@ -42,4 +44,8 @@ class Spikes:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
-        self._usual, self.tried = list(state["usual"]), list(state["tried"])
+        usual, tried = (state.get(name) if isinstance(state, Mapping) else None for name in ("usual", "tried"))
+        numbers = isinstance(usual, list) and all(type(x) in (int, float) and math.isfinite(x) for x in usual)
+        if not numbers or not isinstance(tried, list) or not all(isinstance(name, str) for name in tried):
+            raise HoneError("cannot resume: the losses so far are damaged: resume from another checkpoint")
+        self._usual, self.tried = list(cast(list[float], usual)), list(tried)

@@ -143,7 +143,7 @@ def test_what_cannot_be_a_corpus_is_refused(tmp_path):
     (tmp_path / "a.csv").write_text("x")
     (tmp_path / "a.txt").write_text("x")
     for sources, message in (
-        (["nowhere"], "no file or folder"),
+        (["nowhere"], "is not there: give the path"),
         ([str(tmp_path / "a.csv")], "JSON lines"),
         ([str(tmp_path), str(tmp_path / "a.txt")], "given twice"),
     ):

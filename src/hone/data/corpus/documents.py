@@ -46,7 +46,8 @@ def files_of(source: str) -> list[Path]:
             raise HoneError(f"{path} holds no {', '.join(KINDS)} file: convert the data to JSON lines")
         return found
     if not path.is_file():
-        raise HoneError(f"there is no file or folder {path}: give the path of a corpus")
+        there = "is a pipe or a device" if path.exists() else "is not there"
+        raise HoneError(f"{path} {there}: give the path of a file or folder of texts")
     if not path.name.endswith(KINDS):
         raise HoneError(f"{path} is none of {', '.join(KINDS)}: convert it to JSON lines, one document a line")
     return [path]

@@ -38,7 +38,7 @@ def _minhash() -> Any:
     try:
         import rensa
     except ImportError as error:
-        raise HoneError('near duplicates need rensa: pip install "hone[corpus]", or switch them off') from error
+        raise HoneError('near duplicates need rensa: pip install "hone[corpus]", or --near off') from error
     return getattr(rensa, "RMinHash")  # noqa: B009  the extension module has no type stubs
 
 

@@ -13,7 +13,9 @@ def _identifier() -> Any:
     try:
         from py3langid import langid
     except ImportError as error:
-        raise HoneError('the language filter needs py3langid: pip install "hone[corpus]", or switch it off') from error
+        raise HoneError(
+            'the language filter needs py3langid: pip install "hone[corpus]", or --languages off'
+        ) from error
     return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 

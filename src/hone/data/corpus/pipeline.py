@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.data.corpus import duplicates, language
-from hone.data.corpus.pool import each
+from hone.data.corpus import documents, duplicates, language
+from hone.data.corpus.pool import Killed, each
 from hone.data.corpus.report import build_report, show
-from hone.data.corpus.run import Run, begin
+from hone.data.corpus.run import Run, begin, check_packages, discard
 from hone.data.corpus.settings import Settings
 from hone.data.corpus.shards import EXACT, KEPT, NEAR, filter_shard, finish_shard, index_of
 from hone.data.corpus.store import aside, locked, read_json, write_json
@@ -25,6 +25,13 @@ from hone.data.corpus.tally import Tally
 from hone.errors import HoneError
 
 Say = Callable[[str], None]
+READABLE = {  # what makes a record readable, by what is wrong with it
+    "no_text": "name its column with --column",
+    "empty": "name another column with --column",
+    "not_json": "write one JSON object a line, or call the file .txt",
+    "not_utf8": "save it as UTF-8",
+    "too_long": "cut it into documents, as with --split line of a .txt file",
+}
 
 
 def silent(message: str) -> None:
@@ -41,24 +48,41 @@ def clean(
     say: Say = silent,
 ) -> dict[str, Any]:
     """The report; what is kept lies in out/data/part-*.jsonl, in the order of the input."""
-    settings = settings or Settings()
+    settings, folder = settings or Settings(), Path(out)
     _check(sources, settings, workers)
-    folder = Path(out)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
     with locked(folder):
-        run = begin(folder, sources, settings, restart=restart, say=say)
-        finished = folder / "report.json"
-        if not finished.exists():
-            _stages(run, workers=workers, say=say)
-            report = build_report(run)
-            with aside(folder / "report.txt") as file:
-                file.write(show(report).encode())
-            write_json(finished, report)
-        if run.work.exists():  # only once the report is there: it is built from these
-            shutil.rmtree(run.work)
-        return read_json(finished)
+        begun = (folder / "manifest.json").exists()
+        try:
+            run = begin(folder, sources, settings, restart=restart, say=say)
+            return _finished(run, workers=workers, say=say)
+        except HoneError as error:
+            if begun or isinstance(error, Killed):
+                raise
+            discard(folder)
+            for path in made:
+                path.rmdir()
+            raise
+
+
+def _finished(run: Run, *, workers: int, say: Say) -> dict[str, Any]:
+    """The report of the run, which is there once everything else is."""
+    finished = run.folder / "report.json"
+    if not finished.exists():
+        _stages(run, workers=workers, say=say)
+        report = build_report(run)
+        run.publish()
+        with aside(run.folder / "report.txt") as file:
+            file.write(show(report).encode())
+        write_json(finished, report)
+    if run.work.exists():  # only once the report is there: it is built from these
+        shutil.rmtree(run.work)
+    return read_json(finished)
 
 
 def _check(sources: Sequence[str], settings: Settings, workers: int) -> None:
+    """All that can be told to be wrong before anything is written."""
+    check_packages(settings)
     if not sources:
         raise HoneError("nothing to clean: name at least one file or folder")
     if workers < 1:
@@ -67,6 +91,7 @@ def _check(sources: Sequence[str], settings: Settings, workers: int) -> None:
         raise HoneError(f"no language {strange[0]!r}: choose from {', '.join(sorted(language.languages()))}")
     if settings.evals:
         index_of(settings.evals, settings.eval_fields, settings.ngram, settings.short)
+    documents.plan(sources, shard_bytes=settings.shard_bytes, split=settings.split)
 
 
 def _stages(run: Run, *, workers: int, say: Say) -> None:
@@ -99,12 +124,13 @@ def _refuse_unreadable(run: Run) -> None:
     """A source of which nothing can be read was described wrongly."""
     for source in run.sources:
         counts = [read_json(run.file(i, ".json")) for i, shard in enumerate(run.shards) if shard.source == source]
-        documents = sum(c["documents"] for c in counts)
+        seen = sum(c["documents"] for c in counts)
         reasons = {r: n[0] for c in counts for r, n in c["dropped"].items() if r.startswith("unreadable:")}
         bad = sum(n[0] for c in counts for r, n in c["dropped"].items() if r.startswith("unreadable:"))
-        if documents and bad == documents:
+        if seen and bad == seen:
             why = ", ".join(reason.removeprefix("unreadable:").replace("_", " ") for reason in sorted(reasons))
-            raise HoneError(f"no record of {source} can be read ({why}): name its column with --column")
+            most = max(reasons, key=lambda reason: reasons[reason]).removeprefix("unreadable:")
+            raise HoneError(f"no record of {source} can be read ({why}): {READABLE.get(most, 'check what is in it')}")
 
 
 def _joined(run: Run, ending: str) -> NDArray[Any]:

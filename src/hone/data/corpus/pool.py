@@ -14,6 +14,10 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
+class Killed(HoneError):
+    """A worker process ended from outside: what is done is good, and the run can go on."""
+
+
 def _end_with_parent() -> None:
     """A worker whose parent was killed would wait for work for ever."""
     parent = multiprocessing.parent_process()
@@ -32,7 +36,7 @@ def each(function: Callable[[A], B], arguments: Sequence[A], *, workers: int) ->
     try:
         yield from pool.map(function, arguments)
     except BrokenProcessPool as error:
-        raise HoneError(
+        raise Killed(
             "a worker process was killed (memory?): run the same command again to go on, with fewer --workers"
         ) from error
     finally:

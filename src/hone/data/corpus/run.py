@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from hone.data.corpus import documents
 from hone.data.corpus.documents import Shard
 from hone.data.corpus.overlap import named_set
 from hone.data.corpus.settings import Settings
-from hone.data.corpus.store import read_json, write_json
+from hone.data.corpus.store import LOCK, read_json, write_json
 from hone.errors import HoneError
 
 FORMAT = 1
 OURS = ("work", "data", "tokenizer", "report.json", "report.txt", "manifest.json")  # the manifest goes last
 LIBRARIES = {"languages": "py3langid", "toxicity": "alt-profanity-check", "near": "rensa"}
+MODULES = {"py3langid": "py3langid", "alt-profanity-check": "profanity_check", "rensa": "rensa"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,13 @@ class Run:
 
     @property
     def data(self) -> Path:
+        """What is kept, once all of it is there."""
         return self.folder / "data"
+
+    @property
+    def written(self) -> Path:
+        """The same while it is written: a run that was killed leaves no half of a corpus under the name of a whole."""
+        return self.work / "data"
 
     def file(self, shard: int, ending: str) -> Path:
         """A result of one shard."""
@@ -46,7 +54,12 @@ class Run:
 
     def part(self, shard: int) -> Path:
         """What is kept of one shard."""
-        return self.data / f"part-{shard:06d}.jsonl"
+        return (self.data if self.data.exists() else self.written) / f"part-{shard:06d}.jsonl"
+
+    def publish(self) -> None:
+        """Every part is written: they take their place together."""
+        if not self.data.exists():
+            self.written.rename(self.data)
 
     @cached_property
     def counts(self) -> list[int]:
@@ -72,11 +85,20 @@ def _manifest(sources: Sequence[str], settings: Settings) -> dict[str, Any]:
     return {**json.loads(text), "hash": digest, "shards": [asdict(shard) for shard in shards]}
 
 
+def check_packages(settings: Settings) -> None:
+    """HoneError before anything is written, where a step's package is not installed."""
+    steps = [step for step in LIBRARIES if getattr(settings, step)]
+    missing = [step for step in steps if find_spec(MODULES[LIBRARIES[step]]) is None]
+    if missing:
+        names, off = ", ".join(LIBRARIES[step] for step in missing), " ".join(f"--{step} off" for step in missing)
+        raise HoneError(f'cleaning needs {names}: pip install "hone[corpus]", or switch the steps off with {off}')
+
+
 def _version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return ""  # the step itself says how to install it
+        return ""
 
 
 def begin(
@@ -91,8 +113,15 @@ def begin(
     manifest = _manifest(sources, settings)
     path = folder / "manifest.json"
     if path.exists():
-        old = read_json(path)
-        if old["hash"] != manifest["hash"]:
+        try:
+            old = read_json(path)
+            _difference(old, manifest)
+        except (HoneError, KeyError, TypeError, AttributeError, ValueError) as error:
+            if not restart:
+                raise HoneError(f"{path} is damaged ({error}): start it anew with --restart") from error
+            _wipe(folder)
+            old = manifest
+        if old.get("hash") != manifest["hash"]:
             if not restart:
                 raise HoneError(
                     f"{folder} was begun with other {_difference(old, manifest)}: "
@@ -103,13 +132,15 @@ def begin(
         elif restart:
             say(f"{folder}: starting anew")
             _wipe(folder)
-    elif sorted(p.name for p in folder.iterdir() if p.name != ".lock"):
+    elif sorted(p.name for p in folder.iterdir() if p.name != LOCK):
         raise HoneError(f"{folder} holds other files: choose an empty folder")
-    for name in ("work", "data"):
-        (folder / name).mkdir(exist_ok=True)
     if not path.exists():
         write_json(path, manifest)
-    return load(folder, manifest["hash"])
+    run = load(folder, manifest["hash"])
+    run.work.mkdir(exist_ok=True)
+    if not run.data.exists():
+        run.written.mkdir(exist_ok=True)
+    return run
 
 
 @lru_cache(4)
@@ -123,6 +154,13 @@ def load(folder: Path, digest: str) -> Run:
         sources=tuple(manifest["sources"]),
         hash=digest,
     )
+
+
+def discard(folder: Path) -> None:
+    """Remove what a run has made that cannot go on: its input or its settings have to change first."""
+    if (folder / "manifest.json").exists():
+        _wipe(folder)
+    (folder / LOCK).unlink(missing_ok=True)
 
 
 def _wipe(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from hone.errors import HoneError
 
-ASIDE = ".part"
+ASIDE, LOCK = ".part", ".lock"
 
 
 @contextmanager
@@ -31,14 +31,21 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
+    """A table that `write_json` wrote, or HoneError."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise HoneError(f"{path} is damaged ({error}): start it anew with --restart") from error
+    if not isinstance(found, dict):
+        raise HoneError(f"{path} is damaged (it holds no table): start it anew with --restart")
+    return found
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Refuse a folder in which another process works; what a killed one left half-written is removed."""
     folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "wb") as file:
+    with open(folder / LOCK, "wb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -16,7 +16,7 @@ def _model() -> Any:
     try:
         from profanity_check import predict_prob
     except ImportError as error:
-        remedy = 'pip install "hone[corpus]", or switch it off'
+        remedy = 'pip install "hone[corpus]", or --toxicity off'
         raise HoneError(f"the toxicity filter needs alt-profanity-check: {remedy}") from error
     return predict_prob
 

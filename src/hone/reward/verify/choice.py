@@ -1,60 +1,132 @@
 """Multiple choice (one letter A to J) and exact text.
 
-Where several letters appear, the last one of the strongest kind counts: answer tag, then box, then "answer is",
-then a completion that is nothing but a letter. One place must hold one letter: "A or B" in it is wrong.
+The strongest kind of place that appears is read: answer tag, then box, then "answer is" or "correct option:", then a
+completion that is nothing but a letter. One place must hold one letter: "A or B" in it is wrong. Several places must
+agree, or the later one must take the earlier one back in so many words: "The answer is A. Wait, the answer is B."
 """
 
 import re
+from itertools import pairwise
 
 from hone.reward.outcome import invalid
-from hone.reward.verify.format import after_phrase, answer_tag, answered, boxes, last_box, said
+from hone.reward.verify.format import HOPE, answer_tags, answered, is_mention, outer_boxes, phrases, said, shown
+from hone.reward.verify.negation import denied, unstated
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 500
+MAX_PHRASES = 64  # the last ones
 
-_BARE = re.compile(r"(?:(?:option|choice)\s)?(?:\(([A-J])\)|([A-J]))[.):]?", re.IGNORECASE)
-_WITH_TEXT = re.compile(r"(?:(?:option|choice)\s)?(?:\(([A-J])\)[.:]?|([A-J])[.):])\s+(.*)", re.DOTALL)
-_SECOND = re.compile(
-    r"\([A-J]\)|(?:^|[\s,/&])(?:or|and|nor|,|/|&)\s*(?:(?:option|choice)\s)?[A-J](?![A-Za-z])"
-    r"|\s[A-J]\)|\n\s*[A-J][.:]\s"  # the next option of a list of them
+_NAME = r"(?:(?:option|choice|answer)\s)?"
+_BARE = re.compile(rf"{_NAME}(?:\(([A-J])\)|\[([A-J])\]|([A-J]))[.):]?", re.IGNORECASE)
+_WITH_TEXT = re.compile(
+    rf"{_NAME}(?:\(([A-J])\)[.:,]?|([A-J])(?:[.):,]|(?=\s\([^A-J)])|\s[-\u2013\u2014]))\s+(.*)", re.DOTALL
 )
-_NEXT = re.compile(r"(?:or|and|nor)\b|[A-J](?:[).:,;/&|]|\s*$)|[B-HJ]\s")  # "A" and "I" are also words
-_REASON = re.compile(r"[.,;]?\s+(?:because|since|(?<!well )as(?! well\b))\s.*", re.DOTALL)
+_JOIN = r"(?:\b(?i:or|and|nor|also|plus|maybe|perhaps|possibly|as\s+well\s+as|either|both)\b|[,/&;|+])"
+_LETTER = r"(?:[AI](?=[).:,;/&|]|\s*$)|[B-HJ](?![A-Za-z]))"  # "A" and "I" are also words
+_SECOND = re.compile(
+    rf"\([A-J]\)|{_JOIN}\s*(?:(?:maybe|perhaps|possibly|also|even)\s+)?{_NAME}{_LETTER}"
+    r"|\s[A-J]\)|\n\s*(?:[A-J][.:]\s|\(?[A-J][).:]?\s*(?:\n|$))"  # the next option of a list of them
+)
+_NEXT = re.compile(r"(?:or|and|nor|not|except)\b|[A-J](?:[).:,;/&|]|\s*$)|[B-HJ]\s")
+_NEXT_LINE = re.compile(rf"\s*(?:[-*\u2022]\s*)?(?:{_JOIN}\s+{_NAME}\(?{_LETTER}|\(?[A-J][).:]?\s*(?:\n|$))")
+_REASON = re.compile(
+    r"[.,;]?\s+(?:because|since|(?<!well )as(?! well\b))\s.*|,\s+(?:and\s+)?(?:not|rather\s+than)\s+\(?[A-J]\b.*",
+    re.DOTALL,
+)
+_LEAD = re.compile(r"\W*(?:(?:so|thus|hence|therefore|the|final|correct|best)\W+)*", re.IGNORECASE)
+_AROUND = " \n\t*$_`\"'\u201c\u201d\u2018\u2019.!\u3002"  # what may stand around an answer
+_OPTION = re.compile(
+    r"\b(?:correct|right|best|final)\s{1,3}(?:option|choice)\s{0,3}(?:is\b|[:=])[\s*_]{0,8}", re.IGNORECASE
+)
+_RETRACTION = re.compile(
+    r"\b(?:no|not|wait|actually|but|however|instead|rather|correction|sorry|wrong|incorrect|mistaken?|hmm|oops|second"
+    r"\s+thought|reconsider(?:ing)?|re-?check(?:ing)?)\b|n['\u2019]t\b",
+    re.IGNORECASE,
+)
+Place = tuple[int, int, str | None]  # where it starts and ends, and the letter that it names
 
 
 def letter(text: str) -> str | None:
     """The one letter a short text chooses: "B", "(b)", "B.", "**B**", "option B", "B) Paris"; else None."""
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}", r"\1", text[: MAX_ANSWER + 1])
-    text = text.strip().strip("*$").strip()
+    text = re.sub(r"\\[()\[\]]", "", text).replace("\\ ", " ").strip(_AROUND)
     if len(text) > MAX_ANSWER:
         return None
     bare = _BARE.fullmatch(text)
     if bare is not None:
-        return (bare.group(1) or bare.group(2)).upper()
+        return next(group for group in bare.groups() if group).upper()
     named = _WITH_TEXT.fullmatch(text)
     if named is None or _SECOND.search(named.group(3)) or _NEXT.match(named.group(3)):
+        return None
+    if denied(text, 0, named.start(3)) or denied(named.group(3), 0, 0):
         return None
     return named.group(1) or named.group(2)
 
 
-def final_choice(completion: str) -> str | None:
+def final_choice(completion: str, prompt: object = "") -> str | None:
     """The letter a completion settles on, or None where it settles on none or on several."""
-    text = said(completion)
-    tagged = answer_tag(text)
-    if tagged is not None:
-        found = boxes(tagged[:MAX_ANSWER])
-        return letter(tagged[found[0][2]] if len(found) == 1 and _alone(tagged, found[0]) else tagged)
-    found = boxes(text)
-    if found:
-        return letter(text[last_box(found)])
-    phrase = after_phrase(text)
-    if phrase is not None:
-        return letter(_REASON.sub("", phrase[: MAX_ANSWER + 1]))
+    text = shown(said(completion, prompt))
+    for find in (_tags, _boxed, _phrases):
+        found = find(text)
+        if found:
+            return _agreed(text, found)
     return letter(text) if len(text.strip()) <= MAX_ANSWER else None
 
 
-def _alone(tagged: str, box: tuple[int, int, slice]) -> bool:
-    return not (tagged[: box[0]] + tagged[box[1] :]).strip()
+def _agreed(text: str, found: list[Place]) -> str | None:
+    """The letter of the last place, where every other one names it too or is taken back before the last."""
+    for (_, end, chosen), (start, _, later) in pairwise(found):
+        if chosen != later and not _RETRACTION.search(text[end:start]):
+            return None
+    return found[-1][2]
+
+
+def _tags(text: str) -> list[Place]:
+    insides = answer_tags(text)
+    stated = [inside for inside in insides if not is_mention(text[inside])] or insides[-1:]
+    return [(inside.start, inside.stop, _tagged(text[inside])) for inside in stated]
+
+
+def _tagged(text: str) -> str | None:
+    """The letter of a tag: its one box may have spaces and dollars around it."""
+    held = outer_boxes(text[: MAX_ANSWER + 1])
+    alone = len(held) == 1 and not (text[: held[0][0]] + text[held[0][1] :]).strip(" \n\t$.*")
+    return letter(held[0][2] if alone else _reduced(text))
+
+
+def _reduced(tagged: str) -> str:
+    """What a tag says after "the answer is", where nothing stands before that."""
+    led = phrases(tagged[:MAX_ANSWER])
+    if not led or not _LEAD.fullmatch(tagged[: led[0][0]]):
+        return tagged
+    return _REASON.sub("", HOPE.sub("", tagged[led[0][1] :]))
+
+
+def _boxed(text: str) -> list[Place]:
+    held = outer_boxes(text)
+    found = list[Place]()
+    for start, end, content in [box for box in held if not is_mention(box[2])] or held[-1:]:
+        joined = _NEXT_LINE.match(text[end : end + 60].lstrip("$ )"))
+        found.append((start, end, None if joined or denied(text, start, end) else letter(content)))
+    return found
+
+
+def _phrases(text: str) -> list[Place]:
+    """What each phrase leads to; one that leads to no letter is a remark, and counts only as the last."""
+    led = sorted([*phrases(text), *(match.span() for match in _OPTION.finditer(text))])[-MAX_PHRASES:]
+    found = list[Place]()
+    for i, (lead, start) in enumerate(led):
+        last = i == len(led) - 1
+        stop = len(text) if last else led[i + 1][0]
+        line, _, below = text[start : min(stop, start + 2 * MAX_ANSWER)].partition("\n")
+        if unstated(text[max(0, lead - 200) : lead]):
+            found += [(lead, start, None)] * last
+            continue
+        stated = _REASON.sub("", HOPE.sub("", line)[: MAX_ANSWER + 1])
+        chosen = None if _NEXT_LINE.match(below) else letter(stated)
+        if chosen is not None or last or re.match(r"\W*(?:option\s)?[A-J]\b", line):
+            found.append((lead, start, chosen))
+    return found
 
 
 def choice_reward(completion: str, task: Task) -> Outcome:
@@ -62,7 +134,8 @@ def choice_reward(completion: str, task: Task) -> Outcome:
     gold = _BARE.fullmatch((task.answer or "").strip())
     if gold is None:
         return invalid(f"the gold answer {str(task.answer)[:60]!r} is not a letter A to J")
-    return Outcome(value=float(final_choice(completion) == (gold.group(1) or gold.group(2)).upper()))
+    chosen = next(group for group in gold.groups() if group).upper()
+    return Outcome(value=float(final_choice(completion, task.prompt) == chosen))
 
 
 def exact_reward(completion: str, task: Task) -> Outcome:

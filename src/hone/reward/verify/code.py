@@ -1,59 +1,48 @@
 """Programs judged by their tests: they run in the sandbox, and the verdict is computed outside from what they return.
 
-Where several programs appear, the last fenced block counts. Expected values never enter the program's sandbox. Tests
-that are more than comparisons run in a second sandbox, which asks the first for values one call at a time.
+Expected values never enter the program's sandbox. Tests that are more than comparisons run in a second sandbox, which
+asks the first for values one call at a time. Every 0 has a reason. What the tests, their data or the machine cause is
+invalid; what only the completion causes is 0.
 """
 
 import atexit
 import os
-import re
+import reprlib
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from queue import SimpleQueue
-from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
-from hone.reward.sandbox import Finished, Language, Limits, Program, Raised, Sandbox, SandboxError
+from hone.reward.sandbox import Call, Finished, Language, Limits, Program, Raised, Returned, Sandbox, SandboxError
+from hone.reward.sandbox_limits import MIB
 from hone.reward.sandbox_talk import frame
-from hone.reward.verify.code_settings import MODES, PYTHON
+from hone.reward.sandbox_values import TooLarge
+from hone.reward.verify.code_exam import Examination as _Examination
+from hone.reward.verify.code_extract import PYTHON, Extracted, bound, extract, parsed
+from hone.reward.verify.code_settings import MODES
 from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
-from hone.reward.verify.format import said
 from hone.types import Outcome, Task
 
 LIMITS = Limits()
-MAX_CALLS = 10_000  # of one test
 MAX_LATE = 3  # inputs on which a script may run out of time before it is given up
 SAID = 200  # characters of what a program wrote that are shown
-_FENCE = re.compile(
-    r"^([ \t]{0,3})```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]{0,3}```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL
-)
-# In the sandbox of the tests: each wanted name is a voice that asks outside and waits for the answer.
-VOICE = """
-def _voice(name):
-    from hone.reward import sandbox_job as job, sandbox_values as values
-    def ask(*args, **kwargs):
-        job.write(values.dumps({"call": {"name": name, "args": list(args), "kwargs": kwargs}}, limit=1 << 20))
-        answer = values.loads(job.read_frame() or b"null")
-        if "error" in answer: raise RuntimeError(answer["error"])
-        return answer["value"]
-    return ask
-"""
+NO_PROGRAM = "the completion holds no program"
 
 
 def program_of(completion: str, task: Task, *, fences: Collection[str] = PYTHON) -> str | None:
     """The program a completion settles on, with what the task's prompt puts before it; None where there is none."""
-    text = said(completion).replace("\r\n", "\n")
-    blocks = [(indent, code) for indent, tag, code in _FENCE.findall(text) if tag.lower() in fences]
-    indent, code = blocks[-1] if blocks else ("", text)
-    code = "".join(line.removeprefix(indent) for line in code.removeprefix("\ufeff").splitlines(keepends=True))
-    before = preamble(task)
-    if before is not None and isinstance(task.prompt, str):
-        entry = re.escape(str(task.extra["entry_point"]))
-        code = (before + "\n" if re.search(rf"^def {entry}\b", code, re.MULTILINE) else task.prompt) + code
-    return code if code.strip() else None
+    try:
+        wanted = read_tests(task).wanted
+    except NoTests:
+        wanted = ()
+    found = _extracted(completion, task, wanted, fences)
+    return found.source if found else None
+
+
+def _extracted(completion: str, task: Task, wanted: Sequence[str], fences: Collection[str]) -> Extracted | None:
+    return extract(completion, wanted=wanted, prompt=task.prompt, before=preamble(task), fences=fences)
 
 
 def sandboxes(limits: Limits = LIMITS, folders: Sequence[str] = ()) -> tuple[Sandbox, Sandbox]:
@@ -68,8 +57,8 @@ _opening = threading.Lock()
 
 @cache
 def _opened(process: int, limits: Limits, folders: tuple[str, ...]) -> tuple[Sandbox, Sandbox]:  # a fork has its own
-    longer = Limits(seconds=limits.seconds + LIMITS.seconds)  # the tests wait while the program runs
-    opened = Sandbox(limits=limits, packages=folders), Sandbox(limits=longer)
+    longer = Limits(seconds=limits.seconds + LIMITS.seconds, result=limits.result)  # the tests wait for the program
+    opened = Sandbox(limits=limits, packages=folders), Sandbox(limits=longer, packages=folders)
     for sandbox in opened:
         atexit.register(sandbox.close)
     return opened
@@ -96,18 +85,18 @@ def code_reward(
         tests = read_tests(task)
         if language is not None and not isinstance(tests, Scripts):
             raise NoTests("functions can be called in Python only: in other languages a row needs inputs and outputs")
-    except NoTests as error:
+        check_sizes(tests, limits)
+        found = _extracted(completion, task, tests.wanted, fences)
+        if found is None:
+            return Outcome(value=0.0, reason=NO_PROGRAM)
+        verdicts, why = judged(found.source, tests, limits=limits, folders=folders, language=language)
+        share = sum(verdicts) / len(verdicts)
+        if share == 1 and isinstance(tests, Asserts):
+            _check_imports(tests, found.source)
+    except (NoTests, SandboxError) as error:
         return invalid(str(error))
-    source = program_of(completion, task, fences=fences)
-    if source is None:
-        return Outcome(value=0.0)
-    try:
-        verdicts, said_of_it = judged(source, tests, limits=limits, folders=folders, language=language)
-    except SandboxError as error:
-        return invalid(str(error))
-    share = sum(verdicts) / len(verdicts)
-    reason = said_of_it if share < 1 else ""
-    return Outcome(value=share if mode == "fraction" else float(share == 1), reason=reason)
+    reason = f"{found.taken}: {why}" if share < 1 and found.taken else why if share < 1 else found.taken
+    return Outcome(value=share if mode == "fraction" else float(share == 1), reason=reason[:SAID])
 
 
 def code(setting: str) -> Callable[..., Outcome]:
@@ -115,6 +104,46 @@ def code(setting: str) -> Callable[..., Outcome]:
     if setting not in MODES:
         raise HoneError(f"code:{setting} is not understood: write code:fraction, code:all or code:FILE.yaml")
     return partial(code_reward, mode=setting)
+
+
+def check_sizes(tests: Tests, limits: Limits) -> None:
+    """NoTests where what the tests give or expect is larger than a program may be given or may say."""
+    try:
+        if isinstance(tests, Scripts):
+            for number, (given, wanted) in enumerate(tests.pairs, start=1):
+                told = len(wanted.encode("utf-8", "surrogatepass")) + wanted.count("\n") + 1  # it may end in blanks
+                _fits("input", f"input {number}", len(given.encode("utf-8", "surrogatepass")), limits.input)
+                _fits("output", f"the expected output {number}", told, limits.output)
+        elif isinstance(tests, Cases):
+            given = sum(len(_asked(case.call)) for case in tests.cases)
+            _fits("input", "what the function is called with", given, limits.input)
+            for number, case in enumerate(tests.cases, start=1):
+                _fits("result", f"the expected value {number}", _size(case.wanted), limits.result)
+    except TooLarge as error:
+        raise NoTests(f"a value of the tests cannot be given to a program: {error}") from error
+
+
+def _fits(setting: str, what: str, size: int, limit: int) -> None:
+    if size > limit:
+        held = f"{limit / MIB:g} MiB"
+        raise NoTests(f"{what} has {size} bytes, and {setting} is {held}: raise {setting} in a code:FILE.yaml")
+
+
+def _asked(call: Call) -> bytes:
+    return frame({"name": call.name, "args": list(call.args), "kwargs": dict(call.kwargs)})
+
+
+def _size(wanted: Sequence[object]) -> int:
+    return len(frame({"value": wanted[0]})) if wanted else 0
+
+
+def _check_imports(tests: Asserts, source: str) -> None:
+    """Tests that use a module without importing it run by the program's import, as in one namespace, or not at all."""
+    tree = parsed(source)
+    there = {name for statement in tree.body for name in bound(statement, imports=True)} if tree else set[str]()
+    for name, line in tests.refers.lacking.items():
+        if name not in there:
+            raise NoTests(f"the tests use {name}, which they do not import: add {line!r} to test_imports")
 
 
 def judged(
@@ -125,15 +154,25 @@ def judged(
     folders: Sequence[str] = (),
     language: Language | None = None,
 ) -> tuple[list[bool], str]:
-    """One verdict a test, and what a program that failed one said of it."""
+    """One verdict a test, and why a program that failed one did; NoTests where the tests themselves cannot run."""
     (programs, checkers), seconds = sandboxes(limits, folders), limits.seconds
     if isinstance(tests, Cases):
         asked = Program(source=source + tests.after, calls=[case.call for case in tests.cases])
         done = programs.run(asked, seconds=seconds)
-        return passed(tests.cases, done), complaint(done)
+        verdicts = passed(tests.cases, done)
+        lacks = [c.call.name for c, r in zip(tests.cases, done.results, strict=False) if r == _not_there(c.call.name)]
+        why = complaint(done) or _difference(tests, verdicts, done)
+        return verdicts, printable(f"the program does not define {lacks[0]}: {why}") if lacks else why
     if isinstance(tests, Scripts):
         return _scripts(Program(source=source, language=language), tests, programs, seconds=seconds)
-    return _Examination(source, tests, seconds).hold(programs, checkers)
+    exam = _Examination(source, tests, seconds)
+    verdicts = exam.hold(programs, checkers)
+    said = complaint(exam.done) if exam.done else ""
+    return verdicts, said or printable(_first(verdicts, exam.why))
+
+
+def _not_there(name: str) -> Raised:
+    return Raised(f"KeyError: {name!r}")
 
 
 def complaint(done: Finished) -> str:
@@ -141,22 +180,54 @@ def complaint(done: Finished) -> str:
     raised = next((result.text for result in done.results if isinstance(result, Raised)), "")
     lines = [line for line in done.stderr[:SAID].decode("utf-8", "replace").splitlines() if line.strip()]
     wrote = lines[0] if lines and not lines[0].startswith("Traceback") else ""  # of that the error says more
-    said = [f"ended by the limit of its {done.limit}" if done.limit else "", done.error or raised, wrote]
-    plain = "".join(c if c.isprintable() else " " for c in ": ".join(part for part in said if part))
-    return " ".join(plain.split())[:SAID]
+    failed = done.error or raised
+    said = [f"ended by the limit of its {done.limit}" if done.limit else "", failed, wrote if failed else ""]
+    return printable(": ".join(part for part in said if part))
+
+
+def printable(text: str) -> str:
+    """One short line."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:SAID]
+
+
+def _first(verdicts: Sequence[bool], why: str) -> str:
+    """Of the first test that failed."""
+    if all(verdicts):
+        return ""
+    return f"test {list(verdicts).index(False) + 1} of {len(verdicts)} failed: {why}"
+
+
+def _difference(tests: Cases, verdicts: Sequence[bool], done: Finished) -> str:
+    """What the first call returned that should have returned something else."""
+    if all(verdicts):
+        return ""
+    number = list(verdicts).index(False)
+    result = done.results[number] if number < len(done.results) else None
+    call = tests.cases[number].call
+    given = ", ".join([*map(_shown, call.args), *(f"{k}={_shown(v)}" for k, v in call.kwargs.items())])
+    returned = f"returned {_shown(result.value)}" if isinstance(result, Returned) else "did not return"
+    return printable(_first(verdicts, f"{call.name}({given})"[:100] + f" {returned}"))
+
+
+def _shown(value: object) -> str:
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # an integer of too many digits
+        return f"<{type(value).__name__}>"
 
 
 def _scripts(program: Program, tests: Scripts, programs: Sandbox, *, seconds: float) -> tuple[list[bool], str]:
     """One verdict an input; after MAX_LATE runs that were ended by their time the rest has failed."""
-    verdicts, late, said_of_it = list[bool](), 0, ""
+    verdicts, late, why = list[bool](), 0, ""
     for given, wanted in tests.pairs:
         if late == MAX_LATE:
             break
         done = programs.run(replace(program, stdin=given), seconds=seconds)
         late += done.limit in ("time", "cpu")
         verdicts.append(_printed(done, wanted))
-        said_of_it = said_of_it or ("" if verdicts[-1] else complaint(done))
-    return verdicts + [False] * (len(tests.pairs) - len(verdicts)), said_of_it
+        if not verdicts[-1] and not why:
+            why = complaint(done) or printable(f"input {len(verdicts)} of {len(tests.pairs)}: {_unlike(done, wanted)}")
+    return verdicts + [False] * (len(tests.pairs) - len(verdicts)), why
 
 
 def _printed(done: Finished, wanted: str) -> bool:
@@ -169,74 +240,15 @@ def _printed(done: Finished, wanted: str) -> bool:
     return ended and _lines(text) == _lines(wanted)
 
 
+def _unlike(done: Finished, wanted: str) -> str:
+    """How what was printed differs from what was wanted."""
+    if not done.loaded or (done.status or 0) < 0:
+        return f"it did not run to its end (status {done.status})"
+    found, right = _lines(done.stdout.decode("utf-8", "replace")), _lines(wanted)
+    line = next((i for i, (a, b) in enumerate(zip(found, right, strict=False)) if a != b), min(len(found), len(right)))
+    printed, expected = (lines[line][:60] if line < len(lines) else "nothing" for lines in (found, right))
+    return f"line {line + 1} is {printed!r} in place of {expected!r}"
+
+
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-class _Examination:
-    """Tests in one sandbox, the program in another; between them only calls and values, one at a time."""
-
-    def __init__(self, source: str, tests: Asserts, seconds: float) -> None:
-        voices = "\n".join(f"{name} = _voice({name!r})" for name in tests.names)
-        self.checker = Program(source=f"{VOICE}\n{voices}\n{tests.source}")
-        self.program, self.tests, self.seconds = Program(source=source), tests, seconds
-        self.calls, self.answers = SimpleQueue[bytes | None](), SimpleQueue[dict[str, Any]]()
-        self.asked, self.over, self.verdicts = False, False, list[bool]()
-        self.failed: HoneError | None = None
-        self.said = ""
-
-    def hold(self, programs: Sandbox, checkers: Sandbox) -> tuple[list[bool], str]:
-        """One verdict a test, and what the program said."""
-        thread = threading.Thread(target=self._answer, args=[programs], daemon=True)
-        thread.start()
-        try:
-            checkers.talk(_order(self.checker), most=MAX_CALLS, ask=self._examine)
-        finally:
-            self.calls.put(None)
-            thread.join()
-        if self.failed is not None:  # the sandbox, not the program
-            raise self.failed
-        return self.verdicts + [False] * (len(self.tests.tests) - len(self.verdicts)), self.said
-
-    def _examine(self, records: Sequence[dict[str, Any]]) -> bytes | None:
-        """What the tests are told next: the answer to their call, or which test to run."""
-        last = records[-1]
-        if "call" in last:
-            self.calls.put(frame(last["call"]))
-            return frame(self.answers.get())
-        if "loaded" not in last:
-            self.verdicts.append("value" in last)
-        elif not last["loaded"]:
-            return None
-        done = len(self.verdicts)
-        return (
-            frame({"name": self.tests.tests[done], "args": [], "kwargs": {}}) if done < len(self.tests.tests) else None
-        )
-
-    def _answer(self, programs: Sandbox) -> None:
-        """In a thread: the program, asked call by call; once it has ended every call fails."""
-        try:
-            done = programs.talk(_order(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask)
-            self.said = complaint(done)
-        except HoneError as failed:
-            self.failed = failed
-        while not self.over:
-            if self.asked:
-                self.answers.put({"error": "the program has ended"})
-            self._next()
-
-    def _ask(self, records: Sequence[dict[str, Any]]) -> bytes | None:
-        """What the program is told next; its last record answers what it was asked."""
-        if self.asked:
-            last = records[-1]
-            self.answers.put(last if set(last) in ({"value"}, {"error"}) else {"error": "not a value"})
-        return self._next()
-
-    def _next(self) -> bytes | None:
-        call = self.calls.get()
-        self.asked, self.over = call is not None, call is None
-        return call
-
-
-def _order(program: Program) -> bytes:
-    return frame({"source": program.source, "stdin": None, "file": "", "build": [], "run": []})

@@ -12,10 +12,11 @@ from hone.errors import HoneError
 from hone.reward.sandbox import Language, Limits
 from hone.reward.sandbox_job import ENVIRONMENT
 from hone.reward.sandbox_limits import MIB, interpreter, root_of
+from hone.reward.verify.code_extract import PYTHON
 
 Mode = Literal["all", "fraction"]
 MODES: tuple[str, ...] = get_args(Mode)
-PYTHON = frozenset(["", "python", "py", "python3"])  # what stands behind the backticks of a block that counts
+LARGEST = 2**30  # of any limit, in its own unit
 # shown to no program as a whole, nor is a folder that the run is in: it may hold the answers
 NEVER = ("/", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp", "/var")
 
@@ -30,6 +31,9 @@ class Settings:
     addresses: int = 0
     processes: int = 32
     disk: int = 32
+    input: float = 16.0
+    output: float = 0.25
+    result: float = 1.0
     fence: str | tuple[str, ...] = ()
     file: str = ""
     build: str | tuple[str, ...] = ()
@@ -40,12 +44,16 @@ class Settings:
 def asked(settings: Settings, where: str) -> dict[str, Any]:
     """What `code_reward` is to be called with; HoneError names `where` the settings are."""
     try:
+        _check_sizes(settings)
         limits = Limits(
             seconds=settings.seconds,
             memory=settings.memory * MIB,
             addresses=settings.addresses * MIB,
             processes=settings.processes,
             disk=settings.disk * MIB,
+            input=int(settings.input * MIB),
+            output=int(settings.output * MIB),
+            result=int(settings.result * MIB),
         )
         fences = frozenset(["", *(text.lower() for text in _texts(settings.fence))])
         return {
@@ -57,6 +65,12 @@ def asked(settings: Settings, where: str) -> dict[str, Any]:
         }
     except HoneError as error:
         raise HoneError(f"{where}: {error}") from error
+
+
+def _check_sizes(settings: Settings) -> None:
+    for name in ("seconds", "memory", "addresses", "processes", "disk", "input", "output", "result"):
+        if getattr(settings, name) > LARGEST:
+            raise HoneError(f"{name} is {getattr(settings, name):g}: no machine has as much, lower it")
 
 
 def _texts(value: str | Sequence[str]) -> Sequence[str]:

@@ -14,10 +14,11 @@ from hone.errors import HoneError
 from hone.reward.outcome import invalid
 from hone.reward.verify.format import WORD, after_phrase, answer_tag, boxes, last_box, said
 from hone.reward.verify.math_number import amount
+from hone.reward.verify.math_units import PERCENT
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 5000  # characters
-CURRENCIES = frozenset("$\u20ac\u00a3\u00a5")
+SIGNS = frozenset("$\u20ac\u00a3\u00a5\u20b9%")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
@@ -35,9 +36,9 @@ def settled(completion: str) -> str:
 
 
 def number(text: str) -> tuple[Fraction, str] | None:
-    """The one number that a text is, and its currency: 1,234.5, -3e-4, $2, 50%, 1/3; None of anything else."""
+    """The one number that a text is, and its sign: 1,234.5, -3e-4, $2, 50% as 1/2, 1/3; None of anything else."""
     found = amount(text)
-    return found if found and found[1] in {"", *CURRENCIES} else None
+    return found if found and found[1] in {"", *SIGNS} else None
 
 
 def numeric(tolerance: str) -> Callable[[str, Task], Outcome]:
@@ -55,7 +56,8 @@ def numeric(tolerance: str) -> Callable[[str, Task], Outcome]:
         if found is None or (found[1] and gold[1] and found[1] != gold[1]):
             return Outcome(value=0.0)
         most = limit[0] * abs(gold[0]) if share else limit[0]
-        return Outcome(value=float(abs(found[0] - gold[0]) <= most))
+        values = [found[0], found[0] / 100] if gold[1] == PERCENT and not found[1] else [found[0]]  # as maths does
+        return Outcome(value=float(any(abs(value - gold[0]) <= most for value in values)))
 
     return numeric_reward
 

@@ -57,7 +57,7 @@ def schema(path: str) -> Callable[[str], float]:
         rules = json.loads(_read(path, "schema"))
         kind = validator_for(rules, default=jsonschema.Draft202012Validator)
         kind.check_schema(rules)
-    except (ValueError, jsonschema.SchemaError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError, jsonschema.SchemaError) as error:
         raise HoneError(
             f"schema:{path} is not a JSON Schema: {str(error).partition(chr(10))[0]}: correct it"
         ) from error

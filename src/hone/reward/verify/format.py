@@ -1,20 +1,56 @@
 """The form of a completion: tags, boxes and patterns. Every scan here is linear in the completion's length."""
 
+import html
 import re
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from hone.errors import HoneError
 
-MAX_COMPLETION = 100_000  # characters: of a longer completion only the end is read
-# what leads to an answer on its line, or on the next one that is not blank
-PHRASE = re.compile(r"\banswer(?:\s{1,3}is\b|\s{0,3}[:=])[ \t]{0,3}:?[\s*]{0,8}", re.IGNORECASE)
+MAX_COMPLETION = 100_000  # characters: of what is said only the end is read
+# What leads to an answer on its line, or on the next one that is not blank. Each pattern begins with a plain character,
+# which the engine finds fast.
+_ENGLISH = re.compile(
+    r"""[Aa](?<![A-Za-z].)(?i:ns(?:wers?)?)[*_]{0,3}                     # answer, **Answer**, Ans
+        (?:(?:(?:\s{1,3}(?i:to|for)\s[^.:;!?\n]{1,60}?)?                # answer to the question
+              \s{1,3}(?i:is|are|equals|(?:would|should|must|will)\s{1,3}be)\b
+           |\s{0,3}[*_]{0,3}\s{0,3}[:=\uff1a])[ \t*_]{0,6}[:\uff1a]?
+        |(?P<heading>[ \t*_]{0,6}\n))[\s*_]{0,8}""",
+    re.VERBOSE,
+)
+_OVER_A_LINE = re.compile(r"[ \t#>*_]{0,8}(?:the[ \t]{1,3})?(?:(?:final|my)[ \t]{1,3})?", re.IGNORECASE)
+# "answer" as MGSM has it in German, Spanish, French, Swahili, Russian, Bengali, Chinese, Japanese, Thai and Telugu
+_TONGUES = re.compile(
+    "(?:Antwort|Respuesta|R\u00e9ponse|Jibu|\u041e\u0442\u0432\u0435\u0442|\u0989\u09a4\u09cd\u09a4\u09b0|\u7b54\u6848"
+    "|\u7b54\u3048|\u0e04\u0e33\u0e15\u0e2d\u0e1a|\u0c38\u0c2e\u0c3e\u0c27\u0c3e\u0c28\u0c02)"
+    "[*_]{0,3}\\s{0,3}(?:[:=\uff1a]|\u662f|\u4e3a|\u306f)[ \\t*_]{0,6}[:\uff1a]?[\\s*_]{0,8}"
+)
 # Thai, Lao, Myanmar, Khmer; CJK punctuation, kana, ideographs; full-width forms; the planes of rarer ideographs
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3001-\u30ff\u31f0-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 )
 WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
+HOPE = re.compile(r"(?<![ ,])[ ,]{0,3}I hope (?:it|this|that)(?: is|'s) (?:correct|right)\b.*", re.IGNORECASE)
 _STRICT_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_THOUGHT = re.compile(r"<(/?)(?:think(?:ing)?|thoughts?|reasoning|scratchpad)(?:\s[^<>\n]{0,40})?>", re.IGNORECASE)
+_ANSWER = re.compile(r"<\s{0,3}(/?)\s{0,3}answer\s{0,3}>", re.IGNORECASE)
+_BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that show nothing
+_BLANK_MARKUP = re.compile(
+    r"<!--(?:(?!-->).)*(?:-->|$)|<(?:br|p)\s{0,3}/?>|\\[hv]?phantom\s{0,3}\{[^{}]*\}|\\(?:q?quad|[,;:! ()\[\]])"
+    r"|\$\s*\$|\*\*\s*\*\*|\{\s*\}|^```\w*$",
+    re.IGNORECASE | re.DOTALL | re.MULTILINE,
+)
+_STRUCK = re.compile(r"(?<![^\s*_>(\[])~~(?=[^\s~])[^~\n]*(?<=[^\s~])~~(?![A-Za-z0-9])|<s>[^<\n]{0,200}</s>")
+_COMMENT = re.compile(r"^[ \t]*%+[ \t$\\(\[]*\\boxed[^\n]*", re.MULTILINE)
+_MENTION = re.compile(
+    r"[\[{<(]?(?:\\text\{)?(?:(?:your|the|final|insert) )*answer(?: here)?[\]})>]*|\.{2,}|\u2026", re.I
+)
+_HIDES = r"[bxh]?cancel|[hv]?phantom|sout|st|xout|strikethrough|textst"
+_BRACES = re.compile(
+    rf"\\(?:[{{}}]|(?P<boxed>boxed|fbox)\s{{0,3}}(?:\{{|(?P<bare>[-+]?[0-9]+(?:[.,/][0-9]+)*))"
+    rf"|(?P<hides>{_HIDES})\s{{0,3}}\{{)|\{{|\}}"
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +74,7 @@ def think_answer(completion: str, *, opened: bool = False) -> ThinkAnswer | None
             return None
         parts.append(part)
     outside, think, between, answer = parts
-    if (outside + between + rest).strip() or not any(c.isprintable() and not c.isspace() for c in answer):
+    if (outside + between + rest).strip() or not visible(answer):
         return None
     return ThinkAnswer(think=think.strip(), answer=answer.strip())
 
@@ -61,9 +97,70 @@ def matches(pattern: str) -> Callable[[str], float]:
     return matches_pattern
 
 
-def said(completion: str) -> str:
-    """The part that counts as said aloud: what follows the last `</think>`, if there is one."""
-    return completion[-MAX_COMPLETION:].rpartition("</think>")[2]
+def visible(text: str) -> bool:
+    """Whether a reader sees anything of it: invisible characters and markup around nothing do not count."""
+    left = html.unescape(_BLANK_MARKUP.sub("", _BLANK_MARKUP.sub("", text)))
+    return any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANKS for c in left)
+
+
+def said(completion: str, prompt: object = "") -> str:
+    """What is said aloud: it follows the last closed thought, and ends where a thought begins that is not closed.
+
+    prompt: one that ends with `<think>` has opened the thought that the completion begins with.
+    """
+    begin, end = 0, 0 if isinstance(prompt, str) and prompt.rstrip().endswith("<think>") else None
+    for tag in _THOUGHT.finditer(completion):
+        if tag.group(1):
+            begin, end = tag.end(), None
+        elif end is None:
+            end = tag.start()
+    return completion[begin:end][-MAX_COMPLETION:]
+
+
+def shown(text: str) -> str:
+    """The text without what a reader does not see, or sees crossed out: comments, `~~5~~`, `<del>5</del>`."""
+    text = _cut(text.replace("\r\n", "\n"), "<!--", "-->", to_the_end=True)
+    for opening, closing in (("<del>", "</del>"), ("<strike>", "</strike>"), (r"\iffalse", r"\fi")):
+        text = _cut(text, opening, closing)
+    if "~~" in text or "</s>" in text:
+        text = _STRUCK.sub("", text)
+    return _COMMENT.sub("", text) if "%" in text else text
+
+
+def _cut(text: str, opening: str, closing: str, *, to_the_end: bool = False) -> str:
+    """The text without what stands between the two; of one that is not closed nothing or all is cut."""
+    parts, at = list[str](), 0
+    while (start := text.find(opening, at)) >= 0:
+        end = text.find(closing, start)
+        if end < 0:
+            return "".join(parts) + text[at : start if to_the_end else None]
+        parts.append(text[at:start])
+        at = end + len(closing)
+    return "".join(parts) + text[at:] if parts else text
+
+
+def unfenced(text: str) -> str:
+    """The text outside of fenced code blocks; a fence that is not closed begins none."""
+    if "```" not in text:
+        return text
+    pieces = re.split(r"^[ \t]{0,3}```[^\n]*$", text, flags=re.MULTILINE)
+    if len(pieces) < 3:
+        return text
+    return "\n".join(pieces[::2] if len(pieces) % 2 else [*pieces[:-1:2], pieces[-1]])
+
+
+def answer_tags(text: str) -> list[slice]:
+    """The inside of every `<answer>..</answer>`, of nested ones the outermost, in order."""
+    opened, found = list[int](), list[slice]()
+    for tag in _ANSWER.finditer(text):
+        if not tag.group(1):
+            opened.append(tag.end())
+        elif opened:
+            start = opened.pop()
+            while found and found[-1].start >= start:
+                found.pop()
+            found.append(slice(start, tag.start()))
+    return found
 
 
 def answer_tag(text: str) -> str | None:
@@ -81,20 +178,50 @@ def answered(completion: str) -> str:
 
 
 def boxes(text: str) -> list[tuple[int, int, slice]]:
-    r"""Start, end and inside of every `\boxed{..}` whose braces match, in the order they close.
+    r"""Start, end and inside of every `\boxed{..}` or `\boxed 5`, in the order they close.
 
+    Its braces must match, and no `\cancel`, `\phantom` or the like may hold it.
     Nested ones share their text, so that it is not copied here.
     """
-    stack, found = list[tuple[int, bool]](), list[tuple[int, int, slice]]()
-    for brace in re.finditer(r"\\[{}]|(\\boxed\s{0,3})?\{|\}", text):
-        token = brace.group()
-        if token == "}" and stack:
-            start, boxed = stack.pop()
-            if boxed:
-                found.append((start, brace.end(), slice(text.index("{", start) + 1, brace.start())))
+    stack, found, hidden = list[tuple[int, int, str]](), list[tuple[int, int, slice]](), 0
+    for brace in _BRACES.finditer(text):
+        token, kind = brace.group(), brace.lastgroup
+        if kind == "bare" and not hidden:
+            found.append((brace.start(), brace.end(), slice(*brace.span("bare"))))
+        elif token == "}" and stack:
+            start, inside, kind = stack.pop()
+            hidden -= kind == "hides"
+            if kind == "boxed" and not hidden:
+                found.append((start, brace.end(), slice(inside, brace.start())))
         elif token.endswith("{") and token != r"\{":
-            stack.append((brace.start(), brace.group(1) is not None))
+            stack.append((brace.start(), brace.end(), kind or ""))
+            hidden += kind == "hides"
     return found
+
+
+def outer_boxes(text: str) -> list[tuple[int, int, str]]:
+    """Start, end and content of the boxes that stand in no other; of one that holds nothing but a box, of that one."""
+    found, reached = list[tuple[int, int, str]](), -1
+    for start, end, inside in sorted(boxes(text), key=lambda box: box[0]):
+        if start >= reached:
+            found.append((start, end, _unboxed(text[inside])))
+            reached = end
+    return found
+
+
+def _unboxed(content: str) -> str:
+    inner = content.strip()
+    while inner.startswith(r"\boxed{") and inner.endswith("}") and inner.count(r"\boxed") < 4:
+        found = max(boxes(inner), key=lambda box: box[1] - box[0], default=None)
+        if found is None or found[:2] != (0, len(inner)):
+            break
+        content = inner = inner[found[2]].strip()
+    return content
+
+
+def is_mention(content: str) -> bool:
+    r"""Whether a tag or box is the `\boxed{}` or `<answer> answer here </answer>` of a prompt that is repeated."""
+    return not content.strip() or _MENTION.fullmatch(content.strip()) is not None
 
 
 def last_box(found: list[tuple[int, int, slice]]) -> slice:
@@ -102,7 +229,19 @@ def last_box(found: list[tuple[int, int, slice]]) -> slice:
     return max(found, key=lambda box: box[0])[2]
 
 
+def phrases(text: str) -> list[tuple[int, int]]:
+    """Start and end of what leads to an answer: "answer is", "**Answer:**", a heading "Final Answer" over a line."""
+    found = list[tuple[int, int]]()
+    for match in _ENGLISH.finditer(text):
+        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()] if match.group("heading") else ""
+        if _OVER_A_LINE.fullmatch(before[:40]):
+            found.append(match.span())
+    if not text.isascii() or any(word in text for word in ("Antwort", "Respuesta", "Jibu")):
+        found = sorted([*found, *(match.span() for match in _TONGUES.finditer(text))])
+    return found
+
+
 def after_phrase(text: str) -> str | None:
-    """What follows the last `answer is` or `answer:`, to the end of the line."""
-    found = list(PHRASE.finditer(text))
-    return text[found[-1].end() :].partition("\n")[0] if found else None
+    """What follows the last `answer is` or `answer:`, to the end of the line, without the hope that it is correct."""
+    found = phrases(text)
+    return HOPE.sub("", text[found[-1][1] :].partition("\n")[0]) if found else None

@@ -6,15 +6,21 @@ docs/verifiers.md has the rules.
 """
 
 import re
+from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
 from hone.reward.verify import math_units, math_workers
-from hone.reward.verify.math_extract import MAX_PLACES, final_answer, places
-from hone.reward.verify.math_form import Form, form, same
+from hone.reward.verify.format import boxes
+from hone.reward.verify.math_arithmetic import worked_out
+from hone.reward.verify.math_extract import MAX_PLACES, places
+from hone.reward.verify.math_form import Form, form, relation
 from hone.reward.verify.math_guard import FUNCTIONS, Refused, admitted, symbols
-from hone.reward.verify.math_number import amount
+from hone.reward.verify.math_match import Judge, same, true
+from hone.reward.verify.math_number import CHANGING, amount, decimal_comma
+from hone.reward.verify.math_tidy import tidy
 from hone.types import Outcome, Task
 
 _BASE = re.compile(r"([0-9]+)_\{?([0-9]{1,2})\}?")
@@ -27,26 +33,57 @@ _OPERATION = re.compile(
     r"|(?<!\\frac)(?<!\})\{[^{}]*\}\s?\{"
 )
 _SPACE = re.compile(r"(?<![0-9]) | (?![0-9])")  # one between two digits says that they are two numbers
-_UNIT = re.compile(r"(.*\S)(?:\s|(?<=[^A-Za-z\\\s]))((?:[A-Za-z]{2,}|°)(?:\^\{?[23]\}?)?)", re.DOTALL)
+_UNIT = re.compile(
+    r"(.*\S)(?:\s|(?<=[^A-Za-z\\\s]))((?:[A-Za-z]{2,}|[\u00b0$\u20ac\u00a3%])(?:\^\{?[23]\}?)?|[A-Za-z]+/[A-Za-z]+)",
+    re.DOTALL,
+)
 _PROSE = re.compile(r"(?<![\\A-Za-z])([a-z]{3,})\s+([a-z]{3,})(?![A-Za-z])")
 _WORDLIKE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_TOTAL = re.compile(r"([A-Za-z](?: ?[-+]? ?[A-Za-z]){1,5}) ?= ?(?=\S)")  # m + n = 73, xy = 6
+_OR = re.compile(r"\\text\s?\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])")
+_JOINED = re.compile(r"[^A-Za-z]{0,40}|.{0,40}?(?:[,;]|(?<![A-Za-z])and(?![A-Za-z])).{0,40}", re.DOTALL)
+
+
+_PERCENT = re.compile(r"[\s$)\\]*(?:%|per ?cent\b|pct\b)")
 
 
 class Unusable(Exception):
     """The gold answer can be compared with nothing, for this reason."""
 
 
+class TooCostly(Exception):
+    """The answer needs more to be compared than it may have, though the gold one does not."""
+
+
 @lru_cache(4096)
 def gold_form(answer: str) -> Form:
     """The gold answer's form: of the text itself, or of the final answer of a worked solution; Unusable if neither."""
-    stated = answer if amount(answer) is not None else final_answer(answer)
-    found = form(answer if stated is None else stated)
+    found = form(answer if amount(answer) is not None else _solved(answer))
     if found is None:
         raise Unusable("it is empty, too long or not well formed")
     for leaf in found.leaves():
         if amount(leaf) is None and not _BASE.fullmatch(leaf) and not _is_text(leaf):
             _admitted_gold(leaf)
-    return found
+    try:
+        if _consistent(found):
+            return found
+    except TooCostly as costly:
+        raise Unusable(str(costly)) from costly
+    raise Unusable("its equation chain is not true")
+
+
+def _solved(answer: str) -> str:
+    """The last answer of a worked solution, or all of its boxes where commas or "and" lie between them."""
+    spans = sorted(boxes(answer))
+    found = places(answer[spans[0][0] :] if spans and "<answer>" not in answer else answer)
+    if len(spans) == len(found) > 1 and all(_JOINED.fullmatch(answer[a[1] : b[0]]) for a, b in pairwise(spans)):
+        return ", ".join(found)
+    percent = "%" if spans and found and _PERCENT.match(answer, spans[-1][1]) else ""
+    return found[-1] + percent if found else answer
+
+
+def _consistent(found: Form) -> bool:
+    return (found.kind not in ("chain", "about") or true(found, JUDGE)) and all(map(_consistent, found.parts))
 
 
 def _is_text(leaf: str) -> bool:
@@ -66,8 +103,10 @@ def _admitted_gold(leaf: str) -> None:
 
 def _measured(leaf: str) -> tuple[str, str]:
     r"""An expression and its unit: `\frac{\pi}{2}` and "cm" of `\frac{\pi}{2} cm`."""
+    if leaf[:1] in ("$", "\u20ac", "\u00a3") and len(leaf) > 1:
+        return leaf[1:], leaf[0]
     found = _UNIT.fullmatch(leaf)
-    if found is None or math_units.size(found.group(2)) is None:
+    if found is None or not (found.group(2) == math_units.PERCENT or math_units.sizes(found.group(2))):
         return leaf, ""
     return found.group(1), found.group(2)
 
@@ -83,12 +122,26 @@ def equal(gold: str, answer: str) -> bool:
     if any(based):
         return _same_base(gold, answer, based)
     if _is_text(gold):
-        return gold.casefold() == answer.casefold()
-    known = numbers[0] is not None
-    (gold, unit), (answer, other) = _measured(gold), _measured(answer)
-    if known and _unworked(answer):
+        return gold.casefold() == answer.casefold() or _spelt_out(answer) == sorted(gold)
+    if numbers[0] is not None and _unworked(_measured(answer)[0]):
         return False
-    if unit and other and math_units.size(unit) != math_units.size(other):
+    return _same_measure(gold, answer)
+
+
+def _spelt_out(answer: str) -> list[str]:
+    r"""The letters of a product such as `a b c` or `a \cdot b \cdot c`, in order; [] of anything else."""
+    found = re.split(r"\s*(?:\\cdot|\\times|\*|\s)\s*", answer)
+    return sorted(found) if all(len(letter) == 1 and letter.isalpha() for letter in found) else []
+
+
+def _same_measure(gold: str, answer: str) -> bool:
+    """Two expressions with their units, by the rules of `math_units.same`."""
+    (gold, unit), (answer, other) = _measured(gold), _measured(answer)
+    if math_units.PERCENT in (unit, other) and unit != other:
+        if unit:
+            return not other and (_by_symbols(gold, answer) or _by_symbols(rf"\frac{{{gold}}}{{100}}", answer))
+        return _by_symbols(gold, rf"\frac{{{answer}}}{{100}}")
+    if unit and other and math_units.sizes(unit) != math_units.sizes(other):
         return False
     return _by_symbols(gold, answer)
 
@@ -107,12 +160,13 @@ def _same_base(gold: str, answer: str, based: list[re.Match[str] | None]) -> boo
     return digits[0] == digits[1] and len(bases) == 1
 
 
-def _by_symbols(gold: str, answer: str) -> bool:
-    if not symbols(answer) <= symbols(gold) or _WORDLIKE.search(
-        re.sub(r"\b(?:sin|cos|tan|log|ln|exp|pi)\b", "", answer)
-    ):
+def _by_symbols(gold: str, answer: str, kind: str = "") -> bool:
+    letters = symbols(gold)
+    if not symbols(answer) <= letters:
         return False
-    kind = "equation" if "=" in gold and "=" in answer else "value"
+    words = _WORDLIKE.findall(re.sub(r"\b(?:sin|cos|tan|log|ln|exp|pi)\b", "", answer))
+    if any(not {*word} <= letters for word in words):
+        return False
     if answer.count("=") != gold.count("=") or answer.count("=") > 1:
         return False
     try:
@@ -124,16 +178,81 @@ def _by_symbols(gold: str, answer: str) -> bool:
         return False
     if absent:
         raise HoneError(f"the gold answer {gold[:60]!r} is no number, and {absent}")
-    return _asked(kind, *sides)
+    return _asked(kind or ("equation" if "=" in gold else "value"), *sides)
 
 
 @lru_cache(8192)
 def _asked(kind: str, gold: str, answer: str) -> bool:
-    said = math_workers.WORKERS.ask({"kind": kind, "gold": gold, "answer": answer})
-    if "equal" not in said:
-        reason = "the parser cannot read it" if "unreadable" in said else None
-        raise Unusable(reason) if reason else math_workers.Failed(f"crashed: {said.get('failed')}")
+    """What a worker says; what the answer alone makes too costly is TooCostly, what the gold one does, Unusable."""
+    try:
+        said = math_workers.WORKERS.ask({"kind": kind, "gold": gold, "answer": answer})
+    except math_workers.Exhausted as exhausted:
+        if answer and _affordable(kind, gold):
+            raise TooCostly(str(exhausted)) from exhausted
+        raise Unusable(str(exhausted)) from exhausted
+    if "unreadable" in said:
+        raise Unusable("the parser cannot read it")
     return said["equal"] is True
+
+
+@lru_cache(4096)
+def _affordable(kind: str, gold: str) -> bool:
+    """Whether the gold answer alone leaves enough for an answer like it."""
+    try:
+        return not _asked(kind, gold, "")
+    except Unusable:
+        return False
+
+
+def _number(text: str) -> Fraction | None:
+    """The value of a number or of arithmetic with numbers, whose units are set aside."""
+    stated = amount(text)
+    if stated is not None:
+        return stated[0]
+    plain = re.sub(r"(?<![\\A-Za-z])[A-Za-z]+(?![A-Za-z])", lambda m: "" if math_units.sizes(m[0]) else m[0], text)
+    return worked_out(re.sub(r"[$\u20ac\u00a3\u00a5\u20b9\u00b0]", "", plain))
+
+
+def _step(left: str, right: str) -> bool:
+    """Whether both sides of a chain's equals sign have the same value; what cannot be read is not true."""
+    amounts = amount(left), amount(right)
+    if amounts[0] is not None and amounts[1] is not None and math_units.PERCENT not in (amounts[0][1], amounts[1][1]):
+        return math_units.same(*amounts[0], *amounts[1])
+    values = _number(left), _number(right)
+    if values[0] is not None and values[1] is not None:
+        return values[0] == values[1]
+    try:
+        return _by_symbols(_measured(right)[0], _measured(left)[0])
+    except Unusable:
+        return False
+
+
+def _near(exact: str, rounded: str) -> bool:
+    """Whether a decimal is a value that was rounded to its last digit, or cut off after it."""
+    stated, value = amount(rounded), _number(exact)
+    if stated is None:
+        return False
+    digits = re.search(r"\.([0-9]+)", rounded)
+    unit = Fraction(1, 10 ** len(digits.group(1)) if digits else 1) / (100 if stated[1] == math_units.PERCENT else 1)
+    if value is not None:
+        cut = 0 <= abs(value) - abs(stated[0]) < unit and value * stated[0] >= 0
+        return cut or abs(value - stated[0]) <= unit / 2
+    try:
+        return not math_workers.missing() and _asked("rounded", admitted(_measured(exact)[0]), f"{stated[0]}={unit}")
+    except (Refused, Unusable):
+        return False
+
+
+def _related(gold: str, answer: str) -> bool:
+    """Two inequalities, or two "not equal", of which one is the other times a number."""
+    first, second = relation(gold), relation(answer)
+    if first is None or second is None or first[0] != second[0]:
+        return False
+    sides = [f"{small}={large}" for _, small, large in (first, second)]
+    return _by_symbols(*sides, kind="equation" if first[0] == "unequal" else "order")
+
+
+JUDGE = Judge(equal=equal, true=_step, near=_near, related=_related)
 
 
 def _rejoined(found: Form) -> Form:
@@ -143,22 +262,45 @@ def _rejoined(found: Form) -> Form:
 
 def right(gold: Form, answer: str) -> bool:
     """Whether an answer, as a completion states it, is the gold one."""
-    found = form(answer)
+    found = form(_one_number(answer) if gold.kind == "one" and amount(gold.text) is not None else answer)
     if found is None:
         return False
+    if gold.kind == "one" and found.kind == "many" and len(ways := _OR.split(answer)) == len(found.parts):
+        return all(right(gold, way) for way in ways)  # one value, written in several ways
     if "=" in found.text + gold.text and found.kind == gold.kind == "one":
         gold, found = _rejoined(gold), _rejoined(found)
-    return same(gold, found, equal)
+    return same(gold, found, JUDGE)
+
+
+def _one_number(answer: str) -> str:
+    """An answer where one number is asked for: a comma may be decimal, and `m + n = 73` says what was asked for."""
+    if len(answer) > 200 or not ("," in answer or "=" in answer):
+        return answer
+    text = tidy(answer)
+    total = _TOTAL.match(text)
+    if total and not {*total.group(1).lower().split(), total.group(1)} & {*CHANGING, *FUNCTIONS.split()}:
+        text = text[total.end() :]
+    name = re.match(r"[A-Za-z] ?= ?", text)
+    start = name.end() if name else 0
+    number = decimal_comma(text[start:])
+    return answer if number is None and not total else text[:start] + (number or text[start:])
+
+
+def _settled(gold: Form, answers: list[str]) -> bool:
+    """Whether every answer is right, or all of them together are the gold list."""
+    if len(answers) == len(gold.parts) > 1 and gold.kind in ("many", "{}") and right(gold, ", ".join(answers)):
+        return True
+    return 0 < len(answers) <= MAX_PLACES and all(right(gold, answer) for answer in answers)
 
 
 def math_reward(completion: str, task: Task) -> Outcome:
     """1 where every answer the completion settles on equals the gold one, else 0; invalid where that is unusable."""
-    answers = places(completion)
     try:
         gold = gold_form(task.answer or "")
-        value = 0 < len(answers) <= MAX_PLACES and all(right(gold, answer) for answer in answers)
+        return Outcome(value=float(_settled(gold, places(completion, task.prompt))))
     except Unusable as unusable:
         return invalid(f"the gold answer {str(task.answer)[:60]!r} is unusable: {unusable}")
+    except TooCostly as costly:
+        return Outcome(value=0.0, reason=f"the answer is not accepted: {costly}")
     except math_workers.Failed as failed:
         return invalid(str(failed))
-    return Outcome(value=float(value))

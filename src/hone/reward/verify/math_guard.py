@@ -108,8 +108,7 @@ def _exponent(tokens: list[str], start: int, depth: int) -> tuple[int, int]:
     if tokens[end : end + 1] == ["^"]:
         raise Refused("it has a power in a power")
     inside = tokens[start:end]
-    towers = [inside[i - 1 : i + 2] for i, t in enumerate(inside) if t == "^"]
-    if any(_NUMBER.fullmatch(t[0]) or t[0] in (")", "}") or t[-1] not in "23" for t in towers):
+    if any(t == "^" and not _low_tower(inside[i - 1 : i + 4]) for i, t in enumerate(inside)):
         raise Refused("it has a power in a power")
     if "!" in inside or r"\binom" in inside:
         raise Refused("it has a factorial in a power")
@@ -117,6 +116,16 @@ def _exponent(tokens: list[str], start: int, depth: int) -> tuple[int, int]:
     for number in (t for t in inside if _NUMBER.fullmatch(t)):
         product *= max(1, int(float(number))) if len(number) < 9 else MAX_POWER + 1
     return end, product
+
+
+def _low_tower(tokens: list[str]) -> bool:
+    """Whether a power in an exponent stays small: `x^2`, or a digit to the power of a letter, which is at most 5."""
+    base, _, power, *rest = [*tokens, "", "", ""]
+    braced = power == "{" and rest[1] == "}"
+    power = rest[0] if braced else power
+    if base.isdigit():
+        return len(base) == 1 and len(power) == 1 and power.isalpha()
+    return base not in (")", "}") and power in ("2", "3")
 
 
 def _factorial(before: list[str]) -> None:
@@ -193,9 +202,12 @@ def _quotients(tokens: list[str]) -> list[str]:
     found = list[str]()
     for token in tokens:
         if len(found) > 1 and found[-1] == "/" and token.isdigit() and found[-2].isdigit():
-            if len(found) > 2 and found[-3] in ("^", "_", "/"):
+            if len(found) > 2 and found[-3] == "/":
                 raise Refused("it has a quotient that can be read in two ways")
-            found[-2:] = [rf"\frac{{{found[-2]}}}{{{token}}}"]
+            if len(found) > 2 and found[-3] in ("^", "_"):  # x^2/4 is a quarter of x^2
+                found[-1:] = [r"\cdot", rf"\frac{{1}}{{{token}}}"]
+            else:
+                found[-2:] = [rf"\frac{{{found[-2]}}}{{{token}}}"]
         else:
             found.append(token)
     return found

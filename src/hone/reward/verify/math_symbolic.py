@@ -21,7 +21,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from hone.reward.keeper import keep
 
 DIGITS, AGREE, CPU_SECONDS, MEMORY = 150, sympy.Float(10) ** -110, 1.0, 256 << 20
-SLOW = 0.1  # seconds of processor time; whoever takes more goes on behind all others
+SLOW, NICE = 0.1, 10  # seconds of processor time, after which a call goes on behind others; not so far that it stands
 _CONFIG = ConversionConfig(lowercase_symbols=False)
 # Fractions on both sides of zero, which no short expression has as a root or a pole; an offset comes to them.
 _POINTS = ((7, 5), (-11, 7), (23, 13), (-31, 17), (43, 11), (-5, 19))
@@ -93,8 +93,8 @@ def equal(gold: Any, answer: Any, shift: Any = 0) -> bool:
 
 def _sampled(gold: Any, answer: Any, names: list[Any], shift: Any) -> list[tuple[Any, Any]]:
     found = list[tuple[Any, Any]]()
-    for shift, _ in enumerate(_POINTS):
-        turned = _POINTS[shift:] + _POINTS[:shift]
+    for turn in range(len(_POINTS)):
+        turned = _POINTS[turn:] + _POINTS[:turn]
         spread = {x: sympy.Rational(*turned[i % 6]) + sympy.Rational(i, 29) + shift for i, x in enumerate(names)}
         at = value(gold, spread)
         found += [] if at is None else [(at, value(answer, spread))]
@@ -106,30 +106,79 @@ def _constants(gold: Any, answer: Any) -> bool:
     if all(part.is_Rational for part in exact):
         return exact[0] == exact[1]
     if exact[0].is_zero or exact[1].is_zero:  # where nothing is left of a relative difference
-        return (exact[0] - exact[1]).equals(0) is True
+        return _vanishes(exact[0] - exact[1])
     a, b = (value(part, {}) for part in exact)
     return a is not None and b is not None and close(a, b)
 
 
+def _vanishes(expression: Any) -> bool:
+    """Whether its terms cancel to the last of all digits, and SymPy has nothing to say against zero."""
+    parts = sympy.N(expression, DIGITS).as_real_imag()
+    cancels = all(part == 0 or getattr(part, "_prec", 0) == 1 for part in parts)  # 1: no digit is known
+    return cancels and expression.equals(0) is not False
+
+
 def proportional(gold: Any, answer: Any, shift: Any = 0) -> bool:
     """One equation is the other one times a number that is not zero."""
+    return bool(_factor(gold, answer, shift))
+
+
+def ordered(gold: Any, answer: Any, shift: Any = 0) -> bool:
+    """One inequality is the other one times a number above zero."""
+    factor = _factor(gold, answer, shift)
+    return factor is not None and bool(factor > 0)
+
+
+def _factor(gold: Any, answer: Any, shift: Any) -> Any:
+    """The number that makes one of the other, None where there is none."""
     names = sorted(gold.free_symbols | answer.free_symbols, key=str)
     pairs = _sampled(gold, answer, names, shift) if names else []
     if len(pairs) < 3 or any(b is None or a == 0 or b == 0 for a, b in pairs):
-        return False
+        return None
     first = pairs[0][0] / pairs[0][1]
-    return all(close(a, first * b) for a, b in pairs[1:])
+    return first if first.is_real and all(close(a, first * b) for a, b in pairs[1:]) else None
+
+
+def rounded(exact: Any, decimal: Any, shift: Any = 0) -> bool:
+    """The decimal, a number and the unit of its last digit, is the value rounded to that digit or cut off after it."""
+    number, unit = decimal
+    at = value(exact, {}) if not exact.free_symbols else None
+    if at is None or not at.is_real:
+        return False
+    return bool(abs(at - number) <= unit / 2 or (0 <= abs(at) - abs(number) < unit and at * number >= 0))
+
+
+def _decimal(text: str) -> tuple[Any, Any]:
+    number, _, unit = text.partition("=")
+    return sympy.Rational(number), sympy.Rational(unit)
+
+
+def _affordable(reader: Any, text: str) -> bool:
+    """Read and evaluate the gold answer as if it were the other one, too: what is left must do for an equal answer."""
+    gold = reader(text)
+    names = sorted(gold.free_symbols, key=str)
+    return bool(_sampled(gold, gold, names, 0) if names else [value(gold.doit(), {}) for _ in range(2)])
+
+
+_KINDS = {
+    "value": (read, read, equal),
+    "equation": (difference, difference, proportional),
+    "order": (difference, difference, ordered),
+    "rounded": (read, _decimal, rounded),
+}
 
 
 def judge(call: dict[str, str]) -> dict[str, Any]:
     """The verdict on a call of `kind`, `gold` and `answer`; "gold" where the gold one cannot be read."""
-    reader, same = (difference, proportional) if call["kind"] == "equation" else (read, equal)
+    reader, answers, same = _KINDS[call["kind"]]
     try:
         gold = reader(call["gold"])
     except Unreadable:
         return {"unreadable": "gold"}
+    if not call["answer"]:
+        return {"equal": False, "affordable": _affordable(reader, call["gold"])}
     try:
-        return {"equal": bool(same(gold, reader(call["answer"]), offset(call["gold"], call["answer"])))}
+        return {"equal": bool(same(gold, answers(call["answer"]), offset(call["gold"], call["answer"])))}
     except Unreadable:
         return {"equal": False}
 
@@ -140,7 +189,7 @@ def work(call: bytes) -> bytes:
 
     def step_back(number: int, frame: object) -> None:
         slow.append(number)
-        os.setpriority(os.PRIO_PROCESS, 0, 19)
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
 
     signal.signal(signal.SIGVTALRM, step_back)
     signal.setitimer(signal.ITIMER_VIRTUAL, SLOW)

@@ -1,7 +1,8 @@
 """Processes that compare expressions: as many as there are calls at a time, forked from one that has imported SymPy.
 
-Any thread may ask. A call that takes too long is ended by its keeper (see `hone.reward.keeper`), whatever it is doing,
-and nothing that it did outlives it. The first call starts the processes, which takes seconds that are not its own.
+Any thread may ask. The limit of a call is processor time, which the kernel counts and ends the process at, whatever it
+is doing: a busy machine makes no call fail. The clock on the wall is only there for a machine or process that stands
+still. The first call starts the processes, which takes seconds that are not its own.
 """
 
 import importlib.util
@@ -12,8 +13,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,11 @@ from hone.errors import HoneError
 from hone.reward.keeper import ANSWERED, TIMED_OUT, Closed, pair, receive, send
 
 START_SECONDS = 120.0
-SECONDS, GRACE = 1.0, 0.6  # for one call, from when its process has it; more for starting that, where all are busy
-CROWDED_SECONDS = 0.25  # while others wait, so that none waits long
+WALL_SECONDS = 300.0  # for one call, whose processor time is limited by `math_symbolic.CPU_SECONDS`
+GRACE = 5.0  # more for the keeper to say so
 MOST = 16  # calls at a time; others wait
+MEMORY = 4096  # calls that are known to exhaust a process
+OUTSIDE = (b"SIGKILL", b"SIGTERM", b"SIGINT", b"SIGHUP")  # signals that no call brings on itself
 MODULES = ("sympy", "latex2sympy2_extended")
 # A package without its __init__, which would import torch.
 _START = """
@@ -40,6 +42,10 @@ class Failed(Exception):
     """No verdict, for this reason."""
 
 
+class Exhausted(Failed):
+    """The reason lies in the call: it needs more processor time, memory or depth than it may have."""
+
+
 def missing() -> str:
     """What to do where the library is not installed, else ""."""
     absent = [name for name in MODULES if importlib.util.find_spec(name) is None]
@@ -49,39 +55,53 @@ def missing() -> str:
 class Workers:
     """Keepers by the connections to them; `ask` hands each to one call at a time."""
 
-    def __init__(self, *, most: int = MOST) -> None:
+    def __init__(self, *, most: int = MOST, wall: float = WALL_SECONDS) -> None:
+        self._wall = wall
         self._idle = list[socket.socket]()
         self._slots, self._lock = threading.BoundedSemaphore(most), threading.Lock()
         self._control: socket.socket | None = None
-        self._asking = 0  # calls, at work or waiting
+        self._asked = dict[bytes, Future[dict[str, Any]]]()  # under way, and what exhausted its process
 
-    def ask(self, call: dict[str, str], *, seconds: float = SECONDS) -> dict[str, Any]:
-        """What a worker says about the call; Failed where it was too slow or died."""
-        with self._counted(), self._slots:
-            seconds = seconds if self._asking <= MOST else min(seconds, CROWDED_SECONDS)
-            about, content = self._through(json.dumps(call).encode(), seconds)
-        if about == TIMED_OUT or content == b"SIGPROF":
-            raise Failed(f"timed out: comparing took more than {seconds:g} s")
-        if about != ANSWERED:
-            raise Failed(f"crashed: comparing took its process down ({content.decode(errors='replace')})")
-        return json.loads(content)
+    def ask(self, call: dict[str, str]) -> dict[str, Any]:
+        """What a worker says about the call; Exhausted where that needs too much, Failed where the machine failed.
 
-    @contextmanager
-    def _counted(self) -> Iterator[None]:
+        The same call from several threads is one, and one that is known to exhaust a process is not tried again.
+        """
+        content, ours = json.dumps(call).encode(), Future[dict[str, Any]]()
         with self._lock:
-            self._asking += 1
+            found = self._asked.setdefault(content, ours)
+        if found is not ours:
+            return found.result()
         try:
-            yield
-        finally:
-            with self._lock:
-                self._asking -= 1
+            ours.set_result(self._answer(content))
+        except BaseException as error:
+            ours.set_exception(error)
+        with self._lock:
+            if not isinstance(ours.exception(), Exhausted) or len(self._asked) > MEMORY:
+                del self._asked[content]
+        return ours.result()
 
-    def _through(self, call: bytes, seconds: float) -> tuple[float, bytes]:
+    def _answer(self, call: bytes) -> dict[str, Any]:
+        with self._slots:
+            about, content = self._through(call)
+        how = content.decode(errors="replace")
+        if about == TIMED_OUT:
+            raise Failed(f"timed out: the process that compares made no end within {self._wall:g} s")
+        said: dict[str, Any] = json.loads(content) if about == ANSWERED else {"failed": how}
+        if "failed" not in said:
+            return said
+        if content in OUTSIDE:
+            raise Failed(f"crashed: the process that compares was ended from outside ({how})")
+        if content == b"SIGPROF":
+            raise Exhausted("timed out: comparing takes more processor time than it may have")
+        raise Exhausted(f"crashed: comparing takes its process down ({said['failed']})")
+
+    def _through(self, call: bytes) -> tuple[float, bytes]:
         for _ in range(3):  # keepers, and the process that forks them, may have been ended between two calls
             end = self._taken()
             try:
-                send(end, call, seconds)
-                end.settimeout(seconds + GRACE)
+                send(end, call, self._wall)
+                end.settimeout(self._wall + GRACE)
                 content, about = receive(end)
             except Closed as error:
                 end.close()  # at which its keeper ends it

@@ -1,4 +1,4 @@
-"""The desk between clients and the engine: what goes wrong in the engine's thread is told, and ends nobody else."""
+"""The dispatcher between clients and the engine: what goes wrong in the engine's thread is told, and ends no other."""
 
 import asyncio
 import sys
@@ -15,7 +15,7 @@ from hone.model.decoder import Decoder
 from hone.rollout.engine import Counts, Engine
 from hone.rollout.protocol import SampleParams
 from hone.rollout.request import News, Request
-from hone.serve.desk import Desk
+from hone.serve.dispatcher import Dispatcher
 from hone.serve.refusal import Refusal
 
 PARAMS = SampleParams(max_tokens=5, temperature=0.0, stop_ids=frozenset())
@@ -25,68 +25,70 @@ def request(number: int, **more: Any) -> Request:
     return Request(**{"id": number, "prompt": (5, 6, 7), "params": PARAMS, **more})
 
 
-async def told(desk: Desk, *requests: Request) -> list[News]:
-    async with aclosing(desk.ask(requests)) as news:
-        return [item async for item in news]
+async def told(dispatcher: Dispatcher, *requests: Request) -> list[News]:
+    async with aclosing(dispatcher.ask(requests)) as told:
+        return [item async for news in told for item in news]
 
 
-def with_desk(work: Callable[[Desk, Decoder], Coroutine[Any, Any, None]]) -> list[str]:
-    """Do it at a desk of a real engine; what the operator was told."""
+def dispatched(work: Callable[[Dispatcher, Decoder], Coroutine[Any, Any, None]]) -> list[str]:
+    """Do it with a real engine; what the operator was told."""
     decoder, notes = make_decoder(make_tokenizer().vocab_size), list[str]()
     runner = decoder.runner(max_rows=2, capacity=512, switch=None, invariant=False, memory=None)
-    desk = Desk(Engine(runner, vocab_size=decoder.config.vocab_size), note=notes.append)
+    dispatcher = Dispatcher(Engine(runner, vocab_size=decoder.config.vocab_size), note=notes.append)
 
     async def run() -> None:
-        desk.start()
+        dispatcher.start()
         try:
-            await work(desk, decoder)
+            await work(dispatcher, decoder)
         finally:
-            assert await asyncio.to_thread(desk.close)
+            assert await asyncio.to_thread(dispatcher.close)
 
     asyncio.run(run())
     return notes
 
 
 def test_a_request_is_answered_and_a_wrong_one_harms_no_other():
-    async def work(desk: Desk, decoder: Decoder) -> None:
-        long = asyncio.create_task(told(desk, request(0, params=SampleParams(max_tokens=400, stop_ids=frozenset()))))
+    async def work(dispatcher: Dispatcher, decoder: Decoder) -> None:
+        long = asyncio.create_task(
+            told(dispatcher, request(0, params=SampleParams(max_tokens=400, stop_ids=frozenset())))
+        )
         with pytest.raises(Refusal, match="token 99999") as caught:
-            await told(desk, request(1, prompt=(99999,)))
+            await told(dispatcher, request(1, prompt=(99999,)))
         assert caught.value.status == 400
         with pytest.raises(Refusal, match="adapter"):
-            await told(desk, request(2, adapter="none such"))
-        assert [len(item.tokens) for item in await told(desk, request(3))] == [5]
+            await told(dispatcher, request(2, adapter="none such"))
+        assert [len(item.tokens) for item in await told(dispatcher, request(3))] == [5]
         assert sum(len(item.tokens) for item in await long) == 400
 
-    assert with_desk(work) == []
+    assert dispatched(work) == []
 
 
 def test_weights_that_diverged_are_told_and_mended_ones_serve_again():
-    async def work(desk: Desk, decoder: Decoder) -> None:
-        before = await told(desk, request(0))
+    async def work(dispatcher: Dispatcher, decoder: Decoder) -> None:
+        before = await told(dispatcher, request(0))
         with torch.no_grad():
             kept = decoder.model.norm.weight.clone()
             decoder.model.norm.weight.fill_(torch.nan)
         with pytest.raises(Refusal, match="diverged") as caught:
-            await told(desk, request(1), request(2))
-        assert (caught.value.status, "diverged" in (desk.failed or "")) == (503, True)
+            await told(dispatcher, request(1), request(2))
+        assert (caught.value.status, "diverged" in (dispatcher.failed or "")) == (503, True)
         with torch.no_grad():
             decoder.model.norm.weight.copy_(kept)
-        assert (await told(desk, request(3)))[0].tokens == before[0].tokens
-        assert desk.failed is None
-        assert desk.engine.counts.free_blocks == 2
+        assert (await told(dispatcher, request(3)))[0].tokens == before[0].tokens
+        assert dispatcher.failed is None
+        assert dispatcher.engine.counts.free_blocks == 2
 
-    (note,) = with_desk(work)
+    (note,) = dispatched(work)
     assert "2 requests ended" in note
 
 
 def test_whoever_asks_how_busy_it_is_does_not_disturb_the_engine():
-    async def work(desk: Desk, decoder: Decoder) -> None:
+    async def work(dispatcher: Dispatcher, decoder: Decoder) -> None:
         asking, seen = threading.Event(), list[Counts]()
 
         def poll() -> None:
             while not asking.is_set():
-                seen.append(desk.counts)
+                seen.append(dispatcher.counts)
 
         thread, interval = threading.Thread(target=poll), sys.getswitchinterval()
         sys.setswitchinterval(1e-6)
@@ -94,39 +96,39 @@ def test_whoever_asks_how_busy_it_is_does_not_disturb_the_engine():
         try:
             short = SampleParams(max_tokens=1, temperature=0.0, stop_ids=frozenset())
             for first in range(0, 400, 8):
-                await told(desk, *(request(first + i, params=short) for i in range(8)))
+                await told(dispatcher, *(request(first + i, params=short) for i in range(8)))
         finally:
             asking.set()
             thread.join()
             sys.setswitchinterval(interval)
-        assert desk.failed is None
+        assert dispatcher.failed is None
         assert max(counts.written for counts in seen) > 200
         assert {counts.free_blocks for counts in seen} <= {0, 1, 2}
 
-    assert with_desk(work) == []
+    assert dispatched(work) == []
 
 
 def test_a_reader_that_leaves_cancels_what_is_left():
-    async def work(desk: Desk, decoder: Decoder) -> None:
+    async def work(dispatcher: Dispatcher, decoder: Decoder) -> None:
         endless = SampleParams(max_tokens=500, stop_ids=frozenset())
-        async with aclosing(desk.ask([request(i, params=endless, stream=True) for i in range(5)])) as news:
+        async with aclosing(dispatcher.ask([request(i, params=endless, stream=True) for i in range(5)])) as news:
             async for _ in news:
                 break
-        while desk.engine.busy:
+        while dispatcher.engine.busy:
             await asyncio.sleep(0.005)
-        assert desk.engine.counts.free_blocks == 2
-        assert desk.engine.counts.written < 5 * 500
+        assert dispatcher.engine.counts.free_blocks == 2
+        assert dispatcher.engine.counts.written < 5 * 500
 
-    assert with_desk(work) == []
+    assert dispatched(work) == []
 
 
 def test_closing_tells_those_who_wait():
-    async def work(desk: Desk, decoder: Decoder) -> None:
+    async def work(dispatcher: Dispatcher, decoder: Decoder) -> None:
         endless = SampleParams(max_tokens=500, stop_ids=frozenset())
-        waiting = asyncio.create_task(told(desk, *(request(i, params=endless) for i in range(50))))
+        waiting = asyncio.create_task(told(dispatcher, *(request(i, params=endless) for i in range(50))))
         await asyncio.sleep(0.05)
-        desk.stop_all(Refusal(503, "the end"))
+        dispatcher.stop_all(Refusal(503, "the end"))
         with pytest.raises(Refusal, match="the end"):
             await waiting
 
-    assert with_desk(work) == []
+    assert dispatched(work) == []

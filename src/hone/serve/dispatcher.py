@@ -1,0 +1,369 @@
+"""The engine in a thread of its own, and whose turn it is.
+
+Every client has a queue of its own, of completions that wait for a row of the engine. Rows go to clients in fair turns
+(self-clocked fair queueing, Golestani 1994): each completion has a finish time, which is when the client's last one
+finishes and as much later as it may write tokens, and the earliest goes first. So a client with a hundred long
+completions and one with a short one do not wait for each other. Some rows are kept for requests that can write little:
+a row is given for all that a completion writes, and cannot be taken back. While there are such requests, others get
+rows only as long as a step of the engine takes little longer than with few rows (`Pace`).
+
+A client that does not take its answers gets no more rows (`Exchange.held`). The event loop never waits for the engine.
+"""
+
+import asyncio
+import itertools
+import math
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from hone.errors import HoneError
+from hone.rollout.engine import Counts, Engine
+from hone.rollout.request import News, Request
+from hone.serve.refusal import Refusal, bad
+
+QUEUE = 8192  # tokens and alternatives that wait for a client; above it the client gets no more rows
+BATCH = 512  # of them that a client takes at once
+SHORT = 1024  # tokens and alternatives: a request that can write no more in all is short
+KEPT = 8  # one row in so many is kept
+
+
+class Pace:
+    """How long the engine's steps take, and whether more rows would slow down those who want little.
+
+    Where a step takes as long with one row as with all, as on a GPU, it never says no.
+    """
+
+    SLOWER = 1.15  # times the steps with few rows
+    SECONDS = 5.0  # for which a short completion is remembered
+    SHARE = 0.05  # by which a new step moves a median
+    STEPS = 8  # between two rows for long completions, to see what the last one cost
+
+    def __init__(self, few: int) -> None:
+        self.few = few
+        self.alone = self.now = 0.0  # median seconds of a step with few rows, and of the latest ones
+        self.short = -math.inf  # when the last short completion was given a row
+        self.since = 0  # steps since the last long one was
+
+    def timed(self, rows: int, seconds: float) -> None:
+        """A step was made."""
+        self.since += 1
+        self.now = self._median(self.now, seconds)
+        if rows <= self.few:
+            self.alone = self._median(self.alone, seconds)
+
+    def _median(self, before: float, seconds: float) -> float:
+        """It goes up as often as down. A mean would follow the steps in which other programs had the processor."""
+        return before * (1 + self.SHARE if seconds > before else 1 - self.SHARE) if before else seconds
+
+    def allows(self, rows: int) -> bool:
+        """Whether one more long completion may begin beside these."""
+        if time.monotonic() - self.short > self.SECONDS or rows < self.few or not self.alone:
+            return True
+        return self.since >= self.STEPS and self.now < self.SLOWER * self.alone
+
+    def given(self, *, short: bool) -> None:
+        """A completion begins."""
+        if short:
+            self.short = time.monotonic()
+        else:
+            self.since = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    """Whoever takes turns: a connection, or a machine with all its connections."""
+
+    name: str
+    finish: float = 0.0  # of the last completion that was given a row
+    next: float = 0.0  # finish time of the one that waits
+    rows: int = 0
+    waiting: deque["Exchange"] = field(default_factory=deque["Exchange"])  # those with completions that have no row
+
+
+class Exchange:
+    """The completions of one HTTP request, and what was written of them and is not yet sent."""
+
+    def __init__(self, requests: Sequence[Request], client: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.client, self.loop = client, loop
+        self.pending = deque(requests)  # without a row; the engine thread's
+        self.running = set[int]()  # with one; the engine thread's
+        self.short = is_short(requests)
+        self.left = len(requests)  # that have not ended; this and what follows is the event loop's
+        self.news = deque[News]()
+        self.failure: Refusal | None = None
+        self.owed = 0  # tokens and alternatives in `news`
+        self.ready = asyncio.Event()
+
+    @property
+    def held(self) -> bool:
+        """Whether its client has too much to read already."""
+        return self.owed > QUEUE
+
+    def put(self, item: News) -> None:
+        self.news.append(item)
+        self.owed += _size(item)
+        self.ready.set()
+
+    def fail(self, why: Refusal) -> None:
+        self.failure = self.failure or why
+        self.ready.set()
+
+    async def take(self) -> list[News]:
+        """What there is, but not more than others can wait for."""
+        if not self.news:
+            self.ready.clear()
+            if self.failure is None:
+                await self.ready.wait()
+        found, size = list[News](), 0
+        while self.news and size < BATCH:
+            found.append(self.news.popleft())
+            size += _size(found[-1])
+        self.owed -= size
+        if not found and self.failure is not None:
+            raise self.failure
+        self.left -= sum(item.stop is not None for item in found)
+        return found
+
+
+def is_short(requests: Sequence[Request]) -> bool:
+    """Whether all they can write is little."""
+    return sum(request.params.max_tokens * (1 + request.params.top_logprobs) for request in requests) <= SHORT
+
+
+def _size(item: News) -> int:
+    return len(item.tokens) + item.top.token.size
+
+
+Letter = Callable[[], None]  # done in the engine's thread
+
+
+class Dispatcher:
+    """Between any number of clients and one engine."""
+
+    def __init__(self, engine: Engine, *, note: Callable[[str], None]) -> None:
+        self.engine, self.note = engine, note
+        self.failed: str | None = None  # why the last launch gave nothing
+        self.counts = engine.counts  # as they were after the last launch or letters, for any thread to read
+        self.live = self.short = 0  # exchanges, and those that can write little; the event loop's
+        self.hurried = -math.inf  # when the last of those began or ended
+        self._letters = queue.SimpleQueue[Letter | None]()
+        self._mail = deque[Sequence[tuple[Exchange, News | Refusal]]]()  # from the engine's thread to the event loop
+        self._woken = False  # whether the event loop is about to look
+        self._owners: dict[int, Exchange] = {}  # by request; this and what follows is the engine thread's
+        self._clients: dict[str, _Client] = {}  # those that wait or have a row
+        self._now = 0.0  # finish time of the last completion that was given a row
+        self._rows = engine.schedule.max_rows
+        self._pace = Pace(few=max(1, self._rows // (2 * KEPT)))
+        self._ids = itertools.count()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, seconds: float = 5.0) -> bool:
+        """Every client is told, and the thread ends after the launch it is in; False: it did not within the time."""
+        self.stop_all(Refusal(503, "the server is shutting down", code="shutting_down"))
+        self._letters.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def stop_all(self, why: Refusal) -> None:
+        """End every request."""
+        self._letters.put(lambda: self._fail(why))
+
+    def next_ids(self, count: int) -> list[int]:
+        """Ids that nobody else has."""
+        return [next(self._ids) for _ in range(count)]
+
+    async def ask(self, requests: Sequence[Request], *, client: str = "") -> AsyncGenerator[list[News], None]:
+        """The news of these requests until each has ended; what is left when the reader goes is cancelled."""
+        exchange = Exchange(requests, client, asyncio.get_running_loop())
+        self._count(exchange, 1)
+        self._letters.put(lambda: self._enter(exchange))
+        try:
+            while exchange.left:
+                held = exchange.held
+                news = await exchange.take()
+                if held and not exchange.held:
+                    self._letters.put(lambda: None)  # the engine may sleep
+                yield news
+        finally:
+            self._count(exchange, -1)
+            if exchange.left:
+                self._letters.put(lambda: self._leave(exchange))
+
+    def _count(self, exchange: Exchange, change: int) -> None:
+        self.live += change
+        if exchange.short:
+            self.short += change
+            self.hurried = time.monotonic()
+
+    @property
+    def hurry(self) -> bool:
+        """Whether somebody waits, or did a moment ago, for an answer that is soon there."""
+        return self.short > 0 or time.monotonic() - self.hurried < Pace.SECONDS
+
+    # --- in the engine's thread ---
+
+    def _run(self) -> None:
+        going = True
+        while going:
+            try:
+                going = self._read_letters()
+                self._give_rows()
+                if self.engine.busy:
+                    self._step()
+            except Exception as error:  # of any kind: the thread must go on, and everybody be told
+                self._broke(error)
+            self.counts = self._counted()
+
+    def _step(self) -> None:
+        rows, begin = len(self._owners), time.monotonic()
+        news = self.engine.step()
+        self._pace.timed(rows, time.monotonic() - begin)
+        self._hand_out(news)
+        self.failed = None
+
+    def _outside(self) -> int:
+        """Completions that wait for a row, and not in the engine."""
+        return sum(len(exchange.pending) for client in self._clients.values() for exchange in client.waiting)
+
+    def _counted(self) -> Counts:
+        counts = self.engine.counts
+        return replace(counts, waiting=counts.waiting + self._outside())
+
+    def _read_letters(self) -> bool:
+        """Do what was asked for; wait for it where there is nothing else to do. False: the dispatcher is closed."""
+        try:
+            busy = self.engine.busy or self._next(self._rows) is not None
+            letter = self._letters.get_nowait() if busy else self._letters.get()
+            while letter is not None:
+                letter()
+                letter = self._letters.get_nowait()
+        except queue.Empty:
+            return True
+        return False
+
+    def _broke(self, error: Exception) -> None:
+        """Every request ends; the engine is empty and can be used again."""
+        reason = " ".join(str(error).split()) or type(error).__name__
+        self.failed = reason if isinstance(error, HoneError) else "the engine failed: ask the operator"
+        ended = len(self._owners) + self._outside()
+        self.note(f"the engine failed, {ended} requests ended: {type(error).__name__}: {reason}")
+        self._fail(Refusal(503, self.failed, code="engine_failed"))
+
+    def _enter(self, exchange: Exchange) -> None:
+        client = self._clients.setdefault(exchange.client, _Client(exchange.client, finish=self._now))
+        client.waiting.append(exchange)
+        if len(client.waiting) == 1:
+            self._stamp(client)
+
+    def _stamp(self, client: _Client) -> None:
+        """When the completion that waits would finish. Nobody saves up turns: time goes on with those of others."""
+        if client.waiting:
+            client.next = max(self._now, client.finish) + _limit(client.waiting[0])
+
+    def _give_rows(self) -> None:
+        """Free rows to completions, the earliest finish time first; those of one prompt go to the engine together."""
+        given, free = dict[Exchange, list[Request]](), self._rows - len(self._owners)
+        while free > 0 and (client := self._next(free)) is not None:
+            exchange = client.waiting[0]
+            request = exchange.pending.popleft()
+            given.setdefault(exchange, []).append(request)
+            exchange.running.add(request.id)
+            self._pace.given(short=exchange.short)
+            self._owners[request.id] = exchange
+            client.finish = self._now = max(self._now, client.next)
+            client.rows += 1
+            client.waiting.rotate(-1)
+            if not exchange.pending:
+                client.waiting.remove(exchange)
+            self._stamp(client)
+            free -= 1
+        for exchange, requests in given.items():
+            self._submit(exchange, requests)
+
+    def _next(self, free: int) -> _Client | None:
+        """Whose turn it is to have one of the free rows. Only short completions get the last ones."""
+        ready = list[_Client]()
+        for client in self._clients.values():
+            while any(not e.held for e in client.waiting) and client.waiting[0].held:
+                client.waiting.rotate(-1)
+            if client.waiting and not client.waiting[0].held:
+                ready.append(client)
+        short = [client for client in ready if client.waiting[0].short]
+        anybody = free > self._rows // KEPT and self._pace.allows(self._rows - free)
+        return min(ready if anybody else short, key=lambda client: client.next, default=None)
+
+    def _submit(self, exchange: Exchange, requests: Sequence[Request]) -> None:
+        try:
+            self.engine.submit(requests)
+        except HoneError as error:
+            self._leave(exchange)
+            self._post([(exchange, bad(str(error)))])
+
+    def _leave(self, exchange: Exchange) -> None:
+        """Nothing more is written for it."""
+        client, ids = self._clients.get(exchange.client), list(exchange.running)
+        if client is not None and exchange in client.waiting:
+            client.waiting.remove(exchange)
+            self._stamp(client)
+        for number in ids:
+            self._ended(number)
+        self.engine.cancel(ids)
+        exchange.pending.clear()
+        self._forget(exchange.client)
+
+    def _ended(self, number: int) -> None:
+        """Its row is free."""
+        exchange = self._owners.pop(number, None)
+        if exchange is not None:
+            exchange.running.discard(number)
+            self._clients[exchange.client].rows -= 1
+            self._forget(exchange.client)
+
+    def _forget(self, name: str) -> None:
+        client = self._clients.get(name)
+        if client is not None and not client.waiting and not client.rows:
+            del self._clients[name]
+
+    def _hand_out(self, news: Sequence[News]) -> None:
+        self._post([(self._owners[item.id], item) for item in news if item.id in self._owners])
+        for item in news:
+            if item.stop is not None:
+                self._ended(item.id)
+
+    def _post(self, items: Sequence[tuple[Exchange, News | Refusal]]) -> None:
+        """To the event loop of their readers, which is woken once for all that it has not yet fetched."""
+        if items:
+            self._mail.append(items)
+            if not self._woken and not items[0][0].loop.is_closed():
+                self._woken = True
+                items[0][0].loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._woken = False
+        while self._mail:
+            for exchange, item in self._mail.popleft():
+                if isinstance(item, Refusal):
+                    exchange.fail(item)
+                else:
+                    exchange.put(item)
+
+    def _fail(self, why: Refusal) -> None:
+        waiting = [exchange for client in self._clients.values() for exchange in client.waiting]
+        everybody = {*self._owners.values(), *waiting}
+        self.engine.cancel(self._owners)
+        self._owners, self._clients = {}, {}
+        for exchange in everybody:
+            exchange.pending.clear()
+            exchange.running.clear()
+        self._post([(exchange, why) for exchange in everybody])
+
+
+def _limit(exchange: Exchange) -> int:
+    return exchange.pending[0].params.max_tokens

@@ -1,0 +1,221 @@
+"""What reward workers may take and leave: memory has a limit, and no process outlives the worker that started it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from patience import patience
+
+from hone.errors import HoneError
+from hone.recipe import Recipe, TrainSpec
+from hone.recipe_rules import validate
+from hone.reward import process_tree
+from hone.reward.apart import Apart, apart
+from hone.reward.score import Reward
+from hone.rewards import separate
+from hone.types import Outcome, Rollout
+
+torch.set_num_threads(1)
+MEMORY = 0.15  # GiB
+BOMB = 400 * 2**20  # bytes
+
+
+@pytest.fixture(params=["control group", "limits alone"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways in which a worker is held, where this machine has both."""
+    if request.param == "limits alone":
+        monkeypatch.setattr(process_tree, "_home", lambda process: None)
+    elif process_tree._home(os.getpid()) is None:
+        pytest.skip("no control group can be made here")
+    return request.param
+
+
+def scored(reward: Reward, *texts: str) -> list[Outcome]:
+    return reward([Rollout(tokens=[1], mask=[True], text=text) for text in texts])
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):  # it may end between the two
+        return False
+
+
+def eventually(holds, *, seconds: float = 20.0) -> bool:
+    end = time.monotonic() + patience(seconds)
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.01)
+    return holds()
+
+
+def number_in(path: Path) -> int:
+    assert eventually(lambda: path.exists() and path.read_text().endswith("\n"))
+    return int(path.read_text())
+
+
+def note(path: Path) -> None:
+    path.with_suffix(".new").write_text(f"{os.getpid()}\n")
+    path.with_suffix(".new").rename(path)
+
+
+def daemon(path: Path) -> None:
+    """Leave as daemons do: two forks and a session of its own. Returns when the daemon runs."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            note(path)
+            time.sleep(600)
+        os._exit(0)
+    number_in(path)
+
+
+# --- what it starts ---
+
+
+def test_a_daemon_that_a_call_leaves_is_ended_after_the_call(kind: str, tmp_path: Path):
+    (made,) = apart([lambda completion: daemon(tmp_path / completion) or 1.0], seconds=60.0, workers=1)
+    assert [o.value for o in scored(made, "a", "b")] == [1.0, 1.0]
+    assert eventually(lambda: not any(running(number_in(tmp_path / name)) for name in "ab"))
+    assert scored(made, "c")[0].value == 1.0
+
+
+def test_a_helper_that_a_worker_keeps_serves_the_next_call_and_ends_with_the_pool(kind: str, tmp_path: Path):
+    helper: list[subprocess.Popen[bytes]] = []
+
+    def asks(completion: str) -> float:
+        if not helper:
+            helper.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return float(helper[0].pid) if helper[0].poll() is None else -1.0
+
+    (made,) = apart([asks], seconds=60.0, workers=1)
+    assert isinstance(made, Apart)
+    first, second = (scored(made, "x")[0].value for _ in range(2))
+    assert first == second
+    assert first is not None
+    assert running(int(first))
+    made.pool.close()
+    assert eventually(lambda: not running(int(first)))
+
+
+def test_what_a_call_has_started_ends_with_its_time(kind: str, tmp_path: Path):
+    def slow(completion: str) -> float:
+        daemon(tmp_path / "daemon")
+        if os.fork() == 0:
+            os.setsid()
+            note(tmp_path / "child")
+            time.sleep(600)
+        number_in(tmp_path / "child")
+        if completion == "hang":
+            time.sleep(600)
+        os._exit(3)
+
+    for completion, says in (("hang", "timed out"), ("die", "exit code 3")):
+        (made,) = apart([slow], seconds=3.0, workers=1)
+        assert says in scored(made, completion)[0].reason
+        for name in ("daemon", "child"):
+            assert eventually(lambda name=name: not running(number_in(tmp_path / name))), (completion, name)
+            (tmp_path / name).unlink()
+
+
+def test_a_fork_bomb_ends_with_its_time(kind: str, tmp_path: Path):
+    def bomb(completion: str) -> None:
+        (tmp_path / str(os.getpid())).touch()
+        while len(os.listdir(tmp_path)) < 60:
+            os.fork()
+            os.setsid() if os.getpid() != os.getsid(0) else None
+            (tmp_path / str(os.getpid())).touch()
+        time.sleep(600)
+
+    (made,) = apart([bomb], seconds=3.0, workers=1)
+    assert "timed out" in scored(made, "x")[0].reason
+    assert eventually(lambda: not any(running(int(name)) for name in os.listdir(tmp_path)))
+
+
+def test_a_killed_program_leaves_no_process_of_its_rewards(kind: str, tmp_path: Path):
+    def stays(completion: str) -> None:
+        daemon(tmp_path / "daemon")
+        note(tmp_path / "worker")
+        time.sleep(600)
+
+    program = os.fork()
+    if not program:
+        (made,) = apart([stays], seconds=600.0, workers=1)
+        scored(made, "x")
+        os._exit(0)
+    found = [number_in(tmp_path / name) for name in ("daemon", "worker")]
+    assert all(map(running, found))
+    os.kill(program, signal.SIGKILL)
+    os.waitpid(program, 0)
+    assert eventually(lambda: not any(map(running, found)))
+
+
+def groups() -> Iterator[Path]:
+    home = process_tree._home(os.getpid())
+    for folder in set(home.folders.values()) if home else ():
+        yield from folder.glob(f"hone-sandbox-{os.getpid()}-*")
+
+
+def test_no_control_group_is_left_by_a_pool_or_by_a_keeper_that_was_killed(tmp_path: Path):
+    if process_tree._home(os.getpid()) is None:
+        pytest.skip("no control group can be made here")
+    before = set(groups())
+    (made,) = apart([lambda completion: daemon(tmp_path / completion) or 1.0], seconds=60.0, workers=2)
+    assert isinstance(made, Apart)
+    assert len(set(groups()) - before) >= 2
+    assert scored(made, "a")[0].value == 1.0
+    for _, keeper in made.pool._keepers:
+        os.kill(keeper, signal.SIGKILL)
+    made.pool.close()
+    assert set(groups()) == before
+
+
+# --- what it takes ---
+
+
+def takes(completion: str) -> float:
+    """As much memory as it says, in one piece, in small ones or in children."""
+    if completion == "one":
+        return float(len(bytearray(os.urandom(1)) * BOMB))
+    if completion == "many":
+        return float(len([os.urandom(2**16) for _ in range(BOMB >> 16)]))
+    if completion == "children":
+        for _ in range(8):
+            if os.fork() == 0:
+                held = bytearray(b"x") * (BOMB // 8)
+                time.sleep(600)
+                os._exit(len(held) & 1)
+        time.sleep(600)
+    return 1.0
+
+
+def test_a_reward_beyond_its_memory_is_invalid_and_names_the_setting(kind: str):
+    (made,) = apart([takes], seconds=30.0, workers=1, memory=MEMORY)
+    for completion in ("one", "many", "children"):
+        fine, bad, after = scored(made, "fine", completion, "fine")
+        assert (fine.value, bad.value, after.value) == (1.0, None, 1.0), completion
+        assert bad.reason.startswith("out of memory: reward takes took more than 0.15 GiB (train.reward_memory)"), bad
+
+
+def test_a_reward_within_its_memory_counts(kind: str):
+    (made,) = apart(
+        [lambda completion: float(len(bytearray(b"x") * (BOMB // 8)))], seconds=30.0, workers=1, memory=MEMORY
+    )
+    assert [o.value for o in scored(made, "a", "b")] == [BOMB // 8] * 2
+
+
+def test_the_setting_reaches_the_workers():
+    recipe = Recipe(data="x", reward=lambda completion: 1.0, train=TrainSpec(reward_apart="always", reward_memory=0.5))
+    (made,) = separate(recipe).values()
+    assert isinstance(made, Apart)
+    assert made.pool.memory == 2**29
+    assert process_tree.usual_memory(4) >= process_tree.usual_memory(8) >= process_tree.LEAST
+    with pytest.raises(HoneError, match=r"train\.reward_memory is -1"):
+        validate(Recipe(data="x", train=TrainSpec(reward_memory=-1.0)))

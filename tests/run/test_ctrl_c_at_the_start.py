@@ -1,0 +1,75 @@
+"""Ctrl-C while a command starts: one line and exit code 130, whatever is being imported just then."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small import World, arguments, recipe
+
+LINE = "hone: interrupted; nothing new was saved"
+# `hone`, struck when it begins to import a module; some libraries swallow what is raised there
+STRUCK = """
+import os, signal, sys
+class Strike:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+from hone.__main__ import main
+sys.meta_path.insert(0, Strike())
+sys.argv = ["hone", *sys.argv[1:]]
+sys.exit(main())
+"""
+POINTS = ("hone.cli", "yaml", "torch.nn")
+LATER = (
+    "hone.commands.corpus", "torch", "torch._C", "numpy", "torch.distributed", "safetensors", "tokenizers",
+    "hone.runner", "hone.model.decoder", "hone.rollout.engine", "hone.check.suite",
+)  # fmt: skip
+
+
+def started(*words: str, program: str = "") -> subprocess.Popen[str]:
+    begin = ["-c", program] if program else ["-m", "hone"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, *begin, *words], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+
+
+def test_ctrl_c_during_an_import_is_one_line(world: World, tmp_path: Path):
+    struck_at(POINTS, world, tmp_path)
+
+
+@pytest.mark.slow
+def test_ctrl_c_during_later_imports_is_one_line(world: World, tmp_path: Path):
+    struck_at(LATER, world, tmp_path)
+
+
+def struck_at(names: tuple[str, ...], world: World, folder: Path) -> None:
+    command = arguments(recipe(world, "grpo", folder / "new" / "run", "train.steps=100000"), world)
+    for name in names:
+        process = started(*command, program=STRUCK.format(name=name))
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (130, ""), (name, err)
+        assert [line for line in err.splitlines() if not line.startswith("small: ")] == [LINE], name
+        assert not (folder / "new").exists(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run", "eval", "check", "algos"])
+def test_ctrl_c_at_any_time_of_the_first_seconds(command: str, world: World, tmp_path: Path):
+    made = arguments(recipe(world, "grpo", tmp_path / "new" / "run", "train.steps=100000"), world)
+    words = {"run": made, "check": ["check", *made[1:]], "algos": ["algos"]}
+    words["eval"] = ["eval", world / "model", world.data("problems")]
+    for point in range(20):
+        process = started(*words[command])
+        time.sleep(0.15 * (point + 1))
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        if "hone" not in err and process.returncode not in (0, 130):  # Python itself has not started yet
+            continue
+        assert process.returncode in (130, 0), (point, err)
+        assert "Traceback" not in err, (point, err)
+        assert process.returncode == 0 or err.splitlines()[-1].startswith("hone: interrupted; "), (point, err)
