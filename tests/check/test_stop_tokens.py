@@ -1,6 +1,7 @@
 """A stop token that no model stops at: `hone check` says so, and what it should be."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,12 @@ def test_what_begins_or_fills_a_text_is_no_stop_token():
         found = wrong_stop(tokenizer(eos, eos, "<|im_start|>", "<|im_end|>"))
         assert found is not None, eos
         assert 'to "<|im_end|>"' in found.remedy
+
+
+def test_what_begins_the_next_text_may_be_a_stop_token_beside_the_eos():
+    for bos, wrong in (("<s>", False), (None, True)):
+        made = replace(tokenizer("</s>", "</s>", "<s>", stops=("<s>",)), bos=bos)
+        assert (wrong_stop(made) is not None) == wrong, bos
 
 
 def test_the_stop_tokens_of_every_known_family_pass():

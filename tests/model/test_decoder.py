@@ -109,7 +109,7 @@ def test_a_sequence_beyond_the_context_is_refused(make_decoder):
         decoder(torch.zeros(1, 9).long())
     cache = KVCache(decoder.config, 1, 16, like=decoder(torch.zeros(1, 8).long(), cache=None))
     decoder(torch.zeros(1, 8).long(), cache=cache)
-    with pytest.raises(HoneError, match="max_position_embeddings"):
+    with pytest.raises(HoneError, match="9 tokens, the model's context is 8: shorten it"):
         decoder(torch.zeros(1, 1).long(), cache=cache)
 
 

@@ -204,6 +204,17 @@ def test_a_reward_beyond_its_memory_is_invalid_and_names_the_setting(kind: str):
         assert bad.reason.startswith("out of memory: reward takes took more than 0.15 GiB (train.reward_memory)"), bad
 
 
+def test_memory_that_its_program_has_freed_counts_when_a_reward_takes_it(kind: str):
+    pieces = [os.urandom(2**16) for _ in range(BOMB >> 16)]
+    last = os.urandom(2**16)  # after them, so that malloc keeps their place
+    del pieces
+    (made,) = apart([takes], seconds=30.0, workers=1, memory=MEMORY)
+    (bad,) = scored(made, "many")
+    assert last
+    assert bad.value is None
+    assert bad.reason.startswith("out of memory"), bad
+
+
 def test_a_reward_within_its_memory_counts(kind: str):
     (made,) = apart(
         [lambda completion: float(len(bytearray(b"x") * (BOMB // 8)))], seconds=30.0, workers=1, memory=MEMORY

@@ -107,7 +107,7 @@ def test_a_file_is_gone_on_with_by_the_same_settings_only(world, tmp_path):
     label_steps(world / "model", PROBLEMS[:1], out, reward=even, labels=LABELS, how=HOW, say=said.append)
     assert said == ["1 rows are there: all problems are labelled"]
     out.with_name("steps.jsonl.settings.json").unlink()
-    with pytest.raises(HoneError, match=r"not steps\.jsonl\.settings\.json"):
+    with pytest.raises(HoneError, match=r"steps\.jsonl\.settings\.json is not there"):
         label_steps(world / "model", PROBLEMS[:1], out, reward=even, labels=LABELS, how=HOW)
 
 

@@ -67,7 +67,8 @@ def wrong_stop(tokenizer: Tokenizer, texts: Sequence[str] = ()) -> WrongStop | N
             inside = sum(_shown(name) in text for text in texts)
             where = f", which {inside} of {len(texts)} texts of the data contain" if inside else ""
             return mend(f"the stop token {name!r} is an ordinary piece of text{where}: answers would end there")
-        if name in NO_ENDS:
+        begins_the_next = name != tokenizer.eos and name == tokenizer.bos  # texts packed with nothing else between them
+        if name in NO_ENDS and not begins_the_next:
             return mend(f"the stop token {name} begins, fills or marks a text: no model ends its answers with it")
     return None
 

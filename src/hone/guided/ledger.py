@@ -42,7 +42,7 @@ class Ledger:
                 raise ValueError("it holds no settings")
         except (OSError, ValueError, RecursionError) as error:
             raise HoneError(
-                f"{self.path} is there, but {about.name} is not or is damaged: choose another --out, or remove it"
+                f"{self.path} is there, but {about.name} is not there or is damaged: choose another --out, or remove it"
             ) from error
         wrong = sorted(name for name in {**before, **settings} if before.get(name) != settings.get(name))
         if wrong:

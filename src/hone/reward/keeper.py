@@ -16,7 +16,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from hone.reward.process_tree import Bounds, adopt_orphans, descendants, die_with_parent, end_below, orphans, taken
+from hone.reward.process_tree import (
+    Bounds,
+    adopt_orphans,
+    descendants,
+    die_with_parent,
+    end_below,
+    give_back_free_memory,
+    orphans,
+    peak,
+    taken,
+)
 
 HEAD = struct.Struct("!Id")  # length of what follows, seconds it may take
 LARGEST = 1 << 28  # bytes of an answer
@@ -89,6 +99,7 @@ class _Worker:
         theirs.close()
         watched = bounds is not None and not bounds.folders
         self.began = taken([self.number], "Anonymous") if watched else 0  # what it shares with others
+        self.began_peak = peak(self.number) if watched else 0
 
     def gone(self) -> str:
         """How it ended, "" while it runs."""
@@ -119,11 +130,13 @@ class _Worker:
         return os.waitid(os.P_PID, self.number, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def too_large(self) -> bool:
-        """Whether it and its children have more than they may; each alone has a limit that needs no watch."""
+        """Whether it and its children have more than they may, or it alone has had more."""
         if self.bounds is None:
             return False
         if self.bounds.folders:
             return self.bounds.exceeded()
+        if peak(self.number) > self.began_peak + self.bounds.memory:
+            return True
         if not (others := descendants(self.number)):
             return False
         return taken([self.number, *others]) > self.began + self.bounds.memory
@@ -172,6 +185,7 @@ def keep(work: Work, parent: socket.socket, bounds: Bounds | None = None) -> NoR
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then lets us go
         signal.signal(signal.SIGTERM, _end)
         adopt_orphans()
+        give_back_free_memory()
         with suppress(Closed):
             while True:
                 _await_call(parent, kept)
@@ -196,7 +210,7 @@ def _through(
     worker = kept[0] if kept else _Worker(work, parent, bounds)
     kept[:] = [worker]
     about, answer = _ask(worker, content, parent, until=time.monotonic() + seconds)
-    if bounds is not None and bounds.exceeded():
+    if worker.too_large():
         about = FULL
     return (answer if about == ANSWERED else kept.pop().kill().encode()), about
 

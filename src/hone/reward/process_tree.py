@@ -38,6 +38,12 @@ def adopt_orphans() -> None:
     _prctl(SUBREAPER, 1)
 
 
+def give_back_free_memory() -> None:
+    """What malloc keeps of freed memory (glibc). A child would use it again, and no limit of new memory would see it."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _prctl(option: int, value: int) -> None:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
@@ -190,3 +196,12 @@ def taken(processes: Iterable[int], name: str = "Pss_Anon") -> int:
             text = Path(f"/proc/{process}/smaps_rollup").read_text()
             total += sum(1024 * int(size) for size in re.findall(rf"^{name}:\s+(\d+)", text, re.MULTILINE))
     return total
+
+
+def peak(process: int) -> int:
+    """Most bytes of memory that this process has had at once, less what it maps of files; 0 where nobody tells."""
+    with suppress(OSError, ValueError):  # it has just ended
+        text = Path(f"/proc/{process}/status").read_text()
+        sizes = {name: 1024 * int(size) for name, size in re.findall(r"^(VmHWM|RssFile|RssShmem):\s+(\d+)", text, re.M)}
+        return sizes.pop("VmHWM", 0) - sum(sizes.values())
+    return 0
