@@ -39,7 +39,7 @@ def adopt_orphans() -> None:
 
 
 def give_back_free_memory() -> None:
-    """What malloc keeps of freed memory (glibc). A child would use it again, and no limit of new memory would see it."""
+    """What malloc keeps of freed memory (glibc): a child would use it again, and no limit would see it."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
