@@ -2,7 +2,7 @@
 
 import ast
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -27,6 +27,11 @@ def parsed(path: Path) -> ast.Module:
 
 def functions(path: Path) -> Iterator[Function]:
     return (node for node in ast.walk(parsed(path)) if isinstance(node, Function))
+
+
+def broken(rule: Callable[[Path], Iterator[str]], paths: Sequence[Path] = MODULES) -> list[str]:
+    """What the rule finds wrong with these modules, by the module's name."""
+    return [f"{name_of(path)}{why}" for path in paths for why in rule(path)]
 
 
 def is_kernel(function: Function) -> bool:
