@@ -1,6 +1,7 @@
 """Programs, their tests and the completions that hold them: each gets the verdict it deserves, and every 0 says why."""
 
 import sysconfig
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -111,8 +112,16 @@ def test_a_module_that_only_the_program_imports_is_there_for_the_tests():
 def test_pytest_is_there_where_its_folder_is_shown():
     task = Task(prompt="", extra={"test_list": ["import pytest\nwith pytest.raises(ValueError):\n    f(-1)"]})
     folders = [sysconfig.get_paths()["purelib"]]
+    if folders[0].startswith("/tmp/"):
+        pytest.skip("pytest lies in /tmp, which programs do not see")
     right, wrong = fenced("def f(x): raise ValueError"), fenced("def f(x): raise KeyError")
     assert [code_reward(text, task, folders=folders).value for text in (right, wrong)] == [1.0, 0.0]
+
+
+def test_a_folder_that_programs_cannot_see_is_refused():
+    task = Task(prompt="", extra={"test_list": ["assert f(1) == 1"]})
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder, pytest.raises(HoneError, match="move it out of /tmp"):
+        code_reward(fenced("def f(x): return x"), task, folders=[folder])
 
 
 def test_a_test_that_asserts_nothing_is_no_share():

@@ -171,6 +171,9 @@ def root_of(python: str, packages: Sequence[str]) -> dict[str, Any]:
     own = [] if prefix == "/usr" else [f"{prefix}/bin", f"{prefix}/lib"]
     wanted = [*SYSTEM, *(top for top in TOP if not os.path.islink(top)), *ETC, *own, *packages]
     found = [os.path.abspath(path) for path in wanted if os.path.isdir(path)]
+    for path in found:
+        if path.startswith("/tmp/"):
+            raise HoneError(f"programs cannot see {path}, for each has a /tmp of its own: move it out of /tmp")
     kept = [p for p in found if not any(p != other and p.startswith(other + "/") for other in found)]
     links = [(top, os.readlink(top)) for top in TOP if os.path.islink(top)]
     return {
