@@ -40,7 +40,7 @@ def shortest(name: str, number: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.parametrize("name", ["sft_gsm8k", "lora_gsm8k"])
+@pytest.mark.parametrize("name", [pytest.param("sft_gsm8k", marks=pytest.mark.slow), "lora_gsm8k"])
 def test_two_steps_of_a_recipe_on_gsm8k(name: str, tmp_path: Path):
     made = override(load_recipe(name)(), [*SMALL, f"out={tmp_path}", "optim.lr=0.0003"])
     few = shortest("gsm8k:train", 2)  # the same two in both steps, so that the loss must fall
