@@ -99,6 +99,12 @@ def test_there_are_recipes():
     assert {"pretrain", "sft", "sft_lora", "reward", "dpo", "grpo", "ppo", "distil"} <= set(NAMES)
 
 
+def test_every_recipe_saves_by_the_clock_and_keeps_the_last_two():
+    for name in (*NAMES, *sorted(REAL)):
+        save = load_recipe(name)().save
+        assert (save.minutes, save.keep) == (5.0, 2), name
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_builds_and_makes_sense(name: str):
     made = load_recipe(name)()
