@@ -32,6 +32,9 @@ DATA = [
             {"question": "1", "reply": "2"},
         )
     ),
+    rows(
+        "sft", {"q": "1", "a": "2"}, "read.columns.prompt=q read.columns.completion=a", "as with read.columns.prompt=q"
+    ),
     rows("ppo", [{"prompt": "1"}, {"prompt": None}], "read.skip_bad=true", SKIPPED),
     rows("dpo", [PAIR, {**PAIR, "rejected": PAIR["chosen"]}], "read.skip_bad=true", SKIPPED),
     rows("dpo", [DIALOGUE, {**DIALOGUE, "rejected": "Human: a\n\nAssistant: "}], "read.skip_bad=true", SKIPPED),

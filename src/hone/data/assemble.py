@@ -13,7 +13,7 @@ from hone.data.mix import Mixed
 from hone.data.pairs import used
 from hone.data.parse import shown
 from hone.data.rendering import AT_ONCE
-from hone.data.shapes import Row
+from hone.data.shapes import Row, WrongColumns
 from hone.data.shelf import Shelf
 from hone.data.source import Feed, Source
 from hone.data.stream import Stream
@@ -60,7 +60,8 @@ def _translated(read: Read, shelf: Shelf, how: Reading, tally: Tally) -> list[tu
             rows, note = shelf.translate(read.row)
             made = [used(row, how.pairs) for row in rows]
         except HoneError as error:
-            raise HoneError(f"{where}: {error}{way} (the row: {shown(read.row)})") from error
+            other = "" if isinstance(error, WrongColumns) and not tally.rows else way  # then all rows may be like it
+            raise HoneError(f"{where}: {error}{other} (the row: {shown(read.row)})") from error
     except HoneError as error:
         if not how.skip_bad:
             raise
