@@ -334,15 +334,21 @@ def _evaluation(job: Run, *, seen: Callable[[list[Group]], None]) -> dict[str, f
     due = job.step >= train.steps or (train.eval_every and job.step % train.eval_every == 0)
     if due and job.held_rows:
         context = job.policy.decoder.config.max_position_embeddings
-        found = assess(job.learner, job.held_rows, job.algo, context=context)
-        return {f"eval/{name}": value for name, value in found.items()}
+        return _examined(assess(job.learner, job.held_rows, job.algo, context=context), best=job.recipe.save.best)
     if not due or not job.held_out or job.roller is None or job.reward is None:
         return {}
     reward = job.reward.steady() if isinstance(job.reward, Combined) else job.reward
     params, shards = job.roller.params, job.learner.shards
     decoder = job.policy.decoder if shards is None else shards.sampled
     found = measure(decoder, job.tokenizer, job.held_out, reward, params=params, samples=train.eval_samples, seen=seen)
-    return {f"eval/{name}": value for name, value in found.items()}
+    return _examined(found, best=job.recipe.save.best)
+
+
+def _examined(found: Mapping[str, float], *, best: str) -> dict[str, float]:
+    metrics = {f"eval/{name}": value for name, value in found.items()}
+    if best.startswith("eval/") and best not in metrics:
+        raise unknown("metric", best, metrics, owner="save.best: an evaluation")
+    return metrics
 
 
 HELD_OUT = ("reward", "pass@1", "loss", "nll", "accuracy", "length", "truncated", "invalid")
