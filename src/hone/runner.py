@@ -122,9 +122,8 @@ def _train(job: Run, folder: Path, kept: rundir.Kept | None, stopper: Stopper) -
     stream = cast(TextIO, Heard(sys.stderr, stopper.ask)) if rundir.is_first() else Silent()
     progress = Progress(steps, title=recipe.name, start=job.step, stream=stream)
     if job.step >= steps:
-        progress.note(
-            f"{recipe.name}: {job.step} of {steps} steps are done; for more: hone resume RUN_DIR train.steps=N"
-        )
+        more = f"hone resume {folder} train.steps={2 * steps}"
+        progress.note(f"{recipe.name}: {job.step} of {steps} steps are done; for more: {more}")
     else:
         progress.note("; ".join([f"{recipe.name}: {plan(recipe)}", *job.notes]))
         if job.step and rundir.is_first() and (known := rundir.logged(folder)) < job.step:
