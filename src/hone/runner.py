@@ -243,7 +243,7 @@ def _invalid(iteration: loop.Iteration, held_out: Sequence[Group], metrics: Mapp
         outcomes = [r.outcome for g in iteration.groups for r in g if r.outcome]
         found += cast(list[invalid.Kinds], collect.gather(kinds(outcomes)))
     examined = kinds(r.outcome for g in held_out for r in g if r.outcome)
-    return invalid.merged([*found, {f"held-out: {kind}": about for kind, about in examined.items()}])
+    return invalid.merged([*found, {invalid.HELD_OUT + kind: about for kind, about in examined.items()}])
 
 
 def _invalid_so_far(folder: Path) -> list[str]:
