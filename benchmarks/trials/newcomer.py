@@ -53,6 +53,10 @@ def grpo():
     sample, optim = SampleSpec(group=8, max_tokens=256), OptimSpec(lr=1e-6)
     return Recipe(name="grpo", reward="math", algo=Choice("grpo"), sample=sample, optim=optim, train=TRAIN, **SHARED)
 """
+STARTS = {  # the command that makes what a recipe lacks first; the last two are given a model
+    "grpo": "hone demo", "sft": "hone demo", "pretrain": "hone demo", "distil": "hone demo", "reward": "hone demo",
+    "pretrain_tinyshakespeare": "hone corpus clean", "process": "hone label-steps", "ppo_process": "hone run process",
+}  # fmt: skip
 SECONDS = 20  # CPU seconds of `hone check` on a model of 135 million weights
 
 
@@ -175,6 +179,18 @@ def affordable(name: str) -> str | None:
     return None if took <= SECONDS else f"{took:.0f} CPU seconds"
 
 
+def starts_from(name: str, command: str) -> str | None:
+    """In a folder without it the error names the command that makes it."""
+    before = Path.cwd()
+    os.chdir(tempfile.mkdtemp(dir=world()))
+    try:
+        given = [f"model.path={world() / 'model'}"] if name in ("process", "ppo_process") else []
+        rows = [f"data={world() / 'problems.jsonl'}", "eval_data="] if name == "ppo_process" else []
+        return contains(("run", name, *given, *rows), f"`{command}` makes it")
+    finally:
+        os.chdir(before)
+
+
 def real_recipe(name: str) -> str | None:
     made = load_recipe(name)()
     return expect(made.model.path, "smollm2-135m")
@@ -203,6 +219,8 @@ def cases(quick: bool) -> Iterator[Case]:
                 "settings of algorithms that are explained", f"{algorithm}.{name}", partial(explained, algorithm, name)
             )
     yield Case("what is said of a2c", "A3C", lambda: "it is said" if "A3C" in said("algos") else None)
+    for name, command in STARTS.items():
+        yield Case("what a recipe starts from is named with its command", name, partial(starts_from, name, command))
     for name in ("grpo_gsm8k", "ppo_gsm8k", "dpo_smollm2"):
         yield Case("recipes for a real model", name, partial(real_recipe, name))
     if not quick and (DATA / "gsm8k").is_dir():

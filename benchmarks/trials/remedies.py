@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ RIVAL = {"role": "assistant", "content": "no"}
 ENGLISH = "The old house by the river had been empty for years, and the children of the village said it was haunted. "
 HH = {"chosen": "\n\nHuman: hi\n\nAssistant: ho", "rejected": "\n\nHuman: hi\n\nAssistant: no"}
 CHATS = {"chosen": [USER, BOT], "rejected": [USER, RIVAL]}
+BLANK = {**HH, "chosen": "\n\nHuman: hi\n\nAssistant: "}
 ASKED = "\n\nHuman: hi\n\nAssistant:"
 TEXTS = {"chosen": "Question: 1+1?\nAnswer: it is 2", "rejected": "Question: 1+1?\nAnswer: it is 3"}
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
@@ -81,6 +83,12 @@ def chosen(row: dict[str, Any], chat: bool) -> str | None:
 
 def read_at_all(row: dict[str, Any], algo: str) -> str | None:
     return None if fed([row, row], algo, chat=False) else "nothing was read"
+
+
+def blank_reply(algo: str, chat: bool) -> str | None:
+    """`Assistant: ` and nothing more is left out, whether the dialogue stays text or becomes messages."""
+    count = 2 if algo == "kto" else 1
+    return expect(len(fed([HH, BLANK, HH], algo, chat=chat, skip_bad=True)), 2 * count + count // 2)
 
 
 def harmless(algo: str, chat: bool) -> str | None:
@@ -172,6 +180,9 @@ def replies() -> Iterator[Case]:
         for name, row, chat in (("pairs", PAIR, False), *forms):
             group = "pairs feed KTO and pointwise models, unpaired"
             yield Case(group, f"{algo}: {name}", partial(unpaired, row, algo, chat))
+    for algo, chat in product(("dpo", "reward_model", "sft", "kto"), (False, True)):
+        name = f"{algo}, {'a' if chat else 'no'} template"
+        yield Case("a reply that is blank is left out", name, partial(blank_reply, algo, chat))
     for name, row, chat in forms:
         yield Case("pairs feed SFT with the chosen reply", name, partial(chosen, row, chat))
 

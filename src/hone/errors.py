@@ -2,6 +2,14 @@
 
 from pathlib import Path
 
+MADE_BY = {  # what the recipes of the package start from, by the beginning of its path; the first that fits counts
+    "runs/demo/data/steps.jsonl": "`hone label-steps` makes it: `hone recipes process` prints the command",
+    "runs/demo": "`hone demo` makes it",
+    "runs/process": "`hone run process` makes it",
+    "runs/tinyshakespeare": "`hone corpus clean` makes it: `hone recipes pretrain_tinyshakespeare` prints the command",
+    "runs/sft_gsm8k": "`hone run sft_gsm8k` makes it",
+}
+
 
 class HoneError(Exception):
     """Shown without a traceback by the command line (unless --debug); exit code 2."""
@@ -19,3 +27,9 @@ def not_utf8(path: str | Path, error: UnicodeDecodeError) -> HoneError:
     """The error for a file whose whole content was to be read as text."""
     line = error.object.count(b"\n", 0, error.start) + 1
     return HoneError(f"{path} line {line} is not UTF-8: save the file as UTF-8")
+
+
+def made_by(path: str | Path) -> str:
+    """The command that makes a file or folder which a recipe of the package reads; "" for any other."""
+    found = (remedy for start, remedy in MADE_BY.items() if Path(path).is_relative_to(start))
+    return next(found, "")

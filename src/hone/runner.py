@@ -122,9 +122,8 @@ def _train(job: Run, folder: Path, kept: rundir.Kept | None, stopper: Stopper) -
     stream = cast(TextIO, Heard(sys.stderr, stopper.ask)) if rundir.is_first() else Silent()
     progress = Progress(steps, title=recipe.name, start=job.step, stream=stream)
     if job.step >= steps:
-        progress.note(
-            f"{recipe.name}: {job.step} of {steps} steps are done; for more: hone resume RUN_DIR train.steps=N"
-        )
+        more = f"hone resume {folder} train.steps={2 * steps}"
+        progress.note(f"{recipe.name}: {job.step} of {steps} steps are done; for more: {more}")
     else:
         progress.note("; ".join([f"{recipe.name}: {plan(recipe)}", *job.notes]))
         if job.step and rundir.is_first() and (known := rundir.logged(folder)) < job.step:
@@ -244,7 +243,7 @@ def _invalid(iteration: loop.Iteration, held_out: Sequence[Group], metrics: Mapp
         outcomes = [r.outcome for g in iteration.groups for r in g if r.outcome]
         found += cast(list[invalid.Kinds], collect.gather(kinds(outcomes)))
     examined = kinds(r.outcome for g in held_out for r in g if r.outcome)
-    return invalid.merged([*found, {f"held-out: {kind}": about for kind, about in examined.items()}])
+    return invalid.merged([*found, {invalid.HELD_OUT + kind: about for kind, about in examined.items()}])
 
 
 def _invalid_so_far(folder: Path) -> list[str]:
@@ -334,15 +333,21 @@ def _evaluation(job: Run, *, seen: Callable[[list[Group]], None]) -> dict[str, f
     due = job.step >= train.steps or (train.eval_every and job.step % train.eval_every == 0)
     if due and job.held_rows:
         context = job.policy.decoder.config.max_position_embeddings
-        found = assess(job.learner, job.held_rows, job.algo, context=context)
-        return {f"eval/{name}": value for name, value in found.items()}
+        return _examined(assess(job.learner, job.held_rows, job.algo, context=context), best=job.recipe.save.best)
     if not due or not job.held_out or job.roller is None or job.reward is None:
         return {}
     reward = job.reward.steady() if isinstance(job.reward, Combined) else job.reward
     params, shards = job.roller.params, job.learner.shards
     decoder = job.policy.decoder if shards is None else shards.sampled
     found = measure(decoder, job.tokenizer, job.held_out, reward, params=params, samples=train.eval_samples, seen=seen)
-    return {f"eval/{name}": value for name, value in found.items()}
+    return _examined(found, best=job.recipe.save.best)
+
+
+def _examined(found: Mapping[str, float], *, best: str) -> dict[str, float]:
+    metrics = {f"eval/{name}": value for name, value in found.items()}
+    if best.startswith("eval/") and best not in metrics:
+        raise unknown("metric", best, metrics, owner="save.best: an evaluation")
+    return metrics
 
 
 HELD_OUT = ("reward", "pass@1", "loss", "nll", "accuracy", "length", "truncated", "invalid")

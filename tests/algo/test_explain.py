@@ -46,6 +46,15 @@ def test_a_default_lies_in_its_range():
                 assert default in numbers, f"{name}.{one}"
 
 
+def test_advice_to_raise_or_lower_a_setting_leads_away_from_its_default():
+    for name, factory in ALGORITHMS.items():
+        for one, default in settings_of(factory).items():
+            for way, numbers in re.findall(r"(raise|lower) it \(([^)]*)\)", setting(name, one).change):
+                advised = [float(number) for number in re.findall(r"[\d.]+", numbers)]
+                beyond = max(advised) > default if way == "raise" else min(advised) < default
+                assert beyond, f"{name}.{one}={default}: {way} it ({numbers})"
+
+
 def test_an_algorithm_has_its_own_meaning_where_the_shared_one_is_wrong():
     assert "discount" not in setting("simpo", "gamma").meaning
     assert setting("simpo", "gamma") != setting("ppo", "gamma")

@@ -177,3 +177,13 @@ def test_rows_in_memory_are_read_as_those_of_a_file(tmp_path):
     recipe = Recipe(data=[HH, json.loads(json.dumps(LONG))], algo=Choice("ppo"))
     loaded = feeds.feed(recipe, ALGORITHMS["ppo"](), PLAIN, context=4096)
     assert all(isinstance(task.prompt, str) and task.prompt.endswith("Assistant:") for task in loaded.feed.take(2))
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, CHAT], ids=["text", "chat"])
+def test_a_dialogue_whose_reply_is_blank_is_a_bad_row_to_who_reads_replies(tokenizer: Tokenizer, tmp_path: Path):
+    blank = {**HH, "chosen": "\n\nHuman: hi\n\nAssistant: "}
+    for algo in ("dpo", "kto", "reward_model", "sft"):
+        with pytest.raises(HoneError, match=r"line 2: .* empty"):
+            read([HH, blank], algo, tokenizer, tmp_path)
+    tasks, _ = read([HH, blank], "ppo", tokenizer, tmp_path)
+    assert len(tasks) == 2

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hone.log.report import write_report
-from hone.log.report_chart import label, series, smoothed, svg, thinned, ticks
+from hone.log.report_chart import label, mark_labels, series, smoothed, svg, thinned, ticks
 from hone.log.report_samples import completion, problems
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \"'&amp; --> </style></pre></svg>"
@@ -239,6 +239,17 @@ def test_ticks_are_round_and_hold_the_data() -> None:
         assert marks[0] <= low <= high <= marks[-1]
         assert 2 <= len(marks) <= 8
         assert marks == sorted(set(marks))
+
+
+def test_the_labels_of_an_axis_say_their_marks_and_no_two_are_alike() -> None:
+    assert mark_labels(ticks(1.8e-4, 2.2e-4)) == ["0.00018", "0.00019", "0.00020", "0.00021", "0.00022"]
+    assert mark_labels(ticks(1e-7, 3.3e-7)) == ["1e-07", "2e-07", "3e-07", "4e-07"]
+    ranges = ((0.99991, 0.99999), (1e6, 1e6 + 10), (1e6, 9e6), (1e-80, 3e-80), (-1e-5, 1e-5), (0.0, 0.0), (1e-7, 1e-7))
+    for low, high in ranges:
+        marks = ticks(low, high)
+        labels = [float(text.replace(",", "")) for text in mark_labels(marks)]
+        assert labels == pytest.approx(marks, rel=1e-12, abs=1e-3 * (marks[1] - marks[0]))
+        assert len(set(labels)) == len(marks)
 
 
 def test_thinning_keeps_the_ends_and_the_peaks() -> None:

@@ -55,6 +55,8 @@ document.body.dataset.found = JSON.stringify({
   boxes: Array.from(document.querySelectorAll(".answers .answer-box"), box),
   tables: Array.from(document.querySelectorAll(".scroll"), box),
   charts: Array.from(document.querySelectorAll(".charts"), box),
+  drawings: Array.from(document.querySelectorAll("svg"), box),
+  values: Array.from(document.querySelectorAll("svg"), s => Array.from(s.querySelectorAll(".y"), box)),
   cards: Array.from(document.querySelectorAll(".fact b"), function (b) { return b.textContent; }),
   tabs: Array.from(document.querySelectorAll(".tabs"), function (t) { return t.getClientRects().length; }),
 });
@@ -96,3 +98,14 @@ def test_a_single_run_has_summary_cards_and_charts_stand_clear_of_tables(tmp_pat
     for _, _, top, _ in found["charts"]:
         above = [bottom for _, _, _, bottom in found["tables"] if bottom <= top + 1]
         assert all(top - bottom >= 8 for bottom in above)
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine: `make browser` installs it")
+def test_the_labels_of_a_chart_lie_inside_it(tmp_path: Path) -> None:
+    values = {"lr": 2e-4, "ess": 0.99991, "tokens": 1e6, "loss": -123_456.7, "kl": -2.5e-8, "reward": 0.5}
+    rows = [{"step": i, **{name: value * (1 + i * 1e-5) for name, value in values.items()}} for i in (1, 2)]
+    for run in (rows[:1], rows):
+        found = measured(write_report(tmp_path / "r.html", title="t", table=[], runs={"sft": run}), tmp_path)
+        assert len(found["drawings"]) >= len(values)
+        for (left, *_), labels in zip(found["drawings"], found["values"], strict=True):
+            assert all(label[0] >= left for label in labels), labels

@@ -1,6 +1,7 @@
 """Every built-in recipe runs two steps on a tiny stand-in for what `hone demo` leaves."""
 
 import random
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ from hone.data.tokenizer import Tokenizer
 from hone.demo import stages, world
 from hone.demo.data import FILES, make_data, make_tokenizer, write_rows
 from hone.demo.sizes import QUICK
+from hone.errors import MADE_BY, made_by
 from hone.load import load_recipe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -97,6 +99,25 @@ def tiny(name: str, out: Path) -> Recipe:
 
 def test_there_are_recipes():
     assert {"pretrain", "sft", "sft_lora", "reward", "dpo", "grpo", "ppo", "distil"} <= set(NAMES)
+
+
+def test_every_recipe_saves_by_the_clock_and_keeps_the_last_two():
+    for name in (*NAMES, *sorted(REAL)):
+        save = load_recipe(name)().save
+        assert (save.minutes, save.keep) == (5.0, 2), name
+
+
+def test_what_a_recipe_starts_from_is_made_by_a_command_that_errors_name():
+    for name in (*NAMES, *sorted(REAL)):
+        made = load_recipe(name)()
+        rewards = [part.partition(":")[2] for part in made.reward] if isinstance(made.reward, dict) else []
+        read = [made.model.path, made.model.tokenizer, made.data, made.eval_data, made.process.path, made.teacher]
+        for path in (*read, *rewards):
+            if str(path).startswith("runs/"):
+                assert made_by(str(path)), f"{name} reads {path}"
+    for remedy in MADE_BY.values():
+        assert re.match(r"`hone (demo|label-steps|corpus clean|run (process|sft_gsm8k))` makes it", remedy)
+    assert made_by("runs/demo.jsonl") == ""
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,6 +8,10 @@ from pathlib import Path
 from remedy_world import World, call, prepared, rows
 
 LONG = "7" * 90
+PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
+DIALOGUE = {"chosen": "Human: a\n\nAssistant: b", "rejected": "Human: a\n\nAssistant: c"}
+BROKEN = '{"prompt": "a", "completion": "b"}\n{"prompt": "a", "completion": "b"\n'
+SKIPPED = "read.skip_bad=true leaves such rows out"
 USER, BOT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
 DATA = [
@@ -15,8 +19,29 @@ DATA = [
     rows(
         "sft",
         [{"prompt": "1", "completion": LONG}, {"prompt": "1", "completion": "2"}],
-        [{"prompt": "1", "completion": "2"}],
+        "read.overlong=drop",
         "read.overlong=drop leaves such rows out",
+    ),
+    *(
+        rows("sft", [{"prompt": "1", "completion": "2"}, bad], "read.skip_bad=true", SKIPPED)
+        for bad in (
+            {"prompt": "1", "completion": None},
+            {"prompt": "1", "completion": ""},
+            {"prompt": "1", "completion": 3},
+            {"prompt": "1", "reply": "2"},  # other names would be wrong for the row before
+            {"question": "1", "reply": "2"},
+        )
+    ),
+    rows(
+        "sft", {"q": "1", "a": "2"}, "read.columns.prompt=q read.columns.completion=a", "as with read.columns.prompt=q"
+    ),
+    rows("ppo", [{"prompt": "1"}, {"prompt": None}], "read.skip_bad=true", SKIPPED),
+    rows("dpo", [PAIR, {**PAIR, "rejected": PAIR["chosen"]}], "read.skip_bad=true", SKIPPED),
+    rows("dpo", [DIALOGUE, {**DIALOGUE, "rejected": "Human: a\n\nAssistant: "}], "read.skip_bad=true", SKIPPED),
+    call(
+        lambda w: prepared(w, "sft", "data=" + w.file(BROKEN, ".jsonl")),
+        lambda w: prepared(w, "sft", "data=" + w.file(BROKEN, ".jsonl"), "read.skip_bad=true"),
+        SKIPPED,
     ),
     rows(
         "sft",

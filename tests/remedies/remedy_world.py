@@ -172,9 +172,8 @@ def rows(algo: str, wrong: Any, right: Any, says: str, *more: str) -> Case:
     """Rows that are refused, and as the message asks for them; where those are text, the settings that it names."""
 
     def given(world: World, written: Any) -> None:
-        path = world.rows(
-            [wrong] if isinstance(written, str) or not written else written if isinstance(written, list) else [written]
-        )
+        data = wrong if isinstance(written, str) else written
+        path = world.rows(data if isinstance(data, list) else [data])
         named = written.split() if isinstance(written, str) else []
         prepared(world, algo, f"data={path}", *more, *named)
 

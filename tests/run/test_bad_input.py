@@ -211,6 +211,10 @@ def test_rows_longer_than_the_context(refuse, tmp_path: Path):
 def test_a_missing_or_wrong_model(refuse, world: World, tmp_path: Path):
     assert "no model folder" in refuse("sft", f"model.path={tmp_path / 'absent'}")
     assert "runs/demo/nothing: `hone demo` makes it" in refuse("sft", "model.path=runs/demo/nothing")
+    assert "runs/demo/data/steps.jsonl: No such file or directory: `hone label-steps` makes it" in refuse(
+        "sft", "data=runs/demo/data/steps.jsonl"
+    )
+    assert "runs/process: `hone run process` makes it" in refuse("sft", "model.path=runs/process")
     error = refuse("sft", f"model.path={tmp_path / 'absent'}", f"model.tokenizer={world / 'tokenizer'}")
     assert "no model folder" in error
     assert "there is no config.json in" in refuse("sft", f"model.path={world / 'tokenizer'}")

@@ -174,8 +174,10 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(world: World, tmp_p
         assert main(command) == 0
         said = capsys.readouterr()
         assert said.out.strip() == str(folder)
-        assert "4 of 4 steps are done; for more: hone resume RUN_DIR train.steps=N" in said.err
+        assert f"4 of 4 steps are done; for more: hone resume {out} train.steps=8" in said.err
     assert contents(out) == before
+    assert main(said.err.strip().rpartition("hone ")[2].split()) == 0  # as it is printed
+    assert (out / "checkpoints/step-000008").is_dir()
 
 
 def test_a_run_may_be_moved_and_resumed_from_anywhere(world: World, tmp_path: Path, monkeypatch):

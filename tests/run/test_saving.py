@@ -190,6 +190,15 @@ def test_what_cannot_be_kept_is_said_early(settings, says: str, world: World, tm
     assert not (tmp_path / "run/checkpoints").exists()
 
 
+def test_a_best_metric_that_no_evaluation_has_is_said_at_the_first_one(world: World, tmp_path: Path, capsys):
+    out = tmp_path / "run"
+    given = ["save.best=eval/rewrad", f"eval_data={world.data('problems')}", "train.eval_every=1", "train.steps=2"]
+    assert main([*arguments(recipe(world, "grpo", out), world), *given]) == 2
+    assert "did you mean 'eval/reward'" in capsys.readouterr().err.splitlines()[-1]
+    assert main(["resume", str(out), "save.best=eval/reward"]) == 0  # nothing is lost
+    assert (out / "checkpoints/best").read_text().strip() == "step-000002"
+
+
 def test_latest_is_set_right_where_the_one_it_names_is_damaged(world: World, tmp_path: Path, monkeypatch):
     out = tmp_path / "run"
     package.run(recipe(world, "sft", out, "save.every=2"))

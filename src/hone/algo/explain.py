@@ -229,6 +229,10 @@ SETTINGS: dict[str, Setting] = {
 }
 
 OWN: dict[str, Setting] = {
+    "a2c.entropy": Setting(
+        "weight of a bonus for uncertainty",
+        "raise it (0.03) if entropy falls to 0 and all samples are alike, lower it (0.001) if it does not fall",
+    ),
     "trpo.beta": Setting(
         "strength of the KL to the reference, in the reward; 0: none", "raise it if answers cheat the reward"
     ),
@@ -242,7 +246,7 @@ OWN: dict[str, Setting] = {
     ),
     "grpo.lam": Setting(
         "with a process model as value: how far a step's credit looks ahead, 1 without bias; none: not used",
-        "0.7 to 1, together with process.path=FOLDER",
+        "1, together with process.path=FOLDER; the lower, the more the process model's errors are believed",
     ),
     "gspo.low": Setting(
         "how far below 1 a row's ratio may fall; a mean over tokens moves little, so this is small",

@@ -6,14 +6,14 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from hone.data.convert import LONGER, Grouper, Tally, Tasker
+from hone.data.convert import LONGER, SKIP, Grouper, Tally, Tasker
 from hone.data.files import Read
 from hone.data.locate import Data, Part, Reading, locate
 from hone.data.mix import Mixed
 from hone.data.pairs import used
 from hone.data.parse import shown
 from hone.data.rendering import AT_ONCE
-from hone.data.shapes import Row
+from hone.data.shapes import Row, WrongColumns
 from hone.data.shelf import Shelf
 from hone.data.source import Feed, Source
 from hone.data.stream import Stream
@@ -52,14 +52,16 @@ def plain_rows(part: Part, how: Reading, tally: Tally) -> Iterator[tuple[Row, st
 
 def _translated(read: Read, shelf: Shelf, how: Reading, tally: Tally) -> list[tuple[Row, str]]:
     where = shelf.where(read.number)
+    way = SKIP if how.settings and not how.skip_bad else ""
     try:
         if read.problem:
-            raise HoneError(f"{where} {read.problem}")
+            raise HoneError(f"{where} {read.problem}{way}")
         try:
             rows, note = shelf.translate(read.row)
             made = [used(row, how.pairs) for row in rows]
         except HoneError as error:
-            raise HoneError(f"{where}: {error} (the row: {shown(read.row)})") from error
+            other = "" if isinstance(error, WrongColumns) and not tally.rows else way  # then all rows may be like it
+            raise HoneError(f"{where}: {error}{other} (the row: {shown(read.row)})") from error
     except HoneError as error:
         if not how.skip_bad:
             raise

@@ -18,6 +18,7 @@ from hone.types import Group, Rollout, Stop, Task
 
 Overlong = Literal["error", "drop", "truncate"]
 LONGER = "shorten them, or take a model with a longer context (of a fresh one: model.context)"
+SKIP = "; read.skip_bad=true leaves such rows out"
 LISTED = 3  # bad rows that are shown when they are skipped
 
 
@@ -172,10 +173,12 @@ class Tasker:
 
 
 def _refused(reader: Grouper | Tasker, error: HoneError, row: Row, where: str) -> None:
-    hint = error.hint if isinstance(error, WrongColumns) and reader.settings else ""
+    # rows before had the columns: then other names for them are no remedy
+    hint = error.hint if isinstance(error, WrongColumns) and not reader.tally.rows else SKIP
+    way = hint if reader.settings else ""
     if not reader.skip_bad:
-        raise HoneError(f"{where}: {error}{hint} (the row: {shown(row)})") from error
-    reader.tally.skip(f"{where}: {error}{hint}")
+        raise HoneError(f"{where}: {error}{way} (the row: {shown(row)})") from error
+    reader.tally.skip(f"{where}: {error}{way.removesuffix(SKIP)}")
 
 
 def to_groups(

@@ -17,7 +17,7 @@ from typing import IO, Any, NamedTuple
 
 from hone.data import columnar
 from hone.data.parse import LIMIT, Unreadable, fault_in, kind_of, object_of, over, parse, too_long
-from hone.errors import HoneError
+from hone.errors import HoneError, made_by
 
 EDGE = 64 * 1024  # bytes at each end of a file that identify it, with its length
 LONGEST_LINE = 32 * LIMIT  # bytes after which a line has no end: the file is no text
@@ -88,8 +88,7 @@ class File:
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise HoneError(f"{self.path} is a damaged gzip file ({error}): copy it again") from error
         except OSError as error:
-            reason = error.strerror or str(error)
-            raise HoneError(f"cannot read {self.path}: {reason}: give the path of a dataset file") from error
+            raise self._unreadable(error) from error
 
     def count(self) -> int:
         """How many rows there are, where the file says so; 0: only reading it would tell."""
@@ -142,7 +141,12 @@ class File:
             self._check_regular()
             return call()
         except OSError as error:
-            raise HoneError(f"cannot read {self.path}: {error.strerror}: give the path of a dataset file") from error
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: OSError) -> HoneError:
+        maker = made_by(self.path) if isinstance(error, FileNotFoundError) else ""
+        remedy = maker or "give the path of a dataset file"
+        return HoneError(f"cannot read {self.path}: {error.strerror or error}: {remedy}")
 
 
 def _lines(file: IO[bytes], start: Cursor) -> Iterator[tuple[bytes, int, int]]:

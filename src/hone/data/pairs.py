@@ -62,7 +62,9 @@ def _split_texts(row: Row, texts: Sequence[str]) -> Row:
     if not ends:
         return row
     prompt = texts[0][: ends[-1]]
-    return {**row, "prompt": prompt, **{name: row[name][len(prompt) :] for name in SIDES}}
+    replies = {name: row[name][len(prompt) :] for name in SIDES}
+    # "Assistant: " and nothing more is an empty reply, as it is in a transcript that becomes messages
+    return {**row, "prompt": prompt, **{name: reply if reply.strip() else "" for name, reply in replies.items()}}
 
 
 def _role(message: Any) -> Any:

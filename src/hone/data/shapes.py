@@ -77,7 +77,7 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
     """
     for name, theirs in columns.items():
         if theirs not in row:
-            raise HoneError(f"read.columns.{name} is {theirs}, which is no column: use one of {names_of(row)}")
+            raise WrongColumns(f"read.columns.{name} is {theirs}, which is no column: use one of {names_of(row)}")
     taken = {*columns, *columns.values()}
     rest = {name: value for name, value in row.items() if name not in taken}
     return {**rest, **{name: row[theirs] for name, theirs in columns.items()}}

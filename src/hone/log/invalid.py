@@ -11,6 +11,7 @@ from typing import Any
 from hone.log.sinks import append, mend, read, truncate_after
 
 INVALID = "invalid.jsonl"
+HELD_OUT = "held-out: "  # before a kind that an evaluation met
 Kinds = Mapping[str, tuple[int, str]]  # how often, and the first reason
 TOLD = 20  # kinds that a run tells of as they come; the rest is in the file
 SUMMED = 5  # kinds that its last line names
@@ -52,7 +53,7 @@ class InvalidLog:
             append(self.path, {"step": step, "kind": kind, "count": count, "reason": reason})
         fresh = [kind for kind in kinds if kind not in self._told][: max(0, TOLD - len(self._told))]
         self._told |= set(fresh)
-        return [f"warn: no reward for {_completions(kinds[kind][0])}: {kinds[kind][1]}" for kind in fresh]
+        return [f"warn: no reward for {_completions(kinds[kind][0], kind)}: {kinds[kind][1]}" for kind in fresh]
 
 
 def totals(path: str | Path) -> list[Total]:
@@ -81,5 +82,6 @@ def summary(found: Sequence[Total]) -> str:
     return f"{count} reward{'s were' if count > 1 else ' was'} invalid ({INVALID}): " + "; ".join([*shown, *more])
 
 
-def _completions(count: int) -> str:
-    return "a completion" if count == 1 else f"{count} completions"
+def _completions(count: int, kind: str) -> str:
+    which = "held-out completion" if kind.startswith(HELD_OUT) else "completion"
+    return f"a {which}" if count == 1 else f"{count} {which}s"

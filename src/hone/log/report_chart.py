@@ -9,6 +9,8 @@ from typing import Any
 
 WIDTH, HEIGHT = 320.0, 168.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 10.0, 24.0
+LETTER = 6.6  # the width of a digit at the axis's size, in the widest of the page's fonts
+PLAIN = 7  # characters that a mark's label may have before a power of ten is thought of
 MOST_POINTS = 240  # drawn in one curve; peaks are kept
 SMOOTH_FROM = 24  # points from which a running mean is drawn as well
 HUGE = 1e100  # larger numbers have no place on an axis
@@ -98,16 +100,17 @@ def thinned(run: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps steps and values to the drawing."""
+    """Maps steps and values to the drawing, right of a margin for the labels of values."""
 
     x: tuple[float, float]
     y: tuple[float, float]
+    left: float = LEFT
 
     def at(self, point: Point) -> Point:
         (x0, x1), (y0, y1) = self.x, self.y
         across = (point[0] - x0) / (x1 - x0) if x1 > x0 else 0.5
         up = (point[1] - y0) / (y1 - y0)
-        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+        return self.left + across * (WIDTH - self.left - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
 
 def svg(data: Series, *, name: str) -> str:
@@ -118,7 +121,8 @@ def svg(data: Series, *, name: str) -> str:
     values = [y for _, y in points]
     marks = ticks(min(values), max(values))
     steps = [x for x, _ in points] + list(data.lost)
-    scale = Scale((min(steps), max(steps)), (marks[0], marks[-1]))
+    left = max(LEFT, 8 + LETTER * _longest(mark_labels(marks)))
+    scale = Scale((min(steps), max(steps)), (marks[0], marks[-1]), left)
     said = f"{name} from {label(values[0])} to {label(values[-1])} over {len(points)} points"
     drawn = [thinned(run) for run in data.runs]
     hover = ";".join(_hover(scale, point) for run in drawn for point in run)
@@ -141,12 +145,10 @@ def label_step(step: float) -> str:
 
 def _axes(scale: Scale, marks: Sequence[float]) -> str:
     parts: list[str] = []
-    for mark in marks:
+    for mark, text in zip(marks, mark_labels(marks), strict=True):
         y = scale.at((scale.x[0], mark))[1]
-        parts.append(f'<line class="grid" x1="{LEFT:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(
-            f'<text class="y" x="{LEFT - 6:g}" y="{y + 3.5:.1f}">{_mark_label(mark, marks[1] - marks[0])}</text>'
-        )
+        parts.append(f'<line class="grid" x1="{scale.left:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="y" x="{scale.left - 6:g}" y="{y + 3.5:.1f}">{text}</text>')
     for step in _step_marks(*scale.x):
         x = scale.at((step, scale.y[0]))[0]
         place = "x end" if step == scale.x[1] > scale.x[0] else "x"
@@ -154,14 +156,24 @@ def _axes(scale: Scale, marks: Sequence[float]) -> str:
     return "".join(parts)
 
 
-def _mark_label(mark: float, step: float) -> str:
-    """As many decimals as tell neighbouring marks apart."""
-    if abs(mark) >= 1e6 or step < 1e-4:
-        return f"{mark:.3g}"
-    places = max(0, -math.floor(math.log10(step)))
-    if round(step, places) != round(step, places + 1):
-        places += 1
-    return f"{mark:,.{places}f}"
+def mark_labels(marks: Sequence[float]) -> list[str]:
+    """All in one notation, with the digits that their distance needs: 0.15; 2.5e-05 where that is shorter."""
+    plain, short = _fewest_digits(marks, "f"), _fewest_digits(marks, "g")
+    return plain if plain and _longest(plain) <= max(PLAIN, _longest(short)) else short
+
+
+def _fewest_digits(marks: Sequence[float], form: str) -> list[str]:
+    """The marks in this form of Python's, to a thousandth of their distance; empty where 16 digits do not do."""
+    near = 1e-3 * (marks[1] - marks[0])
+    for digits in range(17):
+        labels = [f"{mark:,.{digits}{form}}" for mark in marks]
+        if all(abs(float(text.replace(",", "")) - mark) <= near for text, mark in zip(labels, marks, strict=True)):
+            return labels
+    return []
+
+
+def _longest(labels: Sequence[str]) -> int:
+    return max(map(len, labels), default=0)
 
 
 def _step_marks(first: float, last: float) -> list[float]:

@@ -19,7 +19,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from hone.errors import HoneError
+from hone.errors import HoneError, made_by
 
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 MANIFEST = "fetched.json"  # where the folder came from and the size of each file
@@ -131,8 +131,8 @@ def _newest(run: Path) -> Path | None:
 
 def absent(folder: Path) -> HoneError:
     """The error for a model's folder that is not there: what brings it."""
-    if folder.parts[:2] == ("runs", "demo"):
-        return HoneError(f"no model folder {folder}: `hone demo` makes it; or give another")
+    if maker := made_by(folder):
+        return HoneError(f"no model folder {folder}: {maker}; or give another")
     name, remedy = str(folder), "check the path"
     if near := get_close_matches(name.lower(), [*PACKAGED, *LLAMA2C], n=1, cutoff=0.8):
         remedy = f"did you mean {near[0]}? `hone fetch {near[0]}` brings it"

@@ -18,5 +18,5 @@ def recipe() -> Recipe:
         train=TrainSpec(steps=140, prompts=16, micro_tokens=16_384),
         read=ReadSpec(overlong="drop"),
         optim=OptimSpec(lr=5e-5, warmup=10, schedule="cosine"),
-        save=SaveSpec(every=50, keep=1),
+        save=SaveSpec(every=50),
     )

@@ -19,5 +19,5 @@ def recipe() -> Recipe:
         train=TrainSpec(steps=200, prompts=16, micro_tokens=16_384),
         read=ReadSpec(overlong="drop"),
         optim=OptimSpec(lr=5e-5, warmup=10),
-        save=SaveSpec(every=50, keep=2),
+        save=SaveSpec(every=50),
     )

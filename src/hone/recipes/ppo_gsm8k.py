@@ -21,5 +21,5 @@ def recipe() -> Recipe:
         train=TrainSpec(steps=200, prompts=32, minibatches=4, micro_tokens=16_384),
         read=ReadSpec(overlong="drop"),
         optim=OptimSpec(lr=5e-5, critic_lr=5e-4, warmup=20),
-        save=SaveSpec(every=50, keep=2),
+        save=SaveSpec(every=50),
     )

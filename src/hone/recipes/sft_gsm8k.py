@@ -14,5 +14,5 @@ def recipe() -> Recipe:
         train=TrainSpec(steps=350, prompts=64, micro_tokens=16_384, eval_every=50),
         read=ReadSpec(overlong="drop"),
         optim=OptimSpec(lr=1e-4, warmup=20, schedule="cosine", weight_decay=0.01),
-        save=SaveSpec(every=100, keep=1),
+        save=SaveSpec(every=100),
     )
