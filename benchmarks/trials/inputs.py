@@ -107,10 +107,7 @@ def no_file(make: Callable[[Path], None], suffix: str, words: tuple[str, ...]) -
     """A run on it ends at once, in one line."""
     path = folder() / f"{make.__name__}{len(os.listdir(folder()))}{suffix}"
     make(path)
-    run = hone(*words, f"data={path}", folder=_run_folder(), seconds=25)
-    if run.returncode != 2 or len(run.stderr.splitlines()) != 1:
-        return f"exit code {run.returncode}: {run.stderr[-120:]}"
-    return None if "bug" not in run.stderr else run.stderr
+    return _one_line(*words, f"data={path}")
 
 
 @cache
@@ -150,6 +147,62 @@ def bomb(path: Path) -> None:
             file.write(b'{"text": "a"}\n' * 200_000)
 
 
+def many_aliases(path: Path) -> None:
+    path.write_text("a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} {{x: *a{i - 1}, y: *a{i - 1}}}\n" for i in range(1, 40)))
+
+
+def many_merges(path: Path) -> None:
+    lines = [f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 40)]
+    path.write_text("a0: &a0 {x: 1}\n" + "".join(lines))
+
+
+def many_names(path: Path) -> None:
+    path.write_text("".join(f"k{i}: 1\n" for i in range(60_000)))
+
+
+def ends_the_program(path: Path) -> None:
+    path.write_text("raise SystemExit\n")
+
+
+def ends_when_called(path: Path) -> None:
+    path.write_text("import sys\n\n\ndef recipe():\n    sys.exit(3)\n")
+
+
+def as_settings(make: Callable[[Path], None]) -> str | None:
+    path = folder() / f"{make.__name__}.yaml"
+    make(path)
+    return _one_line("run", "r.py", "--config", str(path), *RUN[2:])
+
+
+def as_recipe(make: Callable[[Path], None]) -> str | None:
+    path = folder() / f"{make.__name__}.py"
+    make(path)
+    return _one_line("run", str(path), *RUN[2:])
+
+
+def among_recipes(make: Callable[[Path], None]) -> str | None:
+    """`hone recipes NAME` is asked for what is no file of text."""
+    (_run_folder() / "recipes").mkdir(exist_ok=True)
+    make(_run_folder() / "recipes" / f"{make.__name__}.py")
+    return _one_line("recipes", make.__name__)
+
+
+def beyond(setting: str) -> str | None:
+    return _one_line(*RUN, setting, says="it must be at most")
+
+
+def _one_line(*words: str, says: str = "hone: error: ") -> str | None:
+    """The command must end at once, in one line."""
+    run = hone(*words, folder=_run_folder(), seconds=25)
+    if run.returncode != 2 or len(run.stderr.splitlines()) != 1:
+        return f"exit code {run.returncode}: {run.stderr[-120:]}"
+    return None if "bug" not in run.stderr and says in run.stderr else run.stderr
+
+
+HUGE = (
+    "train.reward_memory=1e308", "train.threads=1000000000000000000", "lora.rank=1000000000000000000",
+    "train.epochs=1000000000000000000", "train.prompts=1000000000000000000", "sample.group=1000000000000000000",
+)  # fmt: skip
 RUN = ("run", "r.py", "model.tokenizer=tokenizer", "out=run", "train.steps=1", "algo=pretrain")
 
 
@@ -176,3 +229,12 @@ def cases(quick: bool) -> Iterator[Case]:
         yield Case(
             "pipes, devices and files without an end", f"{make.__name__}{suffix}", partial(no_file, make, suffix, RUN)
         )
+    group = "recipes and settings that no run should follow"
+    for make in (many_aliases,) if quick else (many_aliases, many_merges, many_names, pipe, zeros, subfolder):
+        yield Case(group, f"a settings file: {make.__name__}", partial(as_settings, make))
+    for make in (ends_the_program, ends_when_called):
+        yield Case(group, f"a recipe: {make.__name__}", partial(as_recipe, make))
+    for make in (pipe,) if quick else (pipe, zeros, subfolder):
+        yield Case(group, f"among the recipes: {make.__name__}", partial(among_recipes, make))
+    for setting in HUGE[:1] if quick else HUGE:
+        yield Case(group, setting, partial(beyond, setting))

@@ -64,6 +64,14 @@ TEMPLATES = {
     "many lists": "{% set ns = namespace(s=[]) %}" + LOOP + "{% set ns.s = ns.s + [('x' * 49999999)] %}" + ENDFOR,
     "a dictionary of texts": LOOP + "{% set _ = {i: 'x' * 9999999} | tojson | length %}" + ENDFOR,
     "set blocks": "{% set a %}" + LOOP + "{{ 'x' * 9999 }}" + ENDFOR + "{% endset %}{{ a | length }}",
+    "a width of a format": "{{ '{:>999999999}'.format(1) }}",
+    "a text that refers to itself": "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
+    "a loop that calls itself": "{% for x in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
+    "100,000 brackets": "{{ " + "(" * 100_000 + "1" + ")" * 100_000 + " }}",
+    "5,000 conditions": "{% if 1 %}" * 5000 + "{% endif %}" * 5000,
+    "many arguments": "{{ range(*([1] * 10 ** 7)) }}",
+    "a date of many fields": "{{ strftime_now('%c' * 10000000) }}",
+    "an error of many lines": "{{ raise_exception('a\\n' * 10000000) }}",
     "counting": "{% set s = 'a' * 9999999 %}{{ s.count('a' * 99999 ~ 'b') }}" * 99,
 }  # fmt: skip
 CONFIG: dict[str, Any] = {

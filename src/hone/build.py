@@ -145,7 +145,9 @@ def tokenizer(spec: ModelSpec) -> Tokenizer:
 def loaded(model: str | Path) -> tuple[Tokenizer, Decoder]:
     """The tokenizer and the model of a folder or fetched name, where and in what this machine suggests."""
     folder, (device, dtype) = folder_of(model), place()
-    return Tokenizer.load(folder), load_decoder(folder).to(device, dtype)
+    vocabulary, found = Tokenizer.load(folder), load_decoder(folder)
+    check_fits(vocabulary, found.config.vocab_size)
+    return vocabulary, found.to(device, dtype)
 
 
 def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:

@@ -35,6 +35,7 @@ REMEDIES = {
     errno.EEXIST: "a file is in the way, choose another path",
     errno.EISDIR: "give a file, not a folder",
 }
+CHECK = "check the path and what it is on"
 WRITABLE = "choose a folder that you may write to, with out=FOLDER"
 RUN_REMEDIES = {
     **REMEDIES,
@@ -96,7 +97,7 @@ def explain(error: BaseException, *, run: bool = True) -> tuple[int, str]:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         remedy = (RUN_REMEDIES if run else REMEDIES).get(error.errno or 0)
-        return 2, f"error: {where}{error.strerror or error}{f'; {remedy}' if remedy else ''}"
+        return 2, f"error: {where}{error.strerror or error}; {remedy or CHECK}"
     kind = type(error).__name__
     if isinstance(error, MemoryError) or kind == "OutOfMemoryError" or "can't allocate memory" in str(error):
         said = " ".join(str(error).split())[:200] or kind

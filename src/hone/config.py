@@ -8,6 +8,7 @@ import difflib
 import inspect
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from functools import cache, partial
@@ -17,11 +18,13 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 import yaml
 
 from hone.errors import HoneError, not_utf8
+from hone.textfile import read_text
 from hone.values import Misfit, fit, mapping_value, read, words
 
 C = TypeVar("C")
 T = TypeVar("T")
 _NOTHING = ("", "none", "null", '""', "''")
+MOST_VALUES = 1_000_000  # of a settings file, aliases written out
 Source = Callable[[Any], Any]  # annotation -> a value that fits it, or Misfit
 
 # What other frameworks call a setting of a recipe.
@@ -142,8 +145,8 @@ def unknown(kind: str, name: str, known: Iterable[str], *, owner: str = "", mean
     names = [str(k) for k in known]
     hint = did_you_mean(name, names, meant=meant) or ";"
     has = f"{owner} has" if owner else "there are"
-    listed = ", ".join(names) or "none"
-    return HoneError(f"no {kind} {name!r}{hint} {has} {listed}")
+    listed = ", ".join(names) or f"none: write one, or name another {'file' if owner else kind}"
+    return HoneError(f"no {kind} {name!r:.200}{hint} {has} {listed}")
 
 
 def did_you_mean(name: str, names: Sequence[str], *, meant: str = "") -> str:
@@ -248,14 +251,34 @@ def _leaves(values: Mapping[Any, Any], above: list[str]) -> Iterable[tuple[list[
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without two traps: 1e-4 is a number here, and a key given twice is an error."""
+    """YAML without three traps: 1e-4 is a number here, and a key given twice or an alias bomb is an error."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """As usual, but what aliases stand for counts: forty lines of them can name a trillion values."""
+        node = super().get_single_node()
+        values = _written_out(node, {}) if node is not None else 0
+        if values > MOST_VALUES:
+            number = f"over {MOST_VALUES} values" if values < math.inf else "settings that are nested without end"
+            raise yaml.MarkedYAMLError(problem=f"its aliases stand for {number}: write each as name: value")
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """As usual, but no key may hide another."""
-        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-        if twice := [key for key in keys if keys.count(key) > 1]:
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [key for key, count in keys.items() if count > 1]:
             raise yaml.MarkedYAMLError(problem=f"{twice[0]!r} is given twice", problem_mark=node.start_mark)
         return cast(dict[Any, Any], super().construct_mapping(node, deep=deep))
+
+
+def _written_out(node: yaml.Node, sizes: dict[yaml.Node, float]) -> float:
+    """How many values there would be without aliases: endless where a table holds itself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    if node not in sizes:
+        sizes[node] = math.inf
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [(item,) for item in node.value]
+        sizes[node] = 1 + sum(_written_out(inner, sizes) for pair in pairs for inner in pair)
+    return sizes[node]
 
 
 _EXPONENT = re.compile(r"^[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$")
@@ -266,7 +289,7 @@ def _load_yaml(path: Path) -> Any:
     if not path.is_file():
         raise HoneError(f"no file {path}: check the path of the settings file")
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), _Loader)  # a SafeLoader: plain values only
+        return yaml.load(read_text(path), _Loader)  # a SafeLoader: plain values only
     except UnicodeDecodeError as error:
         raise not_utf8(path, error) from error
     except Exception as error:  # a value that is not of its tag raises whatever Python does

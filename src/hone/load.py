@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -11,7 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from hone.config import unknown
-from hone.errors import HoneError
+from hone.errors import HoneError, not_utf8
+from hone.textfile import read_text
 
 
 def recipe_folders() -> list[Path]:
@@ -40,7 +42,7 @@ def load_recipe(source: str) -> Callable[[], Any]:
         raise HoneError(f"{path} has several functions or none: choose one with {source}:NAME ({_listed(functions)})")
     if name not in functions:
         raise unknown("function", name, functions, owner=str(path))
-    return _checked(functions[name], f"{path}:{name}")
+    return _checked(functions[name], path, name)
 
 
 def load_function(reference: str) -> Callable[..., Any]:
@@ -54,11 +56,21 @@ def load_function(reference: str) -> Callable[..., Any]:
     return getattr(module, name)
 
 
+def source(path: Path) -> str:
+    """The text of a recipe's file."""
+    try:
+        return read_text(path)
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error) from error
+    except OSError as error:
+        raise HoneError(f"cannot read {path}: {error.strerror}: put a Python file there") from error
+
+
 def summary(path: Path) -> str:
     """The first line of a file's docstring, without running the file."""
     try:
-        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    except (SyntaxError, ValueError) as error:
+        text = ast.get_docstring(ast.parse(source(path)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError, HoneError) as error:
         return f"(cannot be read: {error})"
     return (text or "").partition("\n")[0]
 
@@ -85,13 +97,29 @@ def _load(path: Path) -> ModuleType:
         sys.path.append(folder)  # last: a recipe may import its neighbours, but hide no library
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
         del sys.modules[name]
-        if isinstance(error, HoneError):
+        if isinstance(error, HoneError | KeyboardInterrupt):
             raise
-        line = f" line {error.lineno}" if isinstance(error, SyntaxError) else ""
-        raise HoneError(f"{path}{line} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise _failed(error, path, "cannot be loaded") from error
     return module
+
+
+def _failed(error: BaseException, path: Path, what: str) -> HoneError:
+    """The error for users of what their file raised, which need be no Exception."""
+    if isinstance(error, SystemExit):  # a script that ends itself: `hone` would end with its code, 0 as a rule
+        guard = 'put what it runs under `if __name__ == "__main__":`'
+        return HoneError(f"{path}{_line(error, path)} {what}: it ends the program, as sys.exit() does: {guard}")
+    return HoneError(f"{path}{_line(error, path)} {what}: {type(error).__name__}: {error}: correct it")
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """Where in the file it was raised."""
+    if isinstance(error, SyntaxError):
+        return f" line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    numbers = [frame.lineno for frame in frames if frame.filename == str(path.resolve())]
+    return f" line {numbers[-1]}" if numbers else ""
 
 
 def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
@@ -108,14 +136,19 @@ def _listed(functions: dict[str, Callable[..., Any]]) -> str:
     return ", ".join(functions) or "it has none"
 
 
-def _checked(function: Callable[..., Any], source: str) -> Callable[[], Any]:
-    empty = inspect.Parameter.empty
+def _checked(function: Callable[..., Any], path: Path, name: str) -> Callable[[], Any]:
+    source, empty = f"{path}:{name}", inspect.Parameter.empty
     asked = [p.name for p in inspect.signature(function).parameters.values() if p.default is empty]
     if asked:
         raise HoneError(f"{source} wants {', '.join(asked)}: a recipe takes no arguments, or has defaults for them")
 
     def build() -> Any:
-        recipe = function()
+        try:
+            recipe = function()
+        except (Exception, KeyboardInterrupt):
+            raise  # the command says what to do about these, and --debug shows where
+        except BaseException as error:
+            raise _failed(error, path, f"fails in {name}()") from error
         if not is_dataclass(recipe) or isinstance(recipe, type):
             raise HoneError(f"{source} returned {type(recipe).__name__}: a recipe returns a hone.Recipe")
         return recipe

@@ -30,7 +30,13 @@ ABOVE: dict[str, float] = {
     "sample.temperature": 0, "sample.top_p": 0, "train.mismatch_cap": 0, "optim.lr": 0, "optim.clip_norm": 0,
     "lora.alpha": 0, "train.reward_timeout": 0, "process.weight": 0,
 }  # fmt: skip
-AT_MOST: dict[str, float] = {"sample.top_p": 1, "sample.min_p": 1, "train.max_invalid": 1}
+AT_MOST: dict[str, float] = {
+    "sample.top_p": 1, "sample.min_p": 1, "train.max_invalid": 1, "train.reward_memory": 2**20,
+    "train.reward_timeout": 10**7,
+    # more is a slip of the hand: the run would not end, or not fit into any machine
+    "train.threads": 4096, "train.prompts": 10**7, "train.epochs": 10**5, "sample.group": 10**6, "lora.rank": 10**5,
+    "model.layers": 4096,
+}  # fmt: skip
 
 
 def validate(recipe: Recipe) -> None:

@@ -22,6 +22,7 @@ from hone.model.scorer import Scorer
 from hone.model.stored import stored
 from hone.model.whole import save_whole
 from hone.recipe import Recipe
+from hone.textfile import read_text
 from hone.train import checkpoint
 from hone.train.examine import local
 from hone.train.learner import Learner
@@ -131,7 +132,7 @@ def _is_half(learner: Learner) -> bool:
 def score_of(folder: Path, metric: str) -> float | None:
     """What a checkpoint scored by the metric; None where it was not measured, or cannot be read."""
     try:
-        score = json.loads((folder / STATE).read_text())["score"]
+        score = json.loads(read_text(folder / STATE))["score"]
         return float(score["value"]) if score["metric"] == metric else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -17,14 +17,15 @@ ORDER = [
 LEAVES = {  # may be imported from anywhere, and import only these
     "errors": set[str](),
     "values": set[str](),
-    "config": {"errors", "values"},
+    "textfile": set[str](),
+    "config": {"errors", "textfile", "values"},
     "log": {"errors", "types"},
     "recipe_parts": {"errors", "config"},
     "recipe": {"config", "log", "recipe_parts"},
     "recipe_rules": {"errors", "values", "config", "recipe", "recipe_parts"},
     "outline": {"recipe"},
     "changes": {"errors", "config", "recipe"},
-    "load": {"errors", "config"},
+    "load": {"errors", "config", "textfile"},
 }
 # settings stop at the edge: below it, functions take plain arguments
 EDGE = {"config", "recipe", "recipe_parts", "recipe_rules", "outline", "changes", "load", "values"}

@@ -7,7 +7,7 @@ from typing import Any
 from hone.commands.command import Command, first_line, show
 from hone.commands.settings import INDENT, text_width, wrapped, written
 from hone.config import settings_of, unknown
-from hone.load import list_recipes, recipe_file, summary
+from hone.load import list_recipes, recipe_file, source, summary
 
 
 def _algos_options(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def _recipes(arguments: argparse.Namespace) -> None:
         show({name: summary(path) for name, path in list_recipes().items()})
         print("\n`hone recipes NAME` prints one; `hone run NAME a.b=value` runs it with other settings.")
         return
-    print(recipe_file(arguments.name).read_text(encoding="utf-8").rstrip())
+    print(source(recipe_file(arguments.name)).rstrip())
 
 
 def _algos(arguments: argparse.Namespace) -> None:

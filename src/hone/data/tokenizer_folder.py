@@ -19,6 +19,7 @@ LARGEST = 256 << 20  # bytes of a tokenizer.json; the largest that are published
 # What reading it may take, and more for each of its bytes.
 SECONDS, BYTES_A_SECOND = 5.0, 1 << 20
 MEMORY, BYTES_A_BYTE = 512 << 20, 40
+LARGEST_TEMPLATE = 32 << 20  # bytes, as of the JSON file in which it may stand
 OLDER = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")  # what transformers can make tokenizer.json of
 
 
@@ -110,16 +111,21 @@ def _add_tokens(inner: tokenizers.Tokenizer, config: Config, folder: Path) -> No
     added = config.get("added_tokens_decoder") or {}
     if not isinstance(added, dict) or not all(ID.fullmatch(i) and isinstance(t, dict) for i, t in added.items()):
         raise HoneError(f"{where}: added_tokens_decoder is not an object of tokens by id: correct it")
-    for i, token in sorted(((int(i), token) for i, token in added.items()), key=lambda pair: pair[0]):
-        text = token.get("content")
-        if not isinstance(text, str):
-            raise HoneError(f"{where}: added token {i} has no content: correct it")
-        if inner.token_to_id(text) is None:
-            flags = {k: bool(token[k]) for k in ("single_word", "lstrip", "rstrip", "normalized") if k in token}
-            add = inner.add_special_tokens if token.get("special") else inner.add_tokens
-            add([tokenizers.AddedToken(text, **flags)])
-        if inner.token_to_id(text) != i:
-            raise HoneError(f"{where}: {text} is token {i}, in tokenizer.json {inner.token_to_id(text)}: correct one")
+    tokens = {int(i): added[i] for i in sorted(added, key=int)}
+    if wrong := [i for i, token in tokens.items() if not isinstance(token.get("content"), str)]:
+        raise HoneError(f"{where}: added token {wrong[0]} has no content: correct it")
+    new = [token for token in tokens.values() if inner.token_to_id(token["content"]) is None]
+    # All at once, for each call goes through all that were added before; the special ones then get their mark.
+    inner.add_tokens([_added(token) for token in new])
+    inner.add_special_tokens([_added(token) for token in new if token.get("special")])
+    for i, token in tokens.items():
+        if (found := inner.token_to_id(token["content"])) != i:
+            raise HoneError(f"{where}: {token['content']} is token {i}, in tokenizer.json {found}: correct one")
+
+
+def _added(token: Config) -> tokenizers.AddedToken:
+    flags = {key: bool(token[key]) for key in ("single_word", "lstrip", "rstrip", "normalized") if key in token}
+    return tokenizers.AddedToken(token["content"], **flags)
 
 
 def _names(config: Config, folder: Path) -> dict[str, str | None]:
@@ -179,7 +185,7 @@ def _templates(config: Config, folder: Path) -> dict[str, str]:
             named["default"] = template
     files = [folder / "chat_template.jinja", *sorted((folder / "additional_chat_templates").glob("*.jinja"))]
     for path in files:
-        if path.is_file():
+        if path.exists() or path.is_symlink():
             name = "default" if path.parent == folder else path.stem
             named[name] = _read_text(path)
     if not all(isinstance(name, str) and isinstance(template, str) for name, template in named.items()):
@@ -188,6 +194,11 @@ def _templates(config: Config, folder: Path) -> dict[str, str]:
 
 
 def _read_text(path: Path) -> str:
+    """A template; without the one that it names a model would answer as another."""
+    if not path.is_file():
+        raise HoneError(f"{path} is no file: copy it again, or remove it if the model shall do without")
+    if path.stat().st_size > LARGEST_TEMPLATE:
+        raise HoneError(f"{path} has more than {LARGEST_TEMPLATE >> 20} MiB, which no template needs: copy it again")
     try:
         return path.read_bytes().decode()  # bytes: read_text would turn "\r\n" into "\n"
     except UnicodeDecodeError as error:

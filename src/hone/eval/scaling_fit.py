@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +39,7 @@ def read_runs(rows: Iterable[Mapping[str, Any]], *, name: str = "runs") -> list[
         for key in ("params", "tokens", "loss"):
             value: Any = row.get(key)
             number_given = isinstance(value, int | float) and not isinstance(value, bool)
-            if not (number_given and value > 0 and math.isfinite(value)):
+            if not (number_given and 0 < value <= sys.float_info.max):
                 raise HoneError(f'{name} row {number}: "{key}" is {value!r}, expected a number above 0: correct it')
             values.append(float(value))
         runs.append((values[0], values[1], values[2]))

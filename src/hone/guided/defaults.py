@@ -1,6 +1,6 @@
 """How a model writes where nobody says it: by its generation_config.json, and by what its context leaves."""
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,7 +82,7 @@ def _length(how: Sampling, config: Mapping[str, Any], context: int) -> tuple[int
 
 def _number(config: Mapping[str, Any], name: str, default: float) -> float:
     value = config.get(name)
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max
     return float(value) if fits else default  # pyright: ignore[reportArgumentType]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.log import sinks
+from hone.textfile import read_text
 
 Row = dict[str, Any]
 
@@ -37,7 +38,7 @@ class Ledger:
             about.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
             return
         try:
-            before = json.loads(about.read_text(encoding="utf-8"))
+            before = json.loads(read_text(about))
             if not isinstance(before, dict):
                 raise ValueError("it holds no settings")
         except (OSError, ValueError, RecursionError) as error:

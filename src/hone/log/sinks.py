@@ -131,6 +131,8 @@ def truncate_after(path: str | Path, step: int) -> None:
 
 def mend(path: Path) -> None:
     """Drops a torn last line, which would otherwise swallow the next one appended."""
+    if path.exists() and not path.is_file():
+        raise HoneError(f"{path} is no file, but a pipe, a device or a folder: remove it")
     if not path.exists() or not path.stat().st_size:
         return
     with path.open("rb") as file:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import HoneError, made_by
+from hone.textfile import read_text
 
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 MANIFEST = "fetched.json"  # where the folder came from and the size of each file
@@ -75,9 +76,9 @@ def place(name: str) -> Path:
 def is_whole(folder: Path) -> bool:
     """Whether every file that was fetched is still there in its size."""
     try:
-        sizes: dict[str, int] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["sizes"]
+        sizes: dict[str, int] = json.loads(read_text(folder / MANIFEST))["sizes"]
         return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
 
 
@@ -170,7 +171,7 @@ def _source(name: str, file: Path | None) -> str:
 
 
 def _source_of(folder: Path) -> Any:
-    return json.loads((folder / MANIFEST).read_text(encoding="utf-8")).get("source")
+    return json.loads(read_text(folder / MANIFEST)).get("source")
 
 
 def _bring(name: str, file: Path | None, aside: Path, scratch: Path, note: Callable[[str], None]) -> str:

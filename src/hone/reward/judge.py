@@ -17,6 +17,7 @@ from hone.log.samples import prompt_text
 from hone.reward.endpoint import Failed
 from hone.reward.outcome import invalid
 from hone.reward.verdict import mark, winner
+from hone.textfile import read_text
 from hone.types import Outcome, Task
 
 Ask = Callable[..., str]  # (messages, *, temperature, max_tokens, seed) -> text, or Failed
@@ -150,7 +151,7 @@ class Judge:
 
 def _file(folder: Path, name: str) -> str:
     try:
-        return (folder / name).read_text(encoding="utf-8") if name else ""
+        return read_text(folder / name) if name else ""
     except UnicodeDecodeError as error:
         raise not_utf8(folder / name, error) from error
     except (OSError, ValueError) as error:

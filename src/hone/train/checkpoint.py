@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import HoneError
+from hone.textfile import read_text
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
@@ -103,7 +104,7 @@ def sweep(folder: Path) -> None:
 def verify(folder: Path) -> None:
     """Every file of the manifest is there and has its hash, or HoneError."""
     try:
-        manifest: Any = json.loads((folder / MANIFEST).read_text())
+        manifest: Any = json.loads(read_text(folder / MANIFEST))
     except (OSError, ValueError, RecursionError) as error:
         raise HoneError(f"{folder} is not a complete checkpoint: no readable {MANIFEST}; use an earlier one") from error
     if not isinstance(manifest, dict) or not manifest:
@@ -126,7 +127,7 @@ def digest(path: Path) -> str:
 
 def sync(path: Path) -> None:
     """What was written to the file, or the names in the folder, outlive a loss of power from now on."""
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place would be waited for
     try:
         os.fsync(handle)
     finally:
@@ -221,6 +222,6 @@ def latest(
 def read_json(path: Path, *, remedy: str = "use an earlier checkpoint") -> Any:
     """The file's content, or HoneError."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise HoneError(f"{path} cannot be read ({error}): {remedy}") from error

@@ -108,6 +108,8 @@ class Guard:
 def load_rows(path: Path) -> tuple[Batch, dict[str, Any]]:
     """The batch of a skipped update, and what was known of it."""
     try:
+        if not path.is_file():
+            raise ValueError("it is no file")  # a pipe would be waited for
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {})["hone"])
             columns = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118

@@ -1,6 +1,7 @@
 """Losses that leap: told by how far one lies above the median of those before it, in units of their usual deviation."""
 
 import math
+import sys
 from collections.abc import Mapping
 from statistics import median
 from typing import Any, cast
@@ -45,7 +46,9 @@ class Spikes:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
         usual, tried = (state.get(name) if isinstance(state, Mapping) else None for name in ("usual", "tried"))
-        numbers = isinstance(usual, list) and all(type(x) in (int, float) and math.isfinite(x) for x in usual)
+        numbers = isinstance(usual, list) and all(
+            type(x) in (int, float) and abs(x) <= sys.float_info.max for x in usual
+        )
         if not numbers or not isinstance(tried, list) or not all(isinstance(name, str) for name in tried):
             raise HoneError("cannot resume: the losses so far are damaged: resume from another checkpoint")
         self._usual, self.tried = list(cast(list[float], usual)), list(tried)

@@ -15,6 +15,7 @@ from hone.data.corpus.words import normal_words, run_hashes
 from hone.data.shelf import Shelf
 from hone.data.source import read_rows
 from hone.errors import HoneError, not_utf8
+from hone.textfile import read_text
 
 MOSTLY = 0.8  # an item with this share of its runs found is counted as mostly seen
 
@@ -118,7 +119,7 @@ def read_items(path: str, fields: Sequence[str] = ()) -> list[list[str]]:
         raise HoneError(f"there is no evaluation set {path}: give a .jsonl, .json or .txt file, or a name like gsm8k")
     if path.endswith(".txt"):
         try:
-            lines = Path(path).read_text(encoding="utf-8").split("\n")
+            lines = read_text(Path(path)).split("\n")
         except UnicodeDecodeError as error:
             raise not_utf8(path, error) from error
         return [[line] for line in lines if line.strip()]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hone.errors import HoneError
+from hone.textfile import read_text
 
 ASIDE, LOCK = ".part", ".lock"
 
@@ -33,7 +34,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """A table that `write_json` wrote, or HoneError."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise HoneError(f"{path} is damaged ({error}): start it anew with --restart") from error
     if not isinstance(found, dict):

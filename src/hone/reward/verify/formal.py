@@ -8,6 +8,7 @@ from typing import Any
 
 from hone.errors import HoneError, not_utf8
 from hone.reward.verify.format import answer_tag, said
+from hone.textfile import read_text
 
 MAX_TEXT = 100_000  # characters: what is longer is refused, not cut
 SHALLOW = 20  # brackets, which any schema can be followed through
@@ -26,7 +27,7 @@ def document(completion: str) -> str:
 
 def _read(path: str, kind: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_text(Path(path))
     except UnicodeDecodeError as error:
         raise not_utf8(path, error) from error
     except (OSError, ValueError) as error:
