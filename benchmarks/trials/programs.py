@@ -115,6 +115,10 @@ def tests() -> Iterator[Case]:
         yield Case("functions and objects among tests", f"{code}: {test}", listed(wanted, code, test))
     for code, test, wanted in shapes.UNITTEST:
         yield Case("runs of unittest", f"{code}: {test}", listed(wanted, code, test))
+    for code, test, wanted in shapes.RAISED:
+        yield Case("expected exceptions", f"{code}: {test}", listed(wanted, code, test))
+    for code, test, wanted in (*shapes.OBJECTS, *shapes.COROUTINES):
+        yield Case("functions and objects among tests", f"{code}: {test}", listed(wanted, code, test))
     for code, test, wanted in shapes.BLIND:
         yield Case("tests that cannot run are invalid", f"{code}: {test}", listed(wanted, code, test))
     for test in programs.CANNOT_RUN:

@@ -24,3 +24,15 @@ def test_a_failed_run_of_unittest_fails_its_test_and_what_leaves_a_test_passes_n
 
 def test_tests_that_cannot_see_the_program_from_their_own_sandbox_are_invalid():
     assert misjudged(shapes.BLIND) == []
+
+
+def test_objects_of_classes_that_tests_name_do_what_they_do_in_one_process():
+    assert misjudged(shapes.OBJECTS) == []
+
+
+def test_coroutines_of_a_program_can_be_awaited():
+    assert misjudged(shapes.COROUTINES) == []
+
+
+def test_an_exception_keeps_its_attributes_and_its_bases():
+    assert misjudged(shapes.RAISED) == []

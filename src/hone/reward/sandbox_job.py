@@ -22,7 +22,8 @@ from typing import Any, NoReturn
 
 from hone.reward import sandbox_values as values
 from hone.reward import sandbox_wall as wall
-from hone.reward.sandbox_objects import Line, stand_ins, told
+from hone.reward.sandbox_objects import Line, stand_ins
+from hone.reward.sandbox_raised import told
 
 RESULT = 3  # the descriptor that records go to
 LOCKED_IN = b"locked in"  # the client reads it before it sends the program, which could take it away
