@@ -67,5 +67,6 @@ def raised(answer: Mapping[str, Any], classes: Mapping[str, type[BaseException]]
 def raisable(name: str, kinds: Sequence[str]) -> type[BaseException]:
     """A class for an exception of the program, derived from the nearest of its bases that Python itself has."""
     known = (getattr(builtins, str(kind), None) for kind in kinds)
-    base = next((kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)), Exception)
-    return type(name, (base,), {})
+    bases = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)]
+    made: Any = type(name, (*bases[:1],) or (Exception,), {})
+    return made

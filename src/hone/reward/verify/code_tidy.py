@@ -51,7 +51,11 @@ def without_prose(text: str, *, least: int = 0) -> str:
 
 
 def readings(code: str, *, closed: bool) -> Iterator[str]:
-    """The code, and what it is without marks, indentation, prompts or, if its fence is not closed, what follows it."""
+    """The code, and what it is without marks, indentation, prompts or, if its fence is not closed, what follows it.
+
+    >>> list(readings("x = 1\\nThat is all.", closed=False))[-1]
+    'x = 1'
+    """
     plain = _LAST.sub("\n", _FIRST.sub("", code, count=1) if _FIRST.match(code) else code)
     yield plain
     yield textwrap.dedent(plain)
