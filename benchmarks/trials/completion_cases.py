@@ -48,6 +48,29 @@ FUNCTIONS = (  # for tests of add
     (f"{F}python def add(a, b):\n    return a + b\n{F}", 1.0),
     (f"{F}python\nadd = lambda a, b: a + b\n{F}", 1.0),
     (f"{F}python\n{ADD}\nif __name__ == '__main__':\n    print(add(int(input()), 1))\n{F}", 1.0),
+    (f"{F}python\n{ADD}\nThis adds the numbers.", 1.0),
+    (f"{F}python\n{ADD}\nprint(add(1,", 1.0),
+    (f"{F}python\n{WRONG}\nprint(add(1,", 0.0),
+    (f"{F}python\n{ADD}\nThis adds the numbers.\n{F}", 0.0),  # it is said to be the program
+    (f"{F}python\n{ADD}\n>>> add(1, 2)\n3\n{F}", 1.0),
+    (f"{F}pycon\n>>> def add(a, b):\n...     return a + b\n...\n>>> add(1, 2)\n3\n{F}", 1.0),
+    (f"{F}Python 3\n{ADD}{F}", 1.0),
+    (f"{F}\npython\n{ADD}{F}", 1.0),
+    (f"[BEGIN]\n{ADD}[DONE]", 1.0),
+    (f"[PYTHON]\n{ADD}[/PYTHON]", 1.0),
+    (f"{ADD}{F}\n\nThis adds the numbers.", 1.0),  # the prompt has opened the fence
+    (f"{WRONG}{F}\n\nThis adds the numbers.", 0.0),
+    ("Here it is:\n\n    def add(a, b):\n        return a + b\n\nDone.", 1.0),
+    ("Use `add = lambda a, b: a + b` for that.", 1.0),
+    ("Use `add = lambda a, b: a - b` for that.", 0.0),
+    (f"{F}python\nimport operator\n{F}\n{F}python\nfrom __future__ import annotations\nadd = operator.add\n{F}", 1.0),
+    (f"{F}python\nfrom typing import *\n{F}\n{F}python\ndef add(a: Union[int, str], b):\n    return a + b\n{F}", 1.0),
+    (
+        f"{F}python\nt = {{}}\nfor i in range(9):\n    t[i] = i\nprint(t)\n{F}\n{F}python\n"
+        f"def add(a, b):\n    return t[a] + t[b]\n{F}",
+        1.0,
+    ),
+    (f"{F}python\nfor add in [lambda a, b: a + b]:\n    pass\n{F}\n{F}python\nprint(add(1, 2))\n{F}", 1.0),
     (ADD, 1.0),
     (f"Here it is:\n\n{ADD}\nThis adds the two numbers.\n", 1.0),
     ("I cannot do this.", 0.0),
@@ -70,6 +93,9 @@ PROGRAMS = (  # for scripts that read two numbers and print their sum
     (f"{F}python\nprint(0)\n{F}\nNo:\n{F}python\n{SUMS}{F}", 1.0),
     (f"Here:\nimport sys\n{SUMS}\nExplanation: it adds.", 1.0),
     (f"{F}python\n{SUMS}{F}\nOr:\n{F}python\n{SUMS.replace('+', '-')}{F}", 0.0),
+    (f"{SUMS}{F}\nIt adds.", 1.0),
+    (f"[BEGIN]\n{SUMS}[DONE]", 1.0),
+    (f"{F}python\n{SUMS}\nIt reads two numbers.", 1.0),
     ("The sum is 3.", 0.0),
 )
 PROMPT = 'from typing import List\n\ndef scale(xs: List[int], k: int):\n    """x k"""\n'
@@ -82,5 +108,10 @@ CONTINUED = (  # for a prompt that the completion goes on from, or writes again
     (f"{F}python\n{PROMPT}{BODY}{F}\nThis works.\n{F}python\nprint(scale([1], 2))\n{F}", 1.0),
     (f"{PROMPT}{BODY}", 1.0),
     (f"{BODY}\nThis multiplies each number.\n", 1.0),
+    (f"<answer>\n{BODY}</answer>", 1.0),
+    (f"{BODY}{F}\n\nThe function multiplies.", 1.0),
+    (f"{BODY}{F}\n\nOr:\n{F}python\ndef scale(xs, k):\n    return xs\n{F}", 0.0),
+    (f"{F}python\nfrom __future__ import annotations\n{PROMPT}{BODY}{F}", 1.0),
+    ("    return xs\n```\nThe function", 0.0),
     (f"{F}python\ndef scale(xs, k):\n    return xs\n{F}", 0.0),
 )

@@ -75,11 +75,12 @@ HONEST = (  # 1
 TWO_OPTIONS = (  # choices that name two options or deny one: 0
     "A and B", "B and A", "A or B", "Both (A) and (B)", "A, B", "B, A", "not B", "(B) (A)", "B/A", "B & A", "B; A",
     "B + A", "B) and A)", "B. A.", "neither B\nB. also C", "B. Also C", "B. maybe C", "B. Paris, A",
+    "B. No, it is C.", "B. Wait, C", "B. Actually (C)", "B. Sorry, I mean C",
     "(B) Paris, C", "B. Paris and C. Rome", "(B) Paris or (C)", "B, or maybe C", "B as well as C\nB. is wrong",
     "(B) is wrong", "B is not the answer", "(B) not this", "anything but B", "either B", "B or not", "B. Paris\nC",
     "A B", "AB", "all of A and B", "B \\text{ and } C", "B, C", "Not (B)",
 )  # fmt: skip
 ONE_OPTION = (  # choices: 1
     "B", "(B)", "b", "B.", "**B**", "B) Paris", "B. Paris", "option B", "B. Vitamin C", "B. Rome and Paris",
-    "B: Paris", "[B]", "\\text{B}", "(B) Paris",
+    "B: Paris", "[B]", "\\text{B}", "(B) Paris", "B. No", "B. No, it does not.", "B. Wait and see",
 )  # fmt: skip

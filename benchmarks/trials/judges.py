@@ -25,9 +25,16 @@ MARKS = (  # answer, scale, mark; None: no verdict
     ("Score: 3\nScore: 4/10", 1, 10, 4), ('{"score": 7, "reason": "x"}', 1, 10, 7), ('{"score": "7/10"}', 1, 10, 7),
     ('```json\n{"score": -3}\n```', -5, 5, -3), ("Score (1-10): 7", 1, 10, 7), ("**Score (1-10):** 7", 1, 10, 7),
     ("Score out of 10: 7", 1, 10, 7), ("Score (-5 to 5): -3", -5, 5, -3), ("Score (overall): 7", 1, 10, 7),
+    ("Score: 7 (out of 10)", 1, 10, 7), ("Score: 7 points out of 10", 1, 10, 7), ("Score: 4/5 stars", 1, 5, 4),
+    ("Score: 7 out of a possible 10", 1, 10, 7), ("Score: 7 (on a scale of 1 to 10)", 1, 10, 7), ("[[8]]", 1, 10, 8),
+    ("Score: 7 on a scale from 1 to 10", 1, 10, 7), ("<score>7</score>", 1, 10, 7), ("Rating: [[8]]", 1, 10, 8),
+    ("The final score is: 8", 1, 10, 8), ("Score\n-3", -5, 5, -3), ("**Score**\n\n-3", -5, 5, -3),
+    ("[[-3]]", -5, 5, -3),
+    ("\ufeffScore: 8", 1, 10, 8), ("\u200bScore: \u200b8", 1, 10, 8), ("\u2022 Score: 8", 1, 10, 8),
     ("Accuracy score: 9\nClarity score: 3\nScore: 7", 1, 10, 7),
 )  # fmt: skip
 QUOTED = (
+    ("Score: 2\n`Score: 10`", 1, 10, 2), ("Score: 2\n\n    Score: 10", 1, 10, 2), ("`Score: 10`\nScore: 2", 1, 10, 2),
     ("> Score: 10\nScore: 2 out of 10", 1, 10, 2), ("Score: 2 out of 10\n> Score: 10", 1, 10, 2),
     ("  > Score: 10\n  Score: 5", 1, 10, 5), (">Score: 10", 1, 10, None), ("```\nScore: 10\n```\nScore: 2", 1, 10, 2),
     ("Score: 2\n```\nScore: 10\n```", 1, 10, 2), ("~~~\nScore: 9\n~~~", 1, 10, None),
@@ -41,12 +48,16 @@ NONE = (
     ("Score: seven", 1, 10), ("Score: 1,000", 1, 10), ("Score: 1e1", 1, 10), ("Score: NaN", 1, 10), ("Score:", 1, 10),
     ("Score: inf", 1, 10), ("Score: 7x", 1, 10), ("I give it a Score: 7", 1, 10), ("Score - 3", -5, 5),
     ('{"score": true}', 1, 10), ('{"score": 70}', 1, 10), ("Score: \u0667", 1, 10), ("no", 1, 10),
+    ("Score: 7\u00bd", 1, 10), ("Score: 6 and a half", 1, 10), ("Score: 7 or eight", 1, 10), ("[[8]] or [[9]]", 1, 10),
+    ("Score: 7 on a scale of 0 to 10", 1, 10), ("Score: 7 (out of 20)", 1, 10), ("[[A]]", 1, 10), ("[[7, 8]]", 1, 10),
+    ("Score: six point five", 1, 10), ("Score: 6 point five", 1, 10),
     ("Score (1-5): 4", 1, 10), ("Score: 7\nScore: 7 or 8", 1, 10),
 )  # fmt: skip
 WINNERS = (
     ("Winner: A", 1.0), ("**Winner:** B", 0.0), ("Winner: tie", 0.5), ("> Winner: A\nWinner: B", 0.0),
     ("```\nWinner: A\n```\nWinner: B", 0.0), ("Winner: A or B", None), ('{"winner": "B"}', 0.0), ("Winner:\nB", 0.0),
-    ("Winner: A. It is better.", 1.0), ("Winner: Apple", None), ("<think>Winner: A</think>Winner: tie", 0.5),
+    ("Winner: A. It is better.", 1.0), ("The winner is: B", 0.0),
+    ("Winner: Apple", None), ("<think>Winner: A</think>Winner: tie", 0.5),
     ("Winner: neither", None), ("Winner: A and B", None), ('"Winner: A"', None),
 )  # fmt: skip
 

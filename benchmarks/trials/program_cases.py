@@ -22,12 +22,23 @@ FORMS = (  # what f returns, and a test that is true of it in plain Python
     ("10 ** 400", "f() == 10 ** 400"), ("1 + 2j", "f() == 1 + 2j"), ("datetime.date(2020, 1, 2)", "f().day == 2"),
     ("datetime.timedelta(1)", "f() == datetime.timedelta(hours=24)"), ("{(1, 2): {3}}", "f() == {(1, 2): {3}}"),
     ("lambda x: x + 1", "f()(2) == 3"), ("None", "f() is None"), ("'a'", "f() in 'abc'"), ("''", "f() == ''"),
+    ("collections.deque([1], maxlen=2)", "f().maxlen == 2"), ("collections.defaultdict(list)", "f()['z'] == []"),
+    ("collections.defaultdict(lambda: 7)", "f()['z'] == 7"), ("collections.ChainMap({'a': 1})", "f() == {'a': 1}"),
+    ("collections.UserDict(a=1)", "f() == {'a': 1}"), ("collections.UserList([1])", "f() == [1]"),
+    ("collections.UserString('a')", "f() == 'a'"), ("...", "f() is ..."),
+    ("NotImplemented", "f() is NotImplemented"), ("type(1)", "f() is int"), ("type(None)", "f() == type(None)"),
+    ("datetime.timezone.utc", "f() == datetime.timezone.utc"), ("[int, str]", "f() == [int, str]"),
+    ("__import__('uuid').UUID(int=5)", "f() == __import__('uuid').UUID(int=5)"),
+    ("__import__('types').MappingProxyType({'a': 1})", "f() == {'a': 1}"),
+    ("__import__('pathlib').PurePosixPath('/a')", "f() == __import__('pathlib').PurePosixPath('/a')"),
 )  # fmt: skip
 UNEQUAL = (  # what f returns, and a test that is false of it in plain Python
     ("range(3)", "f() == [0, 1, 2]"), ("map(str, [1])", "f() == ['1']"), ("(1, 2)", "f() == [1, 2]"),
     ("{1: 2}.keys()", "f() == [1]"), ("collections.deque([1])", "f() == [1]"), ("'1'", "f() == 1"),
     ("fractions.Fraction(1, 3)", "f() == 0.5"), ("decimal.Decimal('0.1')", "f() == 0.1"), ("[1]", "f() == {1}"),
     ("float('nan')", "f() == float('nan')"), ("b'a'", "f() == 'a'"), ("lambda: 3", "f() == 3"),
+    ("collections.UserList([1])", "f() == (1,)"), ("collections.ChainMap({'a': 1})", "f() == {'a': 2}"),
+    ("type(1)", "f() is float"), ("...", "f() is None"), ("collections.defaultdict(list)", "f()['z'] == 0"),
 )  # fmt: skip
 IMPORTS = ["import collections, datetime, decimal, fractions, itertools, math"]
 SLY = """class A:

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.trials import completion_cases as completions
 from benchmarks.trials import program_cases as programs
+from benchmarks.trials import shape_cases as shapes
 from benchmarks.trials.case import Case, expect
 from hone.reward.verify.code import code_reward
 from hone.types import Outcome, Task
@@ -112,6 +113,14 @@ def tests() -> Iterator[Case]:
         yield Case("arguments changed in place", f"{code}: {texts}", listed(wanted, code, *texts))
     for code, test, wanted in programs.OBJECTS:
         yield Case("functions and objects among tests", f"{code}: {test}", listed(wanted, code, test))
+    for code, test, wanted in shapes.UNITTEST:
+        yield Case("runs of unittest", f"{code}: {test}", listed(wanted, code, test))
+    for code, test, wanted in shapes.RAISED:
+        yield Case("expected exceptions", f"{code}: {test}", listed(wanted, code, test))
+    for code, test, wanted in (*shapes.OBJECTS, *shapes.COROUTINES):
+        yield Case("functions and objects among tests", f"{code}: {test}", listed(wanted, code, test))
+    for code, test, wanted in shapes.BLIND:
+        yield Case("tests that cannot run are invalid", f"{code}: {test}", listed(wanted, code, test))
     for test in programs.CANNOT_RUN:
         yield Case("tests that cannot run are invalid", test, listed(None, "def f(x): return x", test))
     wrong = [(code, test) for code, test, wanted in (*programs.RAISED, *programs.OBJECTS) if wanted == 0.0]

@@ -22,7 +22,8 @@ NOTHING = (
     "try:\n    assert f(1) == 2\nexcept Exception:\n    pass", "try:\n    f(1)\nexcept ValueError:\n    pass",
     "try:\n    assert f(1) == 2\nexcept AssertionError:\n    print('oh')", "x = 3\nassert x == 3", "assert (x := True)",
     "class T(unittest.TestCase):\n    def test(self):\n        self.assertEqual(f(1), 2)", "assert 1 if f(1) else 1",
-    "import math\nassert math.pi > 3", "assert f'{f(1)}' or 1", '"""assert f(1) == 2"""',
+    "import math\nassert math.pi > 3", "g = f\nassert g", "g = f\nassert callable(g)", "fs = [f]\nassert fs",
+    "with open('x') as h:\n    f(1)", "g = f\ng(1)", "assert f'{f(1)}' or 1", '"""assert f(1) == 2"""',
 )  # fmt: skip
 SOMETHING = (
     "assert f(1) == 2", "assert sum(10, 15) == 6", "x = [3, 1]\nf(x)\nassert x == [1, 3]", "assert not f(1)",
@@ -39,6 +40,13 @@ SOMETHING = (
     "r = []\nfor x in range(3):\n    r.append(f(x))\nassert r == [1, 2, 3]", "assert abs(f(1) - 2) < 1e-6",
     "res = f(1)\nif res != 2:\n    assert False", "d = {}\nd['x'] = f(1)\nassert d == {'x': 2}",
     "@f\ndef g(x): return x\nassert g(1) == 2", "d = set()\nf(s=d)\nassert d == {1}", "assert f(1) and f(2) == 3",
+    "g = f\nassert g(1) == 2", "fs = {'f': f}\nfor g in fs.values(): assert g(2) == 2",
+    "fs = [f]\nassert fs[0](1) == 2",
+    "import contextlib\nok = 1\nwith contextlib.suppress(ValueError):\n    f(1)\n    ok = 0\nassert ok",
+    "def raises(g, *a):\n    try: g(*a)\n    except Exception as e: return type(e)\nassert raises(f, 1) == ValueError",
+    "def raises(e, g):\n    try: g()\n    except e: return 1\nassert raises(ValueError, f)",
+    "A()\nA()\nassert A.n == 2",
+    "try:\n    raise Bad(3)\nexcept Bad as e:\n    assert e.x == 3", "for g in (f, h):\n    assert g(1) == 2",
     "import asyncio\nasync def t():\n    assert await f(1) == 2\nasyncio.run(t())",
 )  # fmt: skip
 

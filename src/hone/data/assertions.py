@@ -58,7 +58,7 @@ def asserts(source: str) -> bool:
         names = names_of(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return True
-    reading = _Reading(program={*names.called, *names.used}, tree=tree)
+    reading = _Reading(program={*names.called, *names.used, *names.raised}, tree=tree)
     return reading.block(tree.body) or reading.block(tree.body)  # what a loop changes is known the second time
 
 
@@ -152,8 +152,8 @@ class _Reading:
         if isinstance(statement, ast.Try):
             return self._tried(statement, guarded=guarded)
         if isinstance(statement, ast.With):
-            raises = any(_checker(item.context_expr) for item in statement.items)
-            return (raises and self._touched(statement)) or self.block(statement.body, guarded=guarded)
+            raises, touched = any(_checker(item.context_expr) for item in statement.items), self._touched(statement)
+            return (raises and touched) or self.block(statement.body, guarded=guarded or touched)
         if isinstance(statement, ast.If | ast.While | ast.For):
             return self._branches(statement, guarded=guarded)
         if isinstance(statement, ast.Match | ast.TryStar | ast.AsyncWith | ast.AsyncFor):
@@ -230,7 +230,9 @@ class _Reading:
         return any(isinstance(node, ast.Name) and node.id in self.program for node in ast.walk(value))
 
     def _constant(self, side: ast.expr) -> bool:
-        """A name of the program that is compared and nowhere called: a constant, as in MAX == 5."""
+        """A name of the program that is compared and nowhere called, as in MAX == 5, or what a class of it holds."""
+        if isinstance(side, ast.Attribute) and not side.attr.startswith("__"):
+            return root_name(side) in self.program
         called = {root_name(n.func) for n in ast.walk(self.tree) if isinstance(n, ast.Call)}
         return isinstance(side, ast.Name) and side.id in self.program - called and side.id.isupper()
 
@@ -248,9 +250,12 @@ class _Reading:
         """Variables that get a value of the program, or any where it decides, and what may have been changed by it."""
         for node in ast.walk(statement) if not isinstance(statement, _BLOCKS) else [statement]:
             value = getattr(node, "value", None) or getattr(node, "iter", None)
+            targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+            given = {n.id for t in targets if t for n in ast.walk(t) if isinstance(n, ast.Name)}
             if isinstance(value, ast.expr) and (guarded or self.touches(value)):
-                targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
-                self.tainted |= {n.id for t in targets if t for n in ast.walk(t) if isinstance(n, ast.Name)}
+                self.tainted |= given
+            elif isinstance(value, ast.expr) and self._lends(value):  # g = f, and {"f": f}
+                self.program |= given
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and any(map(self.passes, node.args)):
                 self.tainted |= {root_name(node.func)} - self.program - {""}  # found.append(f(1))
             if isinstance(node, ast.Call) and root_name(node.func) in self.program | self.tainted:

@@ -93,6 +93,7 @@ def own_builtins(tree: ast.Module) -> set[str]:
         call = test.left if isinstance(test, ast.Compare) else test
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not _holds(test, call):
             found.add(call.func.id)
+    found -= {"eval", "exec", "getattr", "globals"}  # they lead to names that cannot be seen here
     return found if len(found) == 1 else set()
 
 
@@ -109,14 +110,25 @@ def _holds(test: ast.expr, call: ast.Call) -> bool:
 
 
 def _exceptions(tree: ast.Module) -> set[str]:
-    """Names that are caught, or given to a function that checks what is raised."""
+    """Names that are caught, or given to a function that checks what is raised or catches what it is given."""
     found = set[str]()
+    own = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:
-            found |= {n.id for n in ast.walk(node.type) if isinstance(n, ast.Name)}
+            found |= _read(node.type)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in own:
+            function = own[node.func.id]
+            caught = [n.type for n in ast.walk(function) if isinstance(n, ast.ExceptHandler) and n.type]
+            names = {name for kind in caught for name in _read(kind)}
+            given = zip(function.args.args, node.args, strict=False)
+            found |= {name for parameter, value in given if parameter.arg in names for name in _read(value)}
         elif isinstance(node, ast.Call) and node.args and last_name(node.func).lower().endswith("raises"):
-            found |= {n.id for n in ast.walk(node.args[0]) if isinstance(n, ast.Name)}
+            found |= _read(node.args[0])
     return found
+
+
+def _read(expression: ast.expr) -> set[str]:
+    return {n.id for n in ast.walk(expression) if isinstance(n, ast.Name)}
 
 
 def last_name(function: ast.expr) -> str:

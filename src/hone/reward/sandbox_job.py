@@ -8,6 +8,7 @@ import atexit
 import builtins
 import contextlib
 import fcntl
+import functools
 import gc
 import io
 import json
@@ -21,7 +22,8 @@ from typing import Any, NoReturn
 
 from hone.reward import sandbox_values as values
 from hone.reward import sandbox_wall as wall
-from hone.reward.sandbox_objects import Line, stand_ins, told
+from hone.reward.sandbox_objects import Line, stand_ins
+from hone.reward.sandbox_raised import told
 
 RESULT = 3  # the descriptor that records go to
 LOCKED_IN = b"locked in"  # the client reads it before it sends the program, which could take it away
@@ -137,7 +139,25 @@ def _prepare(module: types.ModuleType, line: Line, tests: Mapping[str, Any]) -> 
     """What tests import must be there before the program is asked for anything: else they cannot run."""
     for text in tests["imports"]:
         exec(text, {})
+    module.__name__, sys.modules["__main__"] = "__main__", module  # as a file of tests that is run by itself
+    if unittest := sys.modules.get("unittest"):
+        _heed(unittest)
     module.__dict__.update(stand_ins(line, **tests["names"]))
+
+
+def _heed(unittest: Any) -> None:
+    """unittest prints what failed, and main() ends the process. Here a failed run fails the test that it is part of."""
+    runner, run = unittest.TextTestRunner, unittest.TextTestRunner.run
+
+    def heeded(self: Any, suite: Any) -> Any:
+        result = run(self, suite)
+        for _, text in [*result.failures, *result.errors]:
+            raise AssertionError(text.strip().rpartition("\n")[2])
+        if not result.testsRun:
+            raise AssertionError("no test of unittest ran")
+        return result
+
+    runner.run, unittest.main = heeded, functools.partial(unittest.main, exit=False)
 
 
 def _executed(source: str, module: types.ModuleType, before: Callable[[], None] | None = None) -> dict[str, Any]:

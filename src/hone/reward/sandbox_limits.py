@@ -40,7 +40,8 @@ FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/full", "/dev/random
 # Of Hone, what a job's own interpreter needs where it cannot be forked from one that has it.
 INSIDE_FILES = (
     "hone/__init__.py",
-    *(f"hone/reward/{n}.py" for n in ("__init__", "sandbox_job", "sandbox_objects", "sandbox_values", "sandbox_wall")),
+    *(f"hone/reward/{n}.py" for n in ("__init__", "sandbox_job", "sandbox_objects", "sandbox_raised")),
+    *(f"hone/reward/{n}.py" for n in ("sandbox_values", "sandbox_wall")),
 )
 DEV = (("/dev/shm", "/tmp"), ("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "fd/0"), ("/dev/stdout", "fd/1"))
 

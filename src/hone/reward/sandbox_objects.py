@@ -8,20 +8,24 @@ other. Both sides use this module; it imports nothing of Hone but what they have
 """
 
 import builtins
+import contextlib
+import copy
 import itertools
 import operator
-import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from hone.reward import sandbox_values as values
+from hone.reward.sandbox_raised import failed, raisable, raised
 
 SINGLE, CHUNK = 64, 256  # items of an iterator asked for one at a time, as it may be endless; then so many at once
+WATCHED = 10_000  # bytes of an attribute that is watched for changes
 Record = dict[str, Any]
 ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor")
 ORDER = ("eq", "lt", "le", "gt", "ge")
+ALONE = ("neg", "pos", "invert", "abs", "int", "float", "round", "index")
 
 
 class Ended(BaseException):
@@ -37,6 +41,9 @@ class Line:
         self._read, self._write, self._limit, self._sign = read, write, limit, sign
         self.objects, self.numbers = dict[int, Any](), dict[int, int]()
         self.late = dict[int, BaseException]()  # what an iterator raised after items that were not told yet
+        self.remotes = dict[int, Any]()  # what stands for an object of the other side is one object itself
+        self.lists = deque[tuple[Remote, str, Any, bytes]](maxlen=8)  # attributes read last, and as what they were read
+        self.derived = set[int]()  # objects that a program has made of data in tests' arithmetic
         self.classes: Mapping[str, type[BaseException]] = {}  # exceptions that tests name and the program defines
         self.kinds: frozenset[str] = frozenset()  # classes of the program that tests name
 
@@ -60,10 +67,13 @@ class Line:
     def _resolve(self, found: values.Opaque) -> Any:
         if found.number * self._sign > 0:
             return self.objects[found.number]
-        return Remote(self, found.kind, found.number)
+        if found.number not in self.remotes:
+            self.remotes[found.number] = _as_awaited(Remote(self, found.kind, found.number))
+        return self.remotes[found.number]
 
     def ask(self, do: str, on: Any, *args: Any, **kwargs: Any) -> Any:
         """Have it done on the other side, whose own questions are answered meanwhile."""
+        self._write_back()
         self.send({"ask": {"do": do, "on": on, "args": list(args), "kwargs": kwargs}})
         while (text := self._read()) is not None:
             record = self.loads(text)
@@ -84,7 +94,8 @@ class Line:
         try:
             before = self._written(args, kwargs)
             found: Record = {"value": self._done(asked["do"], on, args, kwargs)}
-            same = [i for i, given in enumerate(args) if given is found["value"] and isinstance(given, _CHANGING)]
+            self._write_back()
+            same = [i for i, given in enumerate(args) if given is found["value"] and isinstance(given, values.CHANGING)]
             found |= {"same": same[0]} if same else {}
             found |= {"changed": [args, kwargs]} if self._written(args, kwargs) != before else {}
             values.dumps(found, limit=self._limit, refer=self._number)  # too large: an error, and not the end
@@ -92,8 +103,22 @@ class Line:
             return {"answer": failed(error)}
         return {"answer": found}
 
+    def watch(self, on: "Remote", name: str, value: Any) -> None:
+        """A copy of an attribute was read; where this side changes it, the other side's shall change too."""
+        written = self._written([value], {})
+        if written and len(written) < WATCHED:
+            self.lists.append((on, name, value, written))
+
+    def _write_back(self) -> None:
+        watched = list(self.lists)
+        self.lists.clear()
+        for on, name, value, before in watched:
+            if self._written([value], {}) != before:
+                self.ask("renew", on, name, value)
+            self.watch(on, name, value)
+
     def _written(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-        held = [value for value in (*args, *kwargs.values()) if isinstance(value, _CHANGING)]
+        held = [value for value in (*args, *kwargs.values()) if isinstance(value, values.CHANGING)]
         return values.dumps(held, limit=self._limit, refer=self._number) if held else b""
 
     def _done(self, do: str, on: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -122,75 +147,12 @@ class Line:
         if "missing" in answer:
             raise NameError(f"the program does not define {answer['missing']}")
         if "error" in answer:
-            self._raise(answer)
+            raise raised(answer, self.classes)
         if "changed" in answer:
             new_args, new_kwargs = answer["changed"]
             for old, new in zip([*args, *kwargs.values()], [*new_args, *new_kwargs.values()], strict=True):
-                renew(old, new)
+                values.renew(old, new)
         return args[answer["same"]] if "same" in answer else answer["value"]
-
-    def _raise(self, answer: Mapping[str, Any]) -> NoReturn:
-        """The same exception, or the nearest of its bases that there is on this side."""
-        for module, name in answer["kinds"]:
-            kind = self.classes.get(name) or getattr(sys.modules.get(module), name, None)
-            if isinstance(kind, type) and issubclass(kind, BaseException):
-                error = kind.__new__(kind)
-                error.args = tuple(answer["args"])
-                raise error
-        raise RuntimeError(answer["error"])
-
-
-def failed(error: BaseException) -> Record:
-    """What an exception is to the other side: its text, its classes, and its arguments where they are data."""
-    kinds = [[kind.__module__, kind.__name__] for kind in type(error).__mro__ if issubclass(kind, BaseException)]
-    args = [value if isinstance(value, str | int | float | None) else as_text(value) for value in error.args[:8]]
-    args = [value[:1000] if isinstance(value, str) else value for value in args]
-    return {"error": told(error), "kinds": kinds[:16], "args": args}
-
-
-def told(error: BaseException) -> str:
-    """An exception in one text."""
-    said = as_text(error)
-    return f"{type(error).__name__}: {said}"[:500] if said else type(error).__name__
-
-
-def as_text(value: Any) -> str:
-    """str(value), whose method may be the program's."""
-    try:
-        return str(value)
-    except BaseException:
-        return ""
-
-
-def renew(old: Any, new: Any) -> None:
-    """Make a test's list, set, dictionary or bytes what the program has made of it, in place, also inside."""
-    if type(old) is not type(new) or not isinstance(old, _CHANGING):
-        return
-    if isinstance(old, set):
-        old.clear()
-        old.update(new)
-    elif isinstance(old, MutableMapping):
-        kept = {key: _renewed(old[key], value) if key in old else value for key, value in new.items()}
-        old.clear()
-        old.update(kept)
-    elif isinstance(old, list | deque) and len(old) == len(new):
-        for i, value in enumerate(new):
-            old[i] = _renewed(old[i], value)
-    elif isinstance(old, deque):
-        old.clear()
-        old.extend(new)
-    elif isinstance(old, MutableSequence):
-        old[:] = new
-
-
-def _renewed(old: Any, new: Any) -> Any:
-    if type(old) is type(new) and isinstance(old, _CHANGING):
-        renew(old, new)
-        return old
-    return new
-
-
-_CHANGING = (list, dict, set, deque, bytearray)
 
 
 class Remote:
@@ -217,10 +179,21 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name.startswith(_ASKED) and not self._own:
             raise AttributeError(f"{self._kind!r} object has no attribute {name!r}")
-        return self._ask("get", name)
+        found = self._ask("get", name)
+        self._line.watch(self, name, found)
+        return found
 
     def __setattr__(self, name: str, value: Any) -> None:
         self._ask("set", name, value)
+
+    def __delattr__(self, name: str) -> None:
+        self._ask("del", name)
+
+    def __copy__(self) -> Any:
+        return self._ask("copy")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self._ask("deepcopy")
 
     def __iter__(self) -> Iterator[Any]:
         found = self._ask("iter")
@@ -255,8 +228,29 @@ class Remote:
     def __exit__(self, *error: object) -> Any:
         return self._ask("get", "__exit__")(None, None, None)
 
+    def __subclasscheck__(self, kind: Any) -> bool:
+        return isinstance(kind, Remote) and self._ask("derives", kind) is True
+
     def __hash__(self) -> int:
+        if self._number > 0 and self._own:  # equal objects of one class have one place in a set
+            return int(self._ask("hash"))
         return hash((self._number, self._kind if not self._number else ""))
+
+
+def _as_awaited(found: Remote) -> Any:
+    """Coroutines and asynchronous generators of the program as such: asyncio takes no others."""
+
+    async def awaited() -> Any:
+        return found._ask("await")
+
+    async def stepped() -> AsyncIterator[Any]:
+        with contextlib.suppress(StopAsyncIteration):
+            while True:
+                yield found._ask("anext")
+
+    if found._number > 0 and found._kind in ("coroutine", "async_generator"):
+        return awaited() if found._kind == "coroutine" else stepped()
+    return found
 
 
 def _ordered(name: str) -> Callable[[Remote, Any], Any]:
@@ -288,7 +282,20 @@ def _combined(name: str) -> Callable[[Remote, Any], Any]:
         if not self._own:
             return NotImplemented
         found = self._ask(name, other)
+        if isinstance(found, Remote) and not isinstance(other, Remote):
+            self._line.derived.add(found._number)
         return found if isinstance(found, Remote) or isinstance(other, Remote) else NotImplemented
+
+    return method
+
+
+def _alone(name: str) -> Callable[..., Any]:
+    """An operation on an object alone, which cannot see what tests compare it with unless it was made of that."""
+
+    def method(self: Remote, *args: Any) -> Any:
+        if not self._own or self._number in self._line.derived:
+            raise TypeError(f"bad operand type for {name}: {self._kind!r}")
+        return self._ask(name, *args)
 
     return method
 
@@ -298,18 +305,43 @@ for _name in ORDER:
 for _name in ARITHMETIC:
     setattr(Remote, f"__{_name.strip('_')}__", _combined(_name))
     setattr(Remote, f"__r{_name.strip('_')}__", _combined(f"r{_name}"))
-for _name in ("len", "bool", "str", "repr", "getitem", "setitem", "delitem"):
+for _name in ALONE:
+    setattr(Remote, f"__{_name}__", _alone(_name))
+for _name in ("len", "bool", "str", "repr", "format", "reversed", "getitem", "setitem", "delitem"):
     setattr(Remote, f"__{_name}__", _passed_on(_name))
 _ASKED = ("is", "startswith", "endswith", "equals", "__eq__", "__contains__")  # methods that say yes to what tests give
 
+
+def _awaited(awaitable: Any) -> Any:
+    """What comes of a coroutine, in the one loop of this process."""
+    import asyncio
+
+    async def waited() -> Any:
+        return await awaitable
+
+    if not _LOOPS:
+        _LOOPS.append(asyncio.new_event_loop())
+    return _LOOPS[0].run_until_complete(waited())
+
+
+_LOOPS: list[Any] = []
 _DO: dict[str, Callable[..., Any]] = {
+    "await": _awaited,
+    "anext": lambda on: _awaited(anext(on)),
     "itself": lambda on: on,
     "call": lambda on, *args, **kwargs: on(*args, **kwargs),
     "get": getattr,
     "set": setattr,
+    "del": delattr,
+    "renew": lambda on, name, value: values.renew(getattr(on, name), value),
     "iter": iter,
     "holds": lambda kind, value: isinstance(value, kind),
-    **{name: getattr(builtins, name) for name in ("len", "bool", "str", "repr")},
+    "kinds": lambda kind: [base.__name__ for base in kind.__mro__ if base.__module__ == "builtins"],
+    "derives": lambda kind, other: issubclass(other, kind),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    **{name: getattr(builtins, name) for name in ("len", "bool", "str", "repr", "format", "reversed", "hash")},
+    **{name: getattr(builtins, name, None) or getattr(operator, name) for name in ALONE},
     **{name: getattr(operator, name) for name in ("getitem", "setitem", "delitem", "contains")},
     **{name: getattr(operator, name) for name in (*ARITHMETIC, *ORDER)},
     **{f"r{name}": (lambda f: lambda on, other: f(other, on))(getattr(operator, name)) for name in ARITHMETIC},
@@ -325,14 +357,21 @@ def _may(do: str, on: Any, args: Sequence[Any]) -> bool:
         return do == "call" and all(on is not getattr(builtins, name) for name in _DANGEROUS) and on is not type
     if isinstance(on, _NEVER):
         return False
-    if do in ("get", "set"):
+    if do in ("get", "set", "del", "renew"):
         return bool(args) and isinstance(args[0], str) and not args[0].startswith(("_", "gi_", "cr_", "f_", "tb_"))
     return do in _DO or do == "next"
 
 
+def _bases(line: Line, name: str) -> list[str]:
+    try:
+        return list(line.ask("kinds", name))
+    except Exception:  # it is no class, or not there: the test that uses it says so
+        return []
+
+
 def stand_ins(line: Line, *, called: Sequence[str], used: Sequence[str], raised: Sequence[str]) -> dict[str, Any]:
     """What the program's names are among its tests: those that are called, used otherwise, or caught as exceptions."""
-    line.classes = {name: type(name, (Exception,), {}) for name in raised}
+    line.classes = {name: raisable(name, _bases(line, name)) for name in raised}
     line.kinds = frozenset(name for name in (*called, *used) if name[0].isupper())  # a function's name makes no class
     found: dict[str, Any] = {name: Remote(line, name, 0) for name in called}
     for name in used:  # a constant is data, and only the program knows whether it is one

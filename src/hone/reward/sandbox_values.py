@@ -6,12 +6,15 @@ subclass arrives as the value underneath, and what is no data arrives as `Opaque
 
 import array
 import datetime
+import importlib
 import json
-from collections import Counter, OrderedDict, deque, namedtuple
-from collections.abc import Callable, Hashable, Iterable
+import sys
+from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, UserString, defaultdict, deque, namedtuple
+from collections.abc import Callable, Hashable, Iterable, MutableMapping, MutableSequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from types import MappingProxyType, NoneType
 from typing import Any
 
 DEPTH, ITEMS = 64, 200_000
@@ -19,6 +22,15 @@ COLLISIONS = 64  # more keys of one hash than this were made to be slow
 SMALL = 1 << 53  # a larger integer is written in hexadecimal, which takes linear time to read
 DIGITS = 20_000  # of a fraction or decimal, and of a decimal's exponent: sums and comparisons with more are slow
 VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+# classes that are data themselves: what type() gives, and what a defaultdict makes
+TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, NoneType, range)
+}
+CONSTANTS = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
+# of modules that most programs never import: equal if their texts are
+BY_TEXT = (("uuid", "UUID"), ("pathlib", "PurePosixPath"), ("pathlib", "PosixPath"), ("pathlib", "PureWindowsPath"))
+BY_TEXT += (("ipaddress", "IPv4Address"), ("ipaddress", "IPv6Address"), ("ipaddress", "IPv4Network"))
 Refer = Callable[[Any], int]  # what is no data to the number by which the other side may name it
 
 
@@ -32,6 +44,10 @@ class Opaque:
 
     def __repr__(self) -> str:
         return f"<{self.kind}>"
+
+    def __call__(self) -> Any:
+        """It can be what a defaultdict makes its values by, and is passed on as such."""
+        raise TypeError(f"{self.kind} cannot be called from here")
 
 
 class TooLarge(ValueError):
@@ -82,11 +98,18 @@ def _out(value: Any, depth: int, left: _Left) -> Any:
     if kind in (list, tuple, set, frozenset, deque):
         left.take(len(plain), 0)
         items = [_out(item, depth + 1, left) for item in plain]
+        if kind is deque and plain.maxlen is not None:
+            return {"bounded": [plain.maxlen, *items]}
         return items if kind is list else {kind.__name__: items}
     if kind in (dict, OrderedDict, Counter):
         left.take(len(plain), 0)
         pairs = [[_out(k, depth + 1, left), _out(v, depth + 1, left)] for k, v in plain.items()]
         return {kind.__name__: pairs}
+    if kind is defaultdict:
+        made = plain.default_factory
+        return {"defaultdict": [_out(made, depth + 1, left), _out(dict(plain), depth, left)]}
+    if kind in _HELD:
+        return {kind.__name__: [_out(held, depth + 1, left) for held in _HELD[kind](plain)]}
     if kind is _Named:
         return {"named": [*plain.names, *(_out(item, depth + 1, left) for item in plain.items)]}
     if kind is slice:
@@ -105,6 +128,14 @@ def _scalar(value: Any, left: _Left) -> Any:
         return value if -SMALL < value < SMALL else {"int": hex(value)}
     if kind in _WRITE:
         return {kind.__name__: _WRITE[kind](value)}
+    if kind is type and TYPES.get(value.__name__) is value:
+        return {"type": value.__name__}
+    for name, constant in CONSTANTS.items():
+        if value is constant:
+            return {"constant": name}
+    for module, name in BY_TEXT:
+        if name == kind.__name__ and getattr(sys.modules.get(module), name, None) is kind:
+            return {"text": [module, name, str(value)]}
     if kind is Opaque:
         return {"opaque": [value.kind[:100], value.number]}
     return {"opaque": [kind.__name__[:100], left.refer(value) if left.refer else 0]}
@@ -134,7 +165,17 @@ _WRITE: dict[type, Callable[[Any], Any]] = {
     datetime.date: datetime.date.isoformat,
     datetime.time: datetime.time.isoformat,
     datetime.timedelta: lambda value: [value.days, value.seconds, value.microseconds],
+    datetime.timezone: lambda value: value.utcoffset(None).total_seconds().hex(),
     array.array: lambda value: [value.typecode, value.tobytes().hex()],
+}
+
+
+_HELD: dict[type, Callable[[Any], list[Any]]] = {  # what is equal to the plain container that it holds
+    MappingProxyType: lambda value: [dict(value)],
+    ChainMap: lambda value: [dict(held) for held in value.maps],
+    UserDict: lambda value: [dict(value.data)],
+    UserList: lambda value: [list(value.data)],
+    UserString: lambda value: [str(value.data)],
 }
 
 
@@ -172,7 +213,7 @@ def _plain(value: Any) -> Any:
 
 _PLAIN = {bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, set, frozenset, Counter, OrderedDict}
 _PLAIN |= {deque, range, Fraction, Decimal, datetime.datetime, datetime.date, datetime.time, datetime.timedelta}
-_PLAIN |= {array.array, Opaque, *VIEWS}
+_PLAIN |= {array.array, Opaque, defaultdict, datetime.timezone, *_HELD, *VIEWS}
 
 
 class _Named:
@@ -252,6 +293,25 @@ def _array(inner: Any) -> Any:
     return made
 
 
+def _by_text(inner: Any) -> Any:
+    module, name, text = inner
+    if (module, name) not in BY_TEXT or not isinstance(text, str):
+        raise ValueError("not a value: an unknown class")
+    return getattr(importlib.import_module(module), name)(text)
+
+
+def _default(items: list[Any]) -> Any:
+    made, held = items
+    return defaultdict(made if callable(made) else None, _of(dict, held))
+
+
+def _of(kind: type, held: Any) -> Any:
+    """Held, which the other side says is of this kind."""
+    if type(held) is not kind:
+        raise ValueError(f"not a value: no {kind.__name__}")
+    return held
+
+
 _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
     "tuple": tuple,
     "named": _named,
@@ -259,6 +319,13 @@ _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
     "set": lambda items: set(_keys(items)),
     "frozenset": lambda items: frozenset(_keys(items)),
     "deque": deque,
+    "bounded": lambda items: deque(items[1:], _of(int, items[0])),
+    "defaultdict": _default,
+    "mappingproxy": lambda items: MappingProxyType(_of(dict, items[0])),
+    "ChainMap": lambda items: ChainMap(*(_of(dict, held) for held in items)),
+    "UserDict": lambda items: UserDict(_of(dict, items[0])),
+    "UserList": lambda items: UserList(_of(list, items[0])),
+    "UserString": lambda items: UserString(_of(str, items[0])),
     "dict": _pairs,
     "OrderedDict": lambda items: OrderedDict(_pairs(items)),
     "Counter": lambda items: Counter(_pairs(items)),
@@ -279,5 +346,43 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
     "date": datetime.date.fromisoformat,
     "time": datetime.time.fromisoformat,
     "timedelta": lambda inner: datetime.timedelta(*inner),
+    "timezone": lambda inner: datetime.timezone(datetime.timedelta(seconds=float.fromhex(inner))),
+    "type": TYPES.__getitem__,
+    "constant": CONSTANTS.__getitem__,
+    "text": _by_text,
     "array": _array,
 }
+
+
+CHANGING = (list, dict, set, deque, bytearray, array.array, tuple)
+
+
+def renew(old: Any, new: Any) -> None:
+    """Make a test's list, set, dictionary or bytes what the program has made of it, in place, also inside."""
+    if type(old) is not type(new) or not isinstance(old, CHANGING):
+        return
+    if isinstance(old, tuple):  # itself it stays, but not what is in it
+        for one, other in zip(old, new, strict=False):
+            renew(one, other)
+    elif isinstance(old, set):
+        old.clear()
+        old.update(new)
+    elif isinstance(old, MutableMapping):
+        kept = {key: _renewed(old[key], value) if key in old else value for key, value in new.items()}
+        old.clear()
+        old.update(kept)
+    elif isinstance(old, list | deque) and len(old) == len(new):
+        for i, value in enumerate(new):
+            old[i] = _renewed(old[i], value)
+    elif isinstance(old, deque):
+        old.clear()
+        old.extend(new)
+    elif isinstance(old, MutableSequence | array.array):
+        old[:] = new
+
+
+def _renewed(old: Any, new: Any) -> Any:
+    if type(old) is type(new) and isinstance(old, CHANGING) and not isinstance(old, tuple):
+        renew(old, new)
+        return old
+    return new

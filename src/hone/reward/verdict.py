@@ -14,9 +14,9 @@ from hone.reward.verify.format import said
 
 MAX_LINE = 400  # characters
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})")
-_MARK = r"(?:#{1,6}[ \t]*|[-*+][ \t]+|\d{1,2}[.)][ \t]+|\|[ \t]*)?"  # of a heading, a list, a table
+_MARK = r"(?:#{1,6}[ \t]*|[-*+\u2022][ \t]+|\d{1,2}[.)][ \t]+|\|[ \t]*)?"  # of a heading, a list, a table
 _LABEL = r"[*_`\"'\[(]*(?:(?:my|the)\s+)?(?:(?:final|overall|total)\s+)?(?:{})[*_`\"'\])]*"
-_SAYS = r"\s*(?:[:=|\uff1a]|\bis\b)?\s*"
+_SAYS = r"\s*(?:\bis\b\s*[:=]?|[:=|\uff1a])?\s*"
 _DASHES = "-\u2212\u2012\u2013\u2014\u2015\uff0d"
 _WRAP = r"[\s*_`$\[({|\"'~]*(?:\\boxed\s*\{)?"
 _NUMBER = r"[-+\u2212\u2012-\u2015\uff0d]?\s?(?:[0-9]{1,6}(?:[.,][0-9]{1,6})?|\.[0-9]{1,6})"
@@ -26,12 +26,28 @@ _SCORE = re.compile(
     rf"{_MARK}{_LABEL.format('score|rating|mark')}{_SCALE}(?P<says>{_SAYS}){_WRAP}(?P<mark>{_NUMBER})(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_OF = re.compile(rf"[\s*_`\]\)}}]*(?:/|\bout\s+of\b|\bof\b|\bfrom\b)[\s*_`]*({_NUMBER})", re.IGNORECASE)
+_OF = re.compile(
+    rf"[\s*_`\]\)}}]*\(?(?:(?:points?|stars?|marks?)\s+)?"
+    rf"(?:/|\b(?:out\s+)?of\b(?:\s+a)?(?:\s+(?:possible|maximum|total))?(?:\s+of\b)?|\bfrom\b"
+    rf"|\bon\s+(?:a|the)\s+scale\s+(?:of|from)\s+(?P<low>{_NUMBER})\s*(?:to|[-\u2013])\s*)[\s*_`]*(?P<high>{_NUMBER})",
+    re.IGNORECASE,
+)
+_OPEN = re.compile(  # what leaves the mark open: a range, a fraction, a second number in digits or in words
+    r"[0-9\u00bc-\u00be\u2150-\u215e]|\bto\b\s*\w+\s*$|^[\s*_]*(?:and\s+(?:a\s+)?(?:half|quarter)|point\s"
+    r"|(?:or|to|and|maybe|perhaps|-|\u2013)\s+(?:maybe\s+|perhaps\s+)?(?:zero|one|two|three|four|five|six|seven|eight|nine|ten)\b)",
+    re.IGNORECASE,
+)
+_TAGGED = re.compile(r"<(score|rating|mark|winner)>([^<>]*)</\1>", re.IGNORECASE)
+_BRACKETS = re.compile(
+    r"^[*_]{0,3}\[\[(?P<inside>[^\[\]\n]{1,20})\]\][*_]{0,3}\.?"
+)  # alone on its line, as MT-bench asks
 _WINNER = re.compile(
     rf"{_MARK}{_LABEL.format('winner')}{_SAYS}{_WRAP}(?:(?:answer|response|assistant)\s+)?(?P<who>a|b|tie)\b(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
 _ALONE = re.compile(rf"{_MARK}{_LABEL.format('score|rating|mark|winner')}\s*[:\uff1a]?[*_]*", re.IGNORECASE)
+_CODE = re.compile(r"`[^`]*`")
+_HIDDEN = re.compile("[\ufeff\u200b-\u200d\u2060\u00ad]")  # characters that show nothing
 _QUOTES = ("\u201c\u201d", '""', "''", "\u00ab\u00bb", "\u2018\u2019")
 
 
@@ -67,12 +83,12 @@ def _marked(line: re.Match[str], *, low: float, high: float) -> float | None:
         return None
     scale = _OF.match(rest)
     if scale is not None:
-        if _number(scale[1]) != high:
+        if _number(scale["high"]) != high or (scale["low"] and _number(scale["low"]) != low):
             return None
         rest = rest[scale.end() :]
     if re.match(r"\s*%", rest):
         return _number(text) if high == 100 else None
-    return None if re.search(r"[0-9]|\bto\b\s*\w+\s*$", rest) or rest[:1].isalpha() else _number(text)
+    return None if _OPEN.search(rest) or rest[:1].isalpha() else _number(text)
 
 
 def _number(text: str) -> float | None:
@@ -111,17 +127,19 @@ def _of_object(text: str, *names: str) -> Any:
 
 def _lines(text: str) -> list[str]:
     """The lines that are the judge's own words; a label alone on its line is joined with the next."""
-    own, fence = list[str](), ""
-    for line in text.splitlines():
+    own, code, fence = list[str](), list[str](), ""
+    for line in _HIDDEN.sub("", text).splitlines():
         mark = _FENCE.match(line)
         if mark and (not fence or mark[1].startswith(fence)):
             fence = "" if fence else mark[1]
         elif not fence and line.strip() and not line.lstrip().startswith(">") and not _quoted(line.strip()):
-            own.append(line.strip()[:MAX_LINE])
+            plain = _BRACKETS.sub(r"score: \g<inside>", _TAGGED.sub(r"\1: \2", line.strip()[:MAX_LINE]))
+            (code if line.startswith(("    ", "\t")) or _CODE.fullmatch(plain) else own).append(plain)
     for i in range(len(own) - 1):
         if _ALONE.fullmatch(own[i]):
-            own[i : i + 2] = ["", f"{own[i]} {own[i + 1]}"]
-    return own
+            label = own[i].rstrip(" :\uff1a*_")
+            own[i : i + 2] = ["", f"{label}: {own[i + 1]}"]
+    return [*code, *own]  # code may be a quotation: it counts if nothing else does
 
 
 def _quoted(line: str) -> bool:

@@ -25,6 +25,8 @@ _JOIN = r"(?:\b(?i:or|and|nor|also|plus|maybe|perhaps|possibly|as\s+well\s+as|ei
 _LETTER = r"(?:[AI](?=[).:,;/&|]|\s*$)|[B-HJ](?![A-Za-z]))"  # "A" and "I" are also words
 _SECOND = re.compile(
     rf"\([A-J]\)|{_JOIN}\s*(?:(?:maybe|perhaps|possibly|also|even)\s+)?{_NAME}{_LETTER}"
+    rf"|\b(?i:no|nope|wait|actually|sorry|oops|correction|rather|hmm|i\s+mean)\b[\s,.!:;\u2013\u2014-]*"
+    rf"(?:(?i:it['\u2019]s|i\s+mean|(?:it|that|the\s+answer)\s+(?:is|must\s+be|should\s+be))\s+)?{_NAME}\(?{_LETTER}"
     r"|\s[A-J]\)|\n\s*(?:[A-J][.:]\s|\(?[A-J][).:]?\s*(?:\n|$))"  # the next option of a list of them
 )
 _NEXT = re.compile(r"(?:or|and|nor|not|except)\b|[A-J](?:[).:,;/&|]|\s*$)|[B-HJ]\s")

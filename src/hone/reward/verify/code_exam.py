@@ -33,6 +33,7 @@ class Examination:
         self.loading, self.unready = "", False  # why the tests could not be loaded, and whether that is their own fault
         self.raised = False  # whether the program has said anything but the value that it was asked for
         self.heard = 0  # bytes that the program has said: what tests give it may come from there
+        self.questioned = False  # whether the tests have asked the program for anything
         self.missing = ""  # the first name that the program was asked for and does not define
         self.blamed = ""  # what the program did in the test that runs, for which it fails
         self.why = ""  # of the first test that failed
@@ -65,6 +66,7 @@ class Examination:
         """What the tests are told next: what the program says, or which test to run."""
         last = records[-1]
         if "ask" in last or "answer" in last:
+            self.questioned = True
             self.calls.put(frame(last))
             told = self.answers.get()
             self._blame(told)
@@ -73,6 +75,8 @@ class Examination:
             return text
         if "loaded" not in last:
             self._verdict(last)
+            if self.unready:
+                return None
         elif not last["loaded"]:
             self.loading, self.unready = str(last.get("error", "")), not self.blamed and not self.raised
             return None
@@ -94,6 +98,8 @@ class Examination:
             self.blamed = self.blamed or "the program had ended"
 
     def _verdict(self, last: dict[str, Any]) -> None:
+        if "error" in last and not self.questioned:
+            self.loading, self.unready = str(last["error"]), True
         self.verdicts.append("value" in last and not self.blamed)
         if not self.verdicts[-1] and not self.why:
             text = " ".join(self.tests.texts[len(self.verdicts) - 1].split())

@@ -10,23 +10,27 @@ import builtins
 import re
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 
-from hone.data.wanted_names import UNREAD, free_names
+from hone.data.wanted_names import free_names, root_name
+from hone.reward.verify.code_tidy import parsed, readings, without_prose
 from hone.reward.verify.format import answer_tag, said
 
-MAX_PARSED, MAX_NESTED = 50_000, 150  # characters of a block, and brackets in brackets, that are read as Python
+MAX_PARTS = 20  # of a text without a fence that are looked at
 MAX_INDENT = 40  # characters before the fence of a block
-MAX_TRIES = 20  # lines that are left out from the end, until what is left of a text is Python
 PYTHON = frozenset(["", "python", "py", "python3"])  # what stands behind the backticks of a block that counts
-_VERSIONS = re.compile(r"i?py(?:thon)?[\d.]*")  # py3, python3.11, ipython
+_VERSIONS = re.compile(r"i?py(?:thon)?[\d.]*|pycon|python-repl|doctest")  # py3, python3.11, ipython, a transcript
 _LANGUAGE = re.compile(_VERSIONS.pattern + r"|text|txt|output|bash|sh|shell|console|json|c|cpp|java|js|javascript")
 _FENCE = re.compile(r"(?P<before>[^`~\n]*)(?P<fence>`{3,}|~{3,})(?P<info>[^`\n]*)")
 _INLINE = re.compile(r"[^`\n]*```(?P<inside>[^`\n]+)```[^`\n]*")
 _MARKER = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])?\s*|\s*>\s?")
 _BEGINS = re.compile(r"(?:async\s+def|def|class|import|from|@\w)\b")
 _DEFINES = re.compile(r"^(?:(?:async\s+)?def|class)\s+(\w+)|^(\w+)\s*=(?!=)", re.MULTILINE)
+_INDENTED = re.compile(r"(?:^|\n\n)((?:(?: {4}|\t)[^\n]*\n|\n(?= {4}|\t))+)")  # a block of Markdown's older kind
+_SPAN = re.compile(r"(?<!`)`{1,2}([^`\n]+)`{1,2}(?!`)")
+_FUTURE = re.compile(r"^from __future__ import [^(\n]+$", re.MULTILINE)
 _READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\s*\(\s*0\b|\bfileinput\b|/dev/stdin")
 
 
@@ -37,6 +41,7 @@ class Block:
     tag: str
     code: str
     number: int
+    closed: bool = True
 
     @cached_property
     def tree(self) -> ast.Module | None:
@@ -69,37 +74,20 @@ class Extracted:
     taken: str = ""
 
 
-def parsed(code: str) -> ast.Module | None:
-    """The syntax tree of code that nobody has read; None where it is not Python or would take too much to find out."""
-    try:
-        return ast.parse(code, UNREAD) if _modest(code) else None
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-
-
-def _modest(code: str) -> bool:
-    """Whether it is neither long nor deep: the parser of a hostile text must not take this process down."""
-    if len(code) > MAX_PARSED or re.search(r"(?:[-+~]\s?|not\s){150}", code):
-        return False
-    depth = deepest = 0
-    for bracket in re.findall(r"[()\[\]{}]", code):
-        depth += 1 if bracket in "([{" else -1
-        deepest = max(deepest, depth)
-    return deepest <= MAX_NESTED
-
-
-def bound(statement: ast.stmt, *, imports: bool = False) -> Iterator[str]:
-    """The names that a statement of the top level gives a value."""
+def bound(statement: ast.AST, *, imports: bool = False) -> Iterator[str]:
+    """The names that a statement of the top level gives a value, in whatever block it does."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
     elif isinstance(statement, ast.Import | ast.ImportFrom):
         yield from ((a.asname or a.name.partition(".")[0] for a in statement.names) if imports else ())
-    elif isinstance(statement, ast.Assign | ast.AnnAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name))
-    elif isinstance(statement, ast.If | ast.Try):
-        for inner in (*statement.body, *statement.orelse):
+    elif isinstance(statement, ast.Name):
+        yield from [statement.id] if isinstance(statement.ctx, ast.Store) else []
+    elif not isinstance(statement, _SCOPES):
+        for inner in ast.iter_child_nodes(statement):
             yield from bound(inner, imports=imports)
+
+
+_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def extract(
@@ -119,6 +107,11 @@ def extract(
     tagged = answer_tag(text)
     chosen = None if tagged is None else _chosen(tagged, wanted, fences, strict=True)
     chosen = chosen or _chosen(text, wanted, fences)
+    if before is not None and isinstance(prompt, str) and not (chosen and _defines(chosen[0], wanted)):
+        for part in filter(None, (tagged, text)):
+            body = _before_fence(part).strip("\n")
+            if body[:1].isspace() and parsed(prompt + body) is not None:
+                return Extracted(source=prompt + body + "\n")
     if chosen is None:
         return None
     block, others = chosen
@@ -127,7 +120,23 @@ def extract(
     code, added = _completed(block, others, given=before or "")
     if before is not None and isinstance(prompt, str):
         code = f"{before}\n{code}" if _defines(block, wanted) else _continued(prompt, code)
+    code = _future_first(code)
     return Extracted(source=code, taken=_told([*added, block], others)) if code.strip() else None
+
+
+def _future_first(code: str) -> str:
+    """What must stand before all else, where other blocks or the prompt were put before it."""
+    tree = parsed(code) if "__future__" in code else None
+    body = tree.body if tree else []
+    places = [i for i, s in enumerate(body) if isinstance(s, ast.ImportFrom) and s.module == "__future__"]
+    if not places or places[-1] <= len(places) - (ast.get_docstring(ast.Module(body, [])) is None):
+        return code
+    return "\n".join([*(ast.unparse(body[i]) for i in places), _FUTURE.sub("", code)])
+
+
+def _before_fence(text: str) -> str:
+    """What stands before the first fence, which closes the one that the prompt has opened."""
+    return "\n".join(takewhile(lambda line: _opening(line) is None, text.split("\n")))
 
 
 def _defines(block: Block, wanted: Sequence[str]) -> bool:
@@ -139,28 +148,14 @@ def _continued(prompt: str, code: str) -> str:
     indented = prompt + textwrap.indent(code, "    ")
     if not code[:1].isspace() and parsed(indented) is not None:
         return indented
-    return _without_prose(prompt + code, least=prompt.count("\n") + 1) or prompt + code
-
-
-def _without_prose(text: str, *, least: int = 0) -> str:
-    """The text up to the last line from which it is Python; "" where that leaves fewer lines than the least."""
-    lines = text.split("\n")
-    for _ in range(MAX_TRIES):
-        code = "\n".join(lines)
-        try:
-            return code if _modest(code) and ast.parse(code, UNREAD) and len(lines) > least else ""
-        except SyntaxError as error:
-            lines = lines[: max((error.lineno or 1) - 1, 0)]
-        except (ValueError, RecursionError, MemoryError):
-            return ""
-    return ""
+    return without_prose(prompt + code, least=prompt.count("\n") + 1) or prompt + code
 
 
 def _chosen(
     text: str, wanted: Sequence[str], fences: Collection[str], *, strict: bool = False
 ) -> tuple[Block, list[Block]] | None:
     """The block that counts, and all that could have; strict: only what is a program."""
-    found = [_dedented(block, wanted) for block in blocks(text) if counts(block.tag, fences)]
+    found = [_tidied(block, wanted) for block in blocks(text) if counts(block.tag, fences)]
     if not found:
         alone = _unfenced(text, wanted) if "python" in fences else Block("", text, 0)
         known = alone.tree is not None and (_defines(alone, wanted) if wanted else alone.is_program)
@@ -169,6 +164,10 @@ def _chosen(
     if strict and not any(block.code.strip() for block in found):
         return None
     named = [block for block in found if block.tag] or found
+    if "python" in fences and not any(_defines(block, wanted) if wanted else block.is_program for block in found):
+        head = _unfenced(_before_fence(text), wanted)
+        if head.tree is not None and (_defines(head, wanted) if wanted else head.is_program):
+            return head, [head]
     if "python" not in fences:
         return named[-1], found
     if wanted:
@@ -180,14 +179,13 @@ def _chosen(
     return (defining or [block for block in named if block.tree] or named)[-1], found
 
 
-def _dedented(block: Block, wanted: Sequence[str]) -> Block:
-    """Code that is indented as a whole defines nothing; without its indentation it may."""
-    plain = Block(block.tag, textwrap.dedent(block.code), block.number)
-    return (
-        plain
-        if block.tree is None and plain.tree is not None and (_defines(plain, wanted) if wanted else plain.names)
-        else block
-    )
+def _tidied(block: Block, wanted: Sequence[str]) -> Block:
+    """The block as it stands, or without what is none of the program, where only that is one."""
+    for code in readings(block.code, closed=block.closed):
+        plain = replace(block, code=code)
+        if plain.tree is not None and (_defines(plain, wanted) if wanted else plain.names or plain.is_program):
+            return plain
+    return block
 
 
 def counts(tag: str, fences: Collection[str]) -> bool:
@@ -204,6 +202,7 @@ def _completed(block: Block, others: Sequence[Block], *, given: str) -> tuple[st
                 found.setdefault(name, (other, statement))
     known = {name for s in (parsed(given) or ast.Module([], [])).body for name in bound(s, imports=True)}
     waiting, seen = sorted(_lacking(block.code) - known), set(known)
+    waiting += ["*"] * any(name not in found for name in waiting)
     where = dict[tuple[int, int], str]()  # block and line -> statement
     while waiting:
         name = waiting.pop()
@@ -211,11 +210,37 @@ def _completed(block: Block, others: Sequence[Block], *, given: str) -> tuple[st
             continue
         seen.add(name)
         other, statement = found[name]
-        if (other.number, statement.lineno) not in where:
-            where[other.number, statement.lineno] = text = _segment(other.code.split("\n"), statement)
-            waiting += sorted(_lacking(text) - seen - block.names)
+        for needed in (statement, *_changing(name, other, found.keys())):
+            if (other.number, needed.lineno) not in where:
+                where[other.number, needed.lineno] = text = _segment(other.code.split("\n"), needed)
+                waiting += sorted(_lacking(text) - seen - block.names)
     added = [other for other in others if any(number == other.number for number, _ in where)]
     return "\n".join([*(where[place] for place in sorted(where)), block.code]), added
+
+
+def _changing(name: str, block: Block, known: Collection[str]) -> list[ast.stmt]:
+    """The statements of a block's top level that go on filling what the name holds: a table, a list of primes."""
+    return [
+        statement
+        for statement in (block.tree.body if block.tree is not None else ())
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and any(_changed(node) == name for node in ast.walk(statement))
+        and _lacking(ast.unparse(statement)) <= set(known)
+    ]
+
+
+def _changed(node: ast.AST) -> str:
+    """a of a[i] = 1, a.b = 1, a += 1 and a.append(1)."""
+    if isinstance(node, ast.AugAssign):
+        return root_name(node.target)
+    if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return root_name(node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FILLS:
+        return root_name(node.func)
+    return ""
+
+
+_FILLS = ("append", "extend", "add", "update", "insert", "setdefault", "sort")
 
 
 def _segment(lines: Sequence[str], statement: ast.stmt) -> str:
@@ -242,16 +267,20 @@ def _told(taken: Sequence[Block], others: Sequence[Block]) -> str:
 
 
 def _unfenced(text: str, wanted: Sequence[str]) -> Block:
-    """Code that stands in no fence: all of the text, or without the sentences around it."""
-    whole = Block("", text.removeprefix("\ufeff"), 0)
-    if whole.tree is not None or text[:1].isspace():
+    """Code that stands in no fence: all of the text, or what of it is a program."""
+    whole = _tidied(Block("", text.removeprefix("\ufeff"), 0), wanted)
+    if text[:1].isspace() or (whole.tree is not None and (_defines(whole, wanted) or not wanted)):
         return whole
     lines = text.split("\n")
     starts = [i for i, line in enumerate(lines) if _BEGINS.match(line)]
-    if not starts:
-        return whole
-    found = Block("", _without_prose("\n".join(lines[starts[0] :])), 0)
-    return found if found.tree is not None and (not wanted or _defines(found, wanted)) else whole
+    parts = [without_prose("\n".join(lines[starts[0] :]))] if starts else []
+    parts += [textwrap.dedent(part) for part in _INDENTED.findall(text)]
+    parts += [span + "\n" for span in reversed(_SPAN.findall(text))]
+    for part in parts[:MAX_PARTS]:
+        found = Block("", part, 0)
+        if found.tree is not None and (_defines(found, wanted) if wanted else found.code is parts[0] and starts):
+            return found
+    return whole
 
 
 def blocks(text: str) -> list[Block]:
@@ -273,7 +302,8 @@ def blocks(text: str) -> list[Block]:
         body = [_unindented(line, before) for line in lines[at:end]] + last
         head = [rest] if _BEGINS.match(rest) else []  # the code begins on the fence's own line
         code = "\n".join([*head, *body]).removeprefix("\ufeff")
-        found.append(Block(tag, code + "\n" * (bool(code) and end < len(lines)), len(found) + 1))
+        closed = end < len(lines)
+        found.append(Block(tag, code + "\n" * (bool(code) and closed), len(found) + 1, closed))
         reopened = end < len(lines) and not last and _LANGUAGE.fullmatch(_tag(lines[end].strip().lstrip("`~"))[0])
         at = end if reopened else end + 1
     return found

@@ -201,13 +201,17 @@ def _names(source: str, prompt: str) -> Names:
     if any(n.attr in ("stdin", "stdout", "stderr") for n in stored):
         raise NoTests("the tests replace sys.stdin or sys.stdout: give inputs and outputs, or compare what it returns")
     try:
-        return names_of(source, prompt=prompt)
+        names = names_of(source, prompt=prompt)
     except SyntaxError as error:
         raise NoTests(f"a test is not Python: {error.msg}") from error
+    bases = {last_name(b) for n in ast.walk(tree) if isinstance(n, ast.ClassDef) for b in n.bases}
+    if mine := bases & {*names.called, *names.used}:
+        raise NoTests(f"the tests derive a class from the program's {min(mine)}: let them use the class itself")
+    return names
 
 
 # what a test may do only in one process with the program
-_WATCHES = {"redirect_stdout", "redirect_stderr", "capsys", "capfd", "monkeypatch", "patch", "getsource"}
+_WATCHES = {"redirect_stdout", "redirect_stderr", "capsys", "capfd", "monkeypatch", "patch", "getsource", "inspect"}
 
 
 def _grouped(texts: Sequence[str]) -> list[str]:

@@ -32,13 +32,16 @@ _UNSPACED = (
 )
 WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 HOPE = re.compile(r"(?<![ ,])[ ,]{0,3}I hope (?:it|this|that)(?: is|'s) (?:correct|right)\b.*", re.IGNORECASE)
+MAX_WRAPPED = 3  # levels of markup around nothing
 _STRICT_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _THOUGHT = re.compile(r"<(/?)(?:think(?:ing)?|thoughts?|reasoning|scratchpad)(?:\s[^<>\n]{0,40})?>", re.IGNORECASE)
 _ANSWER = re.compile(r"<\s{0,3}(/?)\s{0,3}answer\s{0,3}>", re.IGNORECASE)
 _BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that show nothing
 _BLANK_MARKUP = re.compile(
-    r"<!--(?:(?!-->).)*(?:-->|$)|<(?:br|p)\s{0,3}/?>|\\[hv]?phantom\s{0,3}\{[^{}]*\}|\\(?:q?quad|[,;:! ()\[\]])"
-    r"|\$\s*\$|\*\*\s*\*\*|\{\s*\}|^```\w*$",
+    r"<!--(?:(?!-->).)*(?:-->|$)|</?(?:br|hr|p)\s{0,3}/?>|<([a-z][a-z0-9]{0,9})(?:\s[^<>\n]{0,80})?>\s{0,20}</\1>"
+    r"|\\(?:[hv]?phantom|[hv]space\*?)\s{0,3}\{[^{}]*\}|\\[a-z]{1,12}\s{0,3}\{\s{0,20}\}|\\(?:[,;:! ()\[\]]|\\)"
+    r"|\\(?:q?quad|newline|hfill|strut|null|relax|(?:thin|en|neg)space|kern-?[\d.]{1,6}[a-z]{2})(?![a-z])"
+    r"|&(?:nbsp|shy|zwn?j|e[nm]sp|thinsp|#8203|#x200b|#160|#xa0);|\$\s*\$|\*\*\s*\*\*|\{\s*\}|^(?:```|~~~)\w*$",
     re.IGNORECASE | re.DOTALL | re.MULTILINE,
 )
 _STRUCK = re.compile(r"(?<![^\s*_>(\[])~~(?=[^\s~])[^~\n]*(?<=[^\s~])~~(?![A-Za-z0-9])|<s>[^<\n]{0,200}</s>")
@@ -99,7 +102,10 @@ def matches(pattern: str) -> Callable[[str], float]:
 
 def visible(text: str) -> bool:
     """Whether a reader sees anything of it: invisible characters and markup around nothing do not count."""
-    left = html.unescape(_BLANK_MARKUP.sub("", _BLANK_MARKUP.sub("", text)))
+    left = "".join(c for c in text if c in "\n\t" or (unicodedata.category(c)[0] != "C" and c not in _BLANKS))
+    for _ in range(MAX_WRAPPED):
+        left = _BLANK_MARKUP.sub("", left)
+    left = html.unescape(left)
     return any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANKS for c in left)
 
 
