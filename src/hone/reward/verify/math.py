@@ -6,6 +6,7 @@ docs/verifiers.md has the rules.
 """
 
 import re
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
@@ -215,16 +216,18 @@ def _number(text: str) -> Fraction | None:
 
 def _step(left: str, right: str) -> bool:
     """Whether both sides of a chain's equals sign have the same value; what cannot be read is not true."""
+    with suppress(Unusable):
+        if equal(right, left):
+            return True
     amounts = amount(left), amount(right)
     if amounts[0] is not None and amounts[1] is not None and math_units.PERCENT not in (amounts[0][1], amounts[1][1]):
         return math_units.same(*amounts[0], *amounts[1])
     values = _number(left), _number(right)
     if values[0] is not None and values[1] is not None:
         return values[0] == values[1]
-    try:
+    with suppress(Unusable):
         return _by_symbols(_measured(right)[0], _measured(left)[0])
-    except Unusable:
-        return False
+    return False
 
 
 def _near(exact: str, rounded: str) -> bool:
@@ -262,22 +265,31 @@ def _rejoined(found: Form) -> Form:
 
 def right(gold: Form, answer: str) -> bool:
     """Whether an answer, as a completion states it, is the gold one."""
-    found = form(_one_number(answer) if gold.kind == "one" and amount(gold.text) is not None else answer)
+    number = gold.kind == "one" and amount(gold.text) is not None
+    found = form(_one_number(answer, named=bool(gold.name)) if number else answer)
     if found is None:
         return False
     if gold.kind == "one" and found.kind == "many" and len(ways := _OR.split(answer)) == len(found.parts):
         return all(right(gold, way) for way in ways)  # one value, written in several ways
-    if "=" in found.text + gold.text and found.kind == gold.kind == "one":
-        gold, found = _rejoined(gold), _rejoined(found)
-    return same(gold, found, JUDGE)
+    if "=" not in found.text + gold.text or not found.kind == gold.kind == "one":
+        return same(gold, found, JUDGE)
+    try:
+        return same(_rejoined(gold), _rejoined(found), JUDGE)
+    except Unusable:
+        if gold.name:  # it is the name that cannot be read, which only an answer of this form asks for
+            return False
+        raise
 
 
-def _one_number(answer: str) -> str:
-    """An answer where one number is asked for: a comma may be decimal, and `m + n = 73` says what was asked for."""
+def _one_number(answer: str, *, named: bool) -> str:
+    """An answer where one number is asked for: a comma may be decimal, and `m + n = 73` says what was asked for.
+
+    named: the gold answer says itself what was asked for.
+    """
     if len(answer) > 200 or not ("," in answer or "=" in answer):
         return answer
     text = tidy(answer)
-    total = _TOTAL.match(text)
+    total = None if named else _TOTAL.match(text)
     if total and not {*total.group(1).lower().split(), total.group(1)} & {*CHANGING, *FUNCTIONS.split()}:
         text = text[total.end() :]
     name = re.match(r"[A-Za-z] ?= ?", text)

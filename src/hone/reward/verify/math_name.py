@@ -18,7 +18,9 @@ _SHARE = (
     rf"\\frac\{{ ?{_QUANTITY} ?\}}\{{ ?{_QUANTITY} ?\}}|{_QUANTITY}(?: ?[/:] ?{_QUANTITY}){{1,3}}"  # AB/CD, V_1:V_2
 )
 _NAME = re.compile(rf"{_QUANTITY}|{_OF}|{POINT}|{_SHARE}")
-_PROSE = re.compile(r"(?:the )?[A-Za-z]{3,}(?: (?:[A-Za-z]+|\\(?:angle|triangle)))*", re.IGNORECASE)  # Area of ABC
+_PROSE = re.compile(  # Area of ABC; ABy is a product
+    r"(?:[Tt]he )?(?:[A-Za-z][a-z]{2,}|[A-Z]{3,})(?: (?:[A-Za-z]+|\\(?:angle|triangle)))*"
+)
 _SENTENCE = re.compile(
     r"([A-Za-z][A-Za-z ,'()_\\{}-]{2,150}?) (?:is|are|equals)(?: equal to| exactly| therefore| then)?"
     r" (?=[-+$\\(\[{0-9.A-Za-z])"
