@@ -18,7 +18,7 @@ from hone.reward.verify.format import boxes
 from hone.reward.verify.math_arithmetic import worked_out
 from hone.reward.verify.math_extract import MAX_PLACES, places
 from hone.reward.verify.math_form import Form, form, relation
-from hone.reward.verify.math_guard import FUNCTIONS, Refused, admitted, symbols
+from hone.reward.verify.math_guard import FUNCTIONS, Refused, admitted, symbols, words
 from hone.reward.verify.math_match import Judge, same, true
 from hone.reward.verify.math_number import CHANGING, amount, decimal_comma
 from hone.reward.verify.math_tidy import tidy
@@ -39,7 +39,6 @@ _UNIT = re.compile(
     re.DOTALL,
 )
 _PROSE = re.compile(r"(?<![\\A-Za-z])([a-z]{3,})\s+([a-z]{3,})(?![A-Za-z])")
-_WORDLIKE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _TOTAL = re.compile(r"([A-Za-z](?: ?[-+]? ?[A-Za-z]){1,5}) ?= ?(?=\S)")  # m + n = 73, xy = 6
 _OR = re.compile(r"\\text\s?\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])")
 _JOINED = re.compile(r"[^A-Za-z]{0,40}|.{0,40}?(?:[,;]|(?<![A-Za-z])and(?![A-Za-z])).{0,40}", re.DOTALL)
@@ -165,8 +164,7 @@ def _by_symbols(gold: str, answer: str, kind: str = "") -> bool:
     letters = symbols(gold)
     if not symbols(answer) <= letters:
         return False
-    words = _WORDLIKE.findall(re.sub(r"\b(?:sin|cos|tan|log|ln|exp|pi)\b", "", answer))
-    if any(not {*word} <= letters for word in words):
+    if any(not {*word} <= letters for word in words(answer)):
         return False
     if answer.count("=") != gold.count("=") or answer.count("=") > 1:
         return False

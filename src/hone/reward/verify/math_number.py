@@ -8,7 +8,7 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from hone.reward.verify.math_tidy import characters, undelimited, unfonted
+from hone.reward.verify.math_tidy import characters, degrees, undelimited, unfonted
 from hone.reward.verify.math_units import PERCENT, sizes
 
 MAX_ANSWER, MAX_DIGITS, MAX_EXPONENT = 200, 100, 100
@@ -137,7 +137,7 @@ def _plain(text: str) -> str:
     for old, new in ((r"\dfrac", r"\frac"), (r"\tfrac", r"\frac"), (r"\%", "%"), (r"\$", "$"), (r"\!", "")):
         text = text.replace(old, new)
     text = unfonted(text) if "\\" in text else text
-    text = re.sub(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)", "\u00b0", text)
+    text = degrees(text)
     text = re.sub(
         r"\u00b0\s?(?:C\b|[Cc]elsius)", " celsius ", re.sub(r"\u00b0\s?(?:F\b|[Ff]ahrenheit)", " fahrenheit ", text)
     )
