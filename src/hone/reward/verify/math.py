@@ -38,6 +38,9 @@ _UNIT = re.compile(
     r"(.*\S)(?:\s|(?<=[^A-Za-z\\\s]))((?:[A-Za-z]{2,}|[\u00b0$\u20ac\u00a3%])(?:\^\{?[23]\}?)?|[A-Za-z]+/[A-Za-z]+)",
     re.DOTALL,
 )
+# words of three letters or more after an expression, as in `9\\pi square units`
+_COUNTED = re.compile(r"(.*?[0-9)}\]A-Za-z])\s((?:[A-Za-z]{3,}\s)*[A-Za-z]{3,}(?:\^\{?[23]\}?)?)", re.DOTALL)
+_GLUED = re.compile(r"[-+0-9.,/]*[0-9][A-Za-z]")
 _PROSE = re.compile(r"(?<![\\A-Za-z])([a-z]{3,})\s+([a-z]{3,})(?![A-Za-z])")
 _TOTAL = re.compile(r"([A-Za-z](?: ?[-+]? ?[A-Za-z]){1,5}) ?= ?(?=\S)")  # m + n = 73, xy = 6
 _OR = re.compile(r"\\text\s?\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])")
@@ -92,7 +95,7 @@ def _is_text(leaf: str) -> bool:
 
 
 def _admitted_gold(leaf: str) -> None:
-    if (prose := _PROSE.search(leaf)) and not {*prose.groups()} & {*FUNCTIONS.split()}:
+    if (prose := _PROSE.search(_measured(leaf)[0])) and not {*prose.groups()} & {*FUNCTIONS.split()}:
         raise Unusable(f"it has words beside numbers: {prose.group()}")
     try:
         for side in leaf.split("="):
@@ -105,6 +108,10 @@ def _measured(leaf: str) -> tuple[str, str]:
     r"""An expression and its unit: `\frac{\pi}{2}` and "cm" of `\frac{\pi}{2} cm`."""
     if leaf[:1] in ("$", "\u20ac", "\u00a3") and len(leaf) > 1:
         return leaf[1:], leaf[0]
+    counted = _COUNTED.fullmatch(leaf)
+    stated = amount(f"1 {counted.group(2)}") if counted else None
+    if counted and stated and stated[0] == 1 and not {*counted.group(2).lower().split()} & {*FUNCTIONS.split()}:
+        return counted.group(1), stated[1]
     found = _UNIT.fullmatch(leaf)
     if found is None or not (found.group(2) == math_units.PERCENT or math_units.sizes(found.group(2))):
         return leaf, ""
@@ -116,6 +123,8 @@ def equal(gold: str, answer: str) -> bool:
     if _SPACE.sub("", gold) == _SPACE.sub("", answer):
         return True
     numbers = amount(gold), amount(answer)
+    if numbers[0] is not None and numbers[0][1] and _GLUED.fullmatch(answer):  # where a unit is asked for, m is one
+        numbers = numbers[0], amount(f"{answer[:-1]} {answer[-1]}")
     if numbers[0] is not None and numbers[1] is not None:
         return math_units.same(*numbers[0], *numbers[1])
     based = [_BASE.fullmatch(text) for text in (gold, answer)]
@@ -141,9 +150,8 @@ def _same_measure(gold: str, answer: str) -> bool:
         if unit:
             return not other and (_by_symbols(gold, answer) or _by_symbols(rf"\frac{{{gold}}}{{100}}", answer))
         return _by_symbols(gold, rf"\frac{{{answer}}}{{100}}")
-    if unit and other and math_units.sizes(unit) != math_units.sizes(other):
-        return False
-    return _by_symbols(gold, answer)
+    size = math_units.ratio(unit, other) if unit and other else 1
+    return bool(size) and _by_symbols(gold, answer if size == 1 else rf"\frac{{{size.numerator}({answer})}}{{{size.denominator}}}")
 
 
 def _unworked(answer: str) -> bool:
