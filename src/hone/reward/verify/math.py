@@ -40,10 +40,12 @@ _UNIT = re.compile(
 )
 # words of three letters or more after an expression, as in `9\\pi square units`
 _COUNTED = re.compile(r"(.*?[0-9)}\]A-Za-z])\s((?:[A-Za-z]{3,}\s)*[A-Za-z]{3,}(?:\^\{?[23]\}?)?)", re.DOTALL)
+_OR = re.compile(r",?\s*(?:\\text\s?\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z]))")
+# 1/2 (or 0.5), 18 (9 * 2): an answer and the same in brackets
+_AGAIN = re.compile(r"([^()]*[0-9}$])\s+\((?:(?:or|i\.e\.,?|that is,?|=|\\approx|\u2248)\s*)?([^()]*[0-9][^()]*)\)\.?")
 _GLUED = re.compile(r"[-+0-9.,/]*[0-9][A-Za-z]")
 _PROSE = re.compile(r"(?<![\\A-Za-z])([a-z]{3,})\s+([a-z]{3,})(?![A-Za-z])")
 _TOTAL = re.compile(r"([A-Za-z](?: ?[-+]? ?[A-Za-z]){1,5}) ?= ?(?=\S)")  # m + n = 73, xy = 6
-_OR = re.compile(r"\\text\s?\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])")
 _JOINED = re.compile(r"[^A-Za-z]{0,40}|.{0,40}?(?:[,;]|(?<![A-Za-z])and(?![A-Za-z])).{0,40}", re.DOTALL)
 
 
@@ -277,6 +279,8 @@ def right(gold: Form, answer: str) -> bool:
         return False
     if gold.kind == "one" and found.kind == "many" and len(ways := _OR.split(answer)) == len(found.parts):
         return all(right(gold, way) for way in ways)  # one value, written in several ways
+    if number and found.kind == "one" and (again := _AGAIN.fullmatch(answer)):
+        return right(gold, again.group(1)) and _restated(gold.text, again.group(2))
     if "=" not in found.text + gold.text or not found.kind == gold.kind == "one":
         return same(gold, found, JUDGE)
     try:
@@ -285,6 +289,12 @@ def right(gold: Form, answer: str) -> bool:
         if gold.name:  # it is the name that cannot be read, which only an answer of this form asks for
             return False
         raise
+
+
+def _restated(gold: str, brackets: str) -> bool:
+    """Whether what stands in brackets after an answer is the same number, or a rounding of it."""
+    text = tidy(brackets)
+    return right(Form("one", gold), text) or worked_out(text) == _number(gold) or _near(gold, text)
 
 
 def _one_number(answer: str, *, named: bool) -> str:

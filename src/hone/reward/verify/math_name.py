@@ -25,6 +25,10 @@ _SENTENCE = re.compile(
     r"([A-Za-z][A-Za-z ,'()_\\{}-]{2,150}?) (?:is|are|equals)(?: equal to| exactly| therefore| then)?"
     r" (?=[-+$\\(\[{0-9.A-Za-z])"
 )
+_KINDS = "point pair triple interval set vector matrix function polynomial equation line expression fraction ratio coordinates"
+LABEL = re.compile(  # "Answer: ", "the ordered pair "
+    rf"^(?:the )?(?:final )?answer ?[:=] ?|^(?:the )?(?:ordered )?(?:{_KINDS.replace(' ', '|')})s? (?=[-$\\(\[{{0-9])", re.I
+)
 # words that change the number, deny it or make a condition of it; not those that only count or compare things
 _CONDITIONS = "if when suppose assume assuming might may could guess never isn square cube"
 _HARMLESS = "and to is are was least most one two three four five six seven eight nine ten"
@@ -33,6 +37,7 @@ _UNSAID = {*CHANGING, *DENIES, *_CONDITIONS.split()} - {*_HARMLESS.split()}
 
 def said(text: str) -> str:
     """What a sentence says of something: "34" of "The largest n is 34"."""
+    text = LABEL.sub("", text)
     for _ in range(2):
         found = _SENTENCE.match(text)
         lead = found.group(1).lower().replace("that could be", "") if found else ""

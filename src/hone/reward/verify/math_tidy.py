@@ -112,8 +112,8 @@ _HIDDEN = re.compile(r"\\(?:h|v)space\*?\{[^{}]*\}|\\(?:h|v)?phantom\{[^{}]*\}|\
 _ARRAY = re.compile(
     r"[(\[]\s*\\begin\{(?:array\}\s?\{[clr| ]*\}|matrix\})(.*?)\\end\{(?:array|matrix)\}\s*[)\]]", re.DOTALL
 )
-_MARK = r"\\(?:blacksquare|square|Box|checkmark|qed)(?![A-Za-z])|[\u25a0\u25a1\u220e\u2713\u2714\u2705\u2611]\ufe0f?"
-_MARKED = re.compile(rf"(?:\\[,;: ]|\\q?quad|[\s$])*(?:{_MARK})[\s$.]*$")  # the end of a proof, or a tick
+MARK = r"\\(?:blacksquare|square|Box|checkmark|qed)(?![A-Za-z])|[\u25a0\u25a1\u220e\u2713\u2714\u2705\u2611]\ufe0f?"
+_MARKED = re.compile(rf"(?:\\[,;: ]|\\q?quad|[\s$])*(?:{MARK})[\s$.]*$")  # the end of a proof, or a tick
 _DEGREE = re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|(?<=[0-9])\s?\^\s?(?:\{\s?o\s?\}|o(?![A-Za-z]))")
 _GROUP = r"((?:(?!\\over|\\choose)[^{}]|\{[^{}]*\})*)"
 _OVER = re.compile(rf"\{{{_GROUP}\\(over|choose)(?![a-z]){_GROUP}\}}|^{_GROUP}\\(over|choose)(?![a-z]){_GROUP}$")
@@ -179,6 +179,7 @@ def tidy(text: str) -> str:
     text = re.sub(
         r"(?:the )?(?:set of )?all real(?: number)?s|(?:the )?real numbers", r"(-\\infty,\\infty)", text, flags=re.I
     )
+    text = re.sub(r"(?<=[0-9]) x (?=[$0-9])", r" \\times ", text) if "=" in text else text  # 9 x 2 = 18
     text = re.sub(r"(?<![A-Za-z\\])infinity(?![A-Za-z])", r"\\infty ", text).strip()
     return _SPACED.sub(lambda thousands: thousands.group().replace(" ", ""), text)
 
