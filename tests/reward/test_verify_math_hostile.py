@@ -287,7 +287,15 @@ def test_a_chain_of_inequalities_is_a_wrong_answer_and_no_crash():
 
 
 def test_an_answer_whose_own_members_cannot_be_read_is_wrong_and_not_invalid():
-    broken = ["0 = \\rfloor", "5 = |", "e = |", r"\exp = \pi \log", r"\log_3 = _", r"x = \sqrt[3]{} = \ln", "1,2 = \\log"]
+    broken = [
+        "0 = \\rfloor",
+        "5 = |",
+        "e = |",
+        r"\exp = \pi \log",
+        r"\log_3 = _",
+        r"x = \sqrt[3]{} = \ln",
+        "1,2 = \\log",
+    ]
     broken += [r"(1, 2) = (1, \rfloor)", r"\{x<|\} = \{x<|\}"]
     for gold in ("5", r"2\sqrt{3}", "28\\%", r"90^\circ", "(1,2)", r"\sin x", "1,2,3", "x=5"):
         for answer in broken:

@@ -26,7 +26,8 @@ _ENGLISH = re.compile(
 _OVER_A_LINE = re.compile(r"[ \t#>*_]{0,8}(?:the[ \t]{1,3})?(?:(?:final|my)[ \t]{1,3})?", re.IGNORECASE)
 # "answer" as MGSM has it in German, Spanish, French, Swahili, Russian, Bengali, Chinese, Japanese, Thai and Telugu
 _TONGUES = re.compile(
-    "(?:Antwort|[Rr]espuesta(?: final)?|[Rr]\u00e9ponse(?: finale)?|Jibu|\u041e\u0442\u0432\u0435\u0442|\u0989\u09a4\u09cd\u09a4\u09b0|\u7b54\u6848"
+    "(?:Antwort|[Rr]espuesta(?: final)?|[Rr]\u00e9ponse(?: finale)?|Jibu"
+    "|\u041e\u0442\u0432\u0435\u0442|\u0989\u09a4\u09cd\u09a4\u09b0|\u7b54\u6848"
     "|\u7b54\u3048|\u0e04\u0e33\u0e15\u0e2d\u0e1a|\u0c38\u0c2e\u0c3e\u0c27\u0c3e\u0c28\u0c02)"
     "[*_]{0,3}\\s{0,3}(?:[:=\uff1a\u2014]|\u662f|\u4e3a|\u306f|\u0e04\u0e37\u0e2d|\u09b9\u09b2\u09cb?"
     "|(?:ist|lautet|es|est|ni)\\b|(?<=\u0c02)\\s|(?<=\u0c02\\s))[ \\t*_]{0,6}[:\uff1a]?[\\s*_]{0,8}"

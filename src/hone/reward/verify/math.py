@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
-from hone.reward.verify import math_units, math_workers
+from hone.reward.verify import choice, math_units, math_workers
 from hone.reward.verify.format import boxes
 from hone.reward.verify.math_arithmetic import worked_out
 from hone.reward.verify.math_extract import MAX_PLACES, places
@@ -24,7 +24,9 @@ from hone.reward.verify.math_number import CHANGING, amount, decimal_comma
 from hone.reward.verify.math_tidy import tidy
 from hone.types import Outcome, Task
 
-_BASE = re.compile(r"([0-9]+)_\{?([0-9]{1,2})\}?")
+_BASE = re.compile(r"\(?([0-9A-F]*[0-9][0-9A-F]*)\)?(?:_\{?\s?\(?([0-9]{1,2}|[a-z]{3,8})\)?\s?\}?| base ([0-9]{1,2}))")
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
+_BASES |= {"ten": "10", "twelve": "12", "sixteen": "16"}
 _WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z]{2,}(?:[' -]+[A-Za-z]+)*")
 _ARITHMETIC = re.compile(r"(?:[0-9.,()*+\s/-]|\\times|\\cdot|\\div)+")
 _FRACTIONS = re.compile(r"(?:[0-9.,()*+\s/{}\[\]-]|\\times|\\cdot|\\div|\\frac)+")
@@ -43,6 +45,7 @@ _COUNTED = re.compile(r"(.*?[0-9)}\]A-Za-z])\s((?:[A-Za-z]{3,}\s)*[A-Za-z]{3,}(?
 _OR = re.compile(r",?\s*(?:\\text\s?\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z]))")
 # 1/2 (or 0.5), 18 (9 * 2): an answer and the same in brackets
 _AGAIN = re.compile(r"([^()]*[0-9}$])\s+\((?:(?:or|i\.e\.,?|that is,?|=|\\approx|\u2248)\s*)?([^()]*[0-9][^()]*)\)\.?")
+_OPTION = re.compile(r"[A-J]")
 _GLUED = re.compile(r"[-+0-9.,/]*[0-9][A-Za-z]")
 _PROSE = re.compile(r"(?<![\\A-Za-z])([a-z]{3,})\s+([a-z]{3,})(?![A-Za-z])")
 _TOTAL = re.compile(r"([A-Za-z](?: ?[-+]? ?[A-Za-z]){1,5}) ?= ?(?=\S)")  # m + n = 73, xy = 6
@@ -133,10 +136,17 @@ def equal(gold: str, answer: str) -> bool:
     if any(based):
         return _same_base(gold, answer, based)
     if _is_text(gold):
-        return gold.casefold() == answer.casefold() or _spelt_out(answer) == sorted(gold)
+        return _bare(gold) == _bare(answer) or _spelt_out(answer) == sorted(gold)
+    if _OPTION.fullmatch(gold) and gold in answer and choice.letter(answer) == gold:
+        return True
     if numbers[0] is not None and _unworked(_measured(answer)[0]):
         return False
     return _same_measure(gold, answer)
+
+
+def _bare(word: str) -> str:
+    """A word without quotes, article and case."""
+    return re.sub(r"^(?:an?|the) (?=[a-z])", "", word.strip("\"'`\u201c\u201d\u2018\u2019").casefold())
 
 
 def _spelt_out(answer: str) -> list[str]:
@@ -153,7 +163,9 @@ def _same_measure(gold: str, answer: str) -> bool:
             return not other and (_by_symbols(gold, answer) or _by_symbols(rf"\frac{{{gold}}}{{100}}", answer))
         return _by_symbols(gold, rf"\frac{{{answer}}}{{100}}")
     size = math_units.ratio(unit, other) if unit and other else 1
-    return bool(size) and _by_symbols(gold, answer if size == 1 else rf"\frac{{{size.numerator}({answer})}}{{{size.denominator}}}")
+    return bool(size) and _by_symbols(
+        gold, answer if size == 1 else rf"\frac{{{size.numerator}({answer})}}{{{size.denominator}}}"
+    )
 
 
 def _unworked(answer: str) -> bool:
@@ -165,9 +177,12 @@ def _unworked(answer: str) -> bool:
 
 def _same_base(gold: str, answer: str, based: list[re.Match[str] | None]) -> bool:
     """Digits in a base: a base that only one of them names is set aside."""
-    digits = [match.group(1) if match else text for match, text in zip(based, (gold, answer), strict=True)]
-    bases = {match.group(2) for match in based if match}
-    return digits[0] == digits[1] and len(bases) == 1
+    digits = [match.group(1) if match else text.strip("()") for match, text in zip(based, (gold, answer), strict=True)]
+    names = [match.group(2) or match.group(3) for match in based if match]
+    bases = {_BASES.get(name, name) for name in names}
+    if len(bases) != 1 or digits[0] != digits[1] or not (base := bases.pop()).isdigit():
+        return False
+    return all(int(digit, 16) < int(base) for digit in digits[0])  # 5_2 is no number
 
 
 def _by_symbols(gold: str, answer: str, kind: str = "") -> bool:

@@ -28,15 +28,17 @@ _UNSEEN = re.compile(
 _EARLIER = re.compile(r"(?<=[A-Za-z0-9)$}][.;])\s+(?=\S)|\n\s*\n")
 _HEADING = re.compile(r"\s*[*_]{0,3}[A-Za-z]{2}")
 _SENTENCE = re.compile(
-    r"[.;](?:\s|$)|[\u3002\uff1b\u0964]|,?\s\(?(?:because|since|which|as)\s|,\s(?:so|thus|hence|therefore|where|and so)\s"
-    r"|\s?<(?=\||/?[A-Za-z_]+>)|\[/INST\]|,\s(?:and\s)?not\s(?=[-$\\(]*[0-9])|,?\s(?:rather than|instead of)\s|\s?\u3067\u3059"
+    r"[.;](?:\s|$)|[\u3002\uff1b\u0964]|,?\s\(?(?:because|since|which|as)\s"
+    r"|,\s(?:so|thus|hence|therefore|where|and so)\s|,?\s(?:rather than|instead of)\s|\s?\u3067\u3059"
+    r"|\s?<(?=\||/?[A-Za-z_]+>)|\[/INST\]|,\s(?:and\s)?not\s(?=[-$\\(]*[0-9])"
 )
 _MATHS = re.compile(
     r"\$\$((?:\\.|[^$\\])+)\$\$|\$((?:\\.|[^$\\\n])+)\$(?![0-9])|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]",
     re.DOTALL,
 )
 _FILLER = re.compile(
-    r"(?:[\s*_:,]|\.{3}|\u2026|```\w{0,12}\n|not (?:\$[^$\n]{1,40}\$|[^\s,]{1,40}),? but (?:rather )?|(?:therefore|thus|then|hence|simply|just|exactly|indeed|clearly|equal to|given by)\b)+",
+    r"(?:[\s*_:,]|\.{3}|\u2026|```\w{0,12}\n|not (?:\$[^$\n]{1,40}\$|[^\s,]{1,40}),? but (?:rather )?"
+    r"|(?:therefore|thus|then|hence|simply|just|exactly|indeed|clearly|equal to|given by)\b)+",
     re.I,
 )
 _NUMBER = re.compile(r"(?<![\w.\\^])[-+]?[$\u20ac\u00a3\u00a5]?[0-9](?:[0-9.,/]*[0-9])?%?(?=[\s.,;:!?)]|$)")

@@ -25,9 +25,10 @@ _SENTENCE = re.compile(
     r"([A-Za-z][A-Za-z ,'()_\\{}-]{2,150}?) (?:is|are|equals)(?: equal to| exactly| therefore| then)?"
     r" (?=[-+$\\(\[{0-9.A-Za-z])"
 )
-_KINDS = "point pair triple interval set vector matrix function polynomial equation line expression fraction ratio coordinates"
+_KINDS = "point pair triple interval set vector matrix function polynomial equation line expression fraction ratio"
 LABEL = re.compile(  # "Answer: ", "the ordered pair "
-    rf"^(?:the )?(?:final )?answer ?[:=] ?|^(?:the )?(?:ordered )?(?:{_KINDS.replace(' ', '|')})s? (?=[-$\\(\[{{0-9])", re.I
+    rf"^(?:the )?(?:final )?answer ?[:=] ?|^(?:the )?(?:ordered )?(?:{_KINDS.replace(' ', '|')})s? (?=[-$\\(\[{{0-9])",
+    re.I,
 )
 # words that change the number, deny it or make a condition of it; not those that only count or compare things
 _CONDITIONS = "if when suppose assume assuming might may could guess never isn square cube"

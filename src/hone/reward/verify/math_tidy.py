@@ -181,6 +181,8 @@ def tidy(text: str) -> str:
     )
     text = re.sub(r"(?<=[0-9]) x (?=[$0-9])", r" \\times ", text) if "=" in text else text  # 9 x 2 = 18
     text = re.sub(r"(?<![A-Za-z\\])infinity(?![A-Za-z])", r"\\infty ", text).strip()
+    text = re.sub(r"^(?:the )?empty set$|^(?:there (?:is|are) )?no solutions?$", r"\\emptyset", text, flags=re.I)
+    text = re.sub(r"^(?:negative|minus) (?=[0-9\\(])", "-", text, flags=re.I)
     return _SPACED.sub(lambda thousands: thousands.group().replace(" ", ""), text)
 
 
@@ -222,5 +224,5 @@ def _braced(text: str) -> str:
 
 
 def _quotient(match: re.Match[str]) -> str:
-    top, command, bottom = (first or second or "" for first, second in zip(match.groups()[:3], match.groups()[3:]))
+    top, command, bottom = (match.group(i) or match.group(i + 3) or "" for i in (1, 2, 3))
     return rf"\{'frac' if command == 'over' else 'binom'}{{{top.strip()}}}{{{bottom.strip()}}}"
