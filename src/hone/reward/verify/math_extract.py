@@ -61,7 +61,9 @@ def places(completion: str, prompt: object = "") -> list[str]:
     """The distinct answers that the completion states in places of the strongest kind, in order."""
     text = shown(said(completion, prompt))
     text = text if text.isascii() else _UNSEEN.sub("", text)
-    text = _LABEL.sub(r"\2: \1", _MARKS.sub("", text)) if "nswer" in text else text
+    if not text.isascii() or any(mark in text for mark in ("square", r"\Box", r"\checkmark", r"\qed")):
+        text = _MARKS.sub("", text)
+    text = _LABEL.sub(r"\2: \1", text) if r"\text" in text else text
     outside = unfenced(text)
     views = (outside,) if outside == text else (outside, text)  # what stands in a fence counts if nothing else does
     for kind in ((_tags,), (_boxed,), (_hashes, _phrases)):
