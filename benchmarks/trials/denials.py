@@ -53,7 +53,15 @@ SAID = (  # sentences: 0
     "The answer is less than 5", "The answer is between 5 and 6", "#### not 5", "#### 5 or 6", "#### 5 #### 6",
     "#### ~~5~~", "The answer is x + 5", "The answer is sqrt 5", "The answer is log 5", "Answer: 5 - 6",
     "The answer is twice 5", "The answer is 5 times two", "The answer is 4. No, the answer is 5",
-    "The answer is $5$, alternatively $6$",
+    "The answer is $5$, alternatively $6$", "The answer is not 5. The answer is not 6.", "The answer, then, is not 5.",
+    "The answer turns out to be anything but 5", "The answer of 5 is wrong.", "The answer is $5$, $6$",
+    "Answer: $5$, $6$.",
+    "The answer is 5 (6).", "The answer is 5 (or 6).", "The answer is 5 (2 * 3).", "The answer is not 5 but 6.",
+    "The answer is 6 rather than 5.", "The answer is 6 instead of 5.", "Answer: 6 \u2713 5", "The answer -> 6, 5",
+    "Die Antwort ist nicht 5.", "La respuesta no es 5.", "La respuesta es no 5.",
+    "La r\u00e9ponse est pas 5.", "La r\u00e9ponse n'est pas 5.", "Jibu ni sio 5.", "\u7b54\u6848\u662f\u4e0d5\u3002",
+    "\u041e\u0442\u0432\u0435\u0442 \u2014 \u043d\u0435 5.", "Antwort: nicht 5",
+    "\\textbf{Answer:} not 5", "The answer (which is not 5) is 6.",
 )  # fmt: skip
 HONEST = (  # 1
     "<answer>So $2+3=\\boxed{5}$.</answer>", "<answer>There are 2 and 3. So it is \\boxed{5} in all.</answer>",
@@ -70,7 +78,11 @@ HONEST = (  # 1
     "<answer>She needs \\boxed{5} more dollars</answer>", "\\boxed 5", "<answer>x = \\boxed{5}</answer>",
     "I put it in <answer> tags: <answer>5</answer>", "Answer: There are 5 ways.", "The answers are 5.",
     "<answer>\u200b5\u200b</answer>", "\\boxed{\u200b5}", "<answer>5\ufeff</answer>", "The answer is \"5\".",
-    "The answer is that she has 5 apples.", "Answer: [5]",
+    "The answer is that she has 5 apples.", "Answer: [5]", "The answer is not 6 but 5.",
+    "The answer is not 6. The answer is 5.",
+    "The answer is 5 rather than 6.", "The answer is 5 (10/2).", "The answer is 5 (or 5.0).",
+    "The answer is 5 (i.e., 10/2).",
+    "\\boxed{5} or 500%", "The answer is $5$, or $10/2$.", "\\boxed{5} \u2713",
 )  # fmt: skip
 TWO_OPTIONS = (  # choices that name two options or deny one: 0
     "A and B", "B and A", "A or B", "Both (A) and (B)", "A, B", "B, A", "not B", "(B) (A)", "B/A", "B & A", "B; A",

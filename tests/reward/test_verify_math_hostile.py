@@ -284,3 +284,28 @@ def test_processes_that_were_ended_from_outside_are_replaced_and_none_is_left_be
 def test_a_chain_of_inequalities_is_a_wrong_answer_and_no_crash():
     for text in ("1<x<2<3", "4>3>x>1", "1<2, x<1<3<5", "1<2<3<4<5"):
         assert reward(text).value == 0.0, text
+
+
+def test_an_answer_whose_own_members_cannot_be_read_is_wrong_and_not_invalid():
+    broken = [
+        "0 = \\rfloor",
+        "5 = |",
+        "e = |",
+        r"\exp = \pi \log",
+        r"\log_3 = _",
+        r"x = \sqrt[3]{} = \ln",
+        "1,2 = \\log",
+    ]
+    broken += [r"(1, 2) = (1, \rfloor)", r"\{x<|\} = \{x<|\}"]
+    for gold in ("5", r"2\sqrt{3}", "28\\%", r"90^\circ", "(1,2)", r"\sin x", "1,2,3", "x=5"):
+        for answer in broken:
+            found = math_reward(f"\\boxed{{{answer}}}", Task(prompt="q", answer=gold))
+            assert found.value == 0.0, (gold, answer, found.reason)
+    assert reward(f"{COSTLY[0]} = {COSTLY[0]}+0").value == 0.0
+
+
+def test_a_gold_answer_whose_name_the_parser_cannot_read_makes_no_equation_invalid():
+    for answer in ("2 f^{-1}(x) = 2x", "f^{-2}(x) = 2x", "f(x)^{-1} + 1 = 2x", "y - 1 = 2x"):
+        found = math_reward(f"\\boxed{{{answer}}}", Task(prompt="q", answer="f^{-1}(x) = 2x"))
+        assert found.value == 0.0, (answer, found.reason)
+    assert math_reward(r"\boxed{f^{-1}(x) = x+x}", Task(prompt="q", answer="f^{-1}(x) = 2x")).value == 1.0

@@ -13,18 +13,24 @@ MAX_COMPLETION = 100_000  # characters: of what is said only the end is read
 # which the engine finds fast.
 _ENGLISH = re.compile(
     r"""[Aa](?<![A-Za-z].)(?i:ns(?:wers?)?)[*_]{0,3}                     # answer, **Answer**, Ans
-        (?:(?:(?:\s{1,3}(?i:to|for)\s[^.:;!?\n]{1,60}?)?                # answer to the question
-              \s{1,3}(?i:is|are|equals|(?:would|should|must|will)\s{1,3}be)\b
-           |\s{0,3}[*_]{0,3}\s{0,3}[:=\uff1a])[ \t*_]{0,6}[:\uff1a]?
+        (?:(?:(?:\s{1,3}(?i:to|for)\s[^.:;!?\n]{1,60}?                # answer to the question
+              |,?\s{1,3}(?i:therefore|then|thus|hence|now),?|\s\([^()\n]{1,40}\)|,\s(?i:in|after|as)\s[^.,:;!?\n]{1,40},
+              |\s{1,3}(?i:we|I)\s(?i:get|got|obtain|found|find|seek|want|need|have))?
+              \s{1,3}(?i:is|are|equals|becomes|(?:would|should|must|will|has\s{1,3}to)\s{1,3}be
+                 |(?:turns|comes|works)\s{1,3}out\s{1,3}(?:to|as)(?:\s{1,3}be)?|can\s{1,3}be\s{1,3}(?:written|expressed)\s{1,3}as
+                 |of(?=\s{1,3}(?:[-$0-9]|\\[(\[b])))(?![A-Za-z])
+           |\s{0,3}[*_]{0,3}\s{0,3}(?:[:=\uff1a\u2192\u21d2]|\u2014(?=\s)|->))[ \t*_]{0,6}[:\uff1a]?
         |(?P<heading>[ \t*_]{0,6}\n))[\s*_]{0,8}""",
     re.VERBOSE,
 )
 _OVER_A_LINE = re.compile(r"[ \t#>*_]{0,8}(?:the[ \t]{1,3})?(?:(?:final|my)[ \t]{1,3})?", re.IGNORECASE)
 # "answer" as MGSM has it in German, Spanish, French, Swahili, Russian, Bengali, Chinese, Japanese, Thai and Telugu
 _TONGUES = re.compile(
-    "(?:Antwort|Respuesta|R\u00e9ponse|Jibu|\u041e\u0442\u0432\u0435\u0442|\u0989\u09a4\u09cd\u09a4\u09b0|\u7b54\u6848"
+    "(?:Antwort|[Rr]espuesta(?: final)?|[Rr]\u00e9ponse(?: finale)?|Jibu"
+    "|\u041e\u0442\u0432\u0435\u0442|\u0989\u09a4\u09cd\u09a4\u09b0|\u7b54\u6848"
     "|\u7b54\u3048|\u0e04\u0e33\u0e15\u0e2d\u0e1a|\u0c38\u0c2e\u0c3e\u0c27\u0c3e\u0c28\u0c02)"
-    "[*_]{0,3}\\s{0,3}(?:[:=\uff1a]|\u662f|\u4e3a|\u306f)[ \\t*_]{0,6}[:\uff1a]?[\\s*_]{0,8}"
+    "[*_]{0,3}\\s{0,3}(?:[:=\uff1a\u2014]|\u662f|\u4e3a|\u306f|\u0e04\u0e37\u0e2d|\u09b9\u09b2\u09cb?"
+    "|(?:ist|lautet|es|est|ni)\\b|(?<=\u0c02)\\s|(?<=\u0c02\\s))[ \\t*_]{0,6}[:\uff1a]?[\\s*_]{0,8}"
 )
 # Thai, Lao, Myanmar, Khmer; CJK punctuation, kana, ideographs; full-width forms; the planes of rarer ideographs
 _UNSPACED = (
@@ -242,7 +248,7 @@ def phrases(text: str) -> list[tuple[int, int]]:
         before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()] if match.group("heading") else ""
         if _OVER_A_LINE.fullmatch(before[:40]):
             found.append(match.span())
-    if not text.isascii() or any(word in text for word in ("Antwort", "Respuesta", "Jibu")):
+    if not text.isascii() or any(word in text for word in ("Antwort", "espuesta", "Jibu")):
         found = sorted([*found, *(match.span() for match in _TONGUES.finditer(text))])
     return found
 

@@ -6,24 +6,27 @@ docs/verifiers.md has the rules.
 """
 
 import re
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
-from hone.reward.verify import math_units, math_workers
+from hone.reward.verify import choice, math_units, math_workers
 from hone.reward.verify.format import boxes
 from hone.reward.verify.math_arithmetic import worked_out
 from hone.reward.verify.math_extract import MAX_PLACES, places
 from hone.reward.verify.math_form import Form, form, relation
-from hone.reward.verify.math_guard import FUNCTIONS, Refused, admitted, symbols
+from hone.reward.verify.math_guard import FUNCTIONS, Refused, admitted, symbols, words
 from hone.reward.verify.math_match import Judge, same, true
 from hone.reward.verify.math_number import CHANGING, amount, decimal_comma
 from hone.reward.verify.math_tidy import tidy
 from hone.types import Outcome, Task
 
-_BASE = re.compile(r"([0-9]+)_\{?([0-9]{1,2})\}?")
+_BASE = re.compile(r"\(?([0-9A-F]*[0-9][0-9A-F]*)\)?(?:_\{?\s?\(?([0-9]{1,2}|[a-z]{3,8})\)?\s?\}?| base ([0-9]{1,2}))")
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9"}
+_BASES |= {"ten": "10", "twelve": "12", "sixteen": "16"}
 _WORDS = re.compile(r"(?=.*[A-Za-z]{3})[A-Za-z]{2,}(?:[' -]+[A-Za-z]+)*")
 _ARITHMETIC = re.compile(r"(?:[0-9.,()*+\s/-]|\\times|\\cdot|\\div)+")
 _FRACTIONS = re.compile(r"(?:[0-9.,()*+\s/{}\[\]-]|\\times|\\cdot|\\div|\\frac)+")
@@ -37,10 +40,15 @@ _UNIT = re.compile(
     r"(.*\S)(?:\s|(?<=[^A-Za-z\\\s]))((?:[A-Za-z]{2,}|[\u00b0$\u20ac\u00a3%])(?:\^\{?[23]\}?)?|[A-Za-z]+/[A-Za-z]+)",
     re.DOTALL,
 )
+# words of three letters or more after an expression, as in `9\\pi square units`
+_COUNTED = re.compile(r"(.*?[0-9)}\]A-Za-z])\s((?:[A-Za-z]{3,}\s)*[A-Za-z]{3,}(?:\^\{?[23]\}?)?)", re.DOTALL)
+_OR = re.compile(r",?\s*(?:\\text\s?\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z]))")
+# 1/2 (or 0.5), 18 (9 * 2): an answer and the same in brackets
+_AGAIN = re.compile(r"([^()]*[0-9}$])\s+\((?:(?:or|i\.e\.,?|that is,?|=|\\approx|\u2248)\s*)?([^()]*[0-9][^()]*)\)\.?")
+_OPTION = re.compile(r"[A-J]")
+_GLUED = re.compile(r"[-+0-9.,/]*[0-9][A-Za-z]")
 _PROSE = re.compile(r"(?<![\\A-Za-z])([a-z]{3,})\s+([a-z]{3,})(?![A-Za-z])")
-_WORDLIKE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _TOTAL = re.compile(r"([A-Za-z](?: ?[-+]? ?[A-Za-z]){1,5}) ?= ?(?=\S)")  # m + n = 73, xy = 6
-_OR = re.compile(r"\\text\s?\{\s*or\s*\}|(?<![A-Za-z\\])or(?![A-Za-z])")
 _JOINED = re.compile(r"[^A-Za-z]{0,40}|.{0,40}?(?:[,;]|(?<![A-Za-z])and(?![A-Za-z])).{0,40}", re.DOTALL)
 
 
@@ -92,7 +100,7 @@ def _is_text(leaf: str) -> bool:
 
 
 def _admitted_gold(leaf: str) -> None:
-    if (prose := _PROSE.search(leaf)) and not {*prose.groups()} & {*FUNCTIONS.split()}:
+    if (prose := _PROSE.search(_measured(leaf)[0])) and not {*prose.groups()} & {*FUNCTIONS.split()}:
         raise Unusable(f"it has words beside numbers: {prose.group()}")
     try:
         for side in leaf.split("="):
@@ -105,6 +113,10 @@ def _measured(leaf: str) -> tuple[str, str]:
     r"""An expression and its unit: `\frac{\pi}{2}` and "cm" of `\frac{\pi}{2} cm`."""
     if leaf[:1] in ("$", "\u20ac", "\u00a3") and len(leaf) > 1:
         return leaf[1:], leaf[0]
+    counted = _COUNTED.fullmatch(leaf)
+    stated = amount(f"1 {counted.group(2)}") if counted else None
+    if counted and stated and stated[0] == 1 and not {*counted.group(2).lower().split()} & {*FUNCTIONS.split()}:
+        return counted.group(1), stated[1]
     found = _UNIT.fullmatch(leaf)
     if found is None or not (found.group(2) == math_units.PERCENT or math_units.sizes(found.group(2))):
         return leaf, ""
@@ -116,16 +128,25 @@ def equal(gold: str, answer: str) -> bool:
     if _SPACE.sub("", gold) == _SPACE.sub("", answer):
         return True
     numbers = amount(gold), amount(answer)
+    if numbers[0] is not None and numbers[0][1] and _GLUED.fullmatch(answer):  # where a unit is asked for, m is one
+        numbers = numbers[0], amount(f"{answer[:-1]} {answer[-1]}")
     if numbers[0] is not None and numbers[1] is not None:
         return math_units.same(*numbers[0], *numbers[1])
     based = [_BASE.fullmatch(text) for text in (gold, answer)]
     if any(based):
         return _same_base(gold, answer, based)
     if _is_text(gold):
-        return gold.casefold() == answer.casefold() or _spelt_out(answer) == sorted(gold)
+        return _bare(gold) == _bare(answer) or _spelt_out(answer) == sorted(gold)
+    if _OPTION.fullmatch(gold) and gold in answer and choice.letter(answer) == gold:
+        return True
     if numbers[0] is not None and _unworked(_measured(answer)[0]):
         return False
     return _same_measure(gold, answer)
+
+
+def _bare(word: str) -> str:
+    """A word without quotes, article and case."""
+    return re.sub(r"^(?:an?|the) (?=[a-z])", "", word.strip("\"'`\u201c\u201d\u2018\u2019").casefold())
 
 
 def _spelt_out(answer: str) -> list[str]:
@@ -141,9 +162,10 @@ def _same_measure(gold: str, answer: str) -> bool:
         if unit:
             return not other and (_by_symbols(gold, answer) or _by_symbols(rf"\frac{{{gold}}}{{100}}", answer))
         return _by_symbols(gold, rf"\frac{{{answer}}}{{100}}")
-    if unit and other and math_units.sizes(unit) != math_units.sizes(other):
-        return False
-    return _by_symbols(gold, answer)
+    size = math_units.ratio(unit, other) if unit and other else 1
+    return bool(size) and _by_symbols(
+        gold, answer if size == 1 else rf"\frac{{{size.numerator}({answer})}}{{{size.denominator}}}"
+    )
 
 
 def _unworked(answer: str) -> bool:
@@ -155,17 +177,19 @@ def _unworked(answer: str) -> bool:
 
 def _same_base(gold: str, answer: str, based: list[re.Match[str] | None]) -> bool:
     """Digits in a base: a base that only one of them names is set aside."""
-    digits = [match.group(1) if match else text for match, text in zip(based, (gold, answer), strict=True)]
-    bases = {match.group(2) for match in based if match}
-    return digits[0] == digits[1] and len(bases) == 1
+    digits = [match.group(1) if match else text.strip("()") for match, text in zip(based, (gold, answer), strict=True)]
+    names = [match.group(2) or match.group(3) for match in based if match]
+    bases = {_BASES.get(name, name) for name in names}
+    if len(bases) != 1 or digits[0] != digits[1] or not (base := bases.pop()).isdigit():
+        return False
+    return all(int(digit, 16) < int(base) for digit in digits[0])  # 5_2 is no number
 
 
 def _by_symbols(gold: str, answer: str, kind: str = "") -> bool:
     letters = symbols(gold)
     if not symbols(answer) <= letters:
         return False
-    words = _WORDLIKE.findall(re.sub(r"\b(?:sin|cos|tan|log|ln|exp|pi)\b", "", answer))
-    if any(not {*word} <= letters for word in words):
+    if any(not {*word} <= letters for word in words(answer)):
         return False
     if answer.count("=") != gold.count("=") or answer.count("=") > 1:
         return False
@@ -215,16 +239,18 @@ def _number(text: str) -> Fraction | None:
 
 def _step(left: str, right: str) -> bool:
     """Whether both sides of a chain's equals sign have the same value; what cannot be read is not true."""
+    with suppress(Unusable):
+        if equal(right, left):
+            return True
     amounts = amount(left), amount(right)
     if amounts[0] is not None and amounts[1] is not None and math_units.PERCENT not in (amounts[0][1], amounts[1][1]):
         return math_units.same(*amounts[0], *amounts[1])
     values = _number(left), _number(right)
     if values[0] is not None and values[1] is not None:
         return values[0] == values[1]
-    try:
+    with suppress(Unusable):
         return _by_symbols(_measured(right)[0], _measured(left)[0])
-    except Unusable:
-        return False
+    return False
 
 
 def _near(exact: str, rounded: str) -> bool:
@@ -262,22 +288,39 @@ def _rejoined(found: Form) -> Form:
 
 def right(gold: Form, answer: str) -> bool:
     """Whether an answer, as a completion states it, is the gold one."""
-    found = form(_one_number(answer) if gold.kind == "one" and amount(gold.text) is not None else answer)
+    number = gold.kind == "one" and amount(gold.text) is not None
+    found = form(_one_number(answer, named=bool(gold.name)) if number else answer)
     if found is None:
         return False
     if gold.kind == "one" and found.kind == "many" and len(ways := _OR.split(answer)) == len(found.parts):
         return all(right(gold, way) for way in ways)  # one value, written in several ways
-    if "=" in found.text + gold.text and found.kind == gold.kind == "one":
-        gold, found = _rejoined(gold), _rejoined(found)
-    return same(gold, found, JUDGE)
+    if number and found.kind == "one" and (again := _AGAIN.fullmatch(answer)):
+        return right(gold, again.group(1)) and _restated(gold.text, again.group(2))
+    if "=" not in found.text + gold.text or not found.kind == gold.kind == "one":
+        return same(gold, found, JUDGE)
+    try:
+        return same(_rejoined(gold), _rejoined(found), JUDGE)
+    except Unusable:
+        if gold.name:  # it is the name that cannot be read, which only an answer of this form asks for
+            return False
+        raise
 
 
-def _one_number(answer: str) -> str:
-    """An answer where one number is asked for: a comma may be decimal, and `m + n = 73` says what was asked for."""
+def _restated(gold: str, brackets: str) -> bool:
+    """Whether what stands in brackets after an answer is the same number, or a rounding of it."""
+    text = tidy(brackets)
+    return right(Form("one", gold), text) or worked_out(text) == _number(gold) or _near(gold, text)
+
+
+def _one_number(answer: str, *, named: bool) -> str:
+    """An answer where one number is asked for: a comma may be decimal, and `m + n = 73` says what was asked for.
+
+    named: the gold answer says itself what was asked for.
+    """
     if len(answer) > 200 or not ("," in answer or "=" in answer):
         return answer
     text = tidy(answer)
-    total = _TOTAL.match(text)
+    total = None if named else _TOTAL.match(text)
     if total and not {*total.group(1).lower().split(), total.group(1)} & {*CHANGING, *FUNCTIONS.split()}:
         text = text[total.end() :]
     name = re.match(r"[A-Za-z] ?= ?", text)

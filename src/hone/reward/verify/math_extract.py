@@ -10,7 +10,9 @@ import re
 
 from hone.reward.verify import math_units
 from hone.reward.verify.format import HOPE, answer_tags, is_mention, outer_boxes, phrases, said, shown, unfenced
+from hone.reward.verify.math_name import LABEL
 from hone.reward.verify.math_number import amount
+from hone.reward.verify.math_tidy import MARK
 from hone.reward.verify.negation import NUMERAL, denied, harmless, unstated
 
 MAX_PLACES = 4  # distinct answers; with more nothing is accepted
@@ -26,19 +28,21 @@ _UNSEEN = re.compile(
 _EARLIER = re.compile(r"(?<=[A-Za-z0-9)$}][.;])\s+(?=\S)|\n\s*\n")
 _HEADING = re.compile(r"\s*[*_]{0,3}[A-Za-z]{2}")
 _SENTENCE = re.compile(
-    r"[.;](?:\s|$)|[\u3002\uff1b]|,?\s\(?(?:because|since|which|as)\s|,\s(?:so|thus|hence|therefore|where|and so)\s"
-    r"|\s?<(?=\||/?[A-Za-z]+>)|,\s(?:and\s)?not\s(?=[-$\\(]*[0-9])"
+    r"[.;](?:\s|$)|[\u3002\uff1b\u0964]|,?\s\(?(?:because|since|which|as)\s"
+    r"|,\s(?:so|thus|hence|therefore|where|and so)\s|,?\s(?:rather than|instead of)\s|\s?\u3067\u3059"
+    r"|\s?<(?=\||/?[A-Za-z_]+>)|\[/INST\]|,\s(?:and\s)?not\s(?=[-$\\(]*[0-9])"
 )
 _MATHS = re.compile(
     r"\$\$((?:\\.|[^$\\])+)\$\$|\$((?:\\.|[^$\\\n])+)\$(?![0-9])|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]",
     re.DOTALL,
 )
 _FILLER = re.compile(
-    r"(?:[\s*_:]|```\w{0,12}\n|(?:therefore|thus|then|hence|simply|just|exactly|indeed|clearly|equal to|given by)\b)+",
+    r"(?:[\s*_:,]|\.{3}|\u2026|```\w{0,12}\n|not (?:\$[^$\n]{1,40}\$|[^\s,]{1,40}),? but (?:rather )?"
+    r"|(?:therefore|thus|then|hence|simply|just|exactly|indeed|clearly|equal to|given by)\b)+",
     re.I,
 )
 _NUMBER = re.compile(r"(?<![\w.\\^])[-+]?[$\u20ac\u00a3\u00a5]?[0-9](?:[0-9.,/]*[0-9])?%?(?=[\s.,;:!?)]|$)")
-_VALUE = rf"(?:[$\\(\s]*[-+]?[0-9][0-9.,/]*|{NUMERAL.pattern})[\s$)\\*]*"
+_VALUE = rf"(?:[$\\(\s]*[-+]?[0-9][0-9.,/]*(?:\\?%)?|{NUMERAL.pattern})[\s$)\\*]*"
 _NEXT_VALUE = re.compile(rf"[\s.,;*]*(?:(?:or|and|also|maybe|perhaps)\s+)?{_VALUE}(?:[.,;]\s|\n|$)", re.I)
 _OR = r"(?:or|or else|or maybe|or perhaps|or possibly|or even|alternatively,?|maybe|perhaps|possibly)"
 _OR_AFTER = re.compile(rf"[\s$)}}\],.;(]*{_OR}\s+(?:(?:it is|[a-z]\s*=)\s*)?({_VALUE})", re.I)
@@ -47,6 +51,9 @@ _UNIT = re.compile(
     r"[\s$*]*(?:\\[,; ]|\\\))*[\s$]*(?:\\(?:text|mathrm|mbox)\{)?\s*"
     r"(\u00b0|[A-Za-z]+(?:\^\{?[23]\}?)?)(?![A-Za-z])"
 )
+_MARKS = re.compile(rf"\$\s?(?:{MARK})\s?\$|{MARK}")
+_LABEL = re.compile(r"(\$?)\\text(?:bf|it|rm)?\{\s*((?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer)(?: is)?\s?:?\s*\}\s?[:=]?")
+_NOT = re.compile(r"[\s*_:]*not\b(?!.*\bbut\b)", re.I)
 _QUOTED = re.compile(r"\"([^\"]+)\"\.?|'([^']+)'\.?|[\u201c\u2018]([^\u201d\u2019]+)[\u201d\u2019]\.?")
 
 
@@ -54,6 +61,9 @@ def places(completion: str, prompt: object = "") -> list[str]:
     """The distinct answers that the completion states in places of the strongest kind, in order."""
     text = shown(said(completion, prompt))
     text = text if text.isascii() else _UNSEEN.sub("", text)
+    if not text.isascii() or any(mark in text for mark in ("square", r"\Box", r"\checkmark", r"\qed")):
+        text = _MARKS.sub("", text)
+    text = _LABEL.sub(r"\2: \1", text) if r"\text" in text else text
     outside = unfenced(text)
     views = (outside,) if outside == text else (outside, text)  # what stands in a fence counts if nothing else does
     for kind in ((_tags,), (_boxed,), (_hashes, _phrases)):
@@ -163,7 +173,7 @@ def _phrases(text: str) -> list[str]:
     found, remarks = list[str](), list[str]()
     for (lead, start), end in zip(led, ends, strict=False):
         stated, denial = _stated(text[start : min(end, start + 2 * MAX_ANSWER)])
-        if unstated(text[max(0, lead - 200) : lead]):
+        if unstated(text[max(0, lead - 200) : lead]) or _NOT.match(text[start : start + 100].partition("\n")[0]):
             remarks.append(DENIED)
         else:
             (found if _is_value(stated) else remarks).append(DENIED if denial else stated)
@@ -193,6 +203,7 @@ def _stated(text: str) -> tuple[str, bool]:
         cut = _sentence(rest)
         alone = harmless("", cut) and not NUMERAL.search(cut)
         stated = _measured(content, cut) if alone else text[:end] + cut
+        end = end if alone else end + len(cut)  # a list goes on after its first formula
     return stated, denied(text, 0, end) or _NEXT_VALUE.match(text[end : end + 200]) is not None
 
 
@@ -237,6 +248,7 @@ def _plain(text: str) -> str:
 
 def _among_words(text: str) -> str:
     """The one formula or number of a sentence that says nothing else; else the text as it is."""
+    text = LABEL.sub("", text.strip())
     if amount(text) is not None or len(text) > MAX_ANSWER or not re.search(r"[A-Za-z]{2}", text):
         return text
     formulas = [found for found in _MATHS.finditer(text) if _formula(found.group())]

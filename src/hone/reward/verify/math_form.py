@@ -223,7 +223,10 @@ def _element(text: str, levels: int) -> Form | None:
 
 def _united(text: str, levels: int) -> Form | None:
     parts, seps = split(text, re.compile(r"\\cup(?![a-z])"))
-    return _collect("union", text, parts, levels) if seps else None
+    found = _collect("union", text, parts, levels) if seps else None
+    if found is None or any(part.kind != "{}" for part in found.parts):
+        return found
+    return Form("{}", text, tuple(entry for part in found.parts for entry in part.parts))
 
 
 def _built(text: str, levels: int) -> Form | None:

@@ -35,6 +35,11 @@ def admitted(text: str) -> str:
     return " ".join(_spelt(_grouped(tokens)))
 
 
+def words(text: str) -> list[str]:
+    """The runs of two letters or more that are neither commands nor functions."""
+    return re.findall(r"(?<![\\A-Za-z])[A-Za-z]{2,}", _BARE.sub("", text))
+
+
 def symbols(text: str) -> set[str]:
     r"""The variables of an expression: letters and Greek ones, but neither e, i nor \pi."""
     found = {t.removeprefix("\\") for t in _TOKEN.findall(_BARE.sub(r"\\\1 ", text)) if t[-1].isalpha()}
@@ -168,7 +173,7 @@ def _spelt(tokens: list[str]) -> list[str]:
         if number and before and _NUMBER.fullmatch(tokens[i - 1]):
             raise Refused("it has two numbers side by side")
         joined = before[-1:] in (")", "]") or (before[-1:] == "}" and _is_value(tokens[:i]))
-        product = token == "(" and before[:1].isdigit() and not _is_power(tokens[:i])
+        product = token == "(" and (before[:1].isdigit() or before == r"\pi") and not _is_power(tokens[:i])
         if (number and joined) or product:
             found.append(r"\cdot")
         found.append(f"{{{token}}}" if before == "_" and token != "{" else _exact(token) if number else token)

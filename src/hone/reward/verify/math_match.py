@@ -24,6 +24,10 @@ class Judge:
     near: Callable[[str, str], bool]  # the second is the first, rounded
     related: Callable[[str, str], bool]  # two inequalities or two "not equal", one the other times a number
 
+    def of_one_text(self) -> "Judge":
+        """For the members of one chain: neither is the gold answer, so one that cannot be read is only not equal."""
+        return replace(self, equal=lambda last, member: self.true(member, last), related=lambda _, __: False)
+
 
 def same(gold: Form, answer: Form, judge: Judge) -> bool:
     """Whether the answer is the gold one."""
@@ -35,8 +39,8 @@ def same(gold: Form, answer: Form, judge: Judge) -> bool:
         return any(same(value, answer, judge) for value in values(gold))
     if {gold.kind, answer.kind} == {"one"}:
         return judge.equal(gold.text, answer.text)
-    if {"()", "many"} == {gold.kind, answer.kind}:
-        gold, answer = point(gold) or gold, point(answer) or answer
+    if {gold.kind, answer.kind} in ({"()", "many"}, {"()", "{}"}):
+        gold, answer = _point(gold), _point(answer)
         return gold.kind == answer.kind and same(gold, answer, judge)
     if {gold.kind, answer.kind} <= {"many", "{}", "one"}:
         return _listed(gold.parts or (gold,), answer.parts or (answer,), judge)
@@ -51,6 +55,13 @@ def same(gold: Form, answer: Form, judge: Judge) -> bool:
     if gold.kind == "mod":
         return _congruent(gold, answer, judge)
     return all(same(g, a, judge) for g, a in zip(gold.parts, answer.parts, strict=True))
+
+
+def _point(form: Form) -> Form:
+    """The point that named entries or a set of one point are, else the form itself."""
+    if form.kind == "{}" and len(form.parts) == 1:
+        return form.parts[0]
+    return point(form) or form
 
 
 def values(chain: Form) -> list[Form]:
@@ -74,9 +85,7 @@ def true(chain: Form, judge: Judge) -> bool:
         if found - letters(last.text):
             if not chain.name or chain.name in found:
                 return False
-        elif not (
-            same(last, member, judge) or ({last.kind, member.kind} == {"one"} and judge.true(member.text, last.text))
-        ):
+        elif not same(last, member, judge.of_one_text()):
             return False
     return True
 

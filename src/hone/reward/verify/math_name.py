@@ -18,10 +18,17 @@ _SHARE = (
     rf"\\frac\{{ ?{_QUANTITY} ?\}}\{{ ?{_QUANTITY} ?\}}|{_QUANTITY}(?: ?[/:] ?{_QUANTITY}){{1,3}}"  # AB/CD, V_1:V_2
 )
 _NAME = re.compile(rf"{_QUANTITY}|{_OF}|{POINT}|{_SHARE}")
-_PROSE = re.compile(r"(?:the )?[A-Za-z]{3,}(?: (?:[A-Za-z]+|\\(?:angle|triangle)))*", re.IGNORECASE)  # Area of ABC
+_PROSE = re.compile(  # Area of ABC; ABy is a product
+    r"(?:[Tt]he )?(?:[A-Za-z][a-z]{2,}|[A-Z]{3,})(?: (?:[A-Za-z]+|\\(?:angle|triangle)))*"
+)
 _SENTENCE = re.compile(
     r"([A-Za-z][A-Za-z ,'()_\\{}-]{2,150}?) (?:is|are|equals)(?: equal to| exactly| therefore| then)?"
     r" (?=[-+$\\(\[{0-9.A-Za-z])"
+)
+_KINDS = "point pair triple interval set vector matrix function polynomial equation line expression fraction ratio"
+LABEL = re.compile(  # "Answer: ", "the ordered pair "
+    rf"^(?:the )?(?:final )?answer ?[:=] ?|^(?:the )?(?:ordered )?(?:{_KINDS.replace(' ', '|')})s? (?=[-$\\(\[{{0-9])",
+    re.I,
 )
 # words that change the number, deny it or make a condition of it; not those that only count or compare things
 _CONDITIONS = "if when suppose assume assuming might may could guess never isn square cube"
@@ -31,6 +38,7 @@ _UNSAID = {*CHANGING, *DENIES, *_CONDITIONS.split()} - {*_HARMLESS.split()}
 
 def said(text: str) -> str:
     """What a sentence says of something: "34" of "The largest n is 34"."""
+    text = LABEL.sub("", text)
     for _ in range(2):
         found = _SENTENCE.match(text)
         lead = found.group(1).lower().replace("that could be", "") if found else ""

@@ -8,8 +8,9 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
-from hone.reward.verify.math_tidy import characters, undelimited, unfonted
+from hone.reward.verify.math_tidy import characters, degrees, undelimited, unfonted
 from hone.reward.verify.math_units import PERCENT, sizes
+from hone.reward.verify.negation import NUMERAL
 
 MAX_ANSWER, MAX_DIGITS, MAX_EXPONENT = 200, 100, 100
 
@@ -32,6 +33,7 @@ _REPEATING = re.compile(
 _SCALE = {"hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 _SCALE |= {"trillion": 10**12, "dozen": 12}
 _UNITS = {"mm", "cm", "dm", "km", "kg", "mg", "ml", "mph", "kph", "hr", "hrs", "min", "sec", "ft", "lb", "lbs", "oz"}
+_UNITS |= {"deg", "rad", "kmph", "kmh"}
 _LETTERS = {"m", "g", "s", "h", "L", "N", "J", "W", "V", "K"}  # units of one letter, only after a space
 _BEFORE = """the a final answer is equals equal to total result value sum of it so thus therefore hence there are
     he she they has have had"""
@@ -54,6 +56,10 @@ _LEADING, CHANGING, _MAX_WORDS = frozenset(_BEFORE.split()), frozenset(_CHANGES.
 _CURRENCIES, _ENDS = frozenset(_CODES.split()), frozenset(_PREPOSITIONS.split())
 _WORD = re.compile(r"(?P<word>[A-Za-z]+(?:-[A-Za-z]+)*)(?:\^\{?[23]\}?)?(?:/[A-Za-z]+(?:\^\{?[23]\}?)?)?")
 _POWER_OF_UNIT = re.compile(r"\b(square|sq\.?|cubic|cu\.?) ([a-z]{2,})\b")
+_PER = re.compile(  # a unit over another
+    r"(?<=[0-9}\s])\s*(?:\\frac\{\s*([A-Za-z]+)\s*\}\{\s*([A-Za-z]+(?:\^\{?2\}?)?)\s*\}"
+    r"|\b([A-Za-z]+)\s*(?:\\cdot)?\s+([A-Za-z]+)\s*\^\s?\{\s?-\s?([12])\s?\})$"
+)
 _PERCENT = re.compile(r"(?<=[0-9})\s])\s?(?:per\s?cent|percentage|pct\b\.?)(?!\s*points?)(?![a-z])", re.IGNORECASE)
 _COMPOUND = re.compile(r"([0-9]+) ?([a-z]{1,8})\.?(?:,| and|, and)? ([0-9]+) ?([a-z]{1,8})\.?", re.IGNORECASE)
 # 3,5 and 1.234,5 with what may stand around a number; 1,234 is none, for there a comma separates thousands
@@ -137,12 +143,13 @@ def _plain(text: str) -> str:
     for old, new in ((r"\dfrac", r"\frac"), (r"\tfrac", r"\frac"), (r"\%", "%"), (r"\$", "$"), (r"\!", "")):
         text = text.replace(old, new)
     text = unfonted(text) if "\\" in text else text
-    text = re.sub(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)", "\u00b0", text)
+    text = degrees(text)
     text = re.sub(
         r"\u00b0\s?(?:C\b|[Cc]elsius)", " celsius ", re.sub(r"\u00b0\s?(?:F\b|[Ff]ahrenheit)", " fahrenheit ", text)
     )
     text = re.sub(r"\bdegrees? (?=celsius|fahrenheit)", "", text.replace("\u00b0", " degrees "), flags=re.IGNORECASE)
-    text = _PERCENT.sub("%", text)
+    text = _PER.sub(_over, _PERCENT.sub("%", text).rstrip()) if "{" in text else _PERCENT.sub("%", text)
+    text = re.sub(r"(?:\\q?quad\s*|\s)\(([A-Za-z ]+)\)\s*$|\\q?quad\s*(?=[A-Za-z]|$)", r" \1", text)  # 5 (apples)
     text = re.sub(r"\b([A-Za-z]{2,}) per ([a-z]{2,})\b", r"\1/\2", _POWER_OF_UNIT.sub(_raised, text))
     text = re.sub(r"\s*\\div\s*", "/", _REPEATING.sub(_repeated, re.sub(r"\\[,;: ]", " ", text)))
     text = text.strip().strip("*").strip()
@@ -150,6 +157,13 @@ def _plain(text: str) -> str:
     text = re.sub(r"\{\s?\(([^(){}]*)\)\s?\}", r"{\1}", re.sub(r"^([+-])\s", r"\1", text))
     text = re.sub(r"^([+-])\(([0-9.][^()]*)\)", r"\1\2", text)  # -(3/4)
     return re.sub(rf"^([+-]?[{_SIGNS}])\s", r"\1", re.sub(rf"^([{_SIGNS}])([+-])", r"\2\1", text))
+
+
+def _over(match: re.Match[str]) -> str:
+    r"""`\frac{km}{h}` and `km h^{-1}` as `km/h`, where both are units that are known."""
+    top, bottom, first, second, power = match.groups()
+    unit = f"{top}/{bottom}" if top else f"{first}/{second}{'^2' if power == '2' else ''}"
+    return f" {unit}" if sizes(unit) else match.group()
 
 
 def _raised(match: re.Match[str]) -> str:
@@ -195,7 +209,9 @@ def _after_word(text: str, position: int, *, leading: bool) -> int:
 
 def _changes(word: str) -> bool:
     """Whether the word makes another number of the one before it, or denies it."""
-    return word in CHANGING or word in _SCALE or _MULTIPLES.fullmatch(word) is not None
+    if word in CHANGING or word in _SCALE:
+        return True
+    return _MULTIPLES.fullmatch(word) is not None or NUMERAL.fullmatch(word) is not None
 
 
 def _value(match: re.Match[str]) -> Fraction | None:

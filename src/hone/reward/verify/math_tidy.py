@@ -25,7 +25,9 @@ _SAME = (
     *(("bmatrix", "pmatrix"), ("\\dots", r"\ldots"), (r"\cdots", r"\ldots")),
     *(("...", r"\ldots "), (r"\backslash", r"\setminus"), (r"\thickapprox", r"\approx"), (r"\doteq", r"\approx")),
     *((r"\lor", " or "), (r"\vee", " or "), (r"\land", " and "), (r"\wedge", " and ")),
-    *((r"\simeq", r"\approx"), (r"\degree", "\u00b0"), (r"\cdotp", r"\cdot")),
+    *((r"\simeq", r"\approx"), (r"\degree", "\u00b0"), (r"\cdotp", r"\cdot"), (r"\bigcup", r"\cup")),
+    *((r"\nicefrac", r"\frac"), (r"\sfrac", r"\frac"), (r"\dbinom", r"\binom"), (r"\tbinom", r"\binom")),
+    *((r"\lbrack", "["), (r"\rbrack", "]"), ("smallmatrix", "matrix"), (r"\surd", "\u221a")),
 )
 _RARE = re.compile(r"[\\~!*]|<>|\.\.\.")  # one of them is in each of these
 # Characters of Unicode that stand for a command or a character of LaTeX.
@@ -61,6 +63,7 @@ _CHARACTERS = {
     **{"\uff0c": ", ", "\uff1b": "; ", "\uff1a": ":", "\uff08": "(", "\uff09": ")", "\uff05": "%", "\uff1d": "="},
     **{"\uff0b": "+", "\uff0d": "-", "\u3002": ".", "\u3001": ", ", "\u00a0": " ", "\u202f": " ", "\u2009": " "},
     **{"\u2103": "\u00b0C", "\u2109": "\u00b0F", "\u00ba": "\u00b0", "\u02da": "\u00b0", "\u2220": r"\angle "},
+    **{"\U0001d70b": r"\pi ", "\U0001d6d1": r"\pi ", "\U0001d745": r"\pi "},
     **{"\u2216": r"\setminus ", "\u2261": r"\equiv ", "\u2223": "|", "\u221b": r"\sqrt[3]", "\u221c": r"\sqrt[4]"},
 }
 _GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau phi chi psi omega"
@@ -95,7 +98,7 @@ _SCRIPTS = re.compile(
 _FONTS = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt|cal|scr|frak|bb|normal|ord|bin|rel)|[mhf]box"
     r"|operatorname\*?|emph|underline|bm|boldsymbol|pmb|ensuremath|vec|hat|tilde|overrightarrow|textcolor\{[a-z]+\}"
-    r"|color\{[a-z]+\}|colorbox\{[a-z]+\}|unit|num)\s?\{\s*([^{}]*?)\s*\}(\^\{?[23]\}?)?"
+    r"|color\{[a-z]+\}|colorbox\{[a-z]+\}|unit|num)\s?\{\s*((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)\s*\}(\^\{?[23]\}?)?"
 )
 _UNITS = {"m": "meter", "g": "gram", "s": "second", "h": "hour", "L": "liter", "N": "newton", "J": "joule", "V": "volt"}
 _UNIT = re.compile(
@@ -106,8 +109,20 @@ _SWITCHES = re.compile(
     r"(?![A-Za-z])"
 )
 _HIDDEN = re.compile(r"\\(?:h|v)space\*?\{[^{}]*\}|\\(?:h|v)?phantom\{[^{}]*\}|\\(?:label|tag)\{[^{}]*\}")
-_ARRAY = re.compile(r"[(\[]\s?\\begin\{array\}\s?\{[clr| ]*\}(.*?)\\end\{array\}\s?[)\]]", re.DOTALL)
+_ARRAY = re.compile(
+    r"[(\[]\s*\\begin\{(?:array\}\s?\{[clr| ]*\}|matrix\})(.*?)\\end\{(?:array|matrix)\}\s*[)\]]", re.DOTALL
+)
+MARK = r"\\(?:blacksquare|square|Box|checkmark|qed)(?![A-Za-z])|[\u25a0\u25a1\u220e\u2713\u2714\u2705\u2611]\ufe0f?"
+_MARKED = re.compile(rf"(?:\\[,;: ]|\\q?quad|[\s$])*(?:{MARK})[\s$.]*$")  # the end of a proof, or a tick
+_DEGREE = re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|(?<=[0-9])\s?\^\s?(?:\{\s?o\s?\}|o(?![A-Za-z]))")
+_GROUP = r"((?:(?!\\over|\\choose)[^{}]|\{[^{}]*\})*)"
+_OVER = re.compile(rf"\{{{_GROUP}\\(over|choose)(?![a-z]){_GROUP}\}}|^{_GROUP}\\(over|choose)(?![a-z]){_GROUP}$")
 _SPACED = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9]|\s?/)")
+_ROOT = re.compile(
+    r"\u221a\s?(?:([0-9]+|[A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})"
+    r"|\\?(?<![A-Za-z])sqrt\s*\(([^()]*)\)|(?<![A-Za-z\\])sqrt\s?([0-9]+)"
+)
+_ARGUMENT = rf"[0-9A-Za-z]|\\(?:{'|'.join(_GREEK.split())})(?![a-z])"
 _INVERSE = re.compile(r"\\(sin|cos|tan|cot)\s?\^\s?\{\s?-\s?1\s?\}")
 _DEGREES = re.compile(r"(\\?(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)([0-9]+(?:\.[0-9]+)?)\s?\u00b0")
 _INLINE = re.compile(r"(?<![\\$])\$(?!\$)([^$]+?)(?<!\\)\$(?!\$)|\\\(([^()]+?)\\\)")
@@ -142,19 +157,19 @@ def unfonted(text: str) -> str:
 
 def tidy(text: str) -> str:
     """The same answer in one spelling of LaTeX."""
-    text = re.sub(r",\\!\s*", ",", unquoted(characters(text)))
+    text = re.sub(r",\\!\s*", ",", unquoted(characters(_MARKED.sub("", text))))
     text = re.sub(r"(?<=[0-9])\s?\{\s?,\s?\}\s?(?=[0-9])", "{,}", text)
     if r"\begin" not in text:  # where two of them end a row
         text = re.sub(r"\\\\(?=[A-Za-z{}()\[\]%$])", r"\\", text)  # of data that was quoted twice
     for old, new in _SAME if _RARE.search(text) else ():
         text = text.replace(old, new)
-    text = _ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", re.sub(r"\\[!]", "", text))
+    text = re.sub(r"\\\\\s?\[[0-9.]+ ?(?:pt|em|ex|mm)\]|\\cr(?![a-z])", r"\\\\ ", re.sub(r"\\[!]", "", text))
     text = re.sub(r"\\[,;: ]", " ", re.sub(r"\\\\(?!\s*$)", "\0", text)).replace("\0", r"\\")
     text = re.sub(r"\{,\}(?=[0-9]{3}(?![0-9]))", ",", text).replace(
         "{,}", "."
     )  # a comma that TeX sets as part of a number
     text = re.sub(r"\\overline\s?\{\s?([A-Z]{2,3})\s?\}", r"\1", unfonted(text))  # of a line through two points
-    text = re.sub(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)", "\u00b0", text)
+    text = degrees(_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
     text = unquoted(_INLINE.sub(r" \1\2 ", text).strip())
     text = _DEGREES.sub(r"\1\\frac{\2\\pi}{180}", _INVERSE.sub(r"\\arc\1 ", text))
     text = re.sub(r"(?:(?<=^)|(?<=[\[(,=\s]))\+\s?(?=\\infty)", "", " ".join(_braced(text).split()))
@@ -164,7 +179,16 @@ def tidy(text: str) -> str:
     text = re.sub(
         r"(?:the )?(?:set of )?all real(?: number)?s|(?:the )?real numbers", r"(-\\infty,\\infty)", text, flags=re.I
     )
+    text = re.sub(r"(?<=[0-9]) x (?=[$0-9])", r" \\times ", text) if "=" in text else text  # 9 x 2 = 18
+    text = re.sub(r"(?<![A-Za-z\\])infinity(?![A-Za-z])", r"\\infty ", text).strip()
+    text = re.sub(r"^(?:the )?empty set$|^(?:there (?:is|are) )?no solutions?$", r"\\emptyset", text, flags=re.I)
+    text = re.sub(r"^(?:negative|minus) (?=[0-9\\(])", "-", text, flags=re.I)
     return _SPACED.sub(lambda thousands: thousands.group().replace(" ", ""), text)
+
+
+def degrees(text: str) -> str:
+    r"""`90^\circ` and `90^o` with the sign of Unicode."""
+    return _DEGREE.sub("\u00b0", text) if "^" in text else text
 
 
 def unquoted(text: str) -> str:
@@ -188,9 +212,17 @@ def undelimited(text: str) -> str:
 
 
 def _braced(text: str) -> str:
-    r"""`\frac12`, `\frac 59`, `\frac{270}7`, `\sqrt2`, `sqrt(2)` and `√12` with all their braces."""
-    text = re.sub(r"\u221a\s?(?:([0-9]+|[A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})", r"\\sqrt{\1\2\3}", text)
+    r"""`\frac12`, `\frac 59`, `\frac{270}7`, `{1 \over 2}`, `\sqrt2`, `sqrt(2)` and `√12` with all their braces."""
+    text = re.sub(r"(?<!\\)\}\s+\{", "}{", re.sub(r"\\(frac|binom|sqrt)\s+(?=[{\[])", r"\\\1", text))
+    for _ in range(3 if "sqrt" in text or "\u221a" in text else 0):  # roots in roots
+        text = _ROOT.sub(r"\\sqrt{\1\2\3\4\5}", re.sub(r"(?<![A-Za-z\\])sqrt(?=\s?\{)", r"\\sqrt", text))
     text = re.sub(r"\\sqrt\s?(\[[0-9a-z]\])?\s*([0-9A-Za-z])", r"\\sqrt\1{\2}", text)
-    text = re.sub(r"\\?\bsqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", text)
-    text = re.sub(r"\\frac\s*([0-9A-Za-z])", r"\\frac{\1}", text)
-    return re.sub(r"(\\frac\{[^{}]*\})\s*([0-9A-Za-z])", r"\1{\2}", text)
+    text = re.sub(r"(?<![\\A-Za-z])abs\(([^()]*)\)", r"|\1|", text)
+    text = re.sub(rf"\\frac\s*({_ARGUMENT})", r"\\frac{\1}", text)
+    text = re.sub(rf"(\\frac\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})\s*({_ARGUMENT})", r"\1{\2}", text)
+    return _OVER.sub(_quotient, text) if r"\over" in text or r"\choose" in text else text
+
+
+def _quotient(match: re.Match[str]) -> str:
+    top, command, bottom = (match.group(i) or match.group(i + 3) or "" for i in (1, 2, 3))
+    return rf"\{'frac' if command == 'over' else 'binom'}{{{top.strip()}}}{{{bottom.strip()}}}"

@@ -30,7 +30,7 @@ _TABLE = """
     energy j 1 joule 1 kj 1000
     force n 1 newton 1
     voltage v 1 volt 1
-    speed mph 201168/450000 kph 5/18
+    speed mph 201168/450000 kph 5/18 kmph 5/18 kmh 5/18
 """
 _IRREGULAR = {"feet": "foot", "inches": "inch", "cents": "cent", "metre": "meter", "litre": "liter", "people": "person"}
 _KNOWN = dict[str, dict[str, Fraction]]()
@@ -44,7 +44,8 @@ def singular(word: str) -> str:
     """The word in the singular, in lower case, spelt one way."""
     word = word.lower()
     word = _IRREGULAR.get(word, word)
-    if len(word) > 3 and word.endswith("s") and not word.endswith("ss"):
+    plural = len(word) > 3 or word[:-1] in _KNOWN  # apples, hrs
+    if len(word) > 2 and plural and word.endswith("s") and not word.endswith("ss"):
         word = word[:-1]
     word = _IRREGULAR.get(word, word)
     return re.sub(r"(met|lit)re$", r"\1er", word)
@@ -82,3 +83,11 @@ def same(value: Fraction, unit: str, other: Fraction, other_unit: str) -> bool:
     if not first or not second:
         return not first and not second and value == other and singular(unit) == singular(other_unit)
     return any(value * first[kind] == other * second[kind] for kind in first.keys() & second.keys())
+
+
+def ratio(unit: str, other: str) -> Fraction:
+    """How many of the first unit the other one is; 0 where they measure different things, or are different words."""
+    first, second = sizes(unit), sizes(other)
+    if not first and not second:
+        return Fraction(singular(unit) == singular(other))
+    return next((second[kind] / first[kind] for kind in first.keys() & second.keys()), Fraction(0))

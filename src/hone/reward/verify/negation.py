@@ -15,7 +15,8 @@ NUMERAL = re.compile(rf"\b{_NUMERAL}\b", re.IGNORECASE)
 # in a place that should hold nothing but the answer, these words deny it or offer another one wherever they stand
 _DENIES = """not no nor none never neither nobody cannot wrong wrongly incorrect incorrectly false untrue invalid
     mistaken impossible rejected except excluding unlike or either whether unless otherwise alternatively versus vs
-    instead rather maybe perhaps possibly unknown"""
+    instead rather maybe perhaps possibly unknown
+    nicht kein keine niemals pas jamais nunca tampoco sio hapana"""
 DENIES = frozenset(_DENIES.split())
 _WORD = re.compile(r"[A-Za-z]+(?:['\u2019][a-z]+)?")
 _DELIMITERS = re.compile(r"\\[()\[\]]|\\(?:text|textbf|mathrm|mathbf|mbox|displaystyle)(?![a-z])")
