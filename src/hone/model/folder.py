@@ -174,7 +174,9 @@ def _check_shapes(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str,
     if missing := sorted(expected.keys() - tensors.keys()):
         raise HoneError(f"the weights lack {_some(missing)}: copy them again, or correct {CONFIG}")
     if unexpected := sorted(tensors.keys() - expected.keys()):
-        raise HoneError(f"the weights have unknown tensors {_some(unexpected)}: {CONFIG} is of another model")
+        raise HoneError(
+            f"the weights have unknown tensors {_some(unexpected)}, {CONFIG} is of another model: copy both again"
+        )
     for name, shape in expected.items():
         got = tuple(tensors[name].shape)
         if got == shape:
