@@ -133,9 +133,11 @@ def fits(text: str, message: str) -> bool:
     return True
 
 
-def raised_by(message: str) -> str | None:
-    """The text in the catalogue of which the message is made: the one with the most words of its own."""
-    return max((text for text in messages() if literal(text) >= 10 and fits(text, message)), key=literal, default=None)
+def raised_by(message: str, says: str = "") -> str | None:
+    """The text in the catalogue of which the message is made: the one with the most words of its own; of an error
+    around another one, that which has the words of the remedy."""
+    found = [text for text in messages() if literal(text) >= 10 and fits(text, message)]
+    return max([text for text in found if says and says in text] or found, key=literal, default=None)
 
 
 def literal(text: str) -> int:

@@ -35,7 +35,7 @@ def test_the_catalogue_has_every_message_and_no_other():
 
 
 def test_a_message_is_followed_by_a_case_or_named_or_asks_for_something(outcomes: list[tuple[str, str, str]]):
-    followed = {text for _, message, why in outcomes if not why and (text := raised_by(message))}
+    followed = {text for says, message, why in outcomes if not why and (text := raised_by(message, says))}
     wrong = [
         f"{text}: {kind}, now {now}" for text, kind in stored().items() if (now := kind_of(text, followed)) != kind
     ]
