@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+import tokenizers
 from remedy_world import Case, World, call, given, lacks, prepared, rows, tokenizer
 
 from hone.data import files
@@ -34,18 +35,16 @@ def read(wrong: str | bytes, right: str | bytes, says: str, suffix: str = ".json
     return given(lambda w, content: read_rows(w.file(content, suffix)), wrong, right, says)
 
 
-def limited(name: str, least: int, use: Callable[[World], Any], says: str) -> Case:
-    """A file over a limit that would take long to reach: the limit is lowered instead, then as it is."""
-
-    def tried(world: World, limit: int) -> None:
-        before = getattr(files, name)
-        setattr(files, name, limit)
-        try:
-            use(world)
-        finally:
-            setattr(files, name, before)
-
-    return given(tried, least, getattr(files, name), says)
+def _under(world: World, content: str, suffix: str, **limits: int) -> None:
+    """With limits that no file of a test has to reach."""
+    before = {name: getattr(files, name) for name in limits}
+    try:
+        for name, limit in limits.items():
+            setattr(files, name, limit)
+        read_rows(world.file(content, suffix))
+    finally:
+        for name, limit in before.items():
+            setattr(files, name, limit)
 
 
 def _table(world: World, names: list[str], *, whole: bool = True) -> None:
@@ -112,6 +111,19 @@ def _kto(world: World, count: int) -> None:
     mismatched([row for group in made for row in group][:count])
 
 
+def _worded(unknown: str) -> Tokenizer:
+    """A tokenizer of one word, which needs a token for all others."""
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<eos>": 0, "a": 1}, unk_token=unknown))
+    return Tokenizer(inner=inner, eos="<eos>")
+
+
+def _sized(world: World, size: int) -> None:
+    folder = world.folder_of("tokenizer")
+    if size:
+        os.truncate(folder / "tokenizer.json", size)  # holes take no room
+    Tokenizer.load(folder)
+
+
 def _config(world: World, change: Mapping[str, Any], name: str = "tokenizer_config.json") -> None:
     folder = world.folder_of("tokenizer")
     path = folder / name
@@ -142,6 +154,18 @@ CONTENT = [
         lambda w: read_rows(w.file(gzip.compress(b" " * 2**26), ".jsonl.gz")),
         lambda w: read_rows(w.file(ROW, ".jsonl")),
         "give the file unpacked",
+    ),
+    given(
+        lambda w, suffix: _under(w, f"[{ROW}]" if suffix == ".json" else ROW, suffix, WHOLE=9),
+        ".json",
+        ".jsonl",
+        "write it as",
+    ),
+    given(
+        lambda w, text: _under(w, text, ".txt", LIMIT=4, LONGEST_LINE=8),
+        "a" * 99,
+        "a\n\na\n",
+        "give a file of text lines",
     ),
     given(lambda w, name: read_rows(w / name), "none.jsonl", "answers.jsonl", "give the path of a dataset file"),
     given(
@@ -192,6 +216,7 @@ ROWS = [
         _groups, [{"prompt": "a" * 9, "completion": "b"}], [json.loads(ROW)], "all 1 rows exceed 9 tokens: shorten them"
     ),
     given(_kto, 1, 2, "use at least 2 rows in a step"),
+    given(lambda w, unknown: _worded(unknown).encode("b"), "absent", "a", "use another tokenizer"),
     given(lambda w, text: tokenizer(w).encode(text), "\ud800", "a", "half of a surrogate pair"),
 ]
 FEEDS = [
@@ -230,6 +255,7 @@ TOKENIZERS = [
         1,
         "is not a token of this tokenizer",
     ),
+    given(_sized, 2**28 + 1, 0, "more than any tokenizer"),
     given(_tokenizer_json, "{", "", "save the tokenizer there again"),
     call(lambda w: _older(w, converted=False), lambda w: _older(w, converted=True), "or save it again with"),
 ]

@@ -10,7 +10,7 @@ from remedy_world import Case, World, call, command, given, instead, lacks, prep
 
 import hone
 from hone.algo import weight
-from hone.config import Choice, from_plain, from_yaml, override
+from hone.config import Choice, build_choice, from_plain, from_yaml, override
 from hone.eval.scaling import LAWS, Law, Shape
 from hone.eval.scaling_fit import fit, read_runs
 from hone.load import load_recipe
@@ -40,6 +40,10 @@ def _endless() -> dict[str, Any]:
 
 def _made_in_python(world: World, *changes: str) -> None:
     override(Recipe(algo=hone.algo.grpo()), list(changes))
+
+
+def _needs(*, size: int) -> int:
+    return size
 
 
 def _report(world: World, folder: str) -> None:
@@ -107,6 +111,10 @@ FILES = [
 ]
 ALGORITHMS = [
     algo(hone.algo.grpo, {"kl": "loss:exact*ratio"}, {"kl": "loss:k3*ratio"}, "*ratio goes with loss:k1"),
+    algo(hone.algo.dapo, {"limit": 1.5}, {"limit": 1}, "it must be a whole number"),
+    given(
+        lambda w, settings: build_choice(Choice("mine", settings), {"mine": _needs}), {}, {"size": 3}, "give it a value"
+    ),
     algo(hone.algo.grpo, {"ratio": "x"}, {"ratio": "token"}, "use one of"),
     algo(hone.algo.grpo, {"process": True, "kl": "reward:k1"}, {"process": True, "kl": "loss:k3"}, "as in kl=loss:k3"),
     algo(hone.algo.dapo, {"limit": 4, "margin": 8}, {"limit": 8, "margin": 4}, "lower it"),

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from places import decoder
-from remedy_world import Case, World, call, given, lacks
+from remedy_world import Case, World, call, given, lacks, typed
 
 from hone.commands.sandbox import _limits
+from hone.guided.defaults import Sampling
+from hone.guided.label import StepLabels, label_steps
 from hone.guided.ledger import Ledger
 from hone.measure import summarise
 from hone.model.scorer import Scorer
@@ -185,7 +187,48 @@ def _begun(world: World, votes: int, *, lose: bool = False, other: bool = False)
     Ledger(Path(world.new(".jsonl")) if other else path, {"votes": votes}, whole="last")
 
 
+def _closed(world: World, *, again: bool) -> None:
+    sandbox = Sandbox(slots=1)
+    sandbox.close()
+    _ran(world, Program(source="")) if again else sandbox.run(Program(source=""))
+
+
+def _with_task(completion: str, task: Task) -> float:
+    return 1.0
+
+
+def _sent(world: World, own: bool, value: Any = lambda: 3) -> None:
+    """A task that holds a function, which cannot be sent to another process."""
+    found = apart([_with_task], seconds=5.0, workers=1)[0] if own else as_scorer(_with_task)
+    found([Rollout(tokens=[5], mask=[True], text="b", task=Task(prompt="a", extra={"x": value}))])
+
+
+def _labelled(world: World, data: list[dict[str, Any]], reward: str = "length") -> None:
+    label_steps(
+        world / "model",
+        data,
+        world.new(".jsonl"),
+        reward=world / f"rewards.py:{reward}",
+        labels=StepLabels(k=1),
+        how=Sampling(samples=1, max_tokens=2),
+    )
+
+
+def _calibrate(world: World, manifest: str) -> None:
+    folder = world.folder_of("scorer")
+    if manifest:
+        (folder / "manifest.json").write_text(manifest)
+    typed(world, "rewards", "calibrate", str(folder), world / "pairs.jsonl")
+
+
+SOLVED = {"prompt": "1+1=", "answer": "2", "completion": "1\n1\n2"}
 GUIDED = [
+    call(lambda w: _closed(w, again=False), lambda w: _closed(w, again=True), "open a new one"),
+    given(_sent, True, False, "set train.reward_apart=never"),
+    given(lambda w, value: _sent(w, False, value), (n for n in ()), [3], "keep text, numbers and lists in it"),
+    given(_labelled, [SOLVED, {"prompt": "1+1=", "answer": "2"}], [SOLVED], "give each one, or none"),
+    given(lambda w, name: _labelled(w, [SOLVED], name), "raises", "length", "mend the reward"),
+    given(_calibrate, "[]", "{}", "use an earlier checkpoint"),
     given(_begun, 2, 1, "use the same settings"),
     call(lambda w: _begun(w, 1, lose=True), lambda w: _begun(w, 1, lose=True, other=True), "choose another --out"),
     given(

@@ -202,6 +202,10 @@ def _verified(world: World, damage: Damage) -> None:
     checkpoint.verify(damage(folder) or folder)
 
 
+def _manifest(content: str) -> Damage:
+    return lambda folder: (folder / checkpoint.MANIFEST).write_text(content) and None
+
+
 def _linked(folder: Path) -> Path:
     link = folder.with_name("step-000009")
     link.symlink_to(folder)
@@ -252,14 +256,14 @@ CHECKPOINTS = [
     given(_verified, lambda f: (f / checkpoint.MANIFEST).unlink(), lambda f: None, "use an earlier one"),
     given(
         _verified,
-        lambda f: None if (f / checkpoint.MANIFEST).write_text("{}") else None,
+        _manifest("{}"),
         lambda f: None,
         "names no file",
     ),
     given(_verified, _linked, lambda f: None, "copy the checkpoint itself there"),
     given(
         _verified,
-        lambda f: None if (f / checkpoint.MANIFEST).write_text('{"../x": ""}') else None,
+        _manifest('{"../x": ""}'),
         lambda f: None,
         "which is outside of it",
     ),

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from cases_calls import params
-from cases_models import gguf_file
+from cases_formats import gguf_file, llama2c_files
 from places import decoder
 from remedy_world import Case, World, call, given, lacks, tokenizer, typed
 
@@ -32,6 +32,7 @@ from hone.model.scorer import Scorer
 from hone.model.teacher import trimmed
 from hone.rollout.engine import Engine
 from hone.rollout.local import LocalSampler
+from hone.rollout.refuse import check_stops
 from hone.rollout.request import Request
 from hone.rollout.roller import Roller
 from hone.serve.guard import check_token
@@ -97,7 +98,7 @@ def _listening(world: World, port: int) -> None:
 
 
 SERVERS = [
-    served("--max-rows 0", "--max-rows 1", "set it to 1 or more"),
+    served("--max-rows 0", "--max-rows 1", "--max-rows is 0"),
     served("--port 99999", "--port 0", "between 0 (any that is free) and 65535"),
     served("--timeout 0", "--timeout 1", "give a positive number of seconds"),
     served("--adapter x", "--adapter x=FOLDER", "write NAME=FOLDER"),
@@ -205,6 +206,18 @@ SAMPLERS = [
         lambda w: _runner(w, int8=True),
         "choose one of invariant and int8",
     ),
+    call(
+        lambda w: PlainRunner(decoder(258).to("meta"), max_rows=1, capacity=8, int8=True),
+        lambda w: PlainRunner(decoder(258).to("meta"), max_rows=1, capacity=8),
+        "leave int8 out",
+    ),
+    given(
+        lambda w, room: LocalSampler(decoder(258), kv_memory=room).sample([[5]], n=1, params=params()),
+        9,
+        None,
+        "or give more memory",
+    ),
+    given(lambda w, n: check_stops(params(stop_ids=frozenset(range(n))), 32), 40, 32, "give at most 32"),
     given(lambda w, name: _runner(w).use(name), "one", None, "or leave the adapter out"),
 ]
 
@@ -270,20 +283,34 @@ def _at_home(world: World, use: Callable[[Path], Any]) -> None:
         os.environ.update({"HONE_HOME": before} if before is not None else {})
 
 
-def _cached(world: World, *, damage: bool) -> None:
-    """A model of the cache, fetched from a GGUF-less folder of its own: its manifest names every size."""
+def _cached(world: World, *, name: str = "owner/mine", damage: bool = False) -> None:
+    """A model in the cache, as it is after it was fetched."""
 
     def use(models: Path) -> None:
-        folder = models / "owner" / "mine"
+        folder = models / name
         folder.mkdir(parents=True)
         for path in Path(world / "model").iterdir():
             (folder / path.name).write_bytes(path.read_bytes())
-        fetch._sign(folder, source="owner/mine", revision="")
+        fetch._sign(folder, source=name, revision="")
         if damage:
             (folder / "config.json").unlink()
-        resolve("owner/mine")
+        resolve(name)
 
     _at_home(world, use)
+
+
+def _stories(world: World, there: bool) -> None:
+    """A model that lies in the folder of datasets."""
+    data, before = Path(world.new()), os.environ.pop("HONE_DATA", None)
+    for name, file in zip(fetch.LLAMA2C["stories260k"], llama2c_files(world), strict=True):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_bytes(Path(file).read_bytes())
+    os.environ.update({"HONE_DATA": str(data)} if there else {})
+    try:
+        fetch.fetch("stories260k", to=world.new(), note=lambda text: None)
+    finally:
+        os.environ.pop("HONE_DATA", None)
+        os.environ.update({"HONE_DATA": before} if before is not None else {})
 
 
 def _wheel(world: World, *names: str, content: bytes = b"GGUF") -> Path:
@@ -310,9 +337,15 @@ def _latest(world: World, named: str) -> None:
 FETCHED = [
     call(
         lambda w: _cached(w, damage=True),
-        lambda w: _cached(w, damage=False),
+        _cached,
         "fetch it again with `hone fetch owner/mine`",
     ),
+    call(
+        lambda w: _at_home(w, lambda models: resolve("smollm2-135m")),
+        lambda w: _cached(w, name="smollm2-135m"),
+        "fetch it with `hone fetch smollm2-135m`",
+    ),
+    given(_stories, False, True, "set HONE_DATA to it"),
     given(_latest, "../../etc", "step-3", "names no checkpoint of this run"),
     given(
         lambda w, files: hub.choose("a/b", files),

@@ -9,6 +9,8 @@ from cases_commands import COMMANDS
 from cases_corpus import CORPUS
 from cases_data import DATA
 from cases_files import READ
+from cases_formats import FORMATS
+from cases_machines import MACHINES
 from cases_models import MODELS
 from cases_recipes import RECIPES
 from cases_rewards import REWARDED
@@ -19,7 +21,8 @@ from remedy_world import Case, make_world, outcome
 from sites import raised_by
 
 CASES: list[Case] = [
-    *SETTINGS, *RECIPES, *DATA, *READ, *CHAT, *COMMANDS, *CORPUS, *REWARDED, *MODELS, *SERVING, *RUNS, *CALLS,
+    *SETTINGS, *RECIPES, *DATA, *READ, *CHAT, *COMMANDS, *CORPUS, *REWARDED, *MODELS, *FORMATS,
+    *SERVING, *RUNS, *MACHINES, *CALLS,
 ]  # fmt: skip
 
 
