@@ -203,7 +203,7 @@ def test_a_choice_calls_its_factory_with_checked_settings():
         (Choice("dapo", {"high": "much"}), "dapo: high is 'much': give a number"),
         (Choice("dapo", {"keep": 1.5}), ": give a whole number"),
         (Choice("dapo", {"keep": True}), ": give a whole number"),
-        (Choice("dapo", {"kl": 3}), "kl expects text"),
+        (Choice("dapo", {"kl": 3}), "kl is 3: give text"),
         (Choice("fixed"), "fixed needs the setting 'length'"),
     ],
 )

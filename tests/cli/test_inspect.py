@@ -179,6 +179,6 @@ def test_what_cannot_be_inspected_is_said_in_one_line(base, tmp_path, capsys):
     assert "no model folder" in refused(capsys, base, "--base", tmp_path / "none")
     assert "give the model it was trained from as --base" in refused(capsys, tmp_path / "wide", "--base", base)
     assert "is an adapter" in refused(capsys, base, "--base", tmp_path / "adapter")
-    assert "give the model it was trained on as --base" in refused(capsys, tmp_path / "adapter", "--base", tmp_path / "wide")
+    assert "it was trained on as --base" in refused(capsys, tmp_path / "adapter", "--base", tmp_path / "wide")
     (base / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes()[:100])
     assert "is damaged" in refused(capsys, base)

@@ -128,6 +128,7 @@ FOLDERS = [
     weights(lambda x: x | {"extra.weight": torch.ones(1)}, "copy both again"),
     weights(lambda x: x | {"model.norm.weight": torch.ones(3)}, "or the weights"),
     weights(lambda x: x | {"model.norm.weight": torch.ones(32, dtype=torch.int8)}, "use the full weights"),
+    given(lambda w, name: load_decoder(w / name), "scorer", "model", "a reward model's: use a language model"),
     given(_tied, True, False, "set tie_word_embeddings to false"),
     damaged("config.json", lambda c: {**c, "num_hidden_layers": 99}, "but the weights have"),
     damaged("config.json", lambda c: {**c, "hidden_size": "wide"}, "correct it"),

@@ -176,6 +176,8 @@ def _check_shapes(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str,
     if missing := sorted(expected.keys() - tensors.keys()):
         raise HoneError(f"the weights lack {_some(missing)}: copy them again, or correct {CONFIG}")
     if unexpected := sorted(tensors.keys() - expected.keys()):
+        if "score.weight" in unexpected:
+            raise HoneError("the weights have unknown tensors score.weight, a reward model's: use a language model")
         raise HoneError(
             f"the weights have unknown tensors {_some(unexpected)}, {CONFIG} is of another model: copy both again"
         )
