@@ -133,7 +133,7 @@ def build_choice(choice: Choice, table: Mapping[str, Callable[..., T]], kind: st
         try:
             values[name] = read(value, hint) if isinstance(value, str) else fit(value, hint)
         except Misfit as misfit:
-            raise HoneError(f"{choice.name}: {name} expects {misfit}, got {words(value)}") from None
+            raise HoneError(f"{choice.name}: {name} is {words(value)}: give {misfit}") from None
     for name, default in known.items():
         if default is inspect.Parameter.empty and name not in values:
             raise HoneError(f"{choice.name} needs the setting {name!r}: give it a value")
@@ -225,7 +225,7 @@ def _set_key(old: Any, hint: Any, keys: list[str], source: Source, whole: str) -
     kind = mapping_value(hint)
     field_name = whole.removesuffix("." + ".".join(keys))
     if kind is None:
-        raise HoneError(f"no setting {whole!r}: {field_name} is {words(old)}, not a group of settings")
+        raise HoneError(f"no setting {whole!r}: {field_name} is {words(old)}, not a group: set {field_name} itself")
     if old and not isinstance(old, Mapping):
         raise HoneError(f"{whole} does not fit: {field_name} is {words(old)}; replace it with {field_name}=... first")
     return {**(old or {}), ".".join(keys): _value(source, kind, whole)}
@@ -296,4 +296,4 @@ def _load_yaml(path: Path) -> Any:
         mark = getattr(error, "problem_mark", None)
         line = f" line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error) or type(error).__name__
-        raise HoneError(f"{path}{line} is not valid YAML: {problem}") from error
+        raise HoneError(f"{path}{line} is not valid YAML ({problem}): correct it") from error

@@ -52,20 +52,21 @@ def settings_in(folder: Path) -> dict[str, Any]:
     """
     if (above := _run_around(folder)) is not None:
         raise HoneError(f"{folder} is inside of a run: continue that one, with `hone resume {above}`")
-    about = _about(folder)
-    if about is NO_CONFIG:
-        if not (folder / RECIPE).is_file():
+    about, written = _about(folder), (folder / RECIPE).is_file()
+    if about is NO_CONFIG or not (about or written):  # a model's config.json says nothing of a run
+        if not written:
             saved = list(checkpoint.checkpoints(folder / "checkpoints").values())
-            remedy = f": its settings are gone, so start anew with model.path={saved[-1]}" if saved else ""
-            raise HoneError(f"{folder} is not a run: there is neither {CONFIG} nor {RECIPE} in it{remedy}")
+            anew = f"its settings are gone, so start anew with model.path={saved[-1]}" if saved else ""
+            remedy = anew or "give the folder of one"
+            raise HoneError(f"{folder} is not a run, there is neither {CONFIG} nor {RECIPE} of one in it: {remedy}")
         settings = checkpoint.read_json(folder / RECIPE, remedy=ANEW)
         if not isinstance(settings, dict):
             raise HoneError(f"{folder / RECIPE} is damaged: {ANEW}")
         return settings
     settings = about.get("recipe")
     if not isinstance(settings, dict) or about.get("digest", "") != _digest(settings):
-        whole = f"remove it, to go on by {RECIPE}" if (folder / RECIPE).is_file() else ANEW
-        raise HoneError(f"{folder / CONFIG} is damaged: copy it back, or {whole}")
+        whole = f"copy it back, or remove it, to go on by {RECIPE}" if written else ANEW
+        raise HoneError(f"{folder / CONFIG} is damaged: {whole}")
     return settings
 
 

@@ -277,8 +277,8 @@ def restore_weights(folder: Path, policy: Policy | Scorer, learner: Learner) -> 
         learner.reference = policy.reference = twin
 
 
-def _of_another_run(folder: Path) -> HoneError:
-    return HoneError(f"{folder} was saved from another model: resume with the settings the run was started with")
+def _of_another_run(folder: Path, why: str = "") -> HoneError:
+    return HoneError(f"{folder} was saved from another model{why}: resume with the settings the run was started with")
 
 
 @torch.no_grad()
@@ -289,7 +289,7 @@ def _load_weights(
         raise _of_another_run(folder)
     for name, p in parameters.items():
         if p.shape != tensors[name].shape:
-            raise HoneError(f"{folder}: {name} has shape {tuple(tensors[name].shape)}, the model's is {tuple(p.shape)}")
+            raise _of_another_run(folder, f" ({name} has shape {tuple(tensors[name].shape)}, not {tuple(p.shape)})")
     if shards is not None:
         return shards.load(parameters, tensors)
     for name, p in parameters.items():

@@ -104,7 +104,9 @@ def test_a_failing_check_is_exit_code_2_and_says_which(here: Path, capsys: pytes
     code, found, err = run_json(capsys, "reward=rewards.py:broken")
     assert code == 2
     assert not found["ok"]
-    assert err.splitlines()[-1] == f"hone: error: 2 of {len(suite.ALL)} checks failed: gold answers, reward values"
+    assert err.splitlines()[-1] == (
+        f"hone: error: 2 of {len(suite.ALL)} checks failed (gold answers, reward values): do what each of them says"
+    )
     assert main(["check", "recipe.py", "reward=rewards.py:broken"]) == 2
     assert "RuntimeError: no" in " ".join(capsys.readouterr().out.split())
     assert files(here) == before

@@ -200,10 +200,10 @@ def test_a_choice_calls_its_factory_with_checked_settings():
     [
         (Choice("dpao"), "no algorithm 'dpao'; did you mean 'dapo'? there are dapo, fixed"),
         (Choice("dapo", {"hihg": 1.0}), "did you mean 'high'? dapo has low, high, kl, target, keep"),
-        (Choice("dapo", {"high": "much"}), "dapo: high expects a number, got 'much'"),
-        (Choice("dapo", {"keep": 1.5}), "keep expects a whole number"),
-        (Choice("dapo", {"keep": True}), "keep expects a whole number"),
-        (Choice("dapo", {"kl": 3}), "kl expects text"),
+        (Choice("dapo", {"high": "much"}), "dapo: high is 'much': give a number"),
+        (Choice("dapo", {"keep": 1.5}), ": give a whole number"),
+        (Choice("dapo", {"keep": True}), ": give a whole number"),
+        (Choice("dapo", {"kl": 3}), "kl is 3: give text"),
         (Choice("fixed"), "fixed needs the setting 'length'"),
     ],
 )

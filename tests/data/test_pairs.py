@@ -169,8 +169,9 @@ def test_a_transcript_by_hand():
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": ""},
     ]
-    with pytest.raises(HoneError, match="does not begin with"):
+    with pytest.raises(HoneError, match="begin it with Human: or Assistant:"):
         transcript("so: \n\nHuman: a")
+    assert transcript("  Human: a") == [{"role": "user", "content": "a"}]  # blanks before the first speaker
 
 
 def test_rows_in_memory_are_read_as_those_of_a_file(tmp_path):

@@ -192,7 +192,7 @@ def test_a_folder_from_before_tokenizer_json_is_converted(tmp_path):
 def test_a_sentencepiece_folder_that_cannot_be_converted_names_the_remedy(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"not a model")
     put(tmp_path, tokenizer_config={"tokenizer_class": "LlamaTokenizer", "eos_token": "</s>"})
-    with pytest.raises(HoneError, match=r"has tokenizer.model but no tokenizer.json.*pip install") as caught:
+    with pytest.raises(HoneError, match=r"has no tokenizer.json, and tokenizer.model cannot be.*pip install") as caught:
         Tokenizer.load(tmp_path)
     assert "\n" not in str(caught.value)
 

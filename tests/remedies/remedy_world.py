@@ -4,10 +4,11 @@ ways to be told a remedy: a run that is prepared, a command, a call."""
 import contextlib
 import io
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from places import Place, decoder, write_rows
@@ -187,6 +188,26 @@ def command(wrong: str, right: str, says: str) -> Case:
 
 def call(wrong: Callable[[World], Any], right: Callable[[World], Any], says: str) -> Case:
     return Case(says, wrong, right)
+
+
+def given(use: Callable[[World, Any], Any], wrong: Any, right: Any, says: str) -> Case:
+    """One call with a value that is refused, and with what the message asks for in its place."""
+    return Case(says, lambda w: use(w, wrong), lambda w: use(w, right))
+
+
+def lacks(module: str, use: Callable[[World], Any], says: str) -> Case:
+    """A call on a machine where a package is not installed, and on this one, where it is."""
+
+    def without(world: World) -> None:
+        held = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == module}
+        sys.modules[module] = cast(Any, None)  # an import of it fails, as where it is absent
+        try:
+            use(world)
+        finally:
+            sys.modules.pop(module)
+            sys.modules.update(held)
+
+    return Case(says, without, use)
 
 
 def outcome(case: Case, world: World) -> tuple[str, str]:

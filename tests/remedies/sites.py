@@ -70,6 +70,18 @@ def messages() -> dict[str, list[str]]:
 
 
 @lru_cache(maxsize=1)
+def constants() -> dict[str, str]:
+    """Messages that have a name of their own, which other files raise."""
+    assigned = [node for nodes in trees().values() for node in nodes if isinstance(node, ast.Assign)]
+    named = [(node.targets[0], node.value) for node in assigned]
+    return {a.id: text_of(b) for a, b in named if isinstance(a, ast.Name) and a.id.isupper() and _is_text(b)}
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
+@lru_cache(maxsize=1)
 def returned() -> dict[str, list[str]]:
     """What functions of each name return."""
     found = dict[str, list[str]]()
@@ -86,6 +98,8 @@ def made_of(node: ast.expr, nodes: list[ast.AST]) -> list[str]:
     if isinstance(node, ast.Call):
         name = ast.unparse(node.func).rpartition(".")[2]
         found = returned().get(name, [])
+    elif isinstance(node, ast.Name) and node.id in constants():
+        return [constants()[node.id]]
     elif isinstance(node, ast.Name):
         parts = [n for n in nodes if isinstance(n, ast.Tuple | ast.Assign)]
         inside = [x for n in parts for x in (n.elts if isinstance(n, ast.Tuple) else [n.value])]
@@ -119,9 +133,11 @@ def fits(text: str, message: str) -> bool:
     return True
 
 
-def raised_by(message: str) -> str | None:
-    """The text in the catalogue of which the message is made: the one with the most words of its own."""
-    return max((text for text in messages() if literal(text) >= 10 and fits(text, message)), key=literal, default=None)
+def raised_by(message: str, says: str = "") -> str | None:
+    """The text in the catalogue of which the message is made: the one with the most words of its own; of an error
+    around another one, that which has the words of the remedy."""
+    found = [text for text in messages() if literal(text) >= 10 and fits(text, message)]
+    return max([text for text in found if says and says in text] or found, key=literal, default=None)
 
 
 def literal(text: str) -> int:

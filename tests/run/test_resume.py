@@ -369,7 +369,7 @@ def test_what_only_python_holds_is_resumed_by_python_only(change, world: World, 
         (lambda out: None, "no folder"),
         (lambda out: out.mkdir(), "is not a run"),
         (lambda out: (out.mkdir(), (out / "config.json").write_text("{")), "cannot be read"),
-        (lambda out: (out.mkdir(), (out / "config.json").write_text("{}")), "is damaged"),
+        (lambda out: (out.mkdir(), (out / "config.json").write_text("{}")), "is not a run"),
     ],
     ids=["absent", "empty", "torn", "strange"],
 )

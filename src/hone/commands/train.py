@@ -90,7 +90,9 @@ def _check(arguments: argparse.Namespace) -> None:
         show(report, Console())
     if not report.ok:
         names = ", ".join(f.name for f in report.failures)
-        raise HoneError(f"{len(report.failures)} of {len(report.findings)} checks failed: {names}")
+        raise HoneError(
+            f"{len(report.failures)} of {len(report.findings)} checks failed ({names}): do what each of them says"
+        )
 
 
 def _resume(arguments: argparse.Namespace) -> None:

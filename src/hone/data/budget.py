@@ -116,7 +116,10 @@ class Budgeted:
                 )
         window, position = state.get("window"), state.get("position")
         if type(window) is not int or type(position) is not int or window < 0 or not 0 <= position < self._size:
-            raise HoneError(f"cannot resume: window {window!r}, group {position!r} is no place in the data")
+            raise HoneError(
+                f"cannot resume: window {window!r}, group {position!r} is no place in the data: "
+                "resume from another checkpoint"
+            )
         self._feed.load(state.get("feed") or {})
         self._start = dict(self._feed.state())
         self._window, self._position, self._batches = window, position, None

@@ -69,8 +69,8 @@ class Dialogue:
             return result
         reason = " ".join(str(result).split()) or type(result).__name__
         of, count = f" of {self.tokenizer.source}" if self.tokenizer.source else "", len(self.messages[:end])
-        remedy = ": use another template" if isinstance(result, OverLimit) else ""
-        raise HoneError(f"the chat template{of} failed on {count} messages: {reason}{remedy}") from result
+        remedy = "use another template" if isinstance(result, OverLimit) else "correct the messages, or the template"
+        raise HoneError(f"the chat template{of} failed on {count} messages ({reason}): {remedy}") from result
 
     def opened(self, end: int | None = None) -> str:
         """What a sampler reads before it answers the first `end` messages; the tools must be in it."""

@@ -80,9 +80,9 @@ def transcript(text: str) -> list[dict[str, str]]:
     >>> transcript("\\n\\nHuman: hi\\n\\nAssistant: hello")
     [{'role': 'user', 'content': 'hi'}, {'role': 'assistant', 'content': 'hello'}]
     """
-    parts = _TURN.split("\n\n" + text.lstrip("\n"))
+    parts = _TURN.split("\n\n" + text.lstrip())
     if parts[0].strip():
-        raise HoneError("the transcript does not begin with Human: or Assistant:")
+        raise HoneError("the transcript begins with neither speaker: begin it with Human: or Assistant:")
     turns = list[dict[str, str]]()
     for speaker, said in zip(parts[1::2], parts[2::2], strict=True):
         role, said = "user" if speaker == "Human" else "assistant", said.strip()

@@ -128,6 +128,9 @@ class Source(Generic[T]):
             or type(position) is not int
             or not (0 <= epoch < 2**63 and 0 <= position <= len(self))
         ):
-            raise HoneError(f"cannot resume: epoch {epoch!r}, row {position!r} is no place in {len(self)} rows")
+            raise HoneError(
+                f"cannot resume: epoch {epoch!r}, row {position!r} is no place in {len(self)} rows: "
+                "resume from another checkpoint"
+            )
         self._epoch, self._position = epoch, position
         self._order = self._permutation()

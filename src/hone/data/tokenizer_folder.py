@@ -71,7 +71,7 @@ def _inner(folder: Path) -> tokenizers.Tokenizer:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         reason = " ".join(str(error).split())
-        raise HoneError(f"{path} is not a tokenizer: {reason}") from error
+        raise HoneError(f"{path} is not a tokenizer ({reason}): {SAVE}") from error
 
 
 def check_tokenizer(path: Path) -> None:
@@ -88,7 +88,7 @@ def check_tokenizer(path: Path) -> None:
         limits = {"seconds": SECONDS + size / BYTES_A_SECOND, "memory": MEMORY + size * BYTES_A_BYTE}
         WORKER.ask("tokenizer", str(path.resolve()), **limits)
     except (Failed, OverLimit) as error:
-        raise HoneError(f"{path} is not a tokenizer: {error}") from error
+        raise HoneError(f"{path} is not a tokenizer ({error}): {SAVE}") from error
 
 
 def _converted(folder: Path) -> tokenizers.Tokenizer:
@@ -102,7 +102,9 @@ def _converted(folder: Path) -> tokenizers.Tokenizer:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         reason = " ".join(str(error).split())[:120] or type(error).__name__
-        raise HoneError(f"{folder} has {found} but no tokenizer.json, to be converted: {remedy} ({reason})") from error
+        raise HoneError(
+            f"{folder} has no tokenizer.json, and {found} cannot be converted ({reason}): {remedy}"
+        ) from error
 
 
 def _add_tokens(inner: tokenizers.Tokenizer, config: Config, folder: Path) -> None:

@@ -172,7 +172,10 @@ def compare(journey: Journey) -> dict[str, Any]:
     groups = score(sample_groups(decoder, tokenizer, tasks, params=params, samples=16), Reward(math_reward))
     pairs = written_pairs(tasks) if journey.sizes.written_pairs else preference_pairs(groups, seed=journey.seed)
     if len(pairs) < 8:
-        raise HoneError(f"only {len(pairs)} preference pairs were found: the SFT model is never, or always, right")
+        raise HoneError(
+            f"only {len(pairs)} preference pairs were found, the SFT model is never, or always, right: "
+            "try another --seed"
+        )
     kept = len(pairs) * 9 // 10  # the last tenth tells how good the reward model is
     write_rows(journey.out / "data" / FILES["preferences"], pairs[:kept])
     write_rows(journey.out / "data" / HELD_BACK, pairs[kept:])

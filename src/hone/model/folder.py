@@ -20,7 +20,7 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import TABLE, Decoder
 from hone.model.fetch import absent
 from hone.model.foreign import Foreign, load_foreign
-from hone.model.foreign_scorer import load_foreign_scorer
+from hone.model.foreign_scorer import load_foreign_scorer, several_labels
 from hone.model.heads import ScalarHead
 from hone.model.hf_config import CONFIG, FAMILIES, Unknown, config_from_hf, config_to_hf
 from hone.model.lora import plain_state
@@ -130,6 +130,8 @@ def _scorer(decoder: Decoder, state: dict[str, Tensor], made: Any) -> Scorer:
     """The decoder with its head, and the calibration that was saved with them."""
     with torch.device("meta"):
         head = ScalarHead(decoder.config.hidden_size, bias="bias" in state)
+    if state["weight"].ndim == 2 and len(state["weight"]) > 1:
+        raise several_labels(len(state["weight"]))
     _check_shapes({n: tuple(p.shape) for n, p in head.state_dict().items()}, state)
     head.load_state_dict(state, assign=True)
     mean, std = _calibration(made)
@@ -174,7 +176,11 @@ def _check_shapes(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str,
     if missing := sorted(expected.keys() - tensors.keys()):
         raise HoneError(f"the weights lack {_some(missing)}: copy them again, or correct {CONFIG}")
     if unexpected := sorted(tensors.keys() - expected.keys()):
-        raise HoneError(f"the weights have unknown tensors {_some(unexpected)}: {CONFIG} is of another model")
+        if "score.weight" in unexpected:
+            raise HoneError("the weights have unknown tensors score.weight, a reward model's: use a language model")
+        raise HoneError(
+            f"the weights have unknown tensors {_some(unexpected)}, {CONFIG} is of another model: copy both again"
+        )
     for name, shape in expected.items():
         got = tuple(tensors[name].shape)
         if got == shape:

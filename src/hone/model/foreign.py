@@ -238,8 +238,10 @@ def _check_size(kind: str, folder: Path) -> None:
     asked = sum(p.numel() for p in model.parameters())
     tables = sum(b.numel() for b in model.buffers())
     if asked > 2 * held or tables > max(held, TABLES):  # 2: a head that is tied is counted once more
-        why = f"it asks for {max(asked, tables)} numbers, they have {held}"
-        raise HoneError(f"the weights in {folder} do not fit its config ({why}): copy it again")
+        raise HoneError(
+            f"the weights in {folder} do not fit its config (it asks for {max(asked, tables)} numbers, they have "
+            f"{held}): copy it again"
+        )
 
 
 def _numbers(value: Any) -> Iterator[tuple[str, Any]]:

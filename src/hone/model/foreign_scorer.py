@@ -70,15 +70,18 @@ class ForeignScorer(Scorer):
         tokens = torch.arange(1, 1 + PROBE, device=device)[None] % self.vocab_size
         expected = self.inner(input_ids=tokens).logits
         if tuple(expected.shape) != (1, 1):
-            raise HoneError(
-                f"the reward model has {expected.shape[-1]} labels: a reward is one number, use a model with one label"
-            )
+            raise several_labels(expected.shape[-1])
         if not isinstance(getattr(self.inner, "score", None), torch.nn.Linear):
             return False
         limit = 1e-3 * float(expected.abs().max()) + 1e-6
         got, shorter = self._each(tokens), self._each(tokens[:, :-2])
         same = (got[:, -1:] - expected).abs().max() <= limit and (shorter - got[:, :-2]).abs().max() <= limit
         return bool(same)
+
+
+def several_labels(count: int) -> HoneError:
+    """The error for a model that gives another number of scores than one."""
+    return HoneError(f"the reward model has {count} labels: a reward is one number, use a model with one label")
 
 
 def load_foreign_scorer(folder: str | Path, *, dtype: torch.dtype) -> ForeignScorer:

@@ -143,7 +143,8 @@ def _windows(hf: Mapping[str, Any], family: Family, layers: int) -> tuple[int, .
     first = hf.get("max_window_layers", 28)
     kinds = hf.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
-        raise Unknown(f"layer_types has {_short(sorted(map(str, unknown))[0])}, which the decoder does not compute")
+        kind = _short(sorted(map(str, unknown))[0])
+        raise Unknown(f"layer_types has {kind}, which the decoder does not compute: use another model")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 

@@ -40,7 +40,7 @@ def load_llama2c(weights: str | Path, vocabulary: str | Path) -> tuple[Decoder, 
             tie_word_embeddings=size > 0,
         )
     except (ValueError, ZeroDivisionError) as error:
-        raise HoneError(f"{weights} is no llama2.c model: its header says {error}") from error
+        raise HoneError(f"{weights} is no llama2.c model: its header says {error}, give the path of one") from error
     return assemble(config, _tensors(data, config, str(weights))), _tokenizer(_read(Path(vocabulary)), abs(size))
 
 

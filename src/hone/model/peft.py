@@ -131,13 +131,15 @@ def load_peft(decoder: Decoder, folder: str | Path, *, name: str = DEFAULT, trai
     ours = {layer.removeprefix(INNER): layer for layer in layers}
     for layer, (a, b) in found.tensors.items():
         if layer not in ours:
-            raise HoneError(f"{folder} adapts {layer}, which the model does not have: it is of another model")
+            raise HoneError(
+                f"{folder} adapts {layer}, which the model does not have: load it on the model it was trained on"
+            )
         base = layers[ours[layer]]
         if a.shape[1] != base.in_features or b.shape[0] != base.out_features:
             expected = f"{base.out_features} x {base.in_features}"
             raise HoneError(
                 f"{folder} adapts {layer} of {b.shape[0]} x {a.shape[1]}, the model's is {expected}: "
-                "it is of another model"
+                "load it on the model it was trained on"
             )
     for layer, x in found.whole.items():
         if layer not in ours or not torch.equal(layers[ours[layer]].weight, x.to(layers[ours[layer]].weight)):

@@ -61,7 +61,7 @@ def inspect(model: str, base: str = "") -> Report:
     other = stored(_folder(base))
     both = [name for name in here if name in other]
     if not both:
-        raise HoneError(f"{folder} and {base} have no weight of one name: {base} is no base of it")
+        raise HoneError(f"{folder} and {base} have no weight of one name: give the model it was trained from as --base")
     return Report(
         model=str(folder),
         base=base,
@@ -99,7 +99,9 @@ def _kind(kind: str, found: list[Stored]) -> Kind:
 
 def _change(name: str, here: Stored, other: Stored, base: str) -> Change:
     if here.shape != other.shape:
-        raise HoneError(f"{name} is {here.shape}, in {base} {other.shape}: {base} is no base of it")
+        raise HoneError(
+            f"{name} is {here.shape}, in {base} {other.shape}: give the model it was trained from as --base"
+        )
     for x in (here, other):
         if x.dtype not in BYTES:
             raise HoneError(
@@ -125,7 +127,10 @@ def _adapter(folder: Path, base: str) -> Report:
         a, b = found.tensors[layer]
         name, shape = f"{layer}.weight", (len(b), a.shape[1])
         if other and (name not in other or other[name].shape != shape):
-            raise HoneError(f"{folder} adapts {name} of {shape}, which {named} does not have: it is of another model")
+            raise HoneError(
+                f"{folder} adapts {name} of {shape}, which {named} does not have: "
+                "give the model it was trained on as --base"
+            )
         size = float(other[name].read().double().norm()) if other else None
         changes.append(
             Change(name=name, shape=shape, update=update_of(abs(found.scale(layer)) * low_rank_values(a, b), base=size))

@@ -180,8 +180,15 @@ def _column(name: str, rollouts: Sequence[Rollout]) -> list[Any]:
 
 
 def _copy_task(task: Task | None) -> Task | None:
-    plain = task is None or (isinstance(task.prompt, str) and not task.extra)
-    return task if plain else deepcopy(task)
+    if task is None or (isinstance(task.prompt, str) and not task.extra):
+        return task
+    try:
+        return deepcopy(task)
+    except Exception as error:  # copying runs what the task's own classes say
+        said = f"{type(error).__name__}: {error}"
+        raise HoneError(
+            f"a task cannot be copied for its reward ({said}): keep text, numbers and lists in it"
+        ) from error
 
 
 def _copy(rollout: Rollout) -> Rollout:

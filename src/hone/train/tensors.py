@@ -47,7 +47,10 @@ def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor])
     for name, x in tensors.items():
         index, _, key = name.partition(".")
         if int(index) >= len(parameters):
-            raise HoneError(f"the checkpoint's optimiser has parameter {index}, this model has {len(parameters)}")
+            raise HoneError(
+                f"the checkpoint's optimiser has parameter {index}, this model has {len(parameters)}: "
+                "resume with the settings the run was started with"
+            )
         parameter = parameters[int(index)]
         # the step count lies on the CPU, but for fused kernels
         device = parameter.device if x.ndim or optimizer.defaults.get("fused") else x.device
