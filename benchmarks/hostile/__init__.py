@@ -98,3 +98,8 @@ def unsandboxed(code: str) -> str:
     """What a harmless probe prints in a plain interpreter: only for those marked `control`."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     return done.stdout
+
+
+def groups_of(process: int) -> list[str]:
+    """The control groups that sandboxes of this process have; those that another removes meanwhile are passed over."""
+    return [path for path, _, _ in os.walk("/sys/fs/cgroup") if f"/hone-sandbox-{process}-" in path]

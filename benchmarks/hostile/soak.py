@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.form import Row, note, row, say
-from benchmarks.hostile import PROGRAMS, Hostile, aimed, judge, world
+from benchmarks.hostile import PROGRAMS, Hostile, aimed, groups_of, judge, world
 from hone.reward.sandbox import Limits, Sandbox, SandboxError
 
 CLIENTS, STRETCHES = 2, 10
@@ -110,7 +110,7 @@ def soaked(jobs: int) -> list[Row]:
     client, family, descriptors, processes = (
         last - first for first, last in zip(soak.marks[0], soak.marks[-1], strict=True)
     )
-    left = len(list(Path("/sys/fs/cgroup").rglob(f"hone-sandbox-{os.getpid()}-*")))
+    left = len(groups_of(os.getpid()))
     return [
         note("soak: jobs", soak.done, unit="jobs"),
         note("soak: hostile jobs", soak.hostile, unit="jobs"),

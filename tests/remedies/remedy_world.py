@@ -199,7 +199,8 @@ def lacks(module: str, use: Callable[[World], Any], says: str) -> Case:
     """A call on a machine where a package is not installed, and on this one, where it is."""
 
     def without(world: World) -> None:
-        held = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == module}
+        # also what another package has of that name, as torch.utils.tensorboard: it would be found without the package
+        held = {name: sys.modules.pop(name) for name in [*sys.modules] if module in name.split(".")}
         sys.modules[module] = cast(Any, None)  # an import of it fails, as where it is absent
         try:
             use(world)

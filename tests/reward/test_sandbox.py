@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from benchmarks.hostile import INPUTS, PROGRAMS, aimed, judge, unsandboxed, world
+from benchmarks.hostile import INPUTS, PROGRAMS, aimed, groups_of, judge, unsandboxed, world
 from benchmarks.hostile.soak import below, megabytes
 from hone.errors import HoneError
 from hone.reward.sandbox import Call, Language, Limits, Program, Raised, Returned, Sandbox, SandboxError
@@ -198,7 +198,7 @@ def test_the_kernel_has_the_limits_of_a_slot():
 
 
 def left_groups():
-    return list(Path("/sys/fs/cgroup").rglob(f"hone-sandbox-{os.getpid()}-*"))
+    return groups_of(os.getpid())
 
 
 def test_nothing_is_left_behind():
@@ -239,7 +239,7 @@ def test_everything_ends_with_a_client_that_is_killed():
         while any(Path(f"/proc/{p}").exists() for p in started) and time.monotonic() < until:
             time.sleep(0.01)
     assert not [p for p in started if Path(f"/proc/{p}").exists()]
-    assert not list(Path("/sys/fs/cgroup").rglob(f"hone-sandbox-{pid}-*"))
+    assert not groups_of(pid)
 
 
 def test_a_slot_that_dies_is_replaced():

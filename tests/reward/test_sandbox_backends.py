@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from benchmarks.hostile import PROGRAMS, aimed, judge, world
+from benchmarks.hostile import PROGRAMS, aimed, groups_of, judge, world
 from benchmarks.hostile.soak import below
 from hone.cli import main
 from hone.errors import HoneError
@@ -152,7 +152,7 @@ def test_a_service_that_ends_leaves_nothing(served):
     while any(Path(f"/proc/{pid}").exists() for pid in started) and time.monotonic() < until:
         time.sleep(0.01)
     assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
-    assert not list(Path("/sys/fs/cgroup").rglob(f"hone-sandbox-{process.pid}-*"))
+    assert not groups_of(process.pid)
 
 
 def test_a_service_needs_a_secret_and_limits_that_exist(monkeypatch, capsys):
