@@ -96,7 +96,7 @@ _SCRIPTS = re.compile(
 )
 
 _FONTS = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt|cal|scr|frak|bb|normal|ord|bin|rel)|[mhf]box"
+    r"\\(?:text(?:bf|it|rm|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt|cal|scr|frak|bb|normal|ord|bin|rel)|(?:[mhf]|frame)box"
     r"|operatorname\*?|emph|underline|bm|boldsymbol|pmb|ensuremath|vec|hat|tilde|overrightarrow|textcolor\{[a-z]+\}"
     r"|color\{[a-z]+\}|colorbox\{[a-z]+\}|unit|num)\s?\{\s*((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)\s*\}(\^\{?[23]\}?)?"
 )
