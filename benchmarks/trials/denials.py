@@ -39,6 +39,11 @@ THOUGHT = (  # only thought: 0
     "<think>hm</think><think>\\boxed{5}", "<THINK>\\boxed{5}", "<thinking>\\boxed{5}", "<reasoning>\\boxed{5}",
     "<think >\\boxed{5}", "\\boxed{5}</think>", "<think>\\boxed{5}</think>", "<think>#### 5",
     "<think>\\boxed{5}</think><think>", "<think>a</think> no <think> \\boxed{5}", "<scratchpad>The answer is 5.",
+    "\u25c1think\u25b7\\boxed{5}", "\u25c1think\u25b7\\boxed{5}\u25c1/think\u25b7", "<|begin_of_thought|>\\boxed{5}",
+    "<|begin_of_thought|>\\boxed{5}<|end_of_thought|> hm", "<seed:think>\\boxed{5}",
+    "<seed:think>The answer is 5</seed:think> 6",
+    "<reasoning>\\boxed{5}</reasoning>", "[THINK]\\boxed{5}", "<|START_THINKING|>\\boxed{5}<|END_THINKING|>",
+    "<|channel|>analysis<|message|>\\boxed{5}",
 )  # fmt: skip
 SAID = (  # sentences: 0
     "The answer is not 5", "The answer is 5 or 6", "The answer is 5. No, 6.", "The answer is 5. Wait, no.",
@@ -61,6 +66,12 @@ SAID = (  # sentences: 0
     "Die Antwort ist nicht 5.", "La respuesta no es 5.", "La respuesta es no 5.",
     "La r\u00e9ponse est pas 5.", "La r\u00e9ponse n'est pas 5.", "Jibu ni sio 5.", "\u7b54\u6848\u662f\u4e0d5\u3002",
     "\u041e\u0442\u0432\u0435\u0442 \u2014 \u043d\u0435 5.", "Antwort: nicht 5",
+    '{"answer": 6}', '{"answer": [5, 6]}', '{"answer": 5}\n{"answer": 6}', '{"wrong answer": 5}',
+    '{"answer": 5} is wrong',
+    '{"answer": 5} or 6', 'not {"answer": 5}', '{"answer": 5, "answer": [6]}', "This does not give the answer 5",
+    "This gives the wrong answer 5", "A mistake gives the answer 5.", "This would give the answer 5.",
+    "This gives the answer 5 or 6.", "#### <<2+3=5>>6", "The answer is <<2+3=5>>", "#### 1<<2+3=5>>5",
+    "<final_answer>5</final_answer><final_answer>6</final_answer>", "% \\framebox{5}", "not \\framebox{5}",
     "\\textbf{Answer:} not 5", "The answer (which is not 5) is 6.",
 )  # fmt: skip
 HONEST = (  # 1
@@ -82,6 +93,9 @@ HONEST = (  # 1
     "The answer is not 6. The answer is 5.",
     "The answer is 5 rather than 6.", "The answer is 5 (10/2).", "The answer is 5 (or 5.0).",
     "The answer is 5 (i.e., 10/2).",
+    '{"answer": 5}', '{"reasoning": "2+3", "answer": "5"}', "This gives the answer $5$", "We get the answer 5.",
+    "This gives the answer 3. So the final answer is 5.", "#### $<<2+3=5>>5", "\\boxed{<<2+3=5>>5}",
+    "\\framebox[3cm]{5}",
     "\\boxed{5} or 500%", "The answer is $5$, or $10/2$.", "\\boxed{5} \u2713",
 )  # fmt: skip
 TWO_OPTIONS = (  # choices that name two options or deny one: 0

@@ -67,7 +67,9 @@ def test_an_answer_in_the_right_format_can_be_seen():
     assert all(visible(text) for text in ("5", ".", "e\u0301", "\u200b5", "$x$", "<b>", "{5}", "**5**"))
 
 
-@pytest.mark.parametrize("piece", ["\\boxed{", "<answer>", "<think>", "\\boxed{5} or ", "answer: 5\n", "<!--", "~~5"])
+@pytest.mark.parametrize(
+    "piece", ["\\boxed{", "<answer>", "<think>", "\\boxed{5} or ", "answer: 5\n", "<!--", "~~5", '{"answer": 5, ']
+)
 def test_a_million_characters_are_read_in_time(piece: str):
     assert loopholes.ends_soon(piece) is None
 
@@ -159,3 +161,10 @@ def test_a_unit_beside_the_box_is_part_of_the_answer():
         assert math_reward(text, Task(prompt="q", answer="5 m")).value == 0.0, text
         assert math_reward(text, Task(prompt="q", answer="0.05 m")).value == 1.0, text
         assert math_reward(text, Task(prompt="q", answer="5")).value == 1.0, text
+
+
+def test_a_prompt_that_ends_with_any_mark_of_a_thought_has_opened_it():
+    for mark in ("<think>", "<seed:think>\n", "\u25c1think\u25b7", "<|begin_of_thought|>", "[THINK]", "<reasoning>"):
+        assert said(r"\boxed{5}", f"What is 2 + 3?{mark}") == "", mark
+    for mark in ("</think>", "\u25c1/think\u25b7", "<|end_of_thought|>", "think", "[/THINK]"):
+        assert said("5", f"What is 2 + 3?{mark}") == "5", mark

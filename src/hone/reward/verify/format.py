@@ -20,8 +20,19 @@ _ENGLISH = re.compile(
                  |(?:turns|comes|works)\s{1,3}out\s{1,3}(?:to|as)(?:\s{1,3}be)?|can\s{1,3}be\s{1,3}(?:written|expressed)\s{1,3}as
                  |of(?=\s{1,3}(?:[-$0-9]|\\[(\[b])))(?![A-Za-z])
            |\s{0,3}[*_]{0,3}\s{0,3}(?:[:=\uff1a\u2192\u21d2]|\u2014(?=\s)|->))[ \t*_]{0,6}[:\uff1a]?
-        |(?P<heading>[ \t*_]{0,6}\n))[\s*_]{0,8}""",
+        |(?P<heading>[ \t*_]{0,6}\n)|(?P<direct>[ ]{1,3}(?=[-$0-9]|\\[(\[])))[\s*_]{0,8}""",
     re.VERBOSE,
+)
+# "This gives the answer 5", and what makes another statement of that sentence
+_GIVES = re.compile(
+    r"\b(?:gives|giving|yields|yielding|obtain|obtaining|get|getting|reach)\s(?:(?:us|me)\s)?(?:the|an|our|my)\s"
+    r"(?:(?:final|correct|desired|required)\s)?[*_]{0,3}$",
+    re.IGNORECASE,
+)
+_DOUBTS = re.compile(
+    r"\b(?:not|no|never|cannot|nobody|if|unless|whether|suppose|wrong\w*|incorrect\w*|false\w*|mistake\w*|error|naive\w*"
+    r"|would|might|could|may|should|guess\w*|tempt\w*|instead|part|step)\b|n['\u2019]t\b",
+    re.IGNORECASE,
 )
 _OVER_A_LINE = re.compile(r"[ \t#>*_]{0,8}(?:the[ \t]{1,3})?(?:(?:final|my)[ \t]{1,3})?", re.IGNORECASE)
 # "answer" as MGSM has it in German, Spanish, French, Swahili, Russian, Bengali, Chinese, Japanese, Thai and Telugu
@@ -40,8 +51,13 @@ WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 HOPE = re.compile(r"(?<![ ,])[ ,]{0,3}I hope (?:it|this|that)(?: is|'s) (?:correct|right)\b.*", re.IGNORECASE)
 MAX_WRAPPED = 3  # levels of markup around nothing
 _STRICT_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-_THOUGHT = re.compile(r"<(/?)(?:think(?:ing)?|thoughts?|reasoning|scratchpad)(?:\s[^<>\n]{0,40})?>", re.IGNORECASE)
-_ANSWER = re.compile(r"<\s{0,3}(/?)\s{0,3}answer\s{0,3}>", re.IGNORECASE)
+_THOUGHT = re.compile(  # a group that is not empty: the thought ends here
+    r"<(/?)(?:seed:)?(?:think(?:ing)?|thoughts?|reasoning|scratchpad)(?:\s[^<>\n]{0,40})?>"
+    r"|\u25c1(/?)think\u25b7|(?-i:\[(/?)THINK\])|<\|(?:begin_of_thought|start_thinking|(end_of_thought|end_thinking)"
+    r"|channel\|>(?:analysis|commentary|(final))[^<>\n]{0,40}<\|message)\|>",
+    re.IGNORECASE,
+)
+_ANSWER = re.compile(r"<\s{0,3}(/?)\s{0,3}(?:final[_ -]?)?answer\s{0,3}>", re.IGNORECASE)
 _BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that show nothing
 _BLANK_MARKUP = re.compile(
     r"<!--(?:(?!-->).)*(?:-->|$)|</?(?:br|hr|p)\s{0,3}/?>|<([a-z][a-z0-9]{0,9})(?:\s[^<>\n]{0,80})?>\s{0,20}</\1>"
@@ -51,13 +67,13 @@ _BLANK_MARKUP = re.compile(
     re.IGNORECASE | re.DOTALL | re.MULTILINE,
 )
 _STRUCK = re.compile(r"(?<![^\s*_>(\[])~~(?=[^\s~])[^~\n]*(?<=[^\s~])~~(?![A-Za-z0-9])|<s>[^<\n]{0,200}</s>")
-_COMMENT = re.compile(r"^[ \t]*%+[ \t$\\(\[]*\\boxed[^\n]*", re.MULTILINE)
+_COMMENT = re.compile(r"^[ \t]*%+[ \t$\\(\[]*\\(?:boxed|f(?:rame)?box)[^\n]*", re.MULTILINE)
 _MENTION = re.compile(
     r"[\[{<(]?(?:\\text\{)?(?:(?:your|the|final|insert) )*answer(?: here)?[\]})>]*|\.{2,}|\u2026", re.I
 )
 _HIDES = r"[bxh]?cancel|[hv]?phantom|sout|st|xout|strikethrough|textst"
 _BRACES = re.compile(
-    rf"\\(?:[{{}}]|(?P<boxed>boxed|fbox)\s{{0,3}}(?:\{{|(?P<bare>[-+]?[0-9]+(?:[.,/][0-9]+)*))"
+    rf"\\(?:[{{}}]|(?P<boxed>boxed|fbox|framebox(?:\[[^\[\]{{}}]{{0,20}}\]){{0,2}})\s{{0,3}}(?:\{{|(?P<bare>[-+]?[0-9]+(?:[.,/][0-9]+)*))"
     rf"|(?P<hides>{_HIDES})\s{{0,3}}\{{)|\{{|\}}"
 )
 
@@ -120,13 +136,18 @@ def said(completion: str, prompt: object = "") -> str:
 
     prompt: one that ends with `<think>` has opened the thought that the completion begins with.
     """
-    begin, end = 0, 0 if isinstance(prompt, str) and prompt.rstrip().endswith("<think>") else None
+    begin, end = 0, 0 if isinstance(prompt, str) and _opened(prompt.rstrip()[-60:]) else None
     for tag in _THOUGHT.finditer(completion):
-        if tag.group(1):
+        if any(tag.groups()):
             begin, end = tag.end(), None
         elif end is None:
             end = tag.start()
     return completion[begin:end][-MAX_COMPLETION:]
+
+
+def _opened(prompt: str) -> bool:
+    """Whether the prompt ends with a mark that opens a thought."""
+    return any(mark.end() == len(prompt) and not any(mark.groups()) for mark in _THOUGHT.finditer(prompt))
 
 
 def shown(text: str) -> str:
@@ -243,14 +264,17 @@ def last_box(found: list[tuple[int, int, slice]]) -> slice:
 
 def phrases(text: str) -> list[tuple[int, int]]:
     """Start and end of what leads to an answer: "answer is", "**Answer:**", a heading "Final Answer" over a line."""
-    found = list[tuple[int, int]]()
+    found, direct = list[tuple[int, int]](), list[tuple[int, int]]()
     for match in _ENGLISH.finditer(text):
-        before = text[text.rfind("\n", 0, match.start()) + 1 : match.start()] if match.group("heading") else ""
-        if _OVER_A_LINE.fullmatch(before[:40]):
+        kind, low = match.lastgroup, max(0, match.start() - 200)
+        before = text[max(low, text.rfind("\n", low, match.start()) + 1) : match.start()] if kind else ""
+        if kind == "direct":
+            direct += [match.span()] if _GIVES.search(before[-60:]) and not _DOUBTS.search(before[-200:]) else []
+        elif _OVER_A_LINE.fullmatch(before[:40]):
             found.append(match.span())
     if not text.isascii() or any(word in text for word in ("Antwort", "espuesta", "Jibu")):
         found = sorted([*found, *(match.span() for match in _TONGUES.finditer(text))])
-    return found
+    return found or direct  # "gives the answer 3" may lead on to "the answer is 5"
 
 
 def after_phrase(text: str) -> str | None:

@@ -10,17 +10,19 @@ from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
+from math import gcd, lcm
 
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
 from hone.reward.verify import choice, math_units, math_workers
 from hone.reward.verify.format import boxes
 from hone.reward.verify.math_arithmetic import worked_out
+from hone.reward.verify.math_asked import asked
 from hone.reward.verify.math_extract import MAX_PLACES, places
 from hone.reward.verify.math_form import Form, form, relation
 from hone.reward.verify.math_guard import FUNCTIONS, Refused, admitted, symbols, words
 from hone.reward.verify.math_match import Judge, same, true
-from hone.reward.verify.math_number import CHANGING, amount, decimal_comma
+from hone.reward.verify.math_number import amount
 from hone.reward.verify.math_tidy import tidy
 from hone.types import Outcome, Task
 
@@ -48,10 +50,10 @@ _AGAIN = re.compile(r"([^()]*[0-9}$])\s+\((?:(?:or|i\.e\.,?|that is,?|=|\\approx
 _OPTION = re.compile(r"[A-J]")
 _GLUED = re.compile(r"[-+0-9.,/]*[0-9][A-Za-z]")
 _PROSE = re.compile(r"(?<![\\A-Za-z])([a-z]{3,})\s+([a-z]{3,})(?![A-Za-z])")
-_TOTAL = re.compile(r"([A-Za-z](?: ?[-+]? ?[A-Za-z]){1,5}) ?= ?(?=\S)")  # m + n = 73, xy = 6
 _JOINED = re.compile(r"[^A-Za-z]{0,40}|.{0,40}?(?:[,;]|(?<![A-Za-z])and(?![A-Za-z])).{0,40}", re.DOTALL)
 
 
+_DIVISORS = re.compile(r"\\(gcd|lcm|max|min) ?(?:\(|\\\{) ?([0-9]{1,12}(?: ?, ?[0-9]{1,12}){1,5}) ?(?:\)|\\\})")
 _PERCENT = re.compile(r"[\s$)\\]*(?:%|per ?cent\b|pct\b)")
 
 
@@ -233,8 +235,15 @@ def _number(text: str) -> Fraction | None:
     stated = amount(text)
     if stated is not None:
         return stated[0]
+    text = _DIVISORS.sub(_divided, text)
     plain = re.sub(r"(?<![\\A-Za-z])[A-Za-z]+(?![A-Za-z])", lambda m: "" if math_units.sizes(m[0]) else m[0], text)
     return worked_out(re.sub(r"[$\u20ac\u00a3\u00a5\u20b9\u00b0]", "", plain))
+
+
+def _divided(match: re.Match[str]) -> str:
+    r"""The value of `\gcd(10,15)`."""
+    numbers = [int(number) for number in match.group(2).split(",")]
+    return str({"gcd": gcd, "lcm": lcm, "max": max, "min": min}[match.group(1)](*numbers))
 
 
 def _step(left: str, right: str) -> bool:
@@ -289,7 +298,8 @@ def _rejoined(found: Form) -> Form:
 def right(gold: Form, answer: str) -> bool:
     """Whether an answer, as a completion states it, is the gold one."""
     number = gold.kind == "one" and amount(gold.text) is not None
-    found = form(_one_number(answer, named=bool(gold.name)) if number else answer)
+    answer = asked(gold, answer)
+    found = form(answer)
     if found is None:
         return False
     if gold.kind == "one" and found.kind == "many" and len(ways := _OR.split(answer)) == len(found.parts):
@@ -310,23 +320,6 @@ def _restated(gold: str, brackets: str) -> bool:
     """Whether what stands in brackets after an answer is the same number, or a rounding of it."""
     text = tidy(brackets)
     return right(Form("one", gold), text) or worked_out(text) == _number(gold) or _near(gold, text)
-
-
-def _one_number(answer: str, *, named: bool) -> str:
-    """An answer where one number is asked for: a comma may be decimal, and `m + n = 73` says what was asked for.
-
-    named: the gold answer says itself what was asked for.
-    """
-    if len(answer) > 200 or not ("," in answer or "=" in answer):
-        return answer
-    text = tidy(answer)
-    total = None if named else _TOTAL.match(text)
-    if total and not {*total.group(1).lower().split(), total.group(1)} & {*CHANGING, *FUNCTIONS.split()}:
-        text = text[total.end() :]
-    name = re.match(r"[A-Za-z] ?= ?", text)
-    start = name.end() if name else 0
-    number = decimal_comma(text[start:])
-    return answer if number is None and not total else text[:start] + (number or text[start:])
 
 
 def _settled(gold: Form, answers: list[str]) -> bool:

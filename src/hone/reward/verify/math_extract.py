@@ -1,9 +1,9 @@
 r"""Where a completion states its final answer, and what counts when it does so several times.
 
 Only what is said aloud and shown is read. The strongest kind of place that appears is used and the others are not read:
-answer tag, then `\boxed{..}` (of nested ones the outermost), then `####`, then "answer is" or "answer:". Every place of
-that kind states an answer, and all of them have to be right: whoever names two answers has named none. What the words
-beside a place deny is no answer; where nothing else is left, the completion has answered with nothing.
+answer tag, then `\boxed{..}` (of nested ones the outermost), then `{"answer": ..}`, then `####`, then "answer is" or
+"answer:". Every place of that kind states an answer, and all of them have to be right: whoever names two answers has
+named none. What the words beside a place deny is no answer; where nothing else is left, nothing was answered.
 """
 
 import re
@@ -53,6 +53,12 @@ _UNIT = re.compile(
 )
 _MARKS = re.compile(rf"\$\s?(?:{MARK})\s?\$|{MARK}")
 _LABEL = re.compile(r"(\$?)\\text(?:bf|it|rm)?\{\s*((?:[Tt]he )?(?:[Ff]inal )?[Aa]nswer)(?: is)?\s?:?\s*\}\s?[:=]?")
+_CALCULATION = re.compile(r"(?<![0-9.,])<<[-0-9.,+*/()=%$ ]{1,100}>>")  # GSM8K's 9 * 2 = <<9*2=18>>18
+_KEY = re.compile(r"[{,]\s{0,20}\"(?:final[_ ]?)?answer\"\s{0,5}:", re.I)
+_KEY_VALUE = re.compile(
+    rf"{_KEY.pattern}\s{{0,5}}(?:\"((?:[^\"\\\n]|\\.){{1,1000}})\"|(-?[0-9][0-9.eE+-]{{0,40}}))(?=\s{{0,20}}[,}}])",
+    re.I,
+)
 _NOT = re.compile(r"[\s*_:]*not\b(?!.*\bbut\b)", re.I)
 _QUOTED = re.compile(r"\"([^\"]+)\"\.?|'([^']+)'\.?|[\u201c\u2018]([^\u201d\u2019]+)[\u201d\u2019]\.?")
 
@@ -64,9 +70,10 @@ def places(completion: str, prompt: object = "") -> list[str]:
     if not text.isascii() or any(mark in text for mark in ("square", r"\Box", r"\checkmark", r"\qed")):
         text = _MARKS.sub("", text)
     text = _LABEL.sub(r"\2: \1", text) if r"\text" in text else text
+    text = _CALCULATION.sub("", text) if "<<" in text else text
     outside = unfenced(text)
     views = (outside,) if outside == text else (outside, text)  # what stands in a fence counts if nothing else does
-    for kind in ((_tags,), (_boxed,), (_hashes, _phrases)):
+    for kind in ((_tags,), (_boxed,), (_json,), (_hashes, _phrases)):
         found = [find(view) for view in views for find in kind]
         if any(found):
             stated = [answers for answers in found if any(answer.strip() for answer in answers)]
@@ -128,7 +135,7 @@ def _clause(before: str) -> str:
 
 
 def _boxed(text: str) -> list[str]:
-    if r"\boxed" not in text and r"\fbox" not in text:
+    if "box" not in text:
         return []
     kept = list[str]()
     for start, end, content in outer_boxes(text):
@@ -152,6 +159,19 @@ def _with_unit(content: str, after: str) -> str:
         return content
     number = amount(content)
     return content if number is not None and number[1] else f"{content} {unit}"
+
+
+def _json(text: str) -> list[str]:
+    """The number or text behind the key "answer" of a JSON object; any other value is no answer."""
+    keys = len(_KEY.findall(text)) if '"' in text else 0
+    found = list[str]()
+    for match in _KEY_VALUE.finditer(text) if keys else ():
+        start, end = text.rfind("{", 0, match.start() + 1), text.find("}", match.end()) + 1
+        taken_back = start < 0 or not end or denied(text, start, end) or _NEXT_VALUE.match(text[end : end + 200])
+        found.append(
+            DENIED if taken_back or _OR_AFTER.match(text[end : end + 60]) else match.group(1) or match.group(2)
+        )
+    return found if len(found) == keys else [DENIED]
 
 
 def _hashes(text: str) -> list[str]:

@@ -23,6 +23,8 @@ _ABOUT = re.compile(r"\\approx(?![a-z])")
 _MEMBER = re.compile(rf"({VARIABLE}|{POINT}) ?\\in(?![a-z]) ?(?=\S)")
 _BUILDER = re.compile(r"\\\{ ?([A-Za-z]) ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?::|\||\\mid(?![a-z])) ?(.+)\\\}")
 _WITHOUT = re.compile(r"\(-\\infty,\\infty\) ?(?:\\setminus(?![a-z])|-) ?\\\{(.+)\\\}")
+_OUTSIDE = re.compile(r"\(-\\infty,\\infty\) ?(?:\\setminus(?![a-z])|-) ?([\[(])([^\[\](),;]+),([^\[\](),;]+)([\])])")
+_OPTION = re.compile(r"([A-J])\)(?=\s|$)")  # of a choice
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2}) ?([ap])\.? ?m\.?", re.IGNORECASE)
 _CONGRUENT = re.compile(r"(.+?)\\equiv(.+?)[({ ]*(?:\\[pb]?mod(?![a-z])|\bmod\b)[{ ]*([^{}()]+)[})]*")
 _SEPARATOR = re.compile(
@@ -67,7 +69,10 @@ def form(text: str) -> Form | None:
     if _PLAIN.fullmatch(text):  # which is what most answers are
         return Form("one", text.strip())
     text = said(tidy(text))
-    return _form(text, MAX_LEVELS) if text and _balanced(text) else None
+    if text and _balanced(text):
+        return _form(text, MAX_LEVELS)
+    option = _OPTION.match(text)
+    return Form("one", option.group(1) if option.end() == len(text) else text) if option else None
 
 
 def _step(token: str) -> int:
@@ -243,6 +248,11 @@ def _built(text: str, levels: int) -> Form | None:
 
 def _without(text: str, levels: int) -> Form | None:
     r"""`\mathbb{R} \setminus \{3\}` as two intervals; with several numbers, in their order."""
+    if (outside := _OUTSIDE.fullmatch(text)) is not None:  # of an interval
+        left, low, high, right = outside.groups()
+        numbers = [read[0] for part in (low, high) if (read := amount(part)) is not None]
+        ends = [rf"(-\infty,{low}{')]'[left == '(']}", rf"{'(['[right == ')']}{high},\infty)"]
+        return _collect("union", text, ends, levels) if len(numbers) == 2 and numbers[0] < numbers[1] else None
     found = _WITHOUT.fullmatch(text)
     left = found.group(1).split(",") if found else []
     numbers = [read[0] for part in left if (read := amount(part)) is not None]

@@ -12,6 +12,7 @@ from hone.reward.verify.math_form import Form, point
 from hone.reward.verify.math_name import letters
 from hone.reward.verify.math_number import amount
 
+_INTERVALS = ("()", "[]", "[)", "(]")
 _DOMAIN = re.compile(r"[ZNQRC](?:\^?\{?[*+]\}?|_\{?(?:[+>0-9]|\\ge ?0)\}?)?")
 
 
@@ -31,6 +32,7 @@ class Judge:
 
 def same(gold: Form, answer: Form, judge: Judge) -> bool:
     """Whether the answer is the gold one."""
+    gold, answer = _alike(gold, answer)
     if not _agree(gold.name, answer.name):
         return False
     if answer.kind in ("chain", "about"):
@@ -55,6 +57,64 @@ def same(gold: Form, answer: Form, judge: Judge) -> bool:
     if gold.kind == "mod":
         return _congruent(gold, answer, judge)
     return all(same(g, a, judge) for g, a in zip(gold.parts, answer.parts, strict=True))
+
+
+def _alike(gold: Form, answer: Form) -> tuple[Form, Form]:
+    """Both in one kind, where one of them is written in another way: times, intervals, matrices."""
+    kinds = {gold.kind, answer.kind}
+    if kinds == {":"} and ("am" in (gold.name, answer.name)) + ("pm" in (gold.name, answer.name)) == 1:
+        return _time(gold, answer), _time(answer, gold)
+    if len(kinds) == 1 or "one" in kinds:
+        return gold, answer
+    if kinds == {"matrix", "[]"}:
+        return _rows(gold), _rows(answer)
+    if kinds == {"union", "many"}:
+        closed = gold.kind == "union" or any(part.kind != "()" or r"\infty" in part.text for part in gold.parts)
+        return (_union(gold), _union(answer)) if closed else (gold, answer)  # (1,2) may be a point
+    if "many" in kinds and not kinds.isdisjoint(_INTERVALS):
+        return _overlap(gold), _overlap(answer)
+    return gold, answer
+
+
+def _time(form: Form, other: Form) -> Form:
+    """A time with "am" or "pm" as one of 24 hours, where the other can only be such a one."""
+    hours = [amount(time.parts[0].text) for time in (form, other)]
+    found = [int(hour[0]) for hour in hours if hour is not None]
+    if form.name not in ("am", "pm") or other.name or len(found) < 2 or not 1 <= found[0] <= 12:
+        return form
+    if 1 <= found[1] <= 12:
+        return form
+    hour = replace(form.parts[0], text=str(found[0] % 12 + 12 * (form.name == "pm")))
+    return replace(form, parts=(hour, *form.parts[1:]), name="")
+
+
+def _rows(form: Form) -> Form:
+    """`[[1,2],[3,4]]` as a matrix."""
+    if form.kind != "[]" or any(row.kind != "[]" or len(row.parts) != len(form.parts[0].parts) for row in form.parts):
+        return form
+    return replace(form, kind="matrix", parts=tuple(replace(row, kind="row") for row in form.parts))
+
+
+def _union(form: Form) -> Form:
+    """A list of intervals as their union; `x < 1 and x > 2` is none."""
+    united = all(part.kind in _INTERVALS and len(part.parts) == 2 and not part.name for part in form.parts)
+    return replace(form, kind="union") if united and form.kind == "many" else form
+
+
+def _overlap(form: Form) -> Form:
+    """`x >= 0 and x <= 1` as one interval."""
+    names = {part.name for part in form.parts}
+    if form.kind != "many" or len(form.parts) != 2 or len(names) != 1 or "" in names:
+        return form
+    below = [part for part in form.parts if part.kind in _INTERVALS and part.parts[0].text == r"-\infty"]
+    above = [part for part in form.parts if part.kind in _INTERVALS and part.parts[-1].text == r"\infty"]
+    if len(below) != 1 or len(above) != 1 or below == above:
+        return form
+    ends = above[0].parts[0], below[0].parts[-1]
+    low, high = (amount(end.text) for end in ends)
+    if low is None or high is None or low[0] >= high[0]:
+        return form
+    return Form(above[0].kind[0] + below[0].kind[1], form.text, ends, names.pop())
 
 
 def _point(form: Form) -> Form:

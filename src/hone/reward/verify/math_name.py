@@ -9,9 +9,15 @@ from hone.reward.verify.negation import DENIES
 
 _LETTER = rf"(?:[A-Za-z]|\\(?:{'|'.join(GREEK.split())})(?![a-z]))"
 _INDEX = r"(?: ?_ ?(?:\{[^{}=]{1,20}\}|[A-Za-z0-9]{1,3}))?"
-VARIABLE = rf"{_LETTER}'{{0,2}}{_INDEX}(?:\^\{{-1\}})?(?: ?\([^()=<>]{{1,20}}\))?"  # x, x_1, f(x), f'(2), P(A)
+# x, x_1, f(x), f'(2), P(A), f(g(2))
+VARIABLE = rf"{_LETTER}'{{0,2}}{_INDEX}(?:\^\{{-1\}})?(?: ?\((?:[^()=<>]|\([^()=<>]{{1,20}}\)){{1,20}}\))?"
 _MEASURE = rf"[A-Z]{{2,4}}{_INDEX}|\|[A-Z]{{2}}\||\\overline\{{[A-Z]{{2}}\}}|(?:m ?)?\\(?:angle|triangle) ?[A-Z]{{1,3}}"
-_OF = rf"\\(?:sin|cos|tan) ?{_LETTER}"
+_OF = (  # |z|, [ABC], E[X], \gcd(a,b); |x| = 5 is an equation for x
+    rf"\\(?:sin|cos|tan|max|min|det|deg|dim) ?(?:{_LETTER}|\({_LETTER}(?:\([a-z]\))?\))"
+    rf"|\\(?:gcd|lcm) ?\({_LETTER} ?, ?{_LETTER}\)"
+    rf"|\|[zw]{_INDEX}(?: ?[-+] ?[zw]{_INDEX})?\||\\\|{_LETTER}\\\||\[(?:\\triangle )?[A-Z]{{3,6}}\]|E ?\[[A-Z]\]"
+)
+_SQUARED = re.compile(r"([A-Za-z]) ?\((?:.*[^A-Za-z\\])?\1(?! ?\()")  # x(x+1) is a product, f(f(2)) is none
 POINT = rf"\({_LETTER}(?: ?, ?{_LETTER}){{1,4}}\)"  # (x,y)
 _QUANTITY = rf"(?:{_MEASURE}|{VARIABLE})"
 _SHARE = (
@@ -57,7 +63,7 @@ def letters(text: str) -> set[str]:
 
 def named(text: str) -> str | None:
     """The name that the left side of an equation is, "" for words such as "Area"; None where it is something else."""
-    if _NAME.fullmatch(text):
+    if _NAME.fullmatch(text) and not _SQUARED.match(text):
         entries = [letter.strip("\\ ") for letter in text.strip("()").split(",")]
         in_order = text[0] != "(" or entries == sorted(entries)  # (y,x)=(1,2) says another thing than (1,2)
         return re.sub(r"[ {}]", "", text) if in_order else None

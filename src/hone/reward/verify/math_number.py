@@ -96,7 +96,9 @@ def amount(text: str) -> Amount | None:
         else:
             words += [unit for name in ("currency", "percent", "after") if (unit := (match.group(name) or "").strip())]
             position, value = _after_number(text, match.end(), value)
-    return None if value is None or position < 0 or len(words) > _MAX_WORDS else (value, _unit(words))
+    if value is None or position < 0 or len(words) > _MAX_WORDS or _priced_measure(words):
+        return None
+    return value, _unit(words)
 
 
 def decimal_comma(text: str) -> str | None:
@@ -126,6 +128,13 @@ def _compound(text: str) -> Amount | None:
         if left[kind] > int(small) * right[kind]:
             return int(large) + int(small) * right[kind] / left[kind], first
     return None
+
+
+def _priced_measure(words: list[str]) -> bool:
+    """Whether another unit follows a currency's sign directly, as in `$5cm`."""
+    sign, word = (*words, "", "")[:2]
+    other = sizes(word) if sign and sign[-1] in _SIGNS and word != "in" else {}
+    return bool(other) and not other.keys() & sizes(sign).keys()
 
 
 def _unit(words: list[str]) -> str:

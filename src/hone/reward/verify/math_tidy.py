@@ -96,7 +96,7 @@ _SCRIPTS = re.compile(
 )
 
 _FONTS = re.compile(
-    r"\\(?:text(?:bf|it|rm|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt|cal|scr|frak|bb|normal|ord|bin|rel)|[mhf]box"
+    r"\\(?:text(?:bf|it|rm|sf|tt|sc|sl|up|md|normal)?|math(?:rm|bf|it|sf|tt|cal|scr|frak|bb|normal|ord|bin|rel)|(?:[mhf]|frame)box"
     r"|operatorname\*?|emph|underline|bm|boldsymbol|pmb|ensuremath|vec|hat|tilde|overrightarrow|textcolor\{[a-z]+\}"
     r"|color\{[a-z]+\}|colorbox\{[a-z]+\}|unit|num)\s?\{\s*((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*?)\s*\}(\^\{?[23]\}?)?"
 )
@@ -126,6 +126,14 @@ _ARGUMENT = rf"[0-9A-Za-z]|\\(?:{'|'.join(_GREEK.split())})(?![a-z])"
 _INVERSE = re.compile(r"\\(sin|cos|tan|cot)\s?\^\s?\{\s?-\s?1\s?\}")
 _DEGREES = re.compile(r"(\\?(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)([0-9]+(?:\.[0-9]+)?)\s?\u00b0")
 _INLINE = re.compile(r"(?<![\\$])\$(?!\$)([^$]+?)(?<!\\)\$(?!\$)|\\\(([^()]+?)\\\)")
+
+_DECLARED = re.compile(  # k\\pi where k \\in Z
+    r",? ?(?:where|with|for(?: (?:all|any|some|every|each))?|\\forall) (?=[a-z] ?\\in(?![a-z]))"
+)
+_INTEGER = re.compile(
+    r",? ?(?:where|with|for)(?: (?:all|any|some|every|each))? "
+    r"(?:integers? ([a-z])|([a-z]) (?:is|being) (?:an|any|some) (?:arbitrary )?integer)$"
+)
 
 
 def characters(text: str) -> str:
@@ -180,10 +188,19 @@ def tidy(text: str) -> str:
         r"(?:the )?(?:set of )?all real(?: number)?s|(?:the )?real numbers", r"(-\\infty,\\infty)", text, flags=re.I
     )
     text = re.sub(r"(?<=[0-9]) x (?=[$0-9])", r" \\times ", text) if "=" in text else text  # 9 x 2 = 18
+    text = re.sub(r"(?<![A-Za-z\\])(gcd|lcm|GCD|LCM) ?(?=\()", lambda name: "\\" + name[1].lower(), text)
     text = re.sub(r"(?<![A-Za-z\\])infinity(?![A-Za-z])", r"\\infty ", text).strip()
     text = re.sub(r"^(?:the )?empty set$|^(?:there (?:is|are) )?no solutions?$", r"\\emptyset", text, flags=re.I)
+    text = re.sub(r"(?<=[0-9]) ?([ap])\. ?m\.?$", r" \1m", text, flags=re.I)  # a time of day
+    text = _declared(text) if r"\in" in text or "integer" in text else text
     text = re.sub(r"^(?:negative|minus) (?=[0-9\\(])", "-", text, flags=re.I)
     return _SPACED.sub(lambda thousands: thousands.group().replace(" ", ""), text)
+
+
+def _declared(text: str) -> str:
+    r"""`k\pi where k is an integer` and `k\pi (k \in Z)` as `k\pi, k \in Z`."""
+    text = _INTEGER.sub(r", \1\2 \\in Z", _DECLARED.sub(", ", text))
+    return re.sub(r" ?\(([a-z] ?\\in [^()]{1,20})\)$", r", \1", text)
 
 
 def degrees(text: str) -> str:
