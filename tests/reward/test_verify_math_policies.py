@@ -124,3 +124,11 @@ def test_where_math_verify_is_right_hone_says_that_it_cannot_tell_and_never_0(di
 def test_a_difference_by_policy_names_the_policy():
     reasons = [why for who, why in math_verify.DISAGREEMENTS.values() if who == "policy"]
     assert [why for why in reasons if not any(word in why for word in ("policy", "Hone takes", "Hone says"))] == []
+
+
+def test_a_letter_that_another_follows_is_no_answer():
+    for text in ("The answer is A. B.", "The answer is (A). (B).", "The answer is A.\nB", "The answer is **A**; C."):
+        assert math_reward(text, Task(prompt="", answer="A")).value == 0, text
+    for text in ("The answer is A.", "The answer is A. B is wrong.", "The answer is A. I checked it."):
+        assert math_reward(text, Task(prompt="", answer="A")).value == 1, text
+    assert math_reward("The answer is 5 g.", Task(prompt="", answer="5")).value == 1, "a unit is no option"

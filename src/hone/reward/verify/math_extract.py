@@ -43,7 +43,10 @@ _FILLER = re.compile(
 )
 _NUMBER = re.compile(r"(?<![\w.\\^])[-+]?[$\u20ac\u00a3\u00a5]?[0-9](?:[0-9.,/]*[0-9])?%?(?=[\s.,;:!?)]|$)")
 _VALUE = rf"(?:[$\\(\s]*[-+]?[0-9][0-9.,/]*(?:\\?%)?|{NUMERAL.pattern})[\s$)\\*]*"
-_NEXT_VALUE = re.compile(rf"[\s.,;*]*(?:(?:or|and|also|maybe|perhaps)\s+)?{_VALUE}(?:[.,;]\s|\n|$)", re.I)
+_NEXT_OPTION = r"(?<=[.,;]\s)\(?(?-i:[A-J])\)?"  # another letter, a sentence of its own
+_NEXT_VALUE = re.compile(
+    rf"[\s.,;*]*(?:(?:or|and|also|maybe|perhaps)\s+)?(?:{_VALUE}|{_NEXT_OPTION})(?:[.,;](?:\s|$)|\n|$)", re.I
+)
 _OR = r"(?:or|or else|or maybe|or perhaps|or possibly|or even|alternatively,?|maybe|perhaps|possibly)"
 _OR_AFTER = re.compile(rf"[\s$)}}\],.;(]*{_OR}\s+(?:(?:it is|[a-z]\s*=)\s*)?({_VALUE})", re.I)
 _OR_BEFORE = re.compile(rf"(?<![\w.])({_VALUE}),?\s+{_OR}[\s$({{]*$", re.I)
