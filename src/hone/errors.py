@@ -15,6 +15,10 @@ class HoneError(Exception):
     """Shown without a traceback by the command line (unless --debug); exit code 2."""
 
 
+class Unsaved(HoneError):
+    """A run's folder is gone or takes no more; what was learned can be saved elsewhere."""
+
+
 class Interrupted(HoneError):
     """Ctrl-C during a run: the run has saved itself in `run_dir` and can be resumed; exit code 130."""
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hone.errors import HoneError
+from hone.errors import HoneError, Unsaved
 
 T = TypeVar("T")
 
@@ -159,8 +159,9 @@ def once(do: Callable[[], T]) -> T | None:
         except Exception as error:
             failure = error
     said = gather(str(failure) if failure is not None else "")[0]
+    unsaved = gather(isinstance(failure, Unsaved))[0] if said else False
     if failure is not None:
         raise failure
     if said:
-        raise HoneError(f"the first rank could not go on: {said}")
+        raise (Unsaved if unsaved else HoneError)(f"the first rank could not go on: {said}")
     return result
