@@ -64,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.debug:
                 traceback.print_exc()
             interrupted = bool(came) and not isinstance(error, HoneError)
-            code, message = explain(KeyboardInterrupt(came[0]) if interrupted else error, run=hasattr(arguments, "settings"))
+            code, message = explain(
+                KeyboardInterrupt(came[0]) if interrupted else error, run=hasattr(arguments, "settings")
+            )
             rank = os.environ.get("RANK", "0")
             where = "" if rank == "0" else f"rank {rank}: "
             Heard(sys.stderr, _silence).write(f"hone: {where}{' '.join(message.split())}\n")

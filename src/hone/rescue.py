@@ -69,12 +69,14 @@ def saved_elsewhere(job: Run, folder: Path) -> Iterator[None]:
     try:
         yield
     except Unsaved as error:
-        if not job.step:
+        if not job.step or not error.elsewhere:
             raise
         place = collect.once(partial(_another, folder)) or folder  # which the first rank alone writes to
         saved = save(job, place)
         collect.once(partial(describe, job.recipe, place))
-        raise HoneError(f"{error}; step {job.step} is saved elsewhere, go on from it with model.path={saved}") from error
+        raise HoneError(
+            f"{error}; step {job.step} is saved elsewhere, go on from it with model.path={saved}"
+        ) from error
 
 
 def _another(folder: Path) -> Path:

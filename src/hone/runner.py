@@ -161,8 +161,7 @@ def _turn(job: Run, folder: Path, kept: rundir.Kept | None, progress: Progress, 
             last = job.step >= steps
             now = bool(last or asked or failed or untellable)
             if now or due or (every and job.step % every == 0):
-                for text in _still_there(kept):  # or another's folder would get it
-                    progress.note(f"step {job.step}: {text}")
+                job.saver.events += _still_there(kept)  # or another's folder would get it
                 save(job, folder, wait=now, score=metrics.get(best))
             for text in job.saver.drain():
                 progress.note(f"step {job.step}: {text}")

@@ -53,15 +53,15 @@ def test_sigterm_and_a_closed_terminal_at_the_start_are_one_line(world: World, t
 
 
 def test_nohup_is_kept_to(world: World, tmp_path: Path):
-    program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + STRUCK.format(name="yaml", number="SIGHUP")
+    program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + STRUCK.format(
+        name="yaml", number="SIGHUP"
+    )
     process = started("algos", program=program)
     assert process.communicate(timeout=60)[1] == ""
     assert process.returncode == 0
 
 
-def struck_at(
-    names: tuple[str, ...], world: World, folder: Path, *, number: signal.Signals = signal.SIGINT
-) -> None:
+def struck_at(names: tuple[str, ...], world: World, folder: Path, *, number: signal.Signals = signal.SIGINT) -> None:
     command = arguments(recipe(world, "grpo", folder / "new" / "run", "train.steps=100000"), world)
     for name in names:
         process = started(*command, program=STRUCK.format(name=name, number=number.name))

@@ -90,8 +90,10 @@ def _not_saved(path: Path, number: int) -> HoneError:
         errno.ENOTDIR: "a file is in the way, remove it",
     }
     remedy = remedies.get(number, "free some space or set out= to another disk")
-    kind = Unsaved if number in remedies else HoneError  # with space the run itself goes on where it is
-    return kind(f"could not save {path}: {os.strerror(number)}; {remedy}, what was saved before is untouched")
+    return Unsaved(
+        f"could not save {path}: {os.strerror(number)}; {remedy}, what was saved before is untouched",
+        elsewhere=number in remedies,  # else the run itself goes on where it is, when there is space
+    )
 
 
 def sweep(folder: Path) -> None:
