@@ -80,7 +80,15 @@ def _accidents() -> dict[str, Callable[[Path], object]]:
     def file(name: str) -> Callable[[Path], object]:
         return lambda out: (out / name).unlink()
 
+    def pipe(name: str) -> Callable[[Path], object]:
+        return lambda out: ((out / name).unlink(missing_ok=True), os.mkfifo(out / name))
+
+    def loose(name: str) -> Callable[[Path], object]:
+        return lambda out: ((out / name).unlink(missing_ok=True), (out / name).symlink_to("no/where"))
+
     return {
+        **{f"{name} a pipe": pipe(name) for name in ("metrics.jsonl", "samples.jsonl", "config.json", "lock")},
+        **{f"{name} a loose link": loose(name) for name in ("metrics.jsonl", "samples.jsonl", "config.json", "lock")},
         "removed": lambda out: shutil.rmtree(out, ignore_errors=True), "renamed": renamed, "replaced": replaced,
         "replaced by a copy": copied, "config.json removed": file("config.json"),
         "recipe.json removed": file("recipe.json"), "metrics.jsonl removed": file("metrics.jsonl"),
@@ -128,19 +136,21 @@ def _start(*words: str) -> "subprocess.Popen[str]":
 def _at_the_start(world: World, folder: Path, quick: bool) -> Iterator[Case]:
     points = [0.1 + 0.04 * n for n in range(10)] + [0.5 + 0.25 * n for n in range(11)]
     for point in points[6::9] if quick else points:
-        attempt = partial(_interrupted, world, folder / "interrupted", point)
-        yield Case("SIGINT in the first three seconds", f"after {point:.2f} s", attempt)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            attempt = partial(_interrupted, world, folder / "interrupted", point, number)
+            yield Case(f"{number.name} in the first three seconds", f"after {point:.2f} s", attempt)
 
 
-def _interrupted(world: World, out: Path, seconds: float) -> str | None:
+def _interrupted(world: World, out: Path, seconds: float, number: signal.Signals) -> str | None:
     process = _start("run", world.recipe, *settings(world, "grpo", out), "train.steps=100000")
     time.sleep(seconds)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     said = process.communicate(timeout=60)[1]
     shutil.rmtree(out, ignore_errors=True)
-    if process.returncode == 130 and not BUG.search(said) and "hone: interrupted; " in said.splitlines()[-1]:
+    codes = (130, 128 + number)  # 130: a run that had done a step is saved
+    if process.returncode in codes and not BUG.search(said) and "hone: interrupted; " in said.splitlines()[-1]:
         return None
-    if "hone/" not in said and process.returncode != 130:
+    if "hone/" not in said and process.returncode not in codes:
         return None  # Python itself had not started yet
     return f"exit code {process.returncode}: {said[-120:]}"
 

@@ -12,7 +12,7 @@ from hone.algo.weight import mismatch
 from hone.config import Choice, build_choice
 from hone.data.tokenizer import Tokenizer, check_fits, check_same_tokens
 from hone.dist import collect
-from hone.errors import HoneError
+from hone.errors import HoneError, counted
 from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -73,7 +73,7 @@ def _check_minibatches(train: TrainSpec) -> None:
     """A step may keep one row a prompt, or one pair: of fewer prompts than minibatches some would be empty."""
     if train.minibatches > train.prompts:
         raise HoneError(
-            f"train.minibatches is {train.minibatches}, but a step has {train.prompts} prompts: "
+            f"train.minibatches is {train.minibatches}, but a step has {counted(train.prompts, 'prompt')}: "
             f"set train.minibatches={train.prompts} or less, or train.prompts={train.minibatches} or more"
         )
 

@@ -12,7 +12,7 @@ from hone.commands import COMMANDS
 from hone.commands.parser import Parser, add_command
 from hone.commands.streams import Output, open_streams
 from hone.errors import HoneError, Interrupted
-from hone.signals import Heard, ctrl_c
+from hone.signals import Heard, heard, number_of
 
 EPILOG = """\
 examples:
@@ -48,11 +48,11 @@ RUN_REMEDIES = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0 done, 2 something to put right, 130 interrupted, 1 a bug."""
+    """The exit code: 0 done, 2 something to put right, 128 + its number a signal (Ctrl-C: 130), 1 a bug."""
     # Read when torch is loaded. Threads that wait by spinning slow training down tenfold on cores that are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     output, arguments = None, argparse.Namespace(debug=False)
-    with ctrl_c() as came:
+    with heard() as came:
         try:
             output = open_streams()
             arguments = _parse(sys.argv[1:] if argv is None else argv)
@@ -64,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.debug:
                 traceback.print_exc()
             interrupted = bool(came) and not isinstance(error, HoneError)
-            code, message = explain(KeyboardInterrupt() if interrupted else error, run=hasattr(arguments, "settings"))
+            code, message = explain(
+                KeyboardInterrupt(came[0]) if interrupted else error, run=hasattr(arguments, "settings")
+            )
             rank = os.environ.get("RANK", "0")
             where = "" if rank == "0" else f"rank {rank}: "
             Heard(sys.stderr, _silence).write(f"hone: {where}{' '.join(message.split())}\n")
@@ -89,7 +91,7 @@ def _unheard(output: Output) -> int:
 def explain(error: BaseException, *, run: bool = True) -> tuple[int, str]:
     """The exit code and the line that an error ends the command with; run: the command trains."""
     if isinstance(error, KeyboardInterrupt):
-        return 130, "interrupted; nothing new was saved"
+        return 128 + number_of(error), "interrupted; nothing new was saved"
     if isinstance(error, Interrupted):
         return 130, str(error)
     if isinstance(error, HoneError):

@@ -15,12 +15,30 @@ class HoneError(Exception):
     """Shown without a traceback by the command line (unless --debug); exit code 2."""
 
 
+class Unsaved(HoneError):
+    """A run's folder is gone or takes no more; elsewhere: what was learned is to be saved in another place."""
+
+    def __init__(self, said: str, *, elsewhere: bool = True) -> None:
+        super().__init__(said)
+        self.elsewhere = elsewhere
+
+
 class Interrupted(HoneError):
     """Ctrl-C during a run: the run has saved itself in `run_dir` and can be resumed; exit code 130."""
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(f"interrupted; the run is saved: continue it with `hone resume {run_dir}`")
         self.run_dir = Path(run_dir)
+
+
+def counted(number: int, noun: str) -> str:
+    """The number with its noun, as a message says it.
+
+    >>> counted(1, "row"), counted(2, "row"), counted(3, "micro-batch")
+    ('1 row', '2 rows', '3 micro-batches')
+    """
+    plural = "es" if noun.endswith("batch") else "s"
+    return f"{number} {noun}{'' if number == 1 else plural}"
 
 
 def not_utf8(path: str | Path, error: UnicodeDecodeError) -> HoneError:

@@ -275,7 +275,8 @@ def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = Non
         if sampled is not None:
             save_tensors(aside / SAMPLER, sampled)
         for log in folder.glob("*.jsonl"):  # no step of the checkpoint is missing in the logs beside it
-            checkpoint.sync(log)
+            if log.is_file():  # else something was put in its place, which costs no checkpoint
+                checkpoint.sync(log)
 
     spare, go_on = partial(_spared, root, recipe), job.saver.go_on
     once = partial(checkpoint.save, root, step, write, keep=recipe.save.keep, spare=spare, between=go_on)

@@ -1,5 +1,6 @@
 """What a step of a recipe does, in words. No torch here."""
 
+from hone.errors import counted
 from hone.recipe import PAIRED, Recipe, TrainSpec
 
 
@@ -9,13 +10,13 @@ def plan(recipe: Recipe) -> str:
     if train.tokens:
         most = train.micro_tokens or train.tokens
         return f"at most {train.tokens} tokens = 1 update; micro-batches of at most {most} tokens"
-    made = f"{_count(train.prompts, 'prompt')} x {_count(each, 'sample')} = {_count(train.prompts * each, 'row')}"
+    made = f"{counted(train.prompts, 'prompt')} x {counted(each, 'sample')} = {counted(train.prompts * each, 'row')}"
     if not recipe.online:
         each = 2 if recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2 else 1
-        made = f"{_count(train.prompts, 'pair')} = " if each == 2 else ""
-        made += _count(train.prompts * each, "row")
-    cut = f"{_count(train.epochs, 'epoch')} x {_count(train.minibatches, 'minibatch')}"
-    updates = _count(train.epochs * train.minibatches, "update")
+        made = f"{counted(train.prompts, 'pair')} = " if each == 2 else ""
+        made += counted(train.prompts * each, "row")
+    cut = f"{counted(train.epochs, 'epoch')} x {counted(train.minibatches, 'minibatch')}"
+    updates = counted(train.epochs * train.minibatches, "update")
     return f"{made}; {cut} = {updates}; {_micro_batches(train, train.prompts * each)}"
 
 
@@ -28,10 +29,5 @@ def _micro_batches(train: TrainSpec, rows: int) -> str:
     number = train.epochs * sum(-(-size // train.micro_rows) for size in sizes)
     most = min(max(sizes), train.micro_rows)
     even = all(size % most == 0 for size in sizes)
-    shown = f"{_count(most, 'row')} each" if even else f"at most {_count(most, 'row')}"
-    return f"{_count(number, 'micro-batch')} of {shown}"
-
-
-def _count(number: int, noun: str) -> str:
-    plural = "es" if noun.endswith("batch") else "s"
-    return f"{number} {noun}{'' if number == 1 else plural}"
+    shown = f"{counted(most, 'row')} each" if even else f"at most {counted(most, 'row')}"
+    return f"{counted(number, 'micro-batch')} of {shown}"

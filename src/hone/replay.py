@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from hone import build
+from hone.errors import counted
 from hone.job import START, learner_of, set_torch, start_of
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
@@ -51,7 +52,7 @@ def replay(file: str | Path, *, recipe: Recipe | None = None) -> Replay:
     found = explain(learner, batch.to(learner.device), algo)
     then = [str(Found(**f)) for f in about["found"][:1]]
     name = saved.relative_to(folder) if saved is not None else START
-    distance = f"{late} updates before it" if late else "exactly those of the time"
+    distance = f"{counted(late, 'update')} before it" if late else "exactly those of the time"
     return Replay(
         step=about["step"],
         rows=len(batch),

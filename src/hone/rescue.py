@@ -2,15 +2,18 @@
 loss leaps a run can go back."""
 
 import copy
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hone.dist import collect
-from hone.errors import HoneError
+from hone.errors import HoneError, Unsaved
 from hone.job import CHECKPOINTS, START, Run, parts, publish, save
 from hone.loop import Iteration
-from hone.record import RECIPE
+from hone.record import RECIPE, describe
 from hone.state import read_state, restore_learned
 from hone.train import checkpoint
 from hone.train.examine import local
@@ -60,6 +63,30 @@ def _keep(job: Run, folder: Path, before: Mapping[str, Any], *, note: Callable[[
         note(f"step {job.step + 1} failed; step {job.step} is saved: mend what is said below, then go on from there")
 
 
+@contextmanager
+def saved_elsewhere(job: Run, folder: Path) -> Iterator[None]:
+    """A folder that is gone, or takes no more, costs no step: they are saved beside it, or among temporary files."""
+    try:
+        yield
+    except Unsaved as error:
+        if not job.step or not error.elsewhere:
+            raise
+        place = collect.once(partial(_another, folder)) or folder  # which the first rank alone writes to
+        saved = save(job, place)
+        collect.once(partial(describe, job.recipe, place))
+        raise HoneError(
+            f"{error}; step {job.step} is saved elsewhere, go on from it with model.path={saved}"
+        ) from error
+
+
+def _another(folder: Path) -> Path:
+    """A new folder of nearly that name."""
+    for parent in (folder.parent, Path(tempfile.gettempdir())):
+        with suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix=f"{folder.name}-rescued-", dir=parent))
+    raise HoneError(f"neither {folder.parent} nor {tempfile.gettempdir()} can be written to: set TMPDIR to a folder")
+
+
 def attempted(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
     """What it gives, or what it raises: for a part of a step that the others do not depend on."""
     try:
@@ -68,10 +95,15 @@ def attempted(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
-def unmeasured(error: Exception | None, step: int, *, note: Callable[[str], None]) -> Exception:
-    """What to end a run with whose held-out evaluation failed, here or on another rank; the step itself is saved."""
-    note(f"the evaluation after step {step} failed; the step is saved, and logged without it")
-    return error or HoneError("another rank could not evaluate: see what it said")
+def untold(
+    step: int, *, unmeasured: Exception | None, unlogged: Exception | None, note: Callable[[str], None]
+) -> Exception:
+    """What to end a run with whose held-out evaluation or log failed, here or on another rank; the step is saved."""
+    if unlogged is not None:
+        note(f"step {step} could not be logged; it is saved")
+    else:
+        note(f"the evaluation after step {step} failed; the step is saved, and logged without it")
+    return unlogged or unmeasured or HoneError("another rank could not evaluate or log: see what it said")
 
 
 def owed(error: Exception) -> str:

@@ -1,15 +1,17 @@
 """A run's folder: whose it is, what is found in it, what it begins with, and what goes when nothing came of it."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from hone.changes import Change, in_words
 from hone.dist import collect
-from hone.errors import HoneError
+from hone.errors import HoneError, Unsaved
 from hone.job import CHECKPOINTS, START, Run, whole_decoder
 from hone.log import sinks
 from hone.log.invalid import INVALID
@@ -75,40 +77,62 @@ def _take(folder: Path, stack: ExitStack) -> None:
 class Kept:
     """What a run needs in its folder to be of use later, as it was when it began.
 
-    A folder that is removed, renamed or replaced meanwhile ends the run; a file of settings is written again.
+    A folder that is removed, renamed or replaced meanwhile ends the run; a file of settings is written again. What
+    came to lie in the place of a file, as a pipe or a folder, is put aside.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._told, self._place = folder, False, _place(folder)
+        self._start = _sizes(folder / START)
         self._contents = {name: (folder / name).read_bytes() for name in (RECIPE, CONFIG) if (folder / name).is_file()}
 
     def check(self, *, done: str = "") -> list[str]:
         """What was put right; HoneError where that cannot be done. done: the name of the run's last checkpoint."""
         folder = self._folder
         lacking = [name for name in self._contents if not (folder / name).is_file()]
-        start = (folder / START).is_dir()
+        start = _sizes(folder / START) == self._start
         if _place(folder) != self._place or (not start and len(lacking) == len(self._contents)):
-            raise HoneError(
+            raise Unsaved(
                 f"{folder} was removed, renamed or replaced while the run went on, and nothing more is written to it: "
                 "continue it with `hone resume` where it is now, or start it again with `hone run`"
             )
+        said = _cleared(folder)
         lock.hold_on(folder)
         for name in lacking:
             checkpoint.write_atomically(folder / name, self._contents[name])
-        said = [f"{name} was removed, and is written again" for name in lacking]
+        said += [f"{name} was removed, and is written again" for name in lacking]
         if not start:
             said += self._without_start(done)
         if done and not (folder / CHECKPOINTS / done / checkpoint.MANIFEST).is_file():
-            raise HoneError(f"{folder / CHECKPOINTS / done} was removed as soon as it was saved: start the run again")
+            raise Unsaved(f"{folder / CHECKPOINTS / done} was removed as soon as it was saved: start the run again")
         return said
 
     def _without_start(self, done: str) -> list[str]:
         """Nothing can go on without it, and nobody has it any more; what is trained can still be used."""
-        lost = f"{self._folder / START} was removed, without which the run cannot be resumed"
+        lost = f"{self._folder / START} was removed or changed, without which the run cannot be resumed"
         if done:
             raise HoneError(f"the run is done, but {lost}: copy it back, or go on with model.path=.../{done}")
         news, self._told = [] if self._told else [f"warn: {lost}: copy it back"], True
         return news
+
+
+def _cleared(folder: Path) -> list[str]:
+    """Put aside what is no file where the run writes one, or no folder where it has its checkpoints; what was."""
+    said = list[str]()
+    for name in (RECIPE, CONFIG, METRICS, SAMPLES, INVALID, lock.LOCK, CHECKPOINTS):
+        path = folder / name
+        if not os.path.lexists(path) or (path.is_dir() if name == CHECKPOINTS else path.is_file()):
+            continue
+        aside = next(p for n in count(1) if not os.path.lexists(p := folder / f"{name}.aside-{n}"))
+        os.replace(path, aside)
+        kind = "folder" if name == CHECKPOINTS else "file"
+        said.append(f"warn: {name} is no {kind} any more: what is there in its place is now {aside.name}")
+    return said
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Of every file in it: as much as can be looked at in each step."""
+    return {path.name: path.stat().st_size for path in folder.glob("*") if path.is_file()}
 
 
 def _place(folder: Path) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ from hone.outline import plan
 from hone.recipe import Recipe
 from hone.recipe_rules import validate
 from hone.record import HOW_IN_PYTHON, in_python, recorded, settings_in
-from hone.rescue import attempted, gone_back, owed, rescued, ruined, unmeasured
+from hone.rescue import attempted, gone_back, owed, rescued, ruined, saved_elsewhere, untold
 from hone.reward.outcome import kinds
 from hone.reward.parts import Combined
 from hone.signals import Heard, Stopper
@@ -146,25 +146,27 @@ def _turn(job: Run, folder: Path, kept: rundir.Kept | None, progress: Progress, 
         stopper.gently(),
         _written(job, note=progress.note),
         closing(job.ahead) if job.ahead else nullcontext(),
+        saved_elsewhere(job, folder),
     ):
         for iteration in rescued(_iterations(job), job, folder, note=progress.note):
-            metrics, broken = _told(job, iteration, log, kept, progress)
+            metrics, unmeasured, unlogged = _told(job, iteration, log, kept, progress)
             _refresh(job)
             if back := gone_back(job, folder, metrics):
                 progress.note(f"step {job.step}: {back}")
             _watch(job, folder, metrics, note=progress.note)
             # a signal may reach one rank first, and the first rank alone writes and looks at the clock
             due = rundir.is_first() and not job.saver.busy and job.timer.due(job.saver.cost)
-            seen = torch.tensor([stopper.asked, job.saver.failed, broken is not None, due], dtype=torch.int64)
-            asked, failed, unexamined, due = collect.total(seen).tolist()
+            seen = torch.tensor([stopper.asked, job.saver.failed, bool(unmeasured or unlogged), due], dtype=torch.int64)
+            asked, failed, untellable, due = collect.total(seen).tolist()
             last = job.step >= steps
-            now = bool(last or asked or failed or unexamined)
+            now = bool(last or asked or failed or untellable)
             if now or due or (every and job.step % every == 0):
+                job.saver.events += _still_there(kept)  # or another's folder would get it
                 save(job, folder, wait=now, score=metrics.get(best))
             for text in job.saver.drain():
                 progress.note(f"step {job.step}: {text}")
-            if unexamined:
-                raise unmeasured(broken, job.step, note=progress.note)
+            if untellable:
+                raise untold(job.step, unmeasured=unmeasured, unlogged=unlogged, note=progress.note)
             if (last or asked) and job.ahead and job.ahead.failure:
                 progress.note(f"step {job.step}: {owed(job.ahead.failure)}")
             if last or asked:
@@ -177,20 +179,20 @@ def _turn(job: Run, folder: Path, kept: rundir.Kept | None, progress: Progress, 
 
 def _told(
     job: Run, iteration: loop.Iteration, log: "_Log | None", kept: rundir.Kept | None, progress: Progress
-) -> tuple[dict[str, float], Exception | None]:
-    """Measure what is due, log the step and show it: its metrics, and why the evaluation failed if it did."""
+) -> tuple[dict[str, float], Exception | None, Exception | None]:
+    """Measure what is due, log the step and show it: its metrics, and why evaluation and log failed if they did."""
     held_out = list[Group]()
-    examined, broken = attempted(partial(_evaluation, job, seen=held_out.extend))
+    examined, unmeasured = attempted(partial(_evaluation, job, seen=held_out.extend))
     metrics = _metrics(job, iteration, examined or {})
     chosen = _samples(iteration, seed=job.step) if job.algo.online else None
     bad, news = _invalid(iteration, held_out, metrics), _still_there(kept)
-    if log is not None:
-        news += log.write(job.step, metrics, chosen, bad)
+    said, unlogged = attempted(partial(log.write, job.step, metrics, chosen, bad)) if log is not None else ([], None)
+    news += said or []
     progress.step(metrics)
     news += [measured] if (measured := _held_out(metrics)) else []
     for text in news:
         progress.note(f"step {job.step}: {text}")
-    return metrics, broken
+    return metrics, unmeasured, unlogged
 
 
 def _still_there(kept: rundir.Kept | None, *, done: str = "") -> list[str]:

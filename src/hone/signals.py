@@ -14,7 +14,7 @@ from typing import Any, Self, TextIO
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPING = "stopping: saves after this step; {again} ends at once\n"
 AGAIN = 0.05  # seconds after which a signal that came during an import is told again
-_came = list[int]()  # each Ctrl-C before a run turns
+_came = list[int]()  # each signal before a run turns
 
 
 class Stopper:
@@ -32,7 +32,7 @@ class Stopper:
 
     def __enter__(self) -> Self:
         if _came:  # and a library has taken it for itself: what it was about to make may be half made
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(_came[0])
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
             for number in NUMBERS:
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
@@ -70,7 +70,7 @@ class Stopper:
             return _tell_again(number)
         self._since = self._since or time.monotonic()
         if self.asked or not self._gentle:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
         self.asked = True
         if self._says:
             _answer(number)
@@ -94,12 +94,12 @@ def _tell_again(number: int) -> None:
 
 @contextmanager
 def _retold() -> Iterator[None]:
-    """Within it a Ctrl-C that nobody hears, for it came in a destructor or while a process was forked, comes again."""
+    """Within it a signal that nobody hears, for it came in a destructor or while a process was forked, comes again."""
     before, owner = sys.unraisablehook, os.getpid()
 
     def hook(lost: "sys.UnraisableHookArgs", /) -> None:
         if issubclass(lost.exc_type, KeyboardInterrupt) and os.getpid() == owner:
-            _tell_again(signal.SIGINT)
+            _tell_again(number_of(lost.exc_value))
         else:
             before(lost)
 
@@ -145,33 +145,55 @@ class Heard:
             self._lost()
 
 
+def number_of(error: BaseException | None) -> int:
+    """Which signal a KeyboardInterrupt is of: Ctrl-C, where it does not say."""
+    number = error.args[0] if error is not None and error.args else None
+    return number if isinstance(number, int) else signal.SIGINT
+
+
 @contextmanager
-def ctrl_c() -> Iterator[list[int]]:
-    """Gives the Ctrl-C that came in it: a library that is just being imported may make an error of its own of one."""
+def heard() -> Iterator[list[int]]:
+    """Gives the signals that came in it: a library that is just being imported may make an error of its own of one."""
     _came.clear()
 
     owner = os.getpid()
 
     def note(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != owner and number != signal.SIGINT:  # a process that was forked meanwhile ends as others do
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
         if _importing(frame):
             if _torch_is_loading() and os.getpid() == owner:  # seconds, in which no command has begun anything
                 os.write(2, b"hone: interrupted; nothing new was saved\n")
-                os._exit(130)
+                os._exit(128 + number)
             return _tell_again(number)
         _came.append(number)
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
-    mine, before = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGINT)
-    if not mine or not (before is signal.default_int_handler or getattr(before, "early", False)):
+    mine = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
+    free = [number for number in NUMBERS if mine and _is_free(number)]
+    if signal.SIGINT not in free:  # a program has its own ways
         yield _came
         return
-    signal.signal(signal.SIGINT, note)
+    for number in free:
+        signal.signal(number, note)
     try:
         with _retold():
             yield _came
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in free:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         _came.clear()
+
+
+def _is_free(number: int) -> bool:
+    """Whether nobody but Python and `__main__` has said what a signal does; torchrun's ranks may wait for each other in
+    C++, where only what the system does of itself ends them."""
+    before = signal.getsignal(number)
+    if number != signal.SIGINT and "RANK" in os.environ:
+        return False
+    usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+    return before == usual or getattr(before, "early", False)
 
 
 def _torch_is_loading() -> bool:

@@ -112,7 +112,7 @@ def test_a_bad_row_that_lacks_a_mapped_column_is_skipped_and_named_tasks_are_lef
     how = Reading(skip_bad=True, columns={"text": "t"})
     loaded = load([{"x": "a"}, {"t": "b"}], how)
     assert said(loaded.feed.take(1)) == ["b"]
-    assert "1 bad rows skipped: data row 1: read.columns.text is t" in loaded.notes[0]
+    assert "1 bad row skipped: data row 1: read.columns.text is t" in loaded.notes[0]
     make = lambda: Tasker(tokenizer=TOK)  # noqa: E731
     tasks = assemble.load([Task(prompt="a")], Reading(columns={"prompt": "q"}), make, seed=0)
     assert tasks.feed.take(1)[0].prompt == "a"
@@ -163,10 +163,10 @@ def test_long_rows_are_cut_or_dropped_and_said_so(tmp_path):
     with pytest.raises(HoneError, match="line 1 has 31 tokens, the limit is 9"):
         load(path, max_tokens=9)
     cut = load(path, Reading(overlong="truncate"), max_tokens=9)
-    assert cut.notes == (f"{path}: 1 rows cut to 9 tokens",)
+    assert cut.notes == (f"{path}: 1 row cut to 9 tokens",)
     assert sorted(len(g[0].tokens) for g in cut.feed.take(2)) == [2, 9]
     dropped = load(path, Reading(overlong="drop"), max_tokens=9)
-    assert dropped.notes == (f"{path}: 1 rows of more than 9 tokens dropped",)
+    assert dropped.notes == (f"{path}: 1 row of more than 9 tokens dropped",)
     with pytest.raises(HoneError, match="all 2 rows exceed 1 tokens"):
         load(path, Reading(overlong="drop"), max_tokens=1)
 

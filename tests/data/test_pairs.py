@@ -149,7 +149,7 @@ def test_sharegpts_turns_in_pairs_are_read(tmp_path):
     row = {name: [*turns, {"from": "gpt", "value": x}] for name, x in (("chosen", "ho"), ("rejected", "no"))}
     (pair,), said = read([row], "dpo", CHAT, tmp_path)
     assert CHAT.decode(pair[1].written()) == "no" + CHAT.eos
-    assert "1 rows converted from ShareGPT" in said
+    assert "1 row converted from ShareGPT" in said
 
 
 def test_a_bad_pair_is_skipped_and_counted_whatever_reads_it(tmp_path):

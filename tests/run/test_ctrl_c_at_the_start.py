@@ -1,4 +1,4 @@
-"""Ctrl-C while a command starts: one line and exit code 130, whatever is being imported just then."""
+"""A signal while a command starts: one line and exit code 128 + its number, whatever is being imported just then."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ import os, signal, sys
 class Strike:
     def find_spec(self, name, path=None, target=None):
         if name == {name!r}:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.{number})
 from hone.__main__ import main
 sys.meta_path.insert(0, Strike())
 sys.argv = ["hone", *sys.argv[1:]]
@@ -47,12 +47,26 @@ def test_ctrl_c_during_later_imports_is_one_line(world: World, tmp_path: Path):
     struck_at(LATER, world, tmp_path)
 
 
-def struck_at(names: tuple[str, ...], world: World, folder: Path) -> None:
+def test_sigterm_and_a_closed_terminal_at_the_start_are_one_line(world: World, tmp_path: Path):
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        struck_at(("hone.cli", "torch.nn", "hone.rollout.engine"), world, tmp_path, number=number)
+
+
+def test_nohup_is_kept_to(world: World, tmp_path: Path):
+    program = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + STRUCK.format(
+        name="yaml", number="SIGHUP"
+    )
+    process = started("algos", program=program)
+    assert process.communicate(timeout=60)[1] == ""
+    assert process.returncode == 0
+
+
+def struck_at(names: tuple[str, ...], world: World, folder: Path, *, number: signal.Signals = signal.SIGINT) -> None:
     command = arguments(recipe(world, "grpo", folder / "new" / "run", "train.steps=100000"), world)
     for name in names:
-        process = started(*command, program=STRUCK.format(name=name))
+        process = started(*command, program=STRUCK.format(name=name, number=number.name))
         out, err = process.communicate(timeout=60)
-        assert (process.returncode, out) == (130, ""), (name, err)
+        assert (process.returncode, out) == (128 + number, ""), (name, err)
         assert [line for line in err.splitlines() if not line.startswith("small: ")] == [LINE], name
         assert not (folder / "new").exists(), name
 

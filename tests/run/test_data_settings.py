@@ -62,7 +62,7 @@ def test_the_first_line_says_what_became_of_the_rows(world: World, tmp_path: Pat
     package.run(recipe(world, "sft", tmp_path / "run", *given))
     first = capsys.readouterr().err.splitlines()[0]
     assert first.startswith("small: 3 rows; ")
-    assert "2 rows converted from Alpaca, 1 rows cut to 48 tokens, 1 bad rows skipped: " in first
+    assert "2 rows converted from Alpaca, 1 row cut to 48 tokens, 1 bad row skipped: " in first
     assert 'a.jsonl line 3: column "instruction" is empty' in first
 
 
@@ -81,7 +81,7 @@ def test_a_misfit_in_the_first_line_decides_nothing(misfit, stream: str, world: 
     assert len({bytes(job.source.take(1)[0][0].tokens) for _ in range(40)}) == 40
     assert len(job.held_rows) == 40
     package.run(override(made, ["read.skip_bad=true", "train.steps=20"]))
-    assert f"1 bad rows skipped: {path} line 1: " in capsys.readouterr().err
+    assert f"1 bad row skipped: {path} line 1: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("stream", ["always", "never"])
@@ -105,7 +105,7 @@ def test_a_stream_says_at_the_end_what_became_of_its_rows(world: World, tmp_path
     package.run(recipe(world, "sft", tmp_path / "run", *given, "train.prompts=4"))
     first, *_, last = capsys.readouterr().err.splitlines()
     assert "cut to" not in first
-    assert f"small: {path}: 1 rows cut to 48 tokens, 1 bad rows skipped: {path} line 5: " in last
+    assert f"small: {path}: 1 row cut to 48 tokens, 1 bad row skipped: {path} line 5: " in last
 
 
 def test_a_stream_whose_file_changed_is_not_resumed(world: World, tmp_path: Path):

@@ -1,19 +1,23 @@
 """What happens to a run's folder while the run goes on: it ends with a line that says so, or all it needs is there."""
 
 import os
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from small import Wire, World, arguments, assert_same_run, recipe, temporary, watched
+from small import Wire, World, arguments, assert_same_run, contents, recipe, temporary, watched
 
 import hone
 from hone.cli import main
 from hone.errors import HoneError
+from hone.log import sinks
 from hone.log.sinks import read
 from hone.train import lock
+from hone.train.checkpoint import checkpoints
 
 torch.set_num_threads(1)
 GONE = "was removed, renamed or replaced while the run went on"
@@ -62,6 +66,15 @@ def test_a_folder_that_is_no_longer_the_runs_ends_it(
         assert (code, said.startswith("hone: error: "), "a bug in Hone" in said) == (2, True, False), said
         assert GONE in said or "could not save" in said, said
         assert not (out / "checkpoints/step-000005").exists()
+        assert_saved_elsewhere(said, world, tmp_path / f"{algo}{step}" / "new")
+
+
+def assert_saved_elsewhere(said: str, world: World, new: Path) -> None:
+    """What the line names can be gone on from, and has the recipe beside it."""
+    named = re.search(r"model\.path=(\S+)", said)
+    assert named, said
+    assert (Path(named[1]).parents[1] / "recipe.json").is_file()
+    assert main([*arguments(recipe(world, "sft", new, "train.steps=1"), world), f"model.path={named[1]}"]) == 0
 
 
 @pytest.mark.parametrize("step", [4, 5])
@@ -142,3 +155,82 @@ def test_a_lock_that_was_removed_is_taken_again(world: World, tmp_path: Path, mo
     watched(lambda: hone.run(recipe(world, "sft", out)), Both(99, 4, remove), monkeypatch)
     assert seen == [True]
     assert not (out / lock.LOCK).exists()
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def a_loose_link(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.with_name("nowhere") / "at all")
+
+
+def a_full_device(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/full")
+
+
+@pytest.mark.parametrize("accident", [a_pipe, a_folder, a_loose_link, a_full_device], ids=lambda f: f.__name__)
+def test_what_takes_the_place_of_a_file_is_put_aside(
+    accident: Callable[[Path], None], world: World, tmp_path: Path, monkeypatch
+):
+    hone.run(recipe(world, "grpo", tmp_path / "whole"))
+    for name in ("metrics.jsonl", "samples.jsonl", "invalid.jsonl", "config.json", "recipe.json", lock.LOCK):
+        out = tmp_path / name / "run"
+        wire = Wire(2, 4, lambda out=out, name=name: accident(out / name))
+        watched(lambda out=out: hone.run(recipe(world, "grpo", out, "save.every=1")), wire, monkeypatch)
+        assert f"warn: {name} is no file any more: what is there in its place is now {name}.aside-1" in wire.getvalue()
+        assert contents(out / "checkpoints/step-000004") == contents(tmp_path / "whole/checkpoints/step-000004"), name
+        hone.resume(out, settings=["train.steps=5"])
+        assert read(out / "metrics.jsonl")[-1]["step"] == 5, name
+
+
+def test_what_takes_the_place_of_the_checkpoints_is_put_aside(world: World, tmp_path: Path, monkeypatch):
+    for accident in (a_pipe, a_loose_link, a_full_device, Path.touch):
+        for step in (2, 4):  # 4: just before the only save
+            out = tmp_path / f"{accident.__name__}{step}" / "run"
+            wire = Wire(step, 4, lambda out=out, accident=accident: accident(out / "checkpoints"))
+            watched(lambda out=out: hone.run(recipe(world, "sft", out)), wire, monkeypatch)
+            assert "checkpoints is no folder any more" in wire.getvalue()
+            hone.resume(out, settings=["train.steps=5"])
+
+
+def test_a_step_that_cannot_be_logged_is_saved(world: World, tmp_path: Path, monkeypatch):
+    """A log may be put out of reach between the look at the folder and the write."""
+    out = tmp_path / "run"
+    write = sinks.append
+
+    def late(path: Path, row: Mapping[str, Any]) -> None:
+        if row["step"] == 3:
+            a_pipe(path)
+        write(path, row)
+
+    monkeypatch.setattr(sinks, "append", late)
+    wire = Wire(9, 9, lambda: None)
+    assert watched(lambda: main(arguments(recipe(world, "sft", out), world)), wire, monkeypatch) == 2
+    assert "step 3 could not be logged; it is saved\n" in wire.getvalue()
+    assert "No such device or address" in wire.getvalue().splitlines()[-1]
+    assert list(checkpoints(out / "checkpoints")) == [3]
+
+
+def test_a_start_that_was_emptied_is_as_good_as_gone(world: World, tmp_path: Path, monkeypatch):
+    out = tmp_path / "run"
+    wire = Wire(2, 4, lambda: emptied(out / "start"))
+    assert watched(lambda: main(arguments(recipe(world, "sft", out), world)), wire, monkeypatch) == 2
+    assert "hone: error: the run is done, but " in wire.getvalue().splitlines()[-1]
+
+
+def test_a_lock_that_is_no_file_is_an_error_at_once(world: World, tmp_path: Path, capsys):
+    for accident in (a_pipe, a_folder, a_loose_link):
+        out = tmp_path / accident.__name__
+        out.mkdir()
+        accident(out / lock.LOCK)
+        assert main(arguments(recipe(world, "sft", out), world)) == 2
+        assert f"{out / lock.LOCK} is no file" in capsys.readouterr().err.splitlines()[-1]

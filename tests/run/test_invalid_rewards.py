@@ -123,7 +123,7 @@ def test_eval_lists_each_kind(file: Path, world: World, tmp_path: Path, capsys):
     model, data = world / "model", world.data("problems")
     assert main(["eval", model, data, "--reward", f"{file}:some", "--max-tokens", "4", "--temperature", "1"]) == 0
     err = capsys.readouterr().err
-    assert "2 of 7 rewards are invalid, most often (1 times): " in err
+    assert "2 of 7 rewards are invalid, most often (1 time): " in err
     assert len(lines(err, f"({file}:6)")) >= 1
     assert len(lines(err, "NoneType None, expected a finite number")) == 1
 

@@ -23,7 +23,7 @@ LEAVES = {  # may be imported from anywhere, and import only these
     "recipe_parts": {"errors", "config"},
     "recipe": {"config", "log", "recipe_parts"},
     "recipe_rules": {"errors", "values", "config", "recipe", "recipe_parts"},
-    "outline": {"recipe"},
+    "outline": {"errors", "recipe"},
     "changes": {"errors", "config", "recipe"},
     "load": {"errors", "config", "textfile"},
 }

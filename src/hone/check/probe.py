@@ -13,7 +13,7 @@ from hone.data.chat import render_prompt
 from hone.data.collate import collate, mismatched
 from hone.data.convert import Grouper, Tasker
 from hone.data.locate import Reading
-from hone.errors import HoneError
+from hone.errors import HoneError, counted
 from hone.job import Run
 from hone.reward.score import Scorer as RewardScorer
 from hone.reward.score import score
@@ -236,7 +236,8 @@ class Probe:
     def about(self) -> str:
         """The rows of the batch, in words."""
         made = "; made-up rewards stand in, these gave no signal" if self.stands_in else ""
-        return f"{len(self.plain_batch)} rows, {int(self.plain_batch.mask.sum())} trained tokens{made}"
+        rows, tokens = len(self.plain_batch), int(self.plain_batch.mask.sum())
+        return f"{counted(rows, 'row')}, {counted(tokens, 'trained token')}{made}"
 
 
 def _varied(group: Group) -> bool:

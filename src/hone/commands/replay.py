@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hone.commands.command import Command
+from hone.errors import counted
 
 if TYPE_CHECKING:
     from hone.replay import Replay
@@ -24,7 +25,7 @@ def _replay(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(asdict(report), indent=1))
         return
-    print(f"step {report.step}, {report.rows} rows, weights of {report.weights}")
+    print(f"step {report.step}, {counted(report.rows, 'row')}, weights of {report.weights}")
     for f in report.found if arguments.all else report.found[:1]:
         print(f"{f.met}: {f}")
     if len(report.found) > 1 and not arguments.all:

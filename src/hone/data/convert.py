@@ -13,7 +13,7 @@ from hone.data.rendering import AT_ONCE, render_ahead
 from hone.data.rows import OWN, converter, step_end, task_row
 from hone.data.shapes import Row, Shape, WrongColumns, shape_of
 from hone.data.tokenizer import Tokenizer
-from hone.errors import HoneError
+from hone.errors import HoneError, counted
 from hone.types import Group, Rollout, Stop, Task
 
 Overlong = Literal["error", "drop", "truncate"]
@@ -43,14 +43,18 @@ class Tally:
 
     def words(self, limit: int) -> str:
         """All that is worth saying: "" where every row is trained on as it was written."""
-        said = [f"{n} rows converted from {how}" for how, n in self.written.items()]
+        said = [f"{counted(n, 'row')} converted from {how}" for how, n in self.written.items()]
         said += [f"{n} {what}" for what, n in self.used.items()]
-        said += [f"{n} rows left out ({why})" for why, n in self.left_out.items()]
-        said += [f"{self.truncated} rows cut to {limit} tokens"] if self.truncated else []
-        said += [f"{self.dropped} rows of more than {limit} tokens dropped"] if self.dropped else []
+        said += [f"{counted(n, 'row')} left out ({why})" for why, n in self.left_out.items()]
+        said += [f"{counted(self.truncated, 'row')} cut to {counted(limit, 'token')}"] if self.truncated else []
+        said += (
+            [f"{counted(self.dropped, 'row')} of more than {counted(limit, 'token')} dropped"] if self.dropped else []
+        )
         if self.skipped:
             first = "; ".join(self.reasons)
-            said.append(f"{self.skipped} bad rows skipped: {first}{'; ...' if self.skipped > LISTED else ''}")
+            said.append(
+                f"{counted(self.skipped, 'bad row')} skipped: {first}{'; ...' if self.skipped > LISTED else ''}"
+            )
         return ", ".join(said)
 
 
@@ -216,7 +220,8 @@ def _some(rows: Sequence[Row], name: str) -> Sequence[Row]:
 
 
 def _too_long(where: str, length: int, limit: int, *, remedy: str) -> str:
-    return f"{where} has {length} tokens, the limit is {limit}: {remedy or 'shorten it, or leave it out of the data'}"
+    remedy = remedy or "shorten it, or leave it out of the data"
+    return f"{where} has {counted(length, 'token')}, the limit is {limit}: {remedy}"
 
 
 def cut(group: Group, limit: int) -> Group:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hone.errors import HoneError
+from hone.errors import HoneError, Unsaved
 
 T = TypeVar("T")
 
@@ -159,8 +159,11 @@ def once(do: Callable[[], T]) -> T | None:
         except Exception as error:
             failure = error
     said = gather(str(failure) if failure is not None else "")[0]
+    unsaved = gather(isinstance(failure, Unsaved) and failure.elsewhere)[0] if said else False
     if failure is not None:
         raise failure
+    if unsaved:
+        raise Unsaved(f"the first rank could not save: {said}")
     if said:
         raise HoneError(f"the first rank could not go on: {said}")
     return result

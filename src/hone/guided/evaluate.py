@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.algo.select import reward_of
+from hone.errors import counted
 from hone.eval.vote import READERS, majority_at
 from hone.guided.defaults import Sampling
 from hone.guided.desk import Desk
@@ -70,6 +71,6 @@ def warn_of_invalid(groups: Sequence[Group], say: Callable[[str], None]) -> None
     if found:
         bad = sum(count for count, _ in found.values())
         reason, times = next((reason, count) for count, reason in found.values())
-        say(f"{bad} of {len(outcomes)} rewards are invalid, most often ({times} times): {reason}")
+        say(f"{bad} of {len(outcomes)} rewards are invalid, most often ({counted(times, 'time')}): {reason}")
         for count, reason in list(found.values())[1:LISTED]:
-            say(f"  {count} times: {reason}")
+            say(f"  {counted(count, 'time')}: {reason}")

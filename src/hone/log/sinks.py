@@ -93,9 +93,13 @@ class MultiSink:
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:
-    """Adds one line in a single write."""
-    with path.open("ab") as file:
+    """Adds one line in a single write; a pipe in the file's place is an error, and not waited for."""
+    with open(path, "ab", opener=_at_once) as file:
         file.write(line(row))
+
+
+def _at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.errors import HoneError
+from hone.errors import HoneError, counted
 from hone.model.fetch import Unreachable
 
 WANTED = (
@@ -26,7 +26,7 @@ def download(name: str, folder: Path, *, note: Callable[[str], None]) -> str:
     try:
         found = hub.HfApi().model_info(name)
         names = choose(name, [str(file.rfilename) for file in found.siblings or ()])
-        note(f"downloading {name}, {len(names)} files")
+        note(f"downloading {name}, {counted(len(names), 'file')}")
         hub.snapshot_download(name, revision=found.sha, allow_patterns=names, local_dir=folder)
     except HoneError:
         raise

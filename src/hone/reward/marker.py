@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hone.errors import HoneError
+from hone.errors import HoneError, counted
 from hone.log.hacking import HELD_OUT
 from hone.log.progress import say
 from hone.reward.outcome import commonest, kinds
@@ -74,7 +74,7 @@ class Marker:
         reason, times, _ = commonest(bad)
         return HoneError(
             f"{len(bad)} of {count} rewards are invalid, more than {self.max_invalid:.0%}; most often "
-            f"({times} times): {reason}: correct the reward function or the task, or raise train.max_invalid"
+            f"({counted(times, 'time')}): {reason}: correct the reward function or the task, or raise train.max_invalid"
         )
 
     def _late(self, reason: str) -> None:

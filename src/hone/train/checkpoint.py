@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from hone.errors import HoneError
+from hone.errors import HoneError, Unsaved
 from hone.textfile import read_text
 
 MANIFEST = "manifest.json"
@@ -80,6 +80,8 @@ def _disk_error(error: Exception) -> int:
 
 def _not_saved(path: Path, number: int) -> HoneError:
     remedies = {
+        errno.EEXIST: "something that is no folder is in the way, remove it",
+        errno.ELOOP: "a link to itself is in the way, remove it",
         errno.ENOENT: "its folder was removed or renamed meanwhile, start the run again",
         errno.EACCES: "see who may write there, or set out= to another folder",
         errno.EPERM: "see who may write there, or set out= to another folder",
@@ -88,7 +90,10 @@ def _not_saved(path: Path, number: int) -> HoneError:
         errno.ENOTDIR: "a file is in the way, remove it",
     }
     remedy = remedies.get(number, "free some space or set out= to another disk")
-    return HoneError(f"could not save {path}: {os.strerror(number)}; {remedy}, what was saved before is untouched")
+    return Unsaved(
+        f"could not save {path}: {os.strerror(number)}; {remedy}, what was saved before is untouched",
+        elsewhere=number in remedies,  # else the run itself goes on where it is, when there is space
+    )
 
 
 def sweep(folder: Path) -> None:

@@ -53,6 +53,8 @@ def _take(path: Path) -> int:
     """A handle of the file with the lock on it."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path) and not path.is_file() and os.path.lexists(path):  # a lock may go in between
+            raise HoneError(f"{path} is no file, but a pipe, a folder or a link that leads nowhere: remove it")
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except FileNotFoundError:  # the folder was removed in between, by a run that came to nothing
