@@ -51,8 +51,10 @@ def tried(name: str, tree: Path, *, quick: bool) -> Result:
     run = subprocess.run(words, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True)
     if run.returncode:
         raise SystemExit(f"the trial of {name} broke off with {run.returncode}")
-    said = run.stdout.splitlines()[-1].replace(sys.executable, "python").replace(f"{tree}/", "")
-    found: Result = json.loads(said)  # without the paths of this machine
+    said = run.stdout.splitlines()[-1].replace(sys.executable, "python")
+    for folder in (tree, ROOT, ROOT.parent):  # no path of this machine is stored
+        said = said.replace(f"{folder}/", "")
+    found: Result = json.loads(said)
     found |= {"letter": CLASSES[name], "seconds": round(time.monotonic() - begin, 1)}
     failed = sum(len(group["failed"]) for group in found["groups"])
     say(f"{name}: {sum(group['tried'] for group in found['groups'])} tried, {failed} failed, {found['seconds']} s")
