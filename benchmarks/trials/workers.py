@@ -33,31 +33,33 @@ def cases(quick: bool) -> Iterator[Case]:
 # --- processes ---
 
 
-def _note(path: Path) -> None:
+def note(path: Path) -> None:
+    """Say the number of this process, whole or not at all."""
     path.with_suffix(".new").write_text(f"{os.getpid()}\n")
     path.with_suffix(".new").rename(path)
 
 
 def _child(path: Path) -> None:
     if os.fork() == 0:
-        _note(path)
+        note(path)
         time.sleep(600)
 
 
 def _session(path: Path) -> None:
     if os.fork() == 0:
         os.setsid()
-        _note(path)
+        note(path)
         time.sleep(600)
 
 
-def _daemon(path: Path) -> None:
+def daemon(path: Path) -> None:
+    """Leave as daemons do: two forks and a session of its own."""
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
-            _note(path)
+            note(path)
             time.sleep(600)
         os._exit(0)
 
@@ -74,7 +76,7 @@ def _shell(path: Path) -> None:
 STARTED: dict[str, Callable[[Path], None]] = {
     "a child": _child,
     "a child in a session of its own": _session,
-    "a daemon": _daemon,
+    "a daemon": daemon,
     "another program": _program,
     "a shell's background job": _shell,
 }

@@ -12,6 +12,7 @@ import pytest
 import torch
 from patience import patience
 
+from benchmarks.trials import workers
 from hone.errors import HoneError
 from hone.recipe import Recipe, TrainSpec
 from hone.recipe_rules import validate
@@ -59,21 +60,9 @@ def number_in(path: Path) -> int:
     return int(path.read_text())
 
 
-def note(path: Path) -> None:
-    path.with_suffix(".new").write_text(f"{os.getpid()}\n")
-    path.with_suffix(".new").rename(path)
-
-
 def daemon(path: Path) -> None:
-    """Leave as daemons do: two forks and a session of its own. Returns when the daemon runs."""
-    if os.fork() == 0:
-        os.setsid()
-        if os.fork() == 0:
-            for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)
-            note(path)
-            time.sleep(600)
-        os._exit(0)
+    """A daemon that runs when this returns."""
+    workers.daemon(path)
     number_in(path)
 
 
@@ -110,7 +99,7 @@ def test_what_a_call_has_started_ends_with_its_time(kind: str, tmp_path: Path):
         daemon(tmp_path / "daemon")
         if os.fork() == 0:
             os.setsid()
-            note(tmp_path / "child")
+            workers.note(tmp_path / "child")
             time.sleep(600)
         number_in(tmp_path / "child")
         if completion == "hang":
@@ -142,7 +131,7 @@ def test_a_fork_bomb_ends_with_its_time(kind: str, tmp_path: Path):
 def test_a_killed_program_leaves_no_process_of_its_rewards(kind: str, tmp_path: Path):
     def stays(completion: str) -> None:
         daemon(tmp_path / "daemon")
-        note(tmp_path / "worker")
+        workers.note(tmp_path / "worker")
         time.sleep(600)
 
     program = os.fork()
