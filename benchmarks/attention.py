@@ -21,10 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.form import Row, main, note, say
 from benchmarks.replayed import microseconds
-from hone.model import attended
-from hone.model.forward import moved
-from hone.model.grouped import Grouped, ends
-from hone.model.spans import tiled
+from hone.model.backends.fused import shared_attention
+from hone.model.layout.forward import moved
+from hone.model.layout.grouped import Grouped, ends
+from hone.model.layout.spans import tiled
 
 Times = tuple[float, float]  # forward, backward
 Heads = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
@@ -92,7 +92,7 @@ def ours(case: Case) -> Times:
     rows = case.rows()
     given, (spans, tiles) = leaves(*drawn(rows.tokens, case.heads)), tiled(rows)
     spans, tiles = (moved(x, torch.device("cuda")) for x in (spans, tiles))
-    return timed(lambda: attended.attend(*given, spans, tiles), given)
+    return timed(lambda: shared_attention.attend(*given, spans, tiles), given)
 
 
 def by_table(case: Case) -> Times:

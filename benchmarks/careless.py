@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from string import ascii_lowercase
 
-from hone.data.tokenizer import train_bpe
+from hone.data.text.tokenizer import train_bpe
 
 LETTERS = ascii_lowercase[:24]
 COUNT = 8  # letters of a problem

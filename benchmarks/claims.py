@@ -101,7 +101,7 @@ def refused(words: Sequence[str]) -> str:
 def unknown_name(words: Sequence[str]) -> str:
     """A recipe, an algorithm or a setting that the command is given and that does not exist."""
     from hone.algo import ALGORITHMS
-    from hone.load import list_recipes
+    from hone.config.load import list_recipes
 
     command, given = words[0], next(iter(words[1:]), "")
     named = {"run": list_recipes(), "check": list_recipes(), "algos": ALGORITHMS}.get(command)
@@ -113,9 +113,9 @@ def unknown_name(words: Sequence[str]) -> str:
 
 def refusals(page: Path) -> Iterator[str]:
     """Settings of which the page says how they are refused, and that are not refused so."""
-    from hone.config import override
+    from hone.config.overrides import override
+    from hone.config.recipe import Recipe
     from hone.errors import HoneError
-    from hone.recipe import Recipe
 
     for _, block in parts(page)[0]:
         for line in filter(promised_refusal, block.splitlines()):
@@ -166,9 +166,9 @@ def is_setting(name: str) -> bool:
 
 def wrong_setting(name: str, value: str) -> str:
     from hone.algo import ALGORITHMS
-    from hone.config import override, settings_of
+    from hone.config.overrides import override, settings_of
+    from hone.config.recipe import Recipe
     from hone.errors import HoneError
-    from hone.recipe import Recipe
 
     if name.startswith("algo."):
         has = any(name.removeprefix("algo.") in settings_of(factory) for factory in ALGORITHMS.values())

@@ -17,12 +17,12 @@ import torch
 from benchmarks.careless import TOKENS, World
 from benchmarks.form import Row, main, note, say
 from benchmarks.process import SEEDS, each, gained, logged, values
-from hone import runner
-from hone.config import Choice
-from hone.guided.desk import Sampling
-from hone.guided.label import StepLabels, label_steps
+from hone.config.overrides import Choice
+from hone.config.recipe import ModelSpec, OptimSpec, ProcessSpec, Recipe, SampleSpec, TrainSpec
+from hone.inference.label import StepLabels, label_steps
+from hone.inference.model import Sampling
+from hone.launch import train as runner
 from hone.log.limits import Limits
-from hone.recipe import ModelSpec, OptimSpec, ProcessSpec, Recipe, SampleSpec, TrainSpec
 
 torch.set_num_threads(1)  # a model so small gains nothing from more
 RUNS, ITERATIONS = 6, 24  # of each method on a seed; of a run

@@ -12,11 +12,11 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.form import Row, main, note, say
 from benchmarks.replayed import microseconds
 from benchmarks.sampling.gpu import bandwidth, limit, make
-from hone.model import cuda_runner
-from hone.model.cuda_runner import CudaRunner
+from hone.engine.params import SampleParams
+from hone.engine.runner import Part, Seat
+from hone.engine.runners.cuda import runner as cuda_runner
+from hone.engine.runners.cuda.runner import CudaRunner
 from hone.model.decoder import Decoder
-from hone.rollout.protocol import SampleParams
-from hone.rollout.runner import Part, Seat
 
 PARAMS = SampleParams(max_tokens=4_000, stop_ids=frozenset())
 REPLAYS = 8

@@ -1,4 +1,4 @@
-"""Times of the decode kernels for each tile size, to choose model/kernels/tiles.py by. Needs an NVIDIA GPU.
+"""Times of the decode kernels for each tile size, to choose model/backends/fused/kernels/tiles.py by. Needs an NVIDIA GPU.
 
 python -m benchmarks.kernels [--quick]: every candidate tile on the shapes of a 135M and a 0.5B model, beside cuBLAS.
 """
@@ -50,7 +50,7 @@ def products(shape: str) -> dict[str, tuple[str, int, int]]:
 def launch(kind, t, x, w, gain, y, rows, N, K, *, warm=False):
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    from hone.model.kernels import linear as k
+    from hone.engine.runners.cuda import linear as k
 
     bm, bn, bk, warps, stages, tma = t
     A, W = (TensorDescriptor.from_tensor(x, [bm, bk]), TensorDescriptor.from_tensor(w, [bn, bk])) if tma else (x, w)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.form import Row, main, row
 from hone.errors import HoneError
-from hone.model.fetch import resolve
+from hone.model.formats.fetch import resolve
 
 NAME = "smollm2-135m"
 BEGIN = """
@@ -30,8 +30,8 @@ seconds, cpu = time.perf_counter() - start, time.process_time() - begun
 print(json.dumps({"seconds": seconds, "cpu": cpu, "megabytes": megabytes() - before, "sum": float(sum_of)}))
 """
 OURS = """
-from hone.data.tokenizer import Tokenizer
-from hone.model.folder import load_decoder
+from hone.data.text.tokenizer import Tokenizer
+from hone.model.formats.folder import load_decoder
 before, start, begun = megabytes(), time.perf_counter(), time.process_time()
 model, tokenizer = load_decoder(folder), Tokenizer.load(folder)
 with torch.no_grad():

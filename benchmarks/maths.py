@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from benchmarks.form import Row, main, note, row, say
-from hone.data import assemble
-from hone.data.convert import Tally
-from hone.data.locate import Reading, locate
-from hone.reward.verify.math import _asked, math_reward
-from hone.reward.verify.math_number import amount
-from hone.reward.verify.math_tidy import tidy
-from hone.reward.verify.math_workers import WORKERS, Failed
+from hone.data.feed import assemble
+from hone.data.feed.locate import Reading, locate
+from hone.data.rows.convert import Tally
+from hone.reward.verify.math.number import amount
+from hone.reward.verify.math.tidy import tidy
+from hone.reward.verify.math.verdict import _asked, math_reward
+from hone.reward.verify.math.workers import WORKERS, Failed
 from hone.types import Task
 
 SETS = ("gsm8k:test", "svamp", "math500")

@@ -22,16 +22,16 @@ from typing import TypeVar
 import torch
 
 from benchmarks.form import Row, main, note, row, say
-from hone import runner
-from hone.config import Choice
+from hone.config.overrides import Choice
+from hone.config.recipe import CriticSpec, ModelSpec, OptimSpec, ProcessSpec, ReadSpec, Recipe, SampleSpec, TrainSpec
 from hone.demo import stages
 from hone.demo.data import make_data, make_tokenizer
 from hone.demo.sizes import FULL, QUICK, Sizes
-from hone.guided.desk import Sampling
-from hone.guided.label import StepLabels, label_steps
-from hone.guided.rank import Rank, evaluate_ranked
+from hone.inference.label import StepLabels, label_steps
+from hone.inference.model import Sampling
+from hone.inference.rank import Rank, evaluate_ranked
+from hone.launch import train as runner
 from hone.log.limits import Limits
-from hone.recipe import CriticSpec, ModelSpec, OptimSpec, ProcessSpec, ReadSpec, Recipe, SampleSpec, TrainSpec
 
 T = TypeVar("T")
 torch.set_num_threads(1)  # a model so small gains nothing from more

@@ -14,11 +14,11 @@ from pathlib import Path
 from benchmarks.form import Row, main, note, row, say
 from benchmarks.hostile.soak import below, megabytes, soaked
 from hone.errors import HoneError
-from hone.reward.sandbox import Call, Limits, Program, Returned, Sandbox
-from hone.reward.sandbox_limits import Wanted, interpreter
-from hone.reward.sandbox_pool import Pool
-from hone.reward.sandbox_talk import Talk, frame
-from hone.reward.sandbox_tools import TOOLS
+from hone.reward.sandbox.limits import Wanted, interpreter
+from hone.reward.sandbox.pool import Pool
+from hone.reward.sandbox.sandbox import Call, Limits, Program, Returned, Sandbox
+from hone.reward.sandbox.talk import Talk, frame
+from hone.reward.sandbox.tools import TOOLS
 
 SOURCE = "def add(a, b): return a + b"
 PROGRAM = Program(source=SOURCE, calls=[Call("add", (1, 2))])

@@ -16,11 +16,11 @@ import torch
 
 from benchmarks.form import Row, main, note, row, say
 from hone import Choice, ModelSpec, OptimSpec, Recipe, TrainSpec
-from hone.data.tokenizer import train_bpe
-from hone.job import Run, prepare, save
+from hone.checkpoint.saver import Timer
+from hone.config.recipe import SaveSpec
+from hone.data.text.tokenizer import train_bpe
+from hone.launch.job import Run, prepare, save
 from hone.loop import Iteration, offline
-from hone.recipe import SaveSpec
-from hone.train.saver import Timer
 
 ROWS, LENGTH = 8, 256  # of a step
 SHAPE = ModelSpec(hidden_size=384, intermediate_size=1024, layers=6, heads=6, kv_heads=6, context=LENGTH + 8)

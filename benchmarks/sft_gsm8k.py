@@ -15,12 +15,12 @@ from typing import Any
 
 import hone
 from benchmarks.form import Row, main, row, say
-from hone import feeds, job
-from hone.config import override
-from hone.data.locate import Reading
-from hone.load import load_recipe
-from hone.measure import assess
-from hone.recipe import Recipe
+from hone.config.load import load_recipe
+from hone.config.overrides import override
+from hone.config.recipe import Recipe
+from hone.data.feed.locate import Reading
+from hone.launch import feeds, job
+from hone.launch.measure import assess
 
 NAME, UNIT = "smollm2-135m", "nats a token"
 

@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from benchmarks.form import Row, main, note, row, say
-from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
-from hone.data.tokenizer import train_bpe
+from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.text.tokenizer import train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.whole import save_whole
+from hone.model.formats.model_folder import save_whole
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}]}

@@ -14,10 +14,10 @@ from typing import Any
 
 from benchmarks.form import Row, main, note, row
 from benchmarks.side_by_side import in_turns
-from hone.data import rendering
-from hone.data.chat import render, render_prompts
-from hone.data.convert import to_groups
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.data.rows.convert import to_groups
+from hone.data.text import rendering
+from hone.data.text.chat import render, render_prompts
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 
 SPECIALS = ("<|im_start|>", "<|im_end|>")
 # As SmolLM2 and Qwen write a chat: a system message unless there is one, tools, then turns.
@@ -34,7 +34,7 @@ QUESTION = "A baker sells {} loaves in the morning and twice as many in the afte
 START = """
 import time
 begun = time.perf_counter()
-from hone.data.bounded import WORKER
+from hone.data.text.bounded import WORKER
 ready = time.perf_counter()
 WORKER.ask("match", ([], []), seconds=1, memory=1 << 28)
 print(time.perf_counter() - ready)
@@ -90,7 +90,7 @@ def measure(quick: bool) -> Iterator[Row]:
 
 
 def rendered(words: Tokenizer, asked: list[Any]) -> list[str]:
-    from hone.data.dialogue import Dialogue, opened_all
+    from hone.data.text.dialogue import Dialogue, opened_all
 
     return opened_all([Dialogue(words, talk) for talk in asked])
 

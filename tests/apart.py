@@ -15,7 +15,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 
-IMPORTED = ("torch._dynamo", "torch.distributed.tensor", "hone.state")  # once for all ranks: they take seconds
+IMPORTED = (
+    "torch._dynamo",
+    "torch.distributed.tensor",
+    "hone.checkpoint.state",
+)  # once for all ranks: they take seconds
 
 
 def started(*arguments: str, cwd: Path | None = None) -> None:

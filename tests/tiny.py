@@ -10,7 +10,8 @@ import torch
 
 from hone.algo import Algorithm, terms
 from hone.data.collate import collate
-from hone.data.source import Source
+from hone.data.feed.source import Source
+from hone.engine.params import SampleParams
 from hone.loop import Iteration, offline, online
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -18,7 +19,6 @@ from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
 from hone.model.teacher import TopKTeacher
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.train import optim
 from hone.train.learner import Learner
 from hone.train.masters import Masters

@@ -2,7 +2,7 @@
 
 from benchmarks.catalogue.fault import Edit, fault
 
-BLOCKS, SCHEDULE, ENGINE = "rollout/blocks.py", "rollout/schedule.py", "rollout/engine.py"
+BLOCKS, SCHEDULE, ENGINE = "engine/blocks.py", "engine/schedule.py", "engine/engine.py"
 
 BATCHING = (
     # --- prefixes ---
@@ -12,7 +12,7 @@ BATCHING = (
         tests="rollout/test_blocks.py",
     ),
     fault(
-        "each of a group is given the first one's half-filled block, uncopied", "pain 15", "sampler", "model/plain.py",
+        "each of a group is given the first one's half-filled block, uncopied", "pain 15", "sampler", "engine/runners/torch/runner.py",
         old="            self.layers.slab.copy(part.blocks[0], [seat.blocks[0] for seat in part.seats], part.end)\n",
         new="",
         tests="model/test_plain_runner.py",
@@ -111,12 +111,12 @@ BATCHING = (
         tests="rollout/test_schedule.py",
     ),
     fault(
-        "an adapter's requests wait as long as others come", "pain 21", "sampler", "rollout/queue.py",
+        "an adapter's requests wait as long as others come", "pain 21", "sampler", "engine/queue.py",
         old="        return now - max(min(others), self.turned) >= SWITCH_AFTER", new="        return False",
         tests="rollout/test_schedule.py",
     ),
     fault(
-        "the sampler leaves torch with fewer threads", "pain 26", "sampler", "model/plain.py",
+        "the sampler leaves torch with fewer threads", "pain 26", "sampler", "engine/runners/torch/runner.py",
         old="                if fewer < before:\n                    torch.set_num_threads(before)\n",
         new="                pass\n",
         tests="model/test_plain_runner.py",

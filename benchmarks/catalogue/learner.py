@@ -49,22 +49,22 @@ LEARNER = (
         tests="model/test_policy.py",
     ),
     fault(
-        "in C++ a row does not see the prompt it shares", "contract", "model", "model/native/calls.py",
+        "in C++ a row does not see the prompt it shares", "contract", "model", "model/backends/native/calls.py",
         old="        own, count = start[:-1], np.diff(start)\n",
         new="        own, count, common = start[:-1], np.diff(start), 0 * common\n",
         tests="model/test_native_layers.py",
     ),
     fault(
-        "in C++ a layer's gradient goes around its attention", "contract", "model", "model/native/learning.py",
+        "in C++ a layer's gradient goes around its attention", "contract", "model", "model/backends/native/layer.py",
         old="dnormed, plus=dstream)", new="dnormed, plus=torch.zeros_like(dstream))",
         tests="model/test_native_layers.py",
     ),
     fault(
-        "in C++ rows of a bundle share the first group's prompt", "contract", "model", "model/native/stacked.py",
+        "in C++ rows of a bundle share the first group's prompt", "contract", "model", "model/backends/native/stack.py",
         old="        moved[:, 2] = local[leader]", new="        moved[:, 2] = 0", tests="model/test_native_stack.py",
     ),
     fault(
-        "rows of a group share their first tokens, the same or not", "contract", "model", "model/grouped.py",
+        "rows of a group share their first tokens, the same or not", "contract", "model", "model/layout/grouped.py",
         old="        same = tokens_BW[others, :width] == tokens_BW[first[others], :width]",
         new="        same = np.ones((len(others), width), np.bool_)",
         tests="model/test_shared.py",
@@ -116,12 +116,12 @@ LEARNER = (
     ),
     # --- log-probs ---
     fault(
-        "temperature left out of the learner", "pain 9", "learner", "build.py",
+        "temperature left out of the learner", "pain 9", "learner", "launch/build.py",
         old="temperature = recipe.sample.temperature if algo.online else 1.0", new="temperature = 1.0",
         tests="run/test_settings_take_effect.py run/test_end_to_end.py",
     ),
     fault(
-        "temperature left out of the learner's logits", "pain 9", "model", "model/vocab_rows.py",
+        "temperature left out of the learner's logits", "pain 9", "model", "model/vocab/rows.py",
         old="    return z if temperature == 1 else z.div_(temperature)\n", new="    return z\n",
         tests="model/test_vocab.py",
     ),
@@ -186,7 +186,7 @@ LEARNER = (
         tests="model/test_lora.py",
     ),
     fault(
-        "the reference is refreshed at every step", "pain 10", "loop", "runner.py",
+        "the reference is refreshed at every step", "pain 10", "loop", "launch/train.py",
         old="    if every and job.step % every == 0 and isinstance(job.policy, Policy)",
         new="    if isinstance(job.policy, Policy)",
         tests="run/test_settings_take_effect.py",
@@ -237,7 +237,7 @@ LEARNER = (
         tests="train/test_step.py",
     ),
     fault(
-        "the schedule ends too late: epochs and minibatches not counted", "contract", "recipe", "build.py",
+        "the schedule ends too late: epochs and minibatches not counted", "contract", "recipe", "launch/build.py",
         old="steps=t.steps * t.epochs * t.minibatches", new="steps=t.steps",
         tests="run/test_settings_take_effect.py",
     ),
@@ -287,17 +287,17 @@ LEARNER = (
         tests="run/test_rescue.py",
     ),
     fault(
-        "a step that fails costs those before it", "pain 19", "resume", "rescue.py",
+        "a step that fails costs those before it", "pain 19", "resume", "launch/rescue.py",
         old="    return job.step > 0 and", new="    return job.step < 0 and",
         tests="run/test_rescue.py",
     ),
     fault(
-        "a run goes back to the harm it came from", "pain 19", "resume", "rescue.py",
+        "a run goes back to the harm it came from", "pain 19", "resume", "launch/rescue.py",
         old=", but=job.spikes.tried)", new=")",
         tests="run/test_rescue.py",
     ),
     fault(
-        "half a step is saved as a whole one", "pain 19", "resume", "rescue.py",
+        "half a step is saved as a whole one", "pain 19", "resume", "launch/rescue.py",
         old=" and not job.learner.moved", new="",
         tests="run/test_rescue.py",
     ),

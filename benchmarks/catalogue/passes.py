@@ -2,8 +2,12 @@
 
 from benchmarks.catalogue.fault import fault
 
-GRAPHED, FILLED, JOINED = "model/graphed.py", "model/filled.py", "model/joined.py"
-ELEMENTWISE, CAUSAL = "model/elementwise.py", "model/kernels/causal.py"
+GRAPHED, FILLED, JOINED = (
+    "model/backends/fused/cuda_graphs.py",
+    "model/backends/fused/graph_memory.py",
+    "model/backends/fused/fused_linear.py",
+)
+ELEMENTWISE, CAUSAL = "model/backends/fused/elementwise.py", "model/backends/fused/kernels/causal.py"
 
 PASSES = (
     # --- fused layers ---
@@ -30,7 +34,7 @@ PASSES = (
     ),
     # --- lists ---
     fault(
-        "rows of different prompts share their beginning", "contract", "learner", "model/grouped.py",
+        "rows of different prompts share their beginning", "contract", "learner", "model/layout/grouped.py",
         old="        same = tokens_BW[others, :width] == tokens_BW[first[others], :width]",
         new="        same = np.broadcast_to(np.arange(width) < 2, (len(others), width))",
         tests="model/test_shared.py",
@@ -46,7 +50,7 @@ PASSES = (
         tests="model/test_attended.py",
     ),
     fault(
-        "tokens that fill a list up are answered by nobody", "contract", "learner", "model/spans.py",
+        "tokens that fill a list up are answered by nobody", "contract", "learner", "model/layout/spans.py",
         old="    start = np.minimum(U + TILE * (np.arange(R + 1) - B), size)",
         new="    start = np.full(R + 1, U)",
         tests="model/test_spans.py",
@@ -83,14 +87,14 @@ PASSES = (
     # --- C++, which each fault compiles anew ---
     fault(
         "the sampler adds up what attention weighs in another order than the learner", "pain 15", "sampler",
-        "model/native/lanes.h",
+        "model/backends/native/lanes.h",
         old="    for (int step = K; step < LANES; step *= 2) {",
         new="    for (int step = LANES / 2; step >= K; step /= 2) {",
         tests="model/test_same_bits.py",
     ),
     fault(
         "the vocabulary's last tokens, of no whole panel, have no logits", "contract", "learner",
-        "model/native/head.cpp",
+        "model/backends/native/head.cpp",
         old="whole + c < V ? weight[(whole + c) * D + k] : 0.0f;", new="0.0f;",
         tests="model/test_native_head.py",
     ),

@@ -2,7 +2,7 @@
 
 from benchmarks.catalogue.fault import fault
 
-COLLATE, CHAT, FORWARD = "data/collate.py", "data/chat.py", "model/forward.py"
+COLLATE, CHAT, FORWARD = "data/collate.py", "data/text/chat.py", "model/layout/forward.py"
 
 DATA = (
     fault(
@@ -69,7 +69,7 @@ DATA = (
         tests="data/test_collate.py",
     ),
     fault(
-        "every epoch has the same order", "pain 19", "data", "data/source.py",
+        "every epoch has the same order", "pain 19", "data", "data/feed/source.py",
         old="np.random.SeedSequence((self._seed, self._epoch))", new="np.random.SeedSequence((self._seed, 0))",
         tests="data/test_source.py",
     ),
@@ -142,38 +142,38 @@ REWARD = (
 
 RESUME = (
     fault(
-        "resume restarts the data", "pain 19", "resume", "data/source.py",
+        "resume restarts the data", "pain 19", "resume", "data/feed/source.py",
         old="        self._epoch, self._position = epoch, position\n        self._order",
         new="        self._epoch, self._position = 0, 0\n        self._order",
         tests="data/test_source.py",
     ),
     fault(
-        "resume goes on in the order of the first epoch", "pain 19", "resume", "data/source.py",
+        "resume goes on in the order of the first epoch", "pain 19", "resume", "data/feed/source.py",
         old="        self._epoch, self._position = epoch, position\n        self._order = self._permutation()",
         new="        self._epoch, self._position = epoch, position",
         tests="data/test_source.py",
     ),
     fault(
-        "resume resets the optimiser", "pain 19", "resume", "state.py",
+        "resume resets the optimiser", "pain 19", "resume", "checkpoint/state.py",
         old="    load_optimizer(learner.optimizer, moments)\n", new="",
         tests="run/test_resume.py",
     ),
     fault(
-        "resume resets the KL controller", "pain 19", "resume", "state.py",
+        "resume resets the KL controller", "pain 19", "resume", "checkpoint/state.py",
         old='    learner.control = state["control"]\n', new="",
         tests="run/test_resume.py",
     ),
     fault(
-        "resume samples anew what was sampled ahead", "pain 19", "resume", "train/ahead.py",
+        "resume samples anew what was sampled ahead", "pain 19", "resume", "rollout/supply.py",
         old="        self._rounds = [part[collect.share(len(part))] for part in rounds]\n", new="",
         tests="train/test_ahead.py",
     ),
     fault(
-        "a sampler ahead reads weights that are being stepped", "pain 13", "loop", "job.py",
+        "a sampler ahead reads weights that are being stepped", "pain 13", "loop", "launch/job.py",
         old="copied = recipe.train.lag > 0 and shards is None", new="copied = False", tests="run/test_lag.py",
     ),
     fault(
-        "a lag of the sampler is not corrected for", "pain 13", "loop", "train/ahead.py",
+        "a lag of the sampler is not corrected for", "pain 13", "loop", "rollout/supply.py",
         old="    if algo.credit is not None and not corrected:", new="    if False:", tests="run/test_lag.py",
     ),
     fault(
@@ -182,18 +182,18 @@ RESUME = (
         tests="run/test_resume.py",
     ),
     fault(
-        "resume resets the schedule", "pain 19", "resume", "state.py",
+        "resume resets the schedule", "pain 19", "resume", "checkpoint/state.py",
         old='    learner.updates, learner.version = state["updates"], state["version"]',
         new='    learner.version = state["version"]',
         tests="run/test_resume.py",
     ),
     fault(
-        "resume takes the start's weights", "pain 19", "resume", "state.py",
+        "resume takes the start's weights", "pain 19", "resume", "checkpoint/state.py",
         old="        p.copy_(tensors[name])", new="        p.copy_(p.clone())",
         tests="run/test_resume.py",
     ),
     fault(
-        "resume with another dataset is accepted", "pain 19", "resume", "data/source.py",
+        "resume with another dataset is accepted", "pain 19", "resume", "data/feed/source.py",
         old="            if saved != here or type(saved) is not type(here):", new="            if saved is None:",
         tests="data/test_source.py",
     ),
@@ -204,18 +204,18 @@ RESUME = (
         tests="run/test_resume.py::test_a_run_longer_than_planned_is_the_long_run",
     ),
     fault(
-        "checkpoints are not atomic", "pain 19", "resume", "train/checkpoint.py",
+        "checkpoints are not atomic", "pain 19", "resume", "checkpoint/files.py",
         old="    aside, before = _aside(folder), _aside(folder, \"old.tmp\")\n",
         new="    aside, before = folder, _aside(folder, \"old.tmp\")\n",
         tests="train/test_checkpoint.py",
     ),
     fault(
-        "a damaged checkpoint is taken", "pain 19", "resume", "train/checkpoint.py",
+        "a damaged checkpoint is taken", "pain 19", "resume", "checkpoint/files.py",
         old="        if not path.is_file() or digest(path) != expected:", new="        if not path.is_file():",
         tests="train/test_checkpoint.py",
     ),
     fault(
-        "the old checkpoint goes before the new one is whole", "pain 19", "resume", "train/checkpoint.py",
+        "the old checkpoint goes before the new one is whole", "pain 19", "resume", "checkpoint/files.py",
         old='    folder = save_folder(root / name_of(step), write, between=between)\n',
         new=(
             "    for old in list(checkpoints(root).values())[: -max(keep - 1, 0) or None]:\n"
@@ -225,27 +225,27 @@ RESUME = (
         tests="train/test_checkpoint.py",
     ),
     fault(
-        "what is written beside the loop changes with it", "pain 19", "resume", "train/saver.py",
+        "what is written beside the loop changes with it", "pain 19", "resume", "checkpoint/saver.py",
         old="            self._made[place] = _copy(x)", new="            self._made[place] = x",
         tests="train/test_saver.py",
     ),
     fault(
-        "a writer that failed is forgotten", "pain 19", "resume", "train/saver.py",
+        "a writer that failed is forgotten", "pain 19", "resume", "checkpoint/saver.py",
         old="        if before is not None:\n            self.wait()\n", new="        self.events.clear()\n",
         tests="train/test_saver.py",
     ),
     fault(
-        "two processes write into one run", "pain 19", "resume", "train/lock.py",
+        "two processes write into one run", "pain 19", "resume", "checkpoint/lock.py",
         old="            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", new="            pass\n",
         tests="train/test_lock.py",
     ),
     fault(
-        "resume takes whatever settings it is given", "pain 19", "resume", "changes.py",
+        "resume takes whatever settings it is given", "pain 19", "resume", "config/changes.py",
         old="    if changed and not allow:", new="    if False:",
         tests="run/test_changes.py",
     ),
     fault(
-        "the best checkpoint is removed with the old ones", "pain 19", "resume", "job.py",
+        "the best checkpoint is removed with the old ones", "pain 19", "resume", "launch/job.py",
         old="        spared.add(top)\n", new="",
         tests="run/test_saving.py",
     ),

@@ -2,13 +2,13 @@
 
 from benchmarks.catalogue.fault import fault
 
-LOCAL, ENGINE, ROLLER, DRAW = "rollout/local.py", "rollout/engine.py", "rollout/roller.py", "rollout/draw.py"
-PLAIN, ROWS = "model/plain.py", "model/plain_rows.py"
+LOCAL, ENGINE, ROLLER, DRAW = "rollout/local.py", "engine/engine.py", "rollout/roller.py", "engine/draw.py"
+PLAIN, ROWS = "engine/runners/torch/runner.py", "engine/runners/torch/rows.py"
 
 SAMPLER = (
     # --- random numbers and the distribution drawn from ---
     fault(
-        "all samples of a group have the same random numbers", "pain 14", "sampler", "rollout/schedule.py",
+        "all samples of a group have the same random numbers", "pain 14", "sampler", "engine/schedule.py",
         old="    noise = request.id if request.noise is None else request.noise",
         new="    noise = 0 if request.noise is None else request.noise",
         tests="rollout/test_local.py",
@@ -56,7 +56,7 @@ SAMPLER = (
         tests="rollout/test_local.py",
     ),
     fault(
-        "top-p is allowed in training", "pain 9", "recipe", "build.py",
+        "top-p is allowed in training", "pain 9", "recipe", "launch/build.py",
         old="    if sample.top_k or sample.top_p < 1 or sample.min_p:", new="    if sample.top_k or sample.min_p:",
         tests="run/test_bad_input.py",
     ),
@@ -83,18 +83,18 @@ SAMPLER = (
         tests="rollout/test_local.py",
     ),
     fault(
-        "weights that were replaced are still read from the old memory", "pain 11", "sampler", "model/plain_layers.py",
+        "weights that were replaced are still read from the old memory", "pain 11", "sampler", "engine/runners/torch/layers.py",
         old="        self.weights.find()\n",
         new="        if not self.weights.blocks:\n            self.weights.find()\n",
         tests="model/test_plain_runner.py",
     ),
     fault(
-        "weights side by side are a copy that training does not reach", "pain 11", "model", "model/fused.py",
+        "weights side by side are a copy that training does not reach", "pain 11", "model", "model/backends/adjacent.py",
         old="            t.data = joined[at : at + len(t)]\n", new="",
         tests="model/test_fused_weights.py",
     ),
     fault(
-        "weights in 8 bits do not follow the learner", "pain 11", "sampler", "model/int8.py",
+        "weights in 8 bits do not follow the learner", "pain 11", "sampler", "engine/runners/torch/int8.py",
         old="        if found != self.copied:", new="        if not self.copied:",
         tests="model/test_int8.py",
     ),
@@ -165,18 +165,18 @@ SAMPLER = (
         tests="rollout/test_local.py",
     ),
     fault(
-        "a stop string is found one token late", "pain 4", "sampler", "rollout/stops.py",
+        "a stop string is found one token late", "pain 4", "sampler", "engine/stop_strings.py",
         old="        settled = len(text.rstrip(UNFINISHED))",
         new="        settled = len(self.decode(self.window[:-1]).rstrip(UNFINISHED))",
         tests="rollout/test_stops.py",
     ),
     fault(
-        "the text keeps the stop string", "pain 4", "sampler", "rollout/stops.py",
+        "the text keeps the stop string", "pain 4", "sampler", "engine/stop_strings.py",
         old='            self.pieces = ["".join(self.pieces)[:found]]\n', new="",
         tests="rollout/test_stops.py",
     ),
     fault(
-        "tokens after a stop string are kept", "pain 4", "sampler", "rollout/waves.py",
+        "tokens after a stop string are kept", "pain 4", "sampler", "engine/waves.py",
         old="                rows.alive &= ~_found(finders, rows, token, hits).to(u.device)",
         new="                _found(finders, rows, token, hits)",
         tests="rollout/test_local.py",
@@ -208,7 +208,7 @@ SAMPLER = (
         old="for number in sorted(done)]", new="for number in done]", tests="rollout/test_overlap.py",
     ),
     fault(
-        "a request that ended in flight writes on into another's record", "pain 13", "sampler", "rollout/record.py",
+        "a request that ended in flight writes on into another's record", "pain 13", "sampler", "engine/record.py",
         old="        while self._closed and self._closed[0][0] <= read:", new="        while self._closed:",
         tests="rollout/test_engine.py",
     ),

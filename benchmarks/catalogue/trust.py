@@ -2,12 +2,12 @@
 
 from benchmarks.catalogue.fault import Edit, fault
 
-WALL, GROUPS = "reward/sandbox_wall.py", "reward/sandbox_cgroups.py"
+WALL, GROUPS = "reward/sandbox/wall.py", "reward/sandbox/cgroups.py"
 HOSTILE = "reward/test_sandbox.py::test_a_hostile_program_gets_nothing"
 
 SANDBOX = (
     fault(
-        "programs may open sockets of any family", "contract", "reward", "reward/sandbox_calls.py",
+        "programs may open sockets of any family", "contract", "reward", "reward/sandbox/calls.py",
         old='    "socket": (0, UNIX, EAFNOSUPPORT),\n', new="",
         tests="reward/test_sandbox_parts.py::test_the_filter_judges_by_arguments",
     ),
@@ -35,18 +35,18 @@ SANDBOX = (
         tests="reward/test_sandbox_parts.py::test_version_1_needs_a_folder_for_each_controller",
     ),
     fault(
-        "values count although the program wrote to their channel", "contract", "reward", "reward/sandbox.py",
+        "values count although the program wrote to their channel", "contract", "reward", "reward/sandbox/sandbox.py",
         old=' and limit != "result"\n', new="\n",
         tests="reward/test_sandbox.py::test_a_stray_byte_on_the_channel_voids_every_value",
     ),
     fault(
-        "a verdict that the program prints is believed", "contract", "reward", "reward/verify/code_tests.py",
+        "a verdict that the program prints is believed", "contract", "reward", "reward/verify/code/tests.py",
         old="    found = [isinstance(r, Returned) and met(case, r.value) for",
         new='    found = [b"passed" in done.stdout or isinstance(r, Returned) and met(case, r.value) for',
         tests="reward/test_verify_code.py::test_spoofed_verdicts_score_zero",
     ),
     fault(
-        "a slot that dies is a wrong answer", "pain 21", "reward", "reward/sandbox_slots.py",
+        "a slot that dies is a wrong answer", "pain 21", "reward", "reward/sandbox/slots.py",
         old='            raise SandboxError("a slot of the sandbox died: no verdict on its program; try again")',
         new='            talk.limit = "processes"',
         tests="reward/test_sandbox.py::test_a_slot_that_dies_under_a_program_is_no_verdict",
@@ -55,22 +55,22 @@ SANDBOX = (
 
 MATHS = (
     fault(
-        "of several boxes the first counts", "contract", "reward", "reward/verify/math_extract.py",
+        "of several boxes the first counts", "contract", "reward", "reward/verify/math/extract.py",
         old="    return kept\n", new="    return kept[:1]\n",
         tests="reward/test_verify_math.py::test_a_near_miss_scores_zero",
     ),
     fault(
-        "one right answer among several is enough", "contract", "reward", "reward/verify/math.py",
+        "one right answer among several is enough", "contract", "reward", "reward/verify/math/verdict.py",
         old="all(right(gold, answer) for answer in answers)", new="any(right(gold, answer) for answer in answers)",
         tests="reward/test_verify_math.py::test_a_near_miss_scores_zero",
     ),
     fault(
-        "a percentage is the number before its sign", "contract", "reward", "reward/verify/math_number.py",
+        "a percentage is the number before its sign", "contract", "reward", "reward/verify/math/number.py",
         old=' / (100 if "percent" in part else 1)', new="",
         tests="reward/test_verify_math.py::test_a_number_in_any_usual_dress_is_read_exactly",
     ),
     fault(
-        "a gold answer that cannot be read makes every answer wrong", "pain 12", "reward", "reward/verify/math.py",
+        "a gold answer that cannot be read makes every answer wrong", "pain 12", "reward", "reward/verify/math/verdict.py",
         old="        return invalid(f\"the gold answer {str(task.answer)[:60]!r} is unusable: {unusable}\")",
         new="        return Outcome(value=0.0 if unusable else None)",
         tests="reward/test_verify_math.py::test_a_gold_answer_that_cannot_be_read_is_invalid_not_wrong",

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.checkpoint.state import write_model
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.state import write_model
 
 NUMBERS = range(10, 34)  # all answers have two digits, so that length tells nothing
 TEMPLATE = (
@@ -77,7 +77,7 @@ def make_world(folder: Path) -> None:
     """Write the project into an existing folder."""
     for name, rows in ROWS.items():
         _write_rows(folder / f"{name}.jsonl", rows)
-    (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
+    (folder / "launch/rewards.py").write_text(REWARDS, encoding="utf-8")
     (folder / "recipes.py").write_text(RECIPES, encoding="utf-8")
     plain = train_bpe([], vocab_size=256 + 2 + len(SPECIALS), specials=SPECIALS)
     tokenizer = Tokenizer(plain.inner, eos=plain.eos, pad=plain.pad, bos="<|bos|>", chat_template=TEMPLATE)

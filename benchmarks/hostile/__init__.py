@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.reward.sandbox import Call, Finished, Program, Returned, Sandbox
+from hone.reward.sandbox.sandbox import Call, Finished, Program, Returned, Sandbox
 
 FOLDER = Path(__file__).parent
 INPUTS = ((17, 25), (-6, -7), (0, 41), (1000, 2), (9, -9))

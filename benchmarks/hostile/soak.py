@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.form import Row, note, row, say
 from benchmarks.hostile import PROGRAMS, Hostile, aimed, groups_of, judge, world
-from hone.reward.sandbox import Limits, Sandbox, SandboxError
+from hone.reward.sandbox.sandbox import Limits, Sandbox, SandboxError
 
 CLIENTS, STRETCHES = 2, 10
 HONEST = [p for p in PROGRAMS if p.kind == "H"]

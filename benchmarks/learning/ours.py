@@ -7,19 +7,19 @@ import torch
 
 from benchmarks.learning.work import ALPHA, RANK, Offline, Online, Subject, prompts_of, rows_of, text_of, variety, words
 from hone.algo import ALGORITHMS, Algorithm
-from hone.data.source import Source
-from hone.data.tokenizer import Tokenizer
-from hone.job import set_torch
+from hone.config.recipe import Recipe, TrainSpec
+from hone.data.feed.source import Source
+from hone.data.text.tokenizer import Tokenizer
+from hone.engine.params import SampleParams
+from hone.launch.job import set_torch
 from hone.loop import Iteration, offline, online
 from hone.model.adapters import ReferenceView
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
 from hone.model.scorer import Scorer
-from hone.recipe import Recipe, TrainSpec
 from hone.reward.score import as_scorer, score
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
 from hone.train import optim
 from hone.train.learner import Learner

@@ -15,17 +15,17 @@ import torch
 from benchmarks.form import Row, main, note, say
 from benchmarks.side_by_side import in_turns
 from hone.data.collate import collate
+from hone.engine.engine import Engine
+from hone.engine.params import SampleParams
+from hone.engine.request import Request
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.fetch import resolve
-from hone.model.folder import load_decoder
-from hone.model.plain import PlainRunner
+from hone.model.formats.fetch import resolve
+from hone.model.formats.folder import load_decoder
 from hone.model.policy import Policy
-from hone.rollout.engine import Engine
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
-from hone.rollout.request import Request
 from hone.types import Group
 
 SMALL = DecoderConfig(
@@ -180,7 +180,7 @@ def int8_gap(name: str, decoder: Decoder, length: int) -> Row:
 
 
 def pieces(tokens: tuple[int, ...]) -> list[Any]:
-    from hone.model.plain_attention import Piece
+    from hone.engine.runners.torch.attention import Piece
 
     return [Piece(row=0, start=i, tokens=tokens[i : i + 1]) for i in range(len(tokens) - 1)]
 

@@ -10,13 +10,13 @@ import torch
 from benchmarks.form import Row, note, row, say
 from benchmarks.side_by_side import in_turns
 from hone.data.collate import collate
+from hone.engine.engine import Engine
+from hone.engine.params import SampleParams
+from hone.engine.request import Request
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.policy import Policy
-from hone.rollout.engine import Engine
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
-from hone.rollout.request import Request
 
 SHAPES = {
     "135M": DecoderConfig(

@@ -10,8 +10,8 @@ from benchmarks.torturing import victim
 from benchmarks.torturing.points import KINDS, SAVES, likely
 from benchmarks.torturing.victim import Told
 from benchmarks.torturing.world import STEPS, World, differences, metrics, temporary
+from hone.checkpoint import files
 from hone.errors import HoneError
-from hone.train import checkpoint
 
 ANY = "any moment"  # chosen by a clock, not by what the run does
 IN_SAVES, IN_OTHERS = 0.45, 0.4  # shares of the kills; the rest are of any moment
@@ -89,7 +89,7 @@ class _Prey:
         return victim.run(recipe, self.folder / "log", kill=kill, after=after)
 
     def _latest(self) -> int:
-        return max(checkpoint.checkpoints(self.out / "checkpoints"), default=0)
+        return max(files.checkpoints(self.out / "checkpoints"), default=0)
 
     def _count(self, told: Told) -> None:
         """One more kill: what can be seen is whole, and what was saved is there."""
@@ -98,9 +98,9 @@ class _Prey:
         self.struck, self.saved = self.struck + 1, max(self.saved, told.saved)
         where = f"{self.loop}, killed {self.struck} times, last while {told.killed or ANY}"
         self.found.wrong += [f"{where}: it hung"] * told.hung
-        for path in checkpoint.checkpoints(self.out / "checkpoints").values():
+        for path in files.checkpoints(self.out / "checkpoints").values():
             try:
-                checkpoint.verify(path)
+                files.verify(path)
             except HoneError as error:
                 self.found.wrong.append(f"{where}: a checkpoint in sight is not whole: {error}")
         if self._latest() < self.saved:

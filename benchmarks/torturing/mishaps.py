@@ -18,12 +18,13 @@ from benchmarks.torturing import victim
 from benchmarks.torturing.case import Case
 from benchmarks.torturing.points import Points
 from benchmarks.torturing.world import STEPS, World, differences, metrics, temporary
+from hone.checkpoint import files
+from hone.engine.engine import Engine
 from hone.model.heads import ScalarHead
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
-from hone.rollout.engine import Engine
 from hone.rollout.local import Beginning
-from hone.train import checkpoint, optim
+from hone.train import optim
 from hone.train.learner import Learner
 
 LAST = f"checkpoints/step-{STEPS:06d}"
@@ -106,7 +107,7 @@ def sampler(world: World, folder: Path, *, most: int = 6) -> Case:
             told = victim.run(world.recipe(loop, out), folder / "log", prepare=broken)
             case.ended(told, 1, "error: RuntimeError: the GPU fell off the bus")
             done = max((row["step"] for row in metrics(out)), default=0)
-            kept = max(checkpoint.checkpoints(out / "checkpoints"), default=0)
+            kept = max(files.checkpoints(out / "checkpoints"), default=0)
             case.expect(kept >= done, f"{loop}: {done} steps done, {kept} kept")
             saved = [line for line in told.said.splitlines() if "is saved" in line]
             case.ends = case.ends or f"{saved[0]}: {told.words}" if saved else case.ends
@@ -165,7 +166,7 @@ def spikes(world: World, folder: Path, *, most: int = 7) -> Case:
         said = [line for line in told.said.splitlines() if "went back to the weights of" in line]
         case.expect(bool(said), f"{loop}: did not go back")
         case.ends = said[-1] if said else case.ends
-        bad = [name for path in checkpoint.checkpoints(whole / "checkpoints").values() for name in _bad_in(path)]
+        bad = [name for path in files.checkpoints(whole / "checkpoints").values() for name in _bad_in(path)]
         case.wrong += [f"{loop}: {name} was saved" for name in bad]
         for moment in (("updating", 60), ("renaming", 30), ("updating", 2)):
             victim.run(world.recipe(loop, cut, *BACK), folder / "log", prepare=struck, kill=moment)
@@ -255,7 +256,7 @@ def nans(world: World, folder: Path, *, most: int = 6) -> Case:
             settings = [f"reward={world / 'rewards.py'}:nan", "train.max_invalid=0.95"] if where == "reward" else []
             told = victim.run(world.recipe(loop, out, *settings), folder / "log", prepare=prepare)
             case.ended(told, 2 if where in ENDS else 0, ENDS.get(where, ""))
-            bad = [name for path in checkpoint.checkpoints(out / "checkpoints").values() for name in _bad_in(path)]
+            bad = [name for path in files.checkpoints(out / "checkpoints").values() for name in _bad_in(path)]
             case.wrong += [f"{where} of {loop}: {name} was saved" for name in bad]
             rows = metrics(out)
             happened = sum(row.get("skipped", 0) > 0 for row in rows)

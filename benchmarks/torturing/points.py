@@ -14,10 +14,12 @@ import safetensors.torch
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hone import job, runner
+from hone.checkpoint import files
+from hone.engine.engine import Engine
+from hone.launch import job
+from hone.launch import train as runner
 from hone.reward.marker import Marker
-from hone.rollout.engine import Engine
-from hone.train import checkpoint, trust_region
+from hone.train import trust_region
 
 OPENED, CALLS = "open", {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
 KINDS = ("sampling", "scoring", "updating", "logging", "starting", "resuming", "writing", "torn", "syncing", "renaming")
@@ -113,15 +115,15 @@ class Points:
 
     def _watch_saves(self) -> None:
         """A save that has returned is told: no step up to it may be lost."""
-        function = checkpoint.save
+        function = files.save
 
         def called(root: Path, step: int, *arguments: Any, **named: Any) -> Path:
             found = function(root, step, *arguments, **named)
             self.tell(f"saved {step}")
             return found
 
-        checkpoint.save = called
-        inner = checkpoint.save_folder
+        files.save = called
+        inner = files.save_folder
 
         def folder(*arguments: Any, **named: Any) -> Path:
             self.saving += 1
@@ -130,7 +132,7 @@ class Points:
             finally:
                 self.saving -= 1
 
-        checkpoint.save_folder = folder
+        files.save_folder = folder
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Python tells of files that are opened, renamed and removed."""

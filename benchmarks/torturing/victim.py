@@ -17,7 +17,7 @@ import torch
 import hone
 from benchmarks.torturing.points import Points
 from hone.cli import explain
-from hone.recipe import Recipe
+from hone.config.recipe import Recipe
 
 LIMIT = 60.0  # seconds after which a child hangs
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from hone.algo import ALGORITHMS
-from hone.config import Choice, override
-from hone.data.tokenizer import train_bpe
+from hone.checkpoint.state import write_model
+from hone.config.overrides import Choice, override
+from hone.config.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
+from hone.data.text.tokenizer import train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
-from hone.state import write_model
 
 STEPS = 6
 NUMBERS = range(7)

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.trials.case import Case
-from hone.reward.verify import math_workers
-from hone.reward.verify.math import math_reward
+from hone.reward.verify.math import workers as math_workers
+from hone.reward.verify.math.verdict import math_reward
 from hone.types import Task
 
 TITLE = "Answers that are costly to compare"

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.claims import CHECKS, ROOT, pages, sources
 from benchmarks.trials.case import Case
 from hone.algo import ALGORITHMS
-from hone.load import list_recipes, load_recipe
+from hone.config.load import list_recipes, load_recipe
 from tests.wheel.install import build, install
 
 TITLE = "What the documents say"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.trials import math_verify
 from benchmarks.trials.case import Case, expect, hone
-from hone.reward.verify.math import math_reward
+from hone.reward.verify.math.verdict import math_reward
 from hone.types import Outcome, Task
 
 TITLE = "Forms of an answer"

@@ -68,12 +68,12 @@ def folder() -> Path:
 
 def fed(data: Any, algo: str) -> str | None:
     """What came out of reading all of the data, where that was no error for users; "" where nothing was refused."""
-    from hone import feeds
     from hone.algo import ALGORITHMS
-    from hone.config import Choice
-    from hone.data.tokenizer import train_bpe
+    from hone.config.overrides import Choice
+    from hone.config.recipe import Recipe
+    from hone.data.text.tokenizer import train_bpe
     from hone.errors import HoneError
-    from hone.recipe import Recipe
+    from hone.launch import feeds
 
     try:
         made = ALGORITHMS[algo]()
@@ -113,7 +113,7 @@ def no_file(make: Callable[[Path], None], suffix: str, words: tuple[str, ...]) -
 @cache
 def _run_folder() -> Path:
     """A recipe and a tokenizer, for runs of a fresh model."""
-    from hone.data.tokenizer import train_bpe
+    from hone.data.text.tokenizer import train_bpe
 
     train_bpe([], vocab_size=258).save(folder() / "tokenizer")
     (folder() / "r.py").write_text("from hone import Recipe\n\n\ndef recipe():\n    return Recipe()\n")

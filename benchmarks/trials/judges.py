@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.trials.case import Case
-from hone.reward.judge import Judge, Settings
+from hone.reward.learned.judge import Judge, Settings
 from hone.types import Task
 
 TITLE = "A judge's score"

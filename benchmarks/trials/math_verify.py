@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.reward.verify.math import math_reward
-from hone.reward.verify.math_extract import places
+from hone.reward.verify.math.extract import places
+from hone.reward.verify.math.verdict import math_reward
 from hone.types import Task
 
 PATH = Path(__file__).with_suffix(".json")

@@ -16,14 +16,14 @@ import torch
 from benchmarks.trials.case import Case, expect, hone
 from hone.algo import ALGORITHMS
 from hone.check import suite
+from hone.checkpoint.state import write_model
 from hone.cli import main
-from hone.config import Choice, override, settings_of
-from hone.data.tokenizer import Tokenizer, train_bpe
-from hone.load import load_recipe
+from hone.config.load import load_recipe
+from hone.config.overrides import Choice, override, settings_of
+from hone.config.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
-from hone.state import write_model
 
 TITLE = "What a new user met in hone check, hone eval, hone algos and the recipes"
 DATA = Path(__file__).parents[3] / "shared" / "data"

@@ -11,7 +11,7 @@ from benchmarks.trials import completion_cases as completions
 from benchmarks.trials import program_cases as programs
 from benchmarks.trials import shape_cases as shapes
 from benchmarks.trials.case import Case, expect
-from hone.reward.verify.code import code_reward
+from hone.reward.verify.code.verdict import code_reward
 from hone.types import Outcome, Task
 
 TITLE = "Programs and their tests"

@@ -47,8 +47,8 @@ PLAIN_ROWS: dict[str, dict[str, Any]] = {  # what a model without a chat templat
 
 @cache
 def tokenizer(chat: bool) -> Any:
-    from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
-    from hone.data.tokenizer import train_bpe
+    from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+    from hone.data.text.tokenizer import train_bpe
 
     if not chat:
         return train_bpe([], vocab_size=258)
@@ -58,10 +58,10 @@ def tokenizer(chat: bool) -> Any:
 
 def fed(data: Any, algo: str, *, chat: bool, context: int = 4096, **read: Any) -> list[Any]:
     """All that a run with this algorithm would read."""
-    from hone import feeds
     from hone.algo import ALGORITHMS
-    from hone.config import Choice
-    from hone.recipe import ReadSpec, Recipe
+    from hone.config.overrides import Choice
+    from hone.config.recipe import ReadSpec, Recipe
+    from hone.launch import feeds
 
     recipe = Recipe(data=data, algo=Choice(algo), read=ReadSpec(**read))
     loaded = feeds.feed(recipe, ALGORITHMS[algo](), tokenizer(chat), context=context)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.trials.case import Case
 from benchmarks.trials.closings import PUBLISHED, VARIANTS
-from hone.reward.verify.math import math_reward
+from hone.reward.verify.math.verdict import math_reward
 from hone.types import Task
 
 TITLE = "Right answers that score 0: the sentences that state them"

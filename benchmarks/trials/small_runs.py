@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from hone.data.tokenizer import train_bpe
+from hone.checkpoint.state import write_model
+from hone.data.text.tokenizer import train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.state import write_model
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "text": [{"text": f"{a} and {a + 1} make {2 * a + 1}"} for a in range(7)],

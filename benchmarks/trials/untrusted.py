@@ -21,12 +21,12 @@ import numpy as np
 from safetensors.numpy import save
 
 from benchmarks.trials.case import Case
-from hone.data.chat import render
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.data.text.chat import render
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
-from hone.model.folder import load_decoder, load_scorer
-from hone.model.gguf import load_gguf
-from hone.model.peft import read_peft
+from hone.model.formats.folder import load_decoder, load_scorer
+from hone.model.formats.gguf import load_gguf
+from hone.model.formats.peft import read_peft
 
 TITLE = "Files and templates from strangers"
 SECONDS, MEMORY, GROWTH = 15, 6 << 30, 700  # of processor time and bytes of one case; megabytes that it may grow by

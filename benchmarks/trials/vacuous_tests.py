@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.trials.case import Case, expect, hone
 from benchmarks.trials.programs import rows
-from hone.data.rows import task_row
+from hone.data.rows.record import task_row
 from hone.errors import HoneError
 
 TITLE = "Test lists that assert nothing"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.trials.case import Case
-from hone.reward.apart import apart
+from hone.reward.workers.apart import apart
 from hone.types import Outcome, Rollout
 
 TITLE = "Reward functions that take too much or leave something behind"

@@ -10,11 +10,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hone import algo
-    from hone.config import Choice
-    from hone.errors import HoneError
-    from hone.guided.evaluate import evaluate
-    from hone.log.limits import Limits
-    from hone.recipe import (
+    from hone.config.overrides import Choice
+    from hone.config.recipe import (
         CriticSpec,
         LoraSpec,
         ModelSpec,
@@ -26,7 +23,10 @@ if TYPE_CHECKING:
         SaveSpec,
         TrainSpec,
     )
-    from hone.runner import resume, run
+    from hone.errors import HoneError
+    from hone.inference.evaluate import evaluate
+    from hone.launch.train import resume, run
+    from hone.log.limits import Limits
     from hone.types import Outcome, Task
 
     __version__: str
@@ -54,14 +54,14 @@ __all__ = [
 ]
 
 _HOME = {
-    "Choice": "config",
+    "Choice": "config.overrides",
     "HoneError": "errors",
     "Limits": "log.limits",
     "Outcome": "types",
     "Task": "types",
-    "evaluate": "guided.evaluate",
-    "resume": "runner",
-    "run": "runner",
+    "evaluate": "inference.evaluate",
+    "resume": "launch.train",
+    "run": "launch.train",
 }
 
 
@@ -73,7 +73,7 @@ def __getattr__(name: str) -> "Any":
         return import_module("hone.algo")
     if name not in __all__:
         raise AttributeError(f"module 'hone' has no attribute {name!r}")
-    return getattr(import_module(f"hone.{_HOME.get(name, 'recipe')}"), name)
+    return getattr(import_module(f"hone.{_HOME.get(name, 'config.recipe')}"), name)
 
 
 def __dir__() -> list[str]:

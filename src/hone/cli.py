@@ -12,7 +12,7 @@ from hone.commands import COMMANDS
 from hone.commands.parser import Parser, add_command
 from hone.commands.streams import Output, open_streams
 from hone.errors import HoneError, Interrupted
-from hone.signals import Heard, heard, number_of
+from hone.launch.signals import Heard, heard, number_of
 
 EPILOG = """\
 examples:

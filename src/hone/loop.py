@@ -14,9 +14,9 @@ import torch
 
 from hone.algo.select import reward_of
 from hone.algo.table import Algorithm
-from hone.data.budget import Budgeted
 from hone.data.collate import collate, mismatched
-from hone.data.source import Feed
+from hone.data.feed.budget import Budgeted
+from hone.data.feed.source import Feed
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log import hacking
@@ -24,8 +24,8 @@ from hone.log.laps import Laps
 from hone.log.monitor import repeated
 from hone.log.stats import Stats, merged
 from hone.rollout import overlap
+from hone.rollout.supply import Ahead, Rounds, check_lag
 from hone.train import diagnose, trust_region
-from hone.train.ahead import Ahead, Rounds, check_lag
 from hone.train.borrowed import lent, may_borrow, unaltered
 from hone.train.early import Early
 from hone.train.learner import Learner

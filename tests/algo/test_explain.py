@@ -5,7 +5,7 @@ import re
 from hone.algo import ALGORITHMS
 from hone.algo.explain import METHODS, OWN, SETTINGS, setting
 from hone.algo.settings import allowed
-from hone.config import settings_of
+from hone.config.overrides import settings_of
 
 
 def test_every_algorithm_has_a_formula_and_a_paper():

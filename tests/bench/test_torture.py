@@ -13,8 +13,8 @@ from benchmarks.torturing.page import WORDS, page
 from benchmarks.torturing.points import KINDS, SAVES
 from benchmarks.torturing.world import World, contents, differences, loops, make_world, temporary
 from hone.algo import ALGORITHMS
+from hone.checkpoint import files
 from hone.rollout.roller import Roller
-from hone.train import checkpoint
 
 torch.set_num_threads(1)
 
@@ -62,7 +62,7 @@ def test_what_a_run_forgets_is_found_out(world: World, tmp_path: Path, monkeypat
     victim.run(world.recipe("grpo", tmp_path / "whole"), tmp_path / "log")
     victim.run(world.recipe("grpo", tmp_path / "run"), tmp_path / "log", kill=("writing", 40))
     monkeypatch.setattr(Roller, "load", lambda self, state: None)
-    monkeypatch.setattr(checkpoint, "sweep", lambda folder: None)
+    monkeypatch.setattr(files, "sweep", lambda folder: None)
     assert victim.run(world.recipe("grpo", tmp_path / "run"), tmp_path / "log").code == 0
     assert "samples.jsonl" in differences(tmp_path / "whole", tmp_path / "run")
     assert temporary(tmp_path / "run")

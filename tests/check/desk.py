@@ -9,12 +9,12 @@ from places import Place, decoder, write_rows
 from hone.algo import ALGORITHMS
 from hone.check import suite
 from hone.check.finding import Report
-from hone.config import Choice, override
-from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
-from hone.data.tokenizer import Tokenizer, train_bpe
-from hone.job import Run, prepare
-from hone.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
-from hone.state import write_model
+from hone.checkpoint.state import write_model
+from hone.config.overrides import Choice, override
+from hone.config.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
+from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.text.tokenizer import Tokenizer, train_bpe
+from hone.launch.job import Run, prepare
 
 BOS = "<bos>"
 SYSTEM = {"role": "system", "content": "Be brief."}

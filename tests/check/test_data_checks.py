@@ -7,7 +7,7 @@ import pytest
 from desk import ROWS, Desk, failing, job_of, names, recipe, rows_for, verdict, write_rows
 
 from hone.check import suite
-from hone.data.source import Source
+from hone.data.feed.source import Source
 from hone.types import Task
 
 

@@ -13,17 +13,17 @@ from desk import Desk, chat_tokenizer, failing, job_of, make_desk, names, recipe
 from places import decoder
 
 import hone.algo
-from hone import state
 from hone.algo import ALGORITHMS
 from hone.check import probe, suite
 from hone.check.perturb import moved
-from hone.data.tokenizer import train_bpe
-from hone.model import forward
+from hone.checkpoint import state
+from hone.checkpoint.state import write_model
+from hone.checkpoint.tensors import save_tensors
+from hone.data.text.tokenizer import train_bpe
+from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy
 from hone.rollout.local import LocalSampler
-from hone.state import write_model
 from hone.train import optim
-from hone.train.tensors import save_tensors
 from hone.types import Group
 
 

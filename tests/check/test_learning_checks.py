@@ -14,15 +14,16 @@ import torch.nn.functional as F
 from desk import Desk, failing, job_of, verdict
 
 import hone.algo
-from hone import state
 from hone.check import plan, suite
 from hone.check.finding import Finding
 from hone.check.perturb import moved
 from hone.check.probe import Probe
-from hone.model import forward, vocab
+from hone.checkpoint import files, state
+from hone.checkpoint.tensors import save_tensors
+from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy
-from hone.train import checkpoint, optim, step
-from hone.train.tensors import save_tensors
+from hone.model.vocab import token_stats
+from hone.train import optim, step
 
 
 def test_dropout_in_the_forward_pass_is_found(desk: Desk):
@@ -266,8 +267,8 @@ def test_moments_or_counters_that_are_not_restored_are_found(desk: Desk, monkeyp
         patch.setattr(state, "load_optimizer", lambda optimizer, tensors: None)
         assert failing(job) == {"checkpoint"}
         assert "moment" in verdict(job, "checkpoint")[1]
-    whole = checkpoint.read_json
-    monkeypatch.setattr(checkpoint, "read_json", lambda path: {**whole(path), "updates": 0})
+    whole = files.read_json
+    monkeypatch.setattr(files, "read_json", lambda path: {**whole(path), "updates": 0})
     assert failing(job) == {"checkpoint"}
     assert verdict(job, "checkpoint")[1] == "not as it was saved: updates"
 
@@ -353,7 +354,7 @@ def test_only_what_keeps_all_logits_is_told_to_need_them_at_once(desk: Desk, mon
     config = job_of(desk, "sft").policy.decoder.config
     whole = kept_bytes(desk, "train.recompute=never")
     assert whole == kept_bytes(desk)
-    monkeypatch.setitem(vocab.BUDGET, "cpu", 4 * config.vocab_size)  # one position at a time
+    monkeypatch.setitem(token_stats.BUDGET, "cpu", 4 * config.vocab_size)  # one position at a time
     assert kept_bytes(desk, "train.recompute=never") == whole
     tokens = plan._tokens_at_once(Probe(job_of(desk, "sft")))
     assert kept_bytes(desk) == whole - 4 * (tokens - 1) * config.vocab_size

@@ -10,7 +10,7 @@ import pytest
 from desk import ROWS, Desk, failing, job_of, names, recipe, tags, verdict
 
 from hone.check import suite
-from hone.recipe import ModelSpec
+from hone.config.recipe import ModelSpec
 from hone.reward import verify
 from hone.reward.outcome import place_of
 from hone.types import Outcome

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from desk import Desk, failing, job_of, verdict
 
-from hone.job import Run
+from hone.launch.job import Run
 from hone.model.lora import merge_lora
 from hone.rollout.local import LocalSampler
 from hone.types import Group, Stop

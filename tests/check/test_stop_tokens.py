@@ -13,11 +13,11 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from hone.check import suite
 from hone.check.finding import Finding
-from hone.data.stops import ENDS, TURN_ENDS, closing_token, wrong_stop
-from hone.data.tokenizer import Tokenizer
+from hone.checkpoint.state import write_model
+from hone.config.recipe import ModelSpec
+from hone.data.text.stop_token import ENDS, TURN_ENDS, closing_token, wrong_stop
+from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
-from hone.recipe import ModelSpec
-from hone.state import write_model
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 

@@ -10,12 +10,12 @@ from desk import Desk, decoder, failing, job_of, verdict, with_template, write_r
 from tokenizers import normalizers
 
 from hone.check.text import misplaced, runs_of
-from hone.data import rows as dataset
-from hone.data.chat import DEFAULT_TEMPLATE
+from hone.checkpoint.state import write_model
 from hone.data.collate import collate
-from hone.data.source import Source
-from hone.data.tokenizer import Tokenizer, train_bpe
-from hone.state import write_model
+from hone.data.feed.source import Source
+from hone.data.rows import record as dataset
+from hone.data.text.chat import DEFAULT_TEMPLATE
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.types import Rollout
 
 NO_SYSTEM = DEFAULT_TEMPLATE.replace("{{- '<|'", "{%- if m.role == 'system' -%}{%- continue -%}{%- endif -%}{{- '<|'")

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from hone.cli import main
-from hone.load import load_recipe
+from hone.config.load import load_recipe
 
-RECIPE = "from hone.recipe import ModelSpec, Recipe\n\ndef recipe():\n    {body}\n"
+RECIPE = "from hone.config.recipe import ModelSpec, Recipe\n\ndef recipe():\n    {body}\n"
 VALID = 'return Recipe(data="d.jsonl", model=ModelSpec(path="m"), reward="math")'
 
 
@@ -158,7 +158,7 @@ def test_settings_come_after_the_file_and_may_stand_anywhere(folder, capsys):
 
 def test_the_algorithms_are_listed_from_their_signatures(capsys):
     from hone.algo import ALGORITHMS
-    from hone.config import settings_of
+    from hone.config.overrides import settings_of
 
     code, out, _ = hone(capsys, "algos")
     assert code == 0

@@ -13,11 +13,11 @@ import pytest
 
 from hone.cli import _parse, build_parser, explain, main
 from hone.commands.parser import EXAMPLES, Parser
-from hone.config import from_yaml
+from hone.config.overrides import from_yaml
+from hone.config.recipe import Recipe
 from hone.data.corpus.overlap import read_items
-from hone.data.source import read_rows
+from hone.data.feed.source import read_rows
 from hone.errors import HoneError
-from hone.recipe import Recipe
 from hone.reward.verify.formal import grammar, schema
 
 

@@ -6,10 +6,20 @@ from typing import Any, Literal
 
 import pytest
 
-from hone.config import ELSEWHERE, Choice, build_choice, check, from_yaml, override, settings_of, to_json, unknown
+from hone.config.overrides import (
+    ELSEWHERE,
+    Choice,
+    build_choice,
+    check,
+    from_yaml,
+    override,
+    settings_of,
+    to_json,
+    unknown,
+)
+from hone.config.recipe import Recipe
+from hone.config.values import Misfit, fit
 from hone.errors import HoneError
-from hone.recipe import Recipe
-from hone.values import Misfit, fit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

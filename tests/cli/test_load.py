@@ -2,11 +2,11 @@ import sys
 
 import pytest
 
+from hone.config.load import list_recipes, load_function, load_recipe, summary
+from hone.config.recipe import Recipe
 from hone.errors import HoneError
-from hone.load import list_recipes, load_function, load_recipe, summary
-from hone.recipe import Recipe
 
-GOOD = '"""Adds numbers.\n\nMore."""\nfrom hone.recipe import Recipe\n\ndef recipe():\n    return Recipe(name="good")\n'
+GOOD = '"""Adds numbers.\n\nMore."""\nfrom hone import Recipe\n\ndef recipe():\n    return Recipe(name="good")\n'
 
 
 @pytest.fixture

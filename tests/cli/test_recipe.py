@@ -2,12 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from hone.config import Choice, from_yaml, override, to_json
-from hone.data.shapes import Shape
+from hone.config.overrides import Choice, from_yaml, override, to_json
+from hone.config.recipe import OFFLINE, PAIRED, LoraSpec, ModelSpec, Recipe, TrainSpec, plan
+from hone.config.rules import COLUMNS, validate
+from hone.data.rows.columns import Shape
 from hone.errors import HoneError
-from hone.outline import plan
-from hone.recipe import OFFLINE, PAIRED, LoraSpec, ModelSpec, Recipe, TrainSpec
-from hone.recipe_rules import COLUMNS, validate
 
 RIGHT = Recipe(data="tasks.jsonl", model=ModelSpec(path="models/sft"), reward={"math": 1.0})
 FRESH = replace(RIGHT, model=ModelSpec(tokenizer="tokenizers/small"))

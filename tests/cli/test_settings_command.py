@@ -9,8 +9,8 @@ import pytest
 
 from hone.cli import main
 from hone.commands.settings import Setting, all_settings, meanings, written
-from hone.config import Choice, override, to_json
-from hone.recipe import ModelSpec, Recipe, TrainSpec
+from hone.config.overrides import Choice, override, to_json
+from hone.config.recipe import ModelSpec, Recipe, TrainSpec
 
 SETTINGS = list(all_settings())
 

@@ -9,7 +9,7 @@ from typing import Any
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.tokenizer import Tokenizer
 
 CHATML = """
 {%- for m in messages %}

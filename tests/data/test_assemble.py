@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from hone.data import assemble
-from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
-from hone.data.convert import Grouper, Tally, Tasker
-from hone.data.locate import Reading, locate
-from hone.data.mix import Mixed
-from hone.data.source import Source
-from hone.data.stream import Stream
-from hone.data.tokenizer import train_bpe
+from hone.data.feed import assemble
+from hone.data.feed.assemble import Mixed
+from hone.data.feed.locate import Reading, locate
+from hone.data.feed.source import Source
+from hone.data.feed.stream import Stream
+from hone.data.rows.convert import Grouper, Tally, Tasker
+from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
 from hone.types import Task
 

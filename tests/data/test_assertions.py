@@ -4,8 +4,8 @@ import pytest
 
 from benchmarks.trials.programs import DATA, rows
 from benchmarks.trials.vacuous_tests import NOTHING, SOMETHING
-from hone.data.rows import task_row
-from hone.data.wanted_names import names_of
+from hone.data.rows.code_names import names_of
+from hone.data.rows.record import task_row
 from hone.errors import HoneError
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from template_zoo import QUESTION, said, tokenizer_of
 
-from hone.data import template as limits
-from hone.data.bounded import WORKER, Failed, OverLimit, Worker, first_matches
-from hone.data.chat import encode_messages, render, render_prompts
-from hone.data.convert import to_groups
+from hone.data.rows.convert import to_groups
+from hone.data.text import template as limits
+from hone.data.text.bounded import WORKER, Failed, OverLimit, Worker, first_matches
+from hone.data.text.chat import encode_messages, render, render_prompts
 from hone.errors import HoneError
 
 LOOP, END = "{% for i in range(99999) %}", "{% endfor %}"
@@ -98,7 +98,7 @@ def test_templates_that_do_not_end_are_stopped(monkeypatch):
 
 
 def test_the_error_names_the_folder_and_the_limit(tmp_path, monkeypatch):
-    from hone.data.tokenizer import Tokenizer
+    from hone.data.text.tokenizer import Tokenizer
 
     monkeypatch.setattr(limits, "SECONDS", 0.2)
     tokenizer_of("chatml", LOOP * 3 + END * 3).save(tmp_path)
@@ -136,7 +136,7 @@ def test_megabytes_go_both_ways_without_a_standstill():
     tok = tokenizer_of("chatml", "{{ messages[0].content }}")
     rows = [([said("user", chr(97 + i) * 3_000_000)], None) for i in range(4)]
     assert [len(render(tok, row[0])) for row in rows] == [3_000_000] * 4
-    from hone.data.dialogue import Dialogue, opened_all
+    from hone.data.text.dialogue import Dialogue, opened_all
 
     texts = opened_all([Dialogue(tok, row[0]) for row in rows])
     assert [(text[0], len(text)) for text in texts] == [(chr(97 + i), 3_000_000) for i in range(4)]
@@ -189,7 +189,7 @@ def gone(pid: int) -> bool:
 
 def test_it_ends_with_its_parent_however_that_ends():
     program = (
-        "import sys, os, signal\nfrom hone.data.bounded import WORKER\n"
+        "import sys, os, signal\nfrom hone.data.text.bounded import WORKER\n"
         "WORKER.ask('match', ([], []), seconds=1, memory=1 << 28)\nprint(WORKER._process.pid, flush=True)\n"
     )
     for end in ("", "os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"):
@@ -263,7 +263,7 @@ def test_values_that_are_no_json_become_text():
 
 
 def test_the_worker_imports_no_torch():
-    program = "import hone.data.bounded_worker, sys; print('torch' in sys.modules, 'tokenizers' in sys.modules)"
+    program = "import hone.data.text.bounded_worker, sys; print('torch' in sys.modules, 'tokenizers' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout.split() == ["False", "False"]
 

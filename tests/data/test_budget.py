@@ -6,8 +6,8 @@ from copy import copy
 
 import pytest
 
-from hone.data.budget import Budgeted, by_length
-from hone.data.source import Source
+from hone.data.feed.budget import Budgeted, by_length
+from hone.data.feed.source import Source
 from hone.errors import HoneError
 from hone.types import Rollout
 

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
-from hone.data.chat import (
+from hone.data.text.chat import (
     CHAT_SPECIALS,
     DEFAULT_TEMPLATE,
     encode_completion,
@@ -16,7 +16,7 @@ from hone.data.chat import (
     render_prompt,
     render_prompts,
 )
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
 
 CHATML = (

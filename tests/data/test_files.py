@@ -8,8 +8,9 @@ import pyarrow.feather as feather
 import pyarrow.parquet as parquet
 import pytest
 
-from hone.data import columnar, parse
-from hone.data.files import START, File
+from hone.data.feed import columnar
+from hone.data.feed.files import START, File
+from hone.data.rows import parse
 from hone.errors import HoneError
 
 ROWS = [{"prompt": f"q{i}\nline é", "completion": f'a "{i}", b', "label": i % 2 == 0} for i in range(23)]

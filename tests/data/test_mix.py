@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.data.mix import Mixed, next_part
-from hone.data.source import Source
+from hone.data.feed.assemble import Mixed, next_part
+from hone.data.feed.source import Source
 from hone.errors import HoneError
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from hone.data import assemble, named
-from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
-from hone.data.convert import Grouper, Tally, Tasker
-from hone.data.locate import Reading, locate
-from hone.data.shapes import Shape
-from hone.data.tokenizer import train_bpe
+from hone.data.feed import assemble, named
+from hone.data.feed.locate import Reading, locate
+from hone.data.rows.columns import Shape
+from hone.data.rows.convert import Grouper, Tally, Tasker
+from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
+from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
-from hone.reward.verify.math import math_reward
+from hone.reward.verify.math.verdict import math_reward
 from hone.types import Rollout
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from places import write_rows
 
-from hone import feeds
 from hone.algo import ALGORITHMS
-from hone.config import Choice
-from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
-from hone.data.pairs import transcript, used, with_prompt
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.config.overrides import Choice
+from hone.config.recipe import Recipe
+from hone.data.rows.pairs import transcript, used, with_prompt
+from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
-from hone.recipe import Recipe
+from hone.launch import feeds
 from hone.types import Task
 
 PLAIN = train_bpe([], vocab_size=258)

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
-from hone.data.convert import Grouper, Tasker, to_groups
-from hone.data.rows import steps_row, task_row
-from hone.data.shapes import Shape, shape_of
-from hone.data.tokenizer import train_bpe
+from hone.data.rows.columns import Shape, shape_of
+from hone.data.rows.convert import Grouper, Tasker, to_groups
+from hone.data.rows.record import steps_row, task_row
+from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
+from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
 from hone.types import Stop
 

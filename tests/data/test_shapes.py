@@ -2,7 +2,7 @@
 
 import pytest
 
-from hone.data.shapes import Shape, plainly, shape_of
+from hone.data.rows.columns import Shape, plainly, shape_of
 from hone.errors import HoneError
 
 USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from hone.data.source import Source, read_rows
+from hone.data.feed.source import Source, read_rows
 from hone.errors import HoneError
 from hone.types import Rollout, Task
 

@@ -20,15 +20,15 @@ import pyarrow.parquet
 import pytest
 from places import write_rows
 
-from hone import feeds
 from hone.algo import ALGORITHMS
-from hone.config import Choice
-from hone.data import files
-from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
-from hone.data.source import read_rows
-from hone.data.tokenizer import train_bpe
+from hone.config.overrides import Choice
+from hone.config.recipe import ReadSpec, Recipe
+from hone.data.feed import files
+from hone.data.feed.source import read_rows
+from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
-from hone.recipe import ReadSpec, Recipe
+from hone.launch import feeds
 
 PLAIN = train_bpe([], vocab_size=258)
 CHAT = replace(

@@ -5,9 +5,9 @@ from copy import copy
 
 import pytest
 
-from hone.data.files import File
-from hone.data.shelf import Memory, Shelf
-from hone.data.stream import Stream
+from hone.data.feed.files import File
+from hone.data.feed.row_store import Memory, Shelf
+from hone.data.feed.stream import Stream
 from hone.errors import HoneError
 
 

@@ -27,9 +27,9 @@ from template_zoo import (
 )  # fmt: skip
 from tokenizers import pre_tokenizers
 
-from hone.data.chat import encode_completion, encode_messages, encode_turns, render, render_prompt
-from hone.data.messages import text_of
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.chat import encode_completion, encode_messages, encode_turns, render, render_prompt
+from hone.data.text.messages import text_of
+from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 
 pytestmark = pytest.mark.filterwarnings("ignore:the chat template closes its generation mark")
@@ -239,7 +239,7 @@ def test_marks_give_transformers_mask_and_the_stop_token(family, turns):
 
 
 def test_a_mark_that_ends_before_the_stop_token_is_extended_and_that_is_said():
-    from hone.data.chat import _say_extended
+    from hone.data.text.chat import _say_extended
 
     _say_extended.cache_clear()
     with pytest.warns(UserWarning, match=r"before <\|im_end\|>: <\|im_end\|> is trained all the same"):

@@ -3,7 +3,7 @@
 import pytest
 from template_zoo import FAMILIES, QUESTION, TOOLS, call, said, tokenizer_of
 
-from hone.data.chat import continue_chat, encode_turns, render, render_prompt
+from hone.data.text.chat import continue_chat, encode_turns, render, render_prompt
 from hone.errors import HoneError
 
 pytestmark = pytest.mark.filterwarnings("ignore:the chat template closes its generation mark")

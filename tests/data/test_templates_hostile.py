@@ -6,8 +6,8 @@ import pytest
 from patience import patience
 from template_zoo import ANSWER, QUESTION, said, tokenizer_of
 
-from hone.data import template as module
-from hone.data.chat import encode_messages, render
+from hone.data.text import template as module
+from hone.data.text.chat import encode_messages, render
 from hone.errors import HoneError
 
 LOOP = "{% for i in range(99999) %}"

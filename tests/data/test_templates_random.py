@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from template_zoo import BY_NAME, FAMILIES, TOOLS, call, hugging_face, said, tokenizer_of
 from test_templates import simulate
 
-from hone.data.chat import continue_chat, encode_turns, render, render_prompt
+from hone.data.text.chat import continue_chat, encode_turns, render, render_prompt
 from hone.errors import HoneError
 
 pytestmark = pytest.mark.filterwarnings("ignore:the chat template closes its generation mark")

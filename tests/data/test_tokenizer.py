@@ -9,9 +9,8 @@ import pytest
 import tokenizers
 from tokenizers import processors
 
-from hone.data.chat import DEFAULT_TEMPLATE
-from hone.data.pieces import byte_of
-from hone.data.tokenizer import Tokenizer, check_fits, train_bpe
+from hone.data.text.chat import DEFAULT_TEMPLATE
+from hone.data.text.tokenizer import Tokenizer, byte_of, check_fits, train_bpe
 from hone.errors import HoneError
 
 TEXTS = ["the answer is 42, don't you think?\n", "hello world 1234 + 5678 = 6912\n\n", "the the the hello hello"] * 4

@@ -9,8 +9,8 @@ import tokenizers
 from template_zoo import ANSWER, FAMILIES, PLAIN, QUESTION, TOOLS, hugging_face, tokenizer_of
 from tokenizers import processors
 
-from hone.data.chat import encode_messages, render, render_prompt
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.chat import encode_messages, render, render_prompt
+from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 
 pytestmark = pytest.mark.filterwarnings("ignore:the chat template closes its generation mark")

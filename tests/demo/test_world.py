@@ -18,7 +18,7 @@ from hone.demo.sizes import FULL, QUICK
 from hone.demo.stages import ORDER
 from hone.log.progress import duration
 from hone.reward.verify.format import format_reward
-from hone.reward.verify.math import math_reward
+from hone.reward.verify.math.verdict import math_reward
 
 torch.set_num_threads(1)
 EXPRESSION = re.compile(rf"\d+(?:\+\d+){{{world.TERMS - 1},}}")

@@ -18,15 +18,16 @@ from hone.algo import ALGORITHMS, Algorithm
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.folder import save_decoder
+from hone.model.formats.folder import save_decoder
 from hone.model.lora import add_lora
-from hone.recipe import Recipe
-from hone.state import collected, restore, write_state
-from hone.train import checkpoint, optim
+from hone.config.recipe import Recipe
+from hone.checkpoint.state import collected, restore, write_state
+from hone.checkpoint import files
+from hone.train import optim
 from hone.train.learner import Learner
 from hone.train.masters import Masters
 from hone.train.step import annotate, credited, update, weighed
-from hone.train.tensors import optimizer_tensors
+from hone.checkpoint.tensors import optimizer_tensors
 from hone.types import Batch
 
 torch.set_num_threads(1)
@@ -125,7 +126,7 @@ def saved(folder: str, algo: str, lora: bool) -> Tensors:
         write_state(aside, whole, recipe=Recipe())
 
     if not dist.is_initialized() or dist.get_rank() == 0:
-        checkpoint.save_folder(Path(folder), write)
+        files.save_folder(Path(folder), write)
         assert all(p.device.type == "cpu" for p in whole.model.parameters())
     else:
         assert all(p.is_meta for p in whole.model.parameters()), "only one rank holds the whole"
@@ -254,7 +255,7 @@ def test_gradients_are_summed_once_an_update_or_after_every_micro_batch(lean: bo
 
 def refused() -> Tensors:
     from hone.dist.spread import mesh_of, spread
-    from hone.model.foreign import Foreign
+    from hone.model.formats.foreign import Foreign
 
     strange = object.__new__(Foreign)
     with pytest.raises(HoneError, match=r"train\.shard=none"):

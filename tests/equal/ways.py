@@ -14,12 +14,12 @@ from torch import Tensor
 from hone import loop
 from hone.algo import ALGORITHMS, Algorithm
 from hone.algo.weight import mismatch
-from hone.data.source import Source
-from hone.model import shared
+from hone.data.feed.source import Source
 from hone.model.decoder import Decoder
+from hone.model.layout import shared_prefix
 from hone.model.lora import add_lora
+from hone.rollout.supply import Ahead
 from hone.train import early
-from hone.train.ahead import Ahead
 from hone.train.learner import Learner
 from hone.types import Batch
 
@@ -119,19 +119,19 @@ def disturbed(batch: Batch, way: Way, *, unit: int) -> Batch:
 @contextmanager
 def collated(way: Way, algo: Algorithm) -> Iterator[None]:
     """Whatever the loops collate is disturbed before anything else reads it."""
-    real, devices, kernels = loop.annotate, early.BESIDE, shared.by_kernels
+    real, devices, kernels = loop.annotate, early.BESIDE, shared_prefix.by_kernels
 
     def annotate(batch: Batch, declared: Algorithm, *args: Any, **rest: Any) -> Batch:
         declared = replace(declared, needs=declared.needs | algo.needs) if way.early else declared
         return real(disturbed(batch, way, unit=algo.unit), declared, *args, **rest)
 
     loop.annotate, early.BESIDE = annotate, devices | {"cpu"} if way.begun else devices
-    shared.by_kernels = (lambda *_: True) if way.tiles else kernels
+    shared_prefix.by_kernels = (lambda *_: True) if way.tiles else kernels
     try:
         yield
     finally:
         loop.annotate, early.BESIDE = real, devices
-        shared.by_kernels = kernels
+        shared_prefix.by_kernels = kernels
 
 
 def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from hone.config.recipe import LONGEST, SampleSpec
 from hone.errors import HoneError
-from hone.guided.defaults import Sampling, settle, too_short
-from hone.recipe import LONGEST, SampleSpec
+from hone.inference.defaults import Sampling, settle, too_short
 
 
 def written(folder: Path, **config: object) -> Path:

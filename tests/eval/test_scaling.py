@@ -8,8 +8,19 @@ import pytest
 
 from hone.cli import main
 from hone.errors import HoneError
-from hone.eval.scaling import LAWS, Law, Shape, budget, for_params, for_tokens, given, optimum, training_flops
-from hone.eval.scaling_fit import fit, read_runs
+from hone.eval.scaling import (
+    LAWS,
+    Law,
+    Shape,
+    budget,
+    fit,
+    for_params,
+    for_tokens,
+    given,
+    optimum,
+    read_runs,
+    training_flops,
+)
 
 PLANTED = Law(E=1.8, A=400, B=1500, alpha=0.34, beta=0.36)
 

@@ -3,8 +3,8 @@
 import pytest
 
 from hone.eval.vote import majority_at, vote
+from hone.launch.rewards import scorer
 from hone.reward.score import score
-from hone.rewards import scorer
 from hone.types import Group, Outcome, Rollout, Task
 
 

@@ -17,20 +17,20 @@ import numpy as np
 import torch
 from safetensors.numpy import save as to_safetensors
 
-from hone.data import template
-from hone.data.chat import encode_turns, render
-from hone.data.convert import Grouper, Tasker
-from hone.data.files import File
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.data.feed.files import File
+from hone.data.rows.convert import Grouper, Tasker
+from hone.data.text import template
+from hone.data.text.chat import encode_turns, render
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
-from hone.model.folder import load_decoder, load_scorer
-from hone.model.gguf import load_gguf
-from hone.model.llama2c import load_llama2c
-from hone.model.peft import read_peft
-from hone.reward import sandbox, sandbox_remote
-from hone.reward.sandbox_limits import Limits
-from hone.reward.sandbox_talk import Talk
-from hone.reward.verify.math import math_reward
+from hone.model.formats.folder import load_decoder, load_scorer
+from hone.model.formats.gguf import load_gguf
+from hone.model.formats.llama2c import load_llama2c
+from hone.model.formats.peft import read_peft
+from hone.reward.sandbox import remote, sandbox
+from hone.reward.sandbox.limits import Limits
+from hone.reward.sandbox.talk import Talk
+from hone.reward.verify.math.verdict import math_reward
 from hone.types import Outcome, Task
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -186,7 +186,7 @@ def sandbox_protocol(data: bytes) -> None:
     assert len(talk.records) <= talk.most, "more records than may come"
     sandbox._finished(talk, 1.0, asked=False)
     with suppress(ArithmeticError, KeyError, TypeError, ValueError, RecursionError):  # the service's answer is 400
-        sandbox_remote._read(data, Limits())
+        remote._read(data, Limits())
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hone.log.report import write_report
-from hone.log.report_chart import label, mark_labels, series, smoothed, svg, thinned, ticks
-from hone.log.report_samples import completion, problems
+from hone.report.chart import label, mark_labels, series, smoothed, svg, thinned, ticks
+from hone.report.report import write_report
+from hone.report.samples import completion, problems
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \"'&amp; --> </style></pre></svg>"
 VOID = {"meta", "line", "circle", "rect", "polyline", "br", "img", "link", "input"}

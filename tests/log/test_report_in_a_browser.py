@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hone.log.report import write_report
+from hone.report.report import write_report
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = [

@@ -1,8 +1,8 @@
 """Requests through an engine to the end."""
 
-from hone.rollout.engine import Engine
-from hone.rollout.request import News, Request
-from hone.rollout.runner import Runner
+from hone.engine.engine import Engine
+from hone.engine.request import News, Request
+from hone.engine.runner import Runner
 
 
 def write(runner: Runner, asked: list[Request], budget: int, *, vocab: int) -> dict[int, News]:

@@ -8,7 +8,7 @@ import interpreted  # noqa: F401 (before Triton)
 import torch
 from fast_models import MODELS, both_ways, model
 
-from hone.model import elementwise
+from hone.model.backends.fused import elementwise
 
 
 def main(path: str) -> None:

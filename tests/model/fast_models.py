@@ -6,9 +6,9 @@ import torch
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.layout.ragged import Rows
+from hone.model.layout.shared_prefix import lay_out_shared
 from hone.model.lora import add_lora, lora_parameters
-from hone.model.ragged import Rows
-from hone.model.shared import lay_out_shared
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -9,7 +9,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from theirs import random_model
 
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 
 TEXT = [
     "the cat sat on the mat, and then the other cat sat there too; 12 cats, 345 mats",

@@ -12,17 +12,17 @@ import torch
 from engine_run import go
 from engine_run import write as run
 
+from hone.engine.engine import Engine
+from hone.engine.params import SampleParams
+from hone.engine.request import News, Request
+from hone.engine.runner import Runner
+from hone.engine.runners.cuda import large
+from hone.engine.runners.cuda.runner import CudaRunner
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
-from hone.model.cuda_runner import CudaRunner
 from hone.model.decoder import Decoder
-from hone.model.kernels import large
 from hone.model.lora import add_lora, lora_parameters
-from hone.model.plain import PlainRunner
-from hone.rollout.engine import Engine
-from hone.rollout.protocol import SampleParams
-from hone.rollout.request import News, Request
-from hone.rollout.runner import Runner
 
 VOCAB = 61
 write = partial(run, vocab=VOCAB)

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.model import attended
-from hone.model.forward import moved
-from hone.model.ragged import Rows, Tables
-from hone.model.shared import lay_out_shared
-from hone.model.spans import Tiles, round_size
+from hone.model.backends.fused import shared_attention
+from hone.model.layout.forward import moved
+from hone.model.layout.ragged import Rows, Tables
+from hone.model.layout.shared_prefix import lay_out_shared
+from hone.model.layout.spans import Tiles, round_size
 from hone.types import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -72,7 +72,7 @@ def with_gradients(rows: Rows, given: list[Tensor], *, read: int | None = None, 
     if kernels:  # on a CPU too, in the interpreter
         assert isinstance(rows.by, Tiles)
         q, k, v = (x[0].transpose(0, 1) for x in given)
-        out = attended.attend(q, k, v, rows.spans, rows.by, window=rows.window).flatten(1)[None]
+        out = shared_attention.attend(q, k, v, rows.spans, rows.by, window=rows.window).flatten(1)[None]
     else:
         out = rows.attend(*given, shares_keys=True)
     out = out[:, : out.shape[1] if read is None else read]

@@ -11,13 +11,13 @@ from fast_models import model
 from row_cases import CASES, DEVICES, ROWS, batch_of, differences, inputs, rows_of, with_gradients
 from torch import Tensor
 
-from hone.model import attended
+from hone.model.backends.fused import shared_attention
 from hone.model.decoder import Decoder
-from hone.model.forward import cells, hidden_states
-from hone.model.ragged import Rows, Tables
-from hone.model.shared import by_kernels, lay_out_shared, lines_of
-from hone.model.spans import Tiles
-from hone.model.twice import twice_differentiable
+from hone.model.layout.forward import cells, hidden_states
+from hone.model.layout.ragged import Rows, Tables
+from hone.model.layout.shared_prefix import by_kernels, lay_out_shared, lines_of
+from hone.model.layout.spans import Tiles
+from hone.model.second_order import twice_differentiable
 from hone.types import Batch
 
 
@@ -85,7 +85,7 @@ def test_a_decoder_gives_what_it_gives_by_tables(name: str, graphs: bool, monkey
     computed(decoder, other, Tiles)
     again = computed(decoder, batch, Tiles)
     assert {n for n in found if not torch.equal(found[n], again[n])} == set()
-    monkeypatch.setattr(attended, "usable", lambda *_: False)
+    monkeypatch.setattr(shared_attention, "usable", lambda *_: False)
     decoder.graphs = False
     plain = computed(decoder, batch, Tables)
     assert all(distance(plain[n], x) < 0.05 for n, x in found.items())
@@ -120,12 +120,12 @@ def distance(a: Tensor, b: Tensor) -> float:
     ],
 )
 def test_what_there_are_kernels_for(device: str, dtype: torch.dtype, size: int, usable: bool):
-    assert attended.usable(torch.device(device), dtype, size) == usable
+    assert shared_attention.usable(torch.device(device), dtype, size) == usable
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_half_precision_with_heads_of_another_size_goes_by_tables(device: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(attended, "usable", lambda *_: False)
+    monkeypatch.setattr(shared_attention, "usable", lambda *_: False)
     decoder = model("llama", torch.bfloat16).to(device)
     decoder.graphs = None
     batch = batch_of(*ROWS["a group"], device)
@@ -138,7 +138,7 @@ def test_nothing_is_asked_of_an_empty_list():
     spans, tiles = rows_of("a group")[1].spans, rows_of("a group")[1].by
     assert isinstance(tiles, Tiles)
     x = torch.zeros(0, 6, 16, requires_grad=True)
-    out = attended.attend(*x.split([2, 2, 2], 1), spans, tiles)
+    out = shared_attention.attend(*x.split([2, 2, 2], 1), spans, tiles)
     assert out.shape == (0, 2, 16)
     assert torch.autograd.grad(out.sum(), x)[0].shape == x.shape
 
@@ -150,7 +150,7 @@ def test_what_the_kernels_cannot_read_as_it_lies_is_copied(strides: tuple[int, i
         if strides[0] < 33
         else torch.randn(200).as_strided((3, 2, 16), strides)
     )
-    found = attended._lined(x)
+    found = shared_attention._lined(x)
     assert found.stride() == (32, 16, 1)
     assert torch.equal(found, x)
 
@@ -158,7 +158,7 @@ def test_what_the_kernels_cannot_read_as_it_lies_is_copied(strides: tuple[int, i
 def test_where_weights_are_not_what_is_computed_in_kernels_are_asked_for_the_latter(monkeypatch: pytest.MonkeyPatch):
     """Spread over ranks, weights stay in float32 and a layer is put together in half precision."""
     asked = list[torch.dtype]()
-    monkeypatch.setattr(attended, "usable", lambda device, dtype, size: bool(asked.append(dtype)))
+    monkeypatch.setattr(shared_attention, "usable", lambda device, dtype, size: bool(asked.append(dtype)))
     decoder = model("llama", torch.float32)
     by_kernels(decoder, torch.device("cuda"))
     decoder.computes_in = torch.bfloat16

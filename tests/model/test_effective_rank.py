@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from hone.model.inspect import difference, energy_rank, low_rank_values, singular_values, spread, update_of
 from hone.model.lora import adapted_layers, add_lora, lora_parameters
-from hone.model.ranks import difference, energy_rank, low_rank_values, singular_values, spread, update_of
 
 torch.set_num_threads(1)
 

@@ -8,13 +8,13 @@ import torch
 from theirs import random_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from hone.model import weight_files
+from hone.engine.params import SampleParams
 from hone.model.decoder import Decoder
-from hone.model.folder import load_decoder, save_decoder, save_scorer
-from hone.model.forward import hidden_states, lay_out
+from hone.model.formats import weight_files
+from hone.model.formats.folder import load_decoder, save_decoder, save_scorer
+from hone.model.layout.forward import hidden_states, lay_out
 from hone.model.scorer import Scorer
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 
 torch.set_num_threads(1)
 SHAPE: dict[str, Any] = {

@@ -9,9 +9,9 @@ import torch
 from apart import written_by
 from fast_models import MODELS, both_ways, fed, gradients, model
 
-from hone.model import elementwise
-from hone.model.fused import side_by_side
-from hone.model.joined import (
+from hone.model.backends.adjacent import side_by_side
+from hone.model.backends.fused import elementwise
+from hone.model.backends.fused.fused_linear import (
     Product,
     Turned,
     added_product,
@@ -20,7 +20,7 @@ from hone.model.joined import (
     rotated_,
     turned_product,
 )
-from hone.model.twice import twice_differentiable
+from hone.model.second_order import twice_differentiable
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -17,15 +17,16 @@ import pytest
 import torch
 from gguf_files import model_of, written
 
-from hone import build, evaluate
+from hone import evaluate
 from hone.cli import main
+from hone.config.recipe import ModelSpec
 from hone.errors import HoneError
-from hone.model import fetch, hub
-from hone.model.fetch import MANIFEST, PACKAGED, Unreachable, is_whole, place, resolve
-from hone.model.folder import load_decoder
-from hone.model.gguf import convert_gguf, load_gguf
-from hone.model.weight_files import WEIGHTS
-from hone.recipe import ModelSpec
+from hone.launch import build
+from hone.model.formats import fetch, hub
+from hone.model.formats.fetch import MANIFEST, PACKAGED, Unreachable, is_whole, place, resolve
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.gguf import convert_gguf, load_gguf
+from hone.model.formats.weight_files import WEIGHTS
 
 NAME = "smollm2-135m"
 

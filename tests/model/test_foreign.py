@@ -10,16 +10,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hone.algo import grpo, sft
-from hone.data.source import Source
+from hone.data.feed.source import Source
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
 from hone.loop import online
-from hone.model.folder import load_decoder, load_scorer, save_decoder, save_scorer
-from hone.model.foreign import Foreign
+from hone.model.formats.folder import load_decoder, load_scorer, save_decoder, save_scorer
+from hone.model.formats.foreign import Foreign
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
 from hone.model.scorer import Scorer
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.train import optim
 from hone.train.learner import Learner
 

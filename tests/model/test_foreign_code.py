@@ -14,12 +14,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 import hone
-from hone.data.pretrained import CODE, data_only
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.pretrained import CODE, data_only
+from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
-from hone.model.fetch import fetch
-from hone.model.folder import load_decoder, load_scorer
-from hone.model.gguf import load_gguf
+from hone.model.formats.fetch import fetch
+from hone.model.formats.folder import load_decoder, load_scorer
+from hone.model.formats.gguf import load_gguf
 
 SOURCE = Path(hone.__file__).parent
 PIECES = Path(__file__).parents[1] / "fuzz" / "corpus" / "gguf" / "pieces"
@@ -154,9 +154,9 @@ def calls(path: Path) -> set[str]:
 
 def test_only_one_function_calls_from_pretrained():
     guarded = {
-        "from_pretrained": {"data/pretrained.py"},
-        "from_config": {"data/pretrained.py"},
-        "snapshot_download": {"model/hub.py"},  # hone fetch
+        "from_pretrained": {"data/text/pretrained.py"},
+        "from_config": {"data/text/pretrained.py"},
+        "snapshot_download": {"model/formats/hub.py"},  # hone fetch
         "hf_hub_download": set[str](),
         "get_class_from_dynamic_module": set[str](),
         "pipeline": set[str](),

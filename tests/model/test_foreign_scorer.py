@@ -17,15 +17,15 @@ from transformers import (
     Qwen2ForSequenceClassification,
 )
 
-from hone.data.tokenizer import train_bpe
+from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.folder import load_scorer, save_scorer
-from hone.model.foreign_scorer import ForeignScorer
-from hone.model.learned import process_model, reward_model
+from hone.model.formats.folder import load_scorer, save_scorer
+from hone.model.formats.foreign_scorer import ForeignScorer
 from hone.model.scorer import Scorer
-from hone.reward.model import RewardModel
+from hone.reward.learned.folders import process_model, reward_model
+from hone.reward.learned.model import RewardModel
 from hone.types import Rollout, Task
 
 torch.set_num_threads(1)

@@ -11,12 +11,12 @@ from gguf import GGMLQuantizationType as Kind
 from gguf_files import SPECIALS, byte_level, model_of, shape_of, tensors_of, write, written
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from hone.data.chat import render
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.chat import render
+from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
-from hone.model.folder import load_decoder
-from hone.model.gguf import config_of, convert_gguf, halves, load_gguf, read_gguf
-from hone.model.gguf_tokenizer import KINDS, build_tokenizer
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.gguf import config_of, convert_gguf, halves, load_gguf, read_gguf
+from hone.model.formats.gguf_tokenizer import KINDS, build_tokenizer
 
 TOKENS = torch.randint(0, 320, (2, 40), generator=torch.Generator().manual_seed(0))
 LLAMA3 = {

@@ -10,17 +10,17 @@ import torch
 from fast_models import model
 from torch import Tensor
 
-from hone.model import graphed
 from hone.model.adapters import use_adapter
+from hone.model.backends.fused import cuda_graphs
+from hone.model.backends.fused.graph_memory import filled
 from hone.model.decoder import Decoder
-from hone.model.filled import filled
-from hone.model.forward import Lines, cells, hidden_states
+from hone.model.layout.forward import Lines, cells, hidden_states
+from hone.model.layout.ragged import Rows, Tables
+from hone.model.layout.shared_prefix import lay_out_shared
+from hone.model.layout.spans import round_size
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
-from hone.model.ragged import Rows, Tables
-from hone.model.shared import lay_out_shared
-from hone.model.spans import round_size
-from hone.model.twice import twice_differentiable
+from hone.model.second_order import twice_differentiable
 from hone.types import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -64,7 +64,7 @@ def apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
 
 
 def recordings(decoder: Decoder) -> int:
-    return len(graphed._known[decoder].passes) if decoder in graphed._known else 0
+    return len(cuda_graphs._known[decoder].passes) if decoder in cuda_graphs._known else 0
 
 
 def made(name: str, device: str) -> tuple[Decoder, float]:
@@ -81,7 +81,7 @@ def test_a_pass_that_is_not_recorded_yet_gives_the_bits_of_its_replay(
     decoder, _ = made(name, device)
     batch = table(BATCH, device=device)
     with monkeypatch.context() as patch:
-        patch.setattr(graphed, "_recorded", lambda *_: None)
+        patch.setattr(cuda_graphs, "_recorded", lambda *_: None)
         early = computed(decoder, batch, graphs=True)
         laid = lines(batch)
         assert hidden_states(decoder, laid).shape[1] == round_size(laid.tokens.numel()) > laid.tokens.numel()
@@ -169,7 +169,7 @@ def test_a_pass_whose_gradient_nobody_asks_for_blocks_none():
     decoder.graphs = True
     laid = lines(table(BATCH))
     hidden = hidden_states(decoder, laid)
-    graphs = graphed._known[decoder]
+    graphs = cuda_graphs._known[decoder]
     assert graphs.busy()
     del hidden
     gc.collect()
@@ -220,7 +220,7 @@ def test_a_copy_has_recordings_of_its_own():
 
 def test_few_sizes_are_kept_and_rare_ones_are_not_recorded(monkeypatch: pytest.MonkeyPatch):
     decoder, _ = made("llama", "cpu")
-    monkeypatch.setattr(graphed, "SIZES", 2)
+    monkeypatch.setattr(cuda_graphs, "SIZES", 2)
     for rows in (2, 4, 6, 8):
         computed(decoder, table([[50, 3]] * rows), graphs=True)
     assert recordings(decoder) == 2
@@ -232,7 +232,7 @@ def test_sizes_that_come_and_go_give_the_gradients_of_the_pass(
     sizes: int, device: str, monkeypatch: pytest.MonkeyPatch
 ):
     decoder, most = made("llama", device)
-    monkeypatch.setattr(graphed, "SIZES", sizes)
+    monkeypatch.setattr(cuda_graphs, "SIZES", sizes)
     for rows in (2, 4, 6, 2, 8, 4, 2):
         batch = table([[50, 3]] * rows, seed=rows, device=device)
         plain = computed(decoder, batch, graphs=False)
@@ -245,13 +245,13 @@ def test_gradients_are_recorded_again_when_passes_without_have_taken_all_places(
     device: str, monkeypatch: pytest.MonkeyPatch
 ):
     decoder, most = made("llama", device)
-    monkeypatch.setattr(graphed, "SIZES", 2)
+    monkeypatch.setattr(cuda_graphs, "SIZES", 2)
     batches = [table([[50, 3]] * rows, seed=rows, device=device) for rows in (2, 4, 6, 8)]
     computed(decoder, batches[0], graphs=True)
     with torch.no_grad():
         for batch in batches[1:3]:
             hidden_states(decoder, lines(batch))
-    assert not any(key[1] for key in graphed._known[decoder].passes), "those with gradients are forgotten"
+    assert not any(key[1] for key in cuda_graphs._known[decoder].passes), "those with gradients are forgotten"
     for batch in (batches[3], batches[0]):
         plain = computed(decoder, batch, graphs=False)
         assert apart(plain, computed(decoder, batch, graphs=True)) < most

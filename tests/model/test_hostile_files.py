@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
-from hone.model.folder import load_decoder, load_scorer
-from hone.model.peft import read_peft
+from hone.model.formats.folder import load_decoder, load_scorer
+from hone.model.formats.peft import read_peft
 from tests.fuzz.targets import ADAPTER, CONFIG, CORPUS, LAYER, folder_of, small_weights, to_safetensors, tokenizer
 
 HUGE = 10**12

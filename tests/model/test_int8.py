@@ -3,13 +3,13 @@
 import pytest
 import torch
 
+from hone.engine.params import SampleParams
+from hone.engine.runner import Part, Seat
+from hone.engine.runners.torch.int8 import Int8, Int8Layers, int8_weights, rounded
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.int8 import Int8, Int8Layers, int8_weights, rounded
 from hone.model.lora import add_lora
-from hone.model.plain import PlainRunner
-from hone.rollout.protocol import SampleParams
-from hone.rollout.runner import Part, Seat
 
 torch.set_num_threads(1)
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from hone.model.kernels.attend import QUERIES
-from hone.model.kernels.prompts import lay, passes, tiles_for
-from hone.model.kernels.rows import RowState
-from hone.rollout.draw_state import STOPS, DrawState
-from hone.rollout.protocol import SampleParams
-from hone.rollout.runner import Part, Seat
+from hone.engine.params import SampleParams
+from hone.engine.runner import Part, Seat
+from hone.engine.runners.cuda.attend import QUERIES
+from hone.engine.runners.cuda.draw_state import STOPS, DrawState
+from hone.engine.runners.cuda.prompts import lay, passes, tiles_for
+from hone.engine.runners.cuda.rows import RowState
 
 VOCAB, WIDTH, ROWS = 300, 12, 7
 NAMES = ("token", "position", "count", "limit", "active", "top_k", "temperature", "top_p", "min_p", "penalty",

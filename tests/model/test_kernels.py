@@ -12,16 +12,16 @@ import torch
 from apart import written_by
 from engine_run import write as run
 
+from hone.engine.params import SampleParams
+from hone.engine.request import News, Request
+from hone.engine.runners.choose import make_runner, uncovered
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.model.adapters import use_adapter
+from hone.model.backends.fused.kernels.tiles import INVARIANT, ROWS, most_parts, pieces, tile
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.kernels.tiles import INVARIANT, ROWS, most_parts, pieces, tile
 from hone.model.lora import add_lora, lora_parameters
-from hone.model.plain import PlainRunner
-from hone.model.runners import make_runner, uncovered
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
-from hone.rollout.request import News, Request
 
 pytest.importorskip("triton", reason="Triton is not installed")
 CASES = (

@@ -7,8 +7,8 @@ import torch
 from fast_models import model
 from row_cases import DEVICES, ROWS, batch_of
 
-from hone.model import graphed
-from hone.model.lanes import LANES, lane, side_by_side
+from hone.model.backends.fused import cuda_graphs
+from hone.model.backends.fused.streams import LANES, lane, side_by_side
 from hone.model.policy import Policy, frozen_copy
 from hone.train.evaluate import evaluate
 
@@ -45,5 +45,5 @@ def test_slices_read_side_by_side_are_the_batch_read_at_once(device: str):
         for name in WANT:
             a, b = getattr(whole, name).double(), getattr(sliced, name).double()
             assert (a - b).norm() <= (1e-12 if device == "cpu" else 0.02) * a.norm()
-    keys: list[Any] = list(graphed._known[policy.decoder].passes)
+    keys: list[Any] = list(cuda_graphs._known[policy.decoder].passes)
     assert {key[0][1] for key in keys} == {0, 1, 2}, "each lane has recordings of its own"

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
+from hone.engine.params import SampleParams
+from hone.engine.runner import Part, Seat
+from hone.engine.runners.native.layers import Native, uncovered
+from hone.engine.runners.torch.kv_cache import Slab
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.native.layers import Native, uncovered
-from hone.model.plain import PlainRunner
-from hone.model.plain_slab import Slab
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
-from hone.rollout.runner import Part, Seat
 
 CONFIG = DecoderConfig(
     vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,

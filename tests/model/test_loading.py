@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from hone.errors import HoneError
-from hone.model import weight_files
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.folder import load_decoder, save_decoder
-from hone.model.weight_files import WEIGHTS
+from hone.model.formats import weight_files
+from hone.model.formats.folder import load_decoder, save_decoder
+from hone.model.formats.weight_files import WEIGHTS
 
 SHAPE = {"vocab_size": 64, "hidden_size": 512, "intermediate_size": 8192, "num_hidden_layers": 2}
 PEAK = """
 import resource, sys
-from hone.model.folder import load_decoder
+from hone.model.formats.folder import load_decoder
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before = peak()

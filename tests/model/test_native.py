@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from hone.engine.draw import Knobs, draw
+from hone.engine.runners.native.layers import Native, NativeInvariantLayers, NativeLayers, uncovered
+from hone.engine.runners.torch.attention import Piece
+from hone.engine.runners.torch.layers import Attend, PlainLayers
+from hone.engine.runners.torch.runner import PlainRunner
+from hone.model.backends.native import build as building
+from hone.model.backends.native.build import OFF, library
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.lora import LoRALinear, add_lora
-from hone.model.native import build as building
-from hone.model.native.build import OFF, library
-from hone.model.native.layers import Native, NativeInvariantLayers, NativeLayers, uncovered
-from hone.model.plain import PlainRunner
-from hone.model.plain_attention import Piece
-from hone.model.plain_layers import Attend, PlainLayers
-from hone.rollout.draw import Knobs, draw
 
 torch.set_num_threads(1)
 VOCAB, CONTEXT = 101, 96

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from fast_models import functions
 from torch import Tensor
 
+from hone.model.backends.native import head
+from hone.model.backends.native.build import library
+from hone.model.backends.native.layer import normed
 from hone.model.decoder import RMSNorm
-from hone.model.native import head
-from hone.model.native.build import library
-from hone.model.native.norm import normed
-from hone.model.vocab import HeadRows, slices, token_stats
-from hone.model.vocab_plain import Plan
+from hone.model.vocab.distribution import Plan
+from hone.model.vocab.token_stats import HeadRows, slices, token_stats
 
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
 D = 64

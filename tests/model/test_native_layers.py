@@ -8,13 +8,14 @@ import torch
 from fast_models import fed, functions, gradients, model
 from torch import Tensor
 
-from hone.model.native import calls, stacked
-from hone.model.native.build import library
-from hone.model.native.calls import Segments
-from hone.model.native.learning import Course, course
-from hone.model.ragged import Rows
-from hone.model.spans import Spans
-from hone.model.twice import twice_differentiable
+from hone.model.backends.native import calls
+from hone.model.backends.native import stack as stacked
+from hone.model.backends.native.build import library
+from hone.model.backends.native.calls import Segments
+from hone.model.backends.native.layer import Course, course
+from hone.model.layout.ragged import Rows
+from hone.model.layout.spans import Spans
+from hone.model.second_order import twice_differentiable
 
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
 COVERED = ("llama", "adapters", "adapters with biases")

@@ -12,9 +12,9 @@ from test_native_stack import same_as_plain
 from test_plain_invariant import build, check_invariant, requests
 from test_same_bits import Shape, same_as_sampled
 
-from hone.model.native import build as building
-from hone.model.native import stacked
-from hone.model.native.build import library
+from hone.model.backends.native import build as building
+from hone.model.backends.native import stack
+from hone.model.backends.native.build import library
 
 torch.set_num_threads(1)
 NARROW, PLAIN = ("-mno-avx512f",), ("-mno-avx512f", "-mno-avx2")
@@ -58,7 +58,7 @@ def test_a_request_alone_and_in_any_company_is_the_same_to_the_bit():
 
 @pytest.mark.parametrize("name", ["llama", "adapters"])
 def test_layers_are_the_plain_ones_and_recomputed_have_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stacked, "SMALL", 0)
+    monkeypatch.setattr(stack, "SMALL", 0)
     same_as_plain_and_recomputed(name, "shared", 2)
 
 

@@ -10,16 +10,15 @@ import torch
 from fast_models import fed, functions, gradients
 from torch import Tensor
 
+from hone.model.backends.native import stack as stacked
+from hone.model.backends.native.build import library
+from hone.model.backends.native.calls import Segments
+from hone.model.backends.native.stack import Bundles, Room, stackable
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.layout.ragged import Rows
 from hone.model.lora import add_lora
-from hone.model.native import stacked
-from hone.model.native.build import library
-from hone.model.native.calls import Segments
-from hone.model.native.room import Room
-from hone.model.native.stacked import Bundles, stackable
 from hone.model.policy import Policy
-from hone.model.ragged import Rows
 from hone.train import optim
 from hone.train.cut import BUNDLED, CACHE
 from hone.train.learner import Learner

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from hone.engine.params import SampleParams
+from hone.engine.runner import Part, Seat, Written
+from hone.engine.runners.native.layers import uncovered
+from hone.engine.runners.torch.invariant import LANES, TILE, calm, calm_rows, places_agree
+from hone.engine.runners.torch.layers import product
+from hone.engine.runners.torch.runner import PlainRunner
+from hone.model.backends.native.build import OFF
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.native.build import OFF
-from hone.model.native.layers import uncovered
-from hone.model.plain import PlainRunner
-from hone.model.plain_invariant import LANES, TILE, calm, calm_rows, places_agree
-from hone.model.plain_product import product
-from hone.rollout.protocol import SampleParams
-from hone.rollout.runner import Part, Seat, Written
 
 torch.set_num_threads(1)
 CONTEXT = 160

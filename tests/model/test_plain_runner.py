@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
+from hone.engine.params import SampleParams
+from hone.engine.runner import Part, Seat, Written
+from hone.engine.runners.torch import runner as plain
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.errors import HoneError
-from hone.model import plain
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig, Rope
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
-from hone.model.plain import PlainRunner
-from hone.rollout.protocol import SampleParams
-from hone.rollout.runner import Part, Seat, Written
 
 torch.set_num_threads(1)
 VOCAB, CONTEXT = 37, 48

@@ -5,10 +5,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.errors import HoneError
-from hone.model import vocab
 from hone.model.heads import ScalarHead
 from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
+from hone.model.vocab import token_stats
 from hone.types import ABSENT
 
 torch.set_num_threads(1)
@@ -123,7 +123,7 @@ def test_logits_are_computed_once_where_nothing_is_to_be_computed_again(
 ):
     policy, batch = Policy(make_decoder().double(), **settings), make_batch(rows)
     V, N = policy.decoder.config.vocab_size, int(batch.mask.sum())
-    monkeypatch.setitem(vocab.BUDGET, "cpu", 3 * 8 * V)
+    monkeypatch.setitem(token_stats.BUDGET, "cpu", 3 * 8 * V)
     chunks = -(-N // 3)
     with Logits(V) as logits:
         logp = policy(batch, frozenset({"logp"})).logp

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from hone.data.collate import collate
+from hone.engine.params import SampleParams
+from hone.engine.runners.native.layers import NativeLayers, uncovered
+from hone.engine.runners.torch.attention import Piece
+from hone.model.backends.native.build import library
+from hone.model.backends.native.stack import bundled
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.native.build import library
-from hone.model.native.layers import NativeLayers, uncovered
-from hone.model.native.stacked import bundled
-from hone.model.plain_attention import Piece
 from hone.model.policy import Policy
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.types import Batch
 
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")

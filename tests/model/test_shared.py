@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hone.errors import HoneError
-from hone.model.grouped import leaders
+from hone.model.layout.grouped import leaders
+from hone.model.layout.shared_prefix import LAYOUTS, lay_out_shared, lines_of, tables
 from hone.model.policy import Policy
-from hone.model.shared import LAYOUTS, lay_out_shared, lines_of, tables
 from hone.types import Batch
 
 PROMPT = [3, 1, 4, 1]

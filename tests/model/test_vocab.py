@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from hone.model import vocab
-from hone.model.forward import cells, hidden_states, lay_out, wide
-from hone.model.twice import twice_differentiable
-from hone.model.vocab import HeadRows, slices, token_stats
-from hone.rollout.protocol import SampleParams
+from hone.engine.params import SampleParams
+from hone.model.layout.forward import cells, hidden_states, lay_out, wide
+from hone.model.second_order import twice_differentiable
+from hone.model.vocab import token_stats as vocab
+from hone.model.vocab.token_stats import HeadRows, slices, token_stats
 
 torch.set_num_threads(1)
 EVERYTHING = frozenset({"logp", "entropy", "ref_kl", "old_kl"})

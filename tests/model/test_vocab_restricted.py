@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.model import vocab_rows
-from hone.model.vocab import token_stats
-from hone.model.vocab_rows import NUMBERS, PLACE, Chunk, Other
-from hone.rollout.draw import Knobs, draw
-from hone.rollout.protocol import SampleParams
+from hone.engine.draw import Knobs, draw
+from hone.engine.params import SampleParams
+from hone.model.vocab import rows as vocab_rows
+from hone.model.vocab.rows import NUMBERS, PLACE, Chunk, Other
+from hone.model.vocab.token_stats import token_stats
 
 torch.set_num_threads(1)
 LOGP = frozenset({"logp"})

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hone.model.vocab_rows import NUMBERS, PLACE, STATS, Chunk, Other, least_kept
-from hone.rollout.protocol import SampleParams
+from hone.engine.params import SampleParams
+from hone.model.vocab.rows import NUMBERS, PLACE, STATS, Chunk, Other, least_kept
 
 EVERY = ("logp", "entropy", "ref_kl", "old_kl")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -115,6 +115,6 @@ def outcomes(backend: Any, device: str) -> Iterator[tuple[str, Tensor]]:
 
 if __name__ == "__main__":
     assert set(EVERY) == STATS
-    from hone.model.kernels import vocab
+    from hone.model.backends.fused.kernels import vocab
 
     save_file(dict(outcomes(vocab, "cpu")), sys.argv[1])

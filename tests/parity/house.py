@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hone.algo import Algorithm, objective
 from hone.model.decoder import Decoder
-from hone.model.hf_config import config_from_hf
+from hone.model.formats.hf_config import config_from_hf
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.train.cut import micro_batches

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.fetch import resolve
-from hone.model.folder import load_decoder
+from hone.model.formats.fetch import resolve
+from hone.model.formats.folder import load_decoder
 
 NAME = "smollm2-135m"
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.data.chat import render, render_prompt
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.chat import render, render_prompt
+from hone.data.text.tokenizer import Tokenizer
+from hone.engine.params import SampleParams
 from hone.model.decoder import Decoder
-from hone.model.fetch import PACKAGED
+from hone.model.formats.fetch import PACKAGED
 from hone.model.policy import Policy
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.types import Batch, Stop
 
 # The opening of "A Tale of Two Cities" and of "Alice's Adventures in Wonderland", both in the public domain.

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import hone
-from hone import build, feeds
 from hone.check import suite
-from hone.config import override
-from hone.data.locate import Reading
-from hone.load import load_recipe
-from hone.model.folder import load_decoder
-from hone.model.peft import is_adapter
+from hone.config.load import load_recipe
+from hone.config.overrides import override
+from hone.data.feed.locate import Reading
+from hone.launch import build, feeds
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.peft import is_adapter
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "data"
@@ -86,7 +86,7 @@ def test_the_recipes_of_a_real_model_pass_their_check(tmp_path: Path):
 
 
 def test_two_steps_of_pre_training_on_shakespeare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from hone.data.tokenizer import train_bpe
+    from hone.data.text.tokenizer import train_bpe
 
     text = (Path(os.environ["HONE_DATA"]) / "tinyshakespeare" / "input.txt").read_text()
     train_bpe([text[:100_000]], vocab_size=512).save(tmp_path / "tokenizer")

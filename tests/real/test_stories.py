@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import hone
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.tokenizer import Tokenizer
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.model.fetch import fetch, resolve
-from hone.model.folder import load_decoder
-from hone.model.llama2c import load_llama2c
+from hone.model.formats.fetch import fetch, resolve
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.llama2c import load_llama2c
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 
 torch.set_num_threads(1)
 SHARED = Path(__file__).parents[3] / "shared" / "data"

@@ -13,21 +13,20 @@ import torch
 import hone
 from hone.algo import ALGORITHMS
 from hone.check import suite
-from hone.config import build_choice, override
-from hone.data.tokenizer import Tokenizer
+from hone.checkpoint.state import write_model
+from hone.config.load import load_recipe
+from hone.config.overrides import build_choice, override
+from hone.config.recipe import Recipe, plan
+from hone.config.rules import validate
+from hone.data.text.tokenizer import Tokenizer
 from hone.demo import stages, world
 from hone.demo.data import FILES, make_data, make_tokenizer, write_rows
 from hone.demo.sizes import QUICK
 from hone.errors import MADE_BY, made_by
-from hone.load import load_recipe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.folder import load_decoder, load_scorer
+from hone.model.formats.folder import load_decoder, load_scorer
 from hone.model.scorer import Scorer
-from hone.outline import plan
-from hone.recipe import Recipe
-from hone.recipe_rules import validate
-from hone.state import write_model
 
 torch.set_num_threads(1)
 

@@ -10,21 +10,21 @@ from places import decoder
 from remedy_world import Case, World, call, prepared, tokenizer, typed
 
 import hone
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.config.load import load_function, load_recipe
+from hone.data.text.tokenizer import Tokenizer, train_bpe
+from hone.engine.params import SampleParams
 from hone.eval.pass_at_k import mean_and_error, pass_at_k
-from hone.load import load_function, load_recipe
 from hone.log.limits import Limits
-from hone.model.fetch import fetch, place, resolve
-from hone.model.folder import load_decoder, load_scorer
+from hone.model.formats.fetch import fetch, place, resolve
+from hone.model.formats.folder import load_decoder, load_scorer
+from hone.model.formats.peft import load_peft, save_peft
 from hone.model.lora import add_lora, select_adapter
-from hone.model.peft import load_peft, save_peft
 from hone.model.scorer import Scorer
-from hone.reward.endpoint import Endpoint
-from hone.reward.ensemble import joined
+from hone.reward.learned.endpoint import Endpoint
+from hone.reward.learned.model import joined
 from hone.reward.score import as_scorer
 from hone.reward.steps import split_steps
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 
 
 def params(**given: Any) -> SampleParams:

@@ -6,8 +6,8 @@ from typing import Any
 import tokenizers
 from remedy_world import Case, World, call, given, tokenizer
 
-from hone.data.bounded import first_matches
-from hone.data.chat import (
+from hone.data.text.bounded import first_matches
+from hone.data.text.chat import (
     CHAT_SPECIALS,
     DEFAULT_TEMPLATE,
     continue_chat,
@@ -17,7 +17,7 @@ from hone.data.chat import (
     encode_turns,
     render_prompt,
 )
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 
 USER, BOT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 CALL = {"function": {"name": "add", "arguments": {"x": 1}}}

@@ -12,18 +12,18 @@ import pyarrow.parquet
 import tokenizers
 from remedy_world import Case, World, call, given, lacks, prepared, rows, tokenizer
 
-from hone.data import files
-from hone.data.budget import Budgeted
 from hone.data.collate import mismatched
-from hone.data.convert import to_groups
-from hone.data.json_object import read_object
-from hone.data.mix import Mixed
-from hone.data.named import FOLDER, answer_of_gsm8k
-from hone.data.pairs import transcript
-from hone.data.shelf import Shelf
-from hone.data.source import Source, read_rows
-from hone.data.stream import Stream
-from hone.data.tokenizer import Tokenizer
+from hone.data.feed import files
+from hone.data.feed.assemble import Mixed
+from hone.data.feed.budget import Budgeted
+from hone.data.feed.named import FOLDER, answer_of_gsm8k
+from hone.data.feed.row_store import Shelf
+from hone.data.feed.source import Source, read_rows
+from hone.data.feed.stream import Stream
+from hone.data.rows.convert import to_groups
+from hone.data.rows.pairs import transcript
+from hone.data.text.json_object import read_object
+from hone.data.text.tokenizer import Tokenizer
 
 ROW = '{"prompt": "a", "completion": "b"}'
 USER, BOT = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}

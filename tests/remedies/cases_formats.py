@@ -11,9 +11,9 @@ import numpy as np
 from cases_models import small
 from remedy_world import Case, World, call, given, lacks
 
-from hone.data.tokenizer import train_bpe
-from hone.model.gguf import INNER, OUTER, load_gguf
-from hone.model.llama2c import load_llama2c
+from hone.data.text.tokenizer import train_bpe
+from hone.model.formats.gguf import INNER, OUTER, load_gguf
+from hone.model.formats.llama2c import load_llama2c
 
 
 def gguf_file(world: World, change: Mapping[str, Any], tensors: Mapping[str, Any] | None = None, cut: int = 0) -> Path:

@@ -14,16 +14,16 @@ from cases_models import foreign_folder
 from cases_runs import RECIPE, begin, go_on
 from remedy_world import Case, World, call, given, lacks, typed
 
-from hone.data.tokenizer import Tokenizer
-from hone.model.folder import load_decoder
-from hone.model.gguf import load_gguf
-from hone.model.hf_config import config_from_hf
-from hone.model.learned import reward_model
-from hone.reward.sandbox import Limits, Sandbox
-from hone.reward.sandbox_limits import Wanted, interpreter
-from hone.reward.sandbox_pool import Pool
-from hone.reward.sandbox_remote import TOKEN, Remote, Service
-from hone.reward.verify.math import math_reward
+from hone.data.text.tokenizer import Tokenizer
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.gguf import load_gguf
+from hone.model.formats.hf_config import config_from_hf
+from hone.reward.learned.folders import reward_model
+from hone.reward.sandbox.limits import Wanted, interpreter
+from hone.reward.sandbox.pool import Pool
+from hone.reward.sandbox.remote import TOKEN, Remote, Service
+from hone.reward.sandbox.sandbox import Limits, Sandbox
+from hone.reward.verify.math.verdict import math_reward
 from hone.serve.load import load
 from hone.types import Task
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.folder import load_decoder, load_scorer, save_decoder
+from hone.model.formats.folder import load_decoder, load_scorer, save_decoder
+from hone.model.formats.peft import load_peft, save_peft
 from hone.model.lora import add_lora
-from hone.model.peft import load_peft, save_peft
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
 SIZES = {

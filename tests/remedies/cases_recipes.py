@@ -10,15 +10,14 @@ from remedy_world import Case, World, call, command, given, instead, lacks, prep
 
 import hone
 from hone.algo import weight
-from hone.config import Choice, build_choice, from_plain, from_yaml, override
-from hone.eval.scaling import LAWS, Law, Shape
-from hone.eval.scaling_fit import fit, read_runs
-from hone.load import load_recipe
+from hone.config.load import load_recipe
+from hone.config.overrides import Choice, build_choice, from_plain, from_yaml, override
+from hone.config.recipe import Recipe
+from hone.config.rules import validate
+from hone.eval.scaling import LAWS, Law, Shape, fit, read_runs
 from hone.log import sinks
 from hone.log.limits import Limits
 from hone.log.monitor import Monitor
-from hone.recipe import Recipe
-from hone.recipe_rules import validate
 from hone.types import Task
 
 

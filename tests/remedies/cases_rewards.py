@@ -7,25 +7,23 @@ from places import decoder
 from remedy_world import Case, World, call, given, lacks, typed
 
 from hone.commands.sandbox import _limits
-from hone.guided.defaults import Sampling
-from hone.guided.label import StepLabels, label_steps
-from hone.guided.ledger import Ledger
-from hone.measure import summarise
+from hone.inference.defaults import Sampling
+from hone.inference.label import Ledger, StepLabels, label_steps
+from hone.launch.measure import summarise
 from hone.model.scorer import Scorer
-from hone.reward.apart import apart
 from hone.reward.cache import cached
-from hone.reward.ensemble import Ensemble
-from hone.reward.judge import Judge, Settings, check
+from hone.reward.learned.judge import Judge, Settings, check
+from hone.reward.learned.model import Ensemble, RewardModel
+from hone.reward.learned.process import Dense, aggregate
 from hone.reward.marker import Marker
-from hone.reward.model import RewardModel
-from hone.reward.process import Dense, aggregate
-from hone.reward.sandbox import Call, Limits, Program, Sandbox, open_backend
-from hone.reward.sandbox_limits import MIB, Wanted, interpreter, library_of
+from hone.reward.sandbox.limits import MIB, Wanted, interpreter, library_of
+from hone.reward.sandbox.sandbox import Call, Limits, Program, Sandbox, open_backend
 from hone.reward.score import Reward, as_scorer, combine
 from hone.reward.verify import made
-from hone.reward.verify.code import code_reward
-from hone.reward.verify.code_settings import Settings as Code
-from hone.reward.verify.code_settings import asked
+from hone.reward.verify.code.settings import Settings as Code
+from hone.reward.verify.code.settings import asked
+from hone.reward.verify.code.verdict import code_reward
+from hone.reward.workers.apart import apart
 from hone.search.beam import Beam
 from hone.search.label import Labeller
 from hone.types import Outcome, Rollout, Task

@@ -14,17 +14,16 @@ from safetensors.torch import save
 from torch import nn
 
 import hone
-from hone import rundir, state
+from hone.checkpoint import files, lock, run_folder, state
+from hone.checkpoint.tensors import load_optimizer, load_tensors
 from hone.data.collate import collate
-from hone.data.source import Source
+from hone.data.feed.source import Source
 from hone.demo import journey
 from hone.demo.sizes import QUICK
 from hone.loop import _fitting
-from hone.train import checkpoint, lock
-from hone.train.ahead import AHEAD, Ahead
+from hone.rollout.supply import AHEAD, Ahead
 from hone.train.guard import Guard, load_rows
 from hone.train.spikes import Spikes
-from hone.train.tensors import load_optimizer, load_tensors
 from hone.types import Rollout
 
 RECIPE = "from hone import Recipe\n\n\ndef recipe():\n    return Recipe()\n"
@@ -90,14 +89,14 @@ def _flipped(run: Path) -> None:
 def _elsewhere(world: World, *, moved: bool) -> None:
     """A run whose folder is renamed while it goes on."""
     run = a_run(world)
-    kept = rundir.Kept(run)
+    kept = run_folder.Kept(run)
     other = run.rename(world.new())
     go_on(world, other) if moved else kept.check()
 
 
 def _without_start(world: World, how: str) -> None:
     run = a_run(world)
-    kept = rundir.Kept(run)
+    kept = run_folder.Kept(run)
     if how != "copied":
         shutil.rmtree(run / "start")
     begin(world, f"model.path={saved(run)}") if how == "new" else kept.check(done="step-000002")
@@ -105,7 +104,7 @@ def _without_start(world: World, how: str) -> None:
 
 def _removed(world: World, *, again: bool) -> None:
     run = a_run(world)
-    kept = rundir.Kept(run)
+    kept = run_folder.Kept(run)
     shutil.rmtree(saved(run))
     begin(world) if again else kept.check(done="step-000002")
 
@@ -199,11 +198,11 @@ def _strange(world: World) -> bool:
 
 def _verified(world: World, damage: Damage) -> None:
     folder = saved(a_run(world))
-    checkpoint.verify(damage(folder) or folder)
+    files.verify(damage(folder) or folder)
 
 
 def _manifest(content: str) -> Damage:
-    return lambda folder: (folder / checkpoint.MANIFEST).write_text(content) and None
+    return lambda folder: (folder / files.MANIFEST).write_text(content) and None
 
 
 def _linked(folder: Path) -> Path:
@@ -253,7 +252,7 @@ def _fits(algo: Any, updates: int) -> None:
 
 
 CHECKPOINTS = [
-    given(_verified, lambda f: (f / checkpoint.MANIFEST).unlink(), lambda f: None, "use an earlier one"),
+    given(_verified, lambda f: (f / files.MANIFEST).unlink(), lambda f: None, "use an earlier one"),
     given(
         _verified,
         _manifest("{}"),
@@ -288,8 +287,8 @@ CHECKPOINTS = [
         "use an earlier checkpoint",
     ),
     call(
-        lambda w: checkpoint.write_atomically(Path(w / "no/where"), "x"),
-        lambda w: checkpoint.write_atomically(Path(w.new()), "x"),
+        lambda w: files.write_atomically(Path(w / "no/where"), "x"),
+        lambda w: files.write_atomically(Path(w.new()), "x"),
         "what was saved before is untouched",
     ),
     given(lambda w, lag: _ahead(w, None, lag), 0, 1, "resume with the same"),

@@ -15,32 +15,32 @@ from cases_formats import gguf_file, llama2c_files
 from places import decoder
 from remedy_world import Case, World, call, given, lacks, tokenizer, typed
 
+from hone.checkpoint.state import write_model
 from hone.cli import build_parser
 from hone.commands import serve
 from hone.data.collate import collate
+from hone.engine.engine import Engine
+from hone.engine.refuse import check_stops
+from hone.engine.request import Request
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.errors import HoneError
-from hone.model import fetch, hub
 from hone.model.adapters import ReferenceView, use_adapter
-from hone.model.fetch import resolve, unpack
-from hone.model.forward import hidden_states, lay_out
-from hone.model.learned import Reencoder, process_model
+from hone.model.formats import fetch, hub
+from hone.model.formats.fetch import resolve, unpack
+from hone.model.formats.peft import save_peft
+from hone.model.layout.forward import hidden_states, lay_out
 from hone.model.lora import add_lora
-from hone.model.peft import save_peft
-from hone.model.plain import PlainRunner
 from hone.model.policy import Policy, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
 from hone.model.teacher import trimmed
-from hone.rollout.engine import Engine
+from hone.reward.learned.folders import Reencoder, process_model
 from hone.rollout.local import LocalSampler
-from hone.rollout.refuse import check_stops
-from hone.rollout.request import Request
 from hone.rollout.roller import Roller
 from hone.serve.guard import check_token
 from hone.serve.load import load, place
 from hone.serve.server import listen
 from hone.serve.talk import Talk
 from hone.serve.terminal import Terminal
-from hone.state import write_model
 from hone.types import Rollout, Task
 
 

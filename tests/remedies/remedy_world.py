@@ -13,16 +13,16 @@ from typing import Any, cast
 import torch
 from places import Place, decoder, write_rows
 
+from hone.checkpoint.state import write_model
 from hone.cli import main
-from hone.config import Choice, override
-from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.config.overrides import Choice, override
+from hone.config.recipe import ModelSpec, Recipe, SampleSpec, TrainSpec
+from hone.config.rules import validate
+from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
-from hone.job import prepare
+from hone.launch.job import prepare
 from hone.model.scorer import Scorer
-from hone.recipe import ModelSpec, Recipe, SampleSpec, TrainSpec
-from hone.recipe_rules import validate
-from hone.state import write_model
 
 REWARDS = '''\
 """Rewards for the cases."""

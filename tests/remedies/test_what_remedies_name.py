@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from sites import GAP, ROOT, SOURCE, strings
 
 from hone.cli import build_parser
-from hone.config import override
+from hone.config.overrides import override
+from hone.config.recipe import Recipe
 from hone.errors import HoneError
-from hone.recipe import Recipe
 
 GROUPS = "model|sample|train|read|optim|lora|critic|process|save|limits"
 SETTING = re.compile(rf"(?<![\w./\"'])({GROUPS})\.([a-z_]+)(?:=([\w.:-]+))?(?![\w/(])")

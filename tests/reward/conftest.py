@@ -2,7 +2,7 @@
 
 import pytest
 
-from hone.reward.sandbox import Sandbox, SandboxError
+from hone.reward.sandbox.sandbox import Sandbox, SandboxError
 
 
 @pytest.fixture(scope="session")

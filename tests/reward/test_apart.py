@@ -18,9 +18,9 @@ import torch
 from patience import patience
 
 from hone.errors import HoneError
-from hone.reward.apart import Apart, Pool, apart
 from hone.reward.outcome import PLACE
 from hone.reward.score import Reward, combine, score
+from hone.reward.workers.apart import Apart, Pool, apart
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)
@@ -278,7 +278,7 @@ def test_keepers_ended_from_outside_are_done_without_and_with_none_left_it_is_sa
 
 
 def test_a_process_that_does_not_come_to_life_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("hone.reward.apart.STARTS", 1.0)
+    monkeypatch.setattr("hone.reward.workers.apart.STARTS", 1.0)
     marks = [tmp_path / "hung"]
 
     def hangs() -> None:  # as a child does that waits for a lock which a thread of its parent held

@@ -11,11 +11,11 @@ import torch
 from patience import patience
 
 from hone.errors import HoneError
-from hone.reward.apart import apart
 from hone.reward.marker import Marker
 from hone.reward.outcome import PLACE
 from hone.reward.score import Reward, score
 from hone.reward.verify import VERIFIERS
+from hone.reward.workers.apart import apart
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import pytest
 from patience import patience
 
 from hone.errors import HoneError
-from hone.reward.endpoint import Budget, Endpoint, Failed
+from hone.reward.learned.endpoint import Budget, Endpoint, Failed
 
 RIGHT = json.dumps({"choices": [{"message": {"content": "Score: 7"}}]}).encode()
 

@@ -8,16 +8,15 @@ import pytest
 import torch
 from patience import patience
 
+from hone.config.recipe import PartsSpec, Recipe, TrainSpec, check_parts
 from hone.errors import HoneError
-from hone.recipe import PartsSpec, Recipe, TrainSpec
-from hone.recipe_parts import check_parts
-from hone.reward.apart import apart
+from hone.launch.rewards import scorer, separate
 from hone.reward.cache import cached
 from hone.reward.marker import Marker
 from hone.reward.outcome import PLACE
 from hone.reward.parts import Part, read_schedule
 from hone.reward.score import Reward, combine
-from hone.rewards import scorer, separate
+from hone.reward.workers.apart import apart
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)

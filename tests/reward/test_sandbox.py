@@ -14,9 +14,9 @@ from patience import patience
 from benchmarks.hostile import INPUTS, PROGRAMS, aimed, groups_of, judge, unsandboxed, world
 from benchmarks.hostile.soak import below, megabytes
 from hone.errors import HoneError
-from hone.reward.sandbox import Call, Language, Limits, Program, Raised, Returned, Sandbox, SandboxError
-from hone.reward.sandbox_limits import Wanted, interpreter
-from hone.reward.sandbox_pool import Pool
+from hone.reward.sandbox.limits import Wanted, interpreter
+from hone.reward.sandbox.pool import Pool
+from hone.reward.sandbox.sandbox import Call, Language, Limits, Program, Raised, Returned, Sandbox, SandboxError
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -215,7 +215,7 @@ def test_nothing_is_left_behind():
 
 KILLED = """
 import os, sys, threading
-from hone.reward.sandbox import *
+from hone.reward.sandbox.sandbox import *
 s = Sandbox(limits=Limits(seconds=60), slots=1)
 program = Program(source="import time, os\\nos.fork()\\ntime.sleep(60)")
 threading.Thread(target=s.run, args=[program], daemon=True).start()
@@ -265,7 +265,7 @@ def test_a_slot_that_dies_under_a_program_is_no_verdict():
 
 FORKED = """
 import os, sys
-from hone.reward.sandbox import Call, Program, Returned, Sandbox, SandboxError
+from hone.reward.sandbox.sandbox import Call, Program, Returned, Sandbox, SandboxError
 good = Program(source="def f(): return 1", calls=[Call("f")])
 sandbox, (r, w) = Sandbox(slots=1), os.pipe()
 pid = os.fork()
@@ -322,7 +322,7 @@ def test_it_holds_for_an_unprivileged_user(which):
     code = """
 import json, sys
 from benchmarks.hostile import PROGRAMS, aimed, judge, world
-from hone.reward.sandbox import Limits, Sandbox
+from hone.reward.sandbox.sandbox import Limits, Sandbox
 some = [p for p in PROGRAMS if p.kind in "CH" and p.id not in ("C018", "C054")] + [
     p for p in PROGRAMS if p.id in ("R008", "R014", "R018", "R021", "R023", "R026", "V029", "V036", "V050")]
 wanted = PROGRAMS if sys.argv[1] == "all" else some[::2]

@@ -22,13 +22,13 @@ from benchmarks.hostile import PROGRAMS, aimed, groups_of, judge, world
 from benchmarks.hostile.soak import below
 from hone.cli import main
 from hone.errors import HoneError
-from hone.reward.sandbox import Call, Limits, Program, Returned, Sandbox, SandboxError
-from hone.reward.sandbox_cgroups import find
-from hone.reward.sandbox_limits import INSIDE_FILES, Wanted, configuration, interpreter
-from hone.reward.sandbox_remote import TOKEN
-from hone.reward.sandbox_slots import HOME
-from hone.reward.sandbox_talk import frame
-from hone.reward.sandbox_tools import TOOLS, gvisor, nsjail
+from hone.reward.sandbox.cgroups import find
+from hone.reward.sandbox.limits import INSIDE_FILES, Wanted, configuration, interpreter
+from hone.reward.sandbox.remote import TOKEN
+from hone.reward.sandbox.sandbox import Call, Limits, Program, Returned, Sandbox, SandboxError
+from hone.reward.sandbox.slots import HOME
+from hone.reward.sandbox.talk import frame
+from hone.reward.sandbox.tools import TOOLS, gvisor, nsjail
 
 WORD = "a secret of this test"
 pytestmark = pytest.mark.usefixtures("needs_sandbox")

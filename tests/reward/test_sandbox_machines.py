@@ -17,7 +17,7 @@ pytestmark = [
 OPEN = """
 import json
 from hone.errors import HoneError
-from hone.reward.sandbox import Call, Program, Sandbox
+from hone.reward.sandbox.sandbox import Call, Program, Sandbox
 try:
     with Sandbox(slots=1, backend="native") as sandbox:
         done = sandbox.run(Program(source="def f(): return 41 + 1", calls=[Call("f")]))

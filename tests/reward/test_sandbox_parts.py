@@ -18,11 +18,11 @@ from patience import patience
 
 from hone.cli import main
 from hone.errors import HoneError
-from hone.reward.sandbox_calls import ARCHITECTURES, assemble, numbers
-from hone.reward.sandbox_cgroups import find, out_of_memory, sweep
-from hone.reward.sandbox_limits import library_of, root_of
-from hone.reward.sandbox_talk import SandboxError, Talk, frame
-from hone.reward.sandbox_values import Opaque, TooLarge, dumps, loads
+from hone.reward.sandbox.calls import ARCHITECTURES, assemble, numbers
+from hone.reward.sandbox.cgroups import find, out_of_memory, sweep
+from hone.reward.sandbox.limits import library_of, root_of
+from hone.reward.sandbox.talk import SandboxError, Talk, frame
+from hone.reward.sandbox.values import Opaque, TooLarge, dumps, loads
 
 ROOT = Path(__file__).parents[2]
 ALLOWED = "allowed"
@@ -293,8 +293,8 @@ LOCKED = """
 import sys
 from hone.errors import HoneError
 from hone.reward import sandbox_wall as wall
-from hone.reward.sandbox import Sandbox
-from hone.reward.sandbox_calls import assemble
+from hone.reward.sandbox.sandbox import Sandbox
+from hone.reward.sandbox.calls import assemble
 wall.prctl(wall.NO_NEW_PRIVS, 1)
 wall.install(assemble())
 try:

@@ -28,8 +28,8 @@ sleep 60
 TRY = """
 import json, os, pathlib, time
 from hone.reward import sandbox_cgroups as cgroups
-from hone.reward.sandbox import Call, Limits, Program, Sandbox
-from hone.reward.sandbox_wall import remove_groups
+from hone.reward.sandbox.sandbox import Call, Limits, Program, Sandbox
+from hone.reward.sandbox.wall import remove_groups
 home, said = cgroups.find(), {}
 base = None if home is None else home.folders["memory"]
 groups = lambda: [] if base is None else list(base.glob("hone-*"))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hone.reward.sandbox import Language
+from hone.reward.sandbox.sandbox import Language
 from hone.reward.score import Reward
 from hone.reward.verify import made
-from hone.reward.verify.code import code_reward
+from hone.reward.verify.code.verdict import code_reward
 from hone.types import Outcome, Rollout, Task
 
 SUM = Task(prompt="sum", extra={"inputs": ["1 2\n", "5 5\n"], "outputs": ["3\n7\n", "10\n7\n"]})

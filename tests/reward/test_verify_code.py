@@ -10,9 +10,9 @@ from patience import patience
 
 from benchmarks.hostile import PROGRAMS
 from hone.errors import HoneError
-from hone.reward.sandbox import Call, Limits, Sandbox, SandboxError
-from hone.reward.verify.code import _Examination, code_reward, judged, program_of
-from hone.reward.verify.code_tests import Asserts, Cases, NoTests, Scripts, read_tests
+from hone.reward.sandbox.sandbox import Call, Limits, Sandbox, SandboxError
+from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, read_tests
+from hone.reward.verify.code.verdict import _Examination, code_reward, judged, program_of
 from hone.types import Task
 
 CHECK = """

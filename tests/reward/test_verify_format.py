@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone import recipe_parts
+from hone.config import recipe
 from hone.errors import HoneError
 from hone.reward.score import Reward
 from hone.reward.verify import MAKERS, VERIFIERS
@@ -18,8 +18,8 @@ GOOD = "<think>a</think><answer>b</answer>"
 
 
 def test_every_verifier_is_a_reward_and_accepts_its_gold_answer():
-    assert set(VERIFIERS) == set(recipe_parts.VERIFIERS)
-    assert set(MAKERS) == set(recipe_parts.MADE)
+    assert set(VERIFIERS) == set(recipe.VERIFIERS)
+    assert set(MAKERS) == set(recipe.MADE)
     for name, verifier in VERIFIERS.items():
         if name in ("code", "gym"):
             continue  # they have more than a gold answer: test_verify_code, test_verify_gym

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hone.data.locate import Reading
-from hone.data.rows import task_row
+from hone.data.feed.locate import Reading
+from hone.data.rows.record import task_row
 from hone.errors import HoneError
-from hone.feeds import load_rows
+from hone.launch.feeds import load_rows
 from hone.reward.score import Reward
 from hone.reward.verify import VERIFIERS
 from hone.types import Rollout, Task

@@ -11,13 +11,13 @@ import yaml
 from patience import patience
 
 from hone.cli import main
-from hone.config import from_plain
+from hone.config.overrides import from_plain
 from hone.errors import HoneError
-from hone.reward.sandbox import Limits, Program
+from hone.launch.rewards import alone
+from hone.reward.sandbox.sandbox import Limits, Program
 from hone.reward.verify import made
-from hone.reward.verify.code import code_reward, sandboxes
-from hone.reward.verify.code_settings import Settings, asked
-from hone.rewards import alone
+from hone.reward.verify.code.settings import Settings, asked
+from hone.reward.verify.code.verdict import code_reward, sandboxes
 from hone.types import Outcome, Task
 
 Write = Callable[[str], Callable[[str, Task], Outcome]]  # settings to a reward

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from patience import patience
 
+from hone.config.recipe import Recipe
 from hone.errors import HoneError
-from hone.recipe import Recipe
+from hone.launch.rewards import scorer, separate
 from hone.reward.score import Reward
 from hone.reward.verify import VERIFIERS, made
 from hone.reward.verify.compare import f1_reward, number, numeric
 from hone.reward.verify.shape import units
-from hone.rewards import scorer, separate
 from hone.types import Rollout, Task
 
 torch.set_num_threads(1)

@@ -7,8 +7,8 @@ import pytest
 
 from hone.errors import HoneError
 from hone.reward.score import Reward
-from hone.reward.verify import math_workers
-from hone.reward.verify.math import math_reward
+from hone.reward.verify.math import workers
+from hone.reward.verify.math.verdict import math_reward
 from hone.types import Rollout, Task
 
 
@@ -210,8 +210,8 @@ def test_what_only_looks_like_it_scores_zero(answer, gold):
 @pytest.fixture
 def bare(monkeypatch):
     """Neither the library nor any process of the verifier's."""
-    monkeypatch.setattr(math_workers, "MODULES", ("a_library_that_nobody_has",))
-    monkeypatch.setattr(math_workers.WORKERS, "ask", lambda *_: pytest.fail("a process was asked"))
+    monkeypatch.setattr(workers, "MODULES", ("a_library_that_nobody_has",))
+    monkeypatch.setattr(workers.WORKERS, "ask", lambda *_: pytest.fail("a process was asked"))
 
 
 @pytest.mark.parametrize(("answer", "gold"), PLAIN)

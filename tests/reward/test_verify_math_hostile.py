@@ -12,11 +12,11 @@ import pytest
 from patience import patience
 
 from benchmarks.trials.costly import COSTLY, leaves
-from hone.reward.verify import math_workers
-from hone.reward.verify.math import math_reward
-from hone.reward.verify.math_guard import Refused, admitted
-from hone.reward.verify.math_symbolic import _POINTS
-from hone.reward.verify.math_workers import Exhausted, Failed, Workers
+from hone.reward.verify.math import workers as math_workers
+from hone.reward.verify.math.guard import Refused, admitted
+from hone.reward.verify.math.symbolic import _POINTS
+from hone.reward.verify.math.verdict import math_reward
+from hone.reward.verify.math.workers import Exhausted, Failed, Workers
 from hone.types import Task
 
 HANGING = [

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.trials import forms, math_verify
 from hone.reward.verify.compare import numeric
-from hone.reward.verify.math import math_reward
+from hone.reward.verify.math.verdict import math_reward
 from hone.types import Outcome, Task
 
 PERCENT = (

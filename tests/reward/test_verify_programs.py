@@ -11,11 +11,11 @@ from benchmarks.trials import program_cases as programs
 from benchmarks.trials.programs import DATA, rows
 from hone.cli import main
 from hone.errors import HoneError
-from hone.reward.sandbox import Limits
-from hone.reward.verify.code import code_reward
-from hone.reward.verify.code_extract import extract
-from hone.reward.verify.code_settings import Settings, asked
-from hone.reward.verify.code_tests import Cases, read_tests
+from hone.reward.sandbox.sandbox import Limits
+from hone.reward.verify.code.extract import extract
+from hone.reward.verify.code.settings import Settings, asked
+from hone.reward.verify.code.tests import Cases, read_tests
+from hone.reward.verify.code.verdict import code_reward
 from hone.types import Outcome, Task
 
 pytestmark = pytest.mark.usefixtures("needs_sandbox")

@@ -10,8 +10,8 @@ from benchmarks.trials.case import Case, outcome
 from benchmarks.trials.closings import PUBLISHED, VARIANTS
 from hone.reward.verify.choice import choice_reward
 from hone.reward.verify.format import boxes, said, shown, unfenced, visible
-from hone.reward.verify.math import math_reward
-from hone.reward.verify.math_extract import places
+from hone.reward.verify.math.extract import places
+from hone.reward.verify.math.verdict import math_reward
 from hone.reward.verify.negation import denied
 from hone.types import Task
 

@@ -13,13 +13,13 @@ import torch
 from patience import patience
 
 from benchmarks.trials import workers
+from hone.config.recipe import Recipe, TrainSpec
+from hone.config.rules import validate
 from hone.errors import HoneError
-from hone.recipe import Recipe, TrainSpec
-from hone.recipe_rules import validate
-from hone.reward import process_tree
-from hone.reward.apart import Apart, apart
+from hone.launch.rewards import separate
 from hone.reward.score import Reward
-from hone.rewards import separate
+from hone.reward.workers import process_tree
+from hone.reward.workers.apart import Apart, apart
 from hone.types import Outcome, Rollout
 
 torch.set_num_threads(1)

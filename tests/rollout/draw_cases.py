@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hone.rollout import philox
-from hone.rollout.draw import Knobs, draw
-from hone.rollout.draw_state import DrawOut, DrawState
-from hone.rollout.knobs import Uses
-from hone.rollout.protocol import SampleParams
+from hone.engine import philox
+from hone.engine.draw import Knobs, draw
+from hone.engine.knobs import Uses
+from hone.engine.params import SampleParams
+from hone.engine.runners.cuda.draw_state import DrawOut, DrawState
 
 HOLE = None
 NAMES = ("token", "logp", "raw", "flag")
@@ -119,7 +119,7 @@ def expected(case: Case) -> dict[str, Tensor]:
 
 def launched(case: Case, device: str) -> dict[str, Tensor]:
     """What the kernels write: [steps, B] each, 0 where nothing was written; and the state in the end, [B]."""
-    from hone.rollout.draw_triton import launch
+    from hone.engine.runners.cuda.draw import launch
 
     uses, rows = case.uses, len(case.rows)
     penalty, bias = bool(uses & Uses.PENALTY), bool(uses & Uses.BIAS)

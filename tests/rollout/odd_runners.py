@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from hone.engine.blocks import CHUNK
+from hone.engine.draw import Knobs, draw, top_logprobs, uniforms
+from hone.engine.runner import Part, Runner, Seat, Ticket, Written
 from hone.model.decoder import Decoder
-from hone.rollout.blocks import CHUNK
-from hone.rollout.draw import Knobs, draw, top_logprobs, uniforms
-from hone.rollout.runner import Part, Runner, Seat, Ticket, Written
 
 
 class _Held:

@@ -5,11 +5,11 @@ from copy import deepcopy
 import pytest
 import torch
 
+from hone.engine.params import SampleParams
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora, lora_parameters
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 
 torch.set_num_threads(1)
 VOCAB = 11

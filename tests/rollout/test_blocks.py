@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hone.rollout.blocks import CHUNK, BlockPool, claim_blocks, claim_rows
+from hone.engine.blocks import CHUNK, BlockPool, claim_blocks, claim_rows
 
 
 def prompt_of(words: str, rest: int = 1) -> tuple[int, ...]:

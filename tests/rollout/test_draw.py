@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.rollout.draw import Knobs, draw, threshold, uniforms
-from hone.rollout.protocol import SampleParams
+from hone.engine.draw import Knobs, draw, threshold, uniforms
+from hone.engine.params import SampleParams
 
 torch.set_num_threads(1)
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.rollout import philox
-from hone.rollout.draw import BLOCK, Knobs, draw
-from hone.rollout.protocol import SampleParams
+from hone.engine import philox
+from hone.engine.draw import BLOCK, Knobs, draw
+from hone.engine.params import SampleParams
 
 torch.set_num_threads(1)
 

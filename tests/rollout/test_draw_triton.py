@@ -10,9 +10,9 @@ from draw_cases import CASES, NAMES, READ, Case, expected, launched
 from safetensors.torch import load_file
 from torch import Tensor
 
+from hone.engine.params import SampleParams
+from hone.engine.runners.cuda.draw_state import DrawOut, DrawState, chunk_of
 from hone.errors import HoneError
-from hone.rollout.draw_state import DrawOut, DrawState, chunk_of
-from hone.rollout.protocol import SampleParams
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def test_a_row_on_the_gpu_draws_what_it_would_draw_alone():
 
 @pytest.mark.gpu
 def test_a_launch_can_be_captured_and_replayed():
-    from hone.rollout.draw_triton import launch
+    from hone.engine.runners.cuda.draw import launch
 
     case = Case(vocab=9001, rows=[{"temperature": 0.8}, {"top_p": 0.9}, None, {"temperature": 0.0}] * 4, steps=1)
     logits = case.logits()[0].cuda()
@@ -126,7 +126,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(marked: bool, vocab: int, tm
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from hone.rollout import draw_triton
+    from hone.engine.runners.cuda import draw as draw_triton
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     size = chunk_of(vocab)

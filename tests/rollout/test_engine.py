@@ -11,18 +11,18 @@ import pytest
 import torch
 from odd_runners import Paged, Watched
 
+from hone.engine.engine import Engine
+from hone.engine.params import SampleParams
+from hone.engine.record import NOBODY
+from hone.engine.request import News, Request
+from hone.engine.runner import Part, Ticket, Written
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.folder import load_decoder
+from hone.model.formats.folder import load_decoder
 from hone.model.lora import add_lora, lora_parameters
-from hone.model.plain import PlainRunner
-from hone.rollout.engine import Engine
-from hone.rollout.protocol import SampleParams
-from hone.rollout.record import NOBODY
-from hone.rollout.request import News, Request
-from hone.rollout.runner import Part, Ticket, Written
 from hone.types import Stop
 
 torch.set_num_threads(1)

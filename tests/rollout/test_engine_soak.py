@@ -10,15 +10,15 @@ import pytest
 import torch
 from odd_runners import Watched
 
+from hone.engine.draw import Knobs, draw, uniforms
+from hone.engine.engine import Engine
+from hone.engine.params import SampleParams
+from hone.engine.request import News, Request
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora, lora_parameters
-from hone.model.plain import PlainRunner
-from hone.rollout.draw import Knobs, draw, uniforms
-from hone.rollout.engine import Engine
-from hone.rollout.protocol import SampleParams
-from hone.rollout.request import News, Request
 from hone.types import Stop
 
 torch.set_num_threads(1)

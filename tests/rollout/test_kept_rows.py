@@ -8,13 +8,13 @@ import pytest
 import torch
 from odd_runners import Paged, Watched
 
+from hone.engine.blocks import CHUNK
+from hone.engine.engine import Engine
+from hone.engine.params import SampleParams
+from hone.engine.request import News, Request
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.plain import PlainRunner
-from hone.rollout.blocks import CHUNK
-from hone.rollout.engine import Engine
-from hone.rollout.protocol import SampleParams
-from hone.rollout.request import News, Request
 
 torch.set_num_threads(1)
 

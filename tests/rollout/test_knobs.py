@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from hone.engine.draw import BLOCK, Knobs, check_params, draw, process, top_logprobs
+from hone.engine.knobs import Uses
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.rollout.draw import BLOCK, Knobs, check_params, draw, process, top_logprobs
-from hone.rollout.knobs import Uses
-from hone.rollout.protocol import SampleParams
 
 torch.set_num_threads(1)
 

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from hone.engine import schedule
+from hone.engine.params import SampleParams
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora, lora_parameters, select_adapter
-from hone.model.plain import PlainRunner
-from hone.rollout import schedule
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.types import Group, Rollout, Stop
 
 torch.set_num_threads(1)

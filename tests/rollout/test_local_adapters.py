@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import torch
 
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora, lora_parameters
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 
 torch.set_num_threads(1)
 

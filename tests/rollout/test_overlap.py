@@ -13,7 +13,8 @@ import torch
 from patience import patience
 
 from hone.algo import grpo
-from hone.data.tokenizer import train_bpe
+from hone.data.text.tokenizer import train_bpe
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
 from hone.log.laps import Laps
 from hone.loop import _scored
@@ -23,7 +24,6 @@ from hone.reward.marker import Marker
 from hone.reward.score import Reward, combine
 from hone.rollout.local import LocalSampler
 from hone.rollout.overlap import Aside, Stopped, scored
-from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
 from hone.train.early import Early
 from hone.types import Group, Rollout, Task

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.rollout.protocol import SampleParams
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from hone.rollout.record import NOBODY, WIDTH, Record
-from hone.rollout.runner import Written
+from hone.engine.record import NOBODY, WIDTH, Record
+from hone.engine.runner import Written
 
 
 def entries(lines: list[int], start: int) -> Written:

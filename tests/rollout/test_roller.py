@@ -2,11 +2,11 @@
 
 import torch
 
-from hone.data.tokenizer import train_bpe
+from hone.data.text.tokenizer import train_bpe
+from hone.engine.params import SampleParams
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
 from hone.types import Group, Task
 

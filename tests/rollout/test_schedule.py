@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from hone.rollout.blocks import CHUNK
-from hone.rollout.protocol import SampleParams
-from hone.rollout.queue import SWITCH_AFTER
-from hone.rollout.request import Request
-from hone.rollout.schedule import PATIENCE, Place, Prefill, Scheduler, Waiting
+from hone.engine.blocks import CHUNK
+from hone.engine.params import SampleParams
+from hone.engine.queue import SWITCH_AFTER
+from hone.engine.request import Request
+from hone.engine.schedule import PATIENCE, Place, Prefill, Scheduler, Waiting
 
 
 def scheduler(rows: int = 8, *, blocks: int = 0, capacity: int = 256, budget: int = 1000) -> Scheduler:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hone.data.tokenizer import train_bpe
-from hone.rollout.stops import Automaton, Reader, StopFinder
+from hone.data.text.tokenizer import train_bpe
+from hone.engine.stop_strings import Automaton, Reader, StopFinder
 
 
 def by_bytes(tokens: Sequence[int]) -> str:

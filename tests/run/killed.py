@@ -11,21 +11,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from hone.checkpoint import files
 from hone.cli import main
-from hone.model import graphed
+from hone.model.backends.fused import cuda_graphs
 from hone.model.decoder import Decoder
-from hone.train import checkpoint
 
 
 def at_each_pass(told: Path) -> None:
     """Count what is recorded; on a CPU, where nothing is, the same steps are taken."""
-    made, number, before = graphed.Pass.__init__, count(1), Decoder.graphs
+    made, number, before = cuda_graphs.Pass.__init__, count(1), Decoder.graphs
 
     def counted(*arguments: Any, **named: Any) -> None:
         made(*arguments, **named)
         told.write_text(str(next(number)))
 
-    graphed.Pass.__init__ = counted  # pyright: ignore[reportAttributeAccessIssue]
+    cuda_graphs.Pass.__init__ = counted  # pyright: ignore[reportAttributeAccessIssue]
     assert before is None, "a GPU decides for itself"
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         Decoder.graphs = Decoder.fast_layers = True
@@ -33,14 +33,14 @@ def at_each_pass(told: Path) -> None:
 
 def at_each_file(step: int, file: int) -> None:
     """Be killed as the power cord would do it."""
-    sync, number = checkpoint.sync, count(1)
+    sync, number = files.sync, count(1)
 
     def struck(path: Path) -> None:
-        if f".{checkpoint.name_of(step)}." in str(path) and next(number) == file:
+        if f".{files.name_of(step)}." in str(path) and next(number) == file:
             os.kill(os.getpid(), signal.SIGKILL)
         sync(path)
 
-    checkpoint.sync = struck
+    files.sync = struck
 
 
 if __name__ == "__main__":

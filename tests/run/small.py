@@ -15,11 +15,11 @@ import torch
 from places import Place, decoder, write_rows
 
 from hone.algo import ALGORITHMS
-from hone.config import Choice, override
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.checkpoint.state import write_model
+from hone.config.overrides import Choice, override
+from hone.config.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.model.scorer import Scorer
-from hone.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
-from hone.state import write_model
 
 T = TypeVar("T")
 TIMES = ("seconds", "tokens_per_second")  # how names begin that may differ between two runs of one recipe

@@ -11,7 +11,7 @@ from small import World, arguments, contents, hone, recipe, temporary, write_row
 
 import hone as package
 from hone.cli import main
-from hone.data.tokenizer import train_bpe
+from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
 
 torch.set_num_threads(1)

@@ -13,17 +13,17 @@ from small import Wire, World, assert_same_run, contents, hone, interrupt, metri
 
 import hone as package
 from hone.algo import sft
+from hone.checkpoint import files
+from hone.checkpoint.state import write_model
+from hone.checkpoint.tensors import load_tensors
 from hone.cli import main
+from hone.config.recipe import Recipe
 from hone.errors import HoneError, Interrupted
+from hone.launch.replay import replay
+from hone.launch.rescue import nearest
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.recipe import Recipe
-from hone.replay import replay
-from hone.rescue import nearest
-from hone.state import write_model
-from hone.train import checkpoint
 from hone.train.guard import load_rows
-from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
 ROWS = [{"prompt": f"{a}+{a}{'Z' if a == 3 else '='}", "completion": f"{2 * a}"} for a in range(7)]
@@ -162,7 +162,7 @@ def test_replay_on_earlier_weights_says_why_nothing_is_found(
     weights = tmp_path / "sound/model.safetensors"
     save_file({name: x.nan_to_num() for name, x in load_tensors(weights).items()}, weights)
     (tmp_path / "sound/manifest.json").unlink()
-    checkpoint.save_folder(saved, lambda to: shutil.copytree(tmp_path / "sound", to, dirs_exist_ok=True) and None)
+    files.save_folder(saved, lambda to: shutil.copytree(tmp_path / "sound", to, dirs_exist_ok=True) and None)
     capsys.readouterr()
     assert main(["replay", str(file)]) == 0
     _, why, *remedy = capsys.readouterr().out.splitlines()

@@ -9,14 +9,14 @@ import pytest
 import torch
 from small import World, recipe, write_rows
 
-from hone import runner
+from hone.checkpoint.files import verify
 from hone.cli import main
-from hone.data.convert import to_groups
+from hone.data.rows.convert import to_groups
 from hone.errors import HoneError
-from hone.guided.calibrate import calibrate
-from hone.model.folder import load_scorer
-from hone.model.learned import reward_model
-from hone.train.checkpoint import verify
+from hone.inference.calibrate import calibrate
+from hone.launch import train
+from hone.model.formats.folder import load_scorer
+from hone.reward.learned.folders import reward_model
 
 torch.set_num_threads(1)
 
@@ -62,7 +62,7 @@ def test_weights_and_the_rest_of_the_config_stay(world: World, scorer: Path):
 
 
 def test_a_checkpoint_of_a_run_stays_whole(world: World, tmp_path: Path):
-    folder = runner.run(recipe(world, "pointwise_reward_model", tmp_path / "run", "train.steps=1"))
+    folder = train.run(recipe(world, "pointwise_reward_model", tmp_path / "run", "train.steps=1"))
     calibrate(folder, world.data("scores"))
     verify(folder)
     assert load_scorer(folder).std != 1
@@ -85,6 +85,6 @@ def test_what_cannot_be_calibrated_is_said_and_nothing_is_written(world: World, 
     assert (scorer / "config.json").read_bytes() == config
     with pytest.raises(HoneError, match="it is a language model"):
         calibrate(world / "model", world.data("pairs"))
-    process = runner.run(recipe(world, "process_reward_model", tmp_path / "run", "train.steps=1"))
+    process = train.run(recipe(world, "process_reward_model", tmp_path / "run", "train.steps=1"))
     with pytest.raises(HoneError, match="is a step model, whose scores are chances already"):
         calibrate(process, world.data("pairs"))

@@ -12,14 +12,14 @@ import torch
 from small import Wire, World, arguments, assert_same_run, contents, interrupt, metrics, recipe, watched
 
 import hone
-from hone.changes import FREE, NEVER, changes
+from hone.checkpoint.files import digest
+from hone.checkpoint.record import _digest
+from hone.checkpoint.tensors import load_tensors
 from hone.cli import main
-from hone.config import override, to_json
+from hone.config.changes import FREE, NEVER, changes
+from hone.config.overrides import override, to_json
+from hone.config.recipe import Recipe
 from hone.errors import HoneError, Interrupted
-from hone.recipe import Recipe
-from hone.record import _digest
-from hone.train.checkpoint import digest
-from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
 
@@ -146,13 +146,13 @@ def test_precision_is_what_it_was_begun_in_on_whatever_device(run: Path, monkeyp
     """auto means bfloat16 on a GPU: a run begun in float32 on a CPU would lead elsewhere there."""
     assert json.loads((run / "checkpoints/step-000002/state.json").read_text())["dtype"] == "float32"
     seen = list[str]()
-    place = hone.build.place  # pyright: ignore[reportAttributeAccessIssue]
+    place = hone.launch.build.place  # pyright: ignore[reportAttributeAccessIssue]
 
     def watching(name: str = "auto", precision: str = "auto"):
         seen.append(precision)
         return place(name, precision)
 
-    monkeypatch.setattr("hone.build.place", watching)
+    monkeypatch.setattr("hone.launch.build.place", watching)
     hone.resume(run, settings=["train.steps=3"])
     assert "float32" in seen
 

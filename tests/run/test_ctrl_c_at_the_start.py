@@ -26,7 +26,7 @@ sys.exit(main())
 POINTS = ("hone.cli", "yaml", "torch.nn")
 LATER = (
     "hone.commands.corpus", "torch", "torch._C", "numpy", "torch.distributed", "safetensors", "tokenizers",
-    "hone.runner", "hone.model.decoder", "hone.rollout.engine", "hone.check.suite",
+    "hone.launch.train", "hone.model.decoder", "hone.engine.engine", "hone.check.suite",
 )  # fmt: skip
 
 
@@ -49,7 +49,7 @@ def test_ctrl_c_during_later_imports_is_one_line(world: World, tmp_path: Path):
 
 def test_sigterm_and_a_closed_terminal_at_the_start_are_one_line(world: World, tmp_path: Path):
     for number in (signal.SIGTERM, signal.SIGHUP):
-        struck_at(("hone.cli", "torch.nn", "hone.rollout.engine"), world, tmp_path, number=number)
+        struck_at(("hone.cli", "torch.nn", "hone.engine.engine"), world, tmp_path, number=number)
 
 
 def test_nohup_is_kept_to(world: World, tmp_path: Path):

@@ -10,12 +10,12 @@ from small import World, assert_same_run, metrics, recipe, write_rows
 
 import hone as package
 from hone.check import suite
-from hone.config import override
-from hone.data.budget import Budgeted
-from hone.data.stream import Stream
+from hone.config.overrides import override
+from hone.config.recipe import plan
+from hone.data.feed.budget import Budgeted
+from hone.data.feed.stream import Stream
 from hone.errors import HoneError
-from hone.job import prepare
-from hone.outline import plan
+from hone.launch.job import prepare
 
 torch.set_num_threads(1)
 

@@ -9,13 +9,13 @@ import torch
 from small import Wire, World, assert_same_run, decoder, interrupt, metrics, recipe, watched
 
 import hone
-from hone.data.tokenizer import train_bpe
+from hone.checkpoint.state import write_model
+from hone.config.recipe import Recipe
+from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError, Interrupted
-from hone.job import prepare
+from hone.launch.job import prepare
 from hone.model.policy import Policy
 from hone.model.teacher import TopKTeacher
-from hone.recipe import Recipe
-from hone.state import write_model
 
 torch.set_num_threads(1)
 

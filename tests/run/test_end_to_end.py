@@ -10,12 +10,12 @@ from small import ROWS, World, arguments, contents, hone, metrics, recipe, rows_
 
 import hone as package
 from hone.algo import ALGORITHMS
+from hone.checkpoint.files import verify
+from hone.checkpoint.tensors import load_tensors
 from hone.cli import main
-from hone.data.tokenizer import Tokenizer
-from hone.model.folder import load_decoder, load_scorer
-from hone.recipe import ModelSpec
-from hone.train.checkpoint import verify
-from hone.train.tensors import load_tensors
+from hone.config.recipe import ModelSpec
+from hone.data.text.tokenizer import Tokenizer
+from hone.model.formats.folder import load_decoder, load_scorer
 
 torch.set_num_threads(1)
 

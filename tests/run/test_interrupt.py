@@ -32,10 +32,10 @@ from small import (
 )
 
 import hone
+from hone.checkpoint.files import checkpoints, latest
 from hone.cli import main
 from hone.errors import Interrupted
-from hone.signals import Stopper
-from hone.train.checkpoint import checkpoints, latest
+from hone.launch.signals import Stopper
 
 torch.set_num_threads(1)
 
@@ -247,7 +247,14 @@ def test_a_signal_that_is_told_twice_is_one():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("place", ["hone.runner.prepare", "hone.rundir.describe", "hone.rundir.checkpoint.save_folder"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "hone.launch.train.prepare",
+        "hone.checkpoint.run_folder.describe",
+        "hone.checkpoint.run_folder.checkpoint.save_folder",
+    ],
+)
 def test_a_signal_before_the_first_step_leaves_nothing(place: str, number, world: World, tmp_path: Path, capsys):
     out = tmp_path / "new" / "run"
     target, name = place.rsplit(".", 1)
@@ -277,8 +284,8 @@ def test_a_run_whose_removal_was_cut_short_can_be_started(world: World, tmp_path
         rmtree(path, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr("hone.runner._train", fails)
-        patch.setattr("hone.rundir.shutil.rmtree", killed)
+        patch.setattr("hone.launch.train._train", fails)
+        patch.setattr("hone.checkpoint.run_folder.shutil.rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             hone.run(made)
     assert (out / "start").is_dir()
@@ -335,7 +342,7 @@ def test_an_error_that_a_library_made_of_ctrl_c_is_ctrl_c(world: World, tmp_path
         except KeyboardInterrupt:
             raise AttributeError("module 'numpy' has no attribute 'multiply'") from None
 
-    monkeypatch.setattr("hone.runner.joined", imports)
+    monkeypatch.setattr("hone.launch.train.joined", imports)
     assert main(arguments(recipe(world, "sft", tmp_path / "run"), world)) == 130
     assert capsys.readouterr().err == "hone: interrupted; nothing new was saved\n"
 
@@ -348,7 +355,7 @@ def test_ctrl_c_that_a_library_has_swallowed_ends_the_command_before_it_begins(
             interrupt()
         return contextlib.nullcontext()
 
-    monkeypatch.setattr("hone.runner.joined", swallows)
+    monkeypatch.setattr("hone.launch.train.joined", swallows)
     assert main(arguments(recipe(world, "sft", tmp_path / "run"), world)) == 130
     assert capsys.readouterr().err == "hone: interrupted; nothing new was saved\n"
     assert not (tmp_path / "run").exists()

@@ -14,11 +14,11 @@ import torch
 from small import World, assert_same_run, metrics, recipe
 
 import hone
-from hone import runner
 from hone.algo import ALGORITHMS
+from hone.checkpoint.files import checkpoints
 from hone.errors import HoneError, Interrupted
+from hone.launch import train
 from hone.rollout.local import LocalSampler
-from hone.train.checkpoint import checkpoints
 from hone.types import Group
 
 torch.set_num_threads(1)
@@ -35,11 +35,11 @@ def written(groups: list[Group]) -> list[Any]:
 
 
 def test_the_first_two_iterations_are_written_by_the_first_weights_and_each_other_by_those_before(world, tmp_path):
-    plain = runner.prepare(recipe(world, "grpo", tmp_path / "plain"))
+    plain = train.prepare(recipe(world, "grpo", tmp_path / "plain"))
     assert plain.roller is not None
     first, second = (written(plain.roller(plain.source.take(3))) for _ in range(2))
-    job = runner.prepare(recipe(world, "grpo", tmp_path / "run", *AHEAD))
-    done = list(itertools.islice(runner._iterations(job), 4))
+    job = train.prepare(recipe(world, "grpo", tmp_path / "run", *AHEAD))
+    done = list(itertools.islice(train._iterations(job), 4))
     assert [written(it.groups) for it in done[:2]] == [first, second]
     assert [{r.version for g in it.groups for r in g} for it in done] == [{0}, {0}, {1}, {2}]
     assert [it.metrics["lag"] for it in done] == [0, 1, 1, 1]
@@ -48,7 +48,7 @@ def test_the_first_two_iterations_are_written_by_the_first_weights_and_each_othe
 
 
 def test_the_sampler_has_weights_of_its_own_and_is_given_the_learners_when_they_are_published(world, tmp_path):
-    job = runner.prepare(recipe(world, "grpo", tmp_path / "run", *AHEAD))
+    job = train.prepare(recipe(world, "grpo", tmp_path / "run", *AHEAD))
     assert job.roller is not None
     sampler = job.roller.sampler
     assert isinstance(sampler, LocalSampler)
@@ -56,7 +56,7 @@ def test_the_sampler_has_weights_of_its_own_and_is_given_the_learners_when_they_
     start = decoder.state_dict()["lm_head.weight"].clone()
     ours = {p.data_ptr() for p in job.policy.decoder.parameters()}
     assert not ours & {p.data_ptr() for p in decoder.parameters()}
-    next(runner._iterations(job))
+    next(train._iterations(job))
     theirs = job.policy.decoder.state_dict()
     assert all(torch.equal(x, theirs[name]) for name, x in decoder.state_dict().items())
     assert not torch.equal(start, theirs["lm_head.weight"])
@@ -116,9 +116,9 @@ def test_rewards_are_given_while_the_learner_updates(world: World, tmp_path: Pat
             seen.append(met.wait(30))
         return float(len(completion))
 
-    job = runner.prepare(replace(recipe(world, "grpo", tmp_path / "run", *AHEAD), reward=waits))
+    job = train.prepare(replace(recipe(world, "grpo", tmp_path / "run", *AHEAD), reward=waits))
     job.learner.optimizer.register_step_post_hook(lambda *_: met.set())
-    next(runner._iterations(job))
+    next(train._iterations(job))
     assert seen == [True] * 9
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from small import World, decoder
 
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.measure import measure, sample_groups, summarise
+from hone.launch.measure import measure, sample_groups, summarise
 from hone.reward.score import Reward
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
 from hone.types import Outcome, Rollout, Stop, Task
 

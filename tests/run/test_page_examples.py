@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from small import World, metrics
 
-from hone.data.chat import render_prompt
-from hone.model.folder import load_decoder
+from hone.data.text.chat import render_prompt
+from hone.engine.params import SampleParams
+from hone.model.formats.folder import load_decoder
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.types import Stop
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from small import ROWS, World, metrics, recipe
 import hone
 from hone.algo import Algorithm
 from hone.errors import HoneError
-from hone.guided.desk import Sampling
-from hone.guided.rank import Rank, evaluate_ranked
+from hone.inference.model import Sampling
+from hone.inference.rank import Rank, evaluate_ranked
 from hone.log import progress
 
 torch.set_num_threads(1)

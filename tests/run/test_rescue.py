@@ -12,15 +12,16 @@ import torch
 from small import World, assert_same_run, contents, metrics, recipe, temporary
 
 import hone
-from hone import loop, runner
-from hone.data.source import Source
+from hone import loop
+from hone.checkpoint.files import checkpoints
+from hone.checkpoint.tensors import load_tensors
+from hone.data.feed.source import Source
 from hone.errors import HoneError
+from hone.launch import train as runner
 from hone.rollout.local import Beginning, LocalSampler
 from hone.rollout.roller import Roller
 from hone.train import optim
-from hone.train.checkpoint import checkpoints
 from hone.train.learner import Learner
-from hone.train.tensors import load_tensors
 
 torch.set_num_threads(1)
 
@@ -147,7 +148,7 @@ def test_a_save_that_fails_too_does_not_hide_what_went_wrong_first(world: World,
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(Roller, "stream", failing(Roller.stream, 2, RuntimeError("the cable")))
-    monkeypatch.setattr("hone.rescue.save", unsaved)
+    monkeypatch.setattr("hone.launch.rescue.save", unsaved)
     with pytest.raises(RuntimeError, match="the cable"):
         hone.run(recipe(world, "grpo", tmp_path / "run"))
     assert "step 2 could not be saved: CUDA error" in capsys.readouterr().err

@@ -25,13 +25,13 @@ from small import (
 )
 
 import hone as package
+from hone.checkpoint import files as checkpoint
+from hone.checkpoint.files import checkpoints
+from hone.checkpoint.state import saved_weights
+from hone.checkpoint.tensors import load_tensors
 from hone.cli import main
 from hone.errors import HoneError, Interrupted
-from hone.model.folder import load_decoder
-from hone.state import saved_weights
-from hone.train import checkpoint
-from hone.train.checkpoint import checkpoints
-from hone.train.tensors import load_tensors
+from hone.model.formats.folder import load_decoder
 
 torch.set_num_threads(1)
 

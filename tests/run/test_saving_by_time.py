@@ -14,10 +14,10 @@ import torch.distributed as dist
 from small import World, arguments, assert_same_run, contents, metrics, recipe, start_hone, temporary
 
 import hone
+from hone.checkpoint.files import checkpoints, latest
+from hone.checkpoint.saver import Saver, Timer
 from hone.cli import main
-from hone.recipe import Recipe
-from hone.train.checkpoint import checkpoints, latest
-from hone.train.saver import Saver, Timer
+from hone.config.recipe import Recipe
 
 torch.set_num_threads(1)
 AHEAD = ("train.lag=1", "train.mismatch=truncate")
@@ -42,7 +42,7 @@ def ticking(seconds: float) -> Callable[[], float]:
 
 def timed(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """Runs go by such a clock, and a checkpoint that is due is not put off because the last is being written."""
-    monkeypatch.setattr("hone.job.Timer", partial(Timer, clock=ticking(seconds)))
+    monkeypatch.setattr("hone.launch.job.Timer", partial(Timer, clock=ticking(seconds)))
     monkeypatch.setattr(Saver, "busy", False)
 
 
@@ -118,9 +118,11 @@ def disagree(world: World, folder: str) -> list[list[int]]:
     for quick in (0, 1):
         clock = ticking(400.0) if dist.get_rank() == quick else lambda: 0.0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("hone.job.Timer", partial(Timer, clock=clock))
-            patch.setattr("hone.job.process_age", lambda: 0.0)
-            patch.setattr("hone.train.saver.SHARE", 1e-9)  # a save is never cheap: the first is due after the minutes
+            patch.setattr("hone.launch.job.Timer", partial(Timer, clock=clock))
+            patch.setattr("hone.launch.job.process_age", lambda: 0.0)
+            patch.setattr(
+                "hone.checkpoint.saver.SHARE", 1e-9
+            )  # a save is never cheap: the first is due after the minutes
             patch.setattr(Saver, "busy", False)
             out = Path(folder) / str(quick)
             hone.run(recipe(world, "sft", out, "train.steps=5", "save.minutes=5"))

@@ -9,14 +9,15 @@ import torch
 from small import ROWS, World, contents, metrics, recipe, write_rows
 
 import hone
-from hone import build, job, rewards, runner
+from hone.config.recipe import Recipe
+from hone.launch import build, job, rewards
+from hone.launch import train as runner
+from hone.launch.train import Run
 from hone.model.adapters import ReferenceView
 from hone.model.lora import LoRALinear
 from hone.model.policy import OwnCritic, Policy, SharedCritic
 from hone.model.scorer import Scorer
-from hone.recipe import Recipe
 from hone.rollout.local import LocalSampler
-from hone.runner import Run
 
 torch.set_num_threads(1)
 

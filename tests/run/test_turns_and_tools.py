@@ -7,8 +7,8 @@ import pytest
 from small import World, recipe
 
 import hone
-from hone import build
-from hone.job import prepare
+from hone.launch import build
+from hone.launch.job import prepare
 
 REWRITES = (  # as reasoning models do: only the last answer keeps its thought
     "{%- for m in messages -%}{{ m.role[0] }}:{%- set end = m.content.split('!')[-1] -%}"

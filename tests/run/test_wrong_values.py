@@ -17,25 +17,25 @@ from safetensors.torch import save
 from small import World, recipe
 
 import hone
-from hone import replay
+from hone.checkpoint import files as checkpoint
+from hone.checkpoint.record import _digest, recorded
 from hone.cli import main
-from hone.config import from_yaml, to_json
+from hone.config.overrides import from_yaml, to_json
+from hone.config.recipe import ReadSpec, Recipe
+from hone.config.rules import validate
 from hone.demo import journey, sizes
 from hone.errors import HoneError
-from hone.guided.ledger import Ledger
-from hone.job import prepare
-from hone.judging import judge
-from hone.log.report import write_report
+from hone.inference.label import Ledger
+from hone.launch import replay
+from hone.launch.job import prepare
+from hone.launch.rewards import judge
 from hone.log.sinks import read
-from hone.model.fetch import resolve
-from hone.recipe import ReadSpec, Recipe
-from hone.recipe_rules import validate
-from hone.record import _digest, recorded
-from hone.reward.judge import Settings as JudgeSettings
-from hone.reward.verify.code_settings import Settings as CodeSettings
-from hone.reward.verify.code_settings import asked
+from hone.model.formats.fetch import resolve
+from hone.report.report import write_report
+from hone.reward.learned.judge import Settings as JudgeSettings
+from hone.reward.verify.code.settings import Settings as CodeSettings
+from hone.reward.verify.code.settings import asked
 from hone.reward.verify.formal import schema
-from hone.train import checkpoint
 from hone.train.learner import Learner
 
 torch.set_num_threads(1)

@@ -17,11 +17,11 @@ import torch
 from patience import patience
 from places import decoder
 
-from hone.data.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
+from hone.data.text.tokenizer import Tokenizer, train_bpe
+from hone.model.formats.model_folder import save_whole
+from hone.model.formats.peft import save_peft
 from hone.model.lora import add_lora, lora_parameters
-from hone.model.peft import save_peft
-from hone.model.whole import save_whole
 
 CONTEXT = 1024
 WORDS = ["the cat sat on the mat", "Größe €5 日本 😀", "one two three four five six seven"]

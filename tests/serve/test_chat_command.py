@@ -20,11 +20,11 @@ from little import ENVIRONMENT, hone, make_decoder, make_tokenizer
 from patience import patience
 
 from hone.cli import main
-from hone.data.chat import render_prompt
-from hone.model.folder import load_decoder
-from hone.model.whole import save_whole
+from hone.data.text.chat import render_prompt
+from hone.engine.params import SampleParams
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.model_folder import save_whole
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.serve.load import load
 from hone.serve.talk import Talk
 

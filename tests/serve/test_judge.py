@@ -11,13 +11,12 @@ import torch
 from little import Server, make_decoder, make_tokenizer, start_server
 
 import hone
-from hone.config import Choice
+from hone.config.overrides import Choice
+from hone.config.recipe import ModelSpec, OptimSpec, TrainSpec
 from hone.errors import HoneError
-from hone.judging import judge
-from hone.model.whole import save_whole
-from hone.recipe import ModelSpec, OptimSpec, TrainSpec
+from hone.launch.rewards import judge, scorer
+from hone.model.formats.model_folder import save_whole
 from hone.reward.score import Reward
-from hone.rewards import scorer
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)

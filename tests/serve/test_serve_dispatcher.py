@@ -11,10 +11,10 @@ import pytest
 import torch
 from little import make_decoder, make_tokenizer
 
+from hone.engine.engine import Counts, Engine
+from hone.engine.params import SampleParams
+from hone.engine.request import News, Request
 from hone.model.decoder import Decoder
-from hone.rollout.engine import Counts, Engine
-from hone.rollout.protocol import SampleParams
-from hone.rollout.request import News, Request
 from hone.serve.dispatcher import Dispatcher
 from hone.serve.refusal import Refusal
 

@@ -15,9 +15,9 @@ from little import Server, make_decoder, make_tokenizer, read_answer, rest, star
 from openai import OpenAI
 from starlette.requests import Request as Incoming
 
-from hone.rollout.engine import Engine
-from hone.rollout.protocol import SampleParams
-from hone.rollout.request import Request
+from hone.engine.engine import Engine
+from hone.engine.params import SampleParams
+from hone.engine.request import Request
 from hone.serve import dispatcher as module
 from hone.serve.dispatcher import Dispatcher, Pace
 from hone.serve.http import ALL_BODIES, SMALL_BODY, Bodies

@@ -13,14 +13,14 @@ import torch
 from little import Server
 from openai import OpenAI
 
-from hone.data.chat import render_prompt
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.chat import render_prompt
+from hone.data.text.tokenizer import Tokenizer
+from hone.engine.params import SampleParams
 from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
-from hone.model.folder import load_decoder
-from hone.model.peft import load_peft
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.peft import load_peft
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 
 HELLO = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the cat?"}]
 

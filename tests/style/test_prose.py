@@ -25,8 +25,8 @@ FORBIDDEN = {
     ),
 }
 
-OWN_PARENT = {("hone.reward.apart", "pickle.loads")}  # a worker reads what the process that forked it has sent
-RUNS_PROGRAMS = {"hone.reward.sandbox_job"}  # behind the sandbox's wall, where a program is what there is to run
+OWN_PARENT = {("hone.reward.workers.apart", "pickle.loads")}  # a worker reads what the process that forked it has sent
+RUNS_PROGRAMS = {"hone.reward.sandbox.job"}  # behind the sandbox's wall, where a program is what there is to run
 
 
 def is_dataclass(node: ast.ClassDef) -> bool:

@@ -6,10 +6,10 @@ import pytest
 from tree import RECIPES, ROOT
 
 from hone.algo import ALGORITHMS
-from hone.config import build_choice, override
-from hone.load import list_recipes, load_recipe, summary
-from hone.outline import plan
-from hone.recipe_rules import validate
+from hone.config.load import list_recipes, load_recipe, summary
+from hone.config.overrides import build_choice, override
+from hone.config.recipe import plan
+from hone.config.rules import validate
 
 
 @pytest.fixture

@@ -14,15 +14,15 @@ from torch import Tensor
 from hone.algo import ALGORITHMS, Algorithm
 from hone.algo.weight import mismatch
 from hone.data.collate import collate
-from hone.data.source import Source
+from hone.data.feed.source import Source
 from hone.dist import collect
+from hone.engine.params import SampleParams
 from hone.loop import online
-from hone.model.native.build import library
+from hone.model.backends.native.build import library
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
+from hone.rollout.supply import Ahead
 from hone.train import borrowed as borrowing
 from hone.train import step
-from hone.train.ahead import Ahead
 from hone.train.borrowed import PROBED, borrowed, lent, unaltered
 from hone.train.evaluate import evaluate
 from hone.train.learner import Learner

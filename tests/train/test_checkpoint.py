@@ -11,9 +11,10 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from hone.checkpoint import files as checkpoint
+from hone.checkpoint.tensors import load_optimizer, load_tensors, optimizer_tensors, save_tensors
 from hone.errors import HoneError
-from hone.train import checkpoint, optim
-from hone.train.tensors import load_optimizer, load_tensors, optimizer_tensors, save_tensors
+from hone.train import optim
 
 torch.set_num_threads(1)
 

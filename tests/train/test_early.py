@@ -13,9 +13,10 @@ import torch
 
 from hone.algo import ALGORITHMS, Algorithm, grpo, ppo
 from hone.data.collate import collate
-from hone.data.source import Source
-from hone.data.tokenizer import train_bpe
+from hone.data.feed.source import Source
+from hone.data.text.tokenizer import train_bpe
 from hone.dist import collect
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
 from hone.log.laps import Laps
 from hone.loop import Iteration, numbered, online
@@ -24,7 +25,6 @@ from hone.model.decoder import Decoder
 from hone.reward.marker import Marker
 from hone.reward.score import Reward
 from hone.rollout.local import LocalSampler
-from hone.rollout.protocol import SampleParams
 from hone.rollout.roller import Roller
 from hone.train import early
 from hone.train.cut import parts

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from hone.train import adam8, optim
+from hone.train import optim
 from hone.train.masters import Masters
 
 torch.set_num_threads(1)
@@ -36,13 +36,13 @@ def test_gradients_of_many_micro_batches_add_up_in_float32() -> None:
 
 def test_a_code_is_within_its_rounding_and_zero_stays_zero() -> None:
     torch.manual_seed(0)
-    x = torch.randn(20, adam8.BLOCK).abs() * torch.logspace(-8, 3, 20)[:, None]
+    x = torch.randn(20, optim.BLOCK).abs() * torch.logspace(-8, 3, 20)[:, None]
     x[3], x[4, 5] = 0.0, 0.0
     for levels, error in ((127, 0.046), (255, 0.023)):
-        code, top = adam8.pack(x, levels=levels)
+        code, top = optim.pack(x, levels=levels)
         assert code.min() >= 0
         assert code.max() == levels
-        back = adam8.unpack(code, top, levels=levels)
+        back = optim.unpack(code, top, levels=levels)
         near = x > top * 2.0**-15.5
         assert ((back - x).abs()[near] <= error * x[near]).all()
         assert (back[x == 0] == 0).all()
@@ -51,10 +51,10 @@ def test_a_code_is_within_its_rounding_and_zero_stays_zero() -> None:
 
 def test_moments_go_there_and_back_with_their_signs() -> None:
     torch.manual_seed(0)
-    m, v = torch.randn(8, adam8.BLOCK), torch.rand(8, adam8.BLOCK)
-    state = adam8.encode(m, v)
+    m, v = torch.randn(8, optim.BLOCK), torch.rand(8, optim.BLOCK)
+    state = optim.encode(m, v)
     assert (state["m"].dtype, state["v"].dtype) == (torch.int8, torch.uint8)
-    m2, v2 = adam8.decode(state)
+    m2, v2 = optim.decode(state)
     assert (m2.sign() == m.sign()).float().mean() > 0.999  # the smallest may become 0
     torch.testing.assert_close(m2, m, rtol=0.05, atol=1e-4)
     torch.testing.assert_close(v2, v, rtol=0.05, atol=1e-6)
@@ -92,14 +92,14 @@ def test_one_byte_moments_learn_as_four_byte_ones_do() -> None:
 
 def test_one_byte_moments_take_a_quarter_of_the_memory() -> None:
     _, optimizer, model = trained(8, steps=2)
-    large = [p for p in model.parameters() if p.numel() >= adam8.SMALL]
+    large = [p for p in model.parameters() if p.numel() >= optim.SMALL]
     held = sum(x.nbytes for p in large for x in optimizer.state[p].values())
     assert held < 2.1 * sum(p.numel() for p in large)
     assert held < 0.27 * 8 * sum(p.numel() for p in large)
 
 
 def test_a_packed_optimiser_goes_on_exactly_where_it_was_saved() -> None:
-    from hone.train.tensors import load_optimizer, optimizer_tensors
+    from hone.checkpoint.tensors import load_optimizer, optimizer_tensors
 
     _, optimizer, model = trained(8, steps=3)
     twin = [nn.Parameter(p.detach().clone()) for p in model.parameters()]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hone.checkpoint.lock import LOCK, held
 from hone.errors import HoneError
-from hone.train.lock import LOCK, held
 
 
 def in_child(do) -> int:

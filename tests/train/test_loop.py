@@ -24,7 +24,7 @@ from hone.algo import (
     sft,
 )
 from hone.algo.weight import mismatch
-from hone.data.source import Source
+from hone.data.feed.source import Source
 from hone.errors import HoneError
 from hone.loop import describe, hash_seed, offline, online, varied
 from hone.train.learner import Learner

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hone.checkpoint import files
+from hone.checkpoint.saver import Copies, Saver, Timer, process_age
 from hone.errors import HoneError
 from hone.rollout.overlap import Stopped
-from hone.train import retain
-from hone.train.saver import Copies, Saver, Timer, process_age
 
 
 def test_only_what_moves_is_copied_and_once():
@@ -121,7 +121,7 @@ def test_what_was_written_is_let_go():
     ],
 )
 def test_the_best_is_the_first_of_the_finite(scores, lowest: bool, expected):
-    assert retain.best(scores, lowest=lowest) == expected
+    assert files.best(scores, lowest=lowest) == expected
 
 
 # --- by the clock ---

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from hone import feeds
 from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.probe import ROWS, Probe
-from hone.data.convert import cut
-from hone.data.rows import closed_steps, converter, task_row
-from hone.data.shapes import shape_of
+from hone.data.rows.columns import shape_of
+from hone.data.rows.convert import cut
+from hone.data.rows.record import closed_steps, converter, task_row
+from hone.launch import feeds
 from hone.types import Group, Rollout, Task
 
 NEAR = 0.9  # of the context: a row this long leaves no room to grow

@@ -15,20 +15,20 @@ from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.learning import trained
 from hone.check.perturb import kept, moved
 from hone.check.probe import Probe
-from hone.data.tokenizer import Tokenizer
-from hone.job import parts, save
-from hone.model.folder import load_decoder, load_scorer
+from hone.checkpoint import files as checkpoint
+from hone.checkpoint.state import restore
+from hone.checkpoint.tensors import optimizer_tensors
+from hone.config.recipe import plan as in_words
+from hone.data.text.tokenizer import Tokenizer
+from hone.launch.job import parts, save
+from hone.model.formats.folder import load_decoder, load_scorer
+from hone.model.layout.recompute import crowded
+from hone.model.layout.recompute import kept as kept_by_layer
 from hone.model.lora import plain_state
-from hone.model.recompute import crowded
-from hone.model.recompute import kept as kept_by_layer
 from hone.model.scorer import Scorer
-from hone.model.vocab import slices
-from hone.outline import plan as in_words
-from hone.state import restore
-from hone.train import checkpoint
+from hone.model.vocab.token_stats import slices
 from hone.train.cut import fitting
 from hone.train.step import update
-from hone.train.tensors import optimizer_tensors
 
 MEMORY = "/proc/meminfo"
 PLAIN = 2  # plain layers keep about twice what a GPU's do; a CPU's in C++ less, but not every CPU has them

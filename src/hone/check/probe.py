@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
-from hone import build, feeds
 from hone.algo.select import reward_of
 from hone.check.shallow import folded, shallow
-from hone.data.chat import render_prompt
 from hone.data.collate import collate, mismatched
-from hone.data.convert import Grouper, Tasker
-from hone.data.locate import Reading
+from hone.data.feed.locate import Reading
+from hone.data.rows.convert import Grouper, Tasker
+from hone.data.text.chat import render_prompt
 from hone.errors import HoneError, counted
-from hone.job import Run
+from hone.launch import build, feeds
+from hone.launch.job import Run
 from hone.reward.score import Scorer as RewardScorer
 from hone.reward.score import score
 from hone.rollout.roller import Roller

@@ -7,8 +7,8 @@ from hone.algo.select import reward_of
 from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.gold import FORMS, written
 from hone.check.probe import Probe
-from hone.data.messages import text_of
-from hone.measure import ANSWERS
+from hone.data.text.messages import text_of
+from hone.launch.measure import ANSWERS
 from hone.reward.outcome import commonest
 from hone.reward.parts import Combined
 from hone.reward.score import Scorer

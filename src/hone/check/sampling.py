@@ -11,9 +11,9 @@ from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.perturb import moved
 from hone.check.probe import Probe, last_tokens
 from hone.check.text import misplaced
-from hone.data.chat import render_prompt
 from hone.data.collate import collate
-from hone.job import publish
+from hone.data.text.chat import render_prompt
+from hone.launch.job import publish
 from hone.model.policy import Policy
 from hone.train.evaluate import evaluate
 from hone.types import Batch, Group, Rollout, Stop

@@ -6,9 +6,9 @@ from typing import cast
 import torch
 
 from hone.dist import collect
-from hone.job import Run, learner_of
+from hone.launch.job import Run, learner_of
 from hone.model.decoder import Decoder
-from hone.model.folder import EMBEDDING, HEAD, assemble
+from hone.model.formats.folder import EMBEDDING, HEAD, assemble
 from hone.model.lora import plain_state
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer

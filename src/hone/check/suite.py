@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import torch
 
-from hone import build
 from hone.check import data, learning, plan, rewards, sampling, text, update
 from hone.check.finding import Finding, Report, Row, failed
 from hone.check.probe import Probe
-from hone.data.stops import wrong_stop
+from hone.config.recipe import Recipe
+from hone.config.rules import validate
+from hone.data.text.stop_token import wrong_stop
 from hone.errors import HoneError
-from hone.job import Run, prepare, set_torch
-from hone.recipe import Recipe
-from hone.recipe_rules import validate
+from hone.launch import build
+from hone.launch.job import Run, prepare, set_torch
 
 Check = Callable[[Probe], Finding]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from hone.check.finding import Finding, Row, failed, passed, skipped, warned
 from hone.check.probe import ROWS, Probe
-from hone.data.chat import render
 from hone.data.collate import collate
-from hone.data.messages import text_of
-from hone.data.stops import WrongStop, unheard_end, written_end, wrong_stop
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.chat import render
+from hone.data.text.messages import text_of
+from hone.data.text.stop_token import WrongStop, unheard_end, written_end, wrong_stop
+from hone.data.text.tokenizer import Tokenizer
 from hone.types import Batch, Rollout, Stop
 
 Runs = list[tuple[list[int], bool]]  # neighbouring tokens that are all trained on, or all not

@@ -19,7 +19,7 @@ def _chat_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(arguments: argparse.Namespace) -> None:
-    from hone.rollout.protocol import SampleParams
+    from hone.engine.params import SampleParams
     from hone.serve.load import load
     from hone.serve.talk import Talk
     from hone.serve.terminal import Terminal

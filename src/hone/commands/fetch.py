@@ -13,7 +13,7 @@ def _fetch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _fetch(arguments: argparse.Namespace) -> None:
-    from hone.model import fetch
+    from hone.model.formats import fetch
 
     try:
         print(fetch.fetch(arguments.name, to=arguments.to, note=say))

@@ -10,7 +10,7 @@ from hone.commands.command import Command
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hone.model.report import Report
+    from hone.model.inspect import Report
 
 
 WIDE = 120  # columns where there is no terminal to ask
@@ -27,7 +27,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
 
     from rich.console import Console
 
-    from hone.model.report import inspect
+    from hone.model.inspect import inspect
 
     report = inspect(arguments.model, arguments.base)
     if arguments.json:

@@ -6,8 +6,8 @@ from typing import Any
 
 from hone.commands.command import Command, first_line, show
 from hone.commands.settings import INDENT, text_width, wrapped, written
-from hone.config import settings_of, unknown
-from hone.load import list_recipes, recipe_file, source, summary
+from hone.config.load import list_recipes, recipe_file, source, summary
+from hone.config.overrides import settings_of, unknown
 
 
 def _algos_options(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from hone.config import unknown
+from hone.config.overrides import unknown
 
 DEBUG = "show the traceback of an error"
 EXAMPLES = "examples:"

@@ -44,8 +44,8 @@ def _laws(arguments: argparse.Namespace, shown: dict[str, Any]) -> dict[str, Any
         if arguments.law not in ("both", *LAWS):
             raise HoneError(f"no law {arguments.law!r}: choose from both, {', '.join(LAWS)}")
         return {name: law for name, law in LAWS.items() if arguments.law in ("both", name)}
-    from hone.data.source import read_rows
-    from hone.eval.scaling_fit import fit, read_runs
+    from hone.data.feed.source import read_rows
+    from hone.eval.scaling import fit, read_runs
 
     if arguments.bootstrap < 0:
         raise HoneError(f"bootstrap is {arguments.bootstrap}: give 0 or more")

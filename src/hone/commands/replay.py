@@ -9,7 +9,7 @@ from hone.commands.command import Command
 from hone.errors import counted
 
 if TYPE_CHECKING:
-    from hone.replay import Replay
+    from hone.launch.replay import Replay
 
 
 def _replay_options(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def _replay_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> None:
-    from hone.replay import replay
+    from hone.launch.replay import replay
 
     report = replay(arguments.file)
     if arguments.json:

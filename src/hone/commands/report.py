@@ -15,16 +15,16 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from hone import rundir
+    from hone.checkpoint import run_folder
     from hone.log import sinks
     from hone.log.invalid import INVALID, totals
-    from hone.log.report import write_report
+    from hone.report.report import write_report
 
     folder = Path(arguments.run_dir)
-    rows = sinks.read(folder / rundir.METRICS)
+    rows = sinks.read(folder / run_folder.METRICS)
     if not rows:
-        raise HoneError(f"{folder} has no {rundir.METRICS} to report on: give the folder of a run")
-    samples = [{**sample, "stage": folder.name} for sample in sinks.read(folder / rundir.SAMPLES)]
+        raise HoneError(f"{folder} has no {run_folder.METRICS} to report on: give the folder of a run")
+    samples = [{**sample, "stage": folder.name} for sample in sinks.read(folder / run_folder.SAMPLES)]
     path = write_report(
         arguments.out or folder / "report.html",
         title=f"Hone: {folder.name}",

@@ -13,7 +13,7 @@ from hone.errors import HoneError
 
 if TYPE_CHECKING:
     from hone.check.gold import Miss, Proof
-    from hone.data.shapes import Row
+    from hone.data.rows.columns import Row
     from hone.types import Task
 
 GOLD = ("answer", "canonical_solution", "code", "solution")  # where right answers are, the first that there is
@@ -60,7 +60,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def _calibrate(arguments: argparse.Namespace) -> None:
     from dataclasses import asdict
 
-    from hone.guided.calibrate import calibrate
+    from hone.inference.calibrate import calibrate
 
     found = calibrate(arguments.model, arguments.data, limit=arguments.limit)
     if arguments.json:
@@ -73,8 +73,8 @@ def _calibrate(arguments: argparse.Namespace) -> None:
 def _test(arguments: argparse.Namespace) -> None:
     from dataclasses import asdict
 
-    from hone import rewards
     from hone.check.gold import prove
+    from hone.launch import rewards
 
     if arguments.limit < 0 or arguments.show < 0:
         raise HoneError("--limit and --show count rows: give 0 or more")
@@ -101,8 +101,8 @@ def _read(
     """The problems, their right answers, the column those are in, and what is wrong with rows that are no problems."""
     from dataclasses import replace
 
-    from hone import feeds
-    from hone.data.locate import Reading
+    from hone.data.feed.locate import Reading
+    from hone.launch import feeds
 
     renamed = {"prompt": asked} if asked else {}
     rows, _ = feeds.load_rows(data, Reading(stream="never", columns=renamed))
@@ -127,7 +127,7 @@ def _read(
 
 
 def _task(row: "Row", number: int, bad: dict[int, str]) -> "Task":
-    from hone.data.rows import task_row
+    from hone.data.rows.record import task_row
     from hone.types import Task
 
     try:

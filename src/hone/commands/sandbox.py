@@ -9,7 +9,7 @@ from hone.commands.parser import add_actions, add_command
 from hone.errors import HoneError
 
 if TYPE_CHECKING:
-    from hone.reward.sandbox_limits import Limits
+    from hone.reward.sandbox.limits import Limits
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 def _doctor(arguments: argparse.Namespace) -> None:
     from dataclasses import asdict
 
-    from hone.reward.sandbox_doctor import examine
+    from hone.reward.sandbox.doctor import examine
 
     found = examine(arguments.backend)
     if arguments.json:
@@ -74,9 +74,9 @@ def _serve(arguments: argparse.Namespace) -> None:
     import os
     import sys
 
-    from hone.reward.sandbox_limits import Wanted, interpreter
-    from hone.reward.sandbox_pool import Pool
-    from hone.reward.sandbox_remote import TOKEN, Service
+    from hone.reward.sandbox.limits import Wanted, interpreter
+    from hone.reward.sandbox.pool import Pool
+    from hone.reward.sandbox.remote import TOKEN, Service
 
     token = os.environ.get(TOKEN, "")
     if len(token) < 16:
@@ -95,7 +95,7 @@ def _limits(given: list[str]) -> "Limits":
     """The service's own, and what is given by name."""
     from dataclasses import fields
 
-    from hone.reward.sandbox_limits import Limits
+    from hone.reward.sandbox.limits import Limits
 
     kinds = {f.name: float if f.name in ("seconds", "cores") else int for f in fields(Limits)}
     chosen: dict[str, Any] = {"seconds": 60.0, "output": 4 << 20}

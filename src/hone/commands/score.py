@@ -34,8 +34,8 @@ def _eval_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _ranked(arguments: argparse.Namespace) -> dict[str, float]:
-    from hone.guided.defaults import Sampling
-    from hone.guided.rank import Rank, evaluate_ranked
+    from hone.inference.defaults import Sampling
+    from hone.inference.rank import Rank, evaluate_ranked
 
     return evaluate_ranked(
         arguments.model,
@@ -59,7 +59,7 @@ def _eval(arguments: argparse.Namespace) -> None:
 
 
 def _plain(arguments: argparse.Namespace) -> dict[str, float]:
-    from hone.guided.evaluate import evaluate
+    from hone.inference.evaluate import evaluate
 
     return evaluate(
         arguments.model,

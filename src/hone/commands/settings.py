@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hone.commands.command import Command, first_line
-from hone.config import ELSEWHERE, Choice, did_you_mean
+from hone.config.overrides import ELSEWHERE, Choice, did_you_mean
+from hone.config.recipe import Recipe
 from hone.errors import HoneError
-from hone.recipe import Recipe
 
 WIDTH = 120  # the most columns that are read with ease
 INDENT = " " * 6

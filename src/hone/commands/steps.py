@@ -26,8 +26,8 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from hone.guided.defaults import Sampling
-    from hone.guided.label import StepLabels, label_steps
+    from hone.inference.defaults import Sampling
+    from hone.inference.label import StepLabels, label_steps
 
     found = label_steps(
         arguments.model,

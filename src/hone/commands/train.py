@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 from hone.commands.command import Command
-from hone.config import from_yaml, override
+from hone.config.load import load_recipe
+from hone.config.overrides import from_yaml, override
+from hone.config.rules import validate
 from hone.errors import HoneError
-from hone.load import load_recipe
-from hone.recipe_rules import validate
 
 ALLOW = "resume with settings that lead elsewhere than those the run was started with"
 
@@ -58,9 +58,9 @@ def _recipe(arguments: argparse.Namespace) -> Any:
 
 def _run(arguments: argparse.Namespace) -> None:
     recipe = _recipe(arguments)
-    from hone import runner
+    from hone.launch import train
 
-    _tell(runner.run(recipe, resume=arguments.resume, allow_change=arguments.allow_change))
+    _tell(train.run(recipe, resume=arguments.resume, allow_change=arguments.allow_change))
 
 
 def _tell(result: object) -> None:
@@ -98,9 +98,9 @@ def _check(arguments: argparse.Namespace) -> None:
 def _resume(arguments: argparse.Namespace) -> None:
     if not os.path.isdir(arguments.run_dir):
         raise HoneError(f"no folder {arguments.run_dir}: give the folder of a run, as in runs/NAME")
-    from hone import runner
+    from hone.launch import train
 
-    _tell(runner.resume(arguments.run_dir, settings=arguments.settings, allow_change=arguments.allow_change))
+    _tell(train.resume(arguments.run_dir, settings=arguments.settings, allow_change=arguments.allow_change))
 
 
 def _demo(arguments: argparse.Namespace) -> None:

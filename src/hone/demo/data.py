@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hone.data.tokenizer import Tokenizer, train_bpe
+from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.demo import world
 from hone.demo.sizes import Sizes
 

@@ -9,14 +9,14 @@ import torch
 
 from hone.algo.select import reward_of
 from hone.data.collate import collate
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.tokenizer import Tokenizer
 from hone.demo import world
-from hone.measure import sample_groups, summarise
-from hone.model.folder import load_decoder
+from hone.engine.params import SampleParams
+from hone.launch.measure import sample_groups, summarise
+from hone.model.formats.folder import load_decoder
 from hone.model.policy import Policy
 from hone.reward.score import Reward, score
-from hone.reward.verify.math import math_reward
-from hone.rollout.protocol import SampleParams
+from hone.reward.verify.math.verdict import math_reward
 from hone.train.evaluate import evaluate
 from hone.types import Group, Stop, Task
 

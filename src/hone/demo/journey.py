@@ -12,23 +12,23 @@ from typing import Any
 
 import torch
 
-from hone import runner
-from hone.data.convert import to_groups
-from hone.data.source import read_rows
-from hone.data.tokenizer import Tokenizer
+from hone.checkpoint.state import write_model
+from hone.data.feed.source import read_rows
+from hone.data.rows.convert import to_groups
+from hone.data.text.tokenizer import Tokenizer
 from hone.demo import stages, summary
 from hone.demo.data import FILES, make_data, make_tokenizer, write_rows
 from hone.demo.examine import examine, preference_pairs, written_pairs
 from hone.demo.sizes import FULL, QUICK, Sizes
+from hone.engine.params import SampleParams
 from hone.errors import HoneError, Interrupted
-from hone.log.report import write_report
-from hone.measure import sample_groups
-from hone.model.folder import load_decoder, load_scorer
-from hone.reward.model import RewardModel
+from hone.launch import train as runner
+from hone.launch.measure import sample_groups
+from hone.model.formats.folder import load_decoder, load_scorer
+from hone.report.report import write_report
+from hone.reward.learned.model import RewardModel
 from hone.reward.score import Reward, score
-from hone.reward.verify.math import math_reward
-from hone.rollout.protocol import SampleParams
-from hone.state import write_model
+from hone.reward.verify.math.verdict import math_reward
 from hone.types import Task
 
 HELD_BACK = "preferences_held_back.jsonl"

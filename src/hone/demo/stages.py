@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from hone.config import Choice
+from hone.config.overrides import Choice
+from hone.config.recipe import CriticSpec, ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
 from hone.demo.data import FILES
 from hone.demo.sizes import Sizes
 from hone.log.limits import Limits
-from hone.recipe import CriticSpec, ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
 
 FAR = Limits(ref_kl_warn=None, ref_kl_stop=None)  # from the SFT model is where a model this small has to go
 ORDER = ("pretrain", "sft", "reward", "grpo", "ppo", "dpo")

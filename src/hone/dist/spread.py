@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from hone.errors import HoneError
 from hone.model.decoder import TABLE, Decoder
-from hone.model.foreign import Foreign
+from hone.model.formats.foreign import Foreign
 
 M = TypeVar("M", bound=nn.Module)
 ROWS = [Shard(0)]  # every weight is cut along its first dimension

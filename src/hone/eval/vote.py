@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from hone.eval.pass_at_k import majority
 from hone.reward.verify.choice import final_choice
 from hone.reward.verify.format import answered
-from hone.reward.verify.math import math_reward
-from hone.reward.verify.math_extract import final_answer
+from hone.reward.verify.math.extract import final_answer
+from hone.reward.verify.math.verdict import math_reward
 from hone.types import Group, Rollout, Task
 
 Read = Callable[[str, Task], str | None]

@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
-from hone.model.ragged import Rows
-from hone.model.twice import once
+from hone.model.layout.ragged import Rows
+from hone.model.second_order import once
 
 if TYPE_CHECKING:
-    from hone.model.native.learning import Course
-    from hone.rollout.runner import Runner
+    from hone.engine.runner import Runner
+    from hone.model.backends.native.layer import Course
 
 Mask = Tensor | Rows | None  # which tokens a token may look at: None, those before it
 TABLE = 4096  # positions whose rotation is kept from the start; longer contexts grow into it
@@ -149,11 +149,11 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, rope: "tuple[Tensor, Tensor] | Course", mask: Mask, cache: KVCache | None) -> Tensor:
         if not isinstance(rope, tuple):
-            from hone.model.native.learning import native_layer  # imports this module
+            from hone.model.backends.native.layer import native_layer  # imports this module
 
             return native_layer(self, x, rope)
         if isinstance(rope, Turns):
-            from hone.model.fast import fast_layer  # imports this module
+            from hone.model.backends.fused.layer import fast_layer  # imports this module
 
             return fast_layer(self, x, rope, mask)
         x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
@@ -171,7 +171,7 @@ class Backbone(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to hidden states; `lm_head` turns those into logits, a chunk at a time, in model/vocab."""
+    """Tokens to hidden states; `lm_head` turns those into logits, a chunk at a time, in model/vocab/token_stats."""
 
     cos: Tensor
     sin: Tensor
@@ -179,9 +179,9 @@ class Decoder(nn.Module):
     takes_lists = True  # its mask may be Rows
     adapted: int = 0  # how often adapters were put beside its layers
     computes_in: torch.dtype | None = None  # where that is not the type of its weights
-    fast_layers: bool | None = None  # whether layers are model/fast.py's; None: on a GPU
+    fast_layers: bool | None = None  # whether layers are model/backends/fused/layer.py's; None: on a GPU
     native_layers: bool | None = None  # whether they are model/native's where it can; None: where fast_layers is too
-    # whether passes are replayed (model/graphed.py); None: on a GPU, where it pays; True: everywhere
+    # whether passes are replayed (model/backends/fused/cuda_graphs.py); None: on a GPU, where it pays; True: everywhere
     graphs: bool | None = None
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -230,8 +230,8 @@ class Decoder(nn.Module):
         return KVCache(self.config, rows, capacity, like=self.model.embed_tokens.weight)
 
     def runner(self, **settings: Any) -> "Runner":
-        """What samples from it: see model/runners.make_runner for the settings."""
-        from hone.model.runners import make_runner  # imports this module
+        """What samples from it: see engine/runners/choose.make_runner for the settings."""
+        from hone.engine.runners.choose import make_runner  # imports this module
 
         return make_runner(self, **settings)
 
@@ -274,8 +274,8 @@ class Decoder(nn.Module):
         past, T = cache.length if cache is not None else 0, x.shape[1]
         rope = self._way(x, self._rope(past, past + T, positions), mask, cached=cache is not None)
         if not isinstance(rope, tuple) and rope.whole is not None and not checkpoint_layers:
-            from hone.model.native.norm import normed  # import this module
-            from hone.model.native.stacked import by_words, stacked
+            from hone.model.backends.native.layer import normed  # import this module
+            from hone.model.backends.native.stack import by_words, stacked
 
             embedding = self.model.embed_tokens
             if tokens is not None and by_words(embedding, tokens):
@@ -299,7 +299,7 @@ class Decoder(nn.Module):
         """The rotations in the form that says how layers are computed: in C++, in few products, or plainly."""
         once_only, fast = once() and not cached, self.fast_layers
         if once_only and x.is_cpu and (fast is None if self.native_layers is None else self.native_layers):
-            from hone.model.native.learning import course  # imports this module
+            from hone.model.backends.native.layer import course  # imports this module
 
             found = course(self, x, rope, mask, single=self.native_layers is None)
             if found is not None:

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hone.model.decoder import Decoder
-from hone.model.forward import wide
+from hone.model.layout.forward import wide
 
 
 class ScalarHead(nn.Linear):

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.forward import Lines, cells, hidden_states, scatter
 from hone.model.heads import ScalarHead, freeze_unused_head
-from hone.model.ragged import Rows
-from hone.model.shared import lines_of
-from hone.model.vocab import STATS, HeadRows, LogRows, Positions, token_stats
+from hone.model.layout.forward import Lines, cells, hidden_states, scatter
+from hone.model.layout.ragged import Rows
+from hone.model.layout.shared_prefix import lines_of
+from hone.model.vocab.token_stats import STATS, HeadRows, LogRows, Positions, token_stats
 from hone.types import Batch, Forward
 
 

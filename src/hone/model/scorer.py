@@ -4,9 +4,9 @@ from torch import nn
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.forward import hidden_states
 from hone.model.heads import ScalarHead, freeze_unused_head
-from hone.model.shared import lines_of
+from hone.model.layout.forward import hidden_states
+from hone.model.layout.shared_prefix import lines_of
 from hone.types import Batch, Forward
 
 

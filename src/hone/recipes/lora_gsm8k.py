@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from hone import LoraSpec, OptimSpec, Recipe
-from hone.load import load_recipe
+from hone.config.load import load_recipe
 
 
 def recipe() -> Recipe:

@@ -10,15 +10,15 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from hone.engine.draw import check_params
+from hone.engine.engine import Engine
+from hone.engine.params import Adapters, SampleParams, check_whole
+from hone.engine.refuse import check_prompt, check_text
+from hone.engine.request import News, Request
+from hone.engine.runner import Runner, Switch
+from hone.engine.stop_strings import Decode
+from hone.engine.waves import Decoder, Waves
 from hone.errors import HoneError
-from hone.rollout.draw import check_params
-from hone.rollout.engine import Engine
-from hone.rollout.protocol import Adapters, SampleParams, check_whole
-from hone.rollout.refuse import check_prompt, check_text
-from hone.rollout.request import News, Request
-from hone.rollout.runner import Runner, Switch
-from hone.rollout.stops import Decode
-from hone.rollout.waves import Decoder, Waves
 from hone.types import Group, Rollout, Stop
 
 ADAPTER_IS_ON = frozenset({"selected", "enabled"})  # of model.lora.LoRALinear, which is to the right of this package

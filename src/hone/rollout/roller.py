@@ -5,10 +5,10 @@ from itertools import islice
 
 import numpy as np
 
-from hone.data.chat import render_prompts
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.chat import render_prompts
+from hone.data.text.tokenizer import Tokenizer
+from hone.engine.params import SampleParams, Sampler
 from hone.errors import HoneError
-from hone.rollout.protocol import SampleParams, Sampler
 from hone.types import Group, Rollout, Stop, Task
 
 LOST = (

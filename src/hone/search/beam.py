@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hone.engine.params import SampleParams, Sampler
 from hone.errors import HoneError
-from hone.reward.process import ProcessModel
-from hone.rollout.protocol import SampleParams, Sampler
+from hone.reward.learned.process import ProcessModel
 from hone.types import Group, Rollout, Stop
 
 OPEN = Stop.STRING  # of a beginning that can be gone on with: it ended with a step

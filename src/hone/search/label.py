@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from hone.data.chat import encode_completion
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.chat import encode_completion
+from hone.data.text.tokenizer import Tokenizer
+from hone.engine.params import SampleParams, Sampler
 from hone.errors import HoneError
 from hone.reward.steps import Stepper
-from hone.rollout.protocol import SampleParams, Sampler
 from hone.types import Outcome, Rollout, Task
 
 Prefix = tuple[int, ...]

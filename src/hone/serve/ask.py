@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hone.data.chat import render_prompt
-from hone.data.messages import ROLES
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.chat import render_prompt
+from hone.data.text.messages import ROLES
+from hone.data.text.tokenizer import Tokenizer
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.rollout.protocol import SampleParams
 from hone.serve.refusal import Refusal, bad
 from hone.serve.schema import ChatBody, PlainBody, checked
 

@@ -20,9 +20,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from hone.engine.engine import Counts, Engine
+from hone.engine.request import News, Request
 from hone.errors import HoneError
-from hone.rollout.engine import Counts, Engine
-from hone.rollout.request import News, Request
 from hone.serve.refusal import Refusal, bad
 
 QUEUE = 8192  # tokens and alternatives that wait for a client; above it the client gets no more rows

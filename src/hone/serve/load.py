@@ -7,19 +7,19 @@ from pathlib import Path
 
 import torch
 
-from hone.data.tokenizer import Tokenizer, check_fits
+from hone.data.text.tokenizer import Tokenizer, check_fits
+from hone.engine.engine import Engine
+from hone.engine.runner import Runner
+from hone.engine.runners.choose import SHARE, column_bytes, free_memory
+from hone.engine.runners.torch.runner import PlainRunner
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
-from hone.model.fetch import absent, resolve
-from hone.model.folder import load_decoder
-from hone.model.foreign import Foreign
+from hone.model.formats.fetch import absent, resolve
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.foreign import Foreign
+from hone.model.formats.peft import is_adapter, load_peft
 from hone.model.lora import adapted_layers
-from hone.model.peft import is_adapter, load_peft
-from hone.model.plain import PlainRunner
-from hone.model.runners import SHARE, column_bytes, free_memory
-from hone.rollout.engine import Engine
-from hone.rollout.runner import Runner
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from hone.data.chat import continue_chat, render_prompt
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.chat import continue_chat, render_prompt
+from hone.data.text.tokenizer import Tokenizer
+from hone.engine.params import SampleParams
+from hone.engine.request import Request
 from hone.errors import HoneError
-from hone.rollout.protocol import SampleParams
-from hone.rollout.request import Request
 from hone.serve.answer import Choice
 from hone.serve.load import Loaded
 from hone.serve.text import TokenBytes

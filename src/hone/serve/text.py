@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from hone.data.pieces import byte_of
-from hone.data.tokenizer import UNKNOWN, Tokenizer
+from hone.data.text.tokenizer import UNKNOWN, Tokenizer, byte_of
 
 HELD = 3  # bytes of a character that may still be missing its last: each shows as one UNKNOWN at most
 KEPT, LONG = 8, 32  # tokens decoded again for what they do to their neighbours, and when the window is cut to them

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hone.algo.table import Algorithm
 from hone.dist import collect
-from hone.model.native.stacked import bundled
+from hone.model.backends.native.stack import bundled
 from hone.train.evaluate import evaluate
 from hone.train.learner import Learner
 from hone.types import ABSENT, Batch, Group

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hone.dist import collect
-from hone.model.lanes import side_by_side
+from hone.model.backends.fused.streams import side_by_side
 from hone.train import memory
 from hone.types import ABSENT, Batch, Forward, Model
 

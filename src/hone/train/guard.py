@@ -14,9 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from hone.checkpoint import files
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.train import checkpoint
 from hone.train.examine import Found, local
 from hone.types import Batch
 
@@ -85,7 +85,7 @@ class Guard:
     def leave(self) -> None:
         """For the run that is started in this one's place: into how much smaller micro-batches memory forces it."""
         if self.folder is not None:
-            checkpoint.write_atomically(self.folder.parent / DIVISOR, str(self.divisor))
+            files.write_atomically(self.folder.parent / DIVISOR, str(self.divisor))
 
     def find(self) -> None:
         """What was left, on every rank."""
@@ -97,11 +97,11 @@ class Guard:
         if self.folder is None:
             return None
         (step, again), (rank, ranks) = self._last, collect.world()
-        name = checkpoint.name_of(step) + (f"-{again}" if again > 1 else "") + (f"-rank-{rank}" if ranks > 1 else "")
+        name = files.name_of(step) + (f"-{again}" if again > 1 else "") + (f"-rank-{rank}" if ranks > 1 else "")
         path = self.folder / f"{name}.safetensors"
         self.folder.mkdir(exist_ok=True)
         columns = {name: x.detach().cpu().contiguous() for name, x in batch.columns().items()}
-        checkpoint.write_atomically(path, save(columns, metadata={"hone": json.dumps(about)}))
+        files.write_atomically(path, save(columns, metadata={"hone": json.dumps(about)}))
         return path
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from hone.algo.table import Algorithm
 from hone.errors import HoneError
-from hone.model.native.stacked import bundled
+from hone.model.backends.native.stack import bundled
 from hone.model.policy import Policy, frozen_copy
 from hone.train import optim
 from hone.train.cut import BUNDLED, CACHE, fitting, micro_batches

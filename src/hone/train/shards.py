@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from hone.checkpoint.tensors import optimizer_tensors
 from hone.dist import collect
 from hone.dist.spread import apart, cut, joined, materialised, mesh_of, own, skeleton, spread, units, whole
 from hone.model.decoder import Decoder
@@ -16,7 +17,6 @@ from hone.model.heads import ScalarHead
 from hone.model.policy import OwnCritic, Policy, frozen_policy
 from hone.model.scorer import Scorer
 from hone.train.optim import parameters_of
-from hone.train.tensors import optimizer_tensors
 from hone.types import Batch
 
 

@@ -10,7 +10,7 @@ from hone.data.corpus import language, toxicity
 from hone.data.corpus.pipeline import clean
 from hone.data.corpus.report import show
 from hone.data.corpus.settings import Settings
-from hone.data.tokenizer import Tokenizer
+from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 
 GERMAN = """Der alte Mann ging am frühen Morgen langsam durch den stillen Garten, und niemand aus dem Dorf hatte ihn

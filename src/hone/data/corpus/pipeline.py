@@ -200,7 +200,7 @@ def kept_texts(run: Run) -> Iterator[str]:
 
 def _train_tokenizer(run: Run) -> None:
     """A sample by hash: which texts are in it does not depend on the order or on the workers."""
-    from hone.data.tokenizer import train_bpe
+    from hone.data.text.tokenizer import train_bpe
 
     total = sum(len(text.encode()) for text in kept_texts(run))
     share = min(1.0, run.settings.bpe_bytes / max(1, total))

@@ -6,11 +6,11 @@ from typing import Any
 from hone.errors import HoneError
 from hone.reward.verify import formal, shape
 from hone.reward.verify.choice import choice_reward, exact_reward
-from hone.reward.verify.code import code, code_reward
+from hone.reward.verify.code.verdict import code, code_reward
 from hone.reward.verify.compare import f1_reward, numeric
 from hone.reward.verify.format import format_reward, matches
 from hone.reward.verify.gym import gym_reward
-from hone.reward.verify.math import math_reward
+from hone.reward.verify.math.verdict import math_reward
 
 VERIFIERS: dict[str, Callable[..., Any]] = {
     "math": math_reward,

@@ -13,8 +13,8 @@ from fractions import Fraction
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
 from hone.reward.verify.format import WORD, after_phrase, answer_tag, boxes, last_box, said
-from hone.reward.verify.math_number import amount
-from hone.reward.verify.math_units import PERCENT
+from hone.reward.verify.math.number import amount
+from hone.reward.verify.math.units import PERCENT
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 5000  # characters

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hone.config.textfile import read_text
 from hone.errors import HoneError, not_utf8
 from hone.reward.verify.format import answer_tag, said
-from hone.textfile import read_text
 
 MAX_TEXT = 100_000  # characters: what is longer is refused, not cut
 SHALLOW = 20  # brackets, which any schema can be followed through

@@ -1,0 +1,296 @@
+"""What a checkpoint holds: a model folder ready to load, and beside it all that a run needs to go on exactly."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hone.checkpoint import files
+from hone.checkpoint.saver import Copies
+from hone.checkpoint.tensors import load_optimizer, load_tensors, optimizer_tensors, save_tensors
+from hone.config.recipe import Recipe
+from hone.config.textfile import read_text
+from hone.config.values import Misfit, fit, words
+from hone.data.text.tokenizer import Tokenizer
+from hone.errors import HoneError
+from hone.model.adapters import lora_state
+from hone.model.decoder import Decoder
+from hone.model.formats.fetch import resolve
+from hone.model.formats.folder import weights_of
+from hone.model.formats.foreign import Foreign
+from hone.model.formats.model_folder import save_whole
+from hone.model.formats.peft import save_peft
+from hone.model.formats.weight_files import stored
+from hone.model.policy import Policy
+from hone.model.scorer import Scorer
+from hone.train.examine import local
+from hone.train.learner import Learner
+
+if TYPE_CHECKING:
+    from hone.train.shards import Shards
+
+FORMAT = 1  # of all that lies beside the model: another number where an older Hone would read it wrongly
+STATE, WEIGHTS, MOMENTS = "state.json", "learner.safetensors", "optimizer.safetensors"
+REFERENCE = "reference.safetensors"  # where it is no longer the model of the start
+ADAPTER = "adapter"  # a folder in PEFT's format, where adapters are trained
+
+
+class Resumable(Protocol):
+    """A part with a state of its own, as JSON."""
+
+    def state(self) -> Mapping[str, Any]: ...
+
+    def load(self, state: Any) -> None: ...
+
+
+def write_model(folder: Path, model: Policy | Scorer | Decoder, tokenizer: Tokenizer) -> None:
+    """The folder that `hone eval`, `hone run model.path=` and transformers load."""
+    save_whole(model.decoder if isinstance(model, Policy) else model, tokenizer, folder)
+
+
+def _base(recipe: Recipe) -> str:
+    """The base model's folder in full: a name of the model cache means nothing to peft."""
+    return str(resolve(recipe.model.path).resolve()) if recipe.model.path else ""
+
+
+# --- saving: all of it as it is now, then the files ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """What a checkpoint holds, as it was at one moment; where ranks hold parts, on the first rank alone.
+
+    Its tensors stay as they are while the run goes on, and it can be written at leisure.
+    """
+
+    model: Decoder | Scorer  # how it is built; what it weighs is in `weights`
+    weights: Mapping[str, Tensor]  # of the model's folder: adapters merged
+    tensors: Mapping[str, Mapping[str, Tensor]]  # by file: trained ones as they are (adapters unmerged), moments
+    adapter: Mapping[str, Tensor]  # empty: none is trained
+    state: str  # JSON: counters and cursors
+
+
+def collected(
+    policy: Policy | Scorer,
+    learner: Learner,
+    *,
+    recipe: Recipe,
+    parts: Mapping[str, Resumable],
+    score: float | None = None,
+) -> Whole:
+    """All that a checkpoint holds; every rank takes part. score: the metric save.best, where it was measured."""
+    shards, reference = learner.shards, dict[str, Tensor]()
+    if recipe.train.reference_refresh and isinstance(learner.reference, Policy):
+        reference = learner.reference.decoder.state_dict()
+    if shards is None:
+        weights, moments = learner.trained(), optimizer_tensors(learner.optimizer)
+        model = policy.decoder if isinstance(policy, Policy) else policy
+    else:
+        weights, moments = shards.whole_weights(), shards.whole_moments(learner.optimizer)
+        model, reference = shards.saved(), shards.whole_state(reference)
+    tensors = {WEIGHTS: weights, MOMENTS: moments} | ({REFERENCE: reference} if reference else {})
+    decoder = model.decoder if isinstance(model, Scorer) else model
+    copy = Copies(_moving(policy, learner))
+    return Whole(
+        model=model,
+        weights={name: copy(x) for name, x in weights_of(model).items()},
+        tensors={file: {name: copy(x) for name, x in found.items()} for file, found in tensors.items()},
+        adapter={name: copy(x) for name, x in lora_state(decoder).items()} if recipe.lora.used else {},
+        state=json.dumps(_state(learner, recipe=recipe, parts=parts, score=score), indent=1),
+    )
+
+
+def _moving(policy: Policy | Scorer, learner: Learner) -> Iterator[Tensor]:
+    """What an update changes in place."""
+    yield from (local(p) for p in policy.parameters() if p.requires_grad)
+    yield from (local(p) for p in learner.trained().values())
+    yield from (local(x) for x in optimizer_tensors(learner.optimizer).values())
+
+
+def _state(learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable], score: float | None) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "updates": learner.updates,
+        "version": learner.version,
+        "control": learner.control,
+        "dtype": "bfloat16" if _is_half(learner) else "float32",
+        "score": None if score is None else {"metric": recipe.save.best, "value": score},
+        "parts": {name: part.state() for name, part in parts.items()},
+    }
+
+
+def _is_half(learner: Learner) -> bool:
+    if learner.masters is not None:
+        return learner.masters.half
+    return learner.shards is not None and learner.shards.half is not None
+
+
+def score_of(folder: Path, metric: str) -> float | None:
+    """What a checkpoint scored by the metric; None where it was not measured, or cannot be read."""
+    try:
+        score = json.loads(read_text(folder / STATE))["score"]
+        return float(score["value"]) if score["metric"] == metric else None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def write_whole(folder: Path, whole: Whole, tokenizer: Tokenizer, *, recipe: Recipe) -> None:
+    """A model folder ready to load, and what goes on from it."""
+    save_whole(whole.model, tokenizer, folder, weights=whole.weights)
+    write_state(folder, whole, recipe=recipe)
+
+
+def write_state(folder: Path, whole: Whole, *, recipe: Recipe) -> None:
+    """Tensors, counters and cursors, and the adapter that is trained."""
+    for file, tensors in whole.tensors.items():
+        kept = {name: x for name, x in tensors.items() if file != WEIGHTS or not _is_stored(name, x, whole)}
+        save_tensors(folder / file, kept)
+    (folder / STATE).write_text(whole.state)
+    if whole.adapter:
+        scorer = isinstance(whole.model, Scorer)
+        decoder = whole.model.decoder if isinstance(whole.model, Scorer) else whole.model
+        task = None if scorer else "CAUSAL_LM"
+        save_peft(decoder, folder / ADAPTER, base=_base(recipe), task=task, weights=whole.adapter)
+
+
+def _stored_as(name: str) -> str:
+    """What a model's folder calls a trained weight; "" where it has none like it."""
+    if name.startswith(("decoder.inner.", "critic.")):  # transformers writes its models in its own words
+        return ""
+    return "score." + name.removeprefix("head.") if name.startswith("head.") else name.removeprefix("decoder.")
+
+
+def _is_stored(name: str, x: Tensor, whole: Whole) -> bool:
+    """Whether the model's folder holds these very bits, so that they need not be written twice."""
+    decoder = whole.model.decoder if isinstance(whole.model, Scorer) else whole.model
+    twin = None if isinstance(decoder, Foreign) else whole.weights.get(_stored_as(name))
+    if twin is None or twin.dtype != x.dtype or twin.shape != x.shape:
+        return False
+    return x is twin or torch.equal(_bits(x), _bits(twin))
+
+
+def _bits(x: Tensor) -> Tensor:
+    """-0.0 equals 0.0, and NaN nothing: bits tell."""
+    return x.cpu().contiguous().view(-1).view(torch.uint8)
+
+
+# --- resuming ---
+
+
+def saved_weights(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """The trained weights of a checkpoint by name: those in a file of their own, and of `names` those in its model."""
+    found = load_tensors(folder / WEIGHTS)
+    if missing := [name for name in names if name not in found]:
+        model = stored(folder)
+        found |= {name: model[key].read() for name in missing if (key := _stored_as(name)) in model}
+    return found
+
+
+def restore(
+    folder: Path,
+    policy: Policy | Scorer,
+    learner: Learner,
+    *,
+    parts: Mapping[str, Resumable],
+    changed: bool = False,
+) -> list[str]:
+    """Put everything back as `write_state` found it.
+
+    changed: the settings are others; a part that cannot go on with them begins anew, and that is told.
+    """
+    state = read_state(folder)
+    restore_learned(folder, policy, learner)
+    learner.updates, learner.version = state["updates"], state["version"]
+    learner.control = state["control"]
+    saved: Mapping[str, Any] = state["parts"]
+    if parts.keys() != saved.keys() and (not changed or ("roller" in parts) != ("roller" in saved)):
+        raise _of_another_run(folder)
+    told = list[str]()
+    for name, part in parts.items() if not changed else ((n, p) for n, p in parts.items() if n in saved):
+        try:
+            _load(part, saved[name])
+        except HoneError as error:
+            if not changed:
+                raise HoneError(f"{error}; --allow-change goes on, and begins the {name} anew") from error
+            told.append(f"the {name} begins anew ({error})")
+    return told
+
+
+def _load(part: Resumable, saved: Any) -> None:
+    """HoneError where what was saved is not what the part saves."""
+    try:
+        part.load(saved)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        said = f"{type(error).__name__}: {error}"
+        raise HoneError(f"cannot resume: its state is damaged ({said}): resume from another checkpoint") from error
+
+
+NEEDED: dict[str, Any] = {"updates": int, "version": int, "control": dict[str, float], "parts": dict[str, Any]}
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """A checkpoint's counters and cursors; HoneError where they are damaged, or written by another version of Hone."""
+    state = files.read_json(folder / STATE)
+    of = state.get("format", FORMAT) if isinstance(state, dict) and state.keys() >= NEEDED.keys() else "unknown"
+    if of != FORMAT:
+        raise HoneError(
+            f"{folder} has the format {words(of).strip(chr(39))} and this version of Hone goes on from format "
+            f"{FORMAT}: resume with the one that config.json names, or start a new run with model.path={folder}"
+        )
+    try:
+        found = {**state, **{name: fit(state[name], hint) for name, hint in NEEDED.items()}}
+        found["dtype"] = fit(state.get("dtype", "auto"), Literal["auto", "bfloat16", "float32"])
+    except Misfit as misfit:
+        raise HoneError(f"{folder / STATE} is damaged (expected {misfit}): use an earlier checkpoint") from None
+    if min(found["updates"], found["version"]) < 0:
+        raise HoneError(f"{folder / STATE} is damaged (a count is negative): use an earlier checkpoint")
+    return found
+
+
+def restore_learned(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:
+    """Weights and moments: what the updates so far have made."""
+    restore_weights(folder, policy, learner)
+    moments = load_tensors(folder / MOMENTS)
+    if learner.shards is not None:
+        moments = learner.shards.own_moments(learner.optimizer, moments)
+    load_optimizer(learner.optimizer, moments)
+
+
+def restore_weights(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:
+    """The trained weights, and the reference where it has moved: all that a loss depends on."""
+    files.verify(folder)
+    parameters = learner.trained()
+    _load_weights(parameters, saved_weights(folder, parameters), folder, shards=learner.shards)
+    if learner.masters is not None:
+        learner.masters.publish()
+    if (folder / REFERENCE).is_file() and isinstance(policy, Policy):
+        twin = learner.frozen_copy()
+        tensors = load_tensors(folder / REFERENCE)
+        if learner.shards is None:
+            twin.decoder.load_state_dict(tensors)
+        else:
+            learner.shards.load(dict(twin.decoder.named_parameters()), tensors)
+        learner.reference = policy.reference = twin
+
+
+def _of_another_run(folder: Path, why: str = "") -> HoneError:
+    return HoneError(f"{folder} was saved from another model{why}: resume with the settings the run was started with")
+
+
+@torch.no_grad()
+def _load_weights(
+    parameters: dict[str, nn.Parameter], tensors: dict[str, Tensor], folder: Path, *, shards: "Shards | None"
+) -> None:
+    if parameters.keys() != tensors.keys():
+        raise _of_another_run(folder)
+    for name, p in parameters.items():
+        if p.shape != tensors[name].shape:
+            raise _of_another_run(folder, f" ({name} has shape {tuple(tensors[name].shape)}, not {tuple(p.shape)})")
+    if shards is not None:
+        return shards.load(parameters, tensors)
+    for name, p in parameters.items():
+        p.copy_(tensors[name])

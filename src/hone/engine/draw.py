@@ -1,0 +1,174 @@
+"""Drawing tokens from logits, reproducibly: the random numbers belong to a request, not to a batch.
+
+Logits go through repetition penalty, bias and banned tokens, temperature, top-k, top-p and min-p, in this order.
+What a row draws depends on its own logits, u and settings alone.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hone.engine import philox
+from hone.engine.knobs import Knobs, Uses, check_params
+
+__all__ = ["Knobs", "check_params", "draw", "process", "threshold", "top_logprobs", "uniforms"]
+
+BLOCK = 1024  # tokens whose weights are summed in the logits' precision; sums of blocks are added in float64
+BELOW = 1 - 2**-53  # times a total gives a number below it
+SMALL = 4096  # on a CPU rows of up to so many tokens are sorted whole
+
+
+def uniforms(seed: int, requests: Sequence[int], count: int) -> Tensor:
+    """float64 [count, B] in [0, 1): column b is the stream of (seed, requests[b]), the same whatever the batch."""
+    return torch.from_numpy(philox.uniforms(seed, np.array(requests, dtype=np.uint64), 0, count))
+
+
+def process(x: Tensor, knobs: Knobs) -> Tensor:
+    """[B, V]: penalty (positive logits of tokens seen are divided by it, others multiplied), bias and banned."""
+    uses, y = knobs.any, x
+    if uses & Uses.PENALTY:
+        assert knobs.seen is not None
+        penalty = knobs.penalty.to(x.dtype)[:, None]
+        y, less = knobs.buffer("y", x), knobs.buffer("z", x)
+        torch.where(x > 0, torch.div(x, penalty, out=y), torch.mul(x, penalty, out=less), out=y)
+        torch.where(knobs.seen, y, x, out=y)
+    if uses & Uses.BIAS:
+        assert knobs.bias is not None
+        y = torch.add(y, knobs.bias, out=knobs.buffer("y", x))
+    return y
+
+
+def threshold(z: Tensor, weight: Tensor, knobs: Knobs) -> Tensor:
+    """[B, 1]: tokens below it are cut. z [B, V]: tempered logits less their maximum; weight: exp(z).
+
+    top-k keeps every token that ties with the k-th. top-p keeps a token if the more probable ones that top-k left
+    have less than top_p of its mass: the smallest set that reaches it, and what ties with its last token. min-p keeps
+    p >= min_p * max p. The most probable token, z = 0, is always kept.
+    """
+    low = torch.full_like(z[:, :1], -math.inf)
+    for use, cut in ((Uses.TOP_K, _kth), (Uses.TOP_P, _nucleus)):
+        rows = np.flatnonzero(knobs.uses & use)
+        if len(rows) == len(z):
+            low = torch.maximum(low, cut(z, weight, knobs, low))
+        elif len(rows):
+            index = torch.from_numpy(rows).to(z.device)
+            low[index] = torch.maximum(low[index], cut(z[index], weight[index], knobs.rows(index), low[index]))
+    if knobs.any & Uses.MIN_P:
+        low = torch.maximum(low, knobs.min_p.log().to(z.dtype)[:, None])
+    return low.clamp_(max=0.0)
+
+
+def _kth(z: Tensor, weight: Tensor, knobs: Knobs, low: Tensor) -> Tensor:
+    most = int(knobs.host[2].max())
+    return z.topk(most, dim=-1).values.gather(-1, knobs.top_k[:, None] - 1)
+
+
+def _nucleus(z: Tensor, weight: Tensor, knobs: Knobs, low: Tensor) -> Tensor:
+    """The z with which the mass at or above `low`, added up from the greatest, reaches top_p of its total."""
+    if knobs.any & Uses.TOP_K:
+        weight = weight.masked_fill(z < low, 0.0)
+    total, top_p = _running(weight)[:, -1:], knobs.top_p[:, None]
+    # tokens below `floor` have less than 1 - top_p of the mass all together: the sum stops before them
+    floor = ((1 - top_p) * total / z.shape[-1]).log() - 1e-3
+    best = _descending(z, torch.maximum(floor.to(z.dtype), low))
+    at = torch.searchsorted(best.exp().cumsum(-1, dtype=torch.float64), top_p * total)
+    found = best.gather(-1, at.clamp(max=best.shape[-1] - 1))
+    return found.masked_fill_(at == best.shape[-1], -math.inf)  # rounding kept the sum from it: all are needed
+
+
+def _descending(z: Tensor, floor: Tensor) -> Tensor:
+    """Each row's entries of at least its floor, the greatest first, and then -inf."""
+    if z.is_cpu:  # numpy sorts 20 times as fast as torch at [64, 300]
+        if z.shape[-1] > SMALL:
+            rows = [row[row >= least] for row, least in zip(z.numpy(), floor.numpy(), strict=True)]
+            best = np.full((len(z), max(1, *map(len, rows))), np.inf, dtype=rows[0].dtype)
+            for out, row in zip(best, rows, strict=True):
+                np.negative(row, out=out[: len(row)])
+        else:
+            best = -z.numpy()
+        best.sort(axis=-1)
+        z = torch.from_numpy(np.negative(best, out=best))
+    else:
+        z = z.topk(max(1, int((z >= floor).sum(-1).max())), dim=-1).values
+    return z.masked_fill_(z < floor, -math.inf)
+
+
+def _running(weight: Tensor) -> Tensor:
+    """float64 [B, blocks]: the running total of the blocks' weights."""
+    whole = weight.shape[-1] // BLOCK * BLOCK
+    if whole == 0:
+        return weight.sum(-1, keepdim=True).double()
+    sums = weight[:, :whole].unflatten(1, (-1, BLOCK)).sum(-1)
+    if whole < weight.shape[-1]:
+        sums = torch.cat([sums, weight[:, whole:].sum(-1, keepdim=True)], dim=1)
+    return sums.cumsum(-1, dtype=torch.float64)
+
+
+def _search(weight: Tensor, running: Tensor, u: Tensor) -> Tensor:
+    """[B, 1] the first token whose running weight exceeds u of the total: by blocks, then inside the block."""
+    vocab = weight.shape[-1]
+    target = u[:, None].double().clamp(max=BELOW) * running[:, -1:]
+    if running.shape[-1] == 1:
+        return _place(weight, target).clamp_(max=vocab - 1)
+    block = torch.searchsorted(running, target, right=True).clamp_(max=running.shape[-1] - 1)
+    before = torch.where(block > 0, running.gather(-1, (block - 1).clamp_(min=0)), 0.0)
+    token = block * BLOCK + torch.arange(BLOCK, device=weight.device)
+    inside = weight.gather(
+        -1, token.clamp_(max=vocab - 1)
+    )  # past the end the last one again: it is what is found there
+    return (block * BLOCK + _place(inside, target - before)).clamp_(max=vocab - 1)
+
+
+def _place(weight: Tensor, target: Tensor) -> Tensor:
+    """[B, 1] where the running weight exceeds the target; NaN finds the end."""
+    running = weight.cumsum(-1, dtype=torch.float64)
+    # the target comes of a sum in another order: stay below this one, so the token found has raised it
+    return torch.searchsorted(running, torch.minimum(target, running[:, -1:] * BELOW), right=True)
+
+
+def draw(logits: Tensor, u: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor, Tensor]:
+    """Token, logp and raw, [B] each, for logits [B, V] and u [B] in [0, 1]: the first token whose CDF exceeds u.
+
+    logp is under the distribution drawn from, raw under softmax(logits). Greedy (temperature 0) takes the most
+    probable token after penalty, bias and banned, and gives its logp at temperature 1. Logits that are not finite give
+    a logp that is not finite; -inf is a token that is never drawn.
+    """
+    uses = knobs.any
+    x = logits.detach() if logits.dtype == torch.float64 else logits.detach().float()
+    y = process(x, knobs)
+    x_top = x.amax(-1, keepdim=True)
+    # the maximum goes first: a tiny temperature then overflows to -inf, never to +inf or 0 / 0
+    z = torch.sub(x, x_top, out=knobs.buffer("z", x))
+    weight = _exp(z, knobs.buffer("weight", x))
+    running = x_running = _running(weight)
+    altered = y is not x or uses & (Uses.TEMPERED | Uses.RESTRICT)
+    if altered:
+        z = z if y is x else torch.sub(y, y.amax(-1, keepdim=True), out=z)
+        z = z.div_(knobs.temperature.to(z.dtype)[:, None]) if uses & Uses.TEMPERED else z
+        weight = _exp(z, weight)
+        weight = weight.masked_fill_(z < threshold(z, weight, knobs), 0.0) if uses & Uses.RESTRICT else weight
+        running = _running(weight)
+    token = _search(weight, running, u) if uses & Uses.SAMPLED else y.argmax(-1, keepdim=True)
+    if uses & Uses.GREEDY and uses & Uses.SAMPLED:
+        token = torch.where(knobs.greedy[:, None], y.argmax(-1, keepdim=True), token)
+    raw = logp = (z.gather(-1, token) - running[:, -1:].log()).to(x.dtype)
+    if altered:
+        raw = (x.gather(-1, token) - x_top - x_running[:, -1:].log()).to(x.dtype)
+    return token.squeeze(-1), logp.squeeze(-1), raw.squeeze(-1)
+
+
+def _exp(z: Tensor, out: Tensor) -> Tensor:
+    if z.is_cpu and z.shape[-1] <= BLOCK:  # numpy's is faster, and does not wake other threads for so little
+        np.exp(z.numpy(), out=out.numpy())
+        return out
+    return torch.exp(z, out=out)
+
+
+def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Token and log-prob under softmax(logits) of the k most probable tokens, best first: [B, min(k, V)] each."""
+    x = logits if logits.dtype == torch.float64 else logits.float()
+    best = x.topk(min(k, x.shape[-1]), dim=-1)
+    return best.indices, best.values - x.logsumexp(-1, keepdim=True)

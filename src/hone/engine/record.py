@@ -1,0 +1,107 @@
+"""What each request has written, in arrays with a line a request: a launch is added in a few operations, whatever the
+number of rows."""
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.engine.request import NO_TOPS, Tops
+from hone.engine.runner import Written
+
+WIDTH = 64  # tokens a line has room for at first
+NOBODY = 0  # a line that is never open
+
+
+class Record:
+    """Lines that are opened, added to and closed. A closed one is used again when no launch begun before is unread.
+
+    The arrays are flat: line i has the entries from i * width on.
+    """
+
+    def __init__(self, lines: int) -> None:
+        self.width, self.lines = WIDTH, lines + 1
+        self.token, self.logp, self.raw = self._blank()
+        self.end = np.arange(self.lines) * WIDTH  # where each line's next token goes
+        self.is_open = np.zeros(self.lines, dtype=np.bool_)
+        self.top: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}  # of lines that asked for it
+        self._free = list(range(1, self.lines))[::-1]
+        self._closed: deque[tuple[int, int]] = deque()
+
+    def open(self, limit: int, *, top: bool = False) -> int:
+        """A line for a request that writes at most `limit` tokens."""
+        if limit > self.width or not self._free:
+            self._grow(self.lines if self._free else 2 * self.lines, max(self.width, 1 << (limit - 1).bit_length()))
+        line = self._free.pop()
+        self.end[line], self.is_open[line] = line * self.width, True
+        if top:
+            self.top[line] = []
+        return line
+
+    def close(self, lines: Sequence[int], launch: int) -> None:
+        """Nothing more is added; launches up to this one may still speak of them."""
+        self.is_open[lines] = False
+        for line in lines if self.top else ():
+            self.top.pop(line, None)
+        self._closed += [(launch, line) for line in lines]
+
+    def recycle(self, read: int) -> None:
+        """So many launches were read."""
+        while self._closed and self._closed[0][0] <= read:
+            self._free.append(self._closed.popleft()[1])
+
+    def add(self, lines: NDArray[np.int64], written: Written) -> None:
+        """The n entries of a launch, whose lines are open and no two the same."""
+        at = self.end[lines]
+        self.token[at] = written.token
+        self.logp[at] = written.logp
+        self.raw[at] = written.raw
+        self.end[lines] = at + 1
+        if self.top and written.top_token is not None and written.top_logp is not None:
+            for line, token, logp in zip(lines.tolist(), written.top_token, written.top_logp, strict=True):
+                if line in self.top:
+                    self.top[line].append((token, logp))
+
+    def count(self, line: int) -> int:
+        """Tokens in it."""
+        return int(self.end[line]) - line * self.width
+
+    def since(self, line: int, first: int, last: int) -> "tuple[array[int], array[float], array[float]]":
+        """Tokens, log-probs and raw log-probs from `first` on."""
+        begin, end = 8 * (line * self.width + first), 8 * (line * self.width + last)
+        token, logp, raw = array("q"), array("d"), array("d")
+        tokens, logps, raws = self._bytes
+        token.frombytes(tokens[begin:end])
+        logp.frombytes(logps[begin:end])
+        raw.frombytes(raws[begin:end])
+        return token, logp, raw
+
+    def most_probable(self, line: int, first: int, last: int, k: int) -> Tops:
+        """Of each token from `first` on the k most probable in its stead."""
+        found = self.top.get(line, [])[first:last]
+        if not found:
+            return NO_TOPS
+        return Tops(np.stack([token[:k] for token, _ in found]), np.stack([raw[:k] for _, raw in found]))
+
+    def _blank(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+        """Zeros, whose pages take memory only once they are written."""
+        size = self.lines * self.width
+        made = np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size)
+        self._bytes = [x.data.cast("B") for x in made]
+        return made
+
+    def _grow(self, lines: int, width: int) -> None:
+        """More lines, longer ones, or both; what was written stays."""
+        before, old, narrow = self.lines, (self.token, self.logp, self.raw), self.width
+        count = self.end - np.arange(before) * narrow
+        self.lines, self.width = lines, width
+        self.token, self.logp, self.raw = self._blank()
+        for x, y in zip(old, (self.token, self.logp, self.raw), strict=True):
+            for line in np.flatnonzero(self.is_open).tolist():
+                y[line * width : line * width + count[line]] = x[line * narrow : line * narrow + count[line]]
+        self.end = np.arange(lines) * width
+        self.end[:before] += count
+        self.is_open = np.concatenate([self.is_open, np.zeros(lines - before, dtype=np.bool_)])
+        self._free += range(before, lines)[::-1]

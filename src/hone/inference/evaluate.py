@@ -1,0 +1,76 @@
+"""hone eval: what a model's completions of problems are worth."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hone.algo.select import reward_of
+from hone.errors import counted
+from hone.eval.vote import READERS, majority_at
+from hone.inference.defaults import Sampling
+from hone.inference.model import Desk
+from hone.launch.measure import summarise
+from hone.log.progress import say
+from hone.reward.outcome import kinds
+from hone.reward.score import score
+from hone.types import Group
+
+LISTED = 10  # kinds of invalid rewards that are told of
+
+
+def evaluate(
+    model: str | Path,
+    data: str | Sequence[Any],
+    *,
+    reward: Any = "math",
+    samples: int = 1,
+    temperature: float | None = None,
+    max_tokens: int = 0,
+    seed: int = 0,
+    limit: int = 0,
+) -> dict[str, float]:
+    """Score a model, by folder or name, on problems: mean reward with its standard error, pass@k, maj@k, format.
+
+    temperature None and max_tokens 0: as the model's generation config has it, else what suits (inference/defaults.py).
+    limit: the first so many problems only (0: all). How far it is, and the first completion, go to stderr.
+    """
+    how = Sampling(samples=samples, temperature=temperature, max_tokens=max_tokens, seed=seed)
+    desk = Desk(model, data, how, limit=limit)
+    say(str(desk.settled))
+    if desk.tokenizer.chat_template is not None and any(isinstance(task.prompt, str) for task in desk.tasks):
+        say("prompts are plain text, the model has a chat template: write messages if it was trained on chats")
+    judge, groups = desk.reward(reward), list[Group]()
+    for first, tasks in desk.parts():
+        groups += score(desk.completions(tasks, first), judge)
+        if not first:
+            shown = groups[0][0]
+            value, why = reward_of(shown), shown.outcome.reason if shown.outcome else ""
+            mark = f"invalid: {why}" if value is None else f"reward {value}"
+            say(f"the first completion ({mark}): {shown.text[:300]!r}")
+        say(f"{len(groups)} of {len(desk.tasks)} problems")
+    found = with_votes(summarise(groups), groups, say)
+    warn_of_invalid(groups, say)
+    if advice := desk.advice(found):
+        say(advice)
+    return found
+
+
+def with_votes(found: Mapping[str, float], groups: Sequence[Group], say: Callable[[str], None]) -> dict[str, float]:
+    """With the share of problems that a majority of their samples gets right, after pass@k."""
+    votes = majority_at(groups)
+    if not votes and groups and len(groups[0]) > 1:
+        say(f"no majority vote: the reward compares no answers, as {', '.join(READERS)} do")
+    before = {name: x for name, x in found.items() if name.startswith(("reward", "pass@"))}
+    return before | votes | dict(found)
+
+
+def warn_of_invalid(groups: Sequence[Group], say: Callable[[str], None]) -> None:
+    """How many rewards are no numbers, and why, by kind."""
+    outcomes = [r.outcome for g in groups for r in g if r.outcome]
+    found = kinds(outcomes)
+    if found:
+        bad = sum(count for count, _ in found.values())
+        reason, times = next((reason, count) for count, reason in found.values())
+        say(f"{bad} of {len(outcomes)} rewards are invalid, most often ({counted(times, 'time')}): {reason}")
+        for count, reason in list(found.values())[1:LISTED]:
+            say(f"  {counted(count, 'time')}: {reason}")

@@ -1,0 +1,107 @@
+"""hone eval --judge: of several completions, or of several steps at a time, the one that a learned reward chooses."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hone.data.text.chat import render_prompt
+from hone.errors import HoneError
+from hone.inference.defaults import Sampling
+from hone.inference.evaluate import warn_of_invalid, with_votes
+from hone.inference.model import Desk, Say
+from hone.launch.measure import summarise
+from hone.model.formats.fetch import resolve
+from hone.model.formats.folder import load_scorer
+from hone.reward.learned.folders import process_model, reward_model
+from hone.reward.learned.process import ProcessModel, aggregate
+from hone.reward.score import as_scorer, score
+from hone.reward.steps import named_separator
+from hone.search.beam import Beam, best_first
+from hone.search.label import finished
+from hone.types import Group, Rollout, Task
+
+LOWEST = -1e30  # of a completion that the judge has no number for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """By what completions are chosen. beams 0: among whole completions."""
+
+    judge: str  # the folder of a reward or process model; several with commas
+    by: str = "min"  # how the scores of a process model's steps are summed up
+    separator: str = ""  # what ends a step; empty: what the process model was trained on, or \\n
+    beams: int = 0  # beginnings that are kept at each step, each continued in samples / beams ways
+
+    def __post_init__(self) -> None:
+        aggregate(self.by)  # refused before anything is loaded
+        if self.judge.startswith("judge:") or self.judge.endswith((".yaml", ".yml")):
+            file = self.judge.removeprefix("judge:")
+            raise HoneError(
+                f"{file} is a judge in YAML, which is a reward: use --reward judge:{file}; "
+                "--judge takes the folder of a reward or process model"
+            )
+
+
+def evaluate_ranked(
+    model: str | Path,
+    data: str | Sequence[Any],
+    rank: Rank,
+    *,
+    reward: Any = "math",
+    how: Sampling | None = None,
+    limit: int = 0,
+    say: Say = lambda text: None,
+) -> dict[str, float]:
+    """As `evaluate`, with the mean reward of the chosen completions before that of all."""
+    how = how or Sampling()
+    desk = Desk(model, data, how, limit=limit)
+    say(str(desk.settled))
+    process, rate = _judge(rank, desk)
+    search = _beam(rank, desk, process) if rank.beams else None
+    verify, groups, chosen = desk.reward(reward), list[Group](), list[Group]()
+    for first, tasks in desk.parts():
+        made = desk.completions(tasks, first) if search is None else _searched(search, tasks, desk)
+        marked = score(made, verify)
+        ratings = iter(rate([r for g in marked for r in g]))
+        groups += marked
+        chosen += [best_first(g, [next(ratings) for _ in g])[:1] for g in marked]
+        say(f"{len(groups)} of {len(desk.tasks)} problems")
+    found, best, name = summarise(groups), summarise(chosen), "beam" if search else f"best_of_{how.samples}"
+    found = with_votes(found, groups, say)
+    warn_of_invalid(groups, say)
+    if advice := desk.advice(found):
+        say(advice)
+    return {name: best["reward"], f"{name}_error": best["reward_error"], **found}
+
+
+Rate = Callable[[list[Rollout]], Sequence[float]]
+
+
+def _judge(rank: Rank, desk: Desk) -> tuple[ProcessModel | None, Rate]:
+    """A process model, if it is one, and what gives each rollout its number."""
+    folders = rank.judge.split(",")
+    if load_scorer(resolve(folders[0])).kind == "step":
+        separator = named_separator(rank.separator)
+        process = process_model(folders, desk.tokenizer, separator=separator, device=desk.decoder.device)
+        return process, lambda rollouts: process.rate(rollouts, by=rank.by)
+    judge = as_scorer(reward_model(folders, desk.tokenizer, device=desk.decoder.device))
+    return None, lambda rollouts: [LOWEST if o.value is None else o.value for o in judge(rollouts)]
+
+
+def _beam(rank: Rank, desk: Desk, process: ProcessModel | None) -> Beam:
+    if process is None:
+        raise HoneError(f"{rank.judge} scores whole completions: beams need a process model, or leave them out")
+    if desk.samples < rank.beams:
+        raise HoneError(f"{rank.beams} beams of {desk.samples} samples: set --samples to a multiple of --beams")
+    width = desk.samples // rank.beams
+    return Beam(sampler=desk.sampler, process=process, params=desk.params, beams=rank.beams, width=width, by=rank.by)
+
+
+def _searched(search: Beam, tasks: list[Task], desk: Desk) -> list[Group]:
+    prompts = [render_prompt(desk.tokenizer, task.prompt, tools=task.extra.get("tools")) for task in tasks]
+    stop_ids = desk.params.stop_ids
+    return [
+        [finished(replace(r, task=task), desk.tokenizer, stop_ids) for r in group]
+        for group, task in zip(search(prompts), tasks, strict=True)
+    ]

@@ -1,0 +1,125 @@
+"""From a recipe to its data: problems or groups of rows, in order, or in the endless order of a run."""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from hone.algo import Algorithm
+from hone.algo.prefer import score_bce
+from hone.config.recipe import PAIRED, Recipe
+from hone.data.feed import assemble
+from hone.data.feed.assemble import Loaded
+from hone.data.feed.budget import WINDOW, Budgeted, check_fits
+from hone.data.feed.locate import Reading, locate
+from hone.data.feed.source import Source
+from hone.data.rows.columns import Shape, has_shape
+from hone.data.rows.convert import Grouper, Tally, Tasker
+from hone.data.rows.pairs import Use
+from hone.data.text.tokenizer import Tokenizer
+from hone.errors import HoneError
+from hone.types import Group, Task
+
+# the shapes that an offline algorithm reads; pairs are told by its unit
+SHAPES = {
+    "pretrain": (Shape.TEXT,),
+    "sft": (Shape.COMPLETION, Shape.MESSAGES),
+    "kto": (Shape.LABELLED,),
+    "pointwise_reward_model": (Shape.SCORED, Shape.LABELLED),
+    "process_reward_model": (Shape.STEPS,),
+}
+
+
+def reading(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer) -> Reading:
+    """How the recipe's data is read."""
+    r = recipe.read
+    chat = r.chat == "always" or (r.chat == "auto" and vocabulary.chat_template is not None)
+    plain = {
+        name: getattr(r, name) for name in ("skip_bad", "overlong", "stream", "buffer", "chunk", "turns", "columns")
+    }
+    shares = any(term is score_bce for _, term in algo.loss)
+    shapes = _shapes(recipe)
+    return Reading(
+        **plain, chat=chat, shares=shares, shapes=shapes, pairs=_use_of_pairs(recipe, shapes), reader=recipe.algo_name
+    )
+
+
+def _use_of_pairs(recipe: Recipe, shapes: tuple[Shape, ...]) -> Use:
+    """Online, a pair is a prompt; without its rival, each reply is a row: labelled, or the chosen one alone."""
+    if recipe.online:
+        return "prompts"
+    if Shape.LABELLED in shapes:
+        return "labels"
+    return "chosen" if Shape.COMPLETION in shapes else "pairs"
+
+
+def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
+    """The rows in Hone's columns and what to call them in an error; of what stays on the disk, the first rows."""
+    parts, rows = locate(data, how), list[Any]()
+    for part in parts:
+        most = assemble.PREVIEW if assemble.is_streamed(part, how) else None
+        found = [row for row, _ in islice(assemble.plain_rows(part, how, Tally()), most)]
+        rows += [row for row in found if not how.skip_bad or has_shape(row, how.shapes)]
+    return rows, " + ".join(part.name for part in parts)
+
+
+def is_streamed(data: str | Sequence[Any], how: Reading) -> bool:
+    """Whether any of the data stays on the disk."""
+    return any(assemble.is_streamed(part, how) for part in locate(data, how))
+
+
+def tasks(data: str | Sequence[Any], vocabulary: Tokenizer, *, room: int, how: Reading | None = None) -> list[Task]:
+    """Problems whose prompts leave room for a completion, in order."""
+    how = how or Reading(chat=vocabulary.chat_template is not None, pairs="prompts", settings=False)
+    parts = locate(data, how)
+    return [task for part in parts for task in assemble.held(part, how, _tasker(vocabulary, how, room))]
+
+
+def groups(
+    data: str | Sequence[Any], vocabulary: Tokenizer, *, context: int, how: Reading | None = None
+) -> list[Group]:
+    """Rows that are trained on, in order."""
+    how = how or Reading(chat=vocabulary.chat_template is not None, settings=False)
+    parts = locate(data, how)
+    return [group for part in parts for group in assemble.held(part, how, _grouper(vocabulary, how, context))]
+
+
+def feed(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, context: int) -> Loaded:
+    """The data of a run in its endless order: problems online, groups of rows offline."""
+    how = reading(recipe, algo, vocabulary)
+    if algo.online:
+        make = partial(_tasker, vocabulary, how, context - 1)
+        return assemble.load(recipe.data, how, make, seed=recipe.seed)
+    if not isinstance(recipe.data, str) and any(isinstance(row, Task) for row in recipe.data):
+        raise HoneError(f"data has tasks, {recipe.algo_name} reads rows: write each as {{column: value}}")
+    loaded = assemble.load(recipe.data, how, partial(_grouper, vocabulary, how, context), seed=recipe.seed)
+    return _budgeted(recipe, loaded) if recipe.train.tokens else loaded
+
+
+def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> Tasker:
+    plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "settings")}
+    return Tasker(tokenizer=vocabulary, max_tokens=room, **plain)
+
+
+def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> Grouper:
+    plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns", "shares", "reader", "settings")}
+    return Grouper(tokenizer=vocabulary, max_tokens=context, expected=how.shapes, **plain)
+
+
+def _shapes(recipe: Recipe) -> tuple[Shape, ...]:
+    """The shapes that an offline algorithm reads; none: any."""
+    if recipe.online:
+        return ()
+    pairs = recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2
+    return SHAPES.get(recipe.algo_name, (Shape.PREFERENCE,) if pairs else ())
+
+
+def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:
+    """Batches by tokens; a window is no more than the data, so that small data comes in whole epochs."""
+    inner = loaded.feed
+    if isinstance(inner, Source):
+        check_fits(copy(inner).take(len(inner)), tokens=recipe.train.tokens)
+    window = min(WINDOW, len(inner)) if isinstance(inner, Source) else WINDOW
+    return replace(loaded, feed=Budgeted(inner, tokens=recipe.train.tokens, seed=recipe.seed, window=window))

@@ -1,0 +1,302 @@
+"""The objects of a run and how they are built: every part before the first step, and the checkpoint of all of it."""
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from hone.algo import Algorithm
+from hone.checkpoint import files
+from hone.checkpoint.saver import Saver, Timer, process_age
+from hone.checkpoint.state import ADAPTER, collected, read_state, restore, score_of, write_whole
+from hone.checkpoint.tensors import load_tensors, save_tensors
+from hone.config.recipe import Recipe
+from hone.data.feed.assemble import Loaded
+from hone.data.feed.source import Feed
+from hone.data.text.stop_token import wrong_stop
+from hone.data.text.tokenizer import Tokenizer
+from hone.dist import collect
+from hone.errors import HoneError
+from hone.launch import build, feeds, rewards
+from hone.log.monitor import Monitor
+from hone.model.decoder import Decoder
+from hone.model.formats.folder import load_decoder
+from hone.model.policy import Policy
+from hone.model.scorer import Scorer
+from hone.reward.learned.process import Dense
+from hone.reward.marker import Marker
+from hone.reward.score import Reward, as_scorer
+from hone.reward.score import Scorer as RewardScorer
+from hone.rollout.local import LocalSampler
+from hone.rollout.roller import Roller
+from hone.rollout.supply import AHEAD, Ahead
+from hone.train.examine import local
+from hone.train.guard import not_finite
+from hone.train.learner import Learner
+from hone.train.spikes import Spikes
+from hone.train.threads import threads
+from hone.types import Group, Task
+
+START = "start"  # the model as the run found it: the reference, and the base under adapters
+CHECKPOINTS = "checkpoints"
+SAMPLER = "sampler.safetensors"  # weights that rollouts are owed by, which could not be made ahead
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """The objects of a run; what changes from step to step is in learner, source, roller and monitor."""
+
+    recipe: Recipe
+    algo: Algorithm
+    tokenizer: Tokenizer
+    policy: Policy | Scorer
+    learner: Learner
+    source: Feed[Any]
+    monitor: Monitor
+    roller: Roller | None = None  # online only, as is this: what is sampled before the learner asks for it
+    ahead: Ahead | None = None
+    reward: RewardScorer | None = None
+    marker: Marker | None = None  # that reward as the loop uses it
+    process: Dense | None = None  # what fills step rewards
+    held_out: Sequence[Task] = ()  # what an online run is examined on
+    held_rows: Sequence[Group] = ()  # and an offline one
+    notes: Sequence[str] = ()  # what became of the data
+    news: Callable[[], Sequence[str]] = tuple  # and of what was read since
+    saver: Saver = field(default_factory=Saver)
+    timer: Timer = field(default_factory=lambda: Timer(0.0))  # says when to save by the clock
+    spikes: Spikes | None = None  # where a loss that leaps is gone back from
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return self.learner.version
+
+
+def set_torch(recipe: Recipe) -> None:
+    """Threads and determinism as the recipe says."""
+    device, _ = build.place(recipe.train.device)
+    torch.set_num_threads(threads(device, asked=recipe.train.threads, offloaded=recipe.optim.offload))
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
+    # what use_deterministic_algorithms does, but for the import of torch's compiler, which takes a second
+    torch.set_deterministic_debug_mode("error" if recipe.train.deterministic else "default")
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
+
+
+def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = False) -> Run:
+    """Build every part before the first step, so that what is wrong is said before anything is written.
+
+    changed: the run goes on with other settings, and what does not fit them begins anew.
+    """
+    algo, separate = build.algorithm(recipe), rewards.separate(recipe)
+    vocabulary, decoder = start_of(recipe, resumed=resume_from is not None)
+    build.check_teacher(recipe, vocabulary)
+    learner = learner_of(recipe, algo, decoder, saved=resume_from)
+    policy = cast(Policy | Scorer, learner.policy)
+    context = decoder.config.max_position_embeddings
+    if algo.online and recipe.sample.max_tokens >= context:
+        raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
+    loaded = _fed(recipe, algo, vocabulary, context=context)
+    if isinstance(policy, Scorer) and policy.kind == "step":
+        policy.separator = loaded.separator
+    _, ranks = collect.world()
+    shared = [f"{ranks} ranks" + (", each with a part of the weights" if learner.shards else "")] if ranks > 1 else []
+    job = Run(
+        recipe=recipe,
+        algo=algo,
+        tokenizer=vocabulary,
+        policy=policy,
+        learner=learner,
+        source=loaded.feed,
+        notes=[*shared, *loaded.notes],
+        news=loaded.news,
+        # a teacher's pupil learns whether rewards differ or not
+        monitor=Monitor(replace(recipe.limits, varied_warn=None) if algo.teacher else recipe.limits),
+        saver=Saver(shares_cores=learner.device.type == "cpu" or recipe.optim.offload),
+        timer=Timer(60 * recipe.save.minutes, age=process_age()),
+    )
+    if recipe.train.rollback:
+        job.spikes = Spikes(recipe.train.rollback)
+    if algo.online:
+        _add_sampler(job, decoder)
+        _add_rewards(job, separate=separate)
+    if recipe.eval_data:
+        how = feeds.reading(recipe, algo, vocabulary)
+        if algo.online:
+            job.held_out = feeds.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)
+        else:
+            job.held_rows = feeds.groups(recipe.eval_data, vocabulary, context=context, how=how)
+    if resume_from is not None:
+        _go_on(job, resume_from, changed=changed)
+    learner.guard.known = sum(not_finite(local(x)) for x in learner.trained().values())
+    return job
+
+
+def _fed(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, context: int) -> Loaded:
+    """The data; where rows are refused for a stop token that is text, the fault is the tokenizer's."""
+    try:
+        return feeds.feed(recipe, algo, vocabulary, context=context)
+    except HoneError as error:
+        if (wrong := wrong_stop(vocabulary)) is not None:
+            raise HoneError(f"{wrong.seen}: {wrong.remedy}") from error
+        raise
+
+
+def _add_sampler(job: Run, decoder: Decoder) -> None:
+    """What an online run writes its completions with."""
+    recipe, shards = job.recipe, job.learner.shards
+    context = decoder.config.max_position_embeddings
+    params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed, context=context)
+    whole = decoder if shards is None else shards.publish()
+    copied = recipe.train.lag > 0 and shards is None  # what shards publish is a copy already
+    sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=job.tokenizer.pad_id, copy=copied)
+    job.roller = Roller(sampler, job.tokenizer, params, group=recipe.sample.group)
+    job.ahead = Ahead(job.source, lag=recipe.train.lag, counter=job.roller)
+
+
+def _add_rewards(job: Run, *, separate: Mapping[str, Reward]) -> None:
+    """What an online run marks its completions with."""
+    recipe, device = job.recipe, job.learner.device
+    job.reward = as_scorer(unrewarded)
+    job.marker = Marker(reward=job.reward)
+    if recipe.reward:
+        how = partial(rewards.scorer, vocabulary=job.tokenizer, device=device, separate=separate)
+        job.reward = how(recipe.reward, parts=recipe.parts)
+        held_out = how(recipe.parts.held_out) if recipe.parts.held_out else None
+        job.marker = Marker(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)
+    job.process = build.process(recipe, job.algo, job.tokenizer, device=device)
+
+
+def _go_on(job: Run, saved: Path, *, changed: bool) -> None:
+    """The run as its checkpoint has it."""
+    told = restore(saved, job.policy, job.learner, parts=parts(job), changed=changed)
+    job.notes = [*job.notes, *told]
+    if changed:  # what was not finite before says nothing of these settings
+        job.learner.guard.row = 0
+    if job.ahead:
+        job.ahead.load(saved, changed=changed)
+        publish(job, job.step)
+        _keep_to(job, saved / SAMPLER)
+
+
+def learner_of(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path | None = None) -> Learner:
+    """The decoder with all that trains it; saved: the checkpoint whose weights follow."""
+    # on resume the adapter, too, is the run's own copy: its weights follow, exactly, with the rest of the state
+    adapter = saved / ADAPTER if saved is not None else None
+    policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed, saved=adapter), algo)
+    precision = recipe.train.dtype
+    if saved is not None and precision == "auto":  # as it was begun, on whatever device it goes on
+        precision = read_state(saved)["dtype"]
+    device, dtype = build.place(recipe.train.device, precision)
+    if algo.trust_region and dtype is torch.bfloat16:  # its curvature is a difference of small numbers
+        raise HoneError(f"{recipe.algo_name} needs float32: set train.dtype=float32")
+    if build.is_sharded(recipe):  # from the CPU, a layer at a time: no device ever holds all of it
+        reference = build.reference(recipe, policy, algo)
+        shards = build.shards(recipe, policy, reference, device=device, dtype=dtype)
+        return build.learner(recipe, policy, reference, shards=shards)
+    policy.to(device, dtype)
+    return build.learner(recipe, policy, build.reference(recipe, policy, algo))
+
+
+def start_of(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
+    """On resume from the run's own copy: the recipe's folders may have changed since."""
+    if not resumed:
+        vocabulary = build.tokenizer(recipe.model)
+        return vocabulary, build.decoder(recipe.model, vocabulary, seed=recipe.seed)
+    folder = recipe.run_dir / START
+    try:
+        files.verify(folder)
+    except HoneError as error:
+        raise HoneError(
+            f"{folder} is damaged, and the run goes on from it: start a new run, with model.path set to a checkpoint"
+        ) from error
+    return Tokenizer.load(folder), load_decoder(folder, trust_remote_code=recipe.model.trust_remote_code)
+
+
+def unrewarded(completion: str) -> float:
+    """For an algorithm that learns from a teacher and reads no reward."""
+    return 0.0
+
+
+def parts(job: Run) -> dict[str, Any]:
+    """What has a state of its own to save."""
+    found: dict[str, Any] = {"source": job.source, "monitor": job.monitor, "guard": job.learner.guard}
+    found |= {"spikes": job.spikes} if job.spikes else {}
+    return found | ({"roller": job.roller} if job.roller else {})
+
+
+def publish(job: Run, version: int) -> None:
+    """The sampler is told that the learner's weights have changed, and given them where no rank holds all."""
+    assert job.roller is not None
+    if job.learner.shards is not None:
+        job.learner.shards.publish()
+    job.roller.sampler.publish(version)
+
+
+def _sampled_with(job: Run) -> dict[str, Tensor] | None:
+    """The weights that the sampler has, where they are still to write rollouts."""
+    if job.ahead is None or not job.ahead.owes or job.roller is None:
+        return None
+    return cast(LocalSampler, job.roller.sampler).weights()
+
+
+def _keep_to(job: Run, path: Path) -> None:
+    """Let the sampler write what is owed with the weights of the iteration before the last."""
+    if job.ahead is not None and job.ahead.owes and job.roller is not None and path.is_file():
+        cast(LocalSampler, job.roller.sampler).keep_to(load_tensors(path), version=job.step - 1)
+
+
+def whole_decoder(job: Run) -> Decoder:
+    """The policy's decoder with all of its weights; where ranks hold parts, on the first rank alone."""
+    model = job.policy if job.learner.shards is None else job.learner.shards.saved()
+    return model if isinstance(model, Decoder) else model.decoder
+
+
+def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = None) -> Path:
+    """A checkpoint of the run as it is now, written by the first rank, beside the loop unless it is waited for.
+
+    score: the metric save.best, where this step has it.
+    """
+    root, step, recipe, begin = folder / CHECKPOINTS, job.step, job.recipe, time.monotonic()
+    whole = collected(job.policy, job.learner, recipe=recipe, parts=parts(job), score=score)
+    ahead, sampled = job.ahead.saved() if job.ahead and job.ahead.lag else None, _sampled_with(job)
+
+    def write(aside: Path) -> None:
+        for tensors in whole.tensors.values():
+            job.learner.guard.check(tensors, step=step)
+        write_whole(aside, whole, job.tokenizer, recipe=recipe)
+        if ahead is not None:
+            (aside / AHEAD).write_bytes(ahead)
+        if sampled is not None:
+            save_tensors(aside / SAMPLER, sampled)
+        for log in folder.glob("*.jsonl"):  # no step of the checkpoint is missing in the logs beside it
+            if log.is_file():  # else something was put in its place, which costs no checkpoint
+                files.sync(log)
+
+    spare, go_on = partial(_spared, root, recipe), job.saver.go_on
+    once = partial(files.save, root, step, write, keep=recipe.save.keep, spare=spare, between=go_on)
+    collect.once(partial(job.saver.start, once))
+    job.saver.held = time.monotonic() - begin
+    job.timer.saved()
+    if wait:
+        collect.once(job.saver.wait)
+    return root / files.name_of(step)
+
+
+def _spared(root: Path, recipe: Recipe, steps: Collection[int]) -> set[int]:
+    """The checkpoints to keep for good, and the best so far, which the file `best` then names."""
+    how = recipe.save
+    spared = files.milestones(steps, how.milestones)
+    if recipe.train.rollback:  # which goes by those of save.every alone: whatever else is saved must not displace them
+        spared |= set(sorted(files.milestones(steps, how.every))[-how.keep :])
+    folders = files.checkpoints(root)
+    scores = {n: score for n in steps if how.best and (score := score_of(folders[n], how.best)) is not None}
+    if (top := files.best(scores, lowest=how.best_is == "lowest")) is not None:
+        files.point(root, files.BEST, folders[top])
+        spared.add(top)
+    return spared

@@ -1,0 +1,71 @@
+"""A skipped update computed again: the rows that a run kept, on the weights it had or the nearest before them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from hone.checkpoint.record import recorded
+from hone.checkpoint.state import restore_weights
+from hone.config.recipe import Recipe
+from hone.errors import counted
+from hone.launch import build
+from hone.launch.job import START, learner_of, set_torch, start_of
+from hone.launch.rescue import nearest
+from hone.model.policy import Policy
+from hone.model.scorer import Scorer
+from hone.train.examine import Found
+from hone.train.guard import load_rows
+from hone.train.step import explain, remember
+
+UNREAD = ("data", "eval_data", "reward")  # the rows are there already, with their rewards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What is not finite, in the order in which it is computed."""
+
+    step: int
+    rows: int
+    weights: str  # where they are from, and how far from those of the time
+    found: list[Found]
+    then: str  # what was first found in the run
+    nearer: str = ""  # settings under which a run keeps the very weights, where these are others
+
+
+def replay(file: str | Path, *, recipe: Recipe | None = None) -> Replay:
+    """Compute the update again as far as its gradients; nothing is stepped or written.
+
+    recipe: the run's own, for one whose algorithm was made in Python.
+    """
+    path = Path(file)
+    batch, about = load_rows(path)
+    folder = path.resolve().parent.parent
+    recipe = recipe or recorded(
+        folder, unread=UNREAD, how="replay it with hone.launch.replay.replay(file, recipe=recipe)"
+    )
+    set_torch(recipe)
+    algo = build.algorithm(recipe)
+    saved, late = nearest(folder, about["updates"])
+    _, decoder = start_of(recipe, resumed=True)
+    learner = learner_of(recipe, algo, decoder, saved=saved)
+    if saved is not None:
+        restore_weights(saved, cast(Policy | Scorer, learner.policy), learner)
+    remember(learner, algo)
+    found = explain(learner, batch.to(learner.device), algo)
+    then = [str(Found(**f)) for f in about["found"][:1]]
+    name = saved.relative_to(folder) if saved is not None else START
+    distance = f"{counted(late, 'update')} before it" if late else "exactly those of the time"
+    return Replay(
+        step=about["step"],
+        rows=len(batch),
+        weights=f"{name}, {distance}",
+        found=found,
+        then="".join(then),
+        nearer=_nearer(recipe) if late else "",
+    )
+
+
+def _nearer(recipe: Recipe) -> str:
+    """A checkpoint holds the weights between two steps, never those between two updates of one step."""
+    several = recipe.train.epochs * recipe.train.minibatches > 1
+    return "save.every=1 save.milestones=1" + (" train.epochs=1 train.minibatches=1" if several else "")

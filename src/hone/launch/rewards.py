@@ -1,0 +1,177 @@
+"""From a recipe's reward to what scores completions; what can hang or crash runs in processes of its own.
+
+A judge from its file: behind an endpoint, or a model of this machine.
+"""
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hone.config.load import load_function
+from hone.config.overrides import from_yaml, unknown
+from hone.config.recipe import JUDGE, MODEL, REWARDS, PartsSpec, Recipe, SampleSpec, is_function, is_reward_name
+from hone.data.text.tokenizer import Tokenizer
+from hone.errors import HoneError
+from hone.launch import build
+from hone.launch.measure import sample_groups
+from hone.model.decoder import Decoder
+from hone.reward.cache import cached
+from hone.reward.learned.endpoint import Budget, Endpoint, Failed
+from hone.reward.learned.folders import reward_model
+from hone.reward.learned.judge import Ask, Judge, check
+from hone.reward.learned.judge import Settings as JudgeSettings
+from hone.reward.parts import Part, read_schedule
+from hone.reward.score import Reward, Scorer, as_scorer, combine
+from hone.reward.verify import HANGS, REMEMBERED, SECONDS, made
+from hone.reward.verify.code.settings import Settings, asked
+from hone.reward.verify.code.verdict import code_reward
+from hone.reward.workers.apart import apart
+from hone.types import Message, Task
+
+
+def judge(path: str) -> Judge:
+    """The judge that a YAML file describes."""
+    settings = from_yaml(path, JudgeSettings())
+    check(settings, path)
+    budget = Budget(settings.budget)
+    ask: Ask
+    if settings.endpoint:
+        named = {name: getattr(settings, name) for name in ("model", "key", "timeout", "retries")}
+        ask = Endpoint(url=settings.endpoint, budget=budget, **named)
+    else:
+        ask = local(settings.model, budget=budget)
+    return Judge(settings, ask, folder=Path(path).parent)
+
+
+def local(model: str, *, budget: Budget) -> Ask:
+    """Questions to a model's folder or fetched name, one at a time."""
+    return partial(_answer, *build.loaded(model), budget, threading.Lock())
+
+
+def _answer(
+    vocabulary: Tokenizer,
+    decoder: Decoder,
+    budget: Budget,
+    lock: threading.Lock,
+    messages: Sequence[Message],
+    *,
+    temperature: float,
+    max_tokens: int,
+    seed: int,
+) -> str:
+    budget.spend()
+    prompt = messages if vocabulary.chat_template is not None else str(messages[0]["content"])
+    spec = SampleSpec(max_tokens=max_tokens, temperature=temperature)
+    params = build.sample_params(spec, vocabulary, seed=seed)
+    try:
+        with lock:
+            ((rollout,),) = sample_groups(decoder, vocabulary, [Task(prompt=prompt)], params=params, samples=1)
+    except (HoneError, ValueError) as error:  # as for a question that is longer than the context
+        raise Failed(f"the judge cannot read this: {error}") from error
+    return rollout.text
+
+
+Spec = str | Mapping[str, float] | Callable[..., Any]
+
+
+def separate(recipe: Recipe) -> dict[str, Reward]:
+    """The recipe's functions in processes of their own, by name ("" of one made in Python); none offline.
+
+    To be called before there is anything large in memory, of which each process would hold a copy once it changes.
+    """
+    spec, train, parts = recipe.reward, recipe.train, recipe.parts
+    if not recipe.online or train.reward_apart == "never":
+        if recipe.online and parts.timeout:
+            raise HoneError("parts.timeout needs processes of its own: leave out train.reward_apart=never")
+        return {}
+    if callable(spec):
+        found = {"": spec} if train.reward_apart == "always" else {}
+    else:
+        named = [spec] if isinstance(spec, str) else [name for name, weight in spec.items() if weight]
+        named += [parts.held_out] if parts.held_out else []
+        found = {name: f for name in dict.fromkeys(named) if (f := alone(name, asked=name in parts.timeout))}
+    quick = {name: min(SECONDS, train.reward_timeout) for name in found if name.partition(":")[0] in HANGS}
+    each = {**quick, **parts.timeout}
+    return in_processes(found, seconds=train.reward_timeout, each=each, memory=train.reward_memory)
+
+
+def in_processes(
+    functions: Mapping[str, Callable[..., Any]],
+    *,
+    seconds: float,
+    each: Mapping[str, float] | None = None,
+    memory: float = 0.0,
+) -> dict[str, Reward]:
+    """The functions in one pool of processes, with so many seconds a completion and GiB a process (0: as usual)."""
+    if not functions:
+        return {}
+    limits = [(each or {}).get(name, seconds) for name in functions]
+    return dict(zip(functions, apart(list(functions.values()), seconds=limits, memory=memory), strict=True))
+
+
+def alone(name: str, *, asked: bool = False) -> Callable[..., Any] | None:
+    """The function of this name where it is to run in a process of its own: it can hang or crash, or it is asked."""
+    if is_function(name):
+        return load_function(name)
+    if MODEL.fullmatch(name) or name.startswith(f"{JUDGE}:"):
+        return None
+    function, hangs = _verifier(name)
+    return function if hangs or asked else None
+
+
+def scorer(
+    spec: Spec,
+    vocabulary: Tokenizer | None = None,
+    *,
+    device: torch.device | str = "cpu",
+    separate: Mapping[str, Reward] | None = None,
+    parts: PartsSpec | None = None,
+) -> Scorer:
+    """Named verifiers with weights, a reward model's folder, a function in a file, or a function.
+
+    separate: what stands for functions that run in processes of their own. parts: how each counts.
+    """
+    there, how = separate or {}, parts or PartsSpec()
+    if isinstance(spec, str) and is_function(spec) and how == PartsSpec(held_out=how.held_out):
+        spec = there[spec] if spec in there else load_function(spec)
+    if callable(spec):
+        return as_scorer(there.get("", spec))
+    weights = {spec: 1.0} if isinstance(spec, str) else {name: weight for name, weight in spec.items() if weight}
+    found = {name: as_scorer(there.get(name) or _named(name, vocabulary, device)) for name in weights}
+    return combine({name: _part(name, found[name], weight, how) for name, weight in weights.items()})
+
+
+def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> Part:
+    size = how.cache.get(name, REMEMBERED.get(name.partition(":")[0], 0))
+    low, high = how.low.get(name, -math.inf), how.high.get(name, math.inf)
+    schedule = read_schedule(how.schedule[name], name=name) if name in how.schedule else ()
+    kept = cached(reward, size=size) if isinstance(reward, Reward) else reward
+    return Part(reward=kept, weight=weight, low=low, high=high, schedule=schedule)
+
+
+def _verifier(name: str) -> tuple[Callable[..., Any], bool]:
+    if not is_reward_name(name):
+        raise unknown("reward", name, REWARDS)
+    kind, _, path = name.partition(":")
+    if kind == "code" and path.endswith((".yaml", ".yml")):
+        return partial(code_reward, **asked(from_yaml(path, Settings()), path)), False
+    return made(name)
+
+
+def _named(name: str, vocabulary: Tokenizer | None, device: torch.device | str) -> Callable[..., Any]:
+    if is_function(name):
+        return load_function(name)
+    if name.startswith(f"{JUDGE}:"):
+        return judge(name.partition(":")[2])
+    if (learned := MODEL.fullmatch(name)) is None:
+        function, hangs = _verifier(name)
+        return in_processes({name: function}, seconds=SECONDS)[name] if hangs else function
+    if vocabulary is None:
+        raise HoneError(f"{name} reads a policy's tokens, and there is none here: name a verifier or FILE.py:function")
+    how, k, folders = learned.groups()
+    return reward_model(folders.split(","), vocabulary, how=how or "mean", k=float(k or 1.0), device=device)

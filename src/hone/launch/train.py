@@ -1,0 +1,363 @@
+"""Runs a recipe: builds its parts, turns the loop, logs, watches, saves, resumes."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TextIO, cast
+
+import torch
+
+from hone import loop
+from hone.check import suite
+from hone.checkpoint import files, run_folder
+from hone.checkpoint.record import HOW_IN_PYTHON, in_python, recorded, settings_in
+from hone.config.changes import changes, check_changes
+from hone.config.overrides import override, unknown
+from hone.config.recipe import Recipe, plan
+from hone.config.rules import validate
+from hone.dist import collect
+from hone.dist.join import joined
+from hone.errors import HoneError, Interrupted
+from hone.launch import build
+from hone.launch.job import CHECKPOINTS, Run, prepare, publish, save, set_torch
+from hone.launch.measure import assess, measure
+from hone.launch.rescue import attempted, gone_back, owed, rescued, ruined, saved_elsewhere, untold
+from hone.launch.signals import Heard, Stopper
+from hone.log import invalid, samples
+from hone.log.progress import Progress, Silent
+from hone.log.sinks import JsonlSink, MultiSink, Sink, TensorBoardSink, truncate_after
+from hone.model.policy import Policy
+from hone.reward.outcome import kinds
+from hone.reward.parts import Combined
+from hone.train.threads import settled
+from hone.types import Group, Rollout
+
+GRACE = 1.0  # seconds that a checkpoint has to be completed in, after a second signal
+PATIENCE = 5.0  # torchrun passes Ctrl-C on to ranks that the terminal has told already
+
+
+def run(recipe: Recipe, *, resume: bool = False, allow_change: bool = False) -> Path:
+    """Train what the recipe says; returns the folder of the finished model, ready to load.
+
+    Under torchrun every process is a rank of one run, and the first of them prints and writes.
+    allow_change: a run that is resumed may go on with settings that lead elsewhere than those it was started with.
+    """
+    validate(recipe)
+    with joined(recipe.train.device), _stopper() as stopper:
+        return _run(recipe, stopper, resume=resume, allow_change=allow_change)
+
+
+def _stopper() -> Stopper:
+    return Stopper(patience=PATIENCE if collect.world()[1] > 1 else 0.0, says=run_folder.is_first())
+
+
+def _run(recipe: Recipe, stopper: Stopper, *, resume: bool, allow_change: bool) -> Path:
+    set_torch(recipe)
+    folder = recipe.run_dir
+    with run_folder.alone(folder):
+        reading = time.thread_time()
+        found = run_folder.found(folder, resume=resume)
+        reading = time.thread_time() - reading
+        changed = changes(recipe, settings_in(folder)) if found else {}
+        check_changes(changed, folder, allow=allow_change)
+        job = prepare(recipe, resume_from=found, changed=bool(changed) or allow_change)
+        if found is None:
+            _look(job)
+        job.saver.guess(2 * reading)  # what was read and hashed is written and hashed; a new run's start tells better
+        if len(set(collect.gather(str(found)))) > 1:  # and all have looked before the first one writes
+            raise HoneError(f"ranks see different runs in {folder}: set out= to a folder that all of them share")
+        try:
+            kept = run_folder.begin(job, folder, found, changed)
+            return _train(job, folder, kept, stopper)
+        except KeyboardInterrupt:  # the second one: no time to save
+            if not files.checkpoints(folder / CHECKPOINTS):
+                raise
+            raise _interrupted(recipe) from None
+        finally:
+            if not job.step and run_folder.is_first():
+                run_folder.forget(folder)
+
+
+def _look(job: Run) -> None:
+    """The cheap checks of `hone check`: what is wrong is said before anything is written, the rest is noted."""
+    findings = suite.cheap(job)
+    for f in findings:
+        if f.verdict == "fail":
+            raise HoneError(f"{f.name}: {f.seen}: {f.remedy} (`hone check` says more)")
+    for f in findings:
+        if f.verdict == "warn" and run_folder.is_first():
+            print(f"{job.recipe.name}: warn: {f.name}: {f.seen}: {f.remedy}", file=sys.stderr)
+
+
+def resume(run_dir: str | Path, *, settings: Sequence[str] = (), allow_change: bool = False) -> Path:
+    """Continue a run from its last whole checkpoint, with the settings it was started with.
+
+    settings: changes to them, `a.b=value`; those that lead elsewhere have to be allowed.
+    """
+    folder = Path(run_dir)
+    recipe = override(recorded(folder), settings)
+    if recipe.run_dir.resolve() != folder.resolve():
+        raise HoneError(f"name and out say where a run lies: leave them out, or move {folder} there first")
+    if not files.checkpoints(folder / CHECKPOINTS):
+        raise HoneError(f"{folder} has no checkpoint to continue from: start it again with `hone run`")
+    return run(recipe, resume=True, allow_change=allow_change)
+
+
+def _interrupted(recipe: Recipe) -> Interrupted:
+    interruption = Interrupted(recipe.run_dir)
+    if in_python(recipe):
+        interruption.args = (f"interrupted; the run is saved in {recipe.run_dir}: {HOW_IN_PYTHON}",)
+    return interruption
+
+
+# --- the run itself ---
+
+
+def _train(job: Run, folder: Path, kept: run_folder.Kept | None, stopper: Stopper) -> Path:
+    """Turn the loop until the steps are done; an interrupt saves first."""
+    recipe, steps = job.recipe, job.recipe.train.steps
+    stream = cast(TextIO, Heard(sys.stderr, stopper.ask)) if run_folder.is_first() else Silent()
+    progress = Progress(steps, title=recipe.name, start=job.step, stream=stream)
+    if job.step >= steps:
+        more = f"hone resume {folder} train.steps={2 * steps}"
+        progress.note(f"{recipe.name}: {job.step} of {steps} steps are done; for more: {more}")
+    else:
+        progress.note("; ".join([f"{recipe.name}: {plan(recipe)}", *job.notes]))
+        if job.step and run_folder.is_first() and (known := run_folder.logged(folder)) < job.step:
+            progress.note(
+                f"{recipe.name}: {run_folder.METRICS} ends at step {known}, those up to {job.step} are not in it"
+            )
+        try:
+            with settled():
+                _turn(job, folder, kept, progress, stopper)
+        finally:
+            for text in (*job.news(), *_invalid_so_far(folder)):
+                progress.note(f"{recipe.name}: {text}")
+            progress.close()
+    return folder / CHECKPOINTS / files.name_of(job.step)
+
+
+def _turn(job: Run, folder: Path, kept: run_folder.Kept | None, progress: Progress, stopper: Stopper) -> None:
+    """Step after step: log, watch, save."""
+    recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
+    log, best = _Log(folder, recipe, start=job.step) if run_folder.is_first() else None, recipe.save.best
+    with (
+        stopper.gently(),
+        _written(job, note=progress.note),
+        closing(job.ahead) if job.ahead else nullcontext(),
+        saved_elsewhere(job, folder),
+    ):
+        for iteration in rescued(_iterations(job), job, folder, note=progress.note):
+            metrics, unmeasured, unlogged = _told(job, iteration, log, kept, progress)
+            _refresh(job)
+            if back := gone_back(job, folder, metrics):
+                progress.note(f"step {job.step}: {back}")
+            _watch(job, folder, metrics, note=progress.note)
+            # a signal may reach one rank first, and the first rank alone writes and looks at the clock
+            due = run_folder.is_first() and not job.saver.busy and job.timer.due(job.saver.cost)
+            seen = torch.tensor([stopper.asked, job.saver.failed, bool(unmeasured or unlogged), due], dtype=torch.int64)
+            asked, failed, untellable, due = collect.total(seen).tolist()
+            last = job.step >= steps
+            now = bool(last or asked or failed or untellable)
+            if now or due or (every and job.step % every == 0):
+                job.saver.events += _still_there(kept)  # or another's folder would get it
+                save(job, folder, wait=now, score=metrics.get(best))
+            for text in job.saver.drain():
+                progress.note(f"step {job.step}: {text}")
+            if untellable:
+                raise untold(job.step, unmeasured=unmeasured, unlogged=unlogged, note=progress.note)
+            if (last or asked) and job.ahead and job.ahead.failure:
+                progress.note(f"step {job.step}: {owed(job.ahead.failure)}")
+            if last or asked:
+                _still_there(kept, done=files.name_of(job.step))
+            if last:
+                return
+            if asked:
+                raise _interrupted(recipe)
+
+
+def _told(
+    job: Run, iteration: loop.Iteration, log: "_Log | None", kept: run_folder.Kept | None, progress: Progress
+) -> tuple[dict[str, float], Exception | None, Exception | None]:
+    """Measure what is due, log the step and show it: its metrics, and why evaluation and log failed if they did."""
+    held_out = list[Group]()
+    examined, unmeasured = attempted(partial(_evaluation, job, seen=held_out.extend))
+    metrics = _metrics(job, iteration, examined or {})
+    chosen = _samples(iteration, seed=job.step) if job.algo.online else None
+    bad, news = _invalid(iteration, held_out, metrics), _still_there(kept)
+    said, unlogged = attempted(partial(log.write, job.step, metrics, chosen, bad)) if log is not None else ([], None)
+    news += said or []
+    progress.step(metrics)
+    news += [measured] if (measured := _held_out(metrics)) else []
+    for text in news:
+        progress.note(f"step {job.step}: {text}")
+    return metrics, unmeasured, unlogged
+
+
+def _still_there(kept: run_folder.Kept | None, *, done: str = "") -> list[str]:
+    """The folder is looked at by the first rank; where it is gone, every rank ends."""
+    return collect.once(partial(kept.check, done=done) if kept else list[str]) or []
+
+
+@contextmanager
+def _written(job: Run, *, note: Callable[[str], None]) -> Iterator[None]:
+    """What is being written when the loop ends is written to its end; only a second signal has little patience."""
+    hurry = None
+    try:
+        yield
+    except KeyboardInterrupt:
+        hurry = GRACE
+        raise
+    finally:
+        if (error := job.saver.close(patience=hurry)) is not None:
+            note(f"the last checkpoint was not written: {error}")
+
+
+class _Log:
+    """What a run writes at each step; on resume, what came after the checkpoint is forgotten."""
+
+    def __init__(self, folder: Path, recipe: Recipe, *, start: int) -> None:
+        self.metrics = JsonlSink(folder / run_folder.METRICS)
+        sinks: list[Sink] = [self.metrics]
+        sinks += [TensorBoardSink(folder / run_folder.BOARD)] if recipe.tensorboard else []
+        self.sink, self.samples = MultiSink(*sinks), folder / run_folder.SAMPLES
+        self.invalid = invalid.InvalidLog(folder / invalid.INVALID, start=start)
+        self.sink.truncate_after(start)
+        truncate_after(self.samples, start)
+
+    def write(
+        self, step: int, metrics: Mapping[str, float], chosen: Sequence[Rollout] | None, bad: invalid.Kinds
+    ) -> list[str]:
+        """What is to be told. chosen: completions to show, None of an offline run; bad: why rewards are invalid."""
+        lost = self.metrics.lost
+        self.sink.write(step, metrics)
+        if chosen is not None:
+            samples.write(self.samples, step, chosen)
+        said = [f"{run_folder.METRICS} was removed, and begins anew with this step"] if lost else []
+        return [*said, *self.invalid.write(step, bad)]
+
+
+def _invalid(iteration: loop.Iteration, held_out: Sequence[Group], metrics: Mapping[str, float]) -> invalid.Kinds:
+    """Why rewards of this step are invalid, on every rank, and those of its evaluation, which each rank has whole."""
+    found = list[invalid.Kinds]()
+    if metrics.get("invalid"):
+        outcomes = [r.outcome for g in iteration.groups for r in g if r.outcome]
+        found += cast(list[invalid.Kinds], collect.gather(kinds(outcomes)))
+    examined = kinds(r.outcome for g in held_out for r in g if r.outcome)
+    return invalid.merged([*found, {invalid.HELD_OUT + kind: about for kind, about in examined.items()}])
+
+
+def _invalid_so_far(folder: Path) -> list[str]:
+    """What a run says of it when it ends, in whatever way."""
+    try:
+        said = invalid.summary(invalid.totals(folder / invalid.INVALID)) if run_folder.is_first() else ""
+    except (HoneError, OSError) as error:  # which must not hide what ended the run
+        said = str(error)
+    return [said] if said else []
+
+
+def _metrics(job: Run, iteration: loop.Iteration, examined: Mapping[str, float]) -> dict[str, float]:
+    """What the log says of a step."""
+    metrics, best = dict(iteration.metrics) | job.source.progress() | dict(examined), job.recipe.save.best
+    metrics["bad_updates"] = float(job.learner.guard.total)
+    for name in () if job.recipe.reward else ("reward", "varied"):  # a teacher's pupil may have no reward
+        metrics.pop(name, None)
+    if best and best not in metrics and not best.startswith("eval/") and not metrics.get("skipped"):
+        raise unknown("metric", best, metrics, owner="save.best: a step")
+    return metrics
+
+
+def _samples(iteration: loop.Iteration, *, seed: int) -> list[Rollout]:
+    """A few completions of all ranks."""
+    chosen = samples.pick(iteration.groups, seed=seed)
+    if collect.world()[1] == 1:
+        return chosen
+    return samples.pick(cast(list[Group], collect.gather(chosen)), seed=seed)
+
+
+def _iterations(job: Run) -> Iterator[loop.Iteration]:
+    recipe, train = job.recipe, job.recipe.train
+    if not job.algo.online:
+        context = job.policy.decoder.config.max_position_embeddings
+        return loop.offline(job.source, job.learner, job.algo, size=train.prompts, context=context)
+    assert job.roller is not None
+    assert job.marker is not None
+    assert job.ahead is not None
+    return loop.online(
+        job.ahead,
+        job.roller,
+        job.process.after(job.marker) if job.process else job.marker,
+        job.learner,
+        job.algo,
+        prompts=train.prompts,
+        epochs=train.epochs,
+        minibatches=train.minibatches,
+        refill_rounds=train.refill_rounds,
+        correct=build.correction(recipe),
+        publish=partial(publish, job),
+        seed=recipe.seed,
+    )
+
+
+def _watch(job: Run, folder: Path, metrics: Mapping[str, float], *, note: Callable[[str], None]) -> None:
+    """Say what is going wrong; past a stop limit, save what there is and end."""
+    guard = job.learner.guard
+    for text in _of_ranks(guard.drain()):
+        note(f"step {job.step}: {text}")
+    if guard.spent:
+        save(job, folder)
+        raise HoneError(f"stopped at step {job.step}: {guard.spent}: {ruined(job, folder)}")
+    for warning in job.monitor.check(job.step, metrics):
+        note(f"step {job.step}: {warning.severity}: {warning.message}")
+        if warning.severity == "stop":
+            save(job, folder)
+            raise HoneError(f"stopped at step {job.step}: {warning.message}; the run is saved in {folder}")
+
+
+def _of_ranks(events: list[str]) -> list[str]:
+    """What every rank has to say; all skip an update or none does."""
+    if not events or collect.world()[1] == 1:
+        return events
+    each = cast(list[list[str]], collect.gather(events))
+    return [f"rank {rank}: {text}" for rank, said in enumerate(each) for text in said]
+
+
+def _refresh(job: Run) -> None:
+    every = job.recipe.train.reference_refresh
+    if every and job.step % every == 0 and isinstance(job.policy, Policy) and job.learner.reference is not None:
+        job.learner.reference = job.policy.reference = job.learner.frozen_copy()
+
+
+def _evaluation(job: Run, *, seen: Callable[[list[Group]], None]) -> dict[str, float]:
+    """Held-out reward, or loss offline, every so many steps and after the last one. seen: is shown what was scored."""
+    train = job.recipe.train
+    due = job.step >= train.steps or (train.eval_every and job.step % train.eval_every == 0)
+    if due and job.held_rows:
+        context = job.policy.decoder.config.max_position_embeddings
+        return _examined(assess(job.learner, job.held_rows, job.algo, context=context), best=job.recipe.save.best)
+    if not due or not job.held_out or job.roller is None or job.reward is None:
+        return {}
+    reward = job.reward.steady() if isinstance(job.reward, Combined) else job.reward
+    params, shards = job.roller.params, job.learner.shards
+    decoder = job.policy.decoder if shards is None else shards.sampled
+    found = measure(decoder, job.tokenizer, job.held_out, reward, params=params, samples=train.eval_samples, seen=seen)
+    return _examined(found, best=job.recipe.save.best)
+
+
+def _examined(found: Mapping[str, float], *, best: str) -> dict[str, float]:
+    metrics = {f"eval/{name}": value for name, value in found.items()}
+    if best.startswith("eval/") and best not in metrics:
+        raise unknown("metric", best, metrics, owner="save.best: an evaluation")
+    return metrics
+
+
+HELD_OUT = ("reward", "pass@1", "loss", "nll", "accuracy", "length", "truncated", "invalid")
+
+
+def _held_out(metrics: Mapping[str, float]) -> str:
+    """held-out loss 0.8312, nll 0.8312; "" where nothing was held out this step."""
+    found = [(name, metrics[f"eval/{name}"]) for name in HELD_OUT if f"eval/{name}" in metrics]
+    return "held-out " + ", ".join(f"{name} {value:.4g}" for name, value in found) if found else ""

@@ -1,0 +1,230 @@
+"""The layers of a training pass as two CUDA graphs, forward and backward: two launches in place of a thousand.
+
+A small model's layer takes the GPU less time than the host needs to launch it. What comes up again and again is
+recorded once and replayed from then on, at a few round sizes (model/backends/fused/graph_memory.py). Recordings share one piece of memory
+for all they keep between the passes, so only one of them may be between its passes; a second pass meanwhile is computed
+as it is. On a CPU nothing is recorded, and with `decoder.graphs = True` the same steps are taken without it (tests).
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from hone.model.backends.adjacent import gate_up, qkv
+from hone.model.backends.fused.graph_memory import StandIns, Still, filled, size_of
+from hone.model.backends.fused.graph_recording import recorded
+from hone.model.backends.fused.streams import lane
+from hone.model.decoder import Decoder, Layer, Mask
+from hone.model.layout.ragged import Rows
+from hone.model.layout.spans import Tiles
+from hone.model.lora import LoRALinear
+from hone.model.second_order import once
+
+WORK = 1 << 39  # tokens times a layer's weights: with more the GPU needs longer than the host
+TIMES = 3  # a size comes up before it is recorded
+SIZES = 24  # recorded at most: some for passes with gradients, and for each lane of those without
+
+
+class Lease:
+    """Held by a pass whose gradient may still be asked for."""
+
+    spent = False
+
+
+@dataclass(slots=True)
+class Graphs:
+    """What is recorded of one decoder."""
+
+    seen: Counter[Hashable] = field(default_factory=Counter[Hashable])
+    passes: OrderedDict[Hashable, "Pass"] = field(default_factory=OrderedDict[Hashable, "Pass"])
+    pools: dict[tuple[bool, int], Any] = field(default_factory=dict[tuple[bool, int], Any])  # by gradient and lane
+    totals: dict[Hashable, list[Tensor]] = field(default_factory=dict[Hashable, list[Tensor]])  # where gradients end up
+    lease: "weakref.ref[Lease] | None" = None
+    full: bool = False  # memory was too short to record
+    made_of: tuple[int, ...] = ()  # the modules whose weights and adapters are
+    weights: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
+    adapters: list[LoRALinear] = field(default_factory=list[LoRALinear])
+
+    def busy(self) -> bool:
+        """Whether a gradient of an earlier pass may still be asked for."""
+        held = self.lease() if self.lease is not None else None
+        return held is not None and not held.spent
+
+
+_known: "weakref.WeakKeyDictionary[Decoder, Graphs]" = weakref.WeakKeyDictionary()
+
+
+def hidden_by_graph(decoder: Decoder, tokens: Tensor, positions: Tensor | None, mask: Mask) -> Tensor | None:
+    """What `decoder(tokens, ...)` gives, with more tokens at its end where the list was filled up; None where it has to
+    be computed as it is."""
+    if not _suits(decoder, tokens, mask):
+        return None
+    graphs = _known.setdefault(decoder, Graphs())
+    grad = torch.is_grad_enabled() and any(p.requires_grad for p in decoder.parameters())  # ends at the first
+    if graphs.full or (grad and graphs.busy()):
+        return None
+    if isinstance(mask, Rows):
+        assert positions is not None, "a list of rows has them"
+        tokens, positions, mask = filled(tokens, positions, mask)
+    x = decoder.model.embed_tokens(tokens)
+    key = ((size_of(x, mask), lane()), grad, x.requires_grad, *_state(decoder, graphs))
+    found = _recorded(decoder, graphs, key, x, positions, mask)
+    if found is None:  # filled up all the same: a resumed run, which has recorded nothing yet, gets the same bits
+        return decoder.through(x, positions=positions, mask=mask)
+    found.still.take(x.detach(), positions, mask)
+    if not grad:
+        return found.run().clone()
+    lease = Lease()
+    graphs.lease = weakref.ref(lease)
+    return cast(Tensor, _Replayed.apply(found, lease, x, *found.weights))
+
+
+def _suits(decoder: Decoder, tokens: Tensor, mask: Mask) -> bool:
+    """Whether the host is what such a pass waits for, and nothing happens in it that a recording would miss."""
+    weight, asked = decoder.model.embed_tokens.weight, decoder.graphs
+    if asked is False or not (asked or weight.is_cuda) or not tokens.numel() or not once():
+        return False
+    if weight.is_cuda and (weight.dtype not in (torch.bfloat16, torch.float16) or decoder.fast_layers is False):
+        return False
+    if isinstance(mask, Tensor) or not hasattr(decoder.model, "layers"):
+        return False
+    if weight.is_cuda and isinstance(mask, Rows) and not isinstance(mask.by, Tiles):  # tables are other ones each time
+        return False
+    first = cast(Layer, decoder.model.layers[0])
+    if (
+        first._forward_pre_hooks or first._forward_hooks or torch.is_inference_mode_enabled()
+    ):  # sharded weights come and go
+        return False
+    return bool(asked) or tokens.numel() * sum([p.numel() for p in first.parameters()]) <= WORK
+
+
+def _state(decoder: Decoder, graphs: Graphs) -> tuple[Hashable, ...]:
+    """Where all weights lie, which are trained, which adapters are on: what a recording holds for good."""
+    made_of = (decoder.adapted, *map(id, decoder.model.layers[0].modules()))
+    if graphs.made_of != made_of:  # walking through all modules takes longer than all else here
+        graphs.made_of, graphs.weights = made_of, list(decoder.parameters())
+        graphs.adapters = [m for m in decoder.modules() if isinstance(m, LoRALinear)]
+    places = tuple([(p.data_ptr(), p.requires_grad) for p in graphs.weights])
+    return decoder.cos.data_ptr(), places, tuple([m.selected if m.enabled else None for m in graphs.adapters])
+
+
+def _recorded(
+    decoder: Decoder, graphs: Graphs, key: tuple[Hashable, ...], x: Tensor, positions: Tensor | None, mask: Mask
+) -> "Pass | None":
+    if key in graphs.passes:
+        graphs.passes.move_to_end(key)
+        return graphs.passes[key]
+    graphs.seen[key[:3]] += 1
+    if graphs.seen[key[:3]] < (1 if decoder.graphs else TIMES) or graphs.busy():
+        return None
+    if x.is_cuda and _side_by_side(decoder):
+        key = (*key[:3], *_state(decoder, graphs))
+    while len(graphs.passes) >= SIZES:
+        longest_unused, _ = graphs.passes.popitem(last=False)
+        graphs.seen.pop(cast(tuple[Hashable, ...], longest_unused)[:3], None)
+    try:
+        graphs.passes[key] = Pass(decoder, graphs, x, positions, mask, grad=bool(key[1]))
+    except torch.OutOfMemoryError:
+        graphs.full = True
+        torch.cuda.empty_cache()
+        return None
+    return graphs.passes[key]
+
+
+def _side_by_side(decoder: Decoder) -> bool:
+    """Weights that read one input become neighbours; whether any moved."""
+    before = [p.data_ptr() for p in decoder.parameters()]
+    for layer in decoder.model.layers:
+        qkv(cast(Layer, layer).self_attn)
+        gate_up(cast(Layer, layer).mlp)
+    return before != [p.data_ptr() for p in decoder.parameters()]
+
+
+class Pass:
+    """One size, forward and backward, recorded."""
+
+    def __init__(
+        self, decoder: Decoder, graphs: Graphs, x: Tensor, positions: Tensor | None, mask: Mask, *, grad: bool
+    ) -> None:
+        self.decoder, self.leaves = weakref.proxy(decoder), StandIns(decoder)
+        self.still = Still(x, positions, mask, grad=grad and x.requires_grad)
+        self.tape: Tensor | None = None
+        self.weights, self.totals = list[nn.Parameter](), list[Tensor]()
+        self.wanted = list[Tensor]()  # what gradients are asked of
+        self.still.take(x.detach(), positions, mask)
+        with torch.set_grad_enabled(grad):
+            (hidden,) = self._forward()
+        self.given, self.backward = torch.empty_like(hidden), None
+        pool = graphs.pools.setdefault((grad, lane()), torch.cuda.graph_pool_handle() if x.is_cuda else None)
+        if grad:
+            self._find_weights(graphs)
+        self.tape = None
+        with torch.set_grad_enabled(grad):
+            self.forward = recorded(self._forward, [hidden], pool)
+        if grad:
+            self.backward = recorded(self._backward, None, pool)
+        if x.is_cuda:
+            self.tape = None
+
+    def run(self) -> Tensor:
+        """The hidden states of what `still` has taken, until the next pass."""
+        out = self.forward.replay()
+        assert out is not None
+        return out[0]
+
+    def _forward(self) -> Sequence[Tensor]:
+        still = self.still
+        with self.leaves.instead():
+            tape = self.decoder.through(still.x, positions=still.positions, mask=still.mask)
+        self.tape = tape
+        return [tape.detach()]
+
+    def _find_weights(self, graphs: Graphs) -> None:
+        """Those with a gradient, and memory for it that all sizes share; also the launch that compiles."""
+        assert self.tape is not None
+        leaves = [leaf for _, leaf in self.leaves.trained]
+        x = [self.still.x] if self.still.x.requires_grad else []
+        found = torch.autograd.grad(self.tape, [*leaves, *x], torch.zeros_like(self.tape), allow_unused=True)
+        used = [both for both, g in zip(self.leaves.trained, found, strict=False) if g is not None]
+        self.weights, self.wanted = [p for p, _ in used], [*x, *(leaf for _, leaf in used)]
+        place = tuple(p.data_ptr() for p in self.weights)
+        if place not in graphs.totals:
+            graphs.totals = {place: [torch.empty_like(p).detach() for p in self.weights]}
+        self.totals = graphs.totals[place]
+
+    def _backward(self) -> None:
+        """Leaves the weights' gradients in `totals`, and that of x, if it has one, where its own was given."""
+        assert self.tape is not None
+        found = torch.autograd.grad(self.tape, self.wanted, self.given)
+        given = [self.given] if self.still.x.requires_grad else []
+        torch._foreach_copy_([*given, *self.totals], list(found))  # pyright: ignore
+
+
+class _Replayed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, found: Pass, lease: Lease, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.found, ctx.lease = found, lease
+        with torch.enable_grad():
+            return found.run().detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, given: Tensor) -> Any:
+        found: Pass = ctx.found
+        if ctx.lease.spent:
+            raise RuntimeError("a replayed pass gives its gradient once: set decoder.graphs to False for several")
+        found.given.copy_(given)
+        assert found.backward is not None
+        with torch.enable_grad():
+            found.backward.replay()
+        ctx.lease.spent = True
+        # copies, for the next replay writes there again: as one kernel, and times one changes no number
+        copies = torch._foreach_mul(found.totals, 1.0) if found.totals else []  # pyright: ignore
+        return None, None, found.given.clone() if ctx.needs_input_grad[2] else None, *copies

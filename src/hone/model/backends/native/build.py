@@ -1,0 +1,71 @@
+"""The C++ files as a library for this machine: compiled at the first use, kept in $HONE_HOME, found again later."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch  # noqa: F401  the library's threads are those of the OpenMP that it loads
+
+from hone.model.formats.fetch import home
+
+SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
+HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
+OFF = "HONE_NATIVE"  # 0: compile nothing
+# nothing is fused but where wide.h says so: what compilers fuse depends on the shape of a loop, and with it the bits
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-fno-exceptions", "-fno-rtti")
+SECONDS = 120  # the most that a file may take to compile; all take 15
+SAID = "compiling the CPU kernels, once: about 15 s"
+CPUINFO = Path("/proc/cpuinfo")
+
+
+def library() -> ctypes.CDLL | str:
+    """The library, or why there is none."""
+    return f"{OFF} is 0" if os.environ.get(OFF) == "0" else _library()
+
+
+@cache
+def _library() -> ctypes.CDLL | str:
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return "there is no C++ compiler"
+    try:
+        kept = home() / "native" / f"hone-{fingerprint(compiler)}.so"
+        if not kept.exists():
+            print(SAID, file=sys.stderr, flush=True)
+            compiled(compiler, kept)
+        found = ctypes.CDLL(str(kept))
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"the C++ library was not built: {error}"
+    found.hone_space.restype = ctypes.c_int64
+    return found
+
+
+def fingerprint(compiler: str) -> str:
+    """What the library depends on: the sources, the compiler and the processor."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
+    about = CPUINFO.read_text() if CPUINFO.exists() else platform.processor()
+    able = next((line for line in about.splitlines() if line.startswith(("flags", "Features"))), about)
+    parts = [*(source.read_bytes() for source in (*SOURCES, *HEADERS)), version, able.encode(), repr(FLAGS).encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+
+def compiled(compiler: str, target: Path) -> None:
+    """Build it beside its place and move it there, so that nobody loads half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+        objects, made = [str(Path(work) / f"{source.stem}.o") for source in SOURCES], Path(work) / target.name
+        commands = [
+            [compiler, *FLAGS, "-fopenmp", "-c", str(source), "-o", to]
+            for source, to in zip(SOURCES, objects, strict=True)
+        ]
+        # OpenMP is left out of the linking: the threads are then those of the library that PyTorch has loaded
+        for command in (*commands, [compiler, "-shared", *objects, "-o", str(made)]):
+            subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
+        made.replace(target)

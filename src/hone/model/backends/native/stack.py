@@ -1,0 +1,302 @@
+"""All layers of a small decoder on a CPU as one function with its gradient, by stack.cpp.
+
+Kept for the backward pass is what native/learning.py's layers keep. Shapes: U tokens of all rows, D hidden.
+
+Memory that a pass takes over from the one before it: a page that is touched for the first time has to be cleared.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from hone.model.backends.adjacent import plain
+from hone.model.backends.native import calls
+from hone.model.backends.native.build import library
+from hone.model.backends.native.calls import Segments
+from hone.model.decoder import Decoder, Layer
+
+KEPT = 5  # pieces that wait for the next pass: what backward passes read, weights in panels, words, parts of gradients
+SPARE = 8  # one part in so many is room for a pass of a few more tokens
+
+
+class Room:
+    """Numbers of no value yet, until nobody refers to it."""
+
+    _free: list[np.ndarray] = []  # noqa: RUF012  those of all passes, the last given back at the end
+
+    def __init__(self, numbers: int, dtype: torch.dtype) -> None:
+        size = numbers * dtype.itemsize
+        fits = [i for i, memory in enumerate(self._free) if size <= memory.nbytes <= 2 * size]
+        best = min(fits, key=lambda i: self._free[i].nbytes, default=None)
+        self._memory = np.empty(size + size // SPARE, dtype=np.uint8) if best is None else self._free.pop(best)
+
+    @property
+    def place(self) -> ctypes.c_void_p:
+        """Where it begins."""
+        return ctypes.c_void_p(self._memory.ctypes.data)
+
+    def __del__(self) -> None:
+        self._free.append(self._memory)
+        del self._free[:-KEPT]
+
+
+# pyright: reportIncompatibleMethodOverride=false
+
+
+TOGETHER = 200  # tokens of a bundle, about: what they need fits a core's cache
+SMALL = 16 << 20  # bytes of weights, of which each thread has gradients of its own
+UNEVEN = 1.5  # times its part of the tokens that a thread may have
+TILE = 4  # tokens: SHORT of panels.h
+OFTEN = 3  # times as many tokens as words, from which words are worth it
+
+
+class CWeights(ctypes.Structure):
+    """Layer of stack.cpp."""
+
+    _fields_ = [(name, ctypes.c_void_p) for name in ("before", "qkv", "o", "after", "gate_up", "down")]
+
+
+class CStack(ctypes.Structure):
+    """As in stack.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("layers", "D", "M", "H", "K", "E")),
+        ("eps", ctypes.c_double),
+        *((name, ctypes.c_int64) for name in ("threads", "bundles")),
+        ("layer", ctypes.POINTER(CWeights)),
+        *((name, ctypes.c_void_p) for name in ("row", "ending", "rows", "first", "count", "share", "order")),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        ("words", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("id", "embedding")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Bundles:
+    """Groups of rows put together, their tokens numbered anew, and shared out to threads."""
+
+    row: np.ndarray  # int64 [R, 5]  as in Segments, counted from the bundle's first token
+    ending: np.ndarray  # the same of the last layer
+    rows: np.ndarray  # int64 [B + 1]  where a bundle's rows begin
+    first: np.ndarray  # int64 [B + 1]  its first token
+    count: np.ndarray  # int64 [B]  how many it has
+    share: np.ndarray  # int64 [threads + 1]  where a thread's bundles begin
+    order: np.ndarray  # int64 [first[-1]]  where a token is in the list
+
+    @staticmethod
+    def of(segments: Segments, ending: Segments, threads: int) -> "Bundles | None":
+        """None where threads would have too different parts."""
+        rows, own, count = segments.rows, segments.rows[:, 0], segments.rows[:, 1]
+        before = np.concatenate([[0], np.cumsum(count)])  # tokens of the rows before each
+        starts = _joined(before[segments.groups], segments.groups, threads)
+        tokens = np.diff(before[starts])
+        first = np.concatenate([[0], np.cumsum(-(-tokens // TILE) * TILE)])
+        share = _shares(tokens, threads)
+        summed = np.concatenate([[0], np.cumsum(tokens)])
+        few = summed[-1] <= threads * TOGETHER  # so few that nobody waits long
+        if not few and np.diff(summed[share]).max() * threads > UNEVEN * summed[-1]:
+            return None
+        bundle = np.repeat(np.arange(len(tokens)), np.diff(starts))  # of each row
+        local = before[:-1] - before[starts[bundle]]
+        moved = rows.copy()
+        moved[:, 0] = local
+        leader = segments.groups[np.searchsorted(segments.groups, np.arange(len(rows)), side="right") - 1]
+        moved[:, 2] = local[leader]
+        order = np.zeros(first[-1], dtype=np.int64)
+        for at, length, begin in zip((first[bundle] + local).tolist(), count.tolist(), own.tolist(), strict=True):
+            order[at : at + length] = np.arange(begin, begin + length)
+        last = moved.copy()
+        last[:, 4] = ending.rows[:, 4]
+        return Bundles(moved, last, starts, first, tokens, share, order)
+
+
+def _joined(tokens: np.ndarray, groups: np.ndarray, threads: int) -> np.ndarray:
+    """The first rows of bundles, about even and as many for each thread, and their end; tokens: before each group."""
+    number = threads * max(2, tokens[-1] // (threads * TOGETHER))
+    even = tokens[-1] * np.arange(1, number) / number
+    after = np.searchsorted(tokens, even)
+    nearest = np.where(even - tokens[after - 1] < tokens[after] - even, after - 1, after)
+    return np.unique(np.concatenate([[0], groups[nearest], groups[-1:]]))
+
+
+def _shares(tokens: np.ndarray, threads: int) -> np.ndarray:
+    """Where each thread's bundles begin, so that all have about as many tokens."""
+    middle = np.cumsum(tokens) - tokens / 2
+    ends = np.searchsorted(middle, np.arange(1, threads) * tokens.sum() / threads)
+    return np.concatenate([[0], ends, [len(tokens)]]).astype(np.int64)
+
+
+def layers_of(decoder: Decoder) -> list[Layer]:
+    """Those that are as the decoder made them."""
+    return [layer for layer in decoder.model.layers if type(layer) is Layer]
+
+
+def linears(layer: Layer) -> tuple[nn.Module, ...]:
+    """In the order of stack.cpp's gradients."""
+    a, m = layer.self_attn, layer.mlp
+    return a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether somebody waits for it to be called."""
+    m = module
+    return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
+
+
+def parameters(layer: Layer) -> list[Tensor] | None:
+    """What a layer trains, in the order of stack.cpp's gradients; None: it has adapters, biases or hooks."""
+    found = linears(layer)
+    if hooked(layer):
+        return None
+    if any(type(x) is not nn.Linear or x.bias is not None for x in found):
+        return None
+    return [layer.input_layernorm.weight, layer.post_attention_layernorm.weight, *(plain(x).weight for x in found)]
+
+
+def stackable(decoder: Decoder, dtype: torch.dtype) -> list[list[Tensor]] | None:
+    """The parameters of each layer where stack.cpp computes them: small, of this kind, of whole vectors."""
+    found, config = library(), decoder.config
+    assert not isinstance(found, str)
+    panel = found.hone_panel_float64() if dtype == torch.float64 else found.hone_panel_float32()
+    heads, E = config.num_attention_heads, config.head_dim
+    sizes = config.hidden_size, config.intermediate_size, heads * E, (heads + 2 * config.num_key_value_heads) * E
+    layers = layers_of(decoder)
+    if any(size % panel for size in sizes) or len(layers) != len(decoder.model.layers):
+        return None
+    weights = list[list[Tensor]]()
+    for layer in layers:
+        own = parameters(layer)
+        if own is None or any(p.dtype != dtype or not p.is_contiguous() for p in own):
+            return None
+        weights.append(own)
+    return weights if sum(p.nbytes for own in weights for p in own) <= SMALL else None
+
+
+def bundled(model: nn.Module) -> bool:
+    """Whether all layers of its decoder are computed bundle by bundle, however many tokens there are."""
+    decoder = getattr(model, "decoder", None)
+    if not isinstance(decoder, Decoder) or not decoder.takes_lists:  # another library's model has no layers of ours
+        return False
+    if getattr(model, "checkpoint_layers", None):  # then a layer is a function of its own
+        return False
+    asked = decoder.fast_layers is None if decoder.native_layers is None else decoder.native_layers
+    if not asked or decoder.device.type != "cpu" or isinstance(library(), str):
+        return False
+    config, dtype = decoder.config, decoder.lm_head.weight.dtype
+    attends = not config.qk_norm and not any(config.windows or ())  # as learning.py's layers do
+    return dtype == torch.float32 and attends and stackable(decoder, dtype) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What stack.cpp reads besides numbers of tokens, and what has to stay where it is meanwhile."""
+
+    model: CStack
+    bundles: Bundles
+    alive: tuple[Any, ...]
+    tokens: int  # of the list
+    tensors: list[Tensor]  # parameters of all layers
+    weights: int  # how many numbers they are
+    kept: int  # numbers for the backward pass
+    tiled: int = 0  # words, in whole tiles
+
+    @staticmethod
+    def of(decoder: Decoder, layers: list[list[Tensor]], bundles: Bundles, cos: Tensor, sin: Tensor) -> "Pass":
+        """layers: what `stackable` gave."""
+        config, weights = decoder.config, list[CWeights]()
+        for own in layers:
+            before, after, q, _, _, o, gate, _, down = (p.data_ptr() for p in own)
+            weights.append(CWeights(before, q, o, after, gate, down))
+        D, M, H, K, E = (
+            config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_key_value_heads,
+            config.head_dim,
+        )  # fmt: skip
+        array, b = (CWeights * len(weights))(*weights), bundles
+        places = (x.ctypes.data for x in (b.row, b.ending, b.rows, b.first, b.count, b.share, b.order))
+        model = CStack(
+            len(weights), D, M, H, K, E, layers_of(decoder)[0].input_layernorm.eps, len(b.share) - 1, len(b.count),
+            array, *places, cos.data_ptr(), sin.data_ptr(), 0, None, None,
+        )  # fmt: skip
+        width = (H + 2 * K) * E
+        kept = int(b.first[-1]) * len(weights) * (2 * D + width + H * E + H + 2 * M)
+        tensors, numbers = [p for own in layers for p in own], len(weights) * D * (width + H * E + 3 * M + 2)
+        return Pass(model, bundles, (array, cos, sin), len(cos), tensors, numbers, kept)
+
+    def of_words(self, weight: Tensor, ids: Tensor) -> "Pass":
+        """The same, whose stream begins with these rows of the embedding."""
+        ids, model, found = ids.flatten().long().contiguous(), CStack.from_buffer_copy(self.model), library()
+        assert not isinstance(found, str)
+        model.words, model.id, model.embedding = len(weight), ids.data_ptr(), weight.data_ptr()
+        tile = found.hone_tall()
+        return replace(self, model=model, alive=(*self.alive, ids, weight), tiled=-(-len(weight) // tile) * tile)
+
+    @property
+    def asked(self) -> int:
+        """Numbers that the first layer asks of all words; 0: it is given the stream."""
+        return self.tiled * (self.model.H + 2 * self.model.K) * self.model.E
+
+    @property
+    def parts(self) -> int:
+        """Numbers that stack.cpp's `backward` calls parts."""
+        stream, threads = self.tiled * self.model.D, self.model.threads
+        return (threads - 1) * self.weights + threads * (self.asked + stream) + 2 * stream
+
+
+def by_words(embedding: nn.Module, tokens: Tensor) -> bool:
+    """Whether tokens are many times as many as words, and nothing else happens to their embedding."""
+    if type(embedding) is not nn.Embedding or hooked(embedding) or not embedding.weight.is_contiguous():
+        return False
+    if embedding.padding_idx is not None or embedding.max_norm is not None:
+        return False
+    if embedding.scale_grad_by_freq or embedding.sparse:
+        return False
+    return tokens.numel() >= OFTEN * len(embedding.weight)
+
+
+def stacked(x_BTD: Tensor, given: Pass, *, embedding: Tensor | None = None) -> Tensor:
+    """The layers' output; zero for tokens that nobody asks for. embedding: x are its rows, by `of_words`."""
+    x = x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous() if embedding is None else embedding
+    if not torch.is_grad_enabled():
+        return _through(given, x, None).view(x_BTD.shape)
+    y = _Stack.apply(x, given, *given.tensors)
+    return y.view(x_BTD.shape)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
+
+
+def _through(given: Pass, x: Tensor, kept: Room | None) -> Tensor:
+    """kept: room for what the backward pass reads."""
+    y, panels = x.new_empty(given.tokens, x.shape[1]), Room(given.weights, x.dtype)
+    first = Room(given.asked, x.dtype) if given.asked else None
+    places = (None if room is None else room.place for room in (panels, kept, first))
+    calls.called("stack", x, ctypes.byref(given.model), x, y, *places)
+    return y
+
+
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, given: Pass, *tensors: Tensor) -> Tensor:
+        ctx.given, ctx.kept = given, Room(given.kept, x.dtype)
+        ctx.save_for_backward(*tensors, *([x] if given.asked else []))  # which says if one has changed meanwhile
+        ctx.shape = x.shape
+        return _through(given, x, ctx.kept)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        given, dy = ctx.given, dy.contiguous()
+        dx, grad = dy.new_empty(ctx.shape), dy.new_empty(given.weights)
+        panels, parts = Room(given.weights, dy.dtype), Room(given.parts, dy.dtype)
+        kept, model = ctx.kept.place, ctypes.byref(given.model)
+        calls.called("stack_grad", dy, model, dy, dx, panels.place, kept, grad, parts.place)
+        return dx, None, *_split(grad, ctx.saved_tensors[: len(given.tensors)], ctx.needs_input_grad[2:])
+
+
+def _split(grad: Tensor, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
+    """Each tensor's part."""
+    parts = grad.split([t.numel() for t in tensors])
+    return [part.view(t.shape) if want else None for part, t, want in zip(parts, tensors, wanted, strict=True)]

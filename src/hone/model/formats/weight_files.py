@@ -1,0 +1,196 @@
+"""Weights in safetensors files: one, or several with an index; what is damaged, missing or quantised is named.
+
+The tensors of a model folder as they lie in its files: shapes and dtypes without reading, values one at a time.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hone.data.text.json_object import read_object
+from hone.errors import HoneError
+from hone.model.formats.hf_config import CONFIG
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+MAPPED = 2**26  # bytes copied before a file is mapped anew: what was read of a mapped file counts as memory
+SHARD = 5 * 10**9  # bytes of a weights file, beyond which another is begun
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+DERIVED = "rotary_emb.inv_freq"  # a table that old checkpoints carry along
+
+
+def weight_files(folder: Path) -> list[str]:
+    """The names of a folder's safetensors files: one, or those that its index names."""
+    if (folder / WEIGHTS).is_file() or not (folder / INDEX).is_file():
+        return [WEIGHTS]
+    try:
+        files = sorted(set(read_object(folder / INDEX)["weight_map"].values()))
+    except (HoneError, KeyError, TypeError, AttributeError) as error:
+        raise HoneError(f"{folder / INDEX} is no index of weights ({error}): copy it again") from error
+    if any(not isinstance(name, str) or Path(name).name != name for name in files):
+        raise HoneError(f"{folder / INDEX} names files outside the folder: copy it again")
+    return files
+
+
+def write_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """One file, or where that would be too large several and their index."""
+    shards = _shards(state, SHARD)
+    if len(shards) == 1:
+        return write_file(folder / WEIGHTS, shards[0])
+    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
+    for name, shard in zip(names, shards, strict=True):
+        write_file(folder / name, shard)
+    places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
+    index = {"metadata": {"total_size": sum(x.nbytes for x in state.values())}, "weight_map": places}
+    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _shards(state: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor]]:
+    """The tensors in order, cut where a file would grow beyond `size` bytes."""
+    shards, held = [dict[str, Tensor]()], 0
+    for name, x in state.items():
+        if shards[-1] and held + x.nbytes > size:
+            shards.append({})
+            held = 0
+        shards[-1][name] = x
+        held += x.nbytes
+    return shards
+
+
+def write_file(path: Path, state: Mapping[str, Tensor]) -> None:
+    """One file, beside a config whose rights it gets."""
+    try:
+        save_file({n: x.contiguous() for n, x in state.items()}, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # it wraps what the disk said; give that back
+        number = re.search(r"os error (\d+)", str(error))
+        raise OSError(int(number[1]) if number else 0, str(error), str(path)) from error
+    shutil.copymode(path.parent / CONFIG, path)  # safetensors writes for the owner only
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a folder, by name: of the headers only, nothing is loaded."""
+    shapes = dict[str, tuple[int, ...]]()
+    for path in _weight_paths(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                shapes |= {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise HoneError(f"{path} is damaged ({error}): copy it again") from error
+    return shapes
+
+
+def _weight_paths(folder: Path) -> list[Path]:
+    paths = [folder / name for name in weight_files(folder)]
+    for path in paths:
+        if not path.is_file():
+            raise HoneError(f"{folder} has no {path.name}: convert the weights to safetensors or copy them again")
+    return paths
+
+
+def read_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """All tensors of a folder, by name."""
+    tensors = dict[str, Tensor]()
+    for path in _weight_paths(folder):
+        tensors |= read_file(path, dtype)
+    return {key: x for key, x in tensors.items() if not key.endswith(DERIVED)}
+
+
+def read_file(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Copies: a view of the mapped file would change when the file is written again."""
+    tensors, before = dict[str, Tensor](), path.stat()
+    try:
+        with safe_open(path, framework="pt") as file:
+            left = list(file.keys())
+        while left:
+            tensors |= _read_part(path, left, dtype)
+            left = [key for key in left if key not in tensors]
+    except SafetensorError as error:
+        raise HoneError(f"{path} is damaged ({error}): copy it again") from error
+    if (path.stat().st_ino, path.stat().st_mtime_ns) != (before.st_ino, before.st_mtime_ns):
+        raise HoneError(f"{path} was written while it was read: load it again")
+    return tensors
+
+
+def _read_part(path: Path, keys: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    """As many of the tensors as one mapping is kept for."""
+    tensors, held = dict[str, Tensor](), 0
+    with safe_open(path, framework="pt") as file:
+        for key in keys:
+            tensors[key] = _float(file.get_tensor(key), key).to(dtype, copy=True)
+            held += tensors[key].nbytes
+            if held >= MAPPED:
+                break
+    return tensors
+
+
+def _float(x: Tensor, name: str) -> Tensor:
+    if x.dtype not in FLOATS:
+        raise HoneError(f"tensor {name} is {x.dtype}: quantised models cannot be trained, use the full weights")
+    return x
+
+
+DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+KINDS = {  # the first that a name matches
+    "embedding": r"(^|\.)(embed_tokens|wte|wpe|embed_in)\.",
+    "head": r"(^|\.)(lm_head|embed_out)\.",
+    "score": r"^score\.",
+    "norm": r"(^|\.)(ln_\w+|\w*norm\w*)\.",
+    "attention": r"(^|\.)\w*att\w*\.",
+    "mlp": r"(^|\.)mlp\.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One tensor of a file."""
+
+    path: Path
+    key: str  # its name there
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self) -> Tensor:
+        """The values, in the file's dtype."""
+        with safe_open(self.path, framework="pt") as file:
+            return file.get_tensor(self.key)
+
+
+def stored(folder: Path, files: list[str] | None = None) -> dict[str, Stored]:
+    """What a model folder holds, by name, layer 2 before layer 10; files: others than the model's."""
+    found = dict[str, Stored]()
+    for name in weight_files(folder) if files is None else files:
+        path = folder / name
+        if not path.is_file():
+            raise HoneError(f"{folder} has no {name}: give a model folder or an adapter's, with safetensors")
+        try:
+            found |= _tensors_of(path)
+        except SafetensorError as error:
+            raise HoneError(f"{path} is damaged ({error}): copy it again") from error
+    return {key: found[key] for key in sorted(found, key=in_order)}
+
+
+def _tensors_of(path: Path) -> dict[str, Stored]:
+    with safe_open(path, framework="pt") as file:
+        parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
+        kinds = {key: str(part.get_dtype()) for key, part in parts.items()}
+        return {
+            key: Stored(path=path, key=key, shape=tuple(part.get_shape()), dtype=DTYPES.get(kinds[key], kinds[key]))
+            for key, part in parts.items()
+        }
+
+
+def in_order(name: str) -> list[tuple[int, str]]:
+    """Sorts names by their numbers: layer 2 before layer 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def kind_of(name: str) -> str:
+    """Which part of a model a tensor belongs to, by its name."""
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name)), "other")

@@ -1,0 +1,206 @@
+"""Programs that nobody has read, run where they can do no harm; what they return comes back as data.
+
+    with Sandbox() as sandbox:
+        done = sandbox.run(Program(source="def add(a, b): return a + b", calls=[Call("add", (1, 2))]))
+        done.results  # (Returned(3),)
+
+A program sees no network, no file of the machine but its interpreters, no other process and no environment; time, CPU,
+memory, processes, files and output are bounded. What the machine cannot give is replaced or refused, and `report()`
+and `hone sandbox doctor` say which. Printed text and exit codes are only ever data: who judges, judges outside.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, Self
+
+from hone.errors import HoneError
+from hone.reward.sandbox.limits import Limits, Protection, Wanted, interpreter
+from hone.reward.sandbox.pool import Pool
+from hone.reward.sandbox.talk import Ask, Backend, SandboxError, Talk, frame
+from hone.reward.sandbox.tools import TOOLS, Tool
+
+__all__ = ["Call", "Finished", "Language", "Limits", "Program", "Raised", "Returned", "Sandbox", "SandboxError"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A function of the program and what to call it with: plain values."""
+
+    name: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Language:
+    """How a program that is not Python is built and run, in /tmp; interpreters and compilers are the machine's."""
+
+    file: str
+    run: Sequence[str]
+    build: Sequence[Sequence[str]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A module whose functions are called, or with `stdin` a script that reads it and prints."""
+
+    source: str
+    calls: Sequence[Call] = ()
+    stdin: str | bytes | None = None
+    language: Language | None = None  # None: Python
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What a call returned: a value of plain types."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """What a call raised, as text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """How a program ended. Everything but `limit`, `seconds` and `cpu` is the program's word."""
+
+    stdout: bytes
+    stderr: bytes
+    results: tuple[Returned | Raised, ...]  # one a call, as far as it got
+    loaded: bool  # the module was read, or the script ran, to its end
+    error: str  # why it was not
+    limit: str  # "", or the limit that ended it: time, cpu, memory, processes, output, result
+    status: int | None  # the exit code, or minus the signal
+    seconds: float  # on the clock, from request to the last process's end
+    cpu: float
+    memory: int  # the most resident bytes of one process
+
+
+def _request(program: Program) -> tuple[bytes, int]:
+    """The frames of a program, and how many records it may answer."""
+    language = program.language
+    stdin = program.stdin.encode("utf-8", "surrogateescape") if isinstance(program.stdin, str) else program.stdin
+    order = {
+        "source": program.source,
+        "stdin": stdin,
+        "file": language.file if language else "",
+        "build": [list(command) for command in language.build] if language else [],
+        "run": list(language.run) if language else [],
+    }
+    if program.calls and (language or stdin is not None):
+        raise HoneError("functions can be called in a Python module only: give calls, or stdin, or a language")
+    calls = [frame({"name": c.name, "args": list(c.args), "kwargs": dict(c.kwargs)}) for c in program.calls]
+    return b"".join([frame(order), *calls]), 1 + len(calls)
+
+
+def _finished(talk: Talk, seconds: float, *, asked: bool) -> Finished:
+    """What a talk amounts to. A record out of place means that the program wrote to the channel: none counts then.
+
+    asked: whoever held the conversation has seen its records, and only how the module was loaded is told here.
+    """
+    records = [r for r in talk.records if "loaded" in r][:1] if asked else talk.records
+    loaded, *answers = records or [{"loaded": False, "error": ""}]
+    limit = talk.limit or ("result" if talk.broken else "")
+    good = "loaded" in loaded and all(set(a) in ({"value"}, {"error"}) for a in answers) and limit != "result"
+    results = [Returned(a["value"]) if "value" in a else Raised(str(a["error"])) for a in answers if good]
+    return Finished(
+        stdout=bytes(talk.stdout),
+        stderr=bytes(talk.stderr),
+        results=tuple(results),
+        loaded=good and loaded["loaded"] is True,
+        error=str(loaded.get("error", "")) if good else "the program wrote to the channel of its results",
+        limit=limit,
+        status=talk.told.get("status"),
+        seconds=seconds,
+        cpu=talk.told.get("cpu", 0.0),
+        memory=talk.told.get("rss", 0),
+    )
+
+
+def open_backend(name: str, wanted: Wanted) -> Backend:
+    """The backend of that name, ready to run jobs."""
+    if name == "auto":
+        return _first_that_works(wanted)
+    if name == "native":
+        return Pool(wanted)
+    if name in TOOLS:
+        return Tool(name, wanted)
+    if name.startswith(("http://", "https://")):
+        from hone.reward.sandbox.remote import Remote  # http is slow to import, and few want it
+
+        return Remote(name, wanted)
+    raise HoneError(f"no sandbox backend {name!r}: use auto, native, {', '.join(TOOLS)} or an http(s) URL")
+
+
+def _first_that_works(wanted: Wanted) -> Backend:
+    """Hone's own, or where the machine does not let it, a tool that may do more: one installed set-user-id."""
+    try:
+        return Pool(wanted)
+    except SandboxError as error:
+        for name in TOOLS:
+            with contextlib.suppress(SandboxError, OSError):  # not installed, no cgroups, or kept from it as Hone is
+                return Tool(name, wanted)
+        raise error
+
+
+class Sandbox:
+    """Up to `slots` programs at once, from any number of threads.
+
+    `backend`: "auto" and "native" are Hone's own; "bubblewrap", "nsjail" and "gvisor" are used if they are installed;
+    an http(s) URL is a service that speaks docs/sandbox.md's protocol. `strict` refuses a machine on which a protection
+    has to be replaced by a weaker one.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits | None = None,
+        backend: str | Backend = "auto",
+        slots: int = 0,
+        python: str = "",
+        packages: Sequence[str] = (),
+        strict: bool = False,
+    ) -> None:
+        self.limits = limits or Limits()
+        wanted = Wanted(
+            limits=self.limits, slots=slots or os.cpu_count() or 1, python=python or interpreter(), packages=packages
+        )
+        self._backend = open_backend(backend, wanted) if isinstance(backend, str) else backend
+        replaced = [p for p in self.report() if p.replaced]
+        if strict and replaced:
+            self.close()
+            raise SandboxError(f"this machine lacks {replaced[0].name} ({replaced[0].how}): {replaced[0].remedy}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def report(self) -> list[Protection]:
+        """What stands between a program and the machine, and by what means."""
+        return self._backend.report()
+
+    def run(self, program: Program, *, seconds: float | None = None) -> Finished:
+        """Run one program in a fresh job; `seconds` can only shorten the limit."""
+        request, most = _request(program)
+        return self.talk(request, most=most, seconds=seconds)
+
+    def talk(self, request: bytes, *, most: int, seconds: float | None = None, ask: Ask | None = None) -> Finished:
+        """A conversation with one job: `ask` sees the records so far and says what to send next."""
+        if seconds is not None and not seconds > 0:
+            raise HoneError(f"a program is given {seconds} seconds: give a number above 0")
+        talk = Talk(output=self.limits.output, result=self.limits.result, most=most)
+        taken = self._backend.talk(request, talk, seconds=min(seconds or inf, self.limits.seconds), ask=ask)
+        return _finished(talk, taken, asked=ask is not None)
+
+    def close(self) -> None:
+        """Wait for the programs that run, and end everything."""
+        self._backend.close()

@@ -1,0 +1,223 @@
+"""Whether an answer's form is the gold one's: part by part, as far as single expressions, which others compare.
+
+In order in tuples, intervals and matrices, in any order in lists, sets and unions. An answer's equation chain counts
+only if it is true.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from hone.reward.verify.math.form import Form, point
+from hone.reward.verify.math.name import letters
+from hone.reward.verify.math.number import amount
+
+_INTERVALS = ("()", "[]", "[)", "(]")
+_DOMAIN = re.compile(r"[ZNQRC](?:\^?\{?[*+]\}?|_\{?(?:[+>0-9]|\\ge ?0)\}?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """How single expressions are compared."""
+
+    equal: Callable[[str, str], bool]  # the gold one and the answer
+    true: Callable[[str, str], bool]  # a step of a chain: both sides have the same value
+    near: Callable[[str, str], bool]  # the second is the first, rounded
+    related: Callable[[str, str], bool]  # two inequalities or two "not equal", one the other times a number
+
+    def of_one_text(self) -> "Judge":
+        """For the members of one chain: neither is the gold answer, so one that cannot be read is only not equal."""
+        return replace(self, equal=lambda last, member: self.true(member, last), related=lambda _, __: False)
+
+
+def same(gold: Form, answer: Form, judge: Judge) -> bool:
+    """Whether the answer is the gold one."""
+    gold, answer = _alike(gold, answer)
+    if not _agree(gold.name, answer.name):
+        return False
+    if answer.kind in ("chain", "about"):
+        return true(answer, judge) and any(same(gold, value, judge) for value in values(answer))
+    if gold.kind in ("chain", "about"):
+        return any(same(value, answer, judge) for value in values(gold))
+    if {gold.kind, answer.kind} == {"one"}:
+        return judge.equal(gold.text, answer.text)
+    if {gold.kind, answer.kind} in ({"()", "many"}, {"()", "{}"}):
+        gold, answer = _point(gold), _point(answer)
+        return gold.kind == answer.kind and same(gold, answer, judge)
+    if {gold.kind, answer.kind} <= {"many", "{}", "one"}:
+        return _listed(gold.parts or (gold,), answer.parts or (answer,), judge)
+    if {"()", "matrix"} == {gold.kind, answer.kind}:
+        gold, answer = _vector(gold), _vector(answer)
+    if _relates(gold) or _relates(answer):
+        return _related(gold, answer, judge)
+    if gold.kind != answer.kind or len(gold.parts) != len(answer.parts):
+        return False
+    if gold.kind in ("union", "system"):
+        return _matched(gold.parts, answer.parts, judge)
+    if gold.kind == "mod":
+        return _congruent(gold, answer, judge)
+    return all(same(g, a, judge) for g, a in zip(gold.parts, answer.parts, strict=True))
+
+
+def _alike(gold: Form, answer: Form) -> tuple[Form, Form]:
+    """Both in one kind, where one of them is written in another way: times, intervals, matrices."""
+    kinds = {gold.kind, answer.kind}
+    if kinds == {":"} and ("am" in (gold.name, answer.name)) + ("pm" in (gold.name, answer.name)) == 1:
+        return _time(gold, answer), _time(answer, gold)
+    if len(kinds) == 1 or "one" in kinds:
+        return gold, answer
+    if kinds == {"matrix", "[]"}:
+        return _rows(gold), _rows(answer)
+    if kinds == {"union", "many"}:
+        closed = gold.kind == "union" or any(part.kind != "()" or r"\infty" in part.text for part in gold.parts)
+        return (_union(gold), _union(answer)) if closed else (gold, answer)  # (1,2) may be a point
+    if "many" in kinds and not kinds.isdisjoint(_INTERVALS):
+        return _overlap(gold), _overlap(answer)
+    return gold, answer
+
+
+def _time(form: Form, other: Form) -> Form:
+    """A time with "am" or "pm" as one of 24 hours, where the other can only be such a one."""
+    hours = [amount(time.parts[0].text) for time in (form, other)]
+    found = [int(hour[0]) for hour in hours if hour is not None]
+    if form.name not in ("am", "pm") or other.name or len(found) < 2 or not 1 <= found[0] <= 12:
+        return form
+    if 1 <= found[1] <= 12:
+        return form
+    hour = replace(form.parts[0], text=str(found[0] % 12 + 12 * (form.name == "pm")))
+    return replace(form, parts=(hour, *form.parts[1:]), name="")
+
+
+def _rows(form: Form) -> Form:
+    """`[[1,2],[3,4]]` as a matrix."""
+    if form.kind != "[]" or any(row.kind != "[]" or len(row.parts) != len(form.parts[0].parts) for row in form.parts):
+        return form
+    return replace(form, kind="matrix", parts=tuple(replace(row, kind="row") for row in form.parts))
+
+
+def _union(form: Form) -> Form:
+    """A list of intervals as their union; `x < 1 and x > 2` is none."""
+    united = all(part.kind in _INTERVALS and len(part.parts) == 2 and not part.name for part in form.parts)
+    return replace(form, kind="union") if united and form.kind == "many" else form
+
+
+def _overlap(form: Form) -> Form:
+    """`x >= 0 and x <= 1` as one interval."""
+    names = {part.name for part in form.parts}
+    if form.kind != "many" or len(form.parts) != 2 or len(names) != 1 or "" in names:
+        return form
+    below = [part for part in form.parts if part.kind in _INTERVALS and part.parts[0].text == r"-\infty"]
+    above = [part for part in form.parts if part.kind in _INTERVALS and part.parts[-1].text == r"\infty"]
+    if len(below) != 1 or len(above) != 1 or below == above:
+        return form
+    ends = above[0].parts[0], below[0].parts[-1]
+    low, high = (amount(end.text) for end in ends)
+    if low is None or high is None or low[0] >= high[0]:
+        return form
+    return Form(above[0].kind[0] + below[0].kind[1], form.text, ends, names.pop())
+
+
+def _point(form: Form) -> Form:
+    """The point that named entries or a set of one point are, else the form itself."""
+    if form.kind == "{}" and len(form.parts) == 1:
+        return form.parts[0]
+    return point(form) or form
+
+
+def values(chain: Form) -> list[Form]:
+    """What a chain states: its last member, and the rounding of that where there is one."""
+    if chain.kind not in ("chain", "about"):
+        return [replace(chain, name="")]
+    rounded = [chain.parts[1]] if chain.kind == "about" else []
+    return values(chain.parts[0 if rounded else -1]) + rounded
+
+
+def true(chain: Form, judge: Judge) -> bool:
+    """Whether every member equals the last; one with other letters, the r^2 of `A = r^2 = 9`, is taken as given."""
+    if chain.kind == "about":
+        exact = values(chain.parts[0])[0]
+        return true(chain.parts[0], judge) and exact.kind == "one" and judge.near(exact.text, chain.parts[1].text)
+    if chain.kind != "chain":
+        return True
+    last = chain.parts[-1]
+    for member in chain.parts[:-1]:
+        found = letters(member.text)
+        if found - letters(last.text):
+            if not chain.name or chain.name in found:
+                return False
+        elif not same(last, member, judge.of_one_text()):
+            return False
+    return True
+
+
+def _agree(name: str, other: str) -> bool:
+    """The same quantity, as far as both are named: x is x_1 where only one has an index, and y may be f(x)."""
+    if not name or not other or name == other:
+        return True
+    plain = [re.sub(r"_.*", "", text) for text in (name, other)]
+    if plain[0] == plain[1]:
+        return "_" not in name or "_" not in other
+    return "y" in (name, other) and any(re.fullmatch(r"[A-Za-z]\([a-z]\)", text) for text in (name, other))
+
+
+def _listed(gold: Sequence[Form], answer: Sequence[Form], judge: Judge) -> bool:
+    """In any order; in that of the names where only one of both names its entries."""
+    declared = [any(map(_declares, parts)) for parts in (gold, answer)]
+    if declared[0] != declared[1]:  # the "k in Z" that one leaves out
+        gold, answer = ([part for part in parts if not _declares(part)] for parts in (gold, answer))
+    names = [[part.name for part in parts] for parts in (gold, answer)]
+    if len(gold) == len(answer) > 1 and all(names[0]) and len({*names[0]}) > 1 and not any(names[1]):
+        return all(same(g, a, judge) for g, a in zip(gold, answer, strict=True))
+    return _matched(gold, answer, judge)
+
+
+def _declares(part: Form) -> bool:
+    return bool(part.name) and part.kind == "one" and _DOMAIN.fullmatch(part.text) is not None
+
+
+def _vector(form: Form) -> Form:
+    """A matrix of one row or column as the tuple of its entries."""
+    if form.kind != "matrix" or 1 not in (len(form.parts), len(form.parts[0].parts)):
+        return form
+    return replace(form, kind="()", parts=tuple(entry for row in form.parts for entry in row.parts))
+
+
+def _relates(form: Form) -> bool:
+    return form.kind.startswith("order") or form.kind == "unequal"
+
+
+def _related(gold: Form, answer: Form, judge: Judge) -> bool:
+    """Relations side by side, or as a whole: `-x > -1` says what `x < 1` says, which is read as an interval."""
+    if gold.kind == answer.kind and len(gold.parts) == len(answer.parts):
+        both = zip(gold.parts, answer.parts, strict=True)
+        if all(g.kind == a.kind == "one" and judge.equal(g.text, a.text) for g, a in both):
+            return True
+    return judge.related(gold.text, answer.text)
+
+
+def _congruent(gold: Form, answer: Form, judge: Judge) -> bool:
+    """The same modulus, and remainders that differ by a multiple of it."""
+    numbers = [amount(part.text) for part in (gold.parts[1], answer.parts[1], gold.parts[2])]
+    found = [number[0] for number in numbers if number is not None]
+    rests = len(found) == 3 and found[2] != 0 and (found[0] - found[1]) % found[2] == 0
+    others = [0, 2] if rests else [0, 1, 2]
+    return all(same(gold.parts[i], answer.parts[i], judge) for i in others)
+
+
+def _matched(gold: Sequence[Form], answer: Sequence[Form], judge: Judge) -> bool:
+    """Every part has a partner of its own; equal texts are paired first, for that costs nothing."""
+    if len(gold) != len(answer):
+        return False
+    left, rest = list(answer), list[Form]()
+    for part in gold:
+        twin = next((other for other in left if other.text == part.text and other.name == part.name), None)
+        if twin is None:
+            rest.append(part)
+        else:
+            left.remove(twin)
+    for part in rest:
+        partner = next((other for other in left if same(part, other, judge)), None)
+        if partner is None:
+            return False
+        left.remove(partner)
+    return True
