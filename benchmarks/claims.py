@@ -1,7 +1,7 @@
 """What the pages for readers claim, as far as a program can try it: commands, settings, names, paths and snippets.
 
 Each check takes a page and yields what is wrong with it, a line each. They try the pages of the tree that Hone is
-imported from. docs/claims.md has the claims that were tried by hand.
+imported from. docs/dev/claims.md has the claims that were tried by hand.
 """
 
 import ast
