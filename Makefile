@@ -28,7 +28,7 @@ demo-seeds: $(VENV)/.dev ## the demo's promises on three seeds, as JSON (about 1
 faults: $(VENV)/.dev ## inject every fault of the catalogue: tests or `hone check` must catch each; writes docs/dev/faults.md
 	$(BIN)/python -m benchmarks.faults
 
-table: $(VENV)/.dev ## write the README's table of speed, and those of docs/process.md and docs/verifiers.md, from benchmarks/results
+table: $(VENV)/.dev ## write the tables of docs/speed.md, docs/process.md and docs/verifiers.md from benchmarks/results
 	$(BIN)/python -m benchmarks.table
 
 docs: $(VENV)/.dev ## build the site of docs/ into build/site, offline; a link or an anchor that leads nowhere fails
