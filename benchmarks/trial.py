@@ -1,7 +1,7 @@
 """The field trial: what failed when Hone was attacked, measured and used from outside, tried again.
 
-The full run stores what it found in benchmarks/results/trial_cpu.json and writes docs/dev/trial.md. `--before FOLDER` tries
-the same cases on the checkout of older code in FOLDER and stores what failed there.
+The full run stores what it found in benchmarks/results/trial_cpu.json and writes docs/dev/trial.md. `--before FOLDER`
+tries the same cases on the checkout of older code in FOLDER and stores what failed there.
 """
 
 import argparse
