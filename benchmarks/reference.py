@@ -101,7 +101,7 @@ def cli_page() -> str:
             lines += [
                 f"{depth} {name}",
                 "",
-                "```text",
+                "```help",
                 re.sub(r"[ \t]+\n", "\n", parser.format_help()).strip(),
                 "```",
                 "",
@@ -157,7 +157,7 @@ def algorithm(name: str) -> Iterator[str]:
     yield f"- **Paper**: {method.paper}."
     yield f"- **Source**: `{source_of(factory)}`."
     if settings := settings_of(factory):
-        yield from ("", "| setting | default | range | meaning | when to change it |", "|---|---|---|---|---|")
+        yield from ("", "| set it as | default | range | meaning | when to change it |", "|---|---|---|---|---|")
         for one, default in settings.items():
             about, numbers = setting(name, one), allowed(name, one)
             value = getattr(default, "__name__", "") if callable(default) else written(default)

@@ -21,7 +21,7 @@ Graph = dict[str, set[str]]
 DOOR = "hone"  # the package itself: it only passes public names on
 
 # Sizes in pixels.
-LAYER, BOX, GAP, MARGIN, LETTER, TITLE = 72, 38, 22, 26, 7.4, 74
+LAYER, BOX, GAP, MARGIN, LETTER, TITLE = 72, 38, 22, 26, 7.4, 90
 STYLE = """text{font-family:system-ui,sans-serif;font-size:13px;fill:#1a1a1a}
 .small{font-size:11px;fill:#555}.title{font-size:17px;font-weight:600}
 rect{fill:#eef3fb;stroke:#5b7db1;rx:6}.loose rect{fill:#fff;stroke:#999;stroke-dasharray:4 3}
@@ -199,7 +199,7 @@ def drawing(tree: Tree, title: str) -> str:
     head = f'<text class="title" x="{MARGIN}" y="28">{escape(title)}</text>'
     head += "".join(
         f'<text class="small" x="{MARGIN}" y="{48 + 16 * number}">{escape(" · ".join(part))}</text>'
-        for number, part in enumerate((said[:5], said[5:]))
+        for number, part in enumerate((said[:3], said[3:5], said[5:]))
     )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {high:.0f}" role="img">'
