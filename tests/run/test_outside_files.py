@@ -18,7 +18,7 @@ from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
 from hone.inference.defaults import Sampling, settle
 from hone.train.guard import load_rows
-from hone.train.spikes import Spikes
+from hone.train.guard import Spikes
 
 
 @pytest.fixture(scope="module")

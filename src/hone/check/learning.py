@@ -14,8 +14,8 @@ from hone.check.probe import Probe
 from hone.model.layout.shared_prefix import LAYOUTS
 from hone.model.policy import Policy
 from hone.train import optim
-from hone.train.cut import micro_batches
-from hone.train.evaluate import evaluate
+from hone.train.learner import micro_batches
+from hone.train.annotate import evaluate
 from hone.train.learner import Learner
 from hone.types import Batch, Forward
 
