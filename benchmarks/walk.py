@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -126,13 +126,14 @@ def stepped(iterations: Iterator[loop.Iteration], keep: Callable[[Walk], None]) 
 
 def run_walks(folder: Path, *, online: bool) -> dict[str, Walk]:
     """The second step of a run, the reward of a right answer, and the run's last checkpoint."""
-    found, runner = dict[str, Walk](), sys.modules[hone.run.__module__]
+    found, runner = dict[str, Walk](), cast(Any, sys.modules[hone.run.__module__])
     online_loop, offline_loop, save = loop.online, loop.offline, runner.save
 
     def rewarded(*args: Any, **rest: Any) -> Iterator[loop.Iteration]:
         for iteration in stepped(online_loop(*args, **rest), lambda walk: found.update({"GRPO step": walk})):
             if iteration.number == 2:
                 first = iteration.groups[0][0]
+                assert first.task is not None
                 one = [[replace(first, outcome=None, text=f"So it is \\boxed{{{first.task.answer}}}.")]]
                 with traced() as found["reward"]:
                     args[2](one)

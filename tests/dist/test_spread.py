@@ -15,20 +15,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hone.algo import ALGORITHMS, Algorithm
+from hone.checkpoint import files
+from hone.checkpoint.state import collected, restore, write_state
+from hone.checkpoint.tensors import optimizer_tensors
+from hone.config.recipe import Recipe
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.formats.folder import save_decoder
 from hone.model.lora import add_lora
-from hone.config.recipe import Recipe
-from hone.checkpoint.state import collected, restore, write_state
-from hone.checkpoint import files
 from hone.train import optim
+from hone.train.annotate import annotate
 from hone.train.learner import Learner
 from hone.train.optim import Masters
-from hone.train.annotate import annotate
 from hone.train.update import assign_credit, update, weigh
-from hone.checkpoint.tensors import optimizer_tensors
 from hone.types import Batch
 
 torch.set_num_threads(1)

@@ -13,8 +13,8 @@ from hone.model.decoder import Decoder
 from hone.model.formats.hf_config import config_from_hf
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
-from hone.train.learner import micro_batches
 from hone.train.annotate import evaluate
+from hone.train.learner import micro_batches
 from hone.train.update import weigh
 from hone.types import Batch, Forward, Model
 from tests.parity.llama import language_model

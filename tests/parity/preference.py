@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hone.algo import Algorithm, objective
-from hone.train.learner import Learner
 from hone.train.annotate import annotate
+from hone.train.learner import Learner
 from hone.train.update import weigh
 from hone.types import Batch, Forward, sequence_mean
 from tests.parity import house, rows

@@ -22,8 +22,7 @@ from hone.demo import journey
 from hone.demo.sizes import QUICK
 from hone.loop import check_algorithm
 from hone.rollout.supply import AHEAD, Ahead
-from hone.train.guard import Guard, load_rows
-from hone.train.guard import Spikes
+from hone.train.guard import Guard, Spikes, load_rows
 from hone.types import Rollout
 
 RECIPE = "from hone import Recipe\n\n\ndef recipe():\n    return Recipe()\n"

@@ -208,7 +208,7 @@ def test_later_minibatches_have_the_bits_of_the_weights_before_the_first(fresh: 
     batch = sampled(learner)
     batch = stale(learner, batch) if changed else batch
     expected, read = own(learner, batch), watched(learner)
-    first, *others = parts(learner, batch, from_sampler=fresh)
+    first, *others = parts(learner, batch, fresh=fresh)
     assert first.old_logp is ABSENT
     for part in others:
         assert torch.equal(part.old_logp, expected[part.baseline.long()])

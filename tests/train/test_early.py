@@ -28,7 +28,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.train import annotate as early
 from hone.train.annotate import EarlyPasses, annotate, may_begin_early, number_rows
-from hone.train.learner import Learner, parts
+from hone.train.learner import Learner, minibatch_rows
 from hone.train.update import assign_credit, totals, weigh
 from hone.types import ABSENT, Group, Outcome, Task
 
@@ -247,7 +247,7 @@ def test_credit_weights_and_cuts_read_the_host_and_wait_for_no_pass() -> None:
     device = replace(batch, home=home, **unread)
     assert torch.equal(assign_credit(device, algo).adv, assign_credit(batch, algo).adv)
     assert totals(replace(device, mask=torch.zeros_like(batch.mask))) == totals(batch)
-    for ours, theirs in zip(*(parts(b, count=3, unit=1, seed=1) for b in (device, batch)), strict=True):
+    for ours, theirs in zip(*(minibatch_rows(b, count=3, unit=1, seed=1) for b in (device, batch)), strict=True):
         assert torch.equal(ours, theirs)
 
 

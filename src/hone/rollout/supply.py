@@ -89,7 +89,8 @@ class Supply:
     def _fill(self, laps: Laps) -> Rounds:
         """This rank's part of everything sampled, scored, by round of asking.
 
-        With refill, ask for as many prompts as all ranks together still miss. Each rank's source hands out the same tasks.
+        With refill, ask for as many prompts as all ranks together still miss. Each rank's source hands out the same
+        tasks.
         """
         found: Rounds = []
         missing, algo = self._prompts, self._algo
@@ -191,9 +192,8 @@ class Ahead:
         rounds, self._rounds = self._rounds, None
         self._used, self._earlier, self._laps = rounds, self._before, Laps()
         self._mark()
-        if (
-            torch.cuda.is_initialized()
-        ):  # a stream of its own: behind the learner's kernels it would wait for each update
+        if torch.cuda.is_initialized():
+            # a stream of its own: behind the learner's kernels it would wait for each update
             self._stream = self._stream or torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
         self._work = Aside(lambda: fill(self._laps), stream=self._stream)

@@ -183,7 +183,7 @@ def keep_old_policy(learner: Learner, algo: Algorithm) -> None:
 def without_old_logp(algo: Algorithm) -> Algorithm:
     """The algorithm as annotate sees it in a run of one epoch: old_logp is left to the first update's forward pass.
 
-    It stays where something before or after the updates reads the column, or another pass of the policy is needed anyway.
+    It stays where something before or after the updates reads the column, or the policy makes another pass anyway.
     """
     before = credit.reads_log_probs(algo.credit) or algo.needs & {"old_value", "ref_kl"}
     after = algo.trust_region or any(c.reads == "update_kl" for c in algo.control)

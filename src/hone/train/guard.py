@@ -1,8 +1,8 @@
 """Updates that go wrong: those that are not finite, and losses that leap.
 
-A skipped update moves nothing: not the weights, the optimiser, the schedule, nor (update.steer) an adaptive number. It is
-told by the gradient's norm and counted, its rows are kept for replay, and `examine` finds what is NaN or infinite, in
-the order in which it is computed.
+A skipped update moves nothing: not the weights, the optimiser, the schedule, nor (update.steer) an adaptive number. It
+is told by the gradient's norm and counted, and its rows are kept for replay. `examine` finds what is NaN or infinite,
+in the order in which it is computed.
 """
 
 import json

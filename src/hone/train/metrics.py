@@ -1,4 +1,4 @@
-"""What is worth watching in rollouts and updates, as sums and counts, so that micro-batches and ranks cannot skew it."""
+"""What is worth watching in rollouts and updates, as sums and counts, so that no cut of the batch can skew it."""
 
 from collections.abc import Sequence
 
