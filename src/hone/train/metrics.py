@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from hone.algo.kl import k3
-from hone.algo.select import reward_of
 from hone.algo.table import Algorithm
 from hone.dist import collect
 from hone.log import hacking
 from hone.log.monitor import repeated
 from hone.log.stats import Stats, merged
-from hone.types import ABSENT, Batch, Forward, Group, Stop
+from hone.types import ABSENT, Batch, Forward, Group, Rollout, Stop
 
 
 def describe(rounds: Sequence[Sequence[Group]], kept: Sequence[Sequence[Group]]) -> Stats:
@@ -20,7 +19,7 @@ def describe(rounds: Sequence[Sequence[Group]], kept: Sequence[Sequence[Group]])
     groups = [g for made in rounds for g in made]
     rollouts = [r for g in groups for r in g]
     lengths = [sum(r.mask) for r in rollouts]
-    values = [value for r in rollouts if (value := reward_of(r)) is not None]
+    values = _valid_rewards(rollouts)
     stats = Stats()
     stats.add_all(
         reward=(sum(values), len(values)),
@@ -42,66 +41,62 @@ def varied(groups: list[Group]) -> tuple[int, int]:
     """(groups whose valid rewards differ, groups of more than one); a rank's single rollouts count as one group."""
     compared = groups if any(len(g) > 1 for g in groups) else [[r for g in groups for r in g]]
     compared = [g for g in compared if len(g) > 1]
-    found = [{value for r in g if (value := reward_of(r)) is not None} for g in compared]
-    return sum(len(values) > 1 for values in found), len(compared)
+    return sum(len(set(_valid_rewards(g))) > 1 for g in compared), len(compared)
+
+
+def _valid_rewards(rollouts: Sequence[Rollout]) -> list[float]:
+    return [r.outcome.value for r in rollouts if r.outcome is not None and r.outcome.value is not None]
 
 
 def observe(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:
     """Adds what this micro-batch shows: entropy, KLs, ratios, clipping, the critic's fit, the sampler's gap."""
-    mask = batch.mask
+    mask, rows = batch.mask, batch.mask.any(-1)
     tokens = mask.sum()
 
-    def mean(name: str, x: Tensor) -> None:
-        stats.add(name, torch.where(mask, x.detach(), 0.0).double().sum(), tokens)
-
-    for name, term in algo.watch:
-        x = term(fwd, batch).detach()
+    def mean(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Over tokens of a [B, T] column, over rows of a [B] one."""
         if x.ndim == 2:
-            mean(name, x)
-        else:
-            rows = mask.any(-1)
-            stats.add(name, torch.where(rows, x, 0.0).double().sum(), rows.sum())
+            return torch.where(mask, x.detach(), 0.0).double().sum(), tokens
+        return torch.where(rows, x.detach(), 0.0).double().sum(), rows.sum()
+
+    sums = {name: mean(term(fwd, batch)) for name, term in algo.watch}
     if fwd.logp is not ABSENT:
         logp = fwd.logp.detach()
-        mean("nll", -logp)
+        sums["nll"] = mean(-logp)
         if fwd.entropy is not ABSENT:
-            mean("entropy", fwd.entropy)
+            sums["entropy"] = mean(fwd.entropy)
         elif algo.online:  # on the policy's own samples -log pi is an unbiased estimate; on a dataset's it is not
-            mean("entropy", -logp)
+            sums["entropy"] = mean(-logp)
         if batch.ref_logp is not ABSENT and algo.online:  # k3 estimates a KL on the policy's own samples only
-            mean("ref_kl", k3(torch.where(mask, logp - batch.ref_logp, 0.0)))
+            sums["ref_kl"] = mean(k3(torch.where(mask, logp - batch.ref_logp, 0.0)))
         if batch.old_logp is not ABSENT:
-            _ratios(stats, logp, batch)
+            sums |= _ratios(logp, batch)
         if batch.gen_logp is not ABSENT:
-            _sampler_gap(stats, logp if batch.old_logp is ABSENT else batch.old_logp, batch)
+            # KL(gen || learner) by k3 on the sampler's own tokens, and the largest difference of log-probs
+            d = torch.where(mask, (logp if batch.old_logp is ABSENT else batch.old_logp) - batch.gen_logp, 0.0)
+            sums["gen_kl"] = k3(-d).double().sum(), tokens
+            stats.peak("gen_gap", d.abs().max())
     if fwd.value is not ABSENT and batch.returns is not ABSENT:
-        _critic(stats, fwd.value.detach(), batch)
+        sums |= _critic(fwd.value.detach(), batch)
+    stats.add_all(**sums)
 
 
-def _ratios(stats: Stats, logp: Tensor, batch: Batch) -> None:
+def _ratios(logp: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     """KL(old || now) by k3, and the sums of r and r^2 from which the effective sample size follows."""
     d = torch.where(batch.mask, logp - batch.old_logp, 0.0)
     r = torch.where(batch.mask, d.exp(), 0.0).double()
     tokens = batch.mask.sum()
-    stats.add("old_kl", k3(-d).double().sum(), tokens)
-    stats.add("ratio", r.sum(), tokens)
-    stats.add("ratio_square", r.square().sum(), tokens)
+    sums = {"old_kl": k3(-d).double().sum(), "ratio": r.sum(), "ratio_square": r.square().sum()}
+    return {name: (x, tokens) for name, x in sums.items()}
 
 
-def _sampler_gap(stats: Stats, logp: Tensor, batch: Batch) -> None:
-    """KL(gen || learner) by k3 on the sampler's own tokens, and the largest difference of log-probs."""
-    d = torch.where(batch.mask, logp - batch.gen_logp, 0.0)
-    stats.add("gen_kl", k3(-d).double().sum(), batch.mask.sum())
-    stats.peak("gen_gap", d.abs().max())
-
-
-def _critic(stats: Stats, value: Tensor, batch: Batch) -> None:
+def _critic(value: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
     """The moments from which the explained variance follows."""
-    tokens = batch.mask.sum()
+    tokens, sums = batch.mask.sum(), dict[str, tuple[Tensor, Tensor]]()
     for name, x in (("return", batch.returns), ("return_error", batch.returns - value)):
         x = torch.where(batch.mask, x, 0.0).double()
-        stats.add(name, x.sum(), tokens)
-        stats.add(f"{name}_square", x.square().sum(), tokens)
+        sums |= {name: (x.sum(), tokens), f"{name}_square": (x.square().sum(), tokens)}
+    return sums
 
 
 def summary(stats: Stats, *, seconds: float) -> dict[str, float]:
