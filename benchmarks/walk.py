@@ -86,7 +86,11 @@ def traced() -> Iterator[Walk]:
 
 def recipe(folder: Path, *, online: bool, steps: int) -> "hone.Recipe":
     """A run of a tiny model on three rows."""
-    common: dict[str, Any] = {"name": "walk", "model": hone.ModelSpec(path=str(folder / "model")), "out": str(folder / "run")}
+    common: dict[str, Any] = {
+        "name": "walk",
+        "model": hone.ModelSpec(path=str(folder / "model")),
+        "out": str(folder / "run"),
+    }
     if online:
         rows = [{"prompt": f"What is {a}+1?", "answer": str(a + 1)} for a in range(3)]
         return hone.Recipe(
@@ -94,4 +98,6 @@ def recipe(folder: Path, *, online: bool, steps: int) -> "hone.Recipe":
             sample=hone.SampleSpec(group=2, max_tokens=4), train=hone.TrainSpec(steps=steps, prompts=3, device="cpu"),
         )  # fmt: skip
     rows = [{"prompt": f"What is {a}+1?", "completion": str(a + 1)} for a in range(3)]
-    return hone.Recipe(**common, data=rows, algo=hone.algo.sft(), train=hone.TrainSpec(steps=steps, prompts=3, device="cpu"))
+    return hone.Recipe(
+        **common, data=rows, algo=hone.algo.sft(), train=hone.TrainSpec(steps=steps, prompts=3, device="cpu")
+    )

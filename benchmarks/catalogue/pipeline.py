@@ -225,7 +225,7 @@ RESUME = (
         tests="train/test_checkpoint.py",
     ),
     fault(
-        "what is written beside the loop changes with it", "pain 19", "resume", "checkpoint/saver.py",
+        "what is written beside the loop changes with it", "pain 19", "resume", "checkpoint/state.py",
         old="            self._made[place] = _copy(x)", new="            self._made[place] = x",
         tests="train/test_saver.py",
     ),
@@ -235,7 +235,7 @@ RESUME = (
         tests="train/test_saver.py",
     ),
     fault(
-        "two processes write into one run", "pain 19", "resume", "checkpoint/lock.py",
+        "two processes write into one run", "pain 19", "resume", "checkpoint/run_folder.py",
         old="            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", new="            pass\n",
         tests="train/test_lock.py",
     ),

@@ -21,13 +21,13 @@ from hone.model.decoder import Decoder
 from hone.model.formats.folder import save_decoder
 from hone.model.lora import add_lora
 from hone.config.recipe import Recipe
-from hone.checkpoint.state import collected, restore, write_state
+from hone.checkpoint.state import take_snapshot, restore, write_state
 from hone.checkpoint import files
 from hone.train import optim
 from hone.train.learner import Learner
 from hone.train.masters import Masters
 from hone.train.step import annotate, credited, update, weighed
-from hone.checkpoint.tensors import optimizer_tensors
+from hone.checkpoint.files import optimizer_tensors
 from hone.types import Batch
 
 torch.set_num_threads(1)
@@ -118,7 +118,7 @@ def saved(folder: str, algo: str, lora: bool) -> Tensors:
     """Two updates, a checkpoint, and where one more leads."""
     learner = learner_of(made := ALGORITHMS[algo](), lora=lora)
     taken(learner, made, 2)
-    whole = collected(learner.policy, learner, recipe=Recipe(), parts={})  # pyright: ignore[reportArgumentType]
+    whole = take_snapshot(learner.policy, learner, recipe=Recipe(), parts={})  # pyright: ignore[reportArgumentType]
 
     def write(aside: Path) -> None:
         assert isinstance(whole.model, Decoder)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hone.checkpoint.files import MANIFEST, digest, read_json, write_atomically
+from hone.checkpoint.files import digest, read_json, write_atomically
+from hone.checkpoint.names import MANIFEST
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.launch import build, feeds

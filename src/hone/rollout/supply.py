@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hone.algo.table import Algorithm
+from hone.checkpoint import names
 from hone.data.feed.source import Feed
 from hone.dist import collect
 from hone.errors import HoneError
@@ -25,7 +26,6 @@ from hone.reward.outcome import finite
 from hone.rollout.overlap import Aside
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
-AHEAD = "ahead.safetensors"
 Rounds = list[list[Group]]  # this rank's groups, scored, by round of asking for prompts
 Fill = Callable[[Laps], Rounds]
 
@@ -161,7 +161,7 @@ class Ahead:
 
         changed: the settings are others; rollouts that do not fit them are made anew.
         """
-        path = folder / AHEAD
+        path = folder / names.AHEAD
         if path.is_file() != bool(self.lag) and not changed:
             raise HoneError(f"{folder} was saved with train.lag={1 - self.lag}: resume with the same")
         if not path.is_file():

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from hone.algo.table import Algorithm, begun, objective
 from hone.algo.terms import token_ratio
+from hone.dist.collect import local_part
 from hone.types import ABSENT, Batch, Forward, Model
 
 MAY_BE_NAN = frozenset({"step_reward"})  # NaN there means that no step ends at the token
@@ -87,7 +88,7 @@ def _computed(fwd: Forward, batch: Batch, algo: Algorithm) -> dict[str, Tensor]:
 @torch.no_grad()
 def _look(name: str, x: Tensor, *, micro: int, within: Tensor | None = None, nan_is_fine: bool = False) -> Found | None:
     """What is not finite in it, if anything; of a column only the rows and tokens that are trained on count."""
-    x = local(x)
+    x = local_part(x)
     if not x.is_floating_point():
         return None
     bad = x.isinf() if nan_is_fine else ~x.isfinite()
@@ -98,8 +99,3 @@ def _look(name: str, x: Tensor, *, micro: int, within: Tensor | None = None, nan
         return None
     at: list[int] = where[0].tolist()
     return Found(name=name, micro=micro, number=len(where), size=x.numel(), at=at, value=str(float(x[tuple(at)])))
-
-
-def local(x: Tensor) -> Tensor:
-    """This rank's part of a tensor that is spread over ranks."""
-    return x.to_local() if hasattr(x, "to_local") else x.detach()  # pyright: ignore[reportAttributeAccessIssue]

@@ -177,10 +177,10 @@ def _source_of(folder: Path) -> Any:
 def _bring(name: str, file: Path | None, aside: Path, scratch: Path, note: Callable[[str], None]) -> str:
     """Fill the folder; returns the version of what is in it."""
     if file is None and name in LLAMA2C:
+        from hone.model.formats.folder import save_model
         from hone.model.formats.llama2c import load_llama2c
-        from hone.model.formats.model_folder import save_whole
 
-        save_whole(*load_llama2c(*_beside_the_datasets(name)), aside)
+        save_model(*load_llama2c(*_beside_the_datasets(name)), aside)
         return ""
     if file is None and name not in PACKAGED:
         from hone.model.formats.hub import download

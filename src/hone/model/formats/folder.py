@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from hone.data.text.json_object import read_object
+from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import TABLE, Decoder
@@ -27,6 +28,7 @@ from hone.model.heads import ScalarHead
 from hone.model.lora import plain_state
 from hone.model.scorer import Scorer
 
+GENERATION = "generation_config.json"
 SCORE = "score.safetensors"  # the head beside a model of transformers
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -36,6 +38,24 @@ def weights_of(model: Decoder | Scorer) -> dict[str, Tensor]:
     if not isinstance(model, Scorer):
         return plain_state(model)
     return plain_state(model.decoder) | {f"score.{name}": x.detach() for name, x in model.head.state_dict().items()}
+
+
+def save_model(
+    model: Decoder | Scorer, tokenizer: Tokenizer, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
+) -> None:
+    """Weights, config, tokenizer, and for a language model every token that ends its turn.
+
+    weights: a copy of the model's, where they may change meanwhile.
+    """
+    ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.bos_id}
+    if isinstance(model, Scorer):
+        save_scorer(model, folder, extra=ids, weights=weights)
+    else:
+        save_decoder(model, folder, extra=ids, weights=weights)
+        stops = [tokenizer.eos_id, *sorted(tokenizer.stop_ids - {tokenizer.eos_id})]
+        about = {**ids, "eos_token_id": stops if len(stops) > 1 else stops[0]}
+        (Path(folder) / GENERATION).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    tokenizer.save(folder)
 
 
 def save_decoder(

@@ -18,10 +18,9 @@ from hone.data.text.tokenizer import Tokenizer, check_fits
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig, Rope, yarn_attention
 from hone.model.decoder import Decoder
-from hone.model.formats.folder import assemble
+from hone.model.formats.folder import assemble, save_model
 from hone.model.formats.gguf_tokenizer import build_tokenizer
 from hone.model.formats.hf_config import CONFIG, config_from_hf
-from hone.model.formats.model_folder import save_whole
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
 SIZES = {
@@ -292,4 +291,4 @@ def load_gguf(path: str | Path) -> tuple[Decoder, Tokenizer]:
 def convert_gguf(path: str | Path, folder: str | Path) -> None:
     """Write the file's model as a folder that Hone and Hugging Face's Auto classes load."""
     decoder, tokenizer = load_gguf(path)
-    save_whole(decoder, tokenizer, folder)
+    save_model(decoder, tokenizer, folder)
