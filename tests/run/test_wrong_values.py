@@ -31,7 +31,7 @@ from hone.launch import replay
 from hone.launch.job import prepare
 from hone.launch.rewards import judge
 from hone.log.sinks import read
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.report.report import write_report
 from hone.reward.learned.judge import Settings as JudgeSettings
 from hone.reward.verify.code.settings import Settings as CodeSettings

@@ -19,7 +19,7 @@ from hone.dist.collect import local_part
 from hone.errors import HoneError
 from hone.model.adapters import lora_state
 from hone.model.decoder import Decoder
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.model.formats.folder import save_model, weights_of
 from hone.model.formats.foreign import Foreign
 from hone.model.formats.peft import save_peft

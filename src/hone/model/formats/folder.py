@@ -19,7 +19,7 @@ from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import TABLE, Decoder
-from hone.model.formats.fetch import absent
+from hone.model.formats.cache import absent
 from hone.model.formats.foreign import Foreign, load_foreign
 from hone.model.formats.foreign_scorer import load_foreign_scorer, several_labels
 from hone.model.formats.hf_config import CONFIG, FAMILIES, Unknown, config_from_hf, config_to_hf
