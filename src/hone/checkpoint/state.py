@@ -15,7 +15,6 @@ from hone.config.recipe import Recipe
 from hone.config.textfile import read_text
 from hone.config.values import Misfit, fit, words
 from hone.data.text.tokenizer import Tokenizer
-from hone.dist.collect import local_part
 from hone.errors import HoneError
 from hone.model.adapters import lora_state
 from hone.model.decoder import Decoder
@@ -26,6 +25,7 @@ from hone.model.formats.peft import save_peft
 from hone.model.formats.weight_files import stored
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
+from hone.train.guard import local
 from hone.train.learner import Learner
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ def take_snapshot(
 
 def _moving(policy: Policy | Scorer, learner: Learner) -> Iterator[Tensor]:
     """What an update changes in place."""
-    yield from (local_part(p) for p in policy.parameters() if p.requires_grad)
-    yield from (local_part(p) for p in learner.trained().values())
-    yield from (local_part(x) for x in optimizer_tensors(learner.optimizer).values())
+    yield from (local(p) for p in policy.parameters() if p.requires_grad)
+    yield from (local(p) for p in learner.trained().values())
+    yield from (local(x) for x in optimizer_tensors(learner.optimizer).values())
 
 
 def _state(learner: Learner, *, recipe: Recipe, parts: Mapping[str, Resumable], score: float | None) -> dict[str, Any]:

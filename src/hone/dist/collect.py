@@ -42,11 +42,6 @@ def places(sizes: Sequence[int]) -> list[int]:
     return found
 
 
-def local_part(x: Tensor) -> Tensor:
-    """This rank's part of a tensor that is spread over ranks."""
-    return x.to_local() if hasattr(x, "to_local") else x.detach()  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def count(n: int) -> int:
     """The sum of n over ranks."""
     return int(total(torch.tensor(n)))

@@ -40,9 +40,8 @@ from hone.reward.score import Scorer as RewardScorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.rollout.supply import Ahead
-from hone.train.guard import not_finite
+from hone.train.guard import Spikes, local, not_finite
 from hone.train.learner import Learner
-from hone.train.spikes import Spikes
 from hone.train.threads import threads
 from hone.types import Group, Task
 
@@ -132,7 +131,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
             job.held_rows = feeds.groups(recipe.eval_data, vocabulary, context=context, how=how)
     if resume_from is not None:
         _go_on(job, resume_from, changed=changed)
-    learner.guard.known = sum(not_finite(collect.local_part(x)) for x in learner.trained().values())
+    learner.guard.known = sum(not_finite(local(x)) for x in learner.trained().values())
     return job
 
 

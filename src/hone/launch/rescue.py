@@ -16,7 +16,7 @@ from hone.dist import collect
 from hone.errors import HoneError, Unsaved
 from hone.launch.job import Run, parts, publish, save
 from hone.loop import Iteration
-from hone.train.guard import not_finite
+from hone.train.guard import local, not_finite
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ def gone_back(job: Run, folder: Path, metrics: Mapping[str, float]) -> str:
     checkpoint: what happened, "" for nothing. Steps, the rate's schedule and the data go on from where they are."""
     if job.spikes is None:
         return ""
-    bad = sum(not_finite(collect.local_part(x)) for x in job.learner.trained().values())
+    bad = sum(not_finite(local(x)) for x in job.learner.trained().values())
     lost, leaps = collect.count(bad) > job.learner.guard.known, "loss" in metrics and job.spikes.saw(metrics["loss"])
     if not (lost or leaps):
         return ""

@@ -1,12 +1,49 @@
-"""What is worth watching in each update, as sums and counts, so that micro-batches and ranks cannot skew it."""
+"""What is worth watching in rollouts and updates, as sums and counts, so that no cut of the batch can skew it."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from hone.algo.kl import k3
+from hone.algo.select import reward_of
 from hone.algo.table import Algorithm
-from hone.log.stats import Stats
-from hone.types import ABSENT, Batch, Forward
+from hone.dist import collect
+from hone.log import hacking
+from hone.log.monitor import repeated
+from hone.log.stats import Stats, merged
+from hone.types import ABSENT, Batch, Forward, Group, Stop
+
+
+def describe(rounds: Sequence[Sequence[Group]], kept: Sequence[Sequence[Group]]) -> Stats:
+    """Rewards, lengths and how rollouts ended, by round of asking; an invalid reward is counted, never averaged in."""
+    groups = [g for made in rounds for g in made]
+    rollouts = [r for g in groups for r in g]
+    lengths = [sum(r.mask) for r in rollouts]
+    values = [value for r in rollouts if (value := reward_of(r)) is not None]
+    stats = Stats()
+    stats.add_all(
+        reward=(sum(values), len(values)),
+        invalid=(len(rollouts) - len(values), len(rollouts)),
+        length=(sum(lengths), len(rollouts)),
+        truncated=(sum(r.stop is Stop.LENGTH for r in rollouts), len(rollouts)),
+        varied=varied(groups),
+        kept=(sum(map(len, kept)), len(groups)),
+        tokens=(sum(lengths), 1 / collect.world()[1]),  # of all ranks
+        repetition=repeated([r.completion() for r in rollouts]),
+    )
+    for name, x in ((name, x) for r in rollouts if r.outcome for name, x in r.outcome.parts.items()):
+        stats.add(f"reward/{name}", x)
+    hacking.watch(stats, rollouts)
+    return stats
+
+
+def varied(groups: list[Group]) -> tuple[int, int]:
+    """(groups whose valid rewards differ, groups of more than one); a rank's single rollouts count as one group."""
+    compared = groups if any(len(g) > 1 for g in groups) else [[r for g in groups for r in g]]
+    compared = [g for g in compared if len(g) > 1]
+    found = [{value for r in g if (value := reward_of(r)) is not None} for g in compared]
+    return sum(len(values) > 1 for values in found), len(compared)
 
 
 def observe(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:
@@ -65,6 +102,16 @@ def _critic(stats: Stats, value: Tensor, batch: Batch) -> None:
         x = torch.where(batch.mask, x, 0.0).double()
         stats.add(name, x.sum(), tokens)
         stats.add(f"{name}_square", x.square().sum(), tokens)
+
+
+def summary(stats: Stats, *, seconds: float) -> dict[str, float]:
+    """The means over all ranks' sums, with what follows from them."""
+    everyone = merged(Stats.of(plain) for plain in collect.gather(stats.plain()))  # pyright: ignore
+    means = derived(everyone.means())
+    means["seconds"] = seconds
+    if "tokens" in means:
+        means["tokens_per_second"] = means["tokens"] / seconds
+    return means
 
 
 def derived(means: dict[str, float]) -> dict[str, float]:
