@@ -28,7 +28,7 @@ from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.formats.folder import save_model
+from hone.model.formats.save import save_model
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}]}

@@ -22,7 +22,7 @@ from hone.config.recipe import Recipe
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.formats.folder import save_decoder
+from hone.model.formats.save import save_decoder
 from hone.model.lora import add_lora
 from hone.train import optim
 from hone.train.annotate import annotate

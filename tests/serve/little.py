@@ -19,8 +19,8 @@ from places import decoder
 
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import Tokenizer, train_bpe
-from hone.model.formats.folder import save_model
 from hone.model.formats.peft import save_peft
+from hone.model.formats.save import save_model
 from hone.model.lora import add_lora, lora_parameters
 
 CONTEXT = 1024

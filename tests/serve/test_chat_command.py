@@ -22,7 +22,8 @@ from patience import patience
 from hone.cli import main
 from hone.data.text.chat import render_prompt
 from hone.engine.params import SampleParams
-from hone.model.formats.folder import load_decoder, save_model
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.save import save_model
 from hone.rollout.local import LocalSampler
 from hone.serve.load import load
 from hone.serve.talk import Talk

@@ -15,7 +15,7 @@ from hone.config.overrides import Choice
 from hone.config.recipe import ModelSpec, OptimSpec, TrainSpec
 from hone.errors import HoneError
 from hone.launch.rewards import judge, scorer
-from hone.model.formats.folder import save_model
+from hone.model.formats.save import save_model
 from hone.reward.score import Reward
 from hone.types import Outcome, Rollout, Task
 

@@ -19,10 +19,11 @@ from hone.errors import HoneError
 from hone.model.adapters import lora_state
 from hone.model.decoder import Decoder
 from hone.model.formats.cache import resolve
-from hone.model.formats.folder import save_model, weights_of
 from hone.model.formats.foreign import Foreign
 from hone.model.formats.peft import save_peft
+from hone.model.formats.save import save_model, weights_of
 from hone.model.formats.weight_files import stored
+from hone.model.lora import adapter_names
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.train.guard import local
@@ -119,7 +120,7 @@ def take_snapshot(
         model=model,
         weights={name: copy(x) for name, x in weights_of(model).items()},
         tensors={file: {name: copy(x) for name, x in found.items()} for file, found in tensors.items()},
-        adapter={name: copy(x) for name, x in lora_state(decoder).items()},
+        adapter={name: copy(x) for name, x in lora_state(decoder).items()} if adapter_names(decoder) else {},
         state=json.dumps(_state(learner, recipe=recipe, parts=parts, score=score), indent=1),
     )
 

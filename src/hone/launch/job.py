@@ -238,7 +238,8 @@ def publish(job: Run, version: int) -> None:
 
 def _sampled_with(job: Run) -> dict[str, Tensor] | None:
     """The weights that the sampler has, where they are still to write rollouts."""
-    if job.ahead is None or not job.ahead.owes or job.roller is None:
+    assert job.roller is not None
+    if job.ahead is None or not job.ahead.owes:
         return None
     return cast(LocalSampler, job.roller.sampler).weights()
 
@@ -262,7 +263,9 @@ def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = Non
     """
     root, step, recipe, begin = folder / names.CHECKPOINTS, job.step, job.recipe, time.monotonic()
     snapshot = take_snapshot(job.policy, job.learner, recipe=recipe, parts=parts(job), score=score)
-    ahead, sampled = job.ahead.saved() if job.ahead and job.ahead.lag else None, _sampled_with(job)
+    ahead, sampled = None, None
+    if job.ahead is not None and job.ahead.lag:
+        ahead, sampled = job.ahead.saved(), _sampled_with(job)
 
     def write(aside: Path) -> None:
         for tensors in snapshot.tensors.values():

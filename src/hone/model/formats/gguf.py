@@ -18,9 +18,10 @@ from hone.data.text.tokenizer import Tokenizer, check_fits
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig, Rope, yarn_attention
 from hone.model.decoder import Decoder
-from hone.model.formats.folder import assemble, save_model
+from hone.model.formats.folder import assemble
 from hone.model.formats.gguf_tokenizer import build_tokenizer
 from hone.model.formats.hf_config import CONFIG, config_from_hf
+from hone.model.formats.save import save_model
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
 SIZES = {
