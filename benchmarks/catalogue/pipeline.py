@@ -69,6 +69,11 @@ DATA = (
         tests="data/test_collate.py",
     ),
     fault(
+        "a row that a stop string ended counts as truncated", "contract", "data", COLLATE,
+        old="(r.stop is cut_off for r in rows)", new="(r.stop is not Stop.TOKEN for r in rows)",
+        tests="data/test_collate.py",
+    ),
+    fault(
         "every epoch has the same order", "pain 19", "data", "data/feed/source.py",
         old="np.random.SeedSequence((self._seed, self._epoch))", new="np.random.SeedSequence((self._seed, 0))",
         tests="data/test_source.py",
