@@ -15,7 +15,8 @@ from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.engine.params import SampleParams
 from hone.eval.pass_at_k import mean_and_error, pass_at_k
 from hone.log.limits import Limits
-from hone.model.formats.fetch import fetch, place, resolve
+from hone.model.formats.cache import place, resolve
+from hone.model.formats.fetch import fetch
 from hone.model.formats.folder import load_decoder, load_scorer
 from hone.model.formats.peft import load_peft, save_peft
 from hone.model.lora import add_lora, select_adapter

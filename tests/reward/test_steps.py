@@ -161,7 +161,7 @@ def test_progress_is_what_a_step_adds_and_sums_to_the_last_score_or_to_the_outco
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
-@pytest.mark.parametrize("stop", [Stop.TOKEN, Stop.LENGTH])
+@pytest.mark.parametrize("stop", [Stop.TOKEN, Stop.STRING, Stop.LENGTH])
 def test_shaping_changes_a_rows_discounted_sum_by_the_first_potential_and_by_that_of_a_cut_off_end(gamma, stop):
     r = rollout(1, 4, 2, 5, 1, stop=stop)
     found = [x for x, on in zip(filled(r, use="shaping", weight=3.0, gamma=gamma), r.mask, strict=True) if on]

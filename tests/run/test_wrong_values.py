@@ -18,6 +18,7 @@ from small import World, recipe
 
 import hone
 from hone.checkpoint import files as checkpoint
+from hone.checkpoint import names
 from hone.checkpoint.record import _digest, recorded
 from hone.cli import main
 from hone.config.overrides import from_yaml, to_json
@@ -30,7 +31,7 @@ from hone.launch import replay
 from hone.launch.job import prepare
 from hone.launch.rewards import judge
 from hone.log.sinks import read
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.report.report import write_report
 from hone.reward.learned.judge import Settings as JudgeSettings
 from hone.reward.verify.code.settings import Settings as CodeSettings
@@ -139,8 +140,8 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sign(folder: Path) -> None:
     """As if these files had been written so: a damaged one is found by its hash already."""
-    files = {p.name: checkpoint.digest(p) for p in folder.iterdir() if p.is_file() and p.name != checkpoint.MANIFEST}
-    (folder / checkpoint.MANIFEST).write_text(json.dumps(files))
+    files = {p.name: checkpoint.digest(p) for p in folder.iterdir() if p.is_file() and p.name != names.MANIFEST}
+    (folder / names.MANIFEST).write_text(json.dumps(files))
 
 
 def with_state(runs: Path, name: str, tmp_path: Path) -> Iterator[tuple[Any, Callable[[Any], None]]]:

@@ -16,8 +16,8 @@ from hone.check.learning import trained
 from hone.check.perturb import kept, moved
 from hone.check.probe import Probe
 from hone.checkpoint import files as checkpoint
+from hone.checkpoint.files import optimizer_tensors
 from hone.checkpoint.state import restore
-from hone.checkpoint.tensors import optimizer_tensors
 from hone.config.recipe import plan as in_words
 from hone.data.text.tokenizer import Tokenizer
 from hone.launch.job import parts, save

@@ -9,7 +9,7 @@ from hone.engine.params import SampleParams
 from hone.inference.defaults import Sampling, settle, too_short
 from hone.launch import build, feeds, rewards
 from hone.launch.measure import APART
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.reward.score import Scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller

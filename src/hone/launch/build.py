@@ -18,7 +18,7 @@ from hone.errors import HoneError, counted
 from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.formats.fetch import folder_of, resolve
+from hone.model.formats.cache import folder_of, resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.peft import load_peft
 from hone.model.heads import ScalarHead

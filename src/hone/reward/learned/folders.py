@@ -10,7 +10,7 @@ import torch
 from hone.data.text.chat import encode_completion
 from hone.data.text.tokenizer import Tokenizer, check_fits, check_same_tokens
 from hone.errors import HoneError
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.model.formats.folder import load_scorer
 from hone.model.scorer import Scorer
 from hone.reward.learned.model import Ensemble, RewardModel
