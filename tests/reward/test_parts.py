@@ -14,7 +14,7 @@ from hone.launch.rewards import scorer, separate
 from hone.reward.cache import cached
 from hone.reward.marker import Marker
 from hone.reward.outcome import PLACE
-from hone.reward.parts import Part, read_schedule
+from hone.reward.parts import RewardPart, read_schedule
 from hone.reward.score import Reward, combine
 from hone.reward.workers.apart import apart
 from hone.types import Outcome, Rollout, Task
@@ -33,7 +33,7 @@ def length(completion: str) -> float:
 
 def test_a_part_is_clipped_scheduled_and_weighed_in_this_order():
     # at step 5, half way from 1 to 0: 2 x 0.5 x min(7, 4) = 4, beside 1 x 7
-    part = Part(reward=length, weight=2.0, low=1.0, high=4.0, schedule=((0, 1.0), (10, 0.0)))
+    part = RewardPart(reward=length, weight=2.0, low=1.0, high=4.0, schedule=((0, 1.0), (10, 0.0)))
     both = combine({"short": part, "long": (length, 1.0)})
     (outcome,) = both([rollout("x" * 7, version=5)])
     assert outcome == Outcome(value=11.0, parts={"short": 7.0, "long": 7.0}, added={"short": 4.0, "long": 7.0})
@@ -50,7 +50,7 @@ def test_a_schedule_that_is_none_is_refused(text: str):
 
 def test_bounds_the_wrong_way_round_are_refused():
     with pytest.raises(HoneError, match=r"parts\.low below parts\.high"):
-        combine({"a": Part(reward=length, low=1.0, high=0.0)})
+        combine({"a": RewardPart(reward=length, low=1.0, high=0.0)})
 
 
 def test_settings_of_a_recipe_reach_the_parts():

@@ -25,7 +25,7 @@ from hone.reward.learned.endpoint import Budget, Endpoint, Failed
 from hone.reward.learned.folders import reward_model
 from hone.reward.learned.judge import Ask, Judge, check
 from hone.reward.learned.judge import Settings as JudgeSettings
-from hone.reward.parts import Part, read_schedule
+from hone.reward.parts import RewardPart, read_schedule
 from hone.reward.score import Reward, Scorer, as_scorer, combine
 from hone.reward.verify import HANGS, REMEMBERED, SECONDS, made
 from hone.reward.verify.code.settings import Settings, asked
@@ -146,12 +146,12 @@ def scorer(
     return combine({name: _part(name, found[name], weight, how) for name, weight in weights.items()})
 
 
-def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> Part:
+def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> RewardPart:
     size = how.cache.get(name, REMEMBERED.get(name.partition(":")[0], 0))
     low, high = how.low.get(name, -math.inf), how.high.get(name, math.inf)
     schedule = read_schedule(how.schedule[name], name=name) if name in how.schedule else ()
     kept = cached(reward, size=size) if isinstance(reward, Reward) else reward
-    return Part(reward=kept, weight=weight, low=low, high=high, schedule=schedule)
+    return RewardPart(reward=kept, weight=weight, low=low, high=high, schedule=schedule)
 
 
 def _verifier(name: str) -> tuple[Callable[..., Any], bool]:

@@ -17,7 +17,7 @@ Points = tuple[tuple[int, float], ...]  # (step, factor), by step
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class RewardPart:
     """weight x schedule(step) x clip(value, low, high)"""
 
     reward: Any  # a Reward or a Combined
@@ -70,7 +70,7 @@ def read_schedule(text: str, *, name: str) -> Points:
 class Combined:
     """A weighted sum of rewards; `parts` holds each one's own value, `added` what it added to the sum."""
 
-    rewards: Mapping[str, Part]
+    rewards: Mapping[str, RewardPart]
 
     @property
     def one_by_one(self) -> bool:
@@ -96,7 +96,7 @@ class Combined:
         return Combined({name: replace(part, schedule=()) for name, part in self.rewards.items()})
 
 
-def check_part(name: str, part: Part) -> Part:
+def check_part(name: str, part: RewardPart) -> RewardPart:
     """The part, or HoneError where its numbers make no sense."""
     if finite(part.weight) is None:
         raise HoneError(f"reward {name} has the weight {part.weight!r}: give a finite number")

@@ -13,7 +13,7 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.outcome import crashed, invalid, place_of, to_outcome
-from hone.reward.parts import Combined, Part, check_part
+from hone.reward.parts import Combined, RewardPart, check_part
 from hone.reward.waiting import Late, awaited
 from hone.types import Group, Outcome, Rollout, Task
 
@@ -204,11 +204,11 @@ def as_scorer(function: Callable[..., Any]) -> Scorer:
     return function if isinstance(function, Reward | Combined) else Reward(function)
 
 
-def combine(rewards: Mapping[str, tuple[Callable[..., Any], float] | Part]) -> Combined:
+def combine(rewards: Mapping[str, tuple[Callable[..., Any], float] | RewardPart]) -> Combined:
     """sum_i added_i; a completion with any part invalid is invalid. Plain functions are wrapped."""
     if not rewards:
         raise HoneError("there is no reward to combine: name at least one with its weight")
-    made = {name: part if isinstance(part, Part) else Part(reward=part[0], weight=part[1])
+    made = {name: part if isinstance(part, RewardPart) else RewardPart(reward=part[0], weight=part[1])
             for name, part in rewards.items()}  # fmt: skip
     return Combined({name: check_part(name, replace(p, reward=as_scorer(p.reward))) for name, p in made.items()})
 

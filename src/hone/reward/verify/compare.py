@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from hone.errors import HoneError
-from hone.reward.outcome import invalid
+from hone.reward.outcome import as_task, invalid
 from hone.reward.verify.format import WORD, after_phrase, answer_tag, boxes, last_box, said
 from hone.reward.verify.math.number import amount
 from hone.reward.verify.math.units import PERCENT
@@ -41,14 +41,19 @@ def number(text: str) -> tuple[Fraction, str] | None:
     return found if found and found[1] in {"", *SIGNS} else None
 
 
-def numeric(tolerance: str) -> Callable[[str, Task], Outcome]:
-    """A reward: 1 where the number is within the tolerance of the gold one, "0.01" apart or "1%" of it; else 0."""
+def numeric(tolerance: str) -> Callable[[str, Task | str], Outcome]:
+    """A reward: 1 where the number is within the tolerance of the gold one, "0.01" apart or "1%" of it; else 0.
+
+    >>> numeric("1%")("about <answer>3.14</answer>", "3.1416").value, numeric("0.001")("3.14", "3.1416").value
+    (1.0, 0.0)
+    """
     share = tolerance.endswith("%")
     limit = number(tolerance)
     if limit is None or limit[0] < 0:
         raise HoneError(f"numeric:{tolerance} is no tolerance: write numeric:0.01, or numeric:1% of the gold answer")
 
-    def numeric_reward(completion: str, task: Task) -> Outcome:
+    def numeric_reward(completion: str, task: Task | str) -> Outcome:
+        task = as_task(task)
         gold = number(task.answer or "")
         if gold is None:
             return invalid(f"the gold answer {str(task.answer)[:60]!r} is not a number")
@@ -73,9 +78,13 @@ def words(text: str) -> list[str]:
     return WORD.findall(_ARTICLES.sub(" ", plain))
 
 
-def f1_reward(completion: str, task: Task) -> Outcome:
-    """2 p r / (p + r) of the words that the answer shares with the gold one, each as often as both have it (SQuAD)."""
-    gold = words(task.answer or "")
+def f1_reward(completion: str, task: Task | str) -> Outcome:
+    """2 p r / (p + r) of the words that the answer shares with the gold one, each as often as both have it (SQuAD).
+
+    >>> f1_reward("<answer>the tower of Paris</answer>", "Eiffel tower").value
+    0.4
+    """
+    gold = words(as_task(task).answer or "")
     if not gold:
         return invalid("the task has no gold answer with a word in it")
     found = words(settled(completion))

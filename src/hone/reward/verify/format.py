@@ -105,12 +105,20 @@ def think_answer(completion: str, *, opened: bool = False) -> ThinkAnswer | None
 
 
 def format_reward(completion: str) -> float:
-    """1 where `think_answer` reads the completion, else 0."""
+    """1 where `think_answer` reads the completion, else 0.
+
+    >>> format_reward("<think>2 + 2</think><answer>4</answer>"), format_reward("4")
+    (1.0, 0.0)
+    """
     return float(think_answer(completion) is not None)
 
 
 def matches(pattern: str) -> Callable[[str], float]:
-    """A reward: 1 where the regular expression matches the whole completion (`.` matches line breaks too)."""
+    """A reward: 1 where the regular expression matches the whole completion (`.` matches line breaks too).
+
+    >>> matches("[0-9]+")("42"), matches("[0-9]+")("about 42")
+    (1.0, 0.0)
+    """
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except re.error as error:

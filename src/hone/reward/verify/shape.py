@@ -15,7 +15,11 @@ LONGEST, PIECE = 60, 5  # characters: of a word, and of the pieces that a longer
 
 
 def tags(names: str) -> Callable[[str], float]:
-    """A reward: 1 where each tag opens and closes once, in this order, and only whitespace is outside them."""
+    """A reward: 1 where each tag opens and closes once, in this order, and only whitespace is outside them.
+
+    >>> tags("plan,answer")("<plan>add</plan> <answer>4</answer>"), tags("plan,answer")("<answer>4</answer>")
+    (1.0, 0.0)
+    """
     found = [name.strip() for name in names.split(",")]
     if len(set(found)) < len(found) or not all(_TAG.fullmatch(name) for name in found):
         raise HoneError(f"tags:{names} are no tags: write different names, as in tags:think,answer")
@@ -69,7 +73,11 @@ def _whole(text: str, kind: str, example: str, between: str) -> list[int]:
 
 
 def language(code: str) -> Callable[[str], float]:
-    """A reward: the probability that what is said is in this language, 0 where another is likelier."""
+    """A reward: the probability that what is said is in this language, 0 where another is likelier.
+
+    >>> language("en")("Der Hund schläft unter dem Tisch.")
+    0.0
+    """
     if code not in languages():
         raise HoneError(f"language:{code} is not a language that can be told: write its code, as in language:en")
 
@@ -95,7 +103,11 @@ def units(text: str) -> list[str]:
 
 
 def varied(n: str) -> Callable[[str], float]:
-    """A reward: the share of runs of N units that the completion did not have before; 1 for one without any."""
+    """A reward: the share of runs of N units that the completion did not have before; 1 for one without any.
+
+    >>> varied("1")("one two one two"), varied("2")("one two three")
+    (0.5, 1.0)
+    """
     (size,) = _whole(n, "repetition", "repetition:4, in words", ",")
     if not 1 <= size <= 100:
         raise HoneError(f"repetition:{n}: write a number of words from 1 to 100, as in repetition:4")

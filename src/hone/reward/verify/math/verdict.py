@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import gcd, lcm
 
 from hone.errors import HoneError
-from hone.reward.outcome import invalid
+from hone.reward.outcome import as_task, invalid
 from hone.reward.verify import choice
 from hone.reward.verify.format import boxes
 from hone.reward.verify.math import units, workers
@@ -330,8 +330,15 @@ def _settled(gold: Form, answers: list[str]) -> bool:
     return 0 < len(answers) <= MAX_PLACES and all(right(gold, answer) for answer in answers)
 
 
-def math_reward(completion: str, task: Task) -> Outcome:
-    """1 where every answer the completion settles on equals the gold one, else 0; invalid where that is unusable."""
+def math_reward(completion: str, task: Task | str) -> Outcome:
+    r"""1 where every answer the completion settles on equals the gold one, else 0; invalid where that is unusable.
+
+    task: a task with a gold answer, or the gold answer itself.
+
+    >>> math_reward(r"Half of 3 is \boxed{\frac{3}{2}}.", "1.5").value, math_reward("The answer is 2.", "1.5").value
+    (1.0, 0.0)
+    """
+    task = as_task(task)
     try:
         gold = gold_form(task.answer or "")
         return Outcome(value=float(_settled(gold, places(completion, task.prompt))))
