@@ -65,7 +65,7 @@ MATHS = (
         tests="reward/test_verify_math.py::test_a_near_miss_scores_zero",
     ),
     fault(
-        "a percentage is the number before its sign", "contract", "reward", "reward/verify/math/number.py",
+        "a percentage is the number before its sign", "contract", "reward", "reward/verify/math/amount.py",
         old=' / (100 if "percent" in part else 1)', new="",
         tests="reward/test_verify_math.py::test_a_number_in_any_usual_dress_is_read_exactly",
     ),

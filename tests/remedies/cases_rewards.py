@@ -11,19 +11,18 @@ from hone.inference.defaults import Sampling
 from hone.inference.label import Ledger, StepLabels, label_steps
 from hone.launch.measure import summarise
 from hone.model.scorer import Scorer
-from hone.reward.cache import cached
+from hone.reward.group_scorer import GroupScorer
 from hone.reward.learned.judge import Judge, Settings, check
 from hone.reward.learned.model import Ensemble, RewardModel
 from hone.reward.learned.process import Dense, aggregate
-from hone.reward.marker import Marker
 from hone.reward.sandbox.limits import MIB, Wanted, interpreter, library_of
 from hone.reward.sandbox.sandbox import Call, Limits, Program, Sandbox, open_backend
-from hone.reward.score import Reward, as_scorer, combine
+from hone.reward.score import Reward, as_scorer, cached, combine
 from hone.reward.verify import made
 from hone.reward.verify.code.settings import Settings as Code
 from hone.reward.verify.code.settings import asked
 from hone.reward.verify.code.verdict import code_reward
-from hone.reward.workers.apart import apart
+from hone.reward.workers.reward_worker import apart
 from hone.search.beam import Beam
 from hone.search.label import Labeller
 from hone.types import Outcome, Rollout, Task
@@ -88,7 +87,7 @@ def _few(completions: list[str]) -> list[float]:
 
 
 def _marked(world: World, share: float) -> None:
-    Marker(reward=cast(Any, None), max_invalid=share).check([_rollouts(None, 1.0)])
+    GroupScorer(reward=cast(Any, None), max_invalid=share).check([_rollouts(None, 1.0)])
 
 
 REWARDS = [

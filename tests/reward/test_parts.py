@@ -11,12 +11,10 @@ from patience import patience
 from hone.config.recipe import PartsSpec, Recipe, TrainSpec, check_parts
 from hone.errors import HoneError
 from hone.launch.rewards import scorer, separate
-from hone.reward.cache import cached
-from hone.reward.marker import Marker
+from hone.reward.group_scorer import GroupScorer
 from hone.reward.outcome import PLACE
-from hone.reward.parts import RewardPart, read_schedule
-from hone.reward.score import Reward, combine
-from hone.reward.workers.apart import apart
+from hone.reward.score import Reward, RewardPart, cached, combine, read_schedule
+from hone.reward.workers.reward_worker import in_workers
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)
@@ -83,11 +81,11 @@ def test_a_timeout_without_processes_is_refused():
 
 
 def test_a_held_out_verifier_is_noted_and_adds_nothing():
-    marker = Marker(reward=Reward(length), held_out=Reward(lambda completion: completion == "yes" or None))
+    marker = GroupScorer(reward=Reward(length), held_out=Reward(lambda completion: completion == "yes" or None))
     (group,) = marker([[rollout("yes"), rollout("no")]])
     assert [r.outcome for r in group] == [Outcome(value=3.0, parts={"held_out": 1.0}), Outcome(value=2.0)]
     assert marker.one_by_one
-    assert not Marker(reward=Reward(length), held_out=Reward(lambda completions: [0.0] * len(completions))).one_by_one
+    assert not GroupScorer(reward=Reward(length), held_out=Reward(lambda completions: [0.0] * len(completions))).one_by_one
 
 
 # --- a memory by content ---
@@ -178,7 +176,7 @@ def test_async_functions_fail_as_plain_ones_do():
 
 
 def test_async_functions_in_processes_are_ended_where_they_block():
-    waits, batch = apart([slow, all_of], seconds=[0.3, 5.0], workers=2)
+    waits, batch = in_workers([slow, all_of], seconds=[0.3, 5.0], workers=2)
     found = waits([rollout(t) for t in ("a", "hang", "bb", "c")])
     assert [o.value for o in found] == [1.0, None, 2.0, 1.0]
     blocked = waits([rollout(t) for t in ("a", "block", "bb", "c")])

@@ -230,7 +230,7 @@ def test_everything_ends_with_a_client_that_is_killed():
         assert client.stdout is not None
         pid = int(client.stdout.readline())
         until = time.monotonic() + patience(10)
-        while len(below(pid)) < 5 and time.monotonic() < until:  # server, keeper, slot, program and its child
+        while len(below(pid)) < 5 and time.monotonic() < until:  # server, parent, slot, program and its child
             time.sleep(0.01)
         started = below(pid)
         assert len(started) >= 5
@@ -248,16 +248,16 @@ def test_a_slot_that_dies_is_replaced():
     with Sandbox(slots=1) as sandbox:
         for _ in range(3):
             assert sandbox.run(good).results == (Returned(1),)
-            keeper, *_ = sorted(set(below(os.getpid())) - others)[1:]
-            os.kill(keeper, signal.SIGKILL)
+            parent, *_ = sorted(set(below(os.getpid())) - others)[1:]
+            os.kill(parent, signal.SIGKILL)
             time.sleep(0.05)
 
 
 def test_a_slot_that_dies_under_a_program_is_no_verdict():
     others = set(below(os.getpid()))
     with Sandbox(slots=1) as sandbox:
-        keeper, *_ = sorted(set(below(os.getpid())) - others)[1:]
-        threading.Timer(0.3, os.kill, (keeper, signal.SIGKILL)).start()
+        parent, *_ = sorted(set(below(os.getpid())) - others)[1:]
+        threading.Timer(0.3, os.kill, (parent, signal.SIGKILL)).start()
         with pytest.raises(SandboxError, match="died: no verdict on its program"):
             sandbox.run(Program(source="import time\ntime.sleep(60)"))
         assert sandbox.run(Program(source="def f(): return 1", calls=[Call("f")])).results == (Returned(1),)

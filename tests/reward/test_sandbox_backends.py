@@ -145,7 +145,7 @@ def test_a_service_says_what_holds_programs_there_and_other_limits_are_refused(u
 def test_a_service_that_ends_leaves_nothing(served):
     process, _ = served
     started = below(process.pid)
-    assert len(started) >= 3  # server, keeper, slot
+    assert len(started) >= 3  # server, parent, slot
     process.terminate()
     process.wait(10)
     until = time.monotonic() + patience(10)

@@ -35,7 +35,7 @@ from hone.report.report import write_report
 from hone.reward.learned.judge import Settings as JudgeSettings
 from hone.reward.verify.code.settings import Settings as CodeSettings
 from hone.reward.verify.code.settings import asked
-from hone.reward.verify.formal import schema
+from hone.reward.verify.structure import schema
 from hone.train.learner import Learner
 
 torch.set_num_threads(1)

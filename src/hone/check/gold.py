@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hone.reward.score import Scorer
+from hone.reward.score import RewardScorer
 from hone.types import Outcome, Rollout, Task
 
 # The forms in which an answer is tried, the one that Hone's verifiers read first.
@@ -47,7 +47,7 @@ def written(task: Task, text: str) -> Rollout:
 
 
 def prove(
-    reward: Scorer,
+    reward: RewardScorer,
     tasks: Sequence[Task],
     *,
     golds: Sequence[str | None],
@@ -82,7 +82,7 @@ def prove(
 
 
 def _accepted(
-    reward: Scorer, tasks: Sequence[Task], golds: dict[int, str]
+    reward: RewardScorer, tasks: Sequence[Task], golds: dict[int, str]
 ) -> tuple[dict[int, Outcome], dict[int, str]]:
     """For each row the outcome and the form of the first that scores 1, else of the first."""
     best, forms = dict[int, Outcome](), dict[int, str]()

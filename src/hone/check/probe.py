@@ -15,8 +15,7 @@ from hone.data.text.chat import render_prompt
 from hone.errors import HoneError, counted
 from hone.launch import build, feeds
 from hone.launch.job import Run
-from hone.reward.score import Scorer as RewardScorer
-from hone.reward.score import score
+from hone.reward.score import RewardScorer, score
 from hone.rollout.roller import Roller
 from hone.train.step import annotate, credited, remember, weighed
 from hone.types import Batch, Group, Outcome, Rollout, Stop, Task

@@ -10,8 +10,7 @@ from hone.check.probe import Probe
 from hone.data.text.messages import text_of
 from hone.launch.measure import ANSWERS
 from hone.reward.outcome import commonest
-from hone.reward.parts import Combined
-from hone.reward.score import Scorer
+from hone.reward.score import Combined, RewardScorer
 from hone.types import Outcome, Rollout, Task
 
 OFFLINE = "there is no reward: the algorithm is offline"
@@ -121,13 +120,13 @@ def signal(probe: Probe) -> Finding:
     return passed(seen)
 
 
-def verifiers_of(reward: Scorer | None) -> dict[str, Scorer]:
+def verifiers_of(reward: RewardScorer | None) -> dict[str, RewardScorer]:
     """The parts of the reward that are Hone's own verifiers of an answer."""
     parts = reward.rewards if isinstance(reward, Combined) else {}
     return {name: part.reward for name, part in parts.items() if name in ANSWERS}
 
 
-def _reads_no_answer(reward: Scorer | None) -> bool:
+def _reads_no_answer(reward: RewardScorer | None) -> bool:
     names = list(reward.rewards) if isinstance(reward, Combined) else []
     return bool(names) and all(name == "format" or name.startswith(("model:", "model-")) for name in names)
 
@@ -185,7 +184,7 @@ def _other(task: Task, tasks: Sequence[Task]) -> str | None:
     return next(different, None)
 
 
-def _by_verifier(verifiers: Mapping[str, Scorer], tasks: Sequence[Task], *, max_invalid: float) -> Finding:
+def _by_verifier(verifiers: Mapping[str, RewardScorer], tasks: Sequence[Task], *, max_invalid: float) -> Finding:
     name, verifier = next(iter(verifiers.items()))
     tried = [(task, _best(verifier, task)) for task in tasks]
     invalid = [f"{_place(task)}{o.reason}" for task, o in tried if not o.valid]
@@ -209,7 +208,7 @@ def _place(task: Task) -> str:
     return f"{f'row {task.id}' if task.id.isdecimal() else task.id}: " if task.id else ""
 
 
-def _best(verifier: Scorer, task: Task) -> Outcome:
+def _best(verifier: RewardScorer, task: Task) -> Outcome:
     """What the gold answer gets in the first form that is accepted, else in the first one."""
     outcomes = (verifier([written(task, form.format(task.answer))])[0] for form in FORMS)
     first = next(outcomes)

@@ -7,8 +7,8 @@ answer, as one that runs tests does, there is nothing to vote on.
 from collections.abc import Callable, Sequence
 
 from hone.eval.pass_at_k import majority
+from hone.reward.verify.answers import answered
 from hone.reward.verify.choice import final_choice
-from hone.reward.verify.format import answered
 from hone.reward.verify.math.extract import final_answer
 from hone.reward.verify.math.verdict import math_reward
 from hone.types import Group, Rollout, Task

@@ -17,8 +17,8 @@ from hone.log.stats import Stats
 from hone.loop import mismatched_batch
 from hone.model.decoder import Decoder
 from hone.reward.outcome import commonest
-from hone.reward.score import Scorer, score
-from hone.reward.verify.format import format_reward
+from hone.reward.score import RewardScorer, score
+from hone.reward.verify.structure import format_reward
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.train import diagnose
@@ -85,7 +85,7 @@ def measure(
     decoder: Decoder,
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
-    reward: Scorer,
+    reward: RewardScorer,
     *,
     params: SampleParams,
     samples: int = 1,

@@ -20,17 +20,15 @@ from hone.errors import HoneError
 from hone.launch import build
 from hone.launch.measure import sample_groups
 from hone.model.decoder import Decoder
-from hone.reward.cache import cached
 from hone.reward.learned.endpoint import Budget, Endpoint, Failed
 from hone.reward.learned.folders import reward_model
 from hone.reward.learned.judge import Ask, Judge, check
 from hone.reward.learned.judge import Settings as JudgeSettings
-from hone.reward.parts import RewardPart, read_schedule
-from hone.reward.score import Reward, Scorer, as_scorer, combine
+from hone.reward.score import Reward, RewardPart, RewardScorer, as_scorer, cached, combine, read_schedule
 from hone.reward.verify import HANGS, REMEMBERED, SECONDS, made
 from hone.reward.verify.code.settings import Settings, asked
 from hone.reward.verify.code.verdict import code_reward
-from hone.reward.workers.apart import apart
+from hone.reward.workers.reward_worker import in_workers
 from hone.types import Message, Task
 
 
@@ -111,7 +109,7 @@ def in_processes(
     if not functions:
         return {}
     limits = [(each or {}).get(name, seconds) for name in functions]
-    return dict(zip(functions, apart(list(functions.values()), seconds=limits, memory=memory), strict=True))
+    return dict(zip(functions, in_workers(list(functions.values()), seconds=limits, memory=memory), strict=True))
 
 
 def alone(name: str, *, asked: bool = False) -> Callable[..., Any] | None:
@@ -131,7 +129,7 @@ def scorer(
     device: torch.device | str = "cpu",
     separate: Mapping[str, Reward] | None = None,
     parts: PartsSpec | None = None,
-) -> Scorer:
+) -> RewardScorer:
     """Named verifiers with weights, a reward model's folder, a function in a file, or a function.
 
     separate: what stands for functions that run in processes of their own. parts: how each counts.
@@ -146,7 +144,7 @@ def scorer(
     return combine({name: _part(name, found[name], weight, how) for name, weight in weights.items()})
 
 
-def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> RewardPart:
+def _part(name: str, reward: RewardScorer, weight: float, how: PartsSpec) -> RewardPart:
     size = how.cache.get(name, REMEMBERED.get(name.partition(":")[0], 0))
     low, high = how.low.get(name, -math.inf), how.high.get(name, math.inf)
     schedule = read_schedule(how.schedule[name], name=name) if name in how.schedule else ()

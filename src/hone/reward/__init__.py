@@ -14,25 +14,23 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hone.reward.outcome import invalid
-    from hone.reward.parts import RewardPart
-    from hone.reward.score import Reward, combine
+    from hone.reward.score import Reward, RewardPart, combine
     from hone.reward.verify.choice import choice_reward as choice
     from hone.reward.verify.choice import exact_reward as exact
     from hone.reward.verify.code.verdict import code_reward as code
     from hone.reward.verify.compare import f1_reward as f1
+    from hone.reward.verify.compare import gym_reward as gym
     from hone.reward.verify.compare import numeric
-    from hone.reward.verify.formal import grammar, schema
-    from hone.reward.verify.format import format_reward as format
-    from hone.reward.verify.format import matches as regex
-    from hone.reward.verify.gym import gym_reward as gym
     from hone.reward.verify.math.verdict import math_reward as math
-    from hone.reward.verify.shape import language, length, overlong, tags
-    from hone.reward.verify.shape import varied as repetition
+    from hone.reward.verify.structure import format_reward as format
+    from hone.reward.verify.structure import grammar, language, length, overlong, schema, tags
+    from hone.reward.verify.structure import matches as regex
+    from hone.reward.verify.structure import varied as repetition
     from hone.types import Outcome, Task
 
 _HOME = {  # the module that defines a public name, and its name there; imported when it is first used
     "Outcome": ("hone.types", "Outcome"),
-    "RewardPart": ("hone.reward.parts", "RewardPart"),
+    "RewardPart": ("hone.reward.score", "RewardPart"),
     "Reward": ("hone.reward.score", "Reward"),
     "Task": ("hone.types", "Task"),
     "choice": ("hone.reward.verify.choice", "choice_reward"),
@@ -40,19 +38,19 @@ _HOME = {  # the module that defines a public name, and its name there; imported
     "combine": ("hone.reward.score", "combine"),
     "exact": ("hone.reward.verify.choice", "exact_reward"),
     "f1": ("hone.reward.verify.compare", "f1_reward"),
-    "format": ("hone.reward.verify.format", "format_reward"),
-    "grammar": ("hone.reward.verify.formal", "grammar"),
-    "gym": ("hone.reward.verify.gym", "gym_reward"),
+    "format": ("hone.reward.verify.structure", "format_reward"),
+    "grammar": ("hone.reward.verify.structure", "grammar"),
+    "gym": ("hone.reward.verify.compare", "gym_reward"),
     "invalid": ("hone.reward.outcome", "invalid"),
-    "language": ("hone.reward.verify.shape", "language"),
-    "length": ("hone.reward.verify.shape", "length"),
+    "language": ("hone.reward.verify.structure", "language"),
+    "length": ("hone.reward.verify.structure", "length"),
     "math": ("hone.reward.verify.math.verdict", "math_reward"),
     "numeric": ("hone.reward.verify.compare", "numeric"),
-    "overlong": ("hone.reward.verify.shape", "overlong"),
-    "regex": ("hone.reward.verify.format", "matches"),
-    "repetition": ("hone.reward.verify.shape", "varied"),
-    "schema": ("hone.reward.verify.formal", "schema"),
-    "tags": ("hone.reward.verify.shape", "tags"),
+    "overlong": ("hone.reward.verify.structure", "overlong"),
+    "regex": ("hone.reward.verify.structure", "matches"),
+    "repetition": ("hone.reward.verify.structure", "varied"),
+    "schema": ("hone.reward.verify.structure", "schema"),
+    "tags": ("hone.reward.verify.structure", "tags"),
 }
 __all__ = [
     "Outcome",

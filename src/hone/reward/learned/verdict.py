@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from hone.reward.verify.format import said
+from hone.reward.verify.answers import said
 
 MAX_LINE = 400  # characters
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})")

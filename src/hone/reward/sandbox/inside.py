@@ -1,7 +1,7 @@
 """The sandbox's own processes: a server that forks slots, a slot that forks jobs, and a job that runs a program.
 
     server    fresh interpreter, no environment, the host's namespaces; ends every slot when its client is gone
-    keeper    joins the slot's cgroup, makes the namespaces, waits
+    parent    joins the slot's cgroup, makes the namespaces, waits
     slot      pid 1 of its namespaces behind a read-only root; only forks, waits and tells; sees no program
     job       pid 1 of namespaces of its own, locked in before it reads the program; nothing trusted is in there
 
@@ -37,26 +37,26 @@ def serve(descriptor: int) -> None:
     furnish([*conf["path"], *conf["packages"]])
     gc.collect()
     gc.freeze()  # objects that a collection in a child would touch, and so copy
-    keepers: dict[int, tuple[int, list[str]]] = {}
+    parents: dict[int, tuple[int, list[str]]] = {}
     while True:
         text, found, _, _ = socket.recv_fds(client, 1 << 16, 1)
         if not text:
             break
         order = json.loads(text)
         if order["do"] == "open":
-            keepers[order["slot"]] = (_start(found[0], client, conf, order), order["cgroups"])
+            parents[order["slot"]] = (_start(found[0], client, conf, order), order["cgroups"])
             os.close(found[0])
-        elif order["slot"] in keepers:
-            _end(*keepers.pop(order["slot"]))
+        elif order["slot"] in parents:
+            _end(*parents.pop(order["slot"]))
             client.send(b"ended")
-    for keeper in keepers.values():
-        _end(*keeper)
+    for parent in parents.values():
+        _end(*parent)
 
 
-def _end(keeper: int, cgroups: list[str]) -> None:
+def _end(parent: int, cgroups: list[str]) -> None:
     """Kill a slot with all that is in it; its cgroups go once the last process has."""
-    os.kill(keeper, signal.SIGKILL)
-    os.waitpid(keeper, 0)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
     wall.remove_groups(cgroups)
 
 

@@ -9,8 +9,18 @@ import re
 from itertools import pairwise
 
 from hone.reward.outcome import as_task, invalid
-from hone.reward.verify.format import HOPE, answer_tags, answered, is_mention, outer_boxes, phrases, said, shown
-from hone.reward.verify.negation import denied, unstated
+from hone.reward.verify.answers import (
+    HOPE,
+    answer_tags,
+    answered,
+    denied,
+    is_mention,
+    outer_boxes,
+    phrases,
+    said,
+    shown,
+    unstated,
+)
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 500

@@ -1,4 +1,4 @@
-"""What a completion settles on, compared with the gold answer by a number's distance or by shared words.
+"""What a completion settles on, compared with the gold answer: by a number's distance, by words, or by reasoning-gym.
 
 Where several answers appear, the last one of the strongest kind counts: answer tag, box, "answer is", all that is said.
 """
@@ -9,12 +9,13 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
+from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.outcome import as_task, invalid
-from hone.reward.verify.format import WORD, after_phrase, answer_tag, boxes, last_box, said
-from hone.reward.verify.math.number import amount
-from hone.reward.verify.math.units import PERCENT
+from hone.reward.verify.answers import WORD, after_phrase, answer_tag, answered, boxes, last_box, said
+from hone.reward.verify.math.amount import PERCENT, amount
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 5000  # characters
@@ -90,3 +91,34 @@ def f1_reward(completion: str, task: Task | str) -> Outcome:
     found = words(settled(completion))
     shared = (Counter(gold) & Counter(found)).total()
     return Outcome(value=2 * shared / (len(gold) + len(found)))
+
+
+MAX_GYM_ANSWER = 100_000  # characters
+
+
+@cache
+def _gym_scorer(name: str) -> Any:
+    try:
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise HoneError('tasks of reasoning-gym need the package: pip install "hone[gym]"') from error
+    return reasoning_gym.get_score_answer_fn(name)
+
+
+def gym_reward(completion: str, task: Task) -> Outcome:
+    """The package's own mark, from 0 to 1, of the answer tag, or without one of all that is said.
+
+    0 for an answer at which the package raises, if it can read the gold one: `prime_factorization` does so at words.
+    """
+    name, entry = task.extra.get("gym"), task.extra.get("metadata")
+    if not isinstance(name, str) or entry is None:
+        return invalid("the task is not of reasoning-gym: it has no columns gym and metadata")
+    answer = answered(completion)[:MAX_GYM_ANSWER]
+    whole = {"question": task.extra.get("question", ""), "answer": task.answer, "metadata": entry}
+    mark = _gym_scorer(name)
+    try:
+        return Outcome(value=float(mark(answer, whole)))
+    except Exception:
+        if task.answer is None or mark(task.answer, whole) != 1:
+            raise
+        return Outcome(value=0.0)
