@@ -13,7 +13,7 @@ import hone
 from hone.config.load import load_function, load_recipe
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.engine.params import SampleParams
-from hone.eval.pass_at_k import mean_and_error, pass_at_k
+from hone.eval.sample_metrics import mean_and_error, pass_at_k
 from hone.log.limits import Limits
 from hone.model.formats.fetch import fetch, place, resolve
 from hone.model.formats.folder import load_decoder, load_scorer

@@ -12,7 +12,7 @@ from hone.data.collate import collate
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.eval.pass_at_k import mean_and_error, mean_pass_at_k
+from hone.eval.sample_metrics import mean_and_error, mean_pass_at_k
 from hone.log.stats import Stats
 from hone.loop import mismatched_batch
 from hone.model.decoder import Decoder
