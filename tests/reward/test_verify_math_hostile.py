@@ -256,7 +256,7 @@ def children() -> set[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            found |= {int(folder.name)} if parent == os.getpid() and b"math_symbolic" in read(folder) else set()
+            found |= {int(folder.name)} if parent == os.getpid() and b"symbolic.serve" in read(folder) else set()
     return found
 
 

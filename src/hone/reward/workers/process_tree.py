@@ -153,11 +153,11 @@ def descendants(of: int) -> list[int]:
     return found
 
 
-def end_below(*, supervise: int = 0) -> None:
-    """Kill every process below this one, but for the child `supervise` and what belongs to it."""
+def end_below(*, keep: int = 0) -> None:
+    """Kill every process below this one, but for the child `keep` and what belongs to it."""
     until = time.monotonic() + GONE_SECONDS
     while time.monotonic() < until:
-        kept = {supervise, *descendants(supervise)} if supervise else set[int]()
+        kept = {keep, *descendants(keep)} if keep else set[int]()
         found = [process for process in descendants(os.getpid()) if process not in kept]
         _kill(found, signal.SIGSTOP)  # first, or one would start another while its parent is killed
         _kill(found, signal.SIGKILL)

@@ -78,7 +78,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _forget() -> None:
-    """A forked child that kept our ends would supervise the processes behind them alive."""
+    """A forked child that kept our ends would keep the processes behind them alive."""
     for end in list(_ours):
         end.close()
 
@@ -220,7 +220,7 @@ def _await_call(parent: socket.socket, kept: list[_Worker]) -> None:
     wait = 0.0
     while not select.select([parent], [], [], wait)[0]:
         if kept and orphans(kept[0].number):
-            end_below(supervise=kept[0].number)
+            end_below(keep=kept[0].number)
         wait = min(2 * wait + 0.02, IDLE_SECONDS)
 
 

@@ -53,7 +53,7 @@ def missing() -> str:
 
 
 class Workers:
-    """Keepers by the connections to them; `ask` hands each to one call at a time."""
+    """Supervisors by the connections to them; `ask` hands each to one call at a time."""
 
     def __init__(self, *, most: int = MOST, wall: float = WALL_SECONDS) -> None:
         self._wall = wall
