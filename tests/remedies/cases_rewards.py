@@ -15,8 +15,8 @@ from hone.reward.group_scorer import GroupScorer
 from hone.reward.learned.judge import Judge, Settings, check
 from hone.reward.learned.model import Ensemble, RewardModel
 from hone.reward.learned.process import Dense, aggregate
-from hone.reward.sandbox.limits import MIB, Wanted, interpreter, library_of
-from hone.reward.sandbox.sandbox import Call, Limits, Program, Sandbox, open_backend
+from hone.reward.sandbox.limits import MIB, BackendOptions, interpreter, library_of
+from hone.reward.sandbox.sandbox import Call, Program, Sandbox, SandboxLimits, open_backend
 from hone.reward.score import Reward, as_scorer, cached, combine
 from hone.reward.verify import made
 from hone.reward.verify.code.settings import Settings as Code
@@ -140,8 +140,8 @@ VERIFIERS = [
 ]
 
 
-def _wanted(**more: Any) -> Wanted:
-    return Wanted(limits=Limits(**more), slots=1, python=interpreter(), packages=())
+def _wanted(**more: Any) -> BackendOptions:
+    return BackendOptions(limits=SandboxLimits(**more), slots=1, python=interpreter(), packages=())
 
 
 def _ran(world: World, program: Program, seconds: float | None = None) -> None:
@@ -150,21 +150,21 @@ def _ran(world: World, program: Program, seconds: float | None = None) -> None:
 
 
 def limited(name: str, wrong: float, right: float, says: str) -> Case:
-    return given(lambda w, n: Limits(**{name: n}), wrong, right, says)
+    return given(lambda w, n: SandboxLimits(**{name: n}), wrong, right, says)
 
 
 SANDBOXES = [
     limited("seconds", 0, 1, "give a number above 0"),
     limited("memory", 1, 64 * MIB, "an interpreter needs"),
     given(
-        lambda w, disk: Limits(input=64 * MIB, memory=512 * MIB, disk=disk),
+        lambda w, disk: SandboxLimits(input=64 * MIB, memory=512 * MIB, disk=disk),
         32 * MIB,
         64 * MIB,
         "set disk to 64 MiB or more",
     ),
     given(lambda w, python: library_of(python), "/bin/none/python", interpreter(), "with python="),
     given(lambda w, text: _limits([text]), "x=3", "processes=3", "give NAME=N with one of"),
-    given(lambda w, name: open_backend(name, _wanted()).close(), "x", "native", "use auto, native"),
+    given(lambda w, name: open_backend(name, _wanted()).close(), "x", "native", "use native or"),
     given(
         lambda w, calls: _ran(w, Program(source="def f(): pass", calls=calls, stdin="a")),
         [Call("f")],
@@ -172,7 +172,6 @@ SANDBOXES = [
         "give calls, or stdin, or a language",
     ),
     given(lambda w, seconds: _ran(w, Program(source=""), seconds), -1, 5, "give a number above 0"),
-    given(lambda w, name: open_backend(name, _wanted()).close(), "gvisor", "native", "or use the backend native"),
 ]
 
 

@@ -81,11 +81,12 @@ def test_a_timeout_without_processes_is_refused():
 
 
 def test_a_held_out_verifier_is_noted_and_adds_nothing():
-    marker = GroupScorer(reward=Reward(length), held_out=Reward(lambda completion: completion == "yes" or None))
-    (group,) = marker([[rollout("yes"), rollout("no")]])
+    scorer = GroupScorer(reward=Reward(length), held_out=Reward(lambda completion: completion == "yes" or None))
+    (group,) = scorer([[rollout("yes"), rollout("no")]])
     assert [r.outcome for r in group] == [Outcome(value=3.0, parts={"held_out": 1.0}), Outcome(value=2.0)]
-    assert marker.one_by_one
-    assert not GroupScorer(reward=Reward(length), held_out=Reward(lambda completions: [0.0] * len(completions))).one_by_one
+    assert scorer.one_by_one
+    batch = Reward(lambda completions: [0.0] * len(completions))
+    assert not GroupScorer(reward=Reward(length), held_out=batch).one_by_one
 
 
 # --- a memory by content ---

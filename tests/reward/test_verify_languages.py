@@ -14,7 +14,7 @@ from hone.cli import main
 from hone.config.overrides import from_plain
 from hone.errors import HoneError
 from hone.launch.rewards import alone
-from hone.reward.sandbox.sandbox import Limits, Program
+from hone.reward.sandbox.sandbox import Program, SandboxLimits
 from hone.reward.verify import made
 from hone.reward.verify.code.settings import Settings, asked
 from hone.reward.verify.code.verdict import code_reward, sandboxes
@@ -150,7 +150,7 @@ def test_what_a_compiler_says_is_not_output_and_cannot_name_files_of_the_machine
 def test_more_seconds_than_the_usual_are_had_by_the_program_and_its_tests():
     waits = Task(prompt="", extra={"test_list": ["for x in add(1, 2): assert x == 3"]})
     slow = fenced("import time\ndef add(a, b):\n    time.sleep(5.5)\n    return [a + b]")
-    assert code_reward(slow, waits, limits=Limits(seconds=8)).value == 1.0
+    assert code_reward(slow, waits, limits=SandboxLimits(seconds=8)).value == 1.0
 
 
 def test_memory_and_processes_are_settings(reward: Write):

@@ -11,7 +11,7 @@ from benchmarks.trials import program_cases as programs
 from benchmarks.trials.programs import DATA, rows
 from hone.cli import main
 from hone.errors import HoneError
-from hone.reward.sandbox.sandbox import Limits
+from hone.reward.sandbox.sandbox import SandboxLimits
 from hone.reward.verify.code.extract import extract
 from hone.reward.verify.code.settings import Settings, asked
 from hone.reward.verify.code.tests import Cases, read_tests
@@ -157,7 +157,7 @@ def test_what_is_larger_than_a_setting_names_the_setting(setting: str, code: str
 
 def test_larger_settings_take_larger_tests():
     how = asked(Settings(output=1, result=4), "code.yaml")
-    assert how["limits"] == Limits(output=1 << 20, result=4 << 20)
+    assert how["limits"] == SandboxLimits(output=1 << 20, result=4 << 20)
     printed = Task(prompt="", extra={"inputs": [""], "outputs": ["x" * 300_000]})
     assert code_reward(fenced("print('x' * 300000)"), printed, **how).value == 1
     returned = Task(prompt="", extra={"test_list": [f"assert f() == {'x' * 2_000_000!r}"]})

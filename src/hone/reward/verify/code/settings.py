@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from hone.errors import HoneError
 from hone.reward.sandbox.job import ENVIRONMENT
 from hone.reward.sandbox.limits import MIB, interpreter, root_of
-from hone.reward.sandbox.sandbox import Language, Limits
+from hone.reward.sandbox.sandbox import Language, SandboxLimits
 from hone.reward.verify.code.extract import PYTHON
 
 Mode = Literal["all", "fraction"]
@@ -45,7 +45,7 @@ def asked(settings: Settings, where: str) -> dict[str, Any]:
     """What `code_reward` is to be called with; HoneError names `where` the settings are."""
     try:
         _check_sizes(settings)
-        limits = Limits(
+        limits = SandboxLimits(
             seconds=settings.seconds,
             memory=settings.memory * MIB,
             addresses=settings.addresses * MIB,
