@@ -21,7 +21,7 @@ from hone.model.formats.peft import load_peft, save_peft
 from hone.model.lora import add_lora, select_adapter
 from hone.model.scorer import Scorer
 from hone.reward.learned.endpoint import Endpoint
-from hone.reward.learned.model import joined
+from hone.reward.learned.reward_model import joined
 from hone.reward.score import as_scorer
 from hone.reward.steps import split_steps
 from hone.rollout.local import LocalSampler

@@ -18,7 +18,7 @@ from hone.data.text.tokenizer import Tokenizer
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.gguf import load_gguf
 from hone.model.formats.hf_config import config_from_hf
-from hone.reward.learned.folders import reward_model
+from hone.reward.learned.load import reward_model
 from hone.reward.sandbox.limits import BackendOptions, interpreter
 from hone.reward.sandbox.native import NativeBackend
 from hone.reward.sandbox.remote import TOKEN, RemoteBackend, Service

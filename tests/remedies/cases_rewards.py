@@ -12,15 +12,14 @@ from hone.inference.label import Ledger, StepLabels, label_steps
 from hone.launch.measure import summarise
 from hone.model.scorer import Scorer
 from hone.reward.group_scorer import GroupScorer
-from hone.reward.learned.judge import Judge, Settings, check
-from hone.reward.learned.model import Ensemble, RewardModel
-from hone.reward.learned.process import Dense, aggregate
+from hone.reward.learned.judge import Judge, JudgeSettings, check_settings
+from hone.reward.learned.process_model import Dense, aggregate
+from hone.reward.learned.reward_model import Ensemble, RewardModel
 from hone.reward.sandbox.limits import MIB, BackendOptions, interpreter, library_of
 from hone.reward.sandbox.sandbox import Call, Program, Sandbox, SandboxLimits, open_backend
 from hone.reward.score import Reward, as_scorer, cached, combine
 from hone.reward.verify import made
-from hone.reward.verify.code.settings import Settings as Code
-from hone.reward.verify.code.settings import asked
+from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.verdict import code_reward
 from hone.reward.workers.reward_worker import apart
 from hone.search.beam import Beam
@@ -33,17 +32,17 @@ TASK = Task(prompt="a", answer="1", extra={"inputs": ["1"], "outputs": ["1"]})
 
 def judged(wrong: dict[str, Any], right: dict[str, Any], says: str) -> Case:
     """Settings of a judge."""
-    return given(lambda w, s: check(Settings(**{"model": "m", **s}), "my.yaml"), wrong, right, says)
+    return given(lambda w, s: check_settings(JudgeSettings(**{"model": "m", **s}), "my.yaml"), wrong, right, says)
 
 
 def _prompted(world: World, prompt: str) -> None:
     path = Path(world.file(prompt, ".txt"))
-    Judge(Settings(model="m", prompt=path.name), cast(Any, None), folder=path.parent)
+    Judge(JudgeSettings(model="m", prompt=path.name), cast(Any, None), folder=path.parent)
 
 
 def programs(wrong: dict[str, Any], right: dict[str, Any], says: str) -> Case:
     """Settings of how programs are judged."""
-    return given(lambda w, settings: asked(Code(**settings), "code.yaml"), wrong, right, says)
+    return given(lambda w, settings: reward_arguments(CodeSettings(**settings), "code.yaml"), wrong, right, says)
 
 
 def verifier(wrong: str, right: str, says: str) -> Case:
@@ -109,7 +108,7 @@ REWARDS = [
     judged({"low": 3.0, "high": 2.0}, {"low": 1.0, "high": 2.0}, "a mark above low"),
     given(_prompted, "mark it", "mark {completion}", "show the judge what to mark"),
     given(
-        lambda w, name: Judge(Settings(model="m", rubric=name), cast(Any, None), folder=w.folder),
+        lambda w, name: Judge(JudgeSettings(model="m", rubric=name), cast(Any, None), folder=w.folder),
         "none.txt",
         "rewards.py",
         "check the path",

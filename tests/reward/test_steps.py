@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hone.errors import HoneError
-from hone.reward.learned.model import Ensemble, joined
-from hone.reward.learned.process import Dense, ProcessModel, shaping
+from hone.reward.learned.process_model import Dense, ProcessModel, shaping
+from hone.reward.learned.reward_model import Ensemble, joined
 from hone.reward.score import Reward
 from hone.reward.steps import Stepper, split_steps, text_ends
 from hone.types import Batch, Forward, Outcome, Rollout, Stop

@@ -9,7 +9,7 @@ from hone.commands.parser import add_actions, add_command
 from hone.errors import HoneError
 
 if TYPE_CHECKING:
-    pass
+    from hone.reward.sandbox.limits import SandboxLimits
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ from hone.model.formats.folder import load_decoder
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.reward.group_scorer import GroupScorer
-from hone.reward.learned.process import Dense
+from hone.reward.learned.process_model import Dense
 from hone.reward.score import Reward, RewardScorer, as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller

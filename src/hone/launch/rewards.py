@@ -21,12 +21,11 @@ from hone.launch import build
 from hone.launch.measure import sample_groups
 from hone.model.decoder import Decoder
 from hone.reward.learned.endpoint import Budget, Endpoint, Failed
-from hone.reward.learned.folders import reward_model
-from hone.reward.learned.judge import Ask, Judge, check
-from hone.reward.learned.judge import Settings as JudgeSettings
+from hone.reward.learned.judge import Ask, Judge, JudgeSettings, check_settings
+from hone.reward.learned.load import reward_model
 from hone.reward.score import Reward, RewardPart, RewardScorer, as_scorer, cached, combine, read_schedule
 from hone.reward.verify import HANGS, REMEMBERED, SECONDS, made
-from hone.reward.verify.code.settings import Settings, asked
+from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.verdict import code_reward
 from hone.reward.workers.reward_worker import in_workers
 from hone.types import Message, Task
@@ -35,7 +34,7 @@ from hone.types import Message, Task
 def judge(path: str) -> Judge:
     """The judge that a YAML file describes."""
     settings = from_yaml(path, JudgeSettings())
-    check(settings, path)
+    check_settings(settings, path)
     budget = Budget(settings.budget)
     ask: Ask
     if settings.endpoint:
@@ -157,7 +156,7 @@ def _verifier(name: str) -> tuple[Callable[..., Any], bool]:
         raise unknown("reward", name, REWARDS)
     kind, _, path = name.partition(":")
     if kind == "code" and path.endswith((".yaml", ".yml")):
-        return partial(code_reward, **asked(from_yaml(path, Settings()), path)), False
+        return partial(code_reward, **reward_arguments(from_yaml(path, CodeSettings()), path)), False
     return made(name)
 
 

@@ -29,7 +29,7 @@ from hone.reward.sandbox.sandbox import (
     SandboxLimits,
 )
 from hone.reward.sandbox.values import TooLarge
-from hone.reward.verify.code.exam import Examination as _Examination
+from hone.reward.verify.code.checker import Checker
 from hone.reward.verify.code.extract import PYTHON, Extracted, bound, extract, parsed
 from hone.reward.verify.code.settings import MODES
 from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
@@ -179,10 +179,10 @@ def judged(
         return verdicts, printable(f"the program does not define {lacks[0]}: {why}") if lacks else why
     if isinstance(tests, Scripts):
         return _scripts(Program(source=source, language=language), tests, programs, seconds=seconds)
-    exam = _Examination(source, tests, seconds)
-    verdicts = exam.hold(programs, checkers)
-    said = complaint(exam.done) if exam.done else ""
-    return verdicts, said or printable(_first(verdicts, exam.why))
+    checker = Checker(source, tests, seconds)
+    verdicts = checker.hold(programs, checkers)
+    said = complaint(checker.done) if checker.done else ""
+    return verdicts, said or printable(_first(verdicts, checker.why))
 
 
 def _not_there(name: str) -> Raised:

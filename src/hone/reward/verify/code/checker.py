@@ -18,7 +18,7 @@ MAX_CALLS = 100_000  # questions of one program's tests: time ends them before
 ENDED = {"answer": {"ended": "the program has ended"}}
 
 
-class Examination:
+class Checker:
     """One program and its tests."""
 
     def __init__(self, source: str, tests: Asserts, seconds: float) -> None:
