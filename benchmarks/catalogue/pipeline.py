@@ -139,7 +139,7 @@ REWARD = (
         tests="reward/test_score.py",
     ),
     fault(
-        "a run with a broken reward goes on", "pain 12", "loop", "reward/marker.py",
+        "a run with a broken reward goes on", "pain 12", "loop", "reward/group_scorer.py",
         old="        if not bad or len(bad)", new="        if True or len(bad)",
         tests="run/test_settings_take_effect.py",
     ),

@@ -15,9 +15,9 @@ from desk import Desk, failing, job_of, verdict
 
 import hone.algo
 from hone.check import plan, suite
-from hone.check.finding import Finding
 from hone.check.perturb import moved
 from hone.check.probe import Probe
+from hone.check.report import Finding
 from hone.checkpoint import files, state
 from hone.checkpoint.files import save_tensors
 from hone.model.layout import forward

@@ -25,8 +25,8 @@ from hone.model.formats.folder import load_scorer
 from hone.model.formats.foreign import ForeignScorer
 from hone.model.formats.save import save_scorer
 from hone.model.scorer import Scorer
-from hone.reward.learned.folders import process_model, reward_model
-from hone.reward.learned.model import RewardModel
+from hone.reward.learned.load import process_model, reward_model
+from hone.reward.learned.reward_model import RewardModel
 from hone.types import Rollout, Task
 
 torch.set_num_threads(1)

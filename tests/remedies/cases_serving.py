@@ -34,7 +34,7 @@ from hone.model.lora import add_lora
 from hone.model.policy import Policy, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
 from hone.model.teacher import trimmed
-from hone.reward.learned.folders import Reencoder, process_model
+from hone.reward.learned.load import Reencoder, process_model
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.serve.guard import check_token

@@ -33,10 +33,9 @@ from hone.launch.rewards import judge
 from hone.log.sinks import read
 from hone.model.formats.cache import resolve
 from hone.report.report import write_report
-from hone.reward.learned.judge import Settings as JudgeSettings
-from hone.reward.verify.code.settings import Settings as CodeSettings
-from hone.reward.verify.code.settings import asked
-from hone.reward.verify.formal import schema
+from hone.reward.learned.judge import JudgeSettings
+from hone.reward.verify.code.settings import CodeSettings, reward_arguments
+from hone.reward.verify.structure import schema
 from hone.train.learner import Learner
 
 torch.set_num_threads(1)
@@ -89,7 +88,7 @@ def test_a_judges_file_and_a_verifiers(tmp_path: Path, world: World):
 
     def verifier(changed: Any) -> None:
         path = written(tmp_path / "code.yaml", changed)
-        asked(from_yaml(path, CodeSettings()), path)
+        reward_arguments(from_yaml(path, CodeSettings()), path)
 
     tried(plain(JudgeSettings(model="m", endpoint="http://127.0.0.1:9/v1")), attempt, most=100)
     tried(plain(CodeSettings()), verifier, most=100)

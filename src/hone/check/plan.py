@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.learning import trained
 from hone.check.perturb import kept, moved
 from hone.check.probe import Probe
+from hone.check.report import Finding, failed, passed, skipped, warned
 from hone.checkpoint import files as checkpoint
 from hone.checkpoint.files import optimizer_tensors
 from hone.checkpoint.state import restore

@@ -14,7 +14,7 @@ from hone.launch import build, feeds
 from hone.model.formats.cache import resolve
 from hone.model.formats.folder import load_scorer
 from hone.model.formats.hf_config import CONFIG
-from hone.reward.learned.model import RewardModel
+from hone.reward.learned.reward_model import RewardModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

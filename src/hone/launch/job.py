@@ -33,10 +33,9 @@ from hone.model.decoder import Decoder
 from hone.model.formats.folder import load_decoder
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
-from hone.reward.learned.process import Dense
-from hone.reward.marker import Marker
-from hone.reward.score import Reward, as_scorer
-from hone.reward.score import Scorer as RewardScorer
+from hone.reward.group_scorer import GroupScorer
+from hone.reward.learned.process_model import Dense
+from hone.reward.score import Reward, RewardScorer, as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.rollout.supply import Ahead
@@ -60,7 +59,7 @@ class Run:
     roller: Roller | None = None  # online only, as is this: what is sampled before the learner asks for it
     ahead: Ahead | None = None
     reward: RewardScorer | None = None
-    marker: Marker | None = None  # that reward as the loop uses it
+    group_scorer: GroupScorer | None = None  # that reward as the loop uses it
     process: Dense | None = None  # what fills step rewards
     held_out: Sequence[Task] = ()  # what an online run is examined on
     held_rows: Sequence[Group] = ()  # and an offline one
@@ -161,12 +160,12 @@ def _add_rewards(job: Run, *, separate: Mapping[str, Reward]) -> None:
     """What an online run marks its completions with."""
     recipe, device = job.recipe, job.learner.device
     job.reward = as_scorer(unrewarded)
-    job.marker = Marker(reward=job.reward)
+    job.group_scorer = GroupScorer(reward=job.reward)
     if recipe.reward:
         how = partial(rewards.scorer, vocabulary=job.tokenizer, device=device, separate=separate)
         job.reward = how(recipe.reward, parts=recipe.parts)
         held_out = how(recipe.parts.held_out) if recipe.parts.held_out else None
-        job.marker = Marker(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)
+        job.group_scorer = GroupScorer(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)
     job.process = build.process(recipe, job.algo, job.tokenizer, device=device)
 
 

@@ -31,7 +31,7 @@ from hone.log.progress import Progress, Silent
 from hone.log.sinks import JsonlSink, MultiSink, Sink, TensorBoardSink, truncate_after
 from hone.model.policy import Policy
 from hone.reward.outcome import kinds
-from hone.reward.parts import Combined
+from hone.reward.score import Combined
 from hone.train.threads import settled
 from hone.types import Group, Rollout
 
@@ -282,12 +282,12 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
         context = job.policy.decoder.config.max_position_embeddings
         return loop.offline(job.source, job.learner, job.algo, size=train.prompts, context=context)
     assert job.roller is not None
-    assert job.marker is not None
+    assert job.group_scorer is not None
     assert job.ahead is not None
     return loop.online(
         job.ahead,
         job.roller,
-        job.process.after(job.marker) if job.process else job.marker,
+        job.process.after(job.group_scorer) if job.process else job.group_scorer,
         job.learner,
         job.algo,
         prompts=train.prompts,

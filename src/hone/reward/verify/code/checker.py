@@ -10,15 +10,15 @@ from queue import SimpleQueue
 from typing import Any
 
 from hone.errors import HoneError
+from hone.reward.sandbox.protocol import frame
 from hone.reward.sandbox.sandbox import Finished, Sandbox, SandboxError
-from hone.reward.sandbox.talk import frame
 from hone.reward.verify.code.tests import Asserts, NoTests
 
 MAX_CALLS = 100_000  # questions of one program's tests: time ends them before
 ENDED = {"answer": {"ended": "the program has ended"}}
 
 
-class Examination:
+class Checker:
     """One program and its tests."""
 
     def __init__(self, source: str, tests: Asserts, seconds: float) -> None:
@@ -43,7 +43,7 @@ class Examination:
         thread = threading.Thread(target=self._answer, args=[programs], daemon=True)
         thread.start()
         try:
-            done = checkers.talk(frame(self.checker), most=MAX_CALLS, ask=self._examine)
+            done = checkers.converse(frame(self.checker), most=MAX_CALLS, ask=self._examine)
         finally:
             self.calls.put(None)
             thread.join()
@@ -110,7 +110,7 @@ class Examination:
     def _answer(self, programs: Sandbox) -> None:
         """In a thread: the program, asked call by call; once it has ended every call fails."""
         try:
-            self.done = programs.talk(frame(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask)
+            self.done = programs.converse(frame(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask)
         except Exception as failed:  # of the sandbox: whoever waits for an answer must still get one
             self.failed = failed if isinstance(failed, HoneError) else SandboxError(f"no verdict: {failed}: try again")
         while not self.over:

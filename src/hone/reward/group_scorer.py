@@ -1,28 +1,77 @@
-"""A reward as a run uses it."""
+"""The reward of a run: it fills the outcome of every rollout, and stops a run where too many are invalid."""
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 from hone.errors import HoneError, counted
 from hone.log.hacking import HELD_OUT
 from hone.log.progress import say
 from hone.reward.outcome import commonest, kinds
-from hone.reward.patience import Enough, limited
-from hone.reward.score import Scorer, score
+from hone.reward.score import RewardScorer, score
 from hone.types import Group, Outcome, Rollout
+
+WAIT_SECONDS = 2.0  # until then all are waited for: quick failures are told in full
+
+
+class TooManyInvalid(Exception):
+    """More outcomes are invalid than may be; `outcomes` are those."""
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        super().__init__(f"{len(outcomes)} outcomes are invalid")
+        self.outcomes = outcomes
+
+
+@dataclass(slots=True, kw_only=True)
+class InvalidCount:
+    """One part's outcomes of one call, as they come."""
+
+    room: float  # the most that may be invalid
+    late: Callable[[str], None]  # is told of one that took too long
+    since: float = field(default_factory=time.monotonic)
+    bad: list[Outcome] = field(default_factory=list[Outcome])
+
+    def __call__(self, outcomes: Sequence[Outcome], *, late: bool) -> None:
+        """TooManyInvalid where waiting for the others cannot help."""
+        self.bad += [outcome for outcome in outcomes if not outcome.valid]
+        if late:
+            self.late(outcomes[0].reason)
+        if len(self.bad) > self.room and time.monotonic() - self.since >= WAIT_SECONDS:
+            raise TooManyInvalid(self.bad)
+
+
+_limit: ContextVar[tuple[float, Callable[[str], None]] | None] = ContextVar("limit", default=None)
+
+
+@contextmanager
+def limit_invalid(room: float, late: Callable[[str], None]) -> Iterator[None]:
+    """Within it, in this thread, so many outcomes of each call may be invalid."""
+    token = _limit.set((room, late))
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+def count_invalid() -> InvalidCount | None:
+    """For a call that begins here; None where nobody has set a limit."""
+    limit = _limit.get()
+    return None if limit is None else InvalidCount(room=limit[0], late=limit[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marker:
+class GroupScorer:
     """Every outcome filled, and refused where too many are invalid.
 
     held_out: another verifier, whose verdict is noted among the parts and adds nothing.
     """
 
-    reward: Scorer
+    reward: RewardScorer
     max_invalid: float = 0.2
-    held_out: Scorer | None = None
+    held_out: RewardScorer | None = None
     late: list[str] = field(default_factory=list[str])  # the first time-out, which is told
     told: set[str] = field(default_factory=set[str])  # kinds of reasons of the held-out verifier, each told once
 
@@ -44,13 +93,13 @@ class Marker:
         """
         count = count or sum(map(len, groups))
         try:
-            with limited(self.max_invalid * count - len(bad), self._late):
+            with limit_invalid(self.max_invalid * count - len(bad), self._late):
                 scored = score(groups, self.reward)
-        except Enough as enough:
+        except TooManyInvalid as enough:
             raise self._too_many([*bad, *enough.outcomes], count) from None
         if self.held_out is None:
             return scored
-        with limited(math.inf, self._late):
+        with limit_invalid(math.inf, self._late):
             said = self.held_out([r for g in scored for r in g])
         for kind, (_, reason) in kinds(said).items():
             if kind not in self.told:

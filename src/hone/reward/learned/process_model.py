@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hone.errors import HoneError
-from hone.reward.learned.model import joined, values_at
+from hone.reward.learned.reward_model import joined, values_at
 from hone.reward.outcome import invalid
 from hone.reward.steps import Stepper
 from hone.types import Group, Model, Outcome, Rollout, Stop

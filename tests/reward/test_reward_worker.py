@@ -20,7 +20,7 @@ from patience import patience
 from hone.errors import HoneError
 from hone.reward.outcome import PLACE
 from hone.reward.score import Reward, combine, score
-from hone.reward.workers.apart import Apart, Pool, apart
+from hone.reward.workers.reward_worker import WorkerPool, WorkerReward, in_workers
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)
@@ -60,7 +60,7 @@ def odd(completion: str, task: Task):
 
 @pytest.fixture(scope="module")
 def reward() -> Reward:
-    return apart([odd], seconds=SECONDS, workers=2)[0]
+    return in_workers([odd], seconds=SECONDS, workers=2)[0]
 
 
 def outcomes(reward: Reward, *texts: str) -> list[Outcome]:
@@ -103,7 +103,7 @@ def test_many_hang_at_once_and_the_run_of_calls_still_ends(reward: Reward):
 
 
 def test_what_is_given_up_is_no_later_calls_answer():
-    pool, asked = Pool([lambda seconds: time.sleep(seconds) or seconds], workers=2), list[int]()
+    pool, asked = WorkerPool([lambda seconds: time.sleep(seconds) or seconds], workers=2), list[int]()
 
     def enough(number: int, answer: object) -> None:
         asked.append(number)
@@ -126,7 +126,7 @@ def test_a_batched_function_has_the_time_of_all_its_completions_and_crashes_as_o
         time.sleep(10 if "hang" in completions else 0.3)
         return [1.0] * (len(completions) - ("short" in completions))
 
-    (made,) = apart([batch], seconds=0.2, workers=1)
+    (made,) = in_workers([batch], seconds=0.2, workers=1)
     assert [o.value for o in made([rollout("a")] * 3)] == [1.0] * 3
     assert [o.valid for o in made([rollout("hang"), rollout("a")])] == [False, False]
     assert [o.valid for o in made([rollout("die"), rollout("a")])] == [False, False]
@@ -136,9 +136,9 @@ def test_a_batched_function_has_the_time_of_all_its_completions_and_crashes_as_o
 
 
 def test_several_rewards_share_a_pool_and_are_weighed_as_ever():
-    one, two = apart([lambda completion: 1.0, lambda completion: float(len(completion))], seconds=5.0, workers=1)
-    assert isinstance(one, Apart)
-    assert isinstance(two, Apart)
+    one, two = in_workers([lambda completion: 1.0, lambda completion: float(len(completion))], seconds=5.0, workers=1)
+    assert isinstance(one, WorkerReward)
+    assert isinstance(two, WorkerReward)
     assert one.pool is two.pool
     groups = score([[rollout("abc")]], combine({"one": (one, 0.5), "two": (two, 2.0)}))
     added = {"one": 0.5, "two": 6.0}
@@ -147,8 +147,8 @@ def test_several_rewards_share_a_pool_and_are_weighed_as_ever():
 
 def test_what_a_worker_says_runs_nothing_here():
     """A worker that a completion has taken over may answer anything."""
-    (made,) = apart([odd], seconds=1.0, workers=1)
-    assert isinstance(made, Apart)
+    (made,) = in_workers([odd], seconds=1.0, workers=1)
+    assert isinstance(made, WorkerReward)
     rows = ("", '{"value": "x"}', '{"value": NaN}', '{"value": 1, "parts": 3}', "3", "{}")
     for said in (b"", b"[]", b"7", b"{}", b"\xff", *(f'{{"outcomes": [{row}]}}'.encode() for row in rows)):
         found = made._read({"completion": ["x"], "task": [None]}, (0.0, said))
@@ -167,7 +167,7 @@ def test_the_task_is_a_copy(reward: Reward):
         task.extra["seen"] = True
         return 1.0
 
-    (made,) = apart([greedy], seconds=5.0, workers=1)
+    (made,) = in_workers([greedy], seconds=5.0, workers=1)
     one = rollout("x", extra={"a": 1})
     assert made([one])[0].value == 1.0
     assert one.task is not None
@@ -177,7 +177,7 @@ def test_the_task_is_a_copy(reward: Reward):
 def test_no_time_at_all_is_refused():
     for seconds in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(HoneError, match="give a number above 0"):
-            apart([odd], seconds=seconds)
+            in_workers([odd], seconds=seconds)
 
 
 # --- processes ---
@@ -198,48 +198,48 @@ def eventually(holds, *, seconds: float = 5.0) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_keeper_that_is_ended_takes_its_worker_with_it(number: int, tmp_path: Path):
+def test_a_supervisor_that_is_ended_takes_its_worker_with_it(number: int, tmp_path: Path):
     def slow(completion):
         (tmp_path / completion).write_text(str(os.getpid()))
         time.sleep(60)
 
-    (made,) = apart([slow], seconds=60.0, workers=1)
-    assert isinstance(made, Apart)
-    ((_, keeper),) = made.pool._keepers
+    (made,) = in_workers([slow], seconds=60.0, workers=1)
+    assert isinstance(made, WorkerReward)
+    ((_, supervisor),) = made.pool._supervisors
     thread = threading.Thread(target=made, args=([rollout("pid")],), daemon=True)
     thread.start()
     assert eventually((tmp_path / "pid").exists)
     assert eventually(lambda: (tmp_path / "pid").read_text() != "")
     worker = int((tmp_path / "pid").read_text())
     assert running(worker)
-    os.kill(keeper, number)
+    os.kill(supervisor, number)
     thread.join(5)
     assert not thread.is_alive()
     assert eventually(lambda: not running(worker))
 
 
 def test_a_pool_that_is_dropped_ends_its_processes():
-    pool = Pool([len], workers=2)
-    keepers = [number for _, number in pool._keepers]
-    assert all(running(k) for k in keepers)
+    pool = WorkerPool([len], workers=2)
+    supervisors = [number for _, number in pool._supervisors]
+    assert all(running(k) for k in supervisors)
     other = os.fork()
     if not other:  # a child that has a copy of the pool
         del pool
         gc.collect()
         os._exit(0)
     os.waitpid(other, 0)
-    assert all(running(k) for k in keepers)
+    assert all(running(k) for k in supervisors)
     del pool
     gc.collect()
-    assert not any(running(k) for k in keepers)
+    assert not any(running(k) for k in supervisors)
 
 
-def test_a_killed_program_takes_keepers_and_workers_with_it():
+def test_a_killed_program_takes_supervisors_and_workers_with_it():
     read, write = os.pipe()
     program = os.fork()
     if not program:
         os.close(read)
-        (made,) = apart([lambda completion: os.write(write, b"%d\n" % os.getpid()) and time.sleep(60)],
+        (made,) = in_workers([lambda completion: os.write(write, b"%d\n" % os.getpid()) and time.sleep(60)],
                         seconds=60.0, workers=1)  # fmt: skip
         made([rollout("x")])
         os._exit(0)
@@ -252,7 +252,7 @@ def test_a_killed_program_takes_keepers_and_workers_with_it():
 
 
 def test_a_worker_that_dies_between_two_calls_costs_no_outcome():
-    (made,) = apart([lambda completion: os.getpid()], seconds=60.0, workers=1)
+    (made,) = in_workers([lambda completion: os.getpid()], seconds=60.0, workers=1)
     (worker,) = outcomes_of(made, "one")
     assert worker is not None
     os.kill(int(worker), signal.SIGKILL)
@@ -264,10 +264,10 @@ def outcomes_of(reward: Reward, *texts: str) -> list[float | None]:
     return [o.value for o in reward([replace(rollout(t), task=None) for t in texts])]
 
 
-def test_keepers_ended_from_outside_are_done_without_and_with_none_left_it_is_said():
-    (made,) = apart([lambda completion: float(len(completion))], seconds=5.0, workers=2)
-    assert isinstance(made, Apart)
-    first, second = (number for _, number in made.pool._keepers)
+def test_supervisors_ended_from_outside_are_done_without_and_with_none_left_it_is_said():
+    (made,) = in_workers([lambda completion: float(len(completion))], seconds=5.0, workers=2)
+    assert isinstance(made, WorkerReward)
+    first, second = (number for _, number in made.pool._supervisors)
     os.kill(first, signal.SIGKILL)
     found = [o for _ in range(3) for o in outcomes_of(made, "a", "bb")]
     assert found.count(None) == 1
@@ -278,7 +278,7 @@ def test_keepers_ended_from_outside_are_done_without_and_with_none_left_it_is_sa
 
 
 def test_a_process_that_does_not_come_to_life_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("hone.reward.workers.apart.STARTS", 1.0)
+    monkeypatch.setattr("hone.reward.workers.reward_worker.STARTS", 1.0)
     marks = [tmp_path / "hung"]
 
     def hangs() -> None:  # as a child does that waits for a lock which a thread of its parent held
@@ -287,7 +287,7 @@ def test_a_process_that_does_not_come_to_life_is_replaced(monkeypatch: pytest.Mo
             time.sleep(600)
 
     os.register_at_fork(after_in_child=hangs, after_in_parent=marks.clear)  # the first child alone
-    pool = Pool([len], workers=1)
+    pool = WorkerPool([len], workers=1)
     assert pool.map([pickle.dumps((0, "four"))], seconds=5.0) == [(0.0, b"4")]
     assert (tmp_path / "hung").exists()
     pool.close()

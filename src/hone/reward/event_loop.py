@@ -1,4 +1,4 @@
-"""Async functions awaited from plain code: one event loop a process, in a thread of its own.
+"""Async functions await_all from plain code: one event loop a process, in a thread of its own.
 
 It outlives a call, so that a client the function keeps stays bound to a loop that runs.
 """
@@ -14,7 +14,7 @@ from typing import Any
 AT_ONCE = 64  # calls that wait at a time
 
 
-class Late(Exception):
+class TimedOut(Exception):
     """It took longer than it may."""
 
 
@@ -39,7 +39,7 @@ async def _within(make: Callable[[], Awaitable[Any]], seconds: float | None, roo
             async with limit:
                 return await make()
         except BaseException as error:
-            return Late() if limit.expired() else error
+            return TimedOut() if limit.expired() else error
 
 
 async def _all(makes: Sequence[Callable[[], Awaitable[Any]]], seconds: float | None) -> list[Any]:
@@ -47,8 +47,8 @@ async def _all(makes: Sequence[Callable[[], Awaitable[Any]]], seconds: float | N
     return await asyncio.gather(*(_within(make, seconds, room) for make in makes))
 
 
-def awaited(makes: Sequence[Callable[[], Awaitable[Any]]], *, seconds: float | None = None) -> list[Any]:
-    """What each gives, in order, or the exception it ended with: Late after so many seconds of its own."""
+def await_all(makes: Sequence[Callable[[], Awaitable[Any]]], *, seconds: float | None = None) -> list[Any]:
+    """What each gives, in order, or the exception it ended with: TimedOut after so many seconds of its own."""
     future = asyncio.run_coroutine_threadsafe(_all(makes, seconds), _loop(os.getpid()))
     try:
         return future.result()

@@ -1,4 +1,4 @@
-"""A conversation with one job, whatever wall it is behind: the request goes in, bounded streams and values come out.
+"""A conversation with one job, whatever backend runs it: the request goes in, bounded streams and values come out.
 
 Every read is bounded, every wait has an end, and what a program wrote is data: bytes, or values of plain types.
 """
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hone.errors import HoneError
-from hone.reward.sandbox import values as values
+from hone.reward.sandbox import values
 from hone.reward.sandbox.job import LOCKED_IN
 from hone.reward.sandbox.limits import Protection
 
 GRACE = 10.0  # seconds for the kernel to end and empty a slot
 CHUNK = 1 << 16
 END = b"\0\0\0\0"  # of the request: the end of the pipe does not come while a forked process has a copy of it
-PATIENCE = 3.0  # times the seconds allowed, at most, however busy the machine is
+MAX_STRETCH = 3.0  # times the seconds allowed, at most, however busy the machine is
 
 Ask = Callable[[list[Any]], bytes | None]  # every record so far -> more of the request, or None at its end
 
@@ -38,7 +38,7 @@ def frame(value: Any, *, limit: int = 1 << 28) -> bytes:
 
 
 @dataclass(slots=True)
-class Talk:
+class JobOutput:
     """What has come from a job so far, each stream up to its limit."""
 
     output: int  # bytes of stdout, and of stderr
@@ -117,9 +117,9 @@ def await_lock(job: Sequence[int]) -> None:
 
 
 class Backend(Protocol):
-    """Runs jobs behind a wall of some kind."""
+    """Runs jobs where they can do no harm."""
 
-    def talk(self, request: bytes, talk: Talk, *, seconds: float, ask: Ask | None = None) -> float: ...
+    def converse(self, request: bytes, job_output: JobOutput, *, seconds: float, ask: Ask | None = None) -> float: ...
 
     def report(self) -> list[Protection]: ...
 
@@ -142,10 +142,16 @@ class Conversation:
     """
 
     def __init__(
-        self, job: Sequence[int], end: int, told: Callable[[], dict[str, Any]], *, talk: Talk, ask: Ask | None
+        self,
+        job: Sequence[int],
+        end: int,
+        told: Callable[[], dict[str, Any]],
+        *,
+        job_output: JobOutput,
+        ask: Ask | None,
     ) -> None:
         self.inbox, self.out, self.err, self.result, self.handle = job
-        self.end, self.told, self.talk, self.ask = end, told, talk, ask
+        self.end, self.told, self.job_output, self.ask = end, told, job_output, ask
         self.pending, self.last = b"", ask is None
         self.held = set(job)
         self.poll = select.poll()
@@ -174,11 +180,11 @@ class Conversation:
         """Until the job has ended. On a busy machine, time in which others had the processor does not count."""
         killed, began = False, time.monotonic()
         allowed = until - began
-        while not self.talk.told:
-            if not killed and not self.talk.limit and time.monotonic() >= until:
-                until = began + min(allowed + waited(self.handle), PATIENCE * allowed)
-            if not killed and (self.talk.limit or time.monotonic() >= until):
-                self.talk.limit = self.talk.limit or "time"
+        while not self.job_output.told:
+            if not killed and not self.job_output.limit and time.monotonic() >= until:
+                until = began + min(allowed + waited(self.handle), MAX_STRETCH * allowed)
+            if not killed and (self.job_output.limit or time.monotonic() >= until):
+                self.job_output.limit = self.job_output.limit or "time"
                 with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
                     signal.pidfd_send_signal(self.handle, signal.SIGKILL)
                 killed, until = True, time.monotonic() + GRACE
@@ -192,8 +198,8 @@ class Conversation:
     def _event(self, descriptor: int) -> bool:
         """What one descriptor has to tell; False where the slot has died."""
         if descriptor == self.end:
-            self.talk.told = self.told()
-            return bool(self.talk.told)
+            self.job_output.told = self.told()
+            return bool(self.job_output.told)
         if descriptor == self.inbox:
             self._write()
         elif not self._take(descriptor):
@@ -207,9 +213,9 @@ class Conversation:
         except BlockingIOError:
             return False
         if descriptor != self.result:
-            self.talk.text(self.talk.stdout if descriptor == self.out else self.talk.stderr, part)
-        elif self.talk.data(part) and self.ask is not None and not self.last:
-            more = self.ask(self.talk.records)
+            self.job_output.text(self.job_output.stdout if descriptor == self.out else self.job_output.stderr, part)
+        elif self.job_output.data(part) and self.ask is not None and not self.last:
+            more = self.ask(self.job_output.records)
             self.last = more is None
             self._queue(END if more is None else more)
         return bool(part)

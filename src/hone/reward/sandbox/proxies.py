@@ -1,8 +1,8 @@
 """Objects that stay where they are: a program's functions and objects as its tests see them, and the other way round.
 
-Tests and program run in two sandboxes. Data crosses between them as `sandbox_values` writes it. Anything else stays
-behind, and a `Remote` stands for it: what is done to the Remote is asked of the other side, whose answer is data again
-or another Remote. A program's methods must not decide what its tests compare with data: a Remote equals nothing but
+Tests and program run in two sandboxes. Data crosses between them as `values` writes it. Anything else stays
+behind, and a `Proxy` stands for it: what is done to the Proxy is asked of the other side, whose answer is data again
+or another Proxy. A program's methods must not decide what its tests compare with data: a Proxy equals nothing but
 itself, and only objects of classes that the tests name are compared, added or searched by their own methods, with each
 other. Both sides use this module; it imports nothing of Hone but what they have.
 """
@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hone.reward.sandbox import values as values
-from hone.reward.sandbox.raised import failed, raisable, raised
+from hone.reward.sandbox import values
+from hone.reward.sandbox.exceptions import exception_class, exception_record, rebuild
 
 SINGLE, CHUNK = 64, 256  # items of an iterator asked for one at a time, as it may be endless; then so many at once
 WATCHED = 10_000  # bytes of an attribute that is watched for changes
@@ -32,7 +32,7 @@ class Ended(BaseException):
     """The program has ended: no test may take this for an exception that it expects."""
 
 
-class Line:
+class Channel:
     """One side's end of the conversation."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Line:
         self.objects, self.numbers = dict[int, Any](), dict[int, int]()
         self.late = dict[int, BaseException]()  # what an iterator raised after items that were not told yet
         self.remotes = dict[int, Any]()  # what stands for an object of the other side is one object itself
-        self.lists = deque[tuple[Remote, str, Any, bytes]](maxlen=8)  # attributes read last, and as what they were read
+        self.lists = deque[tuple[Proxy, str, Any, bytes]](maxlen=8)  # attributes read last, and as what they were read
         self.derived = set[int]()  # objects that a program has made of data in tests' arithmetic
         self.classes: Mapping[str, type[BaseException]] = {}  # exceptions that tests name and the program defines
         self.kinds: frozenset[str] = frozenset()  # classes of the program that tests name
@@ -56,7 +56,7 @@ class Line:
         return values.loads(text, resolve=self._resolve)
 
     def _number(self, value: Any) -> int:
-        if isinstance(value, Remote):  # a name of the program has no number before the program gives it one
+        if isinstance(value, Proxy):  # a name of the program has no number before the program gives it one
             return value._number or getattr(value._ask("itself"), "_number", 0)
         key = id(value)
         if key not in self.numbers:  # the object is kept, so its id stays its own
@@ -68,7 +68,7 @@ class Line:
         if found.number * self._sign > 0:
             return self.objects[found.number]
         if found.number not in self.remotes:
-            self.remotes[found.number] = _as_awaited(Remote(self, found.kind, found.number))
+            self.remotes[found.number] = _as_awaited(Proxy(self, found.kind, found.number))
         return self.remotes[found.number]
 
     def ask(self, do: str, on: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,7 +90,11 @@ class Line:
                 return {"answer": {"missing": on}}
             on = module[on]
         elif module is None and not _may(asked["do"], on, args):
-            return {"answer": failed(PermissionError("tests lend this only to be called, read and stepped through"))}
+            return {
+                "answer": exception_record(
+                    PermissionError("tests lend this only to be called, read and stepped through")
+                )
+            }
         try:
             before = self._written(args, kwargs)
             found: Record = {"value": self._done(asked["do"], on, args, kwargs)}
@@ -100,10 +104,10 @@ class Line:
             found |= {"changed": [args, kwargs]} if self._written(args, kwargs) != before else {}
             values.dumps(found, limit=self._limit, refer=self._number)  # too large: an error, and not the end
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: the next call is still asked
-            return {"answer": failed(error)}
+            return {"answer": exception_record(error)}
         return {"answer": found}
 
-    def watch(self, on: "Remote", name: str, value: Any) -> None:
+    def watch(self, on: "Proxy", name: str, value: Any) -> None:
         """A copy of an attribute was read; where this side changes it, the other side's shall change too."""
         written = self._written([value], {})
         if written and len(written) < WATCHED:
@@ -147,7 +151,7 @@ class Line:
         if "missing" in answer:
             raise NameError(f"the program does not define {answer['missing']}")
         if "error" in answer:
-            raise raised(answer, self.classes)
+            raise rebuild(answer, self.classes)
         if "changed" in answer:
             new_args, new_kwargs = answer["changed"]
             for old, new in zip([*args, *kwargs.values()], [*new_args, *new_kwargs.values()], strict=True):
@@ -155,12 +159,12 @@ class Line:
         return args[answer["same"]] if "same" in answer else answer["value"]
 
 
-class Remote:
+class Proxy:
     """An object of the other side, or what a name of the program stands for there."""
 
     __slots__ = ("_ahead", "_kind", "_line", "_number", "_taken")
 
-    def __init__(self, line: Line, kind: str, number: int) -> None:
+    def __init__(self, line: Channel, kind: str, number: int) -> None:
         for name, value in (("line", line), ("kind", kind), ("number", number), ("ahead", deque()), ("taken", 0)):
             object.__setattr__(self, f"_{name}", value)
 
@@ -197,7 +201,7 @@ class Remote:
 
     def __iter__(self) -> Iterator[Any]:
         found = self._ask("iter")
-        return iter(found) if not isinstance(found, Remote) else found._steps()
+        return iter(found) if not isinstance(found, Proxy) else found._steps()
 
     def _steps(self) -> Iterator[Any]:
         while True:
@@ -220,7 +224,7 @@ class Remote:
         return self._ask("contains", item) is True if self._own else any(item == other for other in self)
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, Remote) and self._ask("holds", instance) is True
+        return isinstance(instance, Proxy) and self._ask("holds", instance) is True
 
     def __enter__(self) -> Any:
         return self._ask("get", "__enter__")()
@@ -229,7 +233,7 @@ class Remote:
         return self._ask("get", "__exit__")(None, None, None)
 
     def __subclasscheck__(self, kind: Any) -> bool:
-        return isinstance(kind, Remote) and self._ask("derives", kind) is True
+        return isinstance(kind, Proxy) and self._ask("derives", kind) is True
 
     def __hash__(self) -> int:
         if self._number > 0 and self._own:  # equal objects of one class have one place in a set
@@ -237,7 +241,7 @@ class Remote:
         return hash((self._number, self._kind if not self._number else ""))
 
 
-def _as_awaited(found: Remote) -> Any:
+def _as_awaited(found: Proxy) -> Any:
     """Coroutines and asynchronous generators of the program as such: asyncio takes no others."""
 
     async def awaited() -> Any:
@@ -253,11 +257,11 @@ def _as_awaited(found: Remote) -> Any:
     return found
 
 
-def _ordered(name: str) -> Callable[[Remote, Any], Any]:
+def _ordered(name: str) -> Callable[[Proxy, Any], Any]:
     """A comparison of two objects whose class the tests name is the class's own; of all others only identity is."""
 
-    def compare(self: Remote, other: Any) -> Any:
-        if not isinstance(other, Remote):
+    def compare(self: Proxy, other: Any) -> Any:
+        if not isinstance(other, Proxy):
             return False if name == "eq" else NotImplemented
         if self._number == other._number and (self._number or self._kind == other._kind):
             return name in ("eq", "le", "ge")
@@ -269,22 +273,22 @@ def _ordered(name: str) -> Callable[[Remote, Any], Any]:
 
 
 def _passed_on(name: str) -> Callable[..., Any]:
-    def method(self: Remote, *args: Any) -> Any:
+    def method(self: Proxy, *args: Any) -> Any:
         return self._ask(name, *args)
 
     return method
 
 
-def _combined(name: str) -> Callable[[Remote, Any], Any]:
+def _combined(name: str) -> Callable[[Proxy, Any], Any]:
     """Arithmetic of an object with data gives another object: a number would be what the program makes of the data."""
 
-    def method(self: Remote, other: Any) -> Any:
+    def method(self: Proxy, other: Any) -> Any:
         if not self._own:
             return NotImplemented
         found = self._ask(name, other)
-        if isinstance(found, Remote) and not isinstance(other, Remote):
+        if isinstance(found, Proxy) and not isinstance(other, Proxy):
             self._line.derived.add(found._number)
-        return found if isinstance(found, Remote) or isinstance(other, Remote) else NotImplemented
+        return found if isinstance(found, Proxy) or isinstance(other, Proxy) else NotImplemented
 
     return method
 
@@ -292,7 +296,7 @@ def _combined(name: str) -> Callable[[Remote, Any], Any]:
 def _alone(name: str) -> Callable[..., Any]:
     """An operation on an object alone, which cannot see what tests compare it with unless it was made of that."""
 
-    def method(self: Remote, *args: Any) -> Any:
+    def method(self: Proxy, *args: Any) -> Any:
         if not self._own or self._number in self._line.derived:
             raise TypeError(f"bad operand type for {name}: {self._kind!r}")
         return self._ask(name, *args)
@@ -301,14 +305,14 @@ def _alone(name: str) -> Callable[..., Any]:
 
 
 for _name in ORDER:
-    setattr(Remote, f"__{_name}__", _ordered(_name))
+    setattr(Proxy, f"__{_name}__", _ordered(_name))
 for _name in ARITHMETIC:
-    setattr(Remote, f"__{_name.strip('_')}__", _combined(_name))
-    setattr(Remote, f"__r{_name.strip('_')}__", _combined(f"r{_name}"))
+    setattr(Proxy, f"__{_name.strip('_')}__", _combined(_name))
+    setattr(Proxy, f"__r{_name.strip('_')}__", _combined(f"r{_name}"))
 for _name in ALONE:
-    setattr(Remote, f"__{_name}__", _alone(_name))
+    setattr(Proxy, f"__{_name}__", _alone(_name))
 for _name in ("len", "bool", "str", "repr", "format", "reversed", "getitem", "setitem", "delitem"):
-    setattr(Remote, f"__{_name}__", _passed_on(_name))
+    setattr(Proxy, f"__{_name}__", _passed_on(_name))
 _ASKED = ("is", "startswith", "endswith", "equals", "__eq__", "__contains__")  # methods that say yes to what tests give
 
 
@@ -346,7 +350,7 @@ _DO: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in (*ARITHMETIC, *ORDER)},
     **{f"r{name}": (lambda f: lambda on, other: f(other, on))(getattr(operator, name)) for name in ARITHMETIC},
 }
-_NEVER = (type, types.ModuleType, types.FrameType, types.CodeType, Line)
+_NEVER = (type, types.ModuleType, types.FrameType, types.CodeType, Channel)
 _CALLED = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodDescriptorType, type)
 _DANGEROUS = ("eval", "exec", "compile", "open", "input", "__import__", "globals", "setattr", "getattr", "breakpoint")
 
@@ -362,21 +366,23 @@ def _may(do: str, on: Any, args: Sequence[Any]) -> bool:
     return do in _DO or do == "next"
 
 
-def _bases(line: Line, name: str) -> list[str]:
+def _bases(line: Channel, name: str) -> list[str]:
     try:
         return list(line.ask("kinds", name))
     except Exception:  # it is no class, or not there: the test that uses it says so
         return []
 
 
-def stand_ins(line: Line, *, called: Sequence[str], used: Sequence[str], raised: Sequence[str]) -> dict[str, Any]:
+def program_proxies(
+    line: Channel, *, called: Sequence[str], used: Sequence[str], raised: Sequence[str]
+) -> dict[str, Any]:
     """What the program's names are among its tests: those that are called, used otherwise, or caught as exceptions."""
-    line.classes = {name: raisable(name, _bases(line, name)) for name in raised}
+    line.classes = {name: exception_class(name, _bases(line, name)) for name in raised}
     line.kinds = frozenset(name for name in (*called, *used) if name[0].isupper())  # a function's name makes no class
-    found: dict[str, Any] = {name: Remote(line, name, 0) for name in called}
+    found: dict[str, Any] = {name: Proxy(line, name, 0) for name in called}
     for name in used:  # a constant is data, and only the program knows whether it is one
         try:
             found[name] = line.ask("itself", name)
         except NameError:  # said again by whichever test uses it
-            found[name] = Remote(line, name, 0)
+            found[name] = Proxy(line, name, 0)
     return {**found, **line.classes}

@@ -163,7 +163,7 @@ def unfonted(text: str) -> str:
     return text
 
 
-def tidy(text: str) -> str:
+def normalise(text: str) -> str:
     """The same answer in one spelling of LaTeX."""
     text = re.sub(r",\\!\s*", ",", unquoted(characters(_MARKED.sub("", text))))
     text = re.sub(r"(?<=[0-9])\s?\{\s?,\s?\}\s?(?=[0-9])", "{,}", text)

@@ -1,7 +1,7 @@
 """The sandbox's own processes: a server that forks slots, a slot that forks jobs, and a job that runs a program.
 
     server    fresh interpreter, no environment, the host's namespaces; ends every slot when its client is gone
-    keeper    joins the slot's cgroup, makes the namespaces, waits
+    parent    joins the slot's cgroup, makes the namespaces, waits
     slot      pid 1 of its namespaces behind a read-only root; only forks, waits and tells; sees no program
     job       pid 1 of namespaces of its own, locked in before it reads the program; nothing trusted is in there
 
@@ -20,7 +20,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from hone.reward.sandbox import wall as wall
+from hone.reward.sandbox import namespaces
 from hone.reward.sandbox.job import furnish, run_job
 
 Conf = Mapping[str, Any]
@@ -37,27 +37,27 @@ def serve(descriptor: int) -> None:
     furnish([*conf["path"], *conf["packages"]])
     gc.collect()
     gc.freeze()  # objects that a collection in a child would touch, and so copy
-    keepers: dict[int, tuple[int, list[str]]] = {}
+    parents: dict[int, tuple[int, list[str]]] = {}
     while True:
         text, found, _, _ = socket.recv_fds(client, 1 << 16, 1)
         if not text:
             break
         order = json.loads(text)
         if order["do"] == "open":
-            keepers[order["slot"]] = (_start(found[0], client, conf, order), order["cgroups"])
+            parents[order["slot"]] = (_start(found[0], client, conf, order), order["cgroups"])
             os.close(found[0])
-        elif order["slot"] in keepers:
-            _end(*keepers.pop(order["slot"]))
+        elif order["slot"] in parents:
+            _end(*parents.pop(order["slot"]))
             client.send(b"ended")
-    for keeper in keepers.values():
-        _end(*keeper)
+    for parent in parents.values():
+        _end(*parent)
 
 
-def _end(keeper: int, cgroups: list[str]) -> None:
+def _end(parent: int, cgroups: list[str]) -> None:
     """Kill a slot with all that is in it; its cgroups go once the last process has."""
-    os.kill(keeper, signal.SIGKILL)
-    os.waitpid(keeper, 0)
-    wall.remove_groups(cgroups)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    namespaces.remove_groups(cgroups)
 
 
 def _start(descriptor: int, client: socket.socket, conf: Conf, order: Conf) -> int:
@@ -79,11 +79,11 @@ def _keep(control: socket.socket, conf: Conf, order: Conf) -> NoReturn:
         with open(f"{folder}/cgroup.procs", "w") as file:
             file.write("0")
     uid, gid = os.geteuid(), os.getegid()
-    privileged = uid == 0 and wall.exists(conf["uid"])
-    wall.unshare(wall.APART | (0 if privileged else wall.NEWUSER))
+    privileged = uid == 0 and namespaces.exists(conf["uid"])
+    namespaces.unshare(namespaces.APART | (0 if privileged else namespaces.NEWUSER))
     if not privileged:
-        wall.map_user(uid, gid)
-    wall.prctl(wall.PDEATHSIG, signal.SIGKILL)
+        namespaces.map_user(uid, gid)
+    namespaces.prctl(namespaces.PDEATHSIG, signal.SIGKILL)
     pid = os.fork()
     if not pid:
         _slot(control, conf, privileged=privileged)
@@ -96,16 +96,16 @@ def _slot(control: socket.socket, conf: Conf, *, privileged: bool) -> NoReturn:
     """Pid 1 of the slot: builds the root, gives up the machine's rights, then forks job after job."""
     try:
         socket.sethostname("sandbox")
-        proc = wall.build_root(conf["root"])
+        proc = namespaces.build_root(conf["root"])
         inside = dict(conf["job"], uid=None)
         if privileged and conf["user"]:
-            wall.become(conf["uid"], conf["uid"])
-            wall.unshare(wall.NEWUSER | wall.NEWNS)
-            wall.map_user(conf["uid"], conf["uid"])
+            namespaces.become(conf["uid"], conf["uid"])
+            namespaces.unshare(namespaces.NEWUSER | namespaces.NEWNS)
+            namespaces.map_user(conf["uid"], conf["uid"])
         elif privileged:
             inside["uid"] = conf["uid"]
-        wall.promise()
-        wall.prctl(wall.PDEATHSIG, signal.SIGKILL)
+        namespaces.promise()
+        namespaces.prctl(namespaces.PDEATHSIG, signal.SIGKILL)
         while True:
             _one_job(control, conf, inside, proc=proc)
     except OSError as error:
@@ -120,7 +120,7 @@ def _one_job(control: socket.socket, conf: Conf, inside: Conf, *, proc: bool) ->
     request, out, err, result = (os.pipe() for _ in range(4))
     ours = (request[0], out[1], err[1], result[1])  # 0 to 3 of the job
     theirs = (request[1], out[0], err[0], result[0])
-    pid = wall.fork_into(wall.NEWPID | wall.NEWNS)
+    pid = namespaces.fork_into(namespaces.NEWPID | namespaces.NEWNS)
     if not pid:
         run_job(ours, inside)
     handle = os.pidfd_open(pid)

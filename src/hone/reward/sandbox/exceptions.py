@@ -1,4 +1,4 @@
-"""Exceptions that cross the wall: what one is to the other side, and how it is raised there again.
+"""Exceptions that cross between sandbox and client: what one is to the other side, and how it is raised there again.
 
 Both sides use this module, so it imports nothing of Hone.
 """
@@ -26,12 +26,12 @@ def _made_again(kind: type[BaseException], answer: Mapping[str, Any]) -> BaseExc
     return error
 
 
-def failed(error: BaseException) -> Record:
+def exception_record(error: BaseException) -> Record:
     """What an exception is to the other side: its text, its classes, and what it holds where that is data."""
     kinds = [[kind.__module__, kind.__name__] for kind in type(error).__mro__ if issubclass(kind, BaseException)]
     args = [_told_value(value) for value in error.args[:8]]
     held = {name: _told_value(value) for name, value in list(vars(error).items())[:16] if not name.startswith("_")}
-    return {"error": told(error), "kinds": kinds[:16], "args": args, "held": held}
+    return {"error": describe(error), "kinds": kinds[:16], "args": args, "held": held}
 
 
 def _told_value(value: Any) -> Any:
@@ -39,7 +39,7 @@ def _told_value(value: Any) -> Any:
     return text[:1000] if isinstance(text, str) else text
 
 
-def told(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
     """An exception in one text."""
     said = as_text(error)
     return f"{type(error).__name__}: {said}"[:500] if said else type(error).__name__
@@ -53,7 +53,7 @@ def as_text(value: Any) -> str:
         return ""
 
 
-def raised(answer: Mapping[str, Any], classes: Mapping[str, type[BaseException]]) -> BaseException:
+def rebuild(answer: Mapping[str, Any], classes: Mapping[str, type[BaseException]]) -> BaseException:
     """The same exception, or the nearest of its bases that there is on this side; classes: made for it here."""
     for module, name in answer["kinds"]:
         if module.startswith(_RUNNERS):
@@ -64,7 +64,7 @@ def raised(answer: Mapping[str, Any], classes: Mapping[str, type[BaseException]]
     return RuntimeError(answer["error"])
 
 
-def raisable(name: str, kinds: Sequence[str]) -> type[BaseException]:
+def exception_class(name: str, kinds: Sequence[str]) -> type[BaseException]:
     """A class for an exception of the program, derived from the nearest of its bases that Python itself has."""
     known = (getattr(builtins, str(kind), None) for kind in kinds)
     bases = [kind for kind in known if isinstance(kind, type) and issubclass(kind, BaseException)]

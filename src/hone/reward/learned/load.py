@@ -13,8 +13,8 @@ from hone.errors import HoneError
 from hone.model.formats.cache import resolve
 from hone.model.formats.folder import load_scorer
 from hone.model.scorer import Scorer
-from hone.reward.learned.model import Ensemble, RewardModel
-from hone.reward.learned.process import ProcessModel
+from hone.reward.learned.process_model import ProcessModel
+from hone.reward.learned.reward_model import Ensemble, RewardModel
 from hone.reward.steps import Stepper
 from hone.types import Rollout
 

@@ -1,4 +1,4 @@
-"""A keeper: a process that runs no code of the user's, and has a worker that does.
+"""A supervisor: a process that runs no code of the user's, and has a worker that does.
 
 It ends a worker whose time is up and forks another from its own memory, which nothing has touched. What a worker
 answers is handed on as bytes, never read; when the other end of its connection closes, both are gone, with every
@@ -89,12 +89,12 @@ os.register_at_fork(after_in_child=_forget)
 class _Worker:
     """A child in a session of its own."""
 
-    def __init__(self, work: Work, keeper: socket.socket, bounds: Bounds | None) -> None:
+    def __init__(self, work: Work, supervisor: socket.socket, bounds: Bounds | None) -> None:
         self.end, theirs = pair()
         self.bounds = bounds
         self.number = os.fork()
         if not self.number:
-            keeper.close()
+            supervisor.close()
             _serve(work, theirs, bounds)
         theirs.close()
         watched = bounds is not None and not bounds.folders
@@ -158,7 +158,7 @@ def _serve(work: Work, of: socket.socket, bounds: Bounds | None) -> NoReturn:
         owner = os.getpid()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        die_with_parent()  # nobody else would end the worker of a keeper that was killed
+        die_with_parent()  # nobody else would end the worker of a supervisor that was killed
         if bounds is not None:
             bounds.enter()
         while True:
@@ -177,7 +177,7 @@ def _end(number: int, frame: object) -> None:
     raise Closed
 
 
-def keep(work: Work, parent: socket.socket, bounds: Bounds | None = None) -> NoReturn:
+def supervise(work: Work, parent: socket.socket, bounds: Bounds | None = None) -> NoReturn:
     """Never returns: hands calls on to a worker, and back its answer, or that it was too slow, or how it died."""
     kept = list[_Worker]()  # one at most
     try:

@@ -1,4 +1,4 @@
-"""The wall: namespaces, a read-only root, an unprivileged user, limits and the filter of system calls.
+"""Namespaces, a read-only root, an unprivileged user, limits and the filter of system calls.
 
 Everything here runs in processes of the sandbox's own, never in the one that trains. It raises OSError with the
 step that failed; nothing is skipped because it failed.
@@ -176,17 +176,12 @@ def limit(rlimits: Mapping[str, int]) -> None:
         kind = getattr(resource, name)
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        if resource.getrlimit(kind) != (value, value):  # gVisor refuses some, even where nothing changes
-            resource.setrlimit(kind, (value, value))
+        resource.setrlimit(kind, (value, value))
 
 
 def drop_rights() -> None:
     """capset(2): nothing effective, permitted or inheritable; and none ambient."""
-    try:
-        prctl(AMBIENT, 4)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # gVisor's kernel has no such thing
-            raise
+    prctl(AMBIENT, 4)
     header = ctypes.create_string_buffer(struct.pack("=Ii", 0x20080522, 0), 8)
     _call("capset", header, ctypes.create_string_buffer(24))
 

@@ -1,6 +1,6 @@
 """Rewards in processes of their own: one that hangs is ended, and one that takes its interpreter down takes no other.
 
-Each has a limit of memory, and nothing that it starts outlives it (see `keeper`).
+Each has a limit of memory, and nothing that it starts outlives it (see `supervisor`).
 
 A pool's processes are forked when it is made, so that functions need no name to be found by; make it before there are
 threads, a GPU or large weights. Calls go out as pickles; outcomes come back as JSON, for nothing that a worker says
@@ -27,20 +27,20 @@ from typing import Any, NoReturn
 import torch
 
 from hone.errors import HoneError
+from hone.reward.event_loop import AT_ONCE
+from hone.reward.group_scorer import count_invalid
 from hone.reward.outcome import crashed, invalid, to_outcome
-from hone.reward.patience import watch
 from hone.reward.score import Reward
-from hone.reward.waiting import AT_ONCE
-from hone.reward.workers.keeper import ANSWERED, DIED, FULL, TIMED_OUT, Closed, keep, pair, receive, send
 from hone.reward.workers.process_tree import Bounds, usual_memory
+from hone.reward.workers.supervisor import ANSWERED, DIED, FULL, TIMED_OUT, Closed, pair, receive, send, supervise
 from hone.types import Outcome, Rollout
 
 MOST = 8  # workers, unless asked for more
 STARTS, TRIES = 20.0, 3  # seconds that a new process may take to come to life, and how many are tried
 NOBODYS = -1  # the number of a call that was given up
-Answer = tuple[float, bytes]  # what became of a call (see keeper), and what the worker said, or how it died
+Answer = tuple[float, bytes]  # what became of a call (see supervisor), and what the worker said, or how it died
 Seen = Callable[[int, Answer], None]
-Keeper = tuple[socket.socket, int]  # the connection, and the process
+Supervisor = tuple[socket.socket, int]  # the connection, and the process
 
 
 def _cores() -> int:
@@ -49,10 +49,10 @@ def _cores() -> int:
     return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 
 
-class Pool:
-    """Keepers, each with a worker that calls one of these functions at a time; what they return must be JSON's.
+class WorkerPool:
+    """Supervisors, each with a worker that calls one of these functions at a time; what they return must be JSON's.
 
-    >>> pool = Pool([len, sum], workers=1)
+    >>> pool = WorkerPool([len, sum], workers=1)
     >>> pool.map([pickle.dumps((0, "four")), pickle.dumps((1, [1, 2]))], seconds=5.0)
     [(0.0, b'4'), (0.0, b'3')]
     >>> pool.close()
@@ -68,11 +68,11 @@ class Pool:
         self.size = workers or min(MOST, _cores())
         self.memory = memory or usual_memory(self.size)
         bounds = [Bounds.make(self.memory) for _ in range(self.size)]
-        self._keepers = [_keeper(partial(keep, work, bounds=each)) for each in bounds]
-        self._bounds = {end: each for (end, _), each in zip(self._keepers, bounds, strict=True)}
-        self._idle, self._lock = [end for end, _ in self._keepers], threading.Lock()
+        self._supervisors = [_supervisor(partial(supervise, work, bounds=each)) for each in bounds]
+        self._bounds = {end: each for (end, _), each in zip(self._supervisors, bounds, strict=True)}
+        self._idle, self._lock = [end for end, _ in self._supervisors], threading.Lock()
         self._given_up = dict[socket.socket, int]()  # whose answers are still to come, and nobody wants
-        self.close = weakref.finalize(self, _close, os.getpid(), self._keepers, bounds)
+        self.close = weakref.finalize(self, _close, os.getpid(), self._supervisors, bounds)
 
     def map(self, calls: Sequence[bytes], *, seconds: float, seen: Seen = lambda number, answer: None) -> list[Answer]:
         """The answers in the calls' order, as many at a time as there are workers; each call has so many seconds.
@@ -113,12 +113,12 @@ class Pool:
             content, about = receive(end)
         except Closed:
             self._bounds[end].close()
-            return DIED, b"its keeper was ended"
+            return DIED, b"its supervisor was ended"
         self._idle.append(end)
         return about, content
 
 
-def _keeper(run: Callable[[socket.socket], NoReturn]) -> Keeper:
+def _supervisor(run: Callable[[socket.socket], NoReturn]) -> Supervisor:
     """One that has come to life. A child of a process with threads may not: Python 3.11 waits in it for a lock that one
     of them held, and which nobody can let go."""
     for _ in range(TRIES):
@@ -131,7 +131,7 @@ def _keeper(run: Callable[[socket.socket], NoReturn]) -> Keeper:
     raise HoneError("processes that compute rewards do not start: try again, or set train.reward_apart=never")
 
 
-def _forked(run: Callable[[socket.socket], NoReturn]) -> Keeper:
+def _forked(run: Callable[[socket.socket], NoReturn]) -> Supervisor:
     ours, theirs = pair()
     number = os.fork()
     if number:
@@ -150,29 +150,29 @@ def _forked(run: Callable[[socket.socket], NoReturn]) -> Keeper:
         os._exit(1)
 
 
-def _close(owner: int, keepers: Iterable[Keeper], bounds: Iterable[Bounds]) -> None:
+def _close(owner: int, supervisors: Iterable[Supervisor], bounds: Iterable[Bounds]) -> None:
     """Their connections end, and with them they do; not in a child that has a copy of the pool."""
     if os.getpid() != owner:
         return
-    for end, _ in keepers:
+    for end, _ in supervisors:
         end.close()
-    for _, number in keepers:
+    for _, number in supervisors:
         try:
             os.waitpid(number, 0)
         except ChildProcessError:  # somebody else waits for every child
             continue
     for each in bounds:
-        each.close()  # of a keeper that was killed
+        each.close()  # of a supervisor that was killed
 
 
 @dataclass(frozen=True)
-class Apart(Reward):
+class WorkerReward(Reward):
     """A reward whose function is called in a pool's worker, with so many seconds for each completion.
 
     An async function gets as many completions a call as make each worker's share, and they wait together.
     """
 
-    pool: Pool = field(kw_only=True)
+    pool: WorkerPool = field(kw_only=True)
     number: int = field(kw_only=True)  # of the function, in the pool
     seconds: float = field(kw_only=True)
 
@@ -182,7 +182,7 @@ class Apart(Reward):
         columns, n = self.columns(rollouts), len(rollouts)
         share = n if not self.one_by_one else math.ceil(n / self.pool.size) if self.waits else 1
         calls = [{name: c[i : i + share] for name, c in columns.items()} for i in range(0, n, share)]
-        found, watched = dict[int, list[Outcome]](), watch()
+        found, watched = dict[int, list[Outcome]](), count_invalid()
 
         def seen(number: int, answer: Answer) -> None:
             found[number] = self._read(calls[number], answer)
@@ -267,7 +267,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
     return {"value": outcome.value, "parts": parts, "added": added, "reason": outcome.reason}
 
 
-def apart(
+def in_workers(
     functions: Sequence[Callable[..., Any]], *, seconds: float | Sequence[float], workers: int = 0, memory: float = 0.0
 ) -> list[Reward]:
     """The same rewards, called in the workers of one pool, which ends with the last of them.
@@ -280,5 +280,5 @@ def apart(
         if not (math.isfinite(limit) and limit > 0):
             raise HoneError(f"a reward may take {limit} s: give a number above 0")
     rewards = [Reward(function, seconds=limit) for function, limit in zip(functions, each, strict=True)]
-    pool = Pool([_judge(reward) for reward in rewards], workers=workers, memory=int(memory * 2**30))
-    return [Apart(r.function, pool=pool, number=i, seconds=r.seconds or 0.0) for i, r in enumerate(rewards)]
+    pool = WorkerPool([_judge(reward) for reward in rewards], workers=workers, memory=int(memory * 2**30))
+    return [WorkerReward(r.function, pool=pool, number=i, seconds=r.seconds or 0.0) for i, r in enumerate(rewards)]

@@ -1,12 +1,10 @@
-"""The form of a completion: tags, boxes and patterns. Every scan here is linear in the completion's length."""
+r"""Where a completion states an answer, and words beside it that take it back. Every scan is linear in its length.
 
-import html
+What is said aloud follows the last closed thought. Answers stand in tags, in boxes or behind "answer is". A word that
+denies an answer counts only directly at it: `not \boxed{5}` denies it, "this is not prime, so \boxed{5}" does not.
+"""
+
 import re
-import unicodedata
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from hone.errors import HoneError
 
 MAX_COMPLETION = 100_000  # characters: of what is said only the end is read
 # What leads to an answer on its line, or on the next one that is not blank. Each pattern begins with a plain character,
@@ -49,8 +47,6 @@ _UNSPACED = (
 )
 WORD = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 HOPE = re.compile(r"(?<![ ,])[ ,]{0,3}I hope (?:it|this|that)(?: is|'s) (?:correct|right)\b.*", re.IGNORECASE)
-MAX_WRAPPED = 3  # levels of markup around nothing
-_STRICT_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _THOUGHT = re.compile(  # a group that is not empty: the thought ends here
     r"<(/?)(?:seed:)?(?:think(?:ing)?|thoughts?|reasoning|scratchpad)(?:\s[^<>\n]{0,40})?>"
     r"|\u25c1(/?)think\u25b7|(?-i:\[(/?)THINK\])|<\|(?:begin_of_thought|start_thinking|(end_of_thought|end_thinking)"
@@ -58,14 +54,6 @@ _THOUGHT = re.compile(  # a group that is not empty: the thought ends here
     re.IGNORECASE,
 )
 _ANSWER = re.compile(r"<\s{0,3}(/?)\s{0,3}(?:final[_ -]?)?answer\s{0,3}>", re.IGNORECASE)
-_BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that show nothing
-_BLANK_MARKUP = re.compile(
-    r"<!--(?:(?!-->).)*(?:-->|$)|</?(?:br|hr|p)\s{0,3}/?>|<([a-z][a-z0-9]{0,9})(?:\s[^<>\n]{0,80})?>\s{0,20}</\1>"
-    r"|\\(?:[hv]?phantom|[hv]space\*?)\s{0,3}\{[^{}]*\}|\\[a-z]{1,12}\s{0,3}\{\s{0,20}\}|\\(?:[,;:! ()\[\]]|\\)"
-    r"|\\(?:q?quad|newline|hfill|strut|null|relax|(?:thin|en|neg)space|kern-?[\d.]{1,6}[a-z]{2})(?![a-z])"
-    r"|&(?:nbsp|shy|zwn?j|e[nm]sp|thinsp|#8203|#x200b|#160|#xa0);|\$\s*\$|\*\*\s*\*\*|\{\s*\}|^(?:```|~~~)\w*$",
-    re.IGNORECASE | re.DOTALL | re.MULTILINE,
-)
 _STRUCK = re.compile(r"(?<![^\s*_>(\[])~~(?=[^\s~])[^~\n]*(?<=[^\s~])~~(?![A-Za-z0-9])|<s>[^<\n]{0,200}</s>")
 _COMMENT = re.compile(r"^[ \t]*%+[ \t$\\(\[]*\\(?:boxed|f(?:rame)?box)[^\n]*", re.MULTILINE)
 _MENTION = re.compile(
@@ -76,59 +64,6 @@ _BRACES = re.compile(
     rf"\\(?:[{{}}]|(?P<boxed>boxed|fbox|framebox(?:\[[^\[\]{{}}]{{0,20}}\]){{0,2}})\s{{0,3}}(?:\{{|(?P<bare>[-+]?[0-9]+(?:[.,/][0-9]+)*))"
     rf"|(?P<hides>{_HIDES})\s{{0,3}}\{{)|\{{|\}}"
 )
-
-
-@dataclass(frozen=True)
-class ThinkAnswer:
-    think: str
-    answer: str
-
-
-def think_answer(completion: str, *, opened: bool = False) -> ThinkAnswer | None:
-    """`<think>..</think><answer>..</answer>`: each tag once, in order, only whitespace around, an answer to be seen.
-
-    `opened`: the prompt already ends with `<think>`, so the completion starts inside it.
-    """
-    text = "<think>" + completion if opened else completion
-    if any(text.count(tag) != 1 for tag in _STRICT_TAGS):
-        return None
-    parts, rest = list[str](), text
-    for tag in _STRICT_TAGS:
-        part, found, rest = rest.partition(tag)
-        if not found:  # it is there once, but before an earlier tag
-            return None
-        parts.append(part)
-    outside, think, between, answer = parts
-    if (outside + between + rest).strip() or not visible(answer):
-        return None
-    return ThinkAnswer(think=think.strip(), answer=answer.strip())
-
-
-def format_reward(completion: str) -> float:
-    """1 where `think_answer` reads the completion, else 0."""
-    return float(think_answer(completion) is not None)
-
-
-def matches(pattern: str) -> Callable[[str], float]:
-    """A reward: 1 where the regular expression matches the whole completion (`.` matches line breaks too)."""
-    try:
-        compiled = re.compile(pattern, re.DOTALL)
-    except re.error as error:
-        raise HoneError(f"the pattern {pattern!r} is not a regular expression: {error}: correct it") from error
-
-    def matches_pattern(completion: str) -> float:
-        return float(compiled.fullmatch(completion) is not None)
-
-    return matches_pattern
-
-
-def visible(text: str) -> bool:
-    """Whether a reader sees anything of it: invisible characters and markup around nothing do not count."""
-    left = "".join(c for c in text if c in "\n\t" or (unicodedata.category(c)[0] != "C" and c not in _BLANKS))
-    for _ in range(MAX_WRAPPED):
-        left = _BLANK_MARKUP.sub("", left)
-    left = html.unescape(left)
-    return any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANKS for c in left)
 
 
 def said(completion: str, prompt: object = "") -> str:
@@ -281,3 +216,104 @@ def after_phrase(text: str) -> str | None:
     """What follows the last `answer is` or `answer:`, to the end of the line, without the hope that it is correct."""
     found = phrases(text)
     return HOPE.sub("", text[found[-1][1] :].partition("\n")[0]) if found else None
+
+
+REACH = 100  # characters before and after an answer
+
+_NUMERALS = """two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand million zero"""
+_NUMERAL = rf"(?:{'|'.join(_NUMERALS.split())})"
+NUMERAL = re.compile(rf"\b{_NUMERAL}\b", re.IGNORECASE)
+# in a place that should hold nothing but the answer, these words deny it or offer another one wherever they stand
+_DENIES = """not no nor none never neither nobody cannot wrong wrongly incorrect incorrectly false untrue invalid
+    mistaken impossible rejected except excluding unlike or either whether unless otherwise alternatively versus vs
+    instead rather maybe perhaps possibly unknown
+    nicht kein keine niemals pas jamais nunca tampoco sio hapana"""
+DENIES = frozenset(_DENIES.split())
+_WORD = re.compile(r"[A-Za-z]+(?:['\u2019][a-z]+)?")
+_DELIMITERS = re.compile(r"\\[()\[\]]|\\(?:text|textbf|mathrm|mathbf|mbox|displaystyle)(?![a-z])")
+_SIGNS = re.compile(r"[0-9\\^+/<>=|\u2260\u00b1\u221a]|(?<![A-Za-z])[-\u2212]|[-\u2212](?![A-Za-z])")
+
+# what may stand between a word and the answer: spaces, delimiters of formulas, fonts
+_GAP = r"(?:[\s$*_`~({\[}:\"'\u201c\u2018=]|\\[(\[,;:! ]|\\(?:text|textbf|textit|mathrm|mathbf|left|quad)(?![a-z]))*"
+_CLOSE = r"(?:[\s$*_`~)}\]\"'\u201d\u2019]|\\[)\]])*"
+_DENIAL = (
+    r"(?:\bnot|\bnever|n['\u2019]t|\bcannot|\bneither|\bnor|\b(?:anything|everything)\s+but|\brather\s+than"
+    r"|\binstead\s+of|\b(?:wrong|incorrect|false|bad)(?=\s+(?:answer|result|value|solution)|\s*\W)|\bfar\s+from"
+    r"|\bdifferent\s+from|\\n(?:eq?|ot)(?![a-z])|\u2260|(?<=\s)!=(?=\s)|<>)"
+)
+_BEFORE = re.compile(
+    rf"{_DENIAL}(?:\s+(?:be|been|equals?|to|the|a|an|at|all|that|it|is|was|as|my|our|final|correct|right|actual|true|"
+    rf"actually|really|necessarily|exactly|simply|possibly|even|answer|value|result|solution)\b)*{_GAP}$",
+    re.IGNORECASE,
+)
+_WRONG = (
+    r"(?:wrong|incorrect|false|untrue|mistaken|invalid|impossible|rejected|excluded|ruled\s+out|nonsense"
+    r"|a\s+(?:mistake|lie|guess|joke|trap)|not\s*(?:[.!?)\]]|$)|not\s+(?:be\s+)?(?:true|so|right|correct|it|valid|possible"
+    r"|accepted|allowed|the|my|our|what|a\s+(?:solution|valid|correct)|an\s+answer)\b)"
+)
+_IS = r"(?:(?:is|was|are|were|seems|looks|must\s+be|would\s+be|can|could|may|might)\b|['\u2019]s\b)"
+_ISNT = r"(?:(?:is|was|are|ca|would|could)n['\u2019]t|cannot)"
+_RIGHT = r"(?:right|correct|true|it|the|valid|possible|so|my|our)\b"
+_VERDICT = rf"(?:{_IS}\s+(?:[a-z]+ly\s+)?{_WRONG}|{_ISNT}\s+(?:be\s+)?{_RIGHT})"
+_AFTER = re.compile(
+    rf"{_CLOSE}[,:(\[\u2013\u2014-]*\s*(?:(?:which|that|this|it)\s*)?{_VERDICT}"  # in the same sentence
+    rf"|{_CLOSE}[,(\[\u2013\u2014-]*\s*(?:not|wrong|incorrect|false|just\s+kidding)\s*(?:[.!?)\]]|$)"
+    rf"|{_CLOSE}[\u2717\u2718\u274c]"
+    # in the next one
+    rf"|{_CLOSE}[.!?;,\u2013\u2014-]+[\s*_(]*(?:(?:but|however|oh|hmm|sorry|wait|well|actually|and),?\s+)*"
+    rf"(?:(?:that|this|it|which|the\s+(?:above|answer\s+above|previous\s+answer))\s*{_VERDICT}"
+    r"|(?:no|nope)\b(?=\s*[,.!;:\u2013\u2014-]|\s*$|\s+(?:wait|it|that|this|the\s+answer)\b)"
+    r"|(?:just\s+kidding|scratch\s+that|never\s?mind|correction|i\s+(?:take\s+(?:it|that)\s+back|was\s+wrong|lied))\b)",
+    re.IGNORECASE,
+)
+_OF = "half|third|quarter|root|square|cube|reciprocal|inverse|opposite|double|multiple|log|power|factor|negative|digit"
+_CHANGED_BEFORE = re.compile(
+    rf"\b(?:minus|negative|plus|times|about|around|approximately|roughly|nearly|almost|over|under|above|below|beyond"
+    rf"|between|within|than|at\s+(?:least|most)|up\s+to|close\s+to|(?:{_OF})s?\s+of|twice|half|double|triple|sqrt|log|ln"
+    rf"|sin|cos|tan|all\s+but|[b-hj-z]|{_NUMERAL}){_GAP}$",
+    re.IGNORECASE,
+)
+_CHANGED_AFTER = re.compile(
+    rf"{_CLOSE}(?:squared|cubed|factorial|minus|plus|divided|multiplied|mod|to\s+the|times\s+{_NUMERAL}|if|!(?!\s|$)"
+    rf"|[b-hj-z](?![a-z]))",
+    re.IGNORECASE,
+)
+# in front of "answer is": what makes of the sentence another statement than that
+_ARTICLE = r"(?:(?:the|my|our|your)\s+)?(?:(?:final|correct|right)\s+)?"
+_UNSTATED = re.compile(
+    r"(?:\b(?:wrong|incorrect|false|bad|another|other|possible|alternative|alternate|partial|intermediate|previous|initial"
+    r"|estimated|approximate|rough|naive|tempting|no|nobody['\u2019]s|not(?:\s+(?:the|my|an?))?)\s+(?:final\s+)?"
+    rf"|\b(?:if|whether|suppose|assume|assuming|imagine|unless|pretend|doubt|deny|disagree)\s+(?:that\s+)?{_ARTICLE}"
+    r"|(?:\bnot|n['\u2019]t|\bnever|\bfalse|\bwrong|\bincorrect|\bno\s+way)\s+(?:(?:true|correct|right|the\s+case|so|think"
+    rf"|believe|say|saying|said|mean|claim|certain|sure|clear|likely)\s+)?(?:that\s+)?{_ARTICLE})[*_]{{0,3}}$",
+    re.IGNORECASE,
+)
+
+
+def denied(text: str, start: int, end: int) -> bool:
+    """Whether the words directly before or after text[start:end] take it back."""
+    before, after = text[max(0, start - REACH) : start], text[end : end + REACH]
+    return _BEFORE.search(before) is not None or _AFTER.match(after) is not None
+
+
+def unstated(before: str) -> bool:
+    """Whether what leads up to "answer is" keeps it from stating an answer: "a wrong", "if the", "I doubt that the"."""
+    return _UNSTATED.search(before[-REACH:]) is not None
+
+
+def harmless(before: str, after: str) -> bool:
+    """Whether an answer between these two keeps its value: prose without digits, signs, denials or operations."""
+    before, after = _DELIMITERS.sub(" ", before), _DELIMITERS.sub(" ", after)
+    if _SIGNS.search(before) or _SIGNS.search(after):
+        return False
+    words = [word.lower() for word in _WORD.findall(f"{before} {after}")]
+    if any(word in DENIES or word.endswith(("n't", "n\u2019t")) for word in words):
+        return False
+    around = before[-REACH:], after[:REACH]
+    return not (
+        _BEFORE.search(around[0])
+        or _CHANGED_BEFORE.search(around[0])
+        or _CHANGED_AFTER.match(around[1])
+        or _AFTER.match(around[1])
+    )
