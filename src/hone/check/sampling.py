@@ -7,9 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.perturb import moved
 from hone.check.probe import Probe, last_tokens
+from hone.check.report import Finding, failed, passed, skipped, warned
 from hone.check.text import misplaced
 from hone.data.collate import collate
 from hone.data.text.chat import render_prompt
