@@ -109,5 +109,5 @@ def test_the_site_asks_nothing_of_another_host(site: Path):
 
 def test_the_site_has_the_public_names(site: Path):
     text = (site / "reference" / "api.html").read_text(encoding="utf-8")
-    for name in ("hone.run", "hone.Recipe", "hone.algo.grpo"):
+    for name in ("hone.run", "hone.Recipe", "hone.algo.grpo", "hone.reward.math"):
         assert f'id="{name}"' in text, name
