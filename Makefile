@@ -33,6 +33,7 @@ table: $(VENV)/.dev ## write the tables of docs/speed.md, docs/process.md and do
 
 docs: $(VENV)/.dev ## build the site of docs/ into build/site, offline; a link or an anchor that leads nowhere fails
 	$(BIN)/python -m benchmarks.reference
+	$(BIN)/python -m benchmarks.rooms --svg docs/rooms_after.svg --title After
 	$(BIN)/zensical build --clean --strict
 
 mutants: $(VENV)/.dev ## mutation testing of the algorithms (about 30 minutes on 2 cores); writes docs/dev/mutants.md
