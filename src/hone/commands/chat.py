@@ -20,9 +20,8 @@ def _chat_options(parser: argparse.ArgumentParser) -> None:
 
 def _chat(arguments: argparse.Namespace) -> None:
     from hone.engine.params import SampleParams
+    from hone.serve.chat import Conversation, Terminal
     from hone.serve.load import load
-    from hone.serve.talk import Talk
-    from hone.serve.terminal import Terminal
 
     adapters = {"adapter": arguments.adapter} if arguments.adapter else {}
     settings = SampleParams(
@@ -41,8 +40,8 @@ def _chat(arguments: argparse.Namespace) -> None:
         int8=arguments.int8,
         invariant=arguments.invariant,
     )
-    talk = Talk(loaded, settings, adapter=loaded.adapters.get("adapter"))
-    Terminal(talk, system=arguments.system).run()
+    conversation = Conversation(loaded, settings, adapter=loaded.adapters.get("adapter"))
+    Terminal(conversation, system=arguments.system).run()
 
 
 COMMANDS = (

@@ -65,15 +65,15 @@ def _serve(arguments: argparse.Namespace) -> None:
         import uvicorn  # noqa: F401
     except ImportError:
         raise HoneError("hone serve needs uvicorn, starlette and pydantic: pip install 'hone[serve]'") from None
-    from hone.serve.app import Limits, Service, make_app
-    from hone.serve.ask import Served
+    from hone.serve.app import ServerLimits, Service, make_app
+    from hone.serve.body import ServedModels
     from hone.serve.dispatcher import Dispatcher
-    from hone.serve.guard import Guard, is_loopback
+    from hone.serve.http import Access, is_address
     from hone.serve.load import load
     from hone.serve.server import listen, serve
 
     token = given or secrets.token_urlsafe(32)
-    guard = Guard(host=arguments.host, token=token)
+    access = Access(host=arguments.host, token=token)
     sock = listen(arguments.host, arguments.port)
     loaded = load(
         arguments.model,
@@ -86,7 +86,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     )
     if loaded.name in adapters:
         raise HoneError(f"an adapter has the base model's name {loaded.name}: give it another")
-    served = Served(
+    served = ServedModels(
         tokenizer=loaded.tokenizer,
         adapters={loaded.name: None, **loaded.adapters},
         vocab=loaded.vocab,
@@ -94,17 +94,17 @@ def _serve(arguments: argparse.Namespace) -> None:
         max_tokens=arguments.max_tokens,
         created=int(time.time()),
     )
-    limits = Limits(concurrency=arguments.concurrency, seconds=arguments.timeout)
+    limits = ServerLimits(concurrency=arguments.concurrency, seconds=arguments.timeout)
     dispatcher = Dispatcher(loaded.engine, note=_say)
-    if not is_loopback(arguments.host):
+    if arguments.host != "localhost" and not is_address(arguments.host, loopback=True):
         _say(f"warning: {arguments.host} can be reached from other machines, and what is sent is not encrypted")
     port = sock.getsockname()[1]
-    app = make_app(Service(served, dispatcher, guard, limits=limits, note=_say))
+    app = make_app(Service(served, dispatcher, access, limits=limits, note=_say))
 
     def greet() -> None:
         _greet(loaded, arguments.host, port, token="" if given else token)
 
-    if not serve(app, dispatcher, sock, head=limits.head, ready=greet):
+    if not serve(app, dispatcher, sock, ready=greet):
         os._exit(0)  # Python may not end under a thread that computes
 
 
