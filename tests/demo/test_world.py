@@ -12,10 +12,9 @@ import torch
 from rich.console import Console
 
 from hone.demo import journey, world
-from hone.demo.data import FILES, make_data
 from hone.demo.examine import Marks
-from hone.demo.sizes import FULL, QUICK
-from hone.demo.stages import ORDER
+from hone.demo.stages import FILES, FULL, ORDER, QUICK
+from hone.demo.world import make_data
 from hone.log.progress import duration
 from hone.reward.verify.format import format_reward
 from hone.reward.verify.math.verdict import math_reward

@@ -19,7 +19,7 @@ from hone.checkpoint.tensors import load_optimizer, load_tensors
 from hone.data.collate import collate
 from hone.data.feed.source import Source
 from hone.demo import journey
-from hone.demo.sizes import QUICK
+from hone.demo.stages import QUICK
 from hone.loop import _fitting
 from hone.rollout.supply import AHEAD, Ahead
 from hone.train.guard import Guard, load_rows
