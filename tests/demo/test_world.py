@@ -137,7 +137,7 @@ def test_the_last_line_says_how_long_the_whole_took(
     marks = Marks(accuracy=0.5, greedy=0.5, format=0.5, length=9.0, kl=None)
     done = {"sft": {"seconds": 60.0, "train_seconds": 50.0, "marks": asdict(marks)}}
     monkeypatch.setattr(journey, "begin", lambda out, sizes, seed: journey.Journey(out, sizes, seed, dict(done)))
-    monkeypatch.setattr(journey, "travel", lambda made: None)
+    monkeypatch.setattr(journey, "run_stages", lambda made: None)
     monkeypatch.setattr(journey, "finish", lambda made, rows, machine: tmp_path / "report.html")
     clock = iter((1000.0, 1030.0))
     monkeypatch.setattr(journey.time, "perf_counter", lambda: next(clock))
