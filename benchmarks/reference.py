@@ -23,7 +23,7 @@ from hone.algo.explain import METHODS, setting
 from hone.algo.settings import allowed
 from hone.cli import build_parser
 from hone.commands.command import first_line
-from hone.commands.settings import all_settings, written
+from hone.commands.reference import all_settings, written
 from hone.config.overrides import settings_of
 from hone.config.recipe import Recipe
 

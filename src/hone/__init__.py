@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hone.errors import HoneError
     from hone.inference.evaluate import evaluate
     from hone.launch.train import resume, run
-    from hone.log.limits import Limits
+    from hone.log.limits import LimitSpec
     from hone.types import Outcome, Task
 
     __version__: str
@@ -35,7 +35,7 @@ __all__ = [
     "Choice",
     "CriticSpec",
     "HoneError",
-    "Limits",
+    "LimitSpec",
     "LoraSpec",
     "ModelSpec",
     "OptimSpec",
@@ -56,7 +56,7 @@ __all__ = [
 _HOME = {
     "Choice": "config.overrides",
     "HoneError": "errors",
-    "Limits": "log.limits",
+    "LimitSpec": "log.limits",
     "Outcome": "types",
     "Task": "types",
     "evaluate": "inference.evaluate",
