@@ -22,7 +22,8 @@ def ask(kind: str, path: str, words: list[str]) -> int:
     connection.connect(path)
     request = json.dumps({"kind": kind, "words": words, "folder": os.getcwd(), "environment": dict(os.environ)})
     socket.send_fds(connection, [request.encode()], [0, 1, 2])
-    child = int(connection.recv(16))
+    answers = connection.makefile()
+    child = int(answers.readline())
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -30,7 +31,7 @@ def ask(kind: str, path: str, words: list[str]) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, pass_on)
-    return int(connection.recv(16) or b"137")  # a fork that was killed says nothing
+    return int(answers.readline() or "137")  # a fork that was killed says nothing
 
 
 def serve(path: str) -> None:
@@ -62,7 +63,7 @@ def _become(connection: socket.socket) -> None:
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        connection.sendall(str(os.getpid()).encode())
+        connection.sendall(f"{os.getpid()}\n".encode())
         request = json.loads(text)
         os.chdir(request["folder"])
         os.environ.clear()
@@ -75,7 +76,7 @@ def _become(connection: socket.socket) -> None:
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        connection.sendall(str(code).encode())
+        connection.sendall(f"{code}\n".encode())
         os._exit(code)
 
 
