@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import traceback
 from types import FrameType
 
 MOST = 1 << 20  # bytes of one request
@@ -73,6 +74,8 @@ def _become(connection: socket.socket) -> None:
         code = _run(request["kind"], request["words"])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
