@@ -9,8 +9,8 @@ from hone.engine.params import SampleParams
 from hone.inference.defaults import Sampling, settle, too_short
 from hone.launch import build, feeds, rewards
 from hone.launch.measure import APART
-from hone.model.formats.fetch import resolve
-from hone.reward.score import Scorer
+from hone.model.formats.cache import resolve
+from hone.reward.score import RewardScorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.types import Group, Task
@@ -37,7 +37,7 @@ class Desk:
         self.sampler = LocalSampler(self.decoder, pad_id=self.tokenizer.pad_id, decode=self.tokenizer.decode)
         self.samples = how.samples
 
-    def reward(self, spec: Any) -> Scorer:
+    def reward(self, spec: Any) -> RewardScorer:
         """What scores completions."""
         return rewards.scorer(spec, self.tokenizer, device=self.decoder.device)
 
