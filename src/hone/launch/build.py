@@ -123,16 +123,18 @@ def process(
     return Dense(model=model, use=spec.use, weight=spec.weight, gamma=gamma, outcome=reads)
 
 
-def place(name: str = "auto", precision: str = "auto") -> tuple[torch.device, torch.dtype]:
-    """Where a model computes and in what, as it is told or as the machine suggests."""
+def place(
+    name: str = "auto", precision: str = "auto", *, setting: str = "train.device"
+) -> tuple[torch.device, torch.dtype]:
+    """Where a model computes and in what, as it is told or as the machine suggests; setting: what errors name."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise HoneError(f"train.device is {name!r}: use auto, cpu, cuda or cuda:N") from error
+        raise HoneError(f"{setting} is {name!r}: use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise HoneError(f"train.device is {name}, but torch sees no GPU here: set train.device=cpu")
+        raise HoneError(f"{setting} is {name}, but torch sees no GPU here: set {setting}=cpu")
     half = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
     return device, torch.bfloat16 if half else torch.float32
 
@@ -142,12 +144,12 @@ def tokenizer(spec: ModelSpec) -> Tokenizer:
     return Tokenizer.load(folder_of(spec.tokenizer or spec.path))
 
 
-def loaded(model: str | Path) -> tuple[Tokenizer, Decoder]:
-    """The tokenizer and the model of a folder or fetched name, where and in what this machine suggests."""
-    folder, (device, dtype) = folder_of(model), place()
+def loaded(model: str | Path, *, device: str = "auto", precision: str = "auto") -> tuple[Tokenizer, Decoder]:
+    """The tokenizer and the model of a folder, a run or a fetched name; auto: where and in what the machine suggests."""
+    folder, (where, dtype) = folder_of(model), place(device, precision, setting="device")
     vocabulary, found = Tokenizer.load(folder), load_decoder(folder)
     check_fits(vocabulary, found.config.vocab_size)
-    return vocabulary, found.to(device, dtype)
+    return vocabulary, found.to(where, dtype)
 
 
 def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:
