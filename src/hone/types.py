@@ -115,7 +115,7 @@ class Batch:
     group: Tensor  # int64 [B]     rows sampled from one prompt share an id
     place: Tensor = ABSENT  # int64 [B]     the row's number among those of every rank
     reward: Tensor = ABSENT  # float [B]     0.0 where invalid
-    valid: Tensor = ABSENT  # bool  [B]     the reward is a number; an invalid row's mask is all False
+    valid: Tensor = ABSENT  # bool  [B]     the reward is a number (by default all are); else the row's mask is False
     truncated: Tensor = ABSENT  # bool  [B]     cut off by the length limit
     limit: Tensor = ABSENT  # int64 [B]     the most tokens the policy was allowed to write
     step_reward: Tensor = ABSENT  # float [B, T]  NaN where no step ends
@@ -141,6 +141,10 @@ class Batch:
         for name, x in self.columns().items():
             if tuple(x.shape) not in ((B,), (B, T)):
                 raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {(B,)} or {(B, T)}")
+        if self.reward is not ABSENT and self.valid is ABSENT:
+            if not bool(self.reward.isfinite().all()):
+                raise ValueError("a reward is not finite: write 0.0 there, and False in the column valid")
+            object.__setattr__(self, "valid", torch.ones_like(self.reward, dtype=torch.bool))
 
     def __len__(self) -> int:
         return len(self.targets)

@@ -338,7 +338,9 @@ def test_the_defaults_of_the_records() -> None:
     assert control.Control(column="x", start=1.0) == control.constant("x", 1.0)
 
 
-@pytest.mark.parametrize("how", [*weight.AVERAGES.values(), partial(weight.fixed_length, max_tokens=1)])
+@pytest.mark.parametrize(
+    "how", [weight.token_mean, weight.row_mean, weight.row_sum, partial(weight.fixed_length, max_tokens=1)]
+)
 def test_one_row_of_one_token_weighs_one_in_float64(how: weight.Weigh) -> None:
     batch = weight.weigh(row_of([1]), how, weight.Totals(rows=1, tokens=1))
     assert (batch.token_weight.item(), batch.row_weight.item()) == (1.0, 1.0)
@@ -346,7 +348,7 @@ def test_one_row_of_one_token_weighs_one_in_float64(how: weight.Weigh) -> None:
 
 
 def test_the_averages_by_name() -> None:
-    assert {"token": weight.token_mean, "row": weight.row_mean, "sum": weight.row_sum} == weight.AVERAGES
+    assert {"token": weight.token_mean, "row": weight.row_mean, "limit": weight.fixed_length} == weight.AVERAGES
 
 
 def test_shaping_adds_a_part_and_keeps_the_others_and_the_shortest_margin_is_one_token() -> None:

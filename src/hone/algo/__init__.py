@@ -1,4 +1,12 @@
-"""The algorithms and the parts they are made of. Pure torch: nothing here knows of models, files or processes."""
+"""The algorithms and the parts they are made of. Pure torch: nothing here knows of models, files or processes.
+
+An algorithm is a value, which a function of its published name makes: `algo = grpo(beta=0.0)`. A step of training is
+`replace(batch, **assign_credit(batch, algo))`, then `weigh(batch, algo.weigh)`, then
+`objective(forward, batch, algo).backward()`; examples/minimal_grpo.py is a whole loop. A `Batch` holds what was
+sampled, a `Forward` what the policy says of it.
+The parts: select (which rollouts), credit (rewards to advantages), terms and prefer (losses), weight (averages), kl,
+control (coefficients that adapt). May import: types and errors.
+"""
 
 from collections.abc import Callable
 
@@ -35,6 +43,8 @@ from hone.algo.online import (
     trpo,
 )
 from hone.algo.table import Algorithm, Teacher, TrustRegion, assign_credit, objective
+from hone.algo.weight import Totals, totals, weigh
+from hone.types import Batch, Forward
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     f.__name__: f
@@ -51,7 +61,10 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "Batch",
+    "Forward",
     "Teacher",
+    "Totals",
     "TrustRegion",
     "a2c",
     "assign_credit",
@@ -82,5 +95,7 @@ __all__ = [
     "rloo",
     "sft",
     "simpo",
+    "totals",
     "trpo",
+    "weigh",
 ]

@@ -48,10 +48,11 @@ Completion = str | Sample | Sequence[int]  # text, what `sample` returned, or to
 class Model:
     """A decoder with its tokenizer and its sampler.
 
-    >>> import hone  # doctest: +SKIP
-    >>> model = hone.load("smollm2-135m")  # doctest: +SKIP
-    >>> model.sample(["The capital of France is"], max_tokens=8)[0][0].text  # doctest: +SKIP
-    ' Paris.'
+    ```python
+    model = hone.load("smollm2-135m")
+    ((answer,),) = model.sample(["The capital of France is"], max_tokens=8)
+    print(answer.text, model.logprobs(["The capital of France is"], [answer]))
+    ```
     """
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer, *, folder: Path) -> None:
@@ -130,9 +131,9 @@ class Model:
         if len(prompts) != len(completions):
             raise HoneError(f"{len(prompts)} prompts and {len(completions)} completions: give one or a list for each")
         several = [_is_several(completion) for completion in completions]
-        lists = [list(c) if many else [c] for c, many in zip(completions, several, strict=True)]
+        lists = [c if many else [c] for c, many in zip(completions, several, strict=True)]
         groups = [
-            [self._row(prompt, cast(Completion, completion)) for completion in group]
+            [self._row(prompt, completion) for completion in cast(Sequence[Completion], group)]
             for prompt, group in zip(prompts, lists, strict=True)
         ]
         rows = [row for group in groups for row in group]
