@@ -36,7 +36,7 @@ def per_token(how: Callable[[Batch], Tensor] | None) -> bool:
     return inner in (gae, reward_to_go) or (inner is not None and not is_ours(how))
 
 
-def is_ours(how: Callable[[Batch], Tensor] | None) -> bool:
+def is_ours(how: Any) -> bool:
     """Whether a credit is one of those here, of which it is known what they read."""
     inner: Any = how.func if isinstance(how, partial) else how
     return getattr(inner, "__module__", "") == __name__

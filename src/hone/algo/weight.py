@@ -29,8 +29,8 @@ def totals(batch: Batch, *, reduce: Callable[[Tensor], Tensor] = lambda x: x) ->
     Totals(rows=1, tokens=2)
     """
     mask = batch.host.mask
-    rows, tokens = reduce(torch.stack([mask.any(-1).sum(), mask.sum()])).tolist()
-    return Totals(rows=rows, tokens=tokens)
+    counts = reduce(torch.stack([mask.any(-1).sum(), mask.sum()]))
+    return Totals(rows=int(counts[0]), tokens=int(counts[1]))
 
 
 Weigh = Callable[[Batch, Totals], Tensor]
