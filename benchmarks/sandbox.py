@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hone.reward.sandbox.tools import TOOLS
+
 from benchmarks.form import Row, main, note, row, say
 from benchmarks.hostile.soak import below, megabytes, soaked
 from hone.errors import HoneError
-from hone.reward.sandbox.limits import Wanted, interpreter
-from hone.reward.sandbox.pool import Pool
-from hone.reward.sandbox.sandbox import Call, Limits, Program, Returned, Sandbox
-from hone.reward.sandbox.talk import Talk, frame
-from hone.reward.sandbox.tools import TOOLS
+from hone.reward.sandbox.limits import BackendOptions, interpreter
+from hone.reward.sandbox.native import NativeBackend
+from hone.reward.sandbox.protocol import JobOutput, frame
+from hone.reward.sandbox.sandbox import Call, Program, Returned, Sandbox, SandboxLimits
 
 SOURCE = "def add(a, b): return a + b"
 PROGRAM = Program(source=SOURCE, calls=[Call("add", (1, 2))])
@@ -65,18 +66,18 @@ def rate(run: Callable[[], None], clients: int, times: int) -> float:
 
 def cold(times: int) -> list[float]:
     """A slot built for one program, the sandbox being open."""
-    limits = Limits()
-    pool = Pool(Wanted(limits=limits, slots=1, python=interpreter(), packages=()))
+    limits = SandboxLimits()
+    pool = NativeBackend(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
     order = {"source": SOURCE, "stdin": None, "file": "", "build": [], "run": []}
     request = frame(order) + frame({"name": "add", "args": [1, 2], "kwargs": {}})
     taken = list[float]()
     for _ in range(times):
         start = time.perf_counter()
         slot = pool.open_slot()
-        talk = Talk(output=1000, result=1000, most=2)
-        slot.run(request, talk, seconds=5)
+        job_output = JobOutput(output=1000, result=1000, most=2)
+        slot.run(request, job_output, seconds=5)
         taken.append(time.perf_counter() - start)
-        assert talk.records[-1] == {"value": 3}
+        assert job_output.records[-1] == {"value": 3}
         slot.close()
     pool.close()
     return taken
@@ -91,8 +92,8 @@ def from_nothing() -> None:
 def memory(slots: int) -> float:
     """Megabytes of a server with this many slots, each with a job that waits."""
     others = set(below(os.getpid()))
-    limits = Limits()
-    pool = Pool(Wanted(limits=limits, slots=1, python=interpreter(), packages=()))
+    limits = SandboxLimits()
+    pool = NativeBackend(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
     opened = [pool.open_slot() for _ in range(slots - 1)]
     for slot in opened:
         slot.ready()

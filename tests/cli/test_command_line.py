@@ -18,7 +18,7 @@ from hone.config.recipe import Recipe
 from hone.data.corpus.overlap import read_items
 from hone.data.feed.source import read_rows
 from hone.errors import HoneError
-from hone.reward.verify.formal import grammar, schema
+from hone.reward.verify.structure import grammar, schema
 
 
 def parsers(parser: Parser) -> Iterator[Parser]:

@@ -17,8 +17,8 @@ from hone.demo.examine import Marks
 from hone.demo.sizes import FULL, QUICK
 from hone.demo.stages import ORDER
 from hone.log.progress import duration
-from hone.reward.verify.format import format_reward
 from hone.reward.verify.math.verdict import math_reward
+from hone.reward.verify.structure import format_reward
 
 torch.set_num_threads(1)
 EXPRESSION = re.compile(rf"\d+(?:\+\d+){{{world.TERMS - 1},}}")

@@ -12,8 +12,8 @@ import hone
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
-from hone.model.formats.model_folder import save_whole
 from hone.model.formats.peft import save_peft
+from hone.model.formats.save import save_model
 from hone.model.lora import add_lora
 
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here = tmp_path_factory.mktemp("library")
     tokenizer = train_bpe([], vocab_size=262, specials=CHAT_SPECIALS)
     tokenizer = Tokenizer(tokenizer.inner, eos=tokenizer.eos, pad=tokenizer.pad, chat_template=DEFAULT_TEMPLATE)
-    save_whole(decoder(tokenizer.vocab_size, layers=2), tokenizer, here / "model")
+    save_model(decoder(tokenizer.vocab_size, layers=2), tokenizer, here / "model")
     adapted = decoder(tokenizer.vocab_size, layers=2)
     add_lora(adapted, rank=2, alpha=8, seed=1)
     with torch.no_grad():

@@ -20,7 +20,7 @@ from hone.inference.rank import Rank, evaluate_ranked
 from hone.launch import train
 from hone.model.formats.folder import load_scorer
 from hone.model.scorer import Scorer
-from hone.reward.learned.folders import process_model
+from hone.reward.learned.load import process_model
 from hone.search.beam import Beam, best_first
 from hone.types import Rollout, Stop
 

@@ -15,8 +15,8 @@ from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.launch import train
 from hone.launch.job import Run, prepare
-from hone.rollout.supply import packed, unpacked
-from hone.train.evaluate import evaluate
+from hone.rollout.rollout_file import packed, unpacked
+from hone.train.annotate import evaluate
 from hone.types import Group, Rollout, Task
 
 torch.set_num_threads(1)

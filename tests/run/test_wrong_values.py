@@ -18,6 +18,7 @@ from small import World, recipe
 
 import hone
 from hone.checkpoint import files as checkpoint
+from hone.checkpoint import names
 from hone.checkpoint.record import _digest, recorded
 from hone.cli import main
 from hone.config.overrides import from_yaml, to_json
@@ -30,12 +31,11 @@ from hone.launch import replay
 from hone.launch.job import prepare
 from hone.launch.rewards import judge
 from hone.log.sinks import read
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.report.report import write_report
-from hone.reward.learned.judge import Settings as JudgeSettings
-from hone.reward.verify.code.settings import Settings as CodeSettings
-from hone.reward.verify.code.settings import asked
-from hone.reward.verify.formal import schema
+from hone.reward.learned.judge import JudgeSettings
+from hone.reward.verify.code.settings import CodeSettings, reward_arguments
+from hone.reward.verify.structure import schema
 from hone.train.learner import Learner
 
 torch.set_num_threads(1)
@@ -88,7 +88,7 @@ def test_a_judges_file_and_a_verifiers(tmp_path: Path, world: World):
 
     def verifier(changed: Any) -> None:
         path = written(tmp_path / "code.yaml", changed)
-        asked(from_yaml(path, CodeSettings()), path)
+        reward_arguments(from_yaml(path, CodeSettings()), path)
 
     tried(plain(JudgeSettings(model="m", endpoint="http://127.0.0.1:9/v1")), attempt, most=100)
     tried(plain(CodeSettings()), verifier, most=100)
@@ -139,8 +139,8 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sign(folder: Path) -> None:
     """As if these files had been written so: a damaged one is found by its hash already."""
-    files = {p.name: checkpoint.digest(p) for p in folder.iterdir() if p.is_file() and p.name != checkpoint.MANIFEST}
-    (folder / checkpoint.MANIFEST).write_text(json.dumps(files))
+    files = {p.name: checkpoint.digest(p) for p in folder.iterdir() if p.is_file() and p.name != names.MANIFEST}
+    (folder / names.MANIFEST).write_text(json.dumps(files))
 
 
 def with_state(runs: Path, name: str, tmp_path: Path) -> Iterator[tuple[Any, Callable[[Any], None]]]:

@@ -23,7 +23,7 @@ from hone.cli import main
 from hone.data.text.chat import render_prompt
 from hone.engine.params import SampleParams
 from hone.model.formats.folder import load_decoder
-from hone.model.formats.model_folder import save_whole
+from hone.model.formats.save import save_model
 from hone.rollout.local import LocalSampler
 from hone.serve.load import load
 from hone.serve.talk import Talk
@@ -173,7 +173,7 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path)
     decoder = make_decoder(tokenizer.vocab_size, context=16384)
     with torch.no_grad():
         decoder.model.embed_tokens.weight[tokenizer.eos_id] = 0  # greedy, it never ends by itself
-    save_whole(decoder, tokenizer, tmp_path / "long")
+    save_model(decoder, tokenizer, tmp_path / "long")
     seat = Pty(str(tmp_path / "long"), "--max-tokens", "16000", "--temperature", "0", "--seed", "0")
     seat.until("Ctrl-D leaves")
     seat.until("> ")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.probe import ROWS, Probe
+from hone.check.report import Finding, failed, passed, skipped, warned
 from hone.data.rows.columns import shape_of
 from hone.data.rows.convert import cut
 from hone.data.rows.record import closed_steps, converter, task_row

@@ -7,16 +7,16 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.perturb import moved
 from hone.check.probe import Probe, last_tokens
+from hone.check.report import Finding, failed, passed, skipped, warned
 from hone.check.text import misplaced
 from hone.data.collate import collate
 from hone.data.text.chat import render_prompt
 from hone.engine.params import SampleParams
 from hone.launch.job import publish
 from hone.model.policy import Policy
-from hone.train.evaluate import evaluate
+from hone.train.annotate import evaluate
 from hone.types import Batch, Group, Rollout, Stop
 
 WARN_GAP, FAIL_GAP = 1e-3, 1e-2  # nats at temperature 1: float32 leaves about 1e-5

@@ -13,11 +13,11 @@ def _fetch_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _fetch(arguments: argparse.Namespace) -> None:
-    from hone.model.formats import fetch
+    from hone.model.formats import fetch, hub
 
     try:
         print(fetch.fetch(arguments.name, to=arguments.to, note=say))
-    except fetch.Unreachable as error:
+    except hub.Unreachable as error:
         if not arguments.optional:
             raise
         say(f"not fetched: {error}")

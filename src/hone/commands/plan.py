@@ -82,14 +82,14 @@ def _plan(arguments: argparse.Namespace, law: Any) -> Any:
 
 
 def _shape(arguments: argparse.Namespace) -> Any:
-    from hone.eval.scaling import Shape
+    from hone.eval.scaling import ModelShape
 
     sides = (arguments.layers, arguments.width, arguments.context)
     if all(side is None for side in sides):
         return None
     if any(side is None for side in sides):
         raise HoneError("--layers, --width and --context belong together: give all three")
-    return Shape(layers=arguments.layers, width=arguments.width, context=arguments.context)
+    return ModelShape(layers=arguments.layers, width=arguments.width, context=arguments.context)
 
 
 def _scaling(arguments: argparse.Namespace) -> None:

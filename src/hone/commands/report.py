@@ -15,24 +15,24 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from hone.checkpoint import run_folder
+    from hone.checkpoint import names
     from hone.log import sinks
-    from hone.log.invalid import INVALID, totals
+    from hone.log.invalid import totals
     from hone.report.report import write_report
 
     folder = Path(arguments.run_dir)
-    rows = sinks.read(folder / run_folder.METRICS)
+    rows = sinks.read(folder / names.METRICS)
     if not rows:
-        raise HoneError(f"{folder} has no {run_folder.METRICS} to report on: give the folder of a run")
-    samples = [{**sample, "stage": folder.name} for sample in sinks.read(folder / run_folder.SAMPLES)]
+        raise HoneError(f"{folder} has no {names.METRICS} to report on: give the folder of a run")
+    samples = [{**sample, "stage": folder.name} for sample in sinks.read(folder / names.SAMPLES)]
     path = write_report(
-        arguments.out or folder / "report.html",
+        arguments.out or folder / names.REPORT,
         title=f"Hone: {folder.name}",
         table=[],
         runs={folder.name: rows},
         samples=samples[-SHOWN:],
         top=samples,
-        invalid=totals(folder / INVALID),
+        invalid=totals(folder / names.INVALID),
     )
     print(path)
 

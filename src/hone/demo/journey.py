@@ -26,7 +26,7 @@ from hone.launch import train as runner
 from hone.launch.measure import sample_groups
 from hone.model.formats.folder import load_decoder, load_scorer
 from hone.report.report import write_report
-from hone.reward.learned.model import RewardModel
+from hone.reward.learned.reward_model import RewardModel
 from hone.reward.score import Reward, score
 from hone.reward.verify.math.verdict import math_reward
 from hone.types import Task

@@ -6,7 +6,7 @@ from typing import Any
 
 from hone.algo.select import reward_of
 from hone.errors import counted
-from hone.eval.vote import READERS, majority_at
+from hone.eval.sample_metrics import READERS, majority_at
 from hone.inference.defaults import Sampling
 from hone.inference.model import Model
 from hone.inference.problems import Problems

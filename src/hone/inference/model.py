@@ -17,9 +17,9 @@ from hone.errors import HoneError
 from hone.launch.build import loaded
 from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
-from hone.model.formats.fetch import folder_of, resolve
-from hone.model.formats.model_folder import save_whole
+from hone.model.formats.cache import folder_of, resolve
 from hone.model.formats.peft import is_adapter, load_peft
+from hone.model.formats.save import save_model
 from hone.model.lora import adapted_layers
 from hone.model.policy import Policy
 from hone.rollout.local import LocalSampler, evaluating
@@ -171,7 +171,7 @@ class Model:
             raise HoneError(f"{target} is not empty: save into a new folder")
         try:
             with self._using(adapter):
-                save_whole(self.decoder, self.tokenizer, target)
+                save_model(self.decoder, self.tokenizer, target)
         except OSError as error:
             raise HoneError(f"{target} cannot be written ({error.strerror}): save into another folder") from error
         return target

@@ -10,7 +10,7 @@ from hone.inference.defaults import Sampling, settle, too_short
 from hone.inference.model import Model, load
 from hone.launch import build, feeds, rewards
 from hone.launch.measure import APART
-from hone.reward.score import Scorer
+from hone.reward.score import RewardScorer
 from hone.rollout.roller import Roller
 from hone.types import Group, Task
 
@@ -34,7 +34,7 @@ class Problems:
         self.params: SampleParams = replace(plain, seed=(how.seed + APART) % 2**64)  # other numbers than in training
         self.samples = how.samples
 
-    def reward(self, spec: Any) -> Scorer:
+    def reward(self, spec: Any) -> RewardScorer:
         """What scores completions."""
         return rewards.scorer(spec, self.tokenizer, device=self.model.device)
 

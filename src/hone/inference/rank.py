@@ -11,10 +11,10 @@ from hone.inference.defaults import Sampling
 from hone.inference.evaluate import warn_of_invalid, with_votes
 from hone.inference.problems import Problems, Say
 from hone.launch.measure import summarise
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.model.formats.folder import load_scorer
-from hone.reward.learned.folders import process_model, reward_model
-from hone.reward.learned.process import ProcessModel, aggregate
+from hone.reward.learned.load import process_model, reward_model
+from hone.reward.learned.process_model import ProcessModel, aggregate
 from hone.reward.score import as_scorer, score
 from hone.reward.steps import named_separator
 from hone.search.beam import Beam, best_first

@@ -19,7 +19,7 @@ from hone.errors import HoneError, counted
 from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.formats.fetch import folder_of, resolve
+from hone.model.formats.cache import folder_of, resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.peft import load_peft
 from hone.model.heads import ScalarHead
@@ -27,15 +27,15 @@ from hone.model.lora import add_lora, plain_state
 from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
 from hone.model.teacher import TopKTeacher, trimmed
-from hone.reward.learned.folders import process_model
-from hone.reward.learned.process import Dense
+from hone.reward.learned.load import process_model
+from hone.reward.learned.process_model import Dense
 from hone.reward.steps import named_separator
 from hone.rollout.supply import check_lag
 from hone.train import optim
 from hone.train.guard import Guard
 from hone.train.learner import Learner, Trainable
-from hone.train.masters import Masters
-from hone.train.step import Correct
+from hone.train.optim import Masters
+from hone.train.update import Correct
 from hone.types import Model
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from hone.checkpoint.tensors import optimizer_tensors
+from hone.checkpoint.files import optimizer_tensors
 from hone.dist import collect
 from hone.dist.spread import apart, cut, joined, materialised, mesh_of, own, skeleton, spread, units, whole
 from hone.model.decoder import Decoder
