@@ -75,7 +75,7 @@ def portrait(algo: Algorithm) -> list[Any]:
     lean = algo_cases.lean(batch, algo)
     return [
         [(r.tokens, reward_of(r)) for g in algo.select(GROUPS) for r in g],
-        {n: x.tolist() for n, x in assign_credit(lean, algo).items()},
+        {n: x.tolist() for n, x in assign_credit(lean, algo).columns().items() if n in ("adv", "returns")},
         batch.token_weight.tolist(),
         (loss.item(), {n: g.tolist() for n, g in grads.items()}),
         [(c.column, c.start, c.reads, *(c.update(0.2, x) for x in (0.5, 0.1, 1e-3))) for c in algo.control],

@@ -505,11 +505,12 @@ def test_an_empty_micro_batch_adds_a_zero_that_takes_a_gradient() -> None:
 def test_credit_without_a_critic_has_no_returns_and_whitens_only_where_told() -> None:
     batch = grouped([0.0, 3.0])
     plain = table.Algorithm(loss=(), credit=credit.group_centred)
-    assert {n: x[:, 0].tolist() for n, x in assign_credit(batch, plain).items()} == {"adv": [-1.5, 1.5]}
+    found = assign_credit(batch, plain)
+    assert (found.adv[:, 0].tolist(), found.returns) == ([-1.5, 1.5], None)
     other = torch.tensor([1.5, 2.0]).double()  # another rank's sum and count, then its sum of squares
     ranks = iter([other, torch.tensor([4.5]).double()])
     white = assign_credit(batch, replace(plain, whiten=True), reduce=lambda x: x + next(ranks))
     # -1.5 and 1.5 here and 1.5 there: mean (0 + 1.5) / 4 = 0.375; variance (1.875^2 + 1.125^2 + 4.5) / 4
     std = ((1.875**2 + 1.125**2 + 4.5) / 4) ** 0.5
-    assert white["adv"][:, 0].tolist() == pytest.approx([-1.875 / std, 1.125 / std])
-    assert assign_credit(batch, replace(plain, credit=None)) == {}
+    assert white.adv[:, 0].tolist() == pytest.approx([-1.875 / std, 1.125 / std])
+    assert assign_credit(batch, replace(plain, credit=None)) is batch

@@ -66,14 +66,14 @@ def test_the_totals_of_a_batch_are_those_that_weigh_takes():
     assert totals(replace(batch, mask=MASK & MASK[:, 1:2])) == Totals(rows=1, tokens=4)
     assert totals(batch, reduce=lambda x: 3 * x) == Totals(rows=6, tokens=15)
     algo = grpo()
-    assert torch.equal(weigh(batch, algo.weigh).token_weight, weigh(batch, algo.weigh, totals(batch)).token_weight)
+    assert torch.equal(weigh(batch, algo).token_weight, weigh(batch, algo, totals(batch)).token_weight)
 
 
 def test_grpos_average_is_a_setting():
     # two rows of 4 and 1 tokens; 5 tokens in all; limits 8 and 2
     limit = torch.tensor([8, 2])
     for average, long, short in (("row", 1 / 8, 1 / 2), ("token", 1 / 5, 1 / 5), ("limit", 1 / 16, 1 / 4)):
-        found = weigh(made(limit=limit), grpo(average=average).weigh).token_weight
+        found = weigh(made(limit=limit), grpo(average=average)).token_weight
         assert found[0].tolist() == [long] * 4, average
         assert found[1].tolist() == [short, 0, 0, 0], average
     assert grpo().weigh is grpo(average="row").weigh
@@ -86,7 +86,7 @@ def test_the_loss_of_each_average_by_hand():
     batch = made(reward=REWARD, old_logp=LOGP, limit=torch.tensor([8, 2]))
     for average, expected in (("row", 0.0), ("token", -3 / 5), ("limit", 0.0)):
         algo = grpo(beta=0.0, average=average)
-        ready = weigh(replace(batch, **assign_credit(batch, algo)), algo.weigh)
+        ready = weigh(assign_credit(batch, algo), algo)
         loss = objective(Forward(logp=LOGP), ready, algo)
         assert loss.item() == pytest.approx(expected * 0.5 / (0.5 + 1e-4)), average
         assert torch.equal(loss, objective(Forward(logp=LOGP), ready, algo.loss))
@@ -110,20 +110,20 @@ def test_a_credit_names_the_column_that_it_lacks():
 def test_a_loss_names_the_column_that_it_lacks():
     full = {"adv": LOGP, "old_logp": LOGP, "ref_logp": LOGP, "kl_coef": REWARD}
     for algo, dropped in ((grpo(), "old_logp"), (grpo(), "ref_logp"), (grpo(), "kl_coef"), (grpo(), "adv")):
-        batch = weigh(made(**{name: x for name, x in full.items() if name != dropped}), algo.weigh)
+        batch = weigh(made(**{name: x for name, x in full.items() if name != dropped}), algo)
         with pytest.raises(ValueError, match=f"grpo reads {dropped}, which this batch lacks: "):
             objective(Forward(logp=LOGP), batch, algo)
     with pytest.raises(ValueError, match="clipped reads old_logp, which this batch lacks"):
-        objective(Forward(logp=LOGP), weigh(made(adv=LOGP), grpo().weigh), grpo().loss)
+        objective(Forward(logp=LOGP), weigh(made(adv=LOGP), grpo()), grpo().loss)
     for algo in (dpo(), kto()):
         with pytest.raises(ValueError, match=f"{algo.name} reads (ref_logp|label), which this batch lacks"):
-            objective(Forward(logp=LOGP), weigh(made(), algo.weigh), algo)
+            objective(Forward(logp=LOGP), weigh(made(), algo), algo)
 
 
 def test_a_batch_that_was_not_weighed_and_a_forward_pass_that_lacks_a_field_are_named():
-    with pytest.raises(ValueError, match=r"grpo reads token_weight, .*weigh\(batch, algo.weigh\) adds it"):
+    with pytest.raises(ValueError, match=r"grpo reads token_weight, .*weigh\(batch, algo\) adds it"):
         objective(Forward(logp=LOGP), made(adv=LOGP, old_logp=LOGP), grpo())
-    batch = weigh(made(adv=LOGP, returns=LOGP, old_value=LOGP), a2c().weigh)
+    batch = weigh(made(adv=LOGP, returns=LOGP, old_value=LOGP), a2c())
     with pytest.raises(ValueError, match="a2c reads value, which this forward pass lacks"):
         objective(Forward(logp=LOGP), batch, a2c())
     with pytest.raises(ValueError, match="grpo reads logp, which this forward pass lacks"):
@@ -133,10 +133,10 @@ def test_a_batch_that_was_not_weighed_and_a_forward_pass_that_lacks_a_field_are_
 def test_an_average_by_limit_needs_a_limit():
     for algo in (dr_grpo(), grpo(average="limit")):
         with pytest.raises(ValueError, match="reads limit, which this batch lacks: fill it, or give max_tokens"):
-            weigh(made(), algo.weigh)
+            weigh(made(), algo)
         with pytest.raises(ValueError, match="divides by the column limit, which is 0"):
-            weigh(made(limit=torch.tensor([4, 0])), algo.weigh)
-    assert weigh(made(), dr_grpo(max_tokens=10).weigh).token_weight.sum().item() == pytest.approx(5 / 20)
+            weigh(made(limit=torch.tensor([4, 0])), algo)
+    assert weigh(made(), dr_grpo(max_tokens=10)).token_weight.sum().item() == pytest.approx(5 / 20)
 
 
 def test_the_average_is_set_from_the_command_line_and_shown_by_hone_algos(capsys: pytest.CaptureFixture[str]):

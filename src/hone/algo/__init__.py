@@ -1,9 +1,8 @@
 """The algorithms and the parts they are made of. Pure torch: nothing here knows of models, files or processes.
 
 An algorithm is a value, which a function of its published name makes: `algo = grpo(beta=0.0)`. A step of training is
-`replace(batch, **assign_credit(batch, algo))`, then `weigh(batch, algo.weigh)`, then
-`objective(forward, batch, algo).backward()`; examples/minimal_grpo.py is a whole loop. A `Batch` holds what was
-sampled, a `Forward` what the policy says of it.
+`batch = assign_credit(batch, algo)`, `batch = weigh(batch, algo)`, `objective(forward, batch, algo).backward()`.
+A `Batch` holds what was sampled, a `Forward` what the policy says of it; examples/minimal_grpo.py is a whole loop.
 The parts: select (which rollouts), credit (rewards to advantages), terms and prefer (losses), weight (averages), kl,
 control (coefficients that adapt). May import: types and errors.
 """

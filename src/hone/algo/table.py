@@ -67,10 +67,10 @@ FILLED_BY: dict[str, str] = {
     "ref_logp": "fill it with the reference model's log-probs of the targets, or set beta=0",
     "kl_coef": "fill it with the coefficient of the KL, batch.constant(beta), or set beta=0",
     "old_value": "fill it with the critic's values, taken before the first update",
-    "adv": "replace(batch, **assign_credit(batch, algo)) adds it",
-    "returns": "replace(batch, **assign_credit(batch, algo)) adds it",
-    "token_weight": "weigh(batch, algo.weigh) adds it",
-    "row_weight": "weigh(batch, algo.weigh) adds it",
+    "adv": "assign_credit(batch, algo) adds it",
+    "returns": "assign_credit(batch, algo) adds it",
+    "token_weight": "weigh(batch, algo) adds it",
+    "row_weight": "weigh(batch, algo) adds it",
 }
 
 
@@ -81,7 +81,7 @@ def objective(fwd: Forward, batch: Batch, loss: "Algorithm | Loss") -> Tensor:
     >>> from hone.algo import Batch, Forward, objective, sft, weigh
     >>> token, yes = torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool)
     >>> batch = Batch(inputs=token, targets=token, mask=yes, real=yes, group=torch.zeros(1, dtype=torch.long))
-    >>> objective(Forward(logp=torch.tensor([[-1.0, -3.0]])), weigh(batch, sft().weigh), sft()).item()
+    >>> objective(Forward(logp=torch.tensor([[-1.0, -3.0]])), weigh(batch, sft()), sft()).item()
     2.0
     """
     name, parts = (loss.name, loss.loss) if isinstance(loss, Algorithm) else ("", loss)
@@ -151,24 +151,26 @@ def begun(fwd: Forward, batch: Batch, algo: Algorithm) -> Batch:
     return replace(batch, old_logp=fwd.logp.detach())
 
 
-def assign_credit(batch: Batch, algo: Algorithm, *, reduce: credit.Reduce = credit.alone) -> dict[str, Tensor]:
-    """The columns `adv` and, for a critic, `returns` (its target, before any whitening), of a whole iteration's batch.
+def assign_credit(batch: Batch, algo: Algorithm, *, reduce: credit.Reduce = credit.alone) -> Batch:
+    """Adds the columns `adv` and, for a critic, `returns` (its target, before any whitening) to an iteration's batch.
+
+    reduce: sums a tensor over ranks, for an algorithm that whitens.
 
     >>> import torch
     >>> from hone.algo import Batch, assign_credit, dr_grpo
     >>> token, yes = torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1, dtype=torch.bool)
     >>> batch = Batch(inputs=token, targets=token, mask=yes, real=yes, group=torch.zeros(2, dtype=torch.long),
     ...               reward=torch.tensor([1.0, 0.0]), old_logp=torch.zeros(2, 1))
-    >>> assign_credit(batch, dr_grpo())["adv"].tolist()
+    >>> assign_credit(batch, dr_grpo()).adv.tolist()
     [[0.5], [-0.5]]
     """
     if algo.credit is None:
-        return {}
+        return batch
     _check_credited(batch, algo)
     adv = algo.credit(batch)
     columns = {"returns": adv + batch.old_value} if batch.old_value is not ABSENT else {}
     columns["adv"] = credit.whiten(adv, batch.mask, reduce=reduce) if algo.whiten else adv
-    return columns
+    return replace(batch, **columns)
 
 
 def _check_credited(batch: Batch, algo: Algorithm) -> None:

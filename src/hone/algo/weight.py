@@ -3,6 +3,7 @@ up over micro-batches and ranks without further care. They are float64: 1/n is t
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -92,11 +93,19 @@ def mismatch(batch: Batch, *, how: str, cap: float) -> Tensor:
     return ((r <= cap) & (r >= 1 / cap)).to(r.dtype)
 
 
-def weigh(batch: Batch, how: Weigh, counts: Totals | None = None) -> Batch:
-    """Adds token_weight and row_weight, before the step is cut into micro-batches; how: `algo.weigh`.
+class Weighs(Protocol):
+    """What says how its tokens are weighed: an algorithm."""
+
+    @property
+    def weigh(self) -> Weigh: ...
+
+
+def weigh(batch: Batch, how: Weigh | Weighs, counts: Totals | None = None) -> Batch:
+    """Adds token_weight and row_weight, before the step is cut into micro-batches; how: an algorithm, or its `weigh`.
 
     counts: of the whole optimiser step; None: the batch is the whole step.
     """
+    how = how if callable(how) else how.weigh
     counts = totals(batch) if counts is None else counts
     rows = batch.mask.any(-1).double() / max(counts.rows, 1)
     return replace(batch, token_weight=how(batch, counts), row_weight=rows)
