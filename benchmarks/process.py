@@ -27,8 +27,8 @@ from hone.config.recipe import CriticSpec, ModelSpec, OptimSpec, ProcessSpec, Re
 from hone.demo import stages
 from hone.demo.data import make_data, make_tokenizer
 from hone.demo.sizes import FULL, QUICK, Sizes
+from hone.inference.defaults import Sampling
 from hone.inference.label import StepLabels, label_steps
-from hone.inference.model import Sampling
 from hone.inference.rank import Rank, evaluate_ranked
 from hone.launch import train as runner
 from hone.log.limits import Limits
