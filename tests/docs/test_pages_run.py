@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 import reading
@@ -101,7 +102,7 @@ class Reader:
             time.sleep(0.05)
         return ""
 
-    def shell(self, output: object = None) -> dict[str, object]:
+    def shell(self, output: Any = None) -> dict[str, Any]:
         path = os.pathsep.join([str(self.programs), str(Path(sys.executable).parent), os.environ["PATH"]])
         plain = {"PATH": path, "NO_COLOR": "1", "COLUMNS": "100", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
         plain["PYTHONUNBUFFERED"] = "1"  # lines in the order in which they are written, as on a terminal
