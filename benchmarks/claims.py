@@ -225,6 +225,7 @@ def variables(page: Path) -> Iterator[str]:
 def files(page: Path) -> Iterator[str]:
     """Python, C++ and test files that are nowhere in the tree."""
     names = [str(path.relative_to(ROOT)) for path in sources()]
+    names += re.findall(r"<!-- file: (\S+) -->", page.read_text(encoding="utf-8"))  # the page has the reader write it
     for span in parts(page)[1]:
         for path in re.findall(r"^([\w/]+\.(?:py|cpp|h))(?:::\w+)?$", span):
             if not path.startswith(OTHERS) and not any(f"/{name}".endswith(f"/{path}") for name in names):

@@ -19,8 +19,8 @@ from benchmarks.form import Row, main, note, say
 from benchmarks.process import SEEDS, each, gained, logged, values
 from hone.config.overrides import Choice
 from hone.config.recipe import ModelSpec, OptimSpec, ProcessSpec, Recipe, SampleSpec, TrainSpec
+from hone.inference.defaults import Sampling
 from hone.inference.label import StepLabels, label_steps
-from hone.inference.model import Sampling
 from hone.launch import train as runner
 from hone.log.limits import LimitSpec
 

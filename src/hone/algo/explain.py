@@ -107,7 +107,7 @@ METHODS: dict[str, Method] = {
         "for experiments: it fits values by regression where PPO follows a policy gradient",
     ),
     "grpo": Method(
-        f"{CLIPPED} + beta KL, mean over each row, then over rows; {GROUP_ADVANTAGE}",
+        f"{CLIPPED} + beta KL, mean over each row, then over rows (see average); {GROUP_ADVANTAGE}",
         "Shao et al. 2024, arXiv 2402.03300",
         "with a verifier and several samples a prompt: the usual first choice, no critic",
     ),
@@ -305,6 +305,11 @@ OWN: dict[str, Setting] = {
     "klq.beta": Setting(
         "temperature of Q = beta log(pi/ref) + V: also the strength of the KL",
         "raise it to stay nearer to the reference",
+    ),
+    "grpo.average": Setting(
+        "row: every answer counts the same; token: every token does, as in DAPO; limit: each answer is divided by "
+        "sample.max_tokens, as in Dr. GRPO",
+        "token or limit, where answers differ much in length: by row, a long wrong answer costs little a token",
     ),
     "grpo.lam": Setting(
         "with a process model as value: how far a step's credit looks ahead, 1 without bias; none: not used",

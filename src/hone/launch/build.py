@@ -1,5 +1,6 @@
 """From a recipe to algorithm, model and learner: the place that turns settings into things; feeds.py does for data."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,10 +56,10 @@ def algorithm(recipe: Recipe) -> Algorithm:
         return algo
     if sample.group < algo.group:
         raise HoneError(f"{name} compares samples of one prompt: set sample.group to {algo.group} or more")
-    if sample.top_k or sample.top_p < 1 or sample.min_p:
+    if algo.teacher is not None and algo.teacher.top_k and (sample.top_k or sample.top_p < 1 or sample.min_p):
         raise HoneError(
-            "top_k, top_p and min_p change the sampling distribution in a way the learner does not see: "
-            "train with sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0"
+            f"{name} with algo.top_k compares tokens that sample.top_k, top_p or min_p leave out: "
+            "set algo.top_k=0, or sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0"
         )
     if (algo.on_policy or algo.trust_region) and recipe.train.epochs * recipe.train.minibatches > 1:
         why = "bounds one step an iteration" if algo.trust_region else "is strictly on policy"
@@ -123,16 +124,18 @@ def process(
     return Dense(model=model, use=spec.use, weight=spec.weight, gamma=gamma, outcome=reads)
 
 
-def place(name: str = "auto", precision: str = "auto") -> tuple[torch.device, torch.dtype]:
-    """Where a model computes and in what, as it is told or as the machine suggests."""
+def place(
+    name: str = "auto", precision: str = "auto", *, setting: str = "train.device"
+) -> tuple[torch.device, torch.dtype]:
+    """Where a model computes and in what, as it is told or as the machine suggests; setting: what errors name."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise HoneError(f"train.device is {name!r}: use auto, cpu, cuda or cuda:N") from error
+        raise HoneError(f"{setting} is {name!r}: use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise HoneError(f"train.device is {name}, but torch sees no GPU here: set train.device=cpu")
+        raise HoneError(f"{setting} is {name}, but torch sees no GPU here: set {setting}=cpu")
     half = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
     return device, torch.bfloat16 if half else torch.float32
 
@@ -142,12 +145,12 @@ def tokenizer(spec: ModelSpec) -> Tokenizer:
     return Tokenizer.load(folder_of(spec.tokenizer or spec.path))
 
 
-def loaded(model: str | Path) -> tuple[Tokenizer, Decoder]:
-    """The tokenizer and the model of a folder or fetched name, where and in what this machine suggests."""
-    folder, (device, dtype) = folder_of(model), place()
+def loaded(model: str | Path, *, device: str = "auto", precision: str = "auto") -> tuple[Tokenizer, Decoder]:
+    """The tokenizer and the model of a folder, a run or a fetched name; auto: as the machine suggests."""
+    folder, (where, dtype) = folder_of(model), place(device, precision, setting="device")
     vocabulary, found = Tokenizer.load(folder), load_decoder(folder)
     check_fits(vocabulary, found.config.vocab_size)
-    return vocabulary, found.to(device, dtype)
+    return vocabulary, found.to(where, dtype)
 
 
 def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:
@@ -284,9 +287,11 @@ def learner(recipe: Recipe, policy: Trainable, ref: Model | None, *, shards: "Sh
     )
 
 
-def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int, context: int = 0) -> SampleParams:
-    """The sampler's settings for a model of this context."""
-    return SampleParams(
+def sample_params(
+    spec: SampleSpec, vocabulary: Tokenizer, *, seed: int, context: int = 0, training: bool = False
+) -> SampleParams:
+    """The sampler's settings for a model of this context; training: what truncation keeps is recorded."""
+    params = SampleParams(
         max_tokens=spec.limit(context),
         temperature=spec.temperature,
         top_k=spec.top_k,
@@ -295,6 +300,7 @@ def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int, context
         stop_ids=vocabulary.stop_ids,
         seed=seed,
     )
+    return replace(params, record_support=training and params.truncated)
 
 
 def correction(recipe: Recipe) -> Correct | None:

@@ -148,7 +148,7 @@ def _add_sampler(job: Run, decoder: Decoder) -> None:
     """What an online run writes its completions with."""
     recipe, shards = job.recipe, job.learner.shards
     context = decoder.config.max_position_embeddings
-    params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed, context=context)
+    params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed, context=context, training=True)
     whole = decoder if shards is None else shards.publish()
     copied = recipe.train.lag > 0 and shards is None  # what shards publish is a copy already
     sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=job.tokenizer.pad_id, copy=copied)
