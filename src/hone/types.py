@@ -237,7 +237,7 @@ class Forward:
     old_kl: Tensor = ABSENT  # float [B, T]  exact KL(old || policy), 0 off the mask
 
 
-class Model(Protocol):
+class ForwardModel(Protocol):
     """Anything that maps a batch to the asked-for fields of a Forward."""
 
     def __call__(self, batch: Batch, want: frozenset[str]) -> Forward: ...

@@ -24,7 +24,7 @@ from hone.algo.terms import token_ratio
 from hone.checkpoint import files, names
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.types import ABSENT, Batch, Forward, Model, Support
+from hone.types import ABSENT, Batch, Forward, ForwardModel, Support
 
 MAY_BE_NAN = frozenset({"step_reward"})  # NaN there means that no step ends at the token
 WINDOW, LEAST = 50, 10  # losses that are remembered, and that are needed to judge another
@@ -59,7 +59,7 @@ class Found:
 
 
 def examine(
-    policy: Model, cut: Iterable[Batch], algo: Algorithm, *, trained: Mapping[str, nn.Parameter]
+    policy: ForwardModel, cut: Iterable[Batch], algo: Algorithm, *, trained: Mapping[str, nn.Parameter]
 ) -> list[Found]:
     """Weights, columns, forward pass, ratio, each term of the loss, the loss, gradients: each tensor once.
 
