@@ -12,7 +12,7 @@ FUZZ_SECONDS ?= 60
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help setup demo demo-seeds faults table mutants torture trial fuzz wheel browser old-trl gym real-model test test-slow test-gpu sampler check static clean
+.PHONY: help setup demo demo-seeds faults table mutants torture trial fuzz wheel browser old-trl gym real-model test test-slow test-gpu docs-test sampler check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,6 +69,9 @@ test-slow: $(VENV)/.dev ## the slow tests
 
 test-gpu: $(VENV)/.dev ## the tests that need an NVIDIA GPU
 	$(PYTEST) -m gpu --timeout 1800
+
+docs-test: $(VENV)/.dev ## follow the tutorial and the how-to pages word for word, with what takes minutes
+	$(PYTEST) tests/docs --timeout 3600
 
 sampler: $(VENV)/.dev ## the sampler's figures against transformers, as JSON: of the GPU if there is one, else of the CPU
 	$(BIN)/python -m benchmarks.sampler

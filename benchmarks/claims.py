@@ -129,7 +129,7 @@ def refusals(page: Path) -> Iterator[str]:
 
 def defaults(page: Path) -> Iterator[str]:
     """Tables of settings with a column of defaults that are others."""
-    from hone.commands.settings import written
+    from hone.commands.reference import written
 
     for table in re.findall(
         r"(?m)^\| setting \| default \|.*\n\|[-|]+\n((?:\|.*\n)+)", page.read_text(encoding="utf-8")
@@ -152,7 +152,7 @@ def settings(page: Path) -> Iterator[str]:
 
 @cache
 def known_settings() -> dict[str, object]:
-    from hone.commands.settings import all_settings
+    from hone.commands.reference import all_settings
 
     return {setting.name: setting.default for setting in all_settings()}
 
@@ -225,6 +225,7 @@ def variables(page: Path) -> Iterator[str]:
 def files(page: Path) -> Iterator[str]:
     """Python, C++ and test files that are nowhere in the tree."""
     names = [str(path.relative_to(ROOT)) for path in sources()]
+    names += re.findall(r"<!-- file: (\S+) -->", page.read_text(encoding="utf-8"))  # the page has the reader write it
     for span in parts(page)[1]:
         for path in re.findall(r"^([\w/]+\.(?:py|cpp|h))(?:::\w+)?$", span):
             if not path.startswith(OTHERS) and not any(f"/{name}".endswith(f"/{path}") for name in names):
