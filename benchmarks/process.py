@@ -25,14 +25,9 @@ from benchmarks.form import Row, main, note, row, say
 from hone.config.overrides import Choice
 from hone.config.recipe import CriticSpec, ModelSpec, OptimSpec, ProcessSpec, ReadSpec, Recipe, SampleSpec, TrainSpec
 from hone.demo import stages
-<<<<<<< HEAD
 from hone.demo.stages import FULL, QUICK, Sizes
 from hone.demo.world import make_data, make_tokenizer
-=======
-from hone.demo.data import make_data, make_tokenizer
-from hone.demo.sizes import FULL, QUICK, Sizes
 from hone.inference.defaults import Sampling
->>>>>>> tutorial
 from hone.inference.label import StepLabels, label_steps
 from hone.inference.rank import Rank, evaluate_ranked
 from hone.launch import train as runner
