@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hone.data.corpus import language, quality, toxicity
 from hone.data.corpus.documents import Document
 from hone.data.corpus.quality import Facts
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.tally import Tally
 
 BATCH_DOCUMENTS, BATCH_BYTES = 512, 4 << 20
@@ -26,7 +26,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def by_language(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
+def by_language(facts: Sequence[Facts], settings: CorpusSettings) -> Iterator[Judged]:
     """Kept: one of the languages, with enough confidence."""
     for fact in facts:
         code, probability = language.identify(fact.text)
@@ -34,21 +34,21 @@ def by_language(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
         yield Facts(fact.text, code), "" if fits else "language", f"{code} {probability:.2f}"
 
 
-def by_quality(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
+def by_quality(facts: Sequence[Facts], settings: CorpusSettings) -> Iterator[Judged]:
     """Kept: no rule broken."""
     for fact in facts:
         found = quality.broken(fact, settings.rules)
         yield fact, f"quality:{found[0]}" if found else "", f"{found[1]:.4g}" if found else ""
 
 
-def by_toxicity(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
+def by_toxicity(facts: Sequence[Facts], settings: CorpusSettings) -> Iterator[Judged]:
     """Kept: a mean probability up to the limit."""
     limit = 1.0 if settings.toxicity is None else settings.toxicity
     for fact, score in zip(facts, toxicity.scores([fact.text for fact in facts]), strict=True):
         yield fact, "toxicity" if score > limit else "", f"{score:.3f}"
 
 
-def judge(batch: Sequence[Document], settings: Settings, *, tally: Tally, file: str) -> list[Document]:
+def judge(batch: Sequence[Document], settings: CorpusSettings, *, tally: Tally, file: str) -> list[Document]:
     """The documents that pass every step; the others are counted under the first rule they break."""
     for document in batch:
         if document.problem:

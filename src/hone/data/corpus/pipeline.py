@@ -18,7 +18,7 @@ from hone.data.corpus import documents, duplicates, language
 from hone.data.corpus.pool import Killed, each
 from hone.data.corpus.report import build_report, show
 from hone.data.corpus.run import Run, begin, check_packages, discard
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.shards import EXACT, KEPT, NEAR, filter_shard, finish_shard, index_of
 from hone.data.corpus.store import aside, locked, read_json, write_json
 from hone.data.corpus.tally import Tally
@@ -41,14 +41,14 @@ def silent(message: str) -> None:
 def clean(
     sources: Sequence[str],
     out: str | Path,
-    settings: Settings | None = None,
+    settings: CorpusSettings | None = None,
     *,
     workers: int = 1,
     restart: bool = False,
     say: Say = silent,
 ) -> dict[str, Any]:
     """The report; what is kept lies in out/data/part-*.jsonl, in the order of the input."""
-    settings, folder = settings or Settings(), Path(out)
+    settings, folder = settings or CorpusSettings(), Path(out)
     _check(sources, settings, workers)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     with locked(folder):
@@ -80,7 +80,7 @@ def _finished(run: Run, *, workers: int, say: Say) -> dict[str, Any]:
     return read_json(finished)
 
 
-def _check(sources: Sequence[str], settings: Settings, workers: int) -> None:
+def _check(sources: Sequence[str], settings: CorpusSettings, workers: int) -> None:
     """All that can be told to be wrong before anything is written."""
     check_packages(settings)
     if not sources:

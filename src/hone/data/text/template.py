@@ -1,6 +1,6 @@
 """A chat template is a program from elsewhere, compiled in jinja2's sandbox.
 
-Nothing here bounds its time or its memory: `hone.data.text.bounded` does, in whose process every template of a model runs.
+Nothing here bounds its time or its memory: `hone.data.text.worker` does, in whose process every template of a model runs.
 This module imports little, for that process imports it.
 """
 
