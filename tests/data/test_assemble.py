@@ -195,7 +195,7 @@ def test_what_is_large_is_streamed(tmp_path, monkeypatch):
 
 def test_a_stream_whose_first_rows_are_wrong_is_refused_before_the_run(tmp_path):
     how = Reading(stream="always")
-    with pytest.raises(HoneError, match="line 1: columns question are no kind"):
+    with pytest.raises(HoneError, match="line 1: columns question are no shape"):
         load(write(tmp_path / "a.jsonl", [{"question": "a"}]), how)
     (tmp_path / "b.jsonl").write_text("")
     with pytest.raises(HoneError, match="is empty"):

@@ -7,11 +7,11 @@ from typing import Any
 
 from remedy_world import Case, World, call, command, given, lacks, typed
 
-from hone.data.corpus import language, toxicity
+from hone.data.corpus import filters, language
+from hone.data.corpus.atomic import locked
 from hone.data.corpus.duplicates import _minhash
 from hone.data.corpus.pipeline import clean
 from hone.data.corpus.settings import CorpusSettings
-from hone.data.corpus.store import locked
 
 QUICK = ("--languages", "off", "--toxicity", "off", "--near", "off", "--no-quality", "--workers", "1")
 
@@ -101,7 +101,7 @@ CORPORA = [
     call(lambda w: _locked(w, other=False), lambda w: _locked(w, other=True), "or choose another folder"),
     lacks("rensa", lambda w: _cached(_minhash), "or --near off"),
     lacks("py3langid", lambda w: _cached(language._identifier), "or --languages off"),
-    lacks("profanity_check", lambda w: _cached(toxicity._model), "or --toxicity off"),
+    lacks("profanity_check", lambda w: _cached(filters._toxicity_model), "or --toxicity off"),
     lacks("rensa", lambda w: cleaned(w, texts(w), "--near", "0.9"), "or switch the steps off with --near off"),
 ]
 EVALUATIONS = [

@@ -92,6 +92,10 @@ def _mixed(world: World) -> Mixture[int]:
     return Mixture({"a": _source(world), "b": _source(world)}, [1, 2])
 
 
+def _text_rows(world: World) -> RowStore:
+    return RowStore(place=files.File(path=Path(world / "text.jsonl")))
+
+
 def _stream(world: World) -> Stream[str]:
     path = Path(world / "streamed.jsonl")
     path.write_text(ROW + "\n" + ROW)
@@ -233,7 +237,7 @@ FEEDS = [
     resumed(_budgeted, {"tokens": 8}, "resume with the same settings"),
     resumed(_budgeted, {"window": -1}, "is no place in the data: resume from another checkpoint"),
     given(
-        lambda w, item: Stream([RowStore(place=files.File(path=Path(w / "text.jsonl")))], lambda *_: item, seed=0).take(1),
+        lambda w, item: Stream([_text_rows(w)], lambda *_: item, seed=0).take(1),
         [],
         [1],
         "mend the rows that were skipped",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from prose import changed, drops, files, kept, prose, write
 
-from hone.data.corpus import language, toxicity
+from hone.data.corpus import filters, language
 from hone.data.corpus.pipeline import clean
 from hone.data.corpus.report import show
 from hone.data.corpus.settings import CorpusSettings
@@ -150,7 +150,8 @@ def test_a_document_of_ten_megabytes_goes_through(tmp_path):
     source = write(tmp_path / "a.jsonl", [text, prose(1)])
     loose = CorpusSettings(rules={**LOOSE, "max_words": 10_000_000}, toxicity=None)
     assert clean([source], tmp_path / "out", loose)["kept_documents"] == 2
-    assert drops(clean([source], tmp_path / "limit", CorpusSettings(max_document=1_000_000))) == {"unreadable:too_long": 1}
+    short = CorpusSettings(max_document=1_000_000)
+    assert drops(clean([source], tmp_path / "limit", short)) == {"unreadable:too_long": 1}
 
 
 def test_the_tokenizer_is_trained_on_what_is_kept(tmp_path):
@@ -180,13 +181,13 @@ def test_a_kept_language_is_chosen(tmp_path):
 
 
 def test_foul_text_scores_high_and_a_long_text_by_its_windows():
-    foul, clean_text = toxicity.scores([FOUL, prose(0)])
+    foul, clean_text = filters.toxicity([FOUL, prose(0)])
     assert foul > 0.9
     assert clean_text < 0.3
     text = " ".join(prose(k, 100) for k in range(3))
-    parts = [toxicity.scores([window])[0] for window in toxicity.windows(text)]
-    assert toxicity.scores([text]) == [pytest.approx(sum(parts) / 3)]
-    assert toxicity.scores([]) == []
+    parts = [filters.toxicity([window])[0] for window in filters.windows(text)]
+    assert filters.toxicity([text]) == [pytest.approx(sum(parts) / 3)]
+    assert filters.toxicity([]) == []
 
 
 @pytest.mark.parametrize(

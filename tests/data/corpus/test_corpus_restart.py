@@ -10,7 +10,7 @@ import time
 import pytest
 from prose import changed, files, prose, write
 
-from hone.data.corpus import pipeline, store
+from hone.data.corpus import atomic, pipeline
 from hone.data.corpus.pipeline import clean
 from hone.data.corpus.settings import CorpusSettings
 from hone.errors import HoneError
@@ -46,7 +46,7 @@ def test_stopping_before_every_single_write_changes_nothing(tmp_path, monkeypatc
             raise Killed
         real(a, b)
 
-    monkeypatch.setattr(store.os, "replace", replace)
+    monkeypatch.setattr(atomic.os, "replace", replace)
     stops = 0
     for allowed in range(200):
         left[0] = allowed + 1  # a shard needs five in a row
@@ -152,6 +152,6 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
 
 def test_two_runs_do_not_work_in_one_folder(tmp_path):
     source, settings = corpus(tmp_path, 5)
-    with store.locked(tmp_path / "out"), pytest.raises(HoneError, match="another process"):
+    with atomic.locked(tmp_path / "out"), pytest.raises(HoneError, match="another process"):
         clean([source], tmp_path / "out", settings)
     clean([source], tmp_path / "out", settings)

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.data.corpus import documents, duplicates, language
+from hone.data.corpus.atomic import aside, locked, read_json, write_json
 from hone.data.corpus.pool import Killed, each
 from hone.data.corpus.report import build_report, show
 from hone.data.corpus.run import Run, begin, check_packages, discard
 from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.shards import EXACT, KEPT, NEAR, filter_shard, finish_shard, index_of
-from hone.data.corpus.store import aside, locked, read_json, write_json
 from hone.data.corpus.tally import Tally
+from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
 
 Say = Callable[[str], None]
@@ -200,8 +201,6 @@ def kept_texts(run: Run) -> Iterator[str]:
 
 def _train_tokenizer(run: Run) -> None:
     """A sample by hash: which texts are in it does not depend on the order or on the workers."""
-    from hone.data.text.tokenizer import train_bpe
-
     total = sum(len(text.encode()) for text in kept_texts(run))
     share = min(1.0, run.settings.bpe_bytes / max(1, total))
     texts = (text for text in kept_texts(run) if share == 1.0 or _chance(text) < share)

@@ -1,4 +1,4 @@
-"""A cleaning run's folder: its manifest, and where each shard's results lie. CorpusSettings that changed are refused."""
+"""A cleaning run's folder: its manifest, and where each shard's results lie. Changed settings are refused."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hone.data.corpus import documents
+from hone.data.corpus.atomic import LOCK, read_json, write_json
 from hone.data.corpus.documents import Shard
 from hone.data.corpus.overlap import named_set
 from hone.data.corpus.settings import CorpusSettings
-from hone.data.corpus.store import LOCK, read_json, write_json
 from hone.errors import HoneError
 
 FORMAT = 1

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.data.corpus import documents, duplicates, filters, overlap
+from hone.data.corpus.atomic import aside, write_json
 from hone.data.corpus.documents import Document, Shard
 from hone.data.corpus.run import Run, load
 from hone.data.corpus.settings import CorpusSettings
-from hone.data.corpus.store import aside, write_json
 from hone.data.corpus.tally import SHOWN, Tally
 from hone.errors import HoneError
 

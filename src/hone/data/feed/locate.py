@@ -82,7 +82,8 @@ def _mixture(data: Sequence[Any], how: Reading) -> list[Dataset]:
     parts = list[Dataset]()
     for n, (inner, weight) in enumerate(data, start=1):
         stores = [store for part in locate(inner, how) for store in part.stores]
-        parts.append(Dataset(name=inner if isinstance(inner, str) else f"data {n}", stores=tuple(stores), weight=weight))
+        name = inner if isinstance(inner, str) else f"data {n}"
+        parts.append(Dataset(name=name, stores=tuple(stores), weight=weight))
     return parts
 
 
@@ -180,9 +181,10 @@ def _find_gym(spec: str, *, chat: bool) -> RowStore | None:
         return None
     name, *numbers = rest.split(":")
     if not name or len(numbers) > 2 or not all(n.isdecimal() and len(n) < 10 for n in numbers):
-        raise HoneError(f"{spec} is not understood: write gym:NAME, gym:NAME:GYM_SIZE or gym:NAME:GYM_SIZE:SEED")
+        raise HoneError(f"{spec} is not understood: write gym:NAME, gym:NAME:SIZE or gym:NAME:SIZE:SEED")
     size, seed = [*map(int, numbers), *(GYM_SIZE, 0)[len(numbers) :]]
-    return RowStore(place=Memory(rows=[_gym_row(name, item, chat=chat) for item in make_problems(name, size, seed)], name=spec))
+    rows = [_gym_row(name, item, chat=chat) for item in make_problems(name, size, seed)]
+    return RowStore(place=Memory(rows=rows, name=spec))
 
 
 def make_problems(name: str, size: int, seed: int) -> list[Any]:
