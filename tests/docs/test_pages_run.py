@@ -43,7 +43,8 @@ class Reader:
                 wrong = wrong or self.do(block, running)
         finally:
             for process in running:
-                os.killpg(process.pid, signal.SIGTERM)
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGTERM)
                 process.wait()
         self.followed[page] = wrong
         return wrong
@@ -93,7 +94,7 @@ class Reader:
         """A command that goes on while the page does."""
         log = self.folder / "background.log"
         with log.open("w") as file:
-            process = subprocess.Popen(["bash", "-c", f"exec {command.line}"], **self.shell(file), text=True)
+            process = subprocess.Popen(["bash", "-c", command.line], **self.shell(file), text=True)
         running.append(process)
         deadline = time.monotonic() + SECONDS
         while reading.missing(command.shown, log.read_text()):
