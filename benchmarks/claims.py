@@ -129,7 +129,7 @@ def refusals(page: Path) -> Iterator[str]:
 
 def defaults(page: Path) -> Iterator[str]:
     """Tables of settings with a column of defaults that are others."""
-    from hone.commands.settings import written
+    from hone.commands.reference import written
 
     for table in re.findall(
         r"(?m)^\| setting \| default \|.*\n\|[-|]+\n((?:\|.*\n)+)", page.read_text(encoding="utf-8")
@@ -152,7 +152,7 @@ def settings(page: Path) -> Iterator[str]:
 
 @cache
 def known_settings() -> dict[str, object]:
-    from hone.commands.settings import all_settings
+    from hone.commands.reference import all_settings
 
     return {setting.name: setting.default for setting in all_settings()}
 

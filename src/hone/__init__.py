@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hone.inference.evaluate import evaluate
     from hone.inference.model import Model, Sample, load
     from hone.launch.train import resume, run
-    from hone.log.limits import Limits
+    from hone.log.limits import LimitSpec
     from hone.types import Outcome, Task
 
     __version__: str
@@ -40,7 +40,7 @@ __all__ = [
     "Choice",
     "CriticSpec",
     "HoneError",
-    "Limits",
+    "LimitSpec",
     "LoraSpec",
     "Model",
     "ModelSpec",
@@ -65,7 +65,7 @@ __all__ = [
 _HOME = {
     "Choice": "config.overrides",
     "HoneError": "errors",
-    "Limits": "log.limits",
+    "LimitSpec": "log.limits",
     "Model": "inference.model",
     "Outcome": "types",
     "Sample": "inference.model",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hone.cli import _parse, build_parser, explain, main
-from hone.commands.parser import EXAMPLES, Parser
+from hone.commands.command import EXAMPLES, Parser
 from hone.config.overrides import from_yaml
 from hone.config.recipe import Recipe
 from hone.data.corpus.overlap import read_items

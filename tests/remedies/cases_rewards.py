@@ -21,7 +21,7 @@ from hone.reward.score import Reward, as_scorer, cached, combine
 from hone.reward.verify import made
 from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.verdict import code_reward
-from hone.reward.workers.reward_worker import apart
+from hone.reward.workers.reward_worker import in_workers
 from hone.search.beam import Beam
 from hone.search.label import Labeller
 from hone.types import Outcome, Rollout, Task
@@ -95,7 +95,7 @@ REWARDS = [
     given(lambda w, f: as_scorer(f), _both, _one, "name them from"),
     given(lambda w, f: as_scorer(f)(_rollouts(1.0)), _few, _many, "return one value for each completion"),
     call(lambda w: cached(Reward(_many), size=9), lambda w: cached(Reward(_many), size=0), "leave out parts.cache"),
-    given(lambda w, seconds: apart([_one], seconds=seconds, workers=1), 0.0, 1.0, "give a number above 0"),
+    given(lambda w, seconds: in_workers([_one], seconds=seconds, workers=1), 0.0, 1.0, "give a number above 0"),
     given(lambda w, k: Ensemble(members=[lambda r: [1.0]], k=k), -1.0, 1.0, "k of 0 or more"),
     given(lambda w, std: _model(w, std=std), 0.0, 1.0, "std must be above 0"),
     given(lambda w, n: _model(w, rows=n), 0, 1, "it must be 1 or more"),
@@ -194,7 +194,7 @@ def _with_task(completion: str, task: Task) -> float:
 
 def _sent(world: World, own: bool, value: Any = lambda: 3) -> None:
     """A task that holds a function, which cannot be sent to another process."""
-    found = apart([_with_task], seconds=5.0, workers=1)[0] if own else as_scorer(_with_task)
+    found = in_workers([_with_task], seconds=5.0, workers=1)[0] if own else as_scorer(_with_task)
     found([Rollout(tokens=[5], mask=[True], text="b", task=Task(prompt="a", extra={"x": value}))])
 
 

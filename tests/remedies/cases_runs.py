@@ -20,7 +20,7 @@ from hone.checkpoint.names import AHEAD
 from hone.data.collate import collate
 from hone.data.feed.source import Source
 from hone.demo import journey
-from hone.demo.sizes import QUICK
+from hone.demo.stages import QUICK
 from hone.loop import check_algorithm
 from hone.rollout.supply import Ahead
 from hone.train.guard import Guard, Spikes, load_rows

@@ -37,11 +37,10 @@ from hone.model.teacher import trimmed
 from hone.reward.learned.load import Reencoder, process_model
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.serve.guard import check_token
+from hone.serve.chat import Conversation, Terminal
+from hone.serve.http import check_token
 from hone.serve.load import load, place
 from hone.serve.server import listen
-from hone.serve.talk import Talk
-from hone.serve.terminal import Terminal
 from hone.types import Rollout, Task
 
 
@@ -82,14 +81,14 @@ def _serving(world: World, *words: str) -> None:
 
 
 def _terminal(world: World, *lines: str) -> None:
-    terminal = Terminal(Talk(_loaded(world, world / "model"), params()), system="")
+    terminal = Terminal(Conversation(_loaded(world, world / "model"), params()), system="")
     for line in lines:
         terminal._command(line)
 
 
 def _said(world: World, line: str) -> None:
-    talk = Talk(_loaded(world, world / "model"), params())
-    list(talk.say(line, stopped=lambda: False, note=lambda text: None))
+    conversation = Conversation(_loaded(world, world / "model"), params())
+    list(conversation.say(line, stopped=lambda: False, note=lambda text: None))
 
 
 def _listening(world: World, port: int) -> None:

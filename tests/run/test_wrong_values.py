@@ -24,7 +24,7 @@ from hone.cli import main
 from hone.config.overrides import from_yaml, to_json
 from hone.config.recipe import ReadSpec, Recipe
 from hone.config.rules import validate
-from hone.demo import journey, sizes
+from hone.demo import journey, stages
 from hone.errors import HoneError
 from hone.inference.label import Ledger
 from hone.launch import replay
@@ -291,12 +291,12 @@ def test_a_run_in_a_folder_that_is_a_link_is_a_run(runs: Path, tmp_path: Path):
 
 def test_how_far_a_demo_has_come(tmp_path: Path):
     out = tmp_path / "demo"
-    journey.begin(out, sizes.QUICK, 0)
+    journey.begin(out, stages.QUICK, 0)
     before = json.loads((out / journey.PROGRESS).read_text()) | {"done": {"tokenizer": {"seconds": 1.0}}}
 
     def attempt(changed: Any) -> None:
         out.mkdir(exist_ok=True)
-        journey.begin(written(out / journey.PROGRESS, changed).parent, sizes.QUICK, 0)
+        journey.begin(written(out / journey.PROGRESS, changed).parent, stages.QUICK, 0)
 
     tried(before, attempt, most=50)
 

@@ -5,8 +5,7 @@ import json
 import os
 from typing import Any
 
-from hone.commands.command import Command, run_action
-from hone.commands.parser import add_actions, add_command
+from hone.commands.command import Command, add_actions, add_command, run_action
 from hone.errors import HoneError
 from hone.log.progress import say
 

@@ -4,8 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from hone.commands.command import Command, run_action
-from hone.commands.parser import add_actions, add_command
+from hone.commands.command import Command, add_actions, add_command, run_action
 from hone.errors import HoneError
 
 

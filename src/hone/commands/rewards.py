@@ -7,8 +7,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hone.commands.command import Command, run_action
-from hone.commands.parser import add_actions, add_command
+from hone.commands.command import Command, add_actions, add_command, run_action
 from hone.errors import HoneError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Async functions await_all from plain code: one event loop a process, in a thread of its own.
+"""Async functions awaited from plain code: one event loop a process, in a thread of its own.
 
 It outlives a call, so that a client the function keeps stays bound to a loop that runs.
 """

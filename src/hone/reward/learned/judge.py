@@ -296,7 +296,7 @@ def _file(folder: Path, name: str) -> str:
         raise not_utf8(folder / name, error) from error
     except (OSError, ValueError) as error:
         raise HoneError(
-            f"the judge's file {folder / name} cannot be read ({error}): check_settings the path"
+            f"the judge's file {folder / name} cannot be read ({error}): check the path"
         ) from error
 
 

@@ -1,4 +1,9 @@
-"""Verifiers by name: functions of a completion (and its task) that a program can check."""
+"""Verifiers by name: functions of a completion (and its task) that a program can check.
+
+Doors: `VERIFIERS` by name, `MAKERS` by the name before a colon, `made` for either. `answers` finds what a completion
+settles on, `structure` looks at its form, `choice`, `compare`, math/ and code/ compare it with the task.
+It imports types, errors, config's text files, log, algo, data, the sandbox and the workers.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,17 +1,21 @@
-"""Text from tokens as they come: a character is told once all its bytes are there, and never taken back."""
+"""Tokens of a completion to text as they come: a character is told once all its bytes are there, never taken back."""
 
 import codecs
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from hone.data.text.tokenizer import UNKNOWN, Tokenizer, byte_of
+from hone.engine.request import News, Tops
+from hone.types import Stop
 
 HELD = 3  # bytes of a character that may still be missing its last: each shows as one UNKNOWN at most
 KEPT, LONG = 8, 32  # tokens decoded again for what they do to their neighbours, and when the window is cut to them
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 UTF8 = codecs.getincrementaldecoder("utf-8")
+FINISH = {Stop.TOKEN: "stop", Stop.STRING: "stop", Stop.LENGTH: "length"}  # OpenAI's words
 
 
 class TextStream(Protocol):
@@ -89,11 +93,6 @@ def _settled(text: str) -> int:
     return len(text) - min(trailing, HELD)
 
 
-def before_stop(text: str, stops: Iterable[str]) -> str:
-    """The text up to the first of the stop strings."""
-    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
-
-
 class TokenBytes:
     """The bytes a token stands for, which log-probs are reported with."""
 
@@ -139,3 +138,69 @@ def shown(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+# --- completions ---
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Tokens of an answer and their log-probs under the model's own distribution."""
+
+    tokens: Sequence[int]
+    logps: Sequence[float]
+    offsets: Sequence[int]  # characters of the answer before each
+    tops: Tops
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def top(self, i: int) -> list[tuple[int, float]]:
+        """The most probable tokens at place i, where they were asked for."""
+        return self.tops[i] if len(self.tops) else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What a completion gained. `finish` is set on its last one."""
+
+    index: int
+    text: str
+    logprobs: TokenLogprobs
+    finish: str | None = None
+
+
+class Completion:
+    """One completion as it is written: the same deltas make a stream and a whole answer."""
+
+    def __init__(self, index: int, bytes_of: TokenBytes, *, before: Sequence[int], stops: tuple[str, ...]) -> None:
+        self.index, self.stops = index, stops
+        self.stream = text_stream(bytes_of, before)
+        self.text, self.tokens = "", 0  # the stop token is counted, and not shown
+
+    def add(self, news: News) -> Delta:
+        """The text that is certain by now: no part of a character or of a stop string."""
+        self.tokens += len(news.tokens)
+        shown = len(news.tokens) - (news.stop is Stop.TOKEN)
+        start, parts, offsets = len(self.text), list[str](), list[int]()
+        end = start
+        for token in news.tokens[:shown]:
+            offsets.append(end)
+            parts.append(self.stream.push(token))
+            end += len(parts[-1])
+        if news.stop is not None:
+            parts.append(self.stream.end())
+        text = "".join(parts)
+        if news.stop is Stop.STRING:
+            text = self._before_stop(text, news.text)
+            offsets = [offset for offset in offsets if offset < start + len(text)]
+        self.text += text
+        finish, n = None if news.stop is None else FINISH[news.stop], len(offsets)
+        logprobs = TokenLogprobs(news.tokens[:n], news.raw[:n], offsets, news.top)
+        return Delta(index=self.index, text=text, logprobs=logprobs, finish=finish)
+
+    def _before_stop(self, text: str, told: str) -> str:
+        """The engine's own text, unless it was decoded otherwise (with special tokens in it)."""
+        if told.startswith(self.text) and (self.text + text).startswith(told):
+            return told[len(self.text) :]
+        return text[: min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=len(text))]

@@ -1,11 +1,13 @@
-"""hone inspect: what a model or adapter is made of, and how far and in how many directions it moved from its base."""
+"""hone fetch, inspect: a model into the cache, and what a model or adapter is made of."""
 
 import argparse
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hone.commands.command import Command
+from hone.log.progress import say
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,6 +18,23 @@ if TYPE_CHECKING:
 WIDE = 120  # columns where there is no terminal to ask
 
 
+def _fetch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="smollm2-135m, OWNER/MODEL on the Hugging Face Hub, or FILE.gguf")
+    parser.add_argument("--to", metavar="FOLDER", help="write it there instead of the cache")
+    parser.add_argument("--optional", action="store_true", help="say why and go on where it cannot be downloaded")
+
+
+def _fetch(arguments: argparse.Namespace) -> None:
+    from hone.model.formats import fetch, hub
+
+    try:
+        print(fetch.fetch(arguments.name, to=arguments.to, note=say))
+    except hub.Unreachable as error:
+        if not arguments.optional:
+            raise
+        say(f"not fetched: {error}")
+
+
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a model folder, an adapter folder (PEFT), or a fetched name")
     parser.add_argument("--base", default="", metavar="MODEL", help="compare the weights with this model's")
@@ -23,8 +42,6 @@ def _inspect_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _inspect(arguments: argparse.Namespace) -> None:
-    from dataclasses import asdict
-
     from rich.console import Console
 
     from hone.model.inspect import inspect
@@ -85,6 +102,13 @@ def _table(title: str, columns: tuple[str, ...]) -> "Table":
 
 
 COMMANDS = (
+    Command(
+        name="fetch",
+        help="bring a model into the local cache",
+        options=_fetch_options,
+        run=_fetch,
+        examples=("hone fetch smollm2-135m", "hone fetch FILE.gguf --to FOLDER"),
+    ),
     Command(
         name="inspect",
         help="what a model or adapter is made of, and its update over a base",
