@@ -1,7 +1,7 @@
 """What the pages for readers claim, as far as a program can try it: commands, settings, names, paths and snippets.
 
 Each check takes a page and yields what is wrong with it, a line each. They try the pages of the tree that Hone is
-imported from. docs/claims.md has the claims that were tried by hand.
+imported from. docs/dev/claims.md has the claims that were tried by hand.
 """
 
 import ast
@@ -28,7 +28,7 @@ Check = Callable[[Path], Iterator[str]]
 
 def pages() -> list[Path]:
     """Those that say how things are."""
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in found if page.name not in DATED]
 
 
@@ -136,7 +136,7 @@ def defaults(page: Path) -> Iterator[str]:
     ):
         for name, told in re.findall(r"(?m)^\| `([\w.]+)` \| ([^|]*?) *\|", table):
             default = written(known_settings()[name]) if name in known_settings() else "no such setting"
-            if told.strip("`") != default.strip('"').removesuffix(".0"):
+            if told.strip("`").removesuffix(".0") != default.strip('"').removesuffix(".0"):
                 yield f"{name} is {told}: {default}"
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import compress
-from typing import Any, Protocol, Self, cast
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class Outcome:
 
     @property
     def valid(self) -> bool:
+        """Whether there is a reward."""
         return self.value is not None
 
 
@@ -110,6 +111,12 @@ class Support:
     size: Tensor  # int64 [B, T]  how many there are, 0 where the mask is False
     ids: Tensor  # int64 [M]  of all places; rows that are picked out share them
 
+    NAMES: ClassVar[tuple[str, ...]] = ("support_first", "support_size", "support_ids")
+
+    def columns(self) -> dict[str, Tensor]:
+        """What a file holds of it, by NAMES."""
+        return dict(zip(self.NAMES, (self.first, self.size, self.ids), strict=True))
+
     def rows(self, index: int | slice | Tensor) -> "Support":
         """Some of the rows, or the places of one."""
         return replace(self, first=self.first[index], size=self.size[index])
@@ -119,6 +126,7 @@ class Support:
         return replace(self, first=self.first.flatten()[cells], size=self.size.flatten()[cells])
 
     def to(self, device: torch.device) -> "Support":
+        """The same on another device."""
         return Support(first=sent(self.first, device), size=sent(self.size, device), ids=sent(self.ids, device))
 
     def outside(self, places: slice, vocab: int) -> Tensor:
@@ -207,6 +215,7 @@ class Batch:
         return torch.full((len(self),), value, dtype=dtype, device=self.targets.device)
 
     def to(self, device: torch.device | str) -> Self:
+        """The same columns on another device."""
         device = torch.device(device)
         moved = {name: sent(x, device) for name, x in self.columns().items()}
         home = self.home if device.type != "cpu" else None
@@ -228,7 +237,7 @@ class Forward:
     old_kl: Tensor = ABSENT  # float [B, T]  exact KL(old || policy), 0 off the mask
 
 
-class Model(Protocol):
+class ForwardModel(Protocol):
     """Anything that maps a batch to the asked-for fields of a Forward."""
 
     def __call__(self, batch: Batch, want: frozenset[str]) -> Forward: ...

@@ -17,6 +17,7 @@ from hone.launch import train
 from hone.launch.job import Run, prepare
 from hone.rollout.rollout_file import packed, unpacked
 from hone.train.annotate import evaluate
+from hone.train.guard import Guard, load_rows
 from hone.types import Group, Rollout, Task
 
 torch.set_num_threads(1)
@@ -105,6 +106,14 @@ def test_a_run_with_lag_goes_on_from_a_checkpoint_as_if_never_stopped(world: Wor
     train.run(recipe(world, "grpo", tmp_path / "whole", *settings))
     train.resume(tmp_path / "half", settings=["train.steps=4"])
     assert metrics(tmp_path / "half") == metrics(tmp_path / "whole")
+
+
+def test_the_rows_of_a_skipped_update_are_kept_with_their_support(tmp_path: Path):
+    rows = [Rollout(tokens=[5, 6, 7], mask=[False, True, True], support_size=[0, 2, 1], support=[6, 8, 7])]
+    Guard(folder=tmp_path).caught(collate([rows]), step=1, about={"updates": 0}, found=[])
+    found, _ = load_rows(tmp_path / "step-000001.safetensors")
+    assert found.support is not None
+    assert found.support.rows(0).outside(slice(2), 9).logical_not().nonzero().tolist() == [[0, 6], [0, 8], [1, 7]]
 
 
 def test_a_support_that_does_not_fit_its_tokens_is_refused():

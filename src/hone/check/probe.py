@@ -168,7 +168,7 @@ class Probe:
         take = Tasker(tokenizer=tokenizer, skip_bad=True)
         if not self.job.algo.online:
             how = self.how
-            plain = {"turns": how.turns, "shares": how.shares, "expected": how.shapes}
+            plain = {"turns": how.turns, "shares": how.shares, "expected": how.kinds}
             take = Grouper(tokenizer=tokenizer, skip_bad=True, **plain)
         return take(row, "row") is not None
 

@@ -56,7 +56,7 @@ def _algos(arguments: argparse.Namespace) -> None:
 
 
 def _explained(name: str, settings: Mapping[str, Any], *, width: int) -> str:
-    """The algorithm's line, its formula and paper; then each setting with its default, its meaning and its use."""
+    """The algorithm's line, its formula, paper and use; then each setting with its default, its meaning and its use."""
     from hone.algo import ALGORITHMS
     from hone.algo.explain import METHODS, setting
     from hone.algo.settings import allowed
@@ -64,7 +64,8 @@ def _explained(name: str, settings: Mapping[str, Any], *, width: int) -> str:
     method = METHODS[name]
     lines = [f"{name}: {first_line(ALGORITHMS[name])}"]
     lines += wrapped(f"minimises {method.formula}", width, indent="  ")
-    lines += [f"  paper: {method.paper}", ""]
+    lines += [f"  paper: {method.paper}"]
+    lines += [*wrapped(f"use it {method.use}", width, indent="  "), ""]
     if not settings:
         return "\n".join([*lines, "  (no settings)"])
     for one, default in settings.items():

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,11 +34,9 @@ from hone.train import optim
 from hone.train.guard import Guard
 from hone.train.learner import Learner, Trainable
 from hone.train.optim import Masters
+from hone.train.shards import Shards, spread_out
 from hone.train.update import Correct
-from hone.types import Model
-
-if TYPE_CHECKING:
-    from hone.train.shards import Shards
+from hone.types import ForwardModel
 
 # algorithms that train a head, and its kind
 SCORERS = {"reward_model": "reward", "pointwise_reward_model": "reward", "process_reward_model": "step"}
@@ -210,7 +207,7 @@ def _twin(model: Decoder) -> Decoder:
     return twin
 
 
-def reference(recipe: Recipe, policy: Policy | Scorer, algo: Algorithm) -> Model | None:
+def reference(recipe: Recipe, policy: Policy | Scorer, algo: Algorithm) -> ForwardModel | None:
     """The frozen policy, or the base under the adapter, where the algorithm compares with one."""
     if not isinstance(policy, Policy) or not (algo.needs & {"ref_logp", "ref_kl"} or "ref_kl" in algo.wants):
         return None
@@ -237,11 +234,9 @@ def is_sharded(recipe: Recipe) -> bool:
 
 
 def shards(
-    recipe: Recipe, policy: Policy | Scorer, ref: Model | None, *, device: torch.device, dtype: torch.dtype
-) -> "Shards":
+    recipe: Recipe, policy: Policy | Scorer, ref: ForwardModel | None, *, device: torch.device, dtype: torch.dtype
+) -> Shards:
     """The policy and its reference spread over ranks, from wherever they are."""
-    from hone.train.shards import Shards, spread_out  # loading torch's sharding takes half a second
-
     half = dtype if dtype is torch.bfloat16 else None
     frozen = ref.policy if isinstance(ref, TopKTeacher) else ref
     if isinstance(frozen, Policy):
@@ -249,7 +244,7 @@ def shards(
     return Shards(policy, device=device, half=half, each=recipe.train.shard == "fsdp_lean")
 
 
-def learner(recipe: Recipe, policy: Trainable, ref: Model | None, *, shards: "Shards | None" = None) -> Learner:
+def learner(recipe: Recipe, policy: Trainable, ref: ForwardModel | None, *, shards: Shards | None = None) -> Learner:
     """The policy with its optimiser and schedule."""
     o, t = recipe.optim, recipe.train
     actor, critic, masters = policy.actor_parameters(), policy.critic_parameters(), None

@@ -295,7 +295,7 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
         minibatches=train.minibatches,
         refill_rounds=train.refill_rounds,
         correct=build.correction(recipe),
-        publish=partial(publish, job),
+        publish=partial(publish, job) if job.learner.shards is not None else job.roller.sampler.publish,
         seed=recipe.seed,
     )
 

@@ -24,7 +24,7 @@ from hone.algo.terms import token_ratio
 from hone.checkpoint import files, names
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.types import ABSENT, Batch, Forward, Model
+from hone.types import ABSENT, Batch, Forward, ForwardModel, Support
 
 MAY_BE_NAN = frozenset({"step_reward"})  # NaN there means that no step ends at the token
 WINDOW, LEAST = 50, 10  # losses that are remembered, and that are needed to judge another
@@ -59,7 +59,7 @@ class Found:
 
 
 def examine(
-    policy: Model, cut: Iterable[Batch], algo: Algorithm, *, trained: Mapping[str, nn.Parameter]
+    policy: ForwardModel, cut: Iterable[Batch], algo: Algorithm, *, trained: Mapping[str, nn.Parameter]
 ) -> list[Found]:
     """Weights, columns, forward pass, ratio, each term of the loss, the loss, gradients: each tensor once.
 
@@ -203,7 +203,8 @@ class Guard:
         name = files.name_of(step) + (f"-{again}" if again > 1 else "") + (f"-rank-{rank}" if ranks > 1 else "")
         path = self.folder / f"{name}.safetensors"
         self.folder.mkdir(exist_ok=True)
-        columns = {name: x.detach().cpu().contiguous() for name, x in batch.columns().items()}
+        held = batch.columns() | ({} if batch.support is None else batch.support.columns())
+        columns = {name: x.detach().cpu().contiguous() for name, x in held.items()}
         files.write_atomically(path, save(columns, metadata={"hone": json.dumps(about)}))
         return path
 
@@ -220,7 +221,9 @@ def load_rows(path: Path) -> tuple[Batch, dict[str, Any]]:
             raise ValueError("it tells of no step")
         for found in about["found"]:
             str(Found(**found))
-        return Batch(**columns), {**about, "found": list(about["found"])}
+        parts = {name: columns.pop(name) for name in Support.NAMES if name in columns}
+        support = Support(**{name.removeprefix("support_"): x for name, x in parts.items()}) if parts else None
+        return Batch(**columns, support=support), {**about, "found": list(about["found"])}
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise HoneError(f"{path} is no batch that a run left: give a file of RUN_DIR/{names.BAD}") from error
 

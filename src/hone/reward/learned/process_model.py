@@ -11,7 +11,7 @@ from hone.errors import HoneError
 from hone.reward.learned.reward_model import joined, values_at
 from hone.reward.outcome import invalid
 from hone.reward.steps import Stepper
-from hone.types import Group, Model, Outcome, Rollout, Stop
+from hone.types import ForwardModel, Group, Outcome, Rollout, Stop
 
 AGGREGATES: dict[str, Callable[[Sequence[float]], float]] = {
     "min": min,
@@ -41,7 +41,7 @@ class Steps:
 class ProcessModel:
     """sigmoid(head) after each step; several models are joined as an `Ensemble` is."""
 
-    models: Sequence[Model]
+    models: Sequence[ForwardModel]
     stepper: Stepper
     pad_id: int
     how: str = "mean"
@@ -55,7 +55,7 @@ class ProcessModel:
         scores = iter(joined(np.array(flat, dtype=np.float64), how=self.how, k=self.k).tolist())
         return [Steps(places, [next(scores) for _ in places]) for places in ends]
 
-    def _flat(self, model: Model, rollouts: Sequence[Rollout], ends: Sequence[Sequence[int]]) -> list[float]:
+    def _flat(self, model: ForwardModel, rollouts: Sequence[Rollout], ends: Sequence[Sequence[int]]) -> list[float]:
         found = values_at(model, rollouts, ends, pad_id=self.pad_id, rows=self.rows, device=self.device)
         return torch.sigmoid(torch.tensor([x for row in found for x in row], dtype=torch.float64)).tolist()
 

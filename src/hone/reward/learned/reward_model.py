@@ -12,14 +12,14 @@ import torch
 
 from hone.data.collate import collate
 from hone.errors import HoneError
-from hone.types import Group, Model, Outcome, Rollout
+from hone.types import ForwardModel, Group, Outcome, Rollout
 
 TOKENS = 16_384  # of a forward pass
 
 
 @torch.no_grad()
 def values_at(
-    score: Model,
+    score: ForwardModel,
     rollouts: Sequence[Rollout],
     places: Sequence[Sequence[int]],
     *,
@@ -66,7 +66,7 @@ def _passes(rollouts: Sequence[Rollout], rows: int) -> Iterator[list[list[int]]]
 class RewardModel:
     """(head value at the last real token - mean) / std; wrap it in `Reward` as any batched function."""
 
-    score: Model
+    score: ForwardModel
     pad_id: int
     mean: float = 0.0
     std: float = 1.0

@@ -38,7 +38,7 @@ def by_length(groups: Sequence[Group], *, tokens: int) -> list[list[Group]]:
     return batches
 
 
-class Budgeted:
+class TokenBatches:
     """A feed of groups in batches of at most `tokens` tokens, padding included.
 
     Windows of groups are taken from the feed, sorted by length and cut; the batches of a window come in an order set
@@ -54,8 +54,8 @@ class Budgeted:
     def __len__(self) -> int:
         return len(self._feed)
 
-    def __copy__(self) -> "Budgeted":
-        twin = Budgeted.__new__(Budgeted)
+    def __copy__(self) -> "TokenBatches":
+        twin = TokenBatches.__new__(TokenBatches)
         for name, value in vars(self).items():
             setattr(twin, name, value)
         twin._feed = copy(self._feed)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from patience import patience
 
-from hone.data.feed import assemble, named
+from hone.data.feed import assemble, registry
 from hone.data.feed.locate import Reading, locate
-from hone.data.rows.columns import Shape
+from hone.data.rows.columns import RowKind
 from hone.data.rows.convert import Grouper, Tally, Tasker
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
 from hone.data.text.tokenizer import train_bpe
@@ -27,7 +27,7 @@ CHAT = replace(PLAIN, chat_template=DEFAULT_TEMPLATE)
 
 @pytest.fixture
 def here(monkeypatch):
-    monkeypatch.setenv(named.FOLDER, str(DATA))
+    monkeypatch.setenv(registry.FOLDER, str(DATA))
 
 
 def rows_of(spec: str, *, chat: bool = False) -> tuple[list, Tally]:
@@ -90,7 +90,7 @@ def converted(spec, tokenizer):
     rows, _ = rows_of(spec, chat=tokenizer.chat_template is not None)
     convert = Grouper(tokenizer=tokenizer)
     groups = [convert(row, f"row {n}") for n, row in enumerate(rows[:400], start=1)]
-    return rows[:400], groups, convert.shape
+    return rows[:400], groups, convert.kind
 
 
 def trained(rollout: Rollout) -> str:
@@ -104,17 +104,17 @@ PAIRS = [(s, t) for s in OFFLINE for t in ("plain", "chat")]
 @real
 @pytest.mark.parametrize(("spec", "kind"), PAIRS)
 def test_what_is_trained_on_is_exactly_the_completion_and_its_stop_token(spec, kind, here):
-    rows, groups, shape = converted(spec, PLAIN if kind == "plain" else CHAT)
+    rows, groups, kind = converted(spec, PLAIN if kind == "plain" else CHAT)
     for row, group in zip(rows, groups, strict=True):
-        if shape is Shape.TEXT:
+        if kind is RowKind.TEXT:
             assert trained(group[0]) == row["text"] + PLAIN.eos
             continue
-        sides = ["chosen", "rejected"] if shape is Shape.PREFERENCE else ["completion"]
+        sides = ["chosen", "rejected"] if kind is RowKind.PREFERENCE else ["completion"]
         for side, rollout in zip(sides, group, strict=True):
             value = row[side] if isinstance(row[side], str) else row[side][-1]["content"]
             assert trained(rollout) == value + PLAIN.eos
-    assert shape is {"hh_harmless": Shape.PREFERENCE, "instruct_pref": Shape.PREFERENCE}.get(
-        spec, Shape.TEXT if spec == "tinyshakespeare" else Shape.COMPLETION
+    assert kind is {"hh_harmless": RowKind.PREFERENCE, "instruct_pref": RowKind.PREFERENCE}.get(
+        spec, RowKind.TEXT if spec == "tinyshakespeare" else RowKind.COMPLETION
     )
 
 
@@ -144,28 +144,28 @@ def test_humanevals_own_solution_follows_its_prompt_as_a_program(here):
 
 
 def test_the_answer_of_a_worked_solution():
-    assert named.answer_of_gsm8k("1 #### 2\n#### 1,234,567 ") == "1234567"
+    assert registry.answer_of_gsm8k("1 #### 2\n#### 1,234,567 ") == "1234567"
     for none in ("", "no mark", "1 ####", "#### \n"):
         with pytest.raises(HoneError, match="no answer after ####"):
-            named.answer_of_gsm8k(none)
+            registry.answer_of_gsm8k(none)
 
 
 def test_a_wrong_split_or_a_missing_folder_says_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.delenv(named.FOLDER, raising=False)
+    monkeypatch.delenv(registry.FOLDER, raising=False)
     with pytest.raises(HoneError, match="gsm8k has no split 'dev': use gsm8k:train or gsm8k:test"):
-        named.find("gsm8k:dev", chat=False)
+        registry.find("gsm8k:dev", chat=False)
     with pytest.raises(HoneError, match=r"set HONE_DATA to one that has seed_tasks/seed_tasks.jsonl"):
-        named.find("seed_tasks", chat=False)
-    assert named.find("gsm9k", chat=False) is None
-    shelf = named.find("gsm8k:test", chat=False)
-    assert shelf is not None
-    assert shelf.place.name == "hf:openai/gsm8k/main:test"
+        registry.find("seed_tasks", chat=False)
+    assert registry.find("gsm9k", chat=False) is None
+    store = registry.find("gsm8k:test", chat=False)
+    assert store is not None
+    assert store.place.name == "hf:openai/gsm8k/main:test"
 
 
 def test_without_a_network_the_error_is_quick_single_and_names_the_folder(monkeypatch, tmp_path, capfd):
     datasets = pytest.importorskip("datasets")
     constants = pytest.importorskip("huggingface_hub.constants")
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy", named.FOLDER):
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy", registry.FOLDER):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")  # nobody answers there
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", "http://127.0.0.1:1")
@@ -184,7 +184,7 @@ def test_without_a_network_the_error_is_quick_single_and_names_the_folder(monkey
 def test_a_row_that_is_not_the_datasets_is_named(monkeypatch, tmp_path):
     (tmp_path / "gsm8k").mkdir()
     (tmp_path / "gsm8k" / "train.jsonl").write_text('{"question": "a", "answer": "b"}\n{"text": "c"}\n')
-    monkeypatch.setenv(named.FOLDER, str(tmp_path))
+    monkeypatch.setenv(registry.FOLDER, str(tmp_path))
     with pytest.raises(HoneError, match=r"train.jsonl line 1: the solution has no answer after ####"):
         rows_of("gsm8k")
     tally = Tally()

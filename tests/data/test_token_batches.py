@@ -6,8 +6,8 @@ from copy import copy
 
 import pytest
 
-from hone.data.feed.budget import Budgeted, by_length
 from hone.data.feed.source import Source
+from hone.data.feed.token_batches import TokenBatches, by_length
 from hone.errors import HoneError
 from hone.types import Rollout
 
@@ -28,7 +28,7 @@ ROWS = [group(3 + (7 * i) % 31) for i in range(40)]
 
 
 def feed(seed=1, tokens=64, window=15):
-    return Budgeted(Source(ROWS, seed=seed), tokens=tokens, seed=seed, window=window)
+    return TokenBatches(Source(ROWS, seed=seed), tokens=tokens, seed=seed, window=window)
 
 
 def test_the_cut_by_hand():

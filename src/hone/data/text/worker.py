@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.data.text.bounded_worker import HEAD, MEMORY, NO_MEMORY, OK, RETIRED, Frames
+from hone.data.text.worker_process import HEAD, MEMORY, NO_MEMORY, OK, RETIRED, Frames
 from hone.errors import HoneError
 
 PATIENCE = 600  # seconds until a worker that neither answers nor uses up its processor time is given up
@@ -27,7 +27,7 @@ AGAIN = (-signal.SIGKILL, -signal.SIGTERM, RETIRED)  # how a worker ends that ha
 BLAME = (OSError, EOFError, ValueError, RecursionError)  # what a worker that has ended, or says nonsense, raises here
 IN_FLIGHT = 2  # requests
 # The parent's own path, for the worker reads no environment and no site files.
-_START = "import sys; sys.path[:] = {path!r}; from hone.data.text.bounded_worker import serve; serve({number})"
+_START = "import sys; sys.path[:] = {path!r}; from hone.data.text.worker_process import serve; serve({number})"
 
 
 class OverLimit(Exception):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.data.feed.files import File
-from hone.data.feed.row_store import Hub, Shelf
+from hone.data.feed.row_store import Hub, RowStore
 from hone.data.rows.columns import Row, answered, asked, plainly
 from hone.data.rows.pairs import SIDES
 from hone.errors import HoneError
@@ -23,7 +23,7 @@ Make = Callable[..., list[Row]]  # (row, chat) -> the rows it becomes; none wher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class Entry:
     """Where a dataset lies, and how it is read."""
 
     files: Mapping[str, str]  # split -> file below the dataset's folder; the first is the default
@@ -107,56 +107,56 @@ def _text(row: Row, *, chat: bool) -> list[Row]:
     return [row]
 
 
-NAMED: dict[str, Named] = {
-    "gsm8k": Named(files={"train": "train.jsonl", "test": "test.jsonl"}, make=_gsm8k, hub="openai/gsm8k/main"),
-    "math500": Named(files={"test": "test.jsonl"}, make=_math500, hub="HuggingFaceH4/MATH-500"),
-    "svamp": Named(files={"all": "SVAMP.json"}, make=_svamp, hub="ChilleD/SVAMP", splits={"all": "train+test"}),
-    "humaneval": Named(files={"test": "HumanEval.jsonl.gz"}, make=_humaneval, hub="openai/openai_humaneval"),
-    "hh_harmless": Named(files={"test": "test.jsonl.gz"}, make=_hh, leaves_out="one reply is empty"),
-    "instruct_pref": Named(
+DATASETS: dict[str, Entry] = {
+    "gsm8k": Entry(files={"train": "train.jsonl", "test": "test.jsonl"}, make=_gsm8k, hub="openai/gsm8k/main"),
+    "math500": Entry(files={"test": "test.jsonl"}, make=_math500, hub="HuggingFaceH4/MATH-500"),
+    "svamp": Entry(files={"all": "SVAMP.json"}, make=_svamp, hub="ChilleD/SVAMP", splits={"all": "train+test"}),
+    "humaneval": Entry(files={"test": "HumanEval.jsonl.gz"}, make=_humaneval, hub="openai/openai_humaneval"),
+    "hh_harmless": Entry(files={"test": "test.jsonl.gz"}, make=_hh, leaves_out="one reply is empty"),
+    "instruct_pref": Entry(
         files={"pairs": "instruction-data-with-preference.json", "answers": "instruction-data.json"},
         make=_pairs,
         leaves_out="both replies are the same",
     ),
-    "sst2": Named(
+    "sst2": Entry(
         files={"train": "stsa.binary.train", "test": "stsa.binary.test"},
         make=_sst2,
         hub="stanfordnlp/sst2",
         kind="lines",
     ),
-    "seed_tasks": Named(files={"all": "seed_tasks.jsonl"}, make=_seed_tasks),
-    "tinyshakespeare": Named(files={"all": "input.txt"}, make=_text),
+    "seed_tasks": Entry(files={"all": "seed_tasks.jsonl"}, make=_seed_tasks),
+    "tinyshakespeare": Entry(files={"all": "input.txt"}, make=_text),
 }
 
 
-def find(spec: str, *, chat: bool, chunk: int = 0) -> Shelf | None:
-    """The shelf of `name` or `name:split`, or None where no dataset has that name."""
+def find(spec: str, *, chat: bool, chunk: int = 0) -> RowStore | None:
+    """The store of `name` or `name:split`, or None where no dataset has that name."""
     name, _, split = spec.partition(":")
-    if name not in NAMED:
+    if name not in DATASETS:
         return None
-    named = NAMED[name]
-    split = split or next(iter(named.files))
-    if split not in named.files:
-        raise HoneError(f"{name} has no split {split!r}: use {' or '.join(f'{name}:{s}' for s in named.files)}")
+    entry = DATASETS[name]
+    split = split or next(iter(entry.files))
+    if split not in entry.files:
+        raise HoneError(f"{name} has no split {split!r}: use {' or '.join(f'{name}:{s}' for s in entry.files)}")
     folder = os.environ.get(FOLDER, "")
-    path = Path(folder) / name / named.files[split]
-    translate = partial(_translate, named=named, chat=chat)
+    path = Path(folder) / name / entry.files[split]
+    translate = partial(_translate, entry=entry, chat=chat)
     if folder and path.is_file():
-        return Shelf(place=File(path=path, kind=named.kind, chunk=chunk), translate=translate)
-    if not named.hub:
-        raise HoneError(f"{name} is read from a folder: set {FOLDER} to one that has {name}/{named.files[split]}")
-    owner, repository, *config = named.hub.split("/")
-    theirs = (named.splits or {}).get(split, split)
-    instead = f", or set {FOLDER} to a folder that has {name}/{named.files[split]}"
+        return RowStore(place=File(path=path, kind=entry.kind, chunk=chunk), translate=translate)
+    if not entry.hub:
+        raise HoneError(f"{name} is read from a folder: set {FOLDER} to one that has {name}/{entry.files[split]}")
+    owner, repository, *config = entry.hub.split("/")
+    theirs = (entry.splits or {}).get(split, split)
+    instead = f", or set {FOLDER} to a folder that has {name}/{entry.files[split]}"
     place = Hub(path=f"{owner}/{repository}", config=next(iter(config), None), split=theirs, instead=instead)
-    return Shelf(place=place, translate=translate)
+    return RowStore(place=place, translate=translate)
 
 
-def _translate(row: Row, *, named: Named, chat: bool) -> tuple[list[Row], str]:
+def _translate(row: Row, *, entry: Entry, chat: bool) -> tuple[list[Row], str]:
     try:
-        made = named.make(row, chat=chat)
+        made = entry.make(row, chat=chat)
     except (KeyError, TypeError, IndexError, ValueError) as error:
         raise HoneError(
             f"the row is not as this dataset's rows are ({type(error).__name__}: {error}): use the dataset's own file"
         ) from error
-    return made, "" if made else named.leaves_out
+    return made, "" if made else entry.leaves_out

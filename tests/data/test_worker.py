@@ -16,8 +16,8 @@ from template_zoo import QUESTION, said, tokenizer_of
 
 from hone.data.rows.convert import to_groups
 from hone.data.text import template as limits
-from hone.data.text.bounded import WORKER, Failed, OverLimit, Worker, first_matches
 from hone.data.text.chat import encode_messages, render, render_prompts
+from hone.data.text.worker import WORKER, Failed, OverLimit, Worker, first_matches
 from hone.errors import HoneError
 
 LOOP, END = "{% for i in range(99999) %}", "{% endfor %}"
@@ -189,7 +189,7 @@ def gone(pid: int) -> bool:
 
 def test_it_ends_with_its_parent_however_that_ends():
     program = (
-        "import sys, os, signal\nfrom hone.data.text.bounded import WORKER\n"
+        "import sys, os, signal\nfrom hone.data.text.worker import WORKER\n"
         "WORKER.ask('match', ([], []), seconds=1, memory=1 << 28)\nprint(WORKER._process.pid, flush=True)\n"
     )
     for end in ("", "os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"):
@@ -263,7 +263,7 @@ def test_values_that_are_no_json_become_text():
 
 
 def test_the_worker_imports_no_torch():
-    program = "import hone.data.text.bounded_worker, sys; print('torch' in sys.modules, 'tokenizers' in sys.modules)"
+    program = "import hone.data.text.worker_process, sys; print('torch' in sys.modules, 'tokenizers' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout.split() == ["False", "False"]
 
