@@ -89,7 +89,7 @@ SAMPLER = (
         tests="model/test_plain_runner.py",
     ),
     fault(
-        "weights side by side are a copy that training does not reach", "pain 11", "model", "model/backends/adjacent.py",
+        "weights side by side are a copy that training does not reach", "pain 11", "model", "model/kernels/fused_weights.py",
         old="            t.data = joined[at : at + len(t)]\n", new="",
         tests="model/test_fused_weights.py",
     ),
@@ -176,7 +176,7 @@ SAMPLER = (
         tests="rollout/test_stops.py",
     ),
     fault(
-        "tokens after a stop string are kept", "pain 4", "sampler", "engine/waves.py",
+        "tokens after a stop string are kept", "pain 4", "sampler", "engine/static_batch.py",
         old="                rows.alive &= ~_found(finders, rows, token, hits).to(u.device)",
         new="                _found(finders, rows, token, hits)",
         tests="rollout/test_local.py",
@@ -208,7 +208,7 @@ SAMPLER = (
         old="for number in sorted(done)]", new="for number in done]", tests="rollout/test_overlap.py",
     ),
     fault(
-        "a request that ended in flight writes on into another's record", "pain 13", "sampler", "engine/record.py",
+        "a request that ended in flight writes on into another's record", "pain 13", "sampler", "engine/requests.py",
         old="        while self._closed and self._closed[0][0] <= read:", new="        while self._closed:",
         tests="rollout/test_engine.py",
     ),

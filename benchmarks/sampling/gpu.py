@@ -12,7 +12,7 @@ from benchmarks.side_by_side import in_turns
 from hone.data.collate import collate
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.request import Request
+from hone.engine.requests import Request
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.policy import Policy

@@ -6,8 +6,8 @@ import torch
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.layout.ragged import Rows
-from hone.model.layout.shared_prefix import lay_out_shared
+from hone.model.layout.forward import lay_out_shared
+from hone.model.layout.rows import Rows
 from hone.model.lora import add_lora, lora_parameters
 
 MODELS: dict[str, dict[str, Any]] = {

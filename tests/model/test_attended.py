@@ -12,12 +12,10 @@ from row_cases import CASES, DEVICES, ROWS, batch_of, differences, inputs, rows_
 from torch import Tensor
 
 from hone.model.backends.fused import shared_attention
+from hone.model.backends.registry import twice_differentiable
 from hone.model.decoder import Decoder
-from hone.model.layout.forward import cells, hidden_states
-from hone.model.layout.ragged import Rows, Tables
-from hone.model.layout.shared_prefix import by_kernels, lay_out_shared, lines_of
-from hone.model.layout.spans import Tiles
-from hone.model.second_order import twice_differentiable
+from hone.model.layout.forward import by_kernels, cells, hidden_states, lay_out_shared, lines_of
+from hone.model.layout.rows import Rows, Tables, Tiles
 from hone.types import Batch
 
 

@@ -9,7 +9,6 @@ import torch
 from apart import written_by
 from fast_models import MODELS, both_ways, fed, gradients, model
 
-from hone.model.backends.adjacent import side_by_side
 from hone.model.backends.fused import elementwise
 from hone.model.backends.fused.fused_linear import (
     Product,
@@ -20,7 +19,8 @@ from hone.model.backends.fused.fused_linear import (
     rotated_,
     turned_product,
 )
-from hone.model.second_order import twice_differentiable
+from hone.model.backends.registry import twice_differentiable
+from hone.model.kernels.fused_weights import side_by_side
 
 
 @pytest.mark.parametrize("name", MODELS)

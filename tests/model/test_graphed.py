@@ -13,14 +13,12 @@ from torch import Tensor
 from hone.model.adapters import use_adapter
 from hone.model.backends.fused import cuda_graphs
 from hone.model.backends.fused.graph_memory import filled
+from hone.model.backends.registry import twice_differentiable
 from hone.model.decoder import Decoder
-from hone.model.layout.forward import Lines, cells, hidden_states
-from hone.model.layout.ragged import Rows, Tables
-from hone.model.layout.shared_prefix import lay_out_shared
-from hone.model.layout.spans import round_size
+from hone.model.layout.forward import Lines, cells, hidden_states, lay_out_shared
+from hone.model.layout.rows import Rows, Tables, round_size
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
-from hone.model.second_order import twice_differentiable
 from hone.types import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

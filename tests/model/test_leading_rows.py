@@ -7,7 +7,7 @@ from hone.engine.params import SampleParams
 from hone.engine.runner import Part, Seat
 from hone.engine.runners.native.layers import Native, uncovered
 from hone.engine.runners.torch.kv_cache import Slab
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.rollout.local import LocalSampler
@@ -79,7 +79,7 @@ def test_a_row_reads_the_leading_ones_memory_and_not_its_own_copy(kv_heads: int,
     prompt = tuple(3 + i % 50 for i in range(37))
     written: list[list[float]] = [[], []]
     for spoilt in (0, 1):
-        runner = PlainRunner(made(kv_heads, head_dim), max_rows=3, capacity=60)
+        runner = TorchRunner(made(kv_heads, head_dim), max_rows=3, capacity=60)
         assert isinstance(runner.layers, Native)
         params = SampleParams(max_tokens=12, seed=5, stop_ids=frozenset())
         seats = tuple(Seat(request=i, row=i, blocks=(i,), params=params, limit=12) for i in range(3))

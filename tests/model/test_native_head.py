@@ -9,11 +9,11 @@ from fast_models import functions
 from torch import Tensor
 
 from hone.model.backends.native import head
-from hone.model.backends.native.build import library
 from hone.model.backends.native.layer import normed
 from hone.model.decoder import RMSNorm
-from hone.model.vocab.distribution import Plan
-from hone.model.vocab.token_stats import HeadRows, slices, token_stats
+from hone.model.kernels.cpp.library import library
+from hone.model.vocab.distribution import HeadRows, Plan
+from hone.model.vocab.token_stats import slices, token_stats
 
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
 D = 64

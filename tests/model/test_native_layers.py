@@ -10,12 +10,11 @@ from torch import Tensor
 
 from hone.model.backends.native import calls
 from hone.model.backends.native import stack as stacked
-from hone.model.backends.native.build import library
 from hone.model.backends.native.calls import Segments
 from hone.model.backends.native.layer import Course, course
-from hone.model.layout.ragged import Rows
-from hone.model.layout.spans import Spans
-from hone.model.second_order import twice_differentiable
+from hone.model.backends.registry import twice_differentiable
+from hone.model.kernels.cpp.library import library
+from hone.model.layout.rows import Rows, Spans
 
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
 COVERED = ("llama", "adapters", "adapters with biases")

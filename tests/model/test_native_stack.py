@@ -11,12 +11,12 @@ from fast_models import fed, functions, gradients
 from torch import Tensor
 
 from hone.model.backends.native import stack as stacked
-from hone.model.backends.native.build import library
 from hone.model.backends.native.calls import Segments
 from hone.model.backends.native.stack import Bundles, Room, stackable
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.layout.ragged import Rows
+from hone.model.kernels.cpp.library import library
+from hone.model.layout.rows import Rows
 from hone.model.lora import add_lora
 from hone.model.policy import Policy
 from hone.train import optim

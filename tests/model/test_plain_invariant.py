@@ -11,10 +11,10 @@ from hone.engine.runner import Part, Seat, Written
 from hone.engine.runners.native.layers import uncovered
 from hone.engine.runners.torch.invariant import LANES, TILE, calm, calm_rows, places_agree
 from hone.engine.runners.torch.layers import product
-from hone.engine.runners.torch.runner import PlainRunner
-from hone.model.backends.native.build import OFF
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.kernels.cpp.library import OFF
 
 torch.set_num_threads(1)
 CONTEXT = 160
@@ -55,7 +55,7 @@ class Play:
     """Requests through a runner of some size, in some order, with prompts cut anywhere and rows moved about."""
 
     def __init__(self, decoder: Decoder, made: list[Request], seed: int, *, rows: int, invariant: bool = True) -> None:
-        self.runner = PlainRunner(decoder, max_rows=rows, capacity=CONTEXT, invariant=invariant)
+        self.runner = TorchRunner(decoder, max_rows=rows, capacity=CONTEXT, invariant=invariant)
         self.made, self.rng = made, np.random.default_rng(seed)
         self.owner, self.lines = dict[int, int](), dict[int, Line]()
 

@@ -10,7 +10,7 @@ import torch
 from hone.engine.params import SampleParams
 from hone.engine.runner import Part, Seat, Written
 from hone.engine.runners.torch import runner as plain
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig, Rope
@@ -68,7 +68,7 @@ class Table:
             self.logp[request].append(float(logp))
             self.raw[request].append(float(raw))
 
-    def move(self, runner: PlainRunner, moves: list[tuple[int, int]]) -> None:
+    def move(self, runner: TorchRunner, moves: list[tuple[int, int]]) -> None:
         runner.move(moves)
         for a, b in moves:
             self.owner[b] = self.owner.pop(a)
@@ -92,7 +92,7 @@ def check_greedy(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_rows_of_unequal_length_equal_the_whole_forward_pass(family, invariant, head):
     decoder = build(**{**FAMILIES[family], **head})
-    runner, table = PlainRunner(decoder, max_rows=8, capacity=CONTEXT, invariant=invariant), Table()
+    runner, table = TorchRunner(decoder, max_rows=8, capacity=CONTEXT, invariant=invariant), Table()
     lengths = (1, 7, 3, 12, 7, 30)
     prompts = {r: prompt_of(n, r) for r, n in enumerate(lengths)}
     parts = [
@@ -107,7 +107,7 @@ def test_greedy_rows_of_unequal_length_equal_the_whole_forward_pass(family, inva
         check_greedy(decoder, p, table, r)
 
 
-def begin(runner: PlainRunner, table: Table, rows: dict[int, tuple[int, ...]], *, limit: int = 10) -> None:
+def begin(runner: TorchRunner, table: Table, rows: dict[int, tuple[int, ...]], *, limit: int = 10) -> None:
     """A request for each row, numbered like it, whole prompts at once."""
     parts = [
         Part(prompt=p, start=0, end=len(p), blocks=(r,), seats=(table.seat(r, r, p, limit),)) for r, p in rows.items()
@@ -115,15 +115,15 @@ def begin(runner: PlainRunner, table: Table, rows: dict[int, tuple[int, ...]], *
     table.add(runner.prefill(parts).read())
 
 
-def finish(runner: PlainRunner, table: Table) -> None:
+def finish(runner: TorchRunner, table: Table) -> None:
     while len((written := runner.decode(runner.max_rows).read()).row):
         table.add(written)
 
 
 @pytest.fixture(params=[(False, {}), (True, {}), (False, NATIVE)], ids=["fast", "invariant", "in C++"])
-def runner(request: pytest.FixtureRequest) -> PlainRunner:
+def runner(request: pytest.FixtureRequest) -> TorchRunner:
     invariant, settings = request.param
-    return PlainRunner(build(**settings), max_rows=6, capacity=CONTEXT, invariant=invariant)
+    return TorchRunner(build(**settings), max_rows=6, capacity=CONTEXT, invariant=invariant)
 
 
 def test_rows_that_were_used_before_write_the_same(runner):
@@ -326,7 +326,7 @@ def test_adapters_by_name_and_the_weights_as_they_are(invariant, head):
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.3)
     switch = partial(use_adapter, decoder)
-    runner = PlainRunner(decoder, max_rows=2, capacity=CONTEXT, switch=switch, invariant=invariant)
+    runner = TorchRunner(decoder, max_rows=2, capacity=CONTEXT, switch=switch, invariant=invariant)
     seen = set()
     for name in ("one", None, "two"):  # as they are: the adapter added last is on
         runner.use(name)
@@ -340,14 +340,14 @@ def test_adapters_by_name_and_the_weights_as_they_are(invariant, head):
     with pytest.raises(HoneError, match=r'no adapter "three": use one of one, two'):
         runner.use("three")
     with pytest.raises(HoneError, match="given no adapters"):
-        PlainRunner(decoder, max_rows=2, capacity=CONTEXT).use("one")
+        TorchRunner(decoder, max_rows=2, capacity=CONTEXT).use("one")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.15)])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_other_precisions(dtype, tolerance, invariant):
     decoder, prompt = build(qkv_bias=True, qk_norm=True, windows=(0, 6)).to(dtype), prompt_of(9)
-    runner, table = PlainRunner(decoder, max_rows=3, capacity=CONTEXT, invariant=invariant), Table()
+    runner, table = TorchRunner(decoder, max_rows=3, capacity=CONTEXT, invariant=invariant), Table()
     begin(runner, table, {0: prompt, 2: prompt_of(15)})
     finish(runner, table)
     whole = torch.tensor([[*prompt, *table.tokens[0][:-1]]])
@@ -366,8 +366,8 @@ def test_what_cannot_be_is_refused():
         ({"max_rows": 1, "capacity": 8, "invariant": True, "int8": True}, "choose one of invariant and int8"),
     ):
         with pytest.raises(HoneError, match=message):
-            PlainRunner(decoder, **settings)
-    runner = PlainRunner(decoder, max_rows=1, capacity=8)
+            TorchRunner(decoder, **settings)
+    runner = TorchRunner(decoder, max_rows=1, capacity=8)
     with pytest.raises(ValueError, match="a part from 2 to 2 of a prompt of 2 tokens"):
         runner.prefill([Part(prompt=(1, 2), start=2, end=2, blocks=(0,))])
 
@@ -379,7 +379,7 @@ def test_threads_are_those_that_pay_and_are_given_back():
     assert plain.paying_threads(wide, 64) > 16
     torch.set_num_threads(3)
     try:
-        runner, table = PlainRunner(tiny, max_rows=1, capacity=16), Table()
+        runner, table = TorchRunner(tiny, max_rows=1, capacity=16), Table()
         begin(runner, table, {0: prompt_of(3)}, limit=2)
         assert torch.get_num_threads() == 3
     finally:

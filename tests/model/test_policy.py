@@ -5,9 +5,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.errors import HoneError
-from hone.model.heads import ScalarHead
 from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
-from hone.model.scorer import Scorer
+from hone.model.scorer import ScalarHead, Scorer
 from hone.model.vocab import token_stats
 from hone.types import ABSENT
 

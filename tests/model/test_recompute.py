@@ -4,7 +4,7 @@ import pytest
 import torch
 from fast_models import model
 
-from hone.model.layout.recompute import SHARE, crowded, kept
+from hone.model.layout.forward import SHARE, crowded, kept
 
 
 def test_what_a_layer_keeps_is_what_autograd_saves_for_it():

@@ -10,11 +10,11 @@ from torch import Tensor
 from hone.data.collate import collate
 from hone.engine.params import SampleParams
 from hone.engine.runners.native.layers import NativeLayers, uncovered
-from hone.engine.runners.torch.attention import Piece
-from hone.model.backends.native.build import library
+from hone.engine.runners.torch.kv_cache import Piece
 from hone.model.backends.native.stack import bundled
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.kernels.cpp.library import library
 from hone.model.policy import Policy
 from hone.rollout.local import LocalSampler
 from hone.types import Batch

@@ -12,7 +12,8 @@ from vocab_cases import SETTINGS, case, on, outcome, outcomes
 
 from hone.engine.params import SampleParams
 from hone.model.vocab import rows
-from hone.model.vocab.token_stats import HeadRows, token_stats
+from hone.model.vocab.distribution import HeadRows
+from hone.model.vocab.token_stats import token_stats
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 torch.set_num_threads(1)
@@ -48,10 +49,9 @@ def test_interpreted_kernels_compute_what_torch_computes(name: str, interpreted:
 @pytest.mark.slow
 @pytest.mark.parametrize("compared", [False, True])
 def test_kernels_compile_for_a_gpu_that_is_not_here(compared: bool, tmp_path: Path, monkeypatch):
+    from hone.model.backends.fused.kernels import vocab
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
-
-    from hone.model.backends.fused.kernels import vocab
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     flags = dict.fromkeys(("HAS_ENTROPY", "HAS_REF", "HAS_OLD", "CUT", "OLD_GIVEN"), compared)

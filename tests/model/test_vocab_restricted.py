@@ -9,7 +9,7 @@ from torch import Tensor
 from hone.engine.draw import Knobs, draw
 from hone.engine.params import SampleParams
 from hone.model.vocab import rows as vocab_rows
-from hone.model.vocab.rows import NUMBERS, PLACE, Chunk, Other
+from hone.model.vocab.distribution import NUMBERS, PLACE, Chunk, Other
 from hone.model.vocab.token_stats import token_stats
 
 torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hone.engine.params import SampleParams
-from hone.model.vocab.rows import NUMBERS, PLACE, STATS, Chunk, Other, least_kept
+from hone.model.vocab.distribution import NUMBERS, PLACE, STATS, Chunk, Other, least_kept
 
 EVERY = ("logp", "entropy", "ref_kl", "old_kl")
 SETTINGS: dict[str, dict[str, Any]] = {

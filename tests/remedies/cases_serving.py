@@ -20,9 +20,9 @@ from hone.cli import build_parser
 from hone.commands import serve
 from hone.data.collate import collate
 from hone.engine.engine import Engine
-from hone.engine.refuse import check_stops
-from hone.engine.request import Request
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.params import check_stops
+from hone.engine.requests import Request
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.errors import HoneError
 from hone.model.adapters import ReferenceView, use_adapter
 from hone.model.formats import fetch, hub
@@ -178,7 +178,7 @@ def _told(world: World, logp: float) -> None:
 
 
 def _runner(world: World, **more: Any) -> Any:
-    return PlainRunner(decoder(258), **{"max_rows": 1, "capacity": 8, **more})
+    return TorchRunner(decoder(258), **{"max_rows": 1, "capacity": 8, **more})
 
 
 SAMPLERS = [
@@ -207,8 +207,8 @@ SAMPLERS = [
         "choose one of invariant and int8",
     ),
     call(
-        lambda w: PlainRunner(decoder(258).to("meta"), max_rows=1, capacity=8, int8=True),
-        lambda w: PlainRunner(decoder(258).to("meta"), max_rows=1, capacity=8),
+        lambda w: TorchRunner(decoder(258).to("meta"), max_rows=1, capacity=8, int8=True),
+        lambda w: TorchRunner(decoder(258).to("meta"), max_rows=1, capacity=8),
         "leave int8 out",
     ),
     given(

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from hone.engine import philox
 from hone.engine.draw import Knobs, draw
-from hone.engine.knobs import Uses
-from hone.engine.params import SampleParams
+from hone.engine.params import SampleParams, Uses
 from hone.engine.runners.cuda.draw_state import DrawOut, DrawState
 
 HOLE = None

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.engine.philox import AHEAD, Streams, uniforms
+from hone.engine.draw import AHEAD, Streams, uniforms
 
 WORD = st.integers(0, 2**64 - 1)
 EDGES = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1]

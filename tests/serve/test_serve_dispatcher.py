@@ -13,7 +13,7 @@ from little import make_decoder, make_tokenizer
 
 from hone.engine.engine import Counts, Engine
 from hone.engine.params import SampleParams
-from hone.engine.request import News, Request
+from hone.engine.requests import News, Request
 from hone.model.decoder import Decoder
 from hone.serve.dispatcher import Dispatcher
 from hone.serve.refusal import Refusal

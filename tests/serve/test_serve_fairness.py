@@ -17,7 +17,7 @@ from starlette.requests import Request as Incoming
 
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.request import Request
+from hone.engine.requests import Request
 from hone.serve import dispatcher as module
 from hone.serve.dispatcher import Dispatcher, Pace
 from hone.serve.http import ALL_BODIES, SMALL_BODY, Bodies

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hone.engine.request import News, Tops
+from hone.engine.requests import News, Tops
 from hone.serve.text import TokenBytes, before_stop, text_stream
 from hone.types import Stop
 

@@ -16,8 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from hone.engine.request import News
-from hone.engine.request import Request as Sampled
+from hone.engine.requests import News
+from hone.engine.requests import Request as Sampled
 from hone.serve import reply
 from hone.serve.answer import Choice, Piece
 from hone.serve.ask import Ask, Served, read_ask

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hone.algo.table import Algorithm
 from hone.dist import collect
-from hone.model.backends.native.stack import bundled
+from hone.model.decoder import same_bits_as_sampler
 from hone.train.evaluate import evaluate
 from hone.train.learner import Learner
 from hone.types import ABSENT, Batch, Group
@@ -23,7 +23,7 @@ PROBED = 4  # rows that are read: those whose tokens were the least probable
 
 def may_borrow(learner: Learner) -> bool:
     """Whether sampler and learner may compute the same numbers at all: the same code, on this rank alone."""
-    return collect.world()[1] == 1 and bundled(cast(nn.Module, learner.policy))
+    return collect.world()[1] == 1 and same_bits_as_sampler(cast(nn.Module, learner.policy))
 
 
 def unaltered(groups: list[Group]) -> bool:

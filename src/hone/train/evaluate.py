@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hone.dist import collect
-from hone.model.backends.fused.streams import side_by_side
+from hone.model.layout.forward import run_passes
 from hone.train import memory
 from hone.types import ABSENT, Batch, Forward, Model
 
@@ -20,7 +20,7 @@ def evaluate(model: Model, batch: Batch, want: frozenset[str], *, rows: int) -> 
     slices = [slice(i * rows, (i + 1) * rows) for i in range(number)]
     if number > 1 and collect.world()[1] == 1:
         passes = [partial(_passed, model, batch.rows(at), want) for at in slices]
-        each = side_by_side(passes, batch.mask.device, _tensors)
+        each = run_passes(passes, batch.mask.device, _tensors)
     else:
         each = [_passed(model, batch.rows(at), want) for at in slices]
     parts = [part for made in each for part in made]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hone.model.layout.forward import wide
+from hone.model.vocab.distribution import wide
 
 
 class Masters:

@@ -23,9 +23,8 @@ from hone.model.formats.foreign import Foreign, load_foreign
 from hone.model.formats.foreign_scorer import load_foreign_scorer, several_labels
 from hone.model.formats.hf_config import CONFIG, FAMILIES, Unknown, config_from_hf, config_to_hf
 from hone.model.formats.weight_files import read_file, read_weights, write_file, write_weights
-from hone.model.heads import ScalarHead
 from hone.model.lora import plain_state
-from hone.model.scorer import Scorer
+from hone.model.scorer import ScalarHead, Scorer
 
 SCORE = "score.safetensors"  # the head beside a model of transformers
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
