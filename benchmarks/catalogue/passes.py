@@ -23,12 +23,12 @@ PASSES = (
     ),
     fault(
         "queries and keys are not turned back", "contract", "learner", ELEMENTWISE,
-        old="        return _turned_(joined, cos, -sin, joined.shape[1] - dv_NKE.shape[1])",
-        new="        return _turned_(joined, cos, sin, joined.shape[1] - dv_NKE.shape[1])",
+        old="        return _rotated_(joined, cos, -sin, joined.shape[1] - dv_NKE.shape[1])",
+        new="        return _rotated_(joined, cos, sin, joined.shape[1] - dv_NKE.shape[1])",
         tests="model/test_fast.py",
     ),
     fault(
-        "an adapter's gradient lacks its scale", "pain 9", "learner", JOINED,
+        "an adapter's gradient lacks its scale", "pain 9", "learner", "model/kernels/fused_weights.py",
         old="(given.t() @ h).mul_(low.scale)]", new="(given.t() @ h)]",
         tests="model/test_fast.py",
     ),
@@ -75,7 +75,7 @@ PASSES = (
     ),
     fault(
         "a second pass overwrites what the first keeps for its gradient", "contract", "learner", GRAPHED,
-        old="    if graphs.full or (grad and graphs.busy()):", new="    if graphs.full:",
+        old="        if graphs.full or (_needs_grad(decoder) and graphs.busy()):", new="        if graphs.full:",
         tests="model/test_graphed.py",
     ),
     fault(

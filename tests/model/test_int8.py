@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hone.engine.params import SampleParams
-from hone.engine.runner import Part, Seat
+from hone.engine.runner import PromptChunk, Seat
 from hone.engine.runners.torch.int8 import Int8, Int8Layers, int8_weights, rounded
 from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.config import DecoderConfig
@@ -29,7 +29,7 @@ def first_raw(runner: TorchRunner) -> tuple[int, float, float]:
     """Token, logp and raw after the prompt, greedily."""
     params = SampleParams(max_tokens=4, temperature=0.0, stop_ids=frozenset())
     seat = Seat(row=0, request=0, params=params, limit=4, blocks=(0,))
-    written = runner.prefill([Part(prompt=PROMPT, start=0, end=8, blocks=(0,), seats=(seat,))]).read()
+    written = runner.prefill([PromptChunk(prompt=PROMPT, start=0, end=8, blocks=(0,), seats=(seat,))]).read()
     return int(written.token[0]), float(written.logp[0]), float(written.raw[0])
 
 

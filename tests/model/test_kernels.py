@@ -14,7 +14,8 @@ from engine_run import write as run
 
 from hone.engine.params import SampleParams
 from hone.engine.requests import News, Request
-from hone.engine.runners.choose import make_runner, uncovered
+from hone.engine.runners.choose import make_runner
+from hone.engine.runners.cuda.runner import uncovered
 from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig

@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.engine.draw import Knobs, draw
+from hone.engine.draw import draw
+from hone.engine.params import Knobs
+from hone.engine.runners.choose import make_runner
 from hone.engine.runners.native.layers import Native, NativeInvariantLayers, NativeLayers, uncovered
-from hone.engine.runners.torch.kv_cache import Piece
+from hone.engine.runners.native.runner import NativeRunner
+from hone.engine.runners.torch.kv_cache import RowChunk
 from hone.engine.runners.torch.layers import Attend, TorchLayers
-from hone.engine.runners.torch.runner import TorchRunner
-from hone.model.backends.native import build as building
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.kernels.cpp import library as building
 from hone.model.kernels.cpp.library import OFF, library
 from hone.model.lora import LoRALinear, add_lora
 
@@ -68,10 +70,10 @@ class InCpp(NativeLayers):
         raise AssertionError("the library covers it")
 
 
-def pieces(lengths: list[int], start: int = 0) -> list[Piece]:
+def pieces(lengths: list[int], start: int = 0) -> list[RowChunk]:
     g = torch.Generator().manual_seed(1)
     tokens = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in lengths]
-    return [Piece(row=r, start=start, tokens=tuple(t)) for r, t in enumerate(tokens)]
+    return [RowChunk(row=r, start=start, tokens=tuple(t)) for r, t in enumerate(tokens)]
 
 
 def steps(layers: TorchLayers, lengths: list[int], count: int) -> Tensor:
@@ -235,7 +237,7 @@ def same_in_parts(shape: str) -> None:
     at_once, later = NativeLayers(decoder, 1, CONTEXT), NativeLayers(decoder, 1, CONTEXT)
     exact = at_once.read([whole])
     for start, end in ((0, 1), (1, 30), (30, 50)):
-        hidden = later.read([Piece(row=0, start=start, tokens=whole.tokens[start:end])])
+        hidden = later.read([RowChunk(row=0, start=start, tokens=whole.tokens[start:end])])
     assert torch.equal(hidden, exact)
 
 
@@ -261,10 +263,10 @@ def test_the_tokens_drawn_are_those_that_torch_draws(vocab):
 
 def test_it_is_chosen_where_it_can_be_and_can_be_turned_off(monkeypatch):
     decoder = made("heads of 16")
-    assert isinstance(TorchRunner(decoder, max_rows=1, capacity=8).layers, Native)
+    assert isinstance(make_runner(decoder, max_rows=1, capacity=8), NativeRunner)
     monkeypatch.setenv(OFF, "0")
     assert uncovered(decoder) == "HONE_NATIVE is 0"
-    assert not isinstance(TorchRunner(decoder, max_rows=1, capacity=8).layers, Native)
+    assert not isinstance(make_runner(decoder, max_rows=1, capacity=8), NativeRunner)
     assert uncovered(decoder.double()) == "numbers other than float32"
 
 

@@ -115,6 +115,6 @@ def outcomes(backend: Any, device: str) -> Iterator[tuple[str, Tensor]]:
 
 if __name__ == "__main__":
     assert set(EVERY) == STATS
-    from hone.model.backends.fused.kernels import vocab
+    from hone.model.backends.fused import vocab
 
     save_file(dict(outcomes(vocab, "cpu")), sys.argv[1])

@@ -559,9 +559,9 @@ def test_stop_strings_end_a_rollout_and_its_text():
         LocalSampler(model).sample([[1]], n=1, params=params(stop=("a",)))
 
 
-def test_models_without_a_runner_are_sampled_in_waves():
+def test_models_without_a_runner_are_sampled_in_static_batches():
     class Other(Decoder):
-        runner = None  # pyright: ignore[reportAssignmentType]
+        takes_lists = False
 
     model = decoder()
     other = Other(model.config).double()
@@ -571,14 +571,14 @@ def test_models_without_a_runner_are_sampled_in_waves():
     for max_rows, stops in ((512, ()), (3, ()), (5, (stop,))):
         told = replace(settings, stop=stops)
         expected = flat(LocalSampler(model, decode=letters).sample(ragged(), n=4, params=told))
-        waves = LocalSampler(other, max_rows=max_rows, decode=letters)
-        for got, rollout in zip(flat(waves.sample(ragged(), n=4, params=told)), expected, strict=True):
+        batches = LocalSampler(other, max_rows=max_rows, decode=letters)
+        for got, rollout in zip(flat(batches.sample(ragged(), n=4, params=told)), expected, strict=True):
             same = [(r.tokens, r.mask, r.stop, r.limit, r.text) for r in (got, rollout)]
             assert same[0] == same[1]
             assert got.gen_logp == pytest.approx(rollout.gen_logp, abs=1e-10)
             assert got.raw_logp == pytest.approx(rollout.raw_logp, abs=1e-10)
     assert any(r.stop is Stop.STRING for r in expected)
-    assert waves._runner is None
+    assert batches._runner is None
 
 
 def test_a_prompt_that_is_text_is_refused():

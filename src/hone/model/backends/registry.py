@@ -38,7 +38,7 @@ def discover(package: str, entry: str) -> Iterator[Any]:
 
 @cache
 def find(kind: type[B], package: str, entry: str, names: str | None) -> tuple[B, ...]:
-    """The backends of this kind in the package, the one with the highest priority first; names: None, or those to use."""
+    """The backends of this kind in the package, the highest priority first; names: of those to use, None: all."""
     every = [b for module in discover(package, entry) for b in getattr(module, "BACKENDS", ())]
     found = [b for b in every if isinstance(b, kind) and (names is None or b.name in names.split(","))]
     return tuple(sorted(found, key=lambda b: -b.priority))
