@@ -15,15 +15,16 @@ from desk import Desk, failing, job_of, verdict
 
 import hone.algo
 from hone.check import plan, suite
-from hone.check.finding import Finding
 from hone.check.perturb import moved
 from hone.check.probe import Probe
+from hone.check.report import Finding
 from hone.checkpoint import files, state
-from hone.checkpoint.tensors import save_tensors
+from hone.checkpoint.files import save_tensors
 from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy
 from hone.model.vocab import token_stats
-from hone.train import optim, step
+from hone.train import optim
+from hone.train import update as step
 
 
 def test_dropout_in_the_forward_pass_is_found(desk: Desk):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hone.cli import main
-from hone.commands.settings import Setting, all_settings, meanings, written
+from hone.commands.reference import Setting, all_settings, meanings, written
 from hone.config.overrides import Choice, override, to_json
 from hone.config.recipe import ModelSpec, Recipe, TrainSpec
 

@@ -14,7 +14,7 @@ from hone.model.layout.forward import (
     lines_of,
     scatter,
 )
-from hone.train.cut import micro_batches
+from hone.train.learner import micro_batches
 
 torch.set_num_threads(1)
 

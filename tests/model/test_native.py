@@ -11,7 +11,7 @@ from torch import Tensor
 from hone.engine.draw import draw
 from hone.engine.params import Knobs
 from hone.engine.runners.choose import make_runner
-from hone.engine.runners.native.layers import Native, NativeInvariantLayers, NativeLayers, uncovered
+from hone.engine.runners.native.layers import NativeInvariantLayers, NativeLayers, uncovered
 from hone.engine.runners.native.runner import NativeRunner
 from hone.engine.runners.torch.kv_cache import RowChunk
 from hone.engine.runners.torch.layers import Attend, TorchLayers

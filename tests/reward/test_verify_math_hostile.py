@@ -13,7 +13,7 @@ from patience import patience
 
 from benchmarks.trials.costly import COSTLY, leaves
 from hone.reward.verify.math import workers as math_workers
-from hone.reward.verify.math.guard import Refused, admitted
+from hone.reward.verify.math.expression import Refused, admitted
 from hone.reward.verify.math.symbolic import _POINTS
 from hone.reward.verify.math.verdict import math_reward
 from hone.reward.verify.math.workers import Exhausted, Failed, Workers
@@ -256,7 +256,7 @@ def children() -> set[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            found |= {int(folder.name)} if parent == os.getpid() and b"math_symbolic" in read(folder) else set()
+            found |= {int(folder.name)} if parent == os.getpid() and b"symbolic.serve" in read(folder) else set()
     return found
 
 
@@ -271,7 +271,7 @@ def test_processes_that_were_ended_from_outside_are_replaced_and_none_is_left_be
     assert workers.ask(call)["equal"] is True
     started = children() - before
     assert len(started) == 1
-    workers._idle[0].shutdown(2)  # as if its keeper had been killed
+    workers._idle[0].shutdown(2)  # as if its supervisor had been killed
     assert workers.ask(call)["equal"] is True
     assert children() - before == started
     workers.close()

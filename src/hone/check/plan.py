@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.learning import trained
 from hone.check.perturb import kept, moved
 from hone.check.probe import Probe
+from hone.check.report import Finding, failed, passed, skipped, warned
 from hone.checkpoint import files as checkpoint
+from hone.checkpoint.files import optimizer_tensors
 from hone.checkpoint.state import restore
-from hone.checkpoint.tensors import optimizer_tensors
 from hone.config.recipe import plan as in_words
 from hone.data.text.tokenizer import Tokenizer
 from hone.launch.job import parts, save
@@ -27,8 +27,8 @@ from hone.model.layout.forward import kept as kept_by_layer
 from hone.model.lora import plain_state
 from hone.model.scorer import Scorer
 from hone.model.vocab.token_stats import slices
-from hone.train.cut import fitting
-from hone.train.step import update
+from hone.train.learner import fitting
+from hone.train.update import update
 
 MEMORY = "/proc/meminfo"
 PLAIN = 2  # plain layers keep about twice what a GPU's do; a CPU's in C++ less, but not every CPU has them

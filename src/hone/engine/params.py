@@ -43,6 +43,7 @@ class SampleParams:
     banned: frozenset[int] = frozenset()  # never written
     stop_ids: frozenset[int]  # writing any of these ends the completion
     stop: tuple[str, ...] = ()  # as does text that contains any of these
+    record_support: bool = False  # report which tokens top_k, top_p and min_p leave to draw from: to train on
     top_logprobs: int = 0  # report so many of the most probable tokens at each position
     seed: int = 0
 
@@ -89,6 +90,16 @@ class SampleParams:
             raise HoneError(f"stop is {self.stop!r}, a string: give a tuple of strings")
         if not isinstance(self.stop, Iterable) or not all(isinstance(text, str) for text in self.stop):
             raise HoneError(f"stop is {self.stop!r}: give a tuple of strings; token ids go into stop_ids")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether some tokens are left out of the draw by their probability."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def support_recorded(self) -> bool:
+        """Whether each token comes with the tokens that could have been drawn in its stead."""
+        return self.record_support and self.truncated
 
     @property
     def altered(self) -> tuple[str, ...]:
@@ -146,6 +157,15 @@ def check_stops(params: SampleParams, most: int | None) -> None:
     """No more stop tokens than the runner looks for, or HoneError."""
     if most is not None and len(params.stop_ids) > most:
         raise HoneError(f"{len(params.stop_ids)} stop tokens are more than a GPU looks for: give at most {most}")
+
+
+def check_support(params: SampleParams, *, records: bool) -> None:
+    """What could have been drawn can be recorded where it is asked for, or HoneError."""
+    if params.support_recorded and not records:
+        raise HoneError(
+            "this sampler does not record which tokens top_k, top_p and min_p keep, and training needs that: "
+            "set sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0"
+        )
 
 
 # One adapter by name for all prompts, or one for each, where None is the base model; None: the weights as they are.

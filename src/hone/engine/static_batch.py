@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hone.engine.draw import draw, uniforms
-from hone.engine.params import DIVERGED, Knobs, SampleParams
+from hone.engine.params import DIVERGED, Knobs, SampleParams, check_support
 from hone.engine.requests import News
 from hone.engine.stop_strings import Decode, StopFinder
 from hone.errors import HoneError
@@ -91,6 +91,7 @@ class StaticBatches:
                 start = end
 
     def _wave(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> Iterator[News]:
+        check_support(params, records=False)
         requests, rows = list(prompts), [list(prompt) for prompt in prompts.values()]
         limit = min(params.max_tokens, self.decoder.config.max_position_embeddings - len(rows[0]))
         finders = [StopFinder(params.stop, self.decode) for _ in rows] if params.stop and self.decode else []

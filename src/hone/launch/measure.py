@@ -12,18 +12,18 @@ from hone.data.collate import collate
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.eval.pass_at_k import mean_and_error, mean_pass_at_k
+from hone.eval.sample_metrics import mean_and_error, mean_pass_at_k
 from hone.log.stats import Stats
-from hone.loop import mismatched_batch
 from hone.model.decoder import Decoder
 from hone.reward.outcome import commonest
-from hone.reward.score import Scorer, score
-from hone.reward.verify.format import format_reward
+from hone.reward.score import RewardScorer, score
+from hone.reward.verify.structure import format_reward
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.train import diagnose
+from hone.train import metrics
+from hone.train.annotate import annotate, mismatched_batch
 from hone.train.learner import Learner
-from hone.train.step import annotate, weighed
+from hone.train.update import weigh
 from hone.types import Group, Rollout, Stop, Task
 
 ANSWERS = ("math", "choice", "exact")  # verifiers that compare an answer with the gold one
@@ -35,7 +35,7 @@ def sample_groups(
     decoder: Decoder, tokenizer: Tokenizer, tasks: Sequence[Task], *, params: SampleParams, samples: int
 ) -> list[Group]:
     """`samples` completions of each task."""
-    apart = replace(params, seed=(params.seed + APART) % 2**64)
+    apart = replace(params, seed=(params.seed + APART) % 2**64, record_support=False)
     roller = Roller(LocalSampler(decoder, pad_id=tokenizer.pad_id), tokenizer, apart, group=samples)
     return roller(list(tasks)) if tasks else []
 
@@ -85,7 +85,7 @@ def measure(
     decoder: Decoder,
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
-    reward: Scorer,
+    reward: RewardScorer,
     *,
     params: SampleParams,
     samples: int = 1,
@@ -103,11 +103,11 @@ def assess(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, contex
     rows = list(groups)
     batch = collate(rows).to(learner.device)
     batch = annotate(batch, algo, learner, mismatched=mismatched_batch(rows, algo, context, device=learner.device))
-    batch = weighed(batch, algo)
+    batch = weigh(batch, algo)
     stats = Stats()
     for micro in learner.cut(batch, algo.unit):
         fwd = learner.policy(micro, algo.wants)
         stats.add("loss", objective(fwd, micro, algo.loss), 0)
-        diagnose.observe(stats, fwd, micro, algo)
+        metrics.observe(stats, fwd, micro, algo)
     stats.add("loss", 0.0, 1)
-    return diagnose.derived(stats.means()) | {"rows": float(len(batch))}
+    return metrics.derived(stats.means()) | {"rows": float(len(batch))}

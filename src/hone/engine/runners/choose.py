@@ -28,12 +28,22 @@ def make_runner(
     invariant: bool = False,
     memory: int | None = None,
     int8: bool = False,
+    support: bool = False,
 ) -> Runner:
     """At most `max_rows` rows of `capacity` columns, and no more than fit into `memory` bytes (None: half the free).
 
-    int8: sample from a copy of the weights in 8 bits."""
+    int8: sample from a copy of the weights in 8 bits. support: record which tokens could have been drawn.
+    """
     memory = int(SHARE * free_memory(decoder.device)) if memory is None else memory
-    needs = Needs(max_rows=max_rows, capacity=capacity, memory=memory, switch=switch, invariant=invariant, int8=int8)
+    needs = Needs(
+        max_rows=max_rows,
+        capacity=capacity,
+        memory=memory,
+        switch=switch,
+        invariant=invariant,
+        int8=int8,
+        support=support,
+    )
     for backend in runners():
         if backend.covers(decoder, needs) is None:
             return backend.make(decoder, needs)

@@ -21,6 +21,7 @@ class Needs:
     switch: Switch | None = None
     invariant: bool = False  # a row's numbers do not depend on the others
     int8: bool = False  # sample from a copy of the weights in 8 bits
+    support: bool = False  # record which tokens could have been drawn
 
 
 class RunnerBackend(Backend):

@@ -20,15 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hone.engine.draw import threshold
-from hone.engine.params import Knobs, SampleParams
 from hone.model.backends.registry import Backend, offering
+from hone.types import Support
 
 LogRows = Callable[[slice], Tensor]  # positions -> their log-distributions [n, V]
 Finish = Callable[[Tensor], Tensor]  # what a model does to its logits after the head's matrix
 STATS = frozenset({"logp", "entropy", "ref_kl", "old_kl"})
-# The table's rows: the least logit that is kept, the statistics, and of each distribution max x and log sum exp z.
-NUMBERS = ("least", "top", "log", "logp", "entropy", "ref_kl", "old_kl", "ref_top", "ref_log", "old_top", "old_log")
+# The table's rows: the statistics, and of each distribution max x and log sum exp z.
+NUMBERS = ("top", "log", "logp", "entropy", "ref_kl", "old_kl", "ref_top", "ref_log", "old_top", "old_log")
 PLACE = {name: i for i, name in enumerate(NUMBERS)}
 BLOCK = 1 << 18  # logits worked on together: they stay in a core's cache from one operation to the next
 GPU_BLOCK = 1 << 25  # on other devices
@@ -57,7 +56,7 @@ class Chunk:
     table: Tensor  # at least float32 [NUMBERS, n]
     want: frozenset[str]
     temperature: float = 1.0
-    cut: bool = False  # logits below `least` have no probability
+    cut: bool = False  # some logits are -inf: those of tokens that the sampler could not draw
     others: Mapping[str, Other]  # by "ref_kl" and "old_kl"
 
     def __getitem__(self, name: str) -> Tensor:
@@ -87,19 +86,6 @@ def blocks(logits: Tensor) -> Iterator[slice]:
     return (slice(i, min(i + step, rows)) for i in range(0, rows, step))
 
 
-@torch.no_grad()
-def least_kept(logits: Tensor, temperature: float, params: SampleParams) -> Tensor:
-    """[n] the least logit that top-k, top-p and min-p keep, by the sampler's own rule; what ties with it is kept."""
-    knobs, parts = None, [wide(logits[:0, 0])]
-    for at in blocks(logits):
-        x = wide(logits[at])
-        knobs = Knobs.of([params] * len(x), x.shape[1], x.device) if knobs is None else knobs
-        z = _centred(x, x.amax(-1, keepdim=True), temperature)
-        below = z < threshold(z, z.exp(), knobs.head(len(x)))
-        parts.append(x.masked_fill(below, torch.inf).amin(-1))
-    return torch.cat(parts)
-
-
 def stats(chunk: Chunk) -> None:
     """Write what the chunk wants, and what its gradient will read, into its table."""
     for at in blocks(chunk.logits):
@@ -122,8 +108,6 @@ def _stats(c: Chunk) -> None:
     x = wide(c.logits)
     top = x.amax(-1, keepdim=True)
     z = _centred(x, top, c.temperature)
-    if c.cut:
-        z.masked_fill_(x < c["least"], -torch.inf)
     at_target = z.gather(-1, c.targets[:, None])
     weight = z.exp_() if c.want == {"logp"} else z.exp()
     total = weight.sum(-1, keepdim=True)
@@ -165,12 +149,9 @@ def _compared(c: Chunk, name: str, *, normalise: bool = False) -> Tensor:
 def _grad(c: Chunk, upstream: Mapping[str, Tensor]) -> None:
     g = {name: value / c.temperature for name, value in upstream.items()}
     x = wide(c.logits)
-    below = x < c["least"] if c.cut else None
     target = c.targets[:, None]
-    kept = None if below is None else ~below.gather(-1, target)
+    kept = x.gather(-1, target) > -torch.inf if c.cut else None  # before the logits are overwritten
     logq = _centred(x, c["top"], c.temperature, out=x).sub_(c["log"])  # a wide chunk is overwritten here
-    if below is not None:
-        logq.masked_fill_(below, -torch.inf)
     dx = logq.exp_().mul_(-g["logp"]) if g.keys() == {"logp"} else _mixed(c, g, logq)
     if "logp" in g:
         dx.scatter_add_(-1, target, g["logp"] if kept is None else g["logp"] * kept)
@@ -239,38 +220,26 @@ def head_backend(rows: "HeadRows", plan: "Plan") -> VocabBackend | None:
 class HeadRows:
     """The distributions softmax(h W' / temperature), computed when positions are asked for: a LogRows.
 
-    restrict: the sampler's settings; the distribution is then the one it draws from with top-k, top-p and min-p. Which
-    tokens they keep is a constant to the gradient.
+    support: the tokens that the sampler could have drawn under top-k, top-p or min-p; the others have no probability.
+    Which tokens these are is a constant to the gradient.
     """
 
     hidden: Tensor  # [N, D]
     weight: Tensor  # [V, D]
     temperature: float = 1.0
-    restrict: SampleParams | None = None
+    support: Support | None = None
     finish: Finish | None = None
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
             raise ValueError(f"temperature {self.temperature} must be positive")
-        if (params := self.restrict) is None:
-            return
-        if extra := sorted(set(params.altered) - {"top_k", "top_p", "min_p"}):
-            raise ValueError(f"restrict is for top_k, top_p and min_p, not {', '.join(extra)}")
-        if params.temperature != self.temperature:
-            raise ValueError(f"temperature {self.temperature} is not the sampler's, {params.temperature}")
 
     def __call__(self, at: slice) -> Tensor:
         logits = wide(F.linear(self.hidden[at], self.weight))
         logits = logits if self.finish is None else self.finish(logits)
-        if self.restricted is not None:
-            below = logits < least_kept(logits, self.temperature, self.restricted)[:, None]
-            logits = logits.masked_fill(below, -torch.inf)
+        if self.support is not None:
+            logits = logits.masked_fill(self.support.outside(at, logits.shape[-1]), -torch.inf)
         return (logits / self.temperature).log_softmax(-1)
-
-    @property
-    def restricted(self) -> SampleParams | None:
-        """The restriction, if it cuts anything."""
-        return self.restrict if self.restrict is not None and self.restrict.altered else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -293,7 +262,7 @@ def by_autograd(rows: HeadRows, plan: Plan) -> list[Tensor]:
     """The plan's statistics, [N] each; several chunks are computed again in the backward pass."""
 
     def at_chunk(hidden: Tensor, weight: Tensor, at: slice) -> tuple[Tensor, ...]:
-        logq = HeadRows(hidden, weight, rows.temperature, rows.restrict, rows.finish)(at)
+        logq = HeadRows(hidden, weight, rows.temperature, rows.support, rows.finish)(at)
         return tuple(_stat(name, logq, plan, at) for name in plan.names)
 
     if len(plan.slices) > 1 and torch.is_grad_enabled():

@@ -13,7 +13,6 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from hone.engine.params import SampleParams
 from hone.model.backends.registry import differentiates_once
 from hone.model.vocab.distribution import (
     NUMBERS,
@@ -28,10 +27,10 @@ from hone.model.vocab.distribution import (
     by_autograd,
     differentiable_gradients,
     head_backend,
-    least_kept,
     vocab_backend,
     wide,
 )
+from hone.types import Support
 
 Grads = tuple[Tensor | None, Tensor | None]
 Positions = int | Literal["fit"] | None  # so many at once, as many as fit the budget, or all
@@ -46,7 +45,7 @@ class Law(TypedDict, total=False):
     """How logits become a distribution: see HeadRows."""
 
     temperature: float
-    restrict: SampleParams | None
+    support: Support | None
     finish: Finish | None
 
 
@@ -106,7 +105,7 @@ def _check(rows: HeadRows, targets: Tensor, want: frozenset[str], chunk: Positio
 
 def bare(rows: HeadRows) -> bool:
     """Whether a chunk takes the memory of its logits and no more."""
-    return rows.finish is None and rows.restricted is None
+    return rows.finish is None and rows.support is None
 
 
 def slices(N: int, chunk: Positions, weight: Tensor, *, tables: int = 1, bare: bool = False) -> tuple[slice, ...]:
@@ -144,7 +143,7 @@ class LogitsBuffer:
         logits = self._logits("", rows, at, fresh)
         others = dict[str, Other]()
         for name, other in self.plan.others.items():
-            if isinstance(other, HeadRows) and other.finish is None and other.restricted is None:
+            if isinstance(other, HeadRows) and other.finish is None:
                 y = Other(logits=self._logits(name, other, at, fresh), temperature=other.temperature)
             else:
                 y = Other(logits=other(at), given=True)
@@ -156,7 +155,7 @@ class LogitsBuffer:
             table=table[:, at],
             want=frozenset(self.plan.names),
             temperature=rows.temperature,
-            cut=rows.restricted is not None,
+            cut=rows.support is not None,
             others=others,
         )
 
@@ -171,7 +170,12 @@ class LogitsBuffer:
         if name not in self.memory:
             self.memory[name] = hidden.new_empty(self.longest, len(rows.weight))
         logits = self.memory[name][: len(hidden)]
-        return torch.mm(hidden, rows.weight.t(), out=logits) if fresh else logits
+        if not fresh:
+            return logits
+        torch.mm(hidden, rows.weight.t(), out=logits)
+        if rows.support is not None:
+            logits.masked_fill_(rows.support.outside(at, logits.shape[-1]), -torch.inf)
+        return logits
 
 
 @torch.no_grad()
@@ -191,8 +195,6 @@ def compute(
             return table, buffer
     for at in plan.slices:
         chunk = buffer.fill(rows, at, table)
-        if rows.restricted is not None:
-            chunk["least"].copy_(least_kept(chunk.logits, rows.temperature, rows.restricted)[:, None])
         backend = vocab_backend(chunk.logits)
         if head is None:
             backend.stats(chunk)
@@ -221,7 +223,7 @@ class ChunkedStats(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         slope = torch.empty_like(hidden) if is_slope(plan.names, weight) else None
         table, ctx.buffer = compute(rows, plan, slope=slope, keep=True)
-        ctx.plan, ctx.law = plan, (rows.temperature, rows.restrict)
+        ctx.plan, ctx.law = plan, (rows.temperature, rows.support)
         ctx.save_for_backward(hidden, weight, table, slope)
         return read(plan, table)
 

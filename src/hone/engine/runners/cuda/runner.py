@@ -44,6 +44,7 @@ class CudaRunner(Switching):
 
     block_size, held_back = BLOCK, 1
     most_stops: int | None = STOPS
+    records_support = False  # its kernels keep no list of what they cut
     prefill_tokens, prefill_launches = 4_096, 4
 
     def __init__(
@@ -293,7 +294,9 @@ class Cuda(RunnerBackend):
     def covers(self, decoder: Decoder, needs: Needs) -> str | None:
         if decoder.device.type != "cuda" or needs.capacity <= BLOCK:
             return f"on {decoder.device}, or rows of {needs.capacity} columns, no more than a block has"
-        return "weights in 8 bits" if needs.int8 else uncovered(decoder) or None
+        if needs.int8 or needs.support:
+            return "weights in 8 bits, or a record of which tokens could have been drawn"
+        return uncovered(decoder) or None
 
     def make(self, decoder: Decoder, needs: Needs) -> Runner:
         each, block = pieces(needs.capacity, BLOCK), BLOCK * column_bytes(decoder)

@@ -28,7 +28,7 @@ class NativeVocab(VocabBackend):
         numbers = rows.hidden, rows.weight
         if any(not x.is_cpu or x.dtype != torch.float32 or not x.is_contiguous() for x in numbers):
             return "hidden states or head that are not float32 in one piece on a CPU"
-        plainly = rows.temperature == 1 and rows.restricted is None and rows.finish is None and not plan.others
+        plainly = rows.temperature == 1 and rows.support is None and rows.finish is None and not plan.others
         if not plainly or not STATS.issuperset(plan.names):
             return "another distribution than softmax(logits), or one to compare with"
         if len(plan.slices) > 1 or rows.weight.nbytes > SMALL:
