@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.engine.draw import Knobs, draw, threshold, uniforms
-from hone.engine.params import SampleParams
+from hone.engine.draw import draw, threshold, uniforms
+from hone.engine.params import Knobs, SampleParams
 
 torch.set_num_threads(1)
 
