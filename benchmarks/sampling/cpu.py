@@ -19,6 +19,8 @@ from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
 from hone.engine.requests import Request
 from hone.engine.runners.choose import make_runner
+from hone.engine.runners.torch.kv_cache import RowChunk
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -169,8 +171,8 @@ def int8_gap(name: str, decoder: Decoder, length: int) -> Row:
     apart: list[float] = []
     for group in LocalSampler(decoder).sample(asked, n=1, params=params):
         tokens = tuple(group[0].tokens)
-        runner = make_runner(decoder, max_rows=1, capacity=len(tokens), int8=True)
-        hidden = [runner.layers.read([piece]) for piece in pieces(tokens)]
+        runner = TorchRunner(decoder, max_rows=1, capacity=len(tokens), int8=True)
+        hidden = [runner.layers.read([chunk]) for chunk in chunks(tokens)]
         logp = runner.layers.logits(torch.cat(hidden)).log_softmax(-1)
         exact = decoder.logits(decoder(torch.tensor([tokens[:-1]])))[0].log_softmax(-1)
         at = torch.arange(length - 1, len(tokens) - 1)
@@ -179,10 +181,8 @@ def int8_gap(name: str, decoder: Decoder, length: int) -> Row:
     return note(f"{name}: log-prob gap of 8-bit weights, mean", statistics.fmean(apart), unit="nats")
 
 
-def pieces(tokens: tuple[int, ...]) -> list[Any]:
-    from hone.engine.runners.torch.kv_cache import Piece
-
-    return [Piece(row=0, start=i, tokens=tokens[i : i + 1]) for i in range(len(tokens) - 1)]
+def chunks(tokens: tuple[int, ...]) -> list[RowChunk]:
+    return [RowChunk(row=0, start=i, tokens=tokens[i : i + 1]) for i in range(len(tokens) - 1)]
 
 
 def differing(name: str, decoder: Decoder, count: int, length: int, new: int) -> Row:
@@ -211,7 +211,7 @@ def growth(name: str, decoder: Decoder, sizes: Sequence[int], lengths: Sequence[
         first, whole = in_turns(sides, repeats=1).values()
         rows.append(note(f"{name}: first token, prompt {length}", 1e3 * first, unit="ms"))
         rows.append(note(f"{name}: 8 rows at context {length}", 8 * new / (whole - first), unit="tokens/s"))
-    runner = make_runner(decoder, max_rows=64, capacity=256)
+    runner = TorchRunner(decoder, max_rows=64, capacity=256)
     weights = sum(p.nbytes for p in decoder.parameters()) / 2**20
     rows.append(note(f"{name}: weights, which are the learner's", weights, unit="MiB"))
     rows.append(note(f"{name}: keys and values of 64 x 256", runner.layers.slab.nbytes / 2**20, unit="MiB"))

@@ -75,7 +75,7 @@ def test_every_product_has_its_copy_at_a_quarter_of_the_memory():
     assert isinstance(layers, Int8Layers)
     assert layers.copies.keys() == int8_weights(layers.weights).keys()
     assert len(layers.copies) == 2 * 4 + 1
-    numbers = sum(w.numel() for w in layers.weights.bases)
+    numbers = sum(w.numel() for w in layers._bases())
     assert layers.nbytes - numbers < 0.1 * numbers
 
 

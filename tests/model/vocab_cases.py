@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hone.engine.draw import Knobs, draw
-from hone.engine.params import SampleParams
+from hone.engine.draw import draw
+from hone.engine.params import Knobs, SampleParams
 from hone.model.vocab.distribution import NUMBERS, PLACE, STATS, Chunk, Other
 from hone.types import Support
 
@@ -128,6 +128,6 @@ def outcomes(backend: Any, device: str) -> Iterator[tuple[str, Tensor]]:
 
 if __name__ == "__main__":
     assert set(EVERY) == STATS
-    from hone.model.backends.fused.kernels import vocab
+    from hone.model.backends.fused import vocab
 
     save_file(dict(outcomes(vocab, "cpu")), sys.argv[1])

@@ -72,6 +72,7 @@ class LocalSampler:
         self.source, self.max_rows, self.pad_id, self.invariant = decoder, max_rows, pad_id, invariant
         self.decode, self.kv_memory = decode, kv_memory
         self.decoder, self.switch = _copied(decoder, switch) if copy else (decoder, switch)
+        self._has_runner = has_runner(self.decoder)
         self.version = 0
         self._runner: Runner | None = None
         self._rows = 0  # as asked for: memory may have granted fewer
@@ -146,7 +147,7 @@ class LocalSampler:
         """Completions, with the weights as they are, step by step; adapter: the name of the one that is on."""
         if not prompts:
             return
-        if not has_runner(self.decoder):
+        if not self._has_runner:
             batches = StaticBatches(self.decoder, max_rows=self.max_rows, decode=self.decode)
             yield from ([ended(news)] for news in batches.write(prompts, params))
             return

@@ -13,6 +13,7 @@ from torch import Tensor
 from hone.engine.runners.torch.layers import TorchLayers, Weights
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
+from hone.model.lora import linear_layers
 
 LARGEST = 127  # -128 is left out, so that the range is as wide on both sides
 
@@ -60,9 +61,13 @@ class Int8Layers(TorchLayers):
     def renew(self) -> None:
         """Find the weights, and round them again if they have changed since."""
         super().renew()
-        found = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.weights.bases]
+        found = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self._bases()]
         if found != self.copied:
             self.copies, self.copied = int8_weights(self.weights), found
+
+    def _bases(self) -> list[Tensor]:
+        """The linear layers' own weights, without adapters."""
+        return [layer.weight for layer in linear_layers(self.decoder).values()]
 
     def product(self, weight: Tensor, x: Tensor, *, rows: bool = False) -> Tensor:
         """x W^T; rows: each row of the result lies in one piece"""

@@ -112,7 +112,7 @@ class BlockAttention:
 
 
 def tiles(x: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """RowState in tiles, the last one filled up with zeros, and how many of each count."""
+    """Rows in tiles, the last one filled up with zeros, and how many of each count."""
     for part in x.split(TILE):
         tile = x.new_zeros(TILE, *x.shape[1:])
         tile[: len(part)] = part
@@ -120,7 +120,7 @@ def tiles(x: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def calm_rows(size: int) -> int:
-    """RowState of so many numbers that may be worked on together, each as if it were alone."""
+    """Rows of so many numbers that may be worked on together, each as if it were alone."""
     return 1 if size % LANES else max(1, ONE_THREAD // size)
 
 

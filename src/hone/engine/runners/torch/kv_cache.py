@@ -85,7 +85,7 @@ class Slab:
 
 
 def _runs(rows: Iterable[int]) -> list[slice]:
-    """RowState as stretches of neighbours, which are written faster than rows by number."""
+    """Rows as stretches of neighbours, which are written faster than rows by number."""
     found: list[slice] = []
     for r in sorted(rows):
         if found and found[-1].stop == r:

@@ -17,7 +17,7 @@ from hone.engine.runners.torch.kv_cache import DecodeAttention, PrefillAttention
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Layer
 from hone.model.kernels.fused_weights import gate_up, plain, qkv
-from hone.model.lora import LoRALinear, linear_layers
+from hone.model.lora import LoRALinear
 
 LARGE = 1 << 18  # numbers in a weight from which oneDNN is ahead of MKL
 FEW = 128  # rows up to which the weight goes first: oneDNN repacks its second operand, so that is the smaller one
@@ -82,7 +82,6 @@ class Weights:
         self.decoder = decoder
         self.blocks: list[LayerWeights] = []
         self.head: Linear | None = None
-        self.bases: list[Tensor] = []  # the linear layers' own weights, without adapters
         self.parameters: list[Tensor] = []
         self.places: list[int] = []
 
@@ -92,7 +91,6 @@ class Weights:
             self.blocks = [layer_weights(layer) for layer in cast(Iterable[Layer], self.decoder.model.layers)]
             head = plain(self.decoder.lm_head)
             self.head = Linear.of((self.decoder.lm_head,), (head.weight, head.bias))
-            self.bases = [layer.weight for layer in linear_layers(self.decoder).values()]
             self.parameters = [*self.decoder.model.parameters(), head.weight]
             self.places = [p.data_ptr() for p in self.parameters]
 
