@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hone.log.sinks import number
 from hone.log.stats import Stats
-from hone.report.chart import number
 from hone.types import Rollout
 
 HELD_OUT = "held_out"  # among an outcome's parts: what a verifier says that has no say in the reward

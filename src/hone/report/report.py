@@ -7,7 +7,8 @@ from typing import Any
 
 from hone.log.invalid import Total
 from hone.log.progress import duration
-from hone.report.chart import label, number
+from hone.log.sinks import number
+from hone.report.chart import label
 from hone.report.figure import TITLES, figure
 from hone.report.hacking import hacking
 from hone.report.page import page

@@ -6,7 +6,8 @@ from html import escape
 from typing import Any
 
 from hone.log.invalid import Total
-from hone.report.chart import label, number
+from hone.log.sinks import number
+from hone.report.chart import label
 
 Sample = Mapping[str, Any]
 PART = re.compile(r"<(think|answer)>(.*?)(</\1>|(?=<(?:think|answer)>)|\Z)", re.DOTALL)
