@@ -199,8 +199,8 @@ RESUME = (
     ),
     fault(
         "resume is declared and never read", "pain 19", "resume", "",
-        old="runner.run(recipe, resume=arguments.resume, allow_change=arguments.allow_change)",
-        new="runner.run(recipe)",
+        old="run(recipe, resume=arguments.resume, allow_change=arguments.allow_change)",
+        new="run(recipe)",
         tests="run/test_resume.py::test_a_run_longer_than_planned_is_the_long_run",
     ),
     fault(

@@ -83,13 +83,13 @@ SAMPLER = (
         tests="rollout/test_local.py",
     ),
     fault(
-        "weights that were replaced are still read from the old memory", "pain 11", "sampler", "engine/runners/torch/layers.py",
+        "weights that were replaced are still read from the old memory", "pain 11", "sampler", "",
         old="        self.weights.find()\n",
         new="        if not self.weights.blocks:\n            self.weights.find()\n",
         tests="model/test_plain_runner.py",
     ),
     fault(
-        "weights side by side are a copy that training does not reach", "pain 11", "model", "model/backends/adjacent.py",
+        "weights side by side are a copy that training does not reach", "pain 11", "model", "",
         old="            t.data = joined[at : at + len(t)]\n", new="",
         tests="model/test_fused_weights.py",
     ),

@@ -16,7 +16,7 @@ def _edit(name: str, mimics: str, where: Where, file: str, /, *, old: str, new: 
 
 def _reward(name: str, mimics: str, new: str, *, finding: str = "", refusal: str = "") -> Fault:
     sight = Sight(finding=finding, refusal=refusal)
-    return _edit(name, mimics, "reward", "launch/rewards.py", old="", new=new, sight=sight)
+    return _edit(name, mimics, "reward", "rewards.py", old="", new=new, sight=sight)
 
 
 RECIPE = (

@@ -77,7 +77,7 @@ def make_world(folder: Path) -> None:
     """Write the project into an existing folder."""
     for name, rows in ROWS.items():
         _write_rows(folder / f"{name}.jsonl", rows)
-    (folder / "launch/rewards.py").write_text(REWARDS, encoding="utf-8")
+    (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
     (folder / "recipes.py").write_text(RECIPES, encoding="utf-8")
     plain = train_bpe([], vocab_size=256 + 2 + len(SPECIALS), specials=SPECIALS)
     tokenizer = Tokenizer(plain.inner, eos=plain.eos, pad=plain.pad, bos="<|bos|>", chat_template=TEMPLATE)

@@ -292,7 +292,7 @@ def test_the_root_shows_interpreters_and_nothing_of_the_user():
 LOCKED = """
 import sys
 from hone.errors import HoneError
-from hone.reward import sandbox_wall as wall
+from hone.reward.sandbox import wall
 from hone.reward.sandbox.sandbox import Sandbox
 from hone.reward.sandbox.calls import assemble
 wall.prctl(wall.NO_NEW_PRIVS, 1)

@@ -17,7 +17,7 @@ from hone.reward.sandbox.job import ENVIRONMENT
 from hone.reward.sandbox.talk import CHUNK, GRACE, Ask, Conversation, SandboxError, Talk, await_lock, readable
 from hone.reward.sandbox.wall import remove_groups
 
-START = "import sys; sys.path.insert(0, {home!r}); from hone.reward import sandbox_inside as s; s.serve({number})"
+START = "import sys; sys.path.insert(0, {home!r}); from hone.reward.sandbox import inside as s; s.serve({number})"
 HOME = str(Path(__file__).parents[3])
 
 
