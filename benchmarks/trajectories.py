@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in ("tests", "tests/equal"):  # where the tests keep the cases and the ways to compute them
     sys.path.insert(0, str(ROOT / folder))
 
-import tiny  # noqa: E402
-import ways  # noqa: E402
-from test_trajectories import BELOW, FEW, WAYS  # noqa: E402
-from ways import CASES, Way  # noqa: E402
+import tiny  # noqa: E402  # pyright: ignore[reportMissingImports]
+import ways  # noqa: E402  # pyright: ignore[reportMissingImports]
+from test_trajectories import BELOW, FEW, WAYS  # noqa: E402  # pyright: ignore[reportMissingImports]
+from ways import CASES, Way  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 AS_IT_IS: dict[str, Any] = {"fast": None, "native": None, "graphs": None}  # the decoder chooses its backend itself
 PLAIN = {"plain": Way(), "plain, single precision": Way(dtype=torch.float32)}

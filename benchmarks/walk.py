@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -34,6 +34,7 @@ from hone import loop
 
 ROOT = Path(__file__).resolve().parent.parent
 HOME = str(Path(hone.__file__).parent) + "/"
+RECORDS = "types.py"
 GOALS = {"GRPO step": (45, 150), "SFT step": (25, None), "reward": (8, None), "checkpoint": (15, None)}
 """Files and crossings, at the most, on the plain backend."""
 
@@ -44,35 +45,37 @@ class Walk:
 
     files: dict[str, None] = field(default_factory=dict[str, None])  # in the order in which they are entered
     lines: int = 0
-    crossings: int = 0
-    last: str = ""  # the folder that the walk is in
+    crossings: int = 0  # calls from one folder into another
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
-        """For sys.settrace: follows only frames of hone."""
-        name = frame.f_code.co_filename
-        if not name.startswith(HOME):
+        """For sys.settrace: follows only frames of hone.
+
+        A crossing is a call from a file in another folder. The records of types.py are data that travels with a step,
+        so that a call of their methods leads nowhere.
+        """
+        file = _file(frame)
+        if file is None:
             return None
         if event == "call":
-            file = name.removeprefix(HOME)
             self.files.setdefault(file)
-            folder = file.rpartition("/")[0]
-            self.crossings += bool(self.last) and folder != self.last and not self._returns(frame, folder)
-            self.last = folder
+            caller = frame.f_back
+            while caller is not None and _file(caller) is None:  # what torch or Python called in between is no crossing
+                caller = caller.f_back
+            if caller is not None and file != RECORDS:
+                self.crossings += _folder(_file(caller)) != _folder(file)
         elif event == "line":
             self.lines += 1
-        elif event == "return":
-            back = frame.f_back
-            while back is not None and not back.f_code.co_filename.startswith(HOME):
-                back = back.f_back
-            self.last = back.f_code.co_filename.removeprefix(HOME).rpartition("/")[0] if back is not None else ""
         return self.trace
 
-    def _returns(self, frame: FrameType, folder: str) -> bool:
-        """Whether the call stays in its caller's folder: what torch or Python called in between is no crossing."""
-        back = frame.f_back
-        while back is not None and not back.f_code.co_filename.startswith(HOME):
-            back = back.f_back
-        return back is not None and back.f_code.co_filename.removeprefix(HOME).rpartition("/")[0] == folder
+
+def _file(frame: FrameType) -> str | None:
+    """The path below hone, or None outside of it."""
+    name = frame.f_code.co_filename
+    return name.removeprefix(HOME) if name.startswith(HOME) else None
+
+
+def _folder(file: str | None) -> str:
+    return (file or "").rpartition("/")[0]
 
 
 @contextmanager
@@ -126,13 +129,14 @@ def stepped(iterations: Iterator[loop.Iteration], keep: Callable[[Walk], None]) 
 
 def run_walks(folder: Path, *, online: bool) -> dict[str, Walk]:
     """The second step of a run, the reward of a right answer, and the run's last checkpoint."""
-    found, runner = dict[str, Walk](), sys.modules[hone.run.__module__]
+    found, runner = dict[str, Walk](), cast(Any, sys.modules[hone.run.__module__])
     online_loop, offline_loop, save = loop.online, loop.offline, runner.save
 
     def rewarded(*args: Any, **rest: Any) -> Iterator[loop.Iteration]:
         for iteration in stepped(online_loop(*args, **rest), lambda walk: found.update({"GRPO step": walk})):
             if iteration.number == 2:
                 first = iteration.groups[0][0]
+                assert first.task is not None
                 one = [[replace(first, outcome=None, text=f"So it is \\boxed{{{first.task.answer}}}.")]]
                 with traced() as found["reward"]:
                     args[2](one)

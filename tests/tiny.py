@@ -21,7 +21,7 @@ from hone.model.teacher import TopKTeacher
 from hone.rollout.local import LocalSampler
 from hone.train import optim
 from hone.train.learner import Learner
-from hone.train.masters import Masters
+from hone.train.optim import Masters
 from hone.types import Batch, Group, Outcome, Rollout, Stop, Task
 
 VOCAB, STOP, LENGTH = 10, 9, 5

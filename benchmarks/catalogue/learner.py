@@ -2,18 +2,18 @@
 
 from benchmarks.catalogue.fault import Edit, fault
 
-STEP, LOOP, OPTIM, BORROWED = "train/step.py", "loop.py", "train/optim.py", "train/borrowed.py"
+TRAIN, LOOP, OPTIM = "train", "loop.py", "train/optim.py"
 
 LEARNER = (
     # --- the scale of the loss ---
     fault(
-        "the loss is divided by the micro-batches", "pain 1", "learner", STEP,
+        "the loss is divided by the micro-batches", "pain 1", "learner", "train/update.py",
         old="        loss.backward()\n",
         new="        (loss / -(-len(batch) // learner.micro_rows)).backward()\n",
         tests="train/test_step.py",
     ),
     fault(
-        "the critic's loss is multiplied by the micro-batches", "pain 1", "learner", STEP,
+        "the critic's loss is multiplied by the micro-batches", "pain 1", "learner", "train/update.py",
         old="        loss = objective(fwd, micro, algo.loss)\n",
         new=(
             "        parts = -(-len(batch) // learner.micro_rows)\n"
@@ -23,7 +23,7 @@ LEARNER = (
         tests="train/test_step.py",
     ),
     fault(
-        "every micro-batch has its own denominator", "pain 1", "learner", STEP,
+        "every micro-batch has its own denominator", "pain 1", "learner", TRAIN,
         old="        fwd = learner.policy(micro, algo.wants)\n        micro = begun(",
         new=(
             "        micro = weight.weigh(micro, algo.weigh, totals(micro))\n"
@@ -32,12 +32,12 @@ LEARNER = (
         tests="train/test_step.py",
     ),
     fault(
-        "old log-probs of the update itself, whatever the updates", "contract", "loop", LOOP,
-        old="shortened(algo) if epochs == 1 and correct is None else algo", new="shortened(algo)",
+        "old log-probs of the update itself, whatever the updates", "contract", "loop", TRAIN,
+        old="without_old_logp(algo) if epochs == 1 and not corrected else algo", new="without_old_logp(algo)",
         tests="train/test_one_update.py",
     ),
     fault(
-        "old log-probs of each update itself", "contract", "loop", STEP,
+        "old log-probs of each update itself", "contract", "loop", TRAIN,
         old="    yield from map(replace(batch, old_logp=old).rows, others)",
         new="    yield from map(batch.rows, others)",
         tests="train/test_one_update.py",
@@ -70,12 +70,12 @@ LEARNER = (
         tests="model/test_shared.py",
     ),
     fault(
-        "every rank has its own denominator", "pain 1", "learner", STEP,
+        "every rank has its own denominator", "pain 1", "learner", TRAIN,
         old="    rows, tokens = collect.total(counts).tolist()", new="    rows, tokens = counts.tolist()",
         tests="train/test_two_ranks.py",
     ),
     fault(
-        "gradients are not summed over ranks", "pain 1", "learner", STEP,
+        "gradients are not summed over ranks", "pain 1", "learner", TRAIN,
         old="    collect.total_gradients(whole)\n", new="",
         tests="train/test_two_ranks.py",
     ),
@@ -85,30 +85,30 @@ LEARNER = (
         tests="train/test_two_ranks.py",
     ),
     fault(
-        "whitening for each rank alone", "pain 3", "learner", STEP,
+        "whitening for each rank alone", "pain 3", "learner", TRAIN,
         old="assign_credit(batch, algo, reduce=collect.total)", new="assign_credit(batch, algo)",
         tests="train/test_two_ranks.py",
     ),
     fault(
-        "rows without a trained token count in the denominator", "pain 1", "learner", STEP,
+        "rows without a trained token count in the denominator", "pain 1", "learner", TRAIN,
         old="torch.stack([mask.any(-1).sum(), mask.sum()])",
         new="torch.stack([batch.real.any(-1).sum(), batch.mask.sum()])",
         tests="train/test_step.py",
     ),
     fault(
-        "the prompt's tokens count in the denominator", "pain 1", "learner", STEP,
+        "the prompt's tokens count in the denominator", "pain 1", "learner", TRAIN,
         old="torch.stack([mask.any(-1).sum(), mask.sum()])",
         new="torch.stack([batch.mask.any(-1).sum(), batch.real.sum()])",
         tests="train/test_step.py",
     ),
     fault(
-        "gradients add up from one update to the next", "contract", "learner", STEP,
+        "gradients add up from one update to the next", "contract", "learner", TRAIN,
         old="    learner.optimizer.zero_grad(set_to_none=True)\n    cut =",
         new="    cut =",
         tests="train/test_step.py",
         more=(
             Edit(
-                file=STEP,
+                file=TRAIN,
                 old="    learner.optimizer.zero_grad(set_to_none=True)\n    return finite\n",
                 new="    return finite\n",
             ),
@@ -137,15 +137,15 @@ LEARNER = (
     ),
     fault(
         "old_logp is recomputed after each update", "pain 16", "loop", LOOP,
-        old="            stats.merge(take(learner, weighed(part, algo, correct=correct), algo))",
+        old="                    stats.merge(take_step(learner, minibatch, algo))",
         new=(
-            "            stats.merge(take(learner, weighed(part, algo, correct=correct), algo))\n"
-            "            batch = annotate(replace(batch, old_logp=None), algo, learner)"
+            "                    stats.merge(take_step(learner, minibatch, algo))\n"
+            "                    batch = annotate(replace(batch, old_logp=None), algo, learner)"
         ),
         tests="train/test_loop.py",
     ),
     fault(
-        "old_logp is the sampler's log-prob", "pain 16", "learner", STEP,
+        "old_logp is the sampler's log-prob", "pain 16", "learner", TRAIN,
         old="    batch = replace(batch, **columns)\n    if missing",
         new=(
             '    if "old_logp" in columns and batch.gen_logp is not ABSENT:\n'
@@ -155,19 +155,20 @@ LEARNER = (
         tests="train/test_step.py",
     ),
     fault(
-        "the sampler's log-probs are taken over without a look at the learner's", "pain 15", "learner", BORROWED,
+        "the sampler's log-probs are taken over without a look at the learner's", "pain 15", "learner", TRAIN,
         old="torch.equal(own[probe.mask], probe.gen_logp[probe.mask])",
         new="torch.equal(own[probe.mask], own[probe.mask])",
         tests="train/test_borrowed.py",
     ),
     fault(
-        "log-probs are taken over from weights that did not write the rows", "pain 16", "learner", STEP,
-        old="    old = borrowed(batch, learner) if fresh else None\n", new="    old = borrowed(batch, learner)\n",
+        "log-probs are taken over from weights that did not write the rows", "pain 16", "learner", TRAIN,
+        old="    old = old_logp_from_sampler(batch, learner) if from_sampler else None\n",
+        new="    old = old_logp_from_sampler(batch, learner)\n",
         tests="train/test_borrowed.py",
     ),
     fault(
-        "the correction of the sampler's mismatch compares it with itself", "pain 15", "loop", LOOP,
-        old="    lone = not supply.lag and correct is None ", new="    lone = True ",
+        "the correction of the sampler's mismatch compares it with itself", "pain 15", "loop", TRAIN,
+        old="self._sampler_agrees = not lag and not corrected and ", new="self._sampler_agrees = ",
         tests="train/test_borrowed.py",
     ),
     # --- reference ---
@@ -193,17 +194,17 @@ LEARNER = (
     ),
     # --- bootstrap and KTO ---
     fault(
-        "bootstrap on finished episodes", "contract", "learner", STEP,
+        "bootstrap on finished episodes", "contract", "learner", TRAIN,
         old="torch.where(batch.truncated, last_value(old, batch), 0.0)", new="last_value(old, batch)",
         tests="train/test_step.py",
     ),
     fault(
-        "KTO's baseline is not clamped at zero", "contract", "learner", STEP,
+        "KTO's baseline is not clamped at zero", "contract", "learner", TRAIN,
         old="    return max(0.0, summed / max(count, 1.0))", new="    return summed / max(count, 1.0)",
         tests="train/test_step.py",
     ),
     fault(
-        "KTO's baseline is of the matched pairs", "contract", "loop", LOOP,
+        "KTO's baseline is of the matched pairs", "contract", "loop", TRAIN,
         old="mismatched([r for g in groups for r in g], max_tokens=context)", new="[r for g in groups for r in g]",
         tests="train/test_loop.py",
     ),
@@ -214,13 +215,13 @@ LEARNER = (
         tests="train/test_optim.py",
     ),
     fault(
-        "the gradient is clipped after the step", "contract", "learner", STEP,
+        "the gradient is clipped after the step", "contract", "learner", TRAIN,
         old="    norm = optim.clip_gradients(parameters, learner.clip_norm, parts=parts)\n",
         new="    norm = optim.clip_gradients(parameters, 0.0, parts=parts)\n",
         tests="train/test_step.py",
         more=(
             Edit(
-                file=STEP,
+                file=TRAIN,
                 old="        learner.optimizer.step()\n",
                 new="        learner.optimizer.step()\n        optim.clip_gradients(parameters, learner.clip_norm)\n",
             ),
@@ -232,7 +233,7 @@ LEARNER = (
         tests="train/test_optim.py",
     ),
     fault(
-        "the schedule reads iterations, not updates", "contract", "learner", STEP,
+        "the schedule reads iterations, not updates", "contract", "learner", TRAIN,
         old="learner.schedule(learner.updates)", new="learner.schedule(learner.version)",
         tests="train/test_step.py",
     ),
@@ -248,7 +249,7 @@ LEARNER = (
         tests="train/test_optim.py",
     ),
     fault(
-        "a NaN gradient is stepped on", "contract", "learner", STEP,
+        "a NaN gradient is stepped on", "contract", "learner", TRAIN,
         old="    finite = bool(norm.isfinite())\n", new="    finite = True\n",
         tests="train/test_step.py",
     ),
@@ -263,20 +264,20 @@ LEARNER = (
         tests="log/test_stats.py",
     ),
     fault(
-        "invalid rewards are logged as zero", "pain 12", "loop", LOOP,
-        old='    stats.add("reward", sum(values), len(values))',
-        new='    stats.add("reward", sum(values), len(rollouts))',
+        "invalid rewards are logged as zero", "pain 12", "loop", TRAIN,
+        old="        reward=(sum(values), len(values)),",
+        new="        reward=(sum(values), len(rollouts)),",
         tests="train/test_loop.py",
     ),
     fault(
-        "the KL is logged as zero", "pain 2", "learner", "train/diagnose.py",
+        "the KL is logged as zero", "pain 2", "learner", TRAIN,
         old='mean("ref_kl", k3(torch.where(mask, logp - batch.ref_logp, 0.0)))',
         new='mean("ref_kl", k3(torch.where(mask, logp - logp, 0.0)))',
         tests="train/test_diagnose.py",
     ),
     # --- what a run survives ---
     fault(
-        "what memory cut short is counted twice", "pain 22", "learner", STEP,
+        "what memory cut short is counted twice", "pain 22", "learner", TRAIN,
         old="    learner.optimizer.zero_grad(set_to_none=True)\n    cut =",
         new="    if learner.guard.divisor == 1:\n        learner.optimizer.zero_grad(set_to_none=True)\n    cut =",
         tests="train/test_memory.py",

@@ -21,8 +21,8 @@ from hone.algo import ALGORITHMS
 from hone.algo.table import objective
 from hone.data.collate import collate
 from hone.errors import HoneError
-from hone.train import memory
-from hone.train.step import update, weighed
+from hone.train.learner import ran_out, release_memory, retry_smaller
+from hone.train.update import update, weigh
 from hone.types import Batch, Rollout
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ def hone(subject: Subject) -> Side:
     vocab = decoder.config.vocab_size
 
     def batch(rows: int, length: int) -> Batch:
-        return weighed(batch_of(rows, length, vocab).to(learner.device), algo)
+        return weigh(batch_of(rows, length, vocab).to(learner.device), algo)
 
     def step(rows: int, length: int) -> None:
         decoder.zero_grad(set_to_none=True)  # where memory ran out, some are left beside the copies'
@@ -115,7 +115,7 @@ def ends(call: Callable[[], object]) -> bool:
             torch.cuda.synchronize()
         ended = True
     except (RuntimeError, MemoryError) as error:
-        if not memory.ran_out(error):
+        if not ran_out(error):
             raise
     forget()  # not in the handler: the error's traceback holds all that the pass had in memory
     return ended
@@ -124,7 +124,7 @@ def ends(call: Callable[[], object]) -> bool:
 def forget() -> None:
     """Give back what nothing refers to any more."""
     gc.collect()
-    memory.release()
+    release_memory()
 
 
 def largest(fits: Callable[[int], bool], *, near: int, most: int) -> int:
@@ -155,7 +155,7 @@ def halved(attempt: Callable[[int], T], rows: int) -> T:
         forget()
         say(f"out of memory: {rows} rows at once")
 
-    return memory.retried(lambda: attempt(rows), smaller)
+    return retry_smaller(lambda: attempt(rows), smaller)
 
 
 def found(side: Side, kind: Kind, near: int) -> Found:

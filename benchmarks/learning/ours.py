@@ -23,7 +23,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.train import optim
 from hone.train.learner import Learner
-from hone.train.masters import Masters
+from hone.train.optim import Masters
 from hone.types import Group, Rollout, Task
 
 RATE = 1e-6  # small, so that the thousandth step is like the first

@@ -23,7 +23,8 @@ from hone.checkpoint.tensors import save_tensors
 from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy
 from hone.model.vocab import token_stats
-from hone.train import optim, step
+from hone.train import optim
+from hone.train import update as step
 
 
 def test_dropout_in_the_forward_pass_is_found(desk: Desk):

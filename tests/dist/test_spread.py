@@ -15,19 +15,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hone.algo import ALGORITHMS, Algorithm
+from hone.checkpoint import files
+from hone.checkpoint.state import collected, restore, write_state
+from hone.checkpoint.tensors import optimizer_tensors
+from hone.config.recipe import Recipe
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.formats.folder import save_decoder
 from hone.model.lora import add_lora
-from hone.config.recipe import Recipe
-from hone.checkpoint.state import collected, restore, write_state
-from hone.checkpoint import files
 from hone.train import optim
+from hone.train.annotate import annotate
 from hone.train.learner import Learner
-from hone.train.masters import Masters
-from hone.train.step import annotate, credited, update, weighed
-from hone.checkpoint.tensors import optimizer_tensors
+from hone.train.optim import Masters
+from hone.train.update import assign_credit, update, weigh
 from hone.types import Batch
 
 torch.set_num_threads(1)
@@ -72,7 +73,7 @@ def taken(learner: Learner, algo: Algorithm, number: int, *, poison: bool = Fals
     norms = list[float]()
     for i in range(number):
         batch = collate(tiny.groups_for(algo, seed=i))
-        batch = weighed(credited(annotate(share(batch), algo, learner), algo), algo)
+        batch = weigh(assign_credit(annotate(share(batch), algo, learner), algo), algo)
         if poison and i == 1 and len(batch) > 4:
             batch.token_weight[-1] = torch.nan
         norms.append(update(learner, batch, algo).means().get("grad_norm", -1.0))

@@ -19,9 +19,9 @@ from hone.model.decoder import Decoder
 from hone.model.layout import shared_prefix
 from hone.model.lora import add_lora
 from hone.rollout.supply import Ahead
-from hone.train import early
+from hone.train import annotate as passes
 from hone.train.learner import Learner
-from hone.types import Batch
+from hone.types import ABSENT, Batch
 
 STEPS = 2  # the second reads all that the first has changed; one more for each that samples are ahead
 FILL = 7  # what padding holds: neither 0 nor a token that means nothing
@@ -119,18 +119,22 @@ def disturbed(batch: Batch, way: Way, *, unit: int) -> Batch:
 @contextmanager
 def collated(way: Way, algo: Algorithm) -> Iterator[None]:
     """Whatever the loops collate is disturbed before anything else reads it."""
-    real, devices, kernels = loop.annotate, early.BESIDE, shared_prefix.by_kernels
+    real, devices, kernels = passes.annotate, passes.ASYNCHRONOUS, shared_prefix.by_kernels
 
     def annotate(batch: Batch, declared: Algorithm, *args: Any, **rest: Any) -> Batch:
+        if algo.online and batch.reward is ABSENT:  # passes that were begun before rewards were known
+            return real(batch, declared, *args, **rest)
         declared = replace(declared, needs=declared.needs | algo.needs) if way.early else declared
         return real(disturbed(batch, way, unit=algo.unit), declared, *args, **rest)
 
-    loop.annotate, early.BESIDE = annotate, devices | {"cpu"} if way.begun else devices
+    loop.annotate = passes.annotate = annotate
+    passes.ASYNCHRONOUS = devices | {"cpu"} if way.begun else devices
     shared_prefix.by_kernels = (lambda *_: True) if way.tiles else kernels
     try:
         yield
     finally:
-        loop.annotate, early.BESIDE = real, devices
+        loop.annotate = passes.annotate = real
+        passes.ASYNCHRONOUS = devices
         shared_prefix.by_kernels = kernels
 
 

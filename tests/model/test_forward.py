@@ -6,7 +6,7 @@ import torch
 from hone.errors import HoneError
 from hone.model.layout.forward import block_causal, cells, first_fit_decreasing, hidden_states, lay_out, scatter
 from hone.model.layout.shared_prefix import lines_of
-from hone.train.cut import micro_batches
+from hone.train.learner import micro_batches
 
 torch.set_num_threads(1)
 

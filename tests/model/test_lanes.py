@@ -10,7 +10,7 @@ from row_cases import DEVICES, ROWS, batch_of
 from hone.model.backends.fused import cuda_graphs
 from hone.model.backends.fused.streams import LANES, lane, side_by_side
 from hone.model.policy import Policy, frozen_copy
-from hone.train.evaluate import evaluate
+from hone.train.annotate import evaluate
 
 WANT = frozenset({"logp", "entropy"})
 

@@ -20,8 +20,7 @@ from hone.model.layout.ragged import Rows
 from hone.model.lora import add_lora
 from hone.model.policy import Policy
 from hone.train import optim
-from hone.train.cut import BUNDLED, CACHE
-from hone.train.learner import Learner
+from hone.train.learner import BUNDLED, CACHE, Learner
 from hone.types import Batch
 
 COLUMNS = {"inputs": torch.int64, "targets": torch.int64, "mask": torch.bool, "real": torch.bool}

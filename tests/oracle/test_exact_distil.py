@@ -13,7 +13,7 @@ from hone.algo import distil, objective
 from hone.data.collate import collate
 from hone.model.policy import Policy
 from hone.model.teacher import TopKTeacher, lumped
-from hone.train.step import weighed
+from hone.train.update import weigh
 from hone.types import Batch
 
 torch.set_num_threads(1)
@@ -89,7 +89,7 @@ def test_every_parameters_gradient_is_that_of_the_exact_sum(top_k: int, layout: 
     policy = Policy(tiny.decoder(1, width=8, dtype=torch.float64), temperature=0.7, layout=layout, chunk=97)
     teacher = Policy(tiny.decoder(2, width=12, dtype=torch.float64), temperature=0.7).requires_grad_(False)
     policy.reference = TopKTeacher(teacher, top_k) if top_k else teacher
-    batch = weighed(enumerated(policy), algo)
+    batch = weigh(enumerated(policy), algo)
     loss = objective(policy(batch, algo.wants), batch, algo.loss)
     parameters = policy.actor_parameters()
     found = torch.autograd.grad(loss, parameters)

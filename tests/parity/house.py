@@ -13,9 +13,9 @@ from hone.model.decoder import Decoder
 from hone.model.formats.hf_config import config_from_hf
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
-from hone.train.cut import micro_batches
-from hone.train.evaluate import evaluate
-from hone.train.step import weighed
+from hone.train.annotate import evaluate
+from hone.train.learner import micro_batches
+from hone.train.update import weigh
 from hone.types import Batch, Forward, Model
 from tests.parity.llama import language_model
 from tests.parity.rows import near
@@ -99,7 +99,7 @@ def step(model: Model, batch: Batch, algo: Algorithm, *, micro_rows: int = 64, p
     assert isinstance(model, nn.Module)
     model.zero_grad()
     total = 0.0
-    for micro in micro_batches(weighed(batch, algo), rows=micro_rows, unit=algo.unit):
+    for micro in micro_batches(weigh(batch, algo), rows=micro_rows, unit=algo.unit):
         loss = objective(model(micro, algo.wants), micro, algo.loss)
         loss.backward()
         total += float(loss.detach())
@@ -109,7 +109,7 @@ def step(model: Model, batch: Batch, algo: Algorithm, *, micro_rows: int = 64, p
 def on_logp(values: Tensor, batch: Batch, algo: Algorithm) -> Result:
     """The loss of the whole step and its gradient with respect to the log-probs."""
     leaf = values.detach().clone().requires_grad_()
-    loss = objective(Forward(logp=leaf), weighed(batch, algo), algo.loss)
+    loss = objective(Forward(logp=leaf), weigh(batch, algo), algo.loss)
     loss.backward()
     return Result(loss=float(loss.detach()), grads={"logp": grad(leaf)})
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from hone.algo import Algorithm, objective
+from hone.train.annotate import annotate
 from hone.train.learner import Learner
-from hone.train.step import annotate, weighed
+from hone.train.update import weigh
 from hone.types import Batch, Forward, sequence_mean
 from tests.parity import house, rows
 from tests.parity.house import Result, grad
@@ -170,7 +171,7 @@ def scores_ours(case: Settled, level: str) -> Result:
         return replace(result, grads=named)
     leaf = drawn_scores().requires_grad_()
     last = batch.real & (batch.real.flip(-1).cumsum(-1).flip(-1) == 1)
-    loss = objective(Forward(value=leaf[:, None] * last), weighed(batch, case.algo), case.algo.loss)
+    loss = objective(Forward(value=leaf[:, None] * last), weigh(batch, case.algo), case.algo.loss)
     loss.backward()
     return Result(loss=float(loss.detach()), grads={"score": grad(leaf)})
 

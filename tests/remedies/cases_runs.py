@@ -20,10 +20,9 @@ from hone.data.collate import collate
 from hone.data.feed.source import Source
 from hone.demo import journey
 from hone.demo.sizes import QUICK
-from hone.loop import _fitting
+from hone.loop import check_algorithm
 from hone.rollout.supply import AHEAD, Ahead
-from hone.train.guard import Guard, load_rows
-from hone.train.spikes import Spikes
+from hone.train.guard import Guard, Spikes, load_rows
 from hone.types import Rollout
 
 RECIPE = "from hone import Recipe\n\n\ndef recipe():\n    return Recipe()\n"
@@ -248,7 +247,7 @@ def _skipped(world: World) -> Path:
 
 
 def _fits(algo: Any, updates: int) -> None:
-    _fitting(algo, _supply(), updates=updates, corrected=False)
+    check_algorithm(algo, lag=_supply().lag, updates=updates, corrected=False)
 
 
 CHECKPOINTS = [

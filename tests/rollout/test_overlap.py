@@ -17,7 +17,6 @@ from hone.data.text.tokenizer import train_bpe
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
 from hone.log.laps import Laps
-from hone.loop import _scored
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.reward.marker import Marker
@@ -25,7 +24,8 @@ from hone.reward.score import Reward, combine
 from hone.rollout.local import LocalSampler
 from hone.rollout.overlap import Aside, Stopped, scored
 from hone.rollout.roller import Roller
-from hone.train.early import Early
+from hone.rollout.supply import sample_and_score
+from hone.train.annotate import EarlyPasses
 from hone.types import Group, Rollout, Task
 
 torch.set_num_threads(1)
@@ -47,7 +47,8 @@ def marker(function: Any, **settings: Any) -> Marker:
 
 def beside(score: Marker, roll: Roller) -> list[Group]:
     algo = grpo()
-    return _scored(roll, score, GO_ON, Early(algo, tiny.learner_for(algo), lag=0), lambda: TASKS, Laps())
+    begin = EarlyPasses(algo, tiny.learner_for(algo), lag=0).begin
+    return sample_and_score(roll, score, TASKS, Laps(), stop=GO_ON, begin=begin)
 
 
 def row(number: int = 0) -> Rollout:

@@ -17,8 +17,7 @@ from hone.config.textfile import read_text
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
 from hone.inference.defaults import Sampling, settle
-from hone.train.guard import load_rows
-from hone.train.spikes import Spikes
+from hone.train.guard import Spikes, load_rows
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from hone.data.feed.source import Source
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.laps import Laps
-from hone.rollout.supply import AHEAD, Ahead, check_lag, packed, unpacked
+from hone.rollout.rollout_file import packed, unpacked
+from hone.rollout.supply import AHEAD, Ahead, check_lag
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
 

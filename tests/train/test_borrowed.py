@@ -21,12 +21,17 @@ from hone.loop import online
 from hone.model.backends.native.build import library
 from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Ahead
-from hone.train import borrowed as borrowing
-from hone.train import step
-from hone.train.borrowed import PROBED, borrowed, lent, unaltered
-from hone.train.evaluate import evaluate
+from hone.train import annotate as passes
+from hone.train.annotate import (
+    PROBED,
+    add_sampler_logp,
+    annotated_minibatches,
+    drawn_from_policy,
+    evaluate,
+    old_logp_from_sampler,
+    without_old_logp,
+)
 from hone.train.learner import Learner
-from hone.train.step import begun_batches, shortened
 from hone.types import ABSENT, Batch
 
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
@@ -79,7 +84,7 @@ def own(learner: Learner, batch: Batch) -> Tensor:
 def test_they_are_those_of_the_policy_s_own_pass_to_the_bit():
     learner = moved()
     batch = sampled(learner)
-    found = borrowed(batch, learner)
+    found = old_logp_from_sampler(batch, learner)
     assert found is not None
     assert torch.equal(found, own(learner, batch)), "zero off the mask, too"
     assert len(found[batch.mask].unique()) > 20
@@ -91,7 +96,7 @@ def test_after_updates_they_are_those_of_the_weights_as_they_are_now():
     for _ in range(2):
         next(run)
         batch = sampled(learner)
-        found = borrowed(batch, learner)
+        found = old_logp_from_sampler(batch, learner)
         assert found is not None
         assert torch.equal(found, own(learner, batch))
 
@@ -99,13 +104,13 @@ def test_after_updates_they_are_those_of_the_weights_as_they_are_now():
 def test_few_rows_are_read_and_these_have_been_written_in():
     learner = moved()
     read, batch = watched(learner), sampled(learner)
-    assert borrowed(batch, learner) is not None
+    assert old_logp_from_sampler(batch, learner) is not None
     assert read == [(PROBED, False)]
     some = torch.zeros(len(batch), 1, dtype=torch.bool)
     some[[3, 17, 30]] = True  # all others have no trained token, as those of an invalid reward
-    assert borrowed(replace(batch, mask=batch.mask & some), learner) is not None
+    assert old_logp_from_sampler(replace(batch, mask=batch.mask & some), learner) is not None
     assert read[1:] == [(PROBED, False)]
-    assert borrowed(replace(batch, gen_logp=torch.zeros_like(batch.gen_logp)), learner) is None
+    assert old_logp_from_sampler(replace(batch, gen_logp=torch.zeros_like(batch.gen_logp)), learner) is None
     assert len(read) == 2, "what is certain tells nothing"
 
 
@@ -123,9 +128,11 @@ def test_a_single_number_of_a_row_that_is_read_refuses_all(which: int):
     at = row, int(batch.mask[row].nonzero()[-1])
     other = batch.gen_logp.clone()
     other[at] = torch.nextafter(other[at], torch.tensor(-torch.inf))
-    assert borrowed(replace(batch, gen_logp=other), learner) is None
+    assert old_logp_from_sampler(replace(batch, gen_logp=other), learner) is None
     off = batch.gen_logp.masked_fill(~batch.mask, -3.0)
-    assert borrowed(replace(batch, gen_logp=off), learner) is not None, "off the mask there is nothing to compare"
+    assert old_logp_from_sampler(replace(batch, gen_logp=off), learner) is not None, (
+        "off the mask there is nothing to compare"
+    )
 
 
 def stale(learner: Learner, batch: Batch) -> Batch:
@@ -176,22 +183,22 @@ def test_nothing_is_borrowed_with(name: str):
     learner = moved()
     batch = OTHER[name](learner, sampled(learner))
     read = watched(learner)
-    assert borrowed(batch, learner) is None
+    assert old_logp_from_sampler(batch, learner) is None
     assert read == ([] if name in UNREAD else [(PROBED, False)])
-    assert lent(batch, GRPO, learner) is batch
+    assert add_sampler_logp(batch, GRPO, learner) is batch
 
 
 def test_nothing_is_borrowed_by_several_ranks(monkeypatch: pytest.MonkeyPatch):
     learner = moved()
     batch = sampled(learner)
     monkeypatch.setattr(collect, "world", lambda: (0, 2))  # one could borrow where another makes passes
-    assert borrowed(batch, learner) is None
+    assert old_logp_from_sampler(batch, learner) is None
 
 
 def parts(learner: Learner, batch: Batch, *, fresh: bool) -> Sequence[Batch]:
     """The minibatches, each with the numbers of its rows as baseline."""
     numbered = replace(batch, baseline=torch.arange(len(batch)).double())
-    return list(begun_batches(numbered, GRPO, learner, count=4, seed=0, fresh=fresh))
+    return list(annotated_minibatches(numbered, GRPO, learner, count=4, seed=0, from_sampler=fresh))
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -217,16 +224,16 @@ def test_what_needs_another_pass_or_none_borrows_nothing(name: str):
     learner = moved(algo)
     batch = sampled(learner)
     read = watched(learner)
-    assert lent(batch, algo, learner) is batch
+    assert add_sampler_logp(batch, algo, learner) is batch
     assert read == []
 
 
 def test_what_annotation_was_to_read_is_lent():
     learner = moved()
     batch = sampled(learner)
-    found = lent(batch, GRPO, learner).old_logp
+    found = add_sampler_logp(batch, GRPO, learner).old_logp
     assert torch.equal(found, own(learner, batch))
-    assert lent(batch, shortened(GRPO), learner) is batch, "the first update's own pass gives it"
+    assert add_sampler_logp(batch, without_old_logp(GRPO), learner) is batch, "the first update's own pass gives it"
 
 
 # --- runs ---
@@ -256,8 +263,7 @@ def test_a_run_reads_few_rows_and_ends_with_the_bits_of_one_that_reads_all(
     one, two, start = moved(), moved(), tiny.parameters_of(moved())
     few, metrics = watched(one), run(one, how)
     assert before_updates(few) == [PROBED, PROBED]
-    for module in (step, borrowing):
-        monkeypatch.setattr(module, "borrowed", lambda batch, learner: None)
+    monkeypatch.setattr(passes, "old_logp_from_sampler", lambda batch, learner: None)
     every, others = watched(two), run(two, how)
     assert sum(before_updates(every)) >= 2 * PROMPTS * GROUP * 3 // 4
     assert metrics == others
@@ -280,13 +286,13 @@ def test_tokens_that_were_not_drawn_from_the_whole_distribution_are_not_borrowed
     texts = [[int(t) for t in str(task.prompt).split()] for task in tiny.TASKS[:2]]
     plain = SampleParams(max_tokens=8, stop_ids=frozenset({tiny.STOP}))
     sampler = LocalSampler(decoder_of(moved()))
-    assert unaltered(sampler.sample(texts, n=4, params=plain))
+    assert drawn_from_policy(sampler.sample(texts, n=4, params=plain))
     for change in ({"top_p": 0.8}, {"top_k": 2}, {"temperature": 0.7}, {"repetition_penalty": 1.5}):
         groups = sampler.sample(texts, n=4, params=replace(plain, **change))
-        assert not unaltered(groups), change
+        assert not drawn_from_policy(groups), change
     written = sampler.sample(texts, n=1, params=plain)
-    assert not unaltered([[replace(r, raw_logp=()) for r in g] for g in written]), "nobody can tell"
-    assert not unaltered([[replace(r, gen_logp=(), raw_logp=()) for r in g] for g in written])
+    assert not drawn_from_policy([[replace(r, raw_logp=()) for r in g] for g in written]), "nobody can tell"
+    assert not drawn_from_policy([[replace(r, gen_logp=(), raw_logp=()) for r in g] for g in written])
 
 
 def test_too_few_groups_for_the_threads_are_not_borrowed_from():
@@ -295,7 +301,7 @@ def test_too_few_groups_for_the_threads_are_not_borrowed_from():
     try:
         for threads, found in ((1, True), (2, False)):
             torch.set_num_threads(threads)
-            assert (borrowed(sampled(learner, prompts=3), learner) is not None) is found
+            assert (old_logp_from_sampler(sampled(learner, prompts=3), learner) is not None) is found
     finally:
         torch.set_num_threads(before)
 
@@ -304,5 +310,5 @@ def test_layers_that_are_computed_again_are_no_reason_to_read_rows():
     learner = moved()
     read = watched(learner)
     learner.policy.checkpoint_layers = True  # pyright: ignore[reportAttributeAccessIssue]
-    assert borrowed(sampled(learner), learner) is None
+    assert old_logp_from_sampler(sampled(learner), learner) is None
     assert read == []

@@ -19,18 +19,17 @@ from hone.dist import collect
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
 from hone.log.laps import Laps
-from hone.loop import Iteration, numbered, online
+from hone.loop import Iteration, online
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.reward.marker import Marker
 from hone.reward.score import Reward
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.train import early
-from hone.train.cut import parts
-from hone.train.early import Early, may_begin
-from hone.train.learner import Learner
-from hone.train.step import annotate, credited, totals, weighed
+from hone.train import annotate as early
+from hone.train.annotate import EarlyPasses, annotate, may_begin_early, number_rows
+from hone.train.learner import Learner, minibatch_rows
+from hone.train.update import assign_credit, totals, weigh
 from hone.types import ABSENT, Group, Outcome, Task
 
 torch.set_num_threads(1)
@@ -46,7 +45,7 @@ FULL: dict[str, Callable[[], Algorithm]] = {
 @pytest.fixture
 def beside(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU counts as a device that computes while the host goes on."""
-    monkeypatch.setattr(early, "BESIDE", frozenset({"cpu"}))
+    monkeypatch.setattr(early, "ASYNCHRONOUS", frozenset({"cpu"}))
 
 
 def rolled(learner: Learner, *, tasks: int = 5) -> list[Group]:
@@ -66,21 +65,21 @@ def marked(groups: list[Group], *, invalid: int = 0) -> list[Group]:
 
 def test_it_is_begun_where_all_is_learned_from_and_a_gpu_computes_it() -> None:
     learner = tiny.learner_for(grpo())
-    assert not may_begin(grpo(), learner, lag=0), "a CPU would only be waited for"
-    assert {"cuda"} == early.BESIDE
+    assert not may_begin_early(grpo(), learner, lag=0), "a CPU would only be waited for"
+    assert {"cuda"} == early.ASYNCHRONOUS
 
 
 @pytest.mark.usefixtures("beside")
 def test_it_is_not_begun_where_samples_may_be_left_out_or_others_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = {name: may_begin(make(), tiny.learner_for(make()), lag=0) for name, make in FULL.items()}
+    begun = {name: may_begin_early(make(), tiny.learner_for(make()), lag=0) for name, make in FULL.items()}
     assert begun == dict.fromkeys(FULL, True)
     learner = tiny.learner_for(grpo())
-    assert not may_begin(grpo(), learner, lag=1)
-    assert not may_begin(replace(grpo(), needs=frozenset({"kl_coef"})), learner, lag=0), "no pass is needed"
+    assert not may_begin_early(grpo(), learner, lag=1)
+    assert not may_begin_early(replace(grpo(), needs=frozenset({"kl_coef"})), learner, lag=0), "no pass is needed"
     for name in ("dapo", "online_dpo", "expert_iteration"):
-        assert not may_begin(ALGORITHMS[name](), learner, lag=0)
+        assert not may_begin_early(ALGORITHMS[name](), learner, lag=0)
     monkeypatch.setattr(collect, "world", lambda: (0, 2))
-    assert not may_begin(grpo(), learner, lag=0)
+    assert not may_begin_early(grpo(), learner, lag=0)
 
 
 # --- what is taken over ---
@@ -93,11 +92,11 @@ def test_the_batch_is_that_of_annotating_afterwards(name: str, invalid: int) -> 
     algo = FULL[name]()
     learner = tiny.learner_for(algo, base=tiny.decoder(dtype=torch.float64))
     learner.begin(algo)
-    begun, laps, groups = Early(algo, learner, lag=0), Laps(), rolled(learner)
+    begun, laps, groups = EarlyPasses(algo, learner, lag=0), Laps(), rolled(learner)
     begun.begin(groups, laps)
     assert laps.seconds.keys() == {"annotate"}
     groups = marked(groups, invalid=invalid)
-    taken = begun.collated(groups)
+    taken = begun.collate(groups)
     filled = {c for c in early.PASSES & algo.needs if getattr(taken, c) is not ABSENT}
     assert filled == early.PASSES & algo.needs, "nothing is left for later"
     found, after = annotate(taken, algo, learner).columns(), annotate(collate(groups), algo, learner).columns()
@@ -113,11 +112,11 @@ def test_what_was_begun_is_used_once_and_for_the_same_tokens_only() -> None:
     algo = grpo()
     learner = tiny.learner_for(algo)
     one, two = rolled(learner, tasks=2), rolled(learner, tasks=3)
-    begun = Early(algo, learner, lag=0)
+    begun = EarlyPasses(algo, learner, lag=0)
     begun.begin(one, Laps())
     begun.begin(two, Laps())  # as where the reward of the first has failed
-    assert begun.collated(marked(two)).ref_logp is not ABSENT
-    assert begun.collated(marked(two)).ref_logp is ABSENT
+    assert begun.collate(marked(two)).ref_logp is not ABSENT
+    assert begun.collate(marked(two)).ref_logp is ABSENT
     for other in (
         two[:2],
         two[::-1],
@@ -125,11 +124,11 @@ def test_what_was_begun_is_used_once_and_for_the_same_tokens_only() -> None:
         [[r for g in two for r in g]],
     ):
         begun.begin(two, Laps())
-        batch = begun.collated(marked(other))
+        batch = begun.collate(marked(other))
         assert batch.ref_logp is ABSENT
         assert batch.inputs.tolist() == collate(other).inputs.tolist()
     begun.begin([], Laps())
-    assert len(begun.collated([])) == 0
+    assert len(begun.collate([])) == 0
 
 
 @pytest.mark.usefixtures("beside")
@@ -137,9 +136,9 @@ def test_a_pass_that_runs_out_of_memory_is_made_in_halves() -> None:
     algo = grpo(beta=0.1)
     learner = tiny.learner_for(algo)
     groups = rolled(learner)
-    whole = Early(algo, learner, lag=0)
+    whole = EarlyPasses(algo, learner, lag=0)
     whole.begin(groups, Laps())
-    expected, real, sizes = whole.collated(marked(groups)), learner.reference, list[int]()
+    expected, real, sizes = whole.collate(marked(groups)), learner.reference, list[int]()
 
     def small(batch: Any, want: Any) -> Any:
         sizes.append(len(batch))
@@ -151,7 +150,7 @@ def test_a_pass_that_runs_out_of_memory_is_made_in_halves() -> None:
     learner.reference = small
     whole.begin(groups, Laps())
     assert max(sizes) > 4
-    torch.testing.assert_close(whole.collated(marked(groups)).ref_logp, expected.ref_logp)
+    torch.testing.assert_close(whole.collate(marked(groups)).ref_logp, expected.ref_logp)
 
 
 # --- in the loop ---
@@ -190,7 +189,7 @@ def test_a_run_is_the_same_to_the_bit_and_its_passes_come_before_the_last_reward
 ) -> None:
     found = list[Any]()
     for devices in (frozenset[str](), frozenset({"cpu"})):
-        monkeypatch.setattr(early, "BESIDE", devices)
+        monkeypatch.setattr(early, "ASYNCHRONOUS", devices)
         events = list[str]()
         run, learner = started(by(events), events=events)
         done = list(itertools.islice(run, 2))
@@ -242,29 +241,29 @@ def test_an_iteration_of_invalid_rewards_changes_nothing() -> None:
 
 def test_credit_weights_and_cuts_read_the_host_and_wait_for_no_pass() -> None:
     algo = grpo()
-    batch = numbered(collate(groups := marked(rolled(tiny.learner_for(algo)))), [groups])
+    batch = number_rows(collate(groups := marked(rolled(tiny.learner_for(algo)))), [groups])
     home = replace(batch, **dict.fromkeys(batch.columns().keys() - HOME, ABSENT))
     unread = {name: torch.full_like(getattr(batch, name), 77) for name in ("group", "place")}
     device = replace(batch, home=home, **unread)
-    assert torch.equal(credited(device, algo).adv, credited(batch, algo).adv)
+    assert torch.equal(assign_credit(device, algo).adv, assign_credit(batch, algo).adv)
     assert totals(replace(device, mask=torch.zeros_like(batch.mask))) == totals(batch)
-    for ours, theirs in zip(*(parts(b, count=3, unit=1, seed=1) for b in (device, batch)), strict=True):
+    for ours, theirs in zip(*(minibatch_rows(b, count=3, unit=1, seed=1) for b in (device, batch)), strict=True):
         assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_nothing_is_waited_for_between_the_passes_and_the_update(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(early, "BESIDE", frozenset({device}))
+    monkeypatch.setattr(early, "ASYNCHRONOUS", frozenset({device}))
     algo = grpo()
     groups, learner = rolled(tiny.learner_for(algo)), tiny.learner_for(algo, base=tiny.decoder().to(device))
     learner.begin(algo)
-    begun = Early(algo, learner, lag=0)
+    begun = EarlyPasses(algo, learner, lag=0)
     assert begun.on
     for waits in ("default", "error"):  # the first time, memory is taken
         begun.begin(groups, Laps())
         with no_waiting(waits if device == "cuda" else ""):
-            batch = annotate(numbered(begun.collated(marked(groups, invalid=4)), [groups]), algo, learner)
-            batch = weighed(credited(batch, algo), algo)
+            batch = annotate(number_rows(begun.collate(marked(groups, invalid=4)), [groups]), algo, learner)
+            batch = weigh(assign_credit(batch, algo), algo)
     after = annotate(collate(marked(groups, invalid=4)).to(device), algo, learner)
     torch.testing.assert_close(batch.ref_logp, after.ref_logp)
     assert torch.equal(batch.mask, after.mask)

@@ -18,10 +18,11 @@ from hone.algo import Algorithm, grpo, ppo, reinforce_baseline
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.train import optim
+from hone.train.annotate import annotate
 from hone.train.guard import Guard, load_rows, mark
 from hone.train.learner import Learner
-from hone.train.masters import Masters
-from hone.train.step import annotate, credited, explain, steer, update, weighed
+from hone.train.optim import Masters
+from hone.train.update import assign_credit, explain, steer, update, weigh
 from hone.types import Batch, Forward
 
 torch.set_num_threads(1)
@@ -34,7 +35,7 @@ def world(algo: Algorithm = ALGO, *, share: slice = slice(None)) -> tuple[Learne
     learner.schedule = optim.warmed("linear", warmup=2, steps=9)
     learner.begin(algo)
     batch = annotate(collate(tiny.groups_for(algo), dtype=torch.float64).rows(share), algo, learner)
-    batch = weighed(credited(batch, algo), algo)
+    batch = weigh(assign_credit(batch, algo), algo)
     update(learner, batch, algo)
     return learner, batch
 
@@ -73,7 +74,7 @@ def gradient(learner: Learner, batch: Batch, value: float) -> Batch:
 
 
 def reward(learner: Learner, batch: Batch, value: float) -> Batch:
-    return weighed(credited(put(batch, "reward", value), ALGO), ALGO)
+    return weigh(assign_credit(put(batch, "reward", value), ALGO), ALGO)
 
 
 def column(name: str) -> Callable[[Learner, Batch, float], Batch]:
@@ -170,7 +171,7 @@ def test_half_precision_keeps_its_copies_too() -> None:
     learner.optimizer = optim.adamw(copies, lr=0.01)
     learner.optimizer.register_step_post_hook(learner.masters.publish)
     learner.begin(ALGO)
-    batch = weighed(credited(annotate(collate(tiny.groups_for(ALGO)), ALGO, learner), ALGO), ALGO)
+    batch = weigh(assign_credit(annotate(collate(tiny.groups_for(ALGO)), ALGO, learner), ALGO), ALGO)
     update(learner, batch, ALGO)
     before = [x.float() for x in everything(learner)], [p.detach().clone() for p in learner.policy.actor_parameters()]
     assert update(learner, put(batch, "adv", torch.nan), ALGO).means() == {"skipped": 1.0}

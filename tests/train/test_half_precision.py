@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from hone.train import optim
-from hone.train.masters import Masters
+from hone.train.optim import Masters
 
 torch.set_num_threads(1)
 

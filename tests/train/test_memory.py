@@ -14,10 +14,10 @@ from hone.algo import Algorithm, dpo, grpo, ppo, trpo
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.train import trust_region
-from hone.train.evaluate import evaluate
+from hone.train.annotate import annotate, evaluate
 from hone.train.guard import DIVISOR
 from hone.train.learner import Learner
-from hone.train.step import annotate, credited, update, weighed
+from hone.train.update import assign_credit, update, weigh
 from hone.types import Batch
 
 torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def world(algo: Algorithm, *, micro_rows: int) -> tuple[Learner, Batch]:
     annotator = tiny.learner_for(algo, base=tiny.decoder(width=8, dtype=torch.float64))
     annotator.begin(algo)
     batch = annotate(collate(tiny.groups_for(algo), dtype=torch.float64), algo, annotator)
-    return learner, weighed(credited(batch, algo), algo)
+    return learner, weigh(assign_credit(batch, algo), algo)
 
 
 def taken(algo: Algorithm, learner: Learner, batch: Batch) -> tuple[list[Tensor], dict[str, float]]:

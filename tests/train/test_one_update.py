@@ -9,8 +9,9 @@ import torch
 
 from hone.algo import ALGORITHMS, Algorithm, credit
 from hone.algo.table import begun
+from hone.train.annotate import annotated_minibatches, without_old_logp
 from hone.train.learner import Learner
-from hone.train.step import begun_batches, shortened, update, weighed
+from hone.train.update import update, weigh
 from hone.types import ABSENT, Forward
 
 
@@ -68,7 +69,7 @@ def test_the_others_old_log_probs_are_those_before_the_first_update():
     batch = tiny.collated(rows)
     before = learner.policy(batch, frozenset({"logp"})).logp.detach()
     numbered = replace(batch, baseline=torch.arange(len(batch)).double())
-    parts = begun_batches(numbered, algo, learner, count=3, seed=0)
+    parts = annotated_minibatches(numbered, algo, learner, count=3, seed=0)
     assert next(parts).old_logp is ABSENT
     with torch.no_grad():
         for p in learner.policy.parameters():  # pyright: ignore[reportAttributeAccessIssue]
@@ -89,7 +90,7 @@ KEPT = {
 
 @pytest.mark.parametrize("name", KEPT)
 def test_what_else_reads_them_keeps_the_pass(name: str) -> None:
-    assert shortened(KEPT[name]) == KEPT[name]
+    assert without_old_logp(KEPT[name]) == KEPT[name]
 
 
 CREDITED = {name: make() for name, make in ALGORITHMS.items() if make().credit is not None}
@@ -123,7 +124,7 @@ def test_the_gradient_is_the_policy_s_and_the_ratio_is_one():
     algo = ALGORITHMS["grpo"](beta=0.0)
     rows = [r for g in tiny.groups_for(algo) for r in g]
     batch = tiny.collated(rows)
-    batch = weighed(replace(batch, adv=torch.where(batch.mask, 1.0, 0.0)), algo)
+    batch = weigh(replace(batch, adv=torch.where(batch.mask, 1.0, 0.0)), algo)
     learner = tiny.learner_for(algo)
     stats = update(learner, batch, algo)
     assert stats.means()["ratio"] == 1.0
@@ -136,4 +137,4 @@ def test_the_gradient_is_the_policy_s_and_the_ratio_is_one():
 def test_the_annotated_batch_keeps_every_other_need():
     for name in sorted(ALGORITHMS):
         algo = ALGORITHMS[name]()
-        assert algo.needs - shortened(algo).needs <= {"old_logp"}
+        assert algo.needs - without_old_logp(algo).needs <= {"old_logp"}

@@ -16,12 +16,19 @@ from hone.data.collate import collate, mismatched
 from hone.errors import HoneError
 from hone.log.stats import Stats
 from hone.model.policy import Policy
-from hone.train import cut, optim, step
+from hone.train import annotate as passes
+from hone.train import learner as cut
+from hone.train import optim
+from hone.train import update as step
 from hone.train.learner import Learner
 from hone.types import ABSENT, Batch, Forward, Group, Model
 
 torch.set_num_threads(1)
 ALL = sorted(ALGORITHMS)
+
+
+def update_kl(learner: Learner, batch: Batch) -> float:
+    return step.kl_of_update(learner, batch, ppo_penalty()).means()["update_kl"]
 
 
 def double_batch(groups: list[Group]) -> Batch:
@@ -56,9 +63,9 @@ def jolt(learner: Learner) -> None:
 
 def ready(algo: Algorithm, learner: Learner) -> Batch:
     """Annotated, credited and weighed."""
-    batch = step.annotate(batch_for(algo), algo, learner, mismatched=mismatched_for(algo))
-    step.remember(learner, algo)
-    return step.weighed(step.credited(batch, algo), algo)
+    batch = passes.annotate(batch_for(algo), algo, learner, mismatched=mismatched_for(algo))
+    passes.keep_old_policy(learner, algo)
+    return step.weigh(step.assign_credit(batch, algo), algo)
 
 
 # --- annotate ---
@@ -83,7 +90,7 @@ def test_annotate_fills_what_is_declared_with_one_pass_a_model(name: str) -> Non
     reference = Counted(learner.reference) if learner.reference is not None else None
     learner.reference = reference
     before = batch_for(algo)
-    batch = step.annotate(before, algo, learner, mismatched=mismatched_for(algo))
+    batch = passes.annotate(before, algo, learner, mismatched=mismatched_for(algo))
     assert batch.columns().keys() == before.columns().keys() | algo.needs
     extra = 1 if name == "kto" else 0  # the mismatched pairs
     read = {"old_logp": "logp", "old_value": "value"}
@@ -106,7 +113,7 @@ def test_the_annotated_columns_are_the_models_own_numbers_however_it_is_cut() ->
     direct = learner.policy(base, frozenset({"logp", "value", "ref_kl"}))
     for micro_rows in (1, 5, 100):
         learner.micro_rows = micro_rows
-        batch = step.annotate(base, algo, learner)
+        batch = passes.annotate(base, algo, learner)
         for name, x in {"old_logp": direct.logp, "old_value": direct.value, "ref_kl": direct.ref_kl}.items():
             torch.testing.assert_close(getattr(batch, name), x.detach(), rtol=0, atol=1e-12)
         for b in range(len(batch)):
@@ -123,7 +130,7 @@ def test_control_columns_come_from_the_learner() -> None:
     algo = reinforce_baseline(beta=0.1)
     learner = learner_for(algo)
     learner.control |= {"baseline": 0.75, "kl_coef": 0.5}
-    batch = step.annotate(batch_for(algo), algo, learner)
+    batch = passes.annotate(batch_for(algo), algo, learner)
     assert set(batch.baseline.tolist()) == {0.75}
     assert set(batch.kl_coef.tolist()) == {0.5}
 
@@ -140,7 +147,7 @@ def test_ktos_baseline_is_the_mean_gain_on_mismatched_pairs_or_zero(shift: float
         return Forward(logp=learner.policy(batch, want).logp.detach() - torch.where(batch.mask, move, 0.0))
 
     learner.reference = shifted
-    batch = step.annotate(batch_for(algo), algo, learner, mismatched=pairs)
+    batch = passes.annotate(batch_for(algo), algo, learner, mismatched=pairs)
     assert batch.kl_baseline[0].item() == pytest.approx(max(0.0, shift), abs=1e-6)
     assert len(set(batch.kl_baseline.tolist())) == 1
 
@@ -148,12 +155,12 @@ def test_ktos_baseline_is_the_mean_gain_on_mismatched_pairs_or_zero(shift: float
 def test_what_the_rows_lack_is_said_before_anything_is_trained() -> None:
     learner = learner_for(grpo(process=True, beta=0.0))
     with pytest.raises(HoneError, match="step_reward, which the rows lack"):
-        step.annotate(batch_for(grpo()), grpo(process=True, beta=0.0), learner)
+        passes.annotate(batch_for(grpo()), grpo(process=True, beta=0.0), learner)
     batch = batch_for(sft())
     with pytest.raises(HoneError, match="label, which the rows lack"):
-        step.annotate(batch, kto(), learner_for(kto()), mismatched=batch)
+        passes.annotate(batch, kto(), learner_for(kto()), mismatched=batch)
     with pytest.raises(ValueError, match="the learner has none"):
-        step.annotate(batch_for(dpo()), dpo(), learner_for(sft()))
+        passes.annotate(batch_for(dpo()), dpo(), learner_for(sft()))
 
 
 # --- totals and weights ---
@@ -168,11 +175,11 @@ def test_totals_count_rows_and_tokens_that_are_trained_on() -> None:
 def test_the_mismatch_correction_is_a_factor_on_the_weight() -> None:
     algo = grpo(beta=0.0)
     learner = learner_for(algo)
-    batch = step.credited(step.annotate(batch_for(algo), algo, learner), algo)
-    plain = step.weighed(batch, algo)
+    batch = step.assign_credit(passes.annotate(batch_for(algo), algo, learner), algo)
+    plain = step.weigh(batch, algo)
     for how in ("truncate", "mask"):
         correct = partial(mismatch, how=how, cap=1.5)
-        found = step.weighed(batch, algo, correct=correct).token_weight
+        found = step.weigh(batch, algo, correct=correct).token_weight
         assert torch.equal(found, plain.token_weight * correct(batch))
         assert not torch.equal(found, plain.token_weight)
 
@@ -239,7 +246,7 @@ def test_evaluate_puts_the_slices_back_in_order() -> None:
     learner = learner_for(sft())
     batch = batch_for(sft())
     whole = learner.policy(batch, frozenset({"logp", "entropy"}))
-    sliced = step.evaluate(learner.policy, batch, frozenset({"logp", "entropy"}), rows=5)
+    sliced = passes.evaluate(learner.policy, batch, frozenset({"logp", "entropy"}), rows=5)
     torch.testing.assert_close(sliced.logp, whole.logp.detach(), rtol=0, atol=1e-12)
     torch.testing.assert_close(sliced.entropy, whole.entropy.detach(), rtol=0, atol=1e-12)
     assert sliced.value is ABSENT
@@ -342,7 +349,7 @@ def test_a_batch_without_a_trained_token_is_harmless() -> None:
     learner = plain_descent(learner_for(algo))
     groups = tiny.groups_for(algo)
     invalid = [[replace(r, outcome=replace(r.outcome, value=None)) for r in g if r.outcome] for g in groups]
-    batch = step.weighed(step.credited(step.annotate(double_batch(invalid), algo, learner), algo), algo)
+    batch = step.weigh(step.assign_credit(passes.annotate(double_batch(invalid), algo, learner), algo), algo)
     before = tiny.parameters_of(learner)
     stats = step.update(learner, batch, algo).means()
     assert stats["loss"] == stats["skipped"] == 0.0
@@ -356,12 +363,12 @@ def test_update_kl_is_the_k3_mean_of_old_to_now() -> None:
     algo = ppo_penalty()
     learner = learner_for(algo)
     batch = ready(algo, learner)
-    assert step.update_kl(learner, batch) == pytest.approx(0.0, abs=1e-12)
+    assert update_kl(learner, batch) == pytest.approx(0.0, abs=1e-12)
     step.update(learner, batch, algo)
     now = learner.policy(batch, frozenset({"logp"})).logp.detach()
     d = (now - batch.old_logp)[batch.mask]
-    assert step.update_kl(learner, batch) == pytest.approx((d.exp() - 1 - d).mean().item())
-    assert step.update_kl(learner, batch) > 0
+    assert update_kl(learner, batch) == pytest.approx((d.exp() - 1 - d).mean().item())
+    assert update_kl(learner, batch) > 0
 
 
 def test_the_exact_penalty_compares_with_the_policy_before_the_iteration() -> None:
@@ -375,7 +382,7 @@ def test_the_exact_penalty_compares_with_the_policy_before_the_iteration() -> No
     found = learner.policy(batch, frozenset({"old_kl"})).old_kl.detach()[batch.mask]
     torch.testing.assert_close(found, (before.exp() * (before - after)).sum(-1), rtol=0, atol=1e-12)
     assert found.max() > 0
-    step.remember(learner, algo)
+    passes.keep_old_policy(learner, algo)
     assert learner.policy(batch, frozenset({"old_kl"})).old_kl.abs().max() < 1e-12
 
 
@@ -400,7 +407,7 @@ def test_begin_keeps_what_a_checkpoint_gave() -> None:
 def test_credit_is_whitened_where_the_algorithm_says_so() -> None:
     for algo, whitened in ((ppo(), True), (rloo(), False)):
         learner = learner_for(algo)
-        batch = step.credited(step.annotate(batch_for(algo), algo, learner), algo)
+        batch = step.assign_credit(passes.annotate(batch_for(algo), algo, learner), algo)
         x = batch.adv[batch.mask]
         near: Callable[[float], bool] = lambda v: abs(v) < 1e-6  # noqa: E731
         assert (near(x.mean().item()) and near(x.std(correction=0).item() - 1)) == whitened
@@ -410,7 +417,7 @@ def test_the_learner_can_be_any_policy_with_two_sets_of_parameters() -> None:
     policy = Policy(tiny.decoder())
     assert policy.critic_parameters() == []
     learner = Learner(policy=policy, optimizer=optim.adamw(policy.actor_parameters(), lr=0.1))
-    batch = step.weighed(collate(tiny.groups_for(sft())), sft())
+    batch = step.weigh(collate(tiny.groups_for(sft())), sft())
     assert isinstance(step.update(learner, batch, sft()), Stats)
 
 

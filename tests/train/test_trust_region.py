@@ -17,7 +17,9 @@ from hone.errors import HoneError
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.policy import Policy, frozen_copy
 from hone.model.second_order import twice_differentiable
-from hone.train import step, trust_region
+from hone.train import annotate as passes
+from hone.train import trust_region
+from hone.train import update as step
 from hone.train.learner import Learner
 from hone.types import Batch
 
@@ -64,8 +66,8 @@ def world(algo: Algorithm, *, width: int = 8, shared: bool = True, lora: bool = 
 
 
 def batch_for(algo: Algorithm, learner: Learner, *, seed: int = 0, correct: step.Correct | None = None) -> Batch:
-    batch = step.annotate(collate(tiny.groups_for(algo, seed=seed), dtype=torch.float64), algo, learner)
-    return step.weighed(step.credited(batch, algo), algo, correct=correct)
+    batch = passes.annotate(collate(tiny.groups_for(algo, seed=seed), dtype=torch.float64), algo, learner)
+    return step.weigh(step.assign_credit(batch, algo), algo, correct=correct)
 
 
 def explicit_fisher(learner: Learner, batch: Batch) -> Tensor:
@@ -87,7 +89,7 @@ def test_the_fisher_product_is_the_fisher_matrix_times_the_vector() -> None:
     algo = trpo()
     learner = world(algo, width=4)
     batch = batch_for(algo, learner).rows(slice(2, 5))
-    batch = step.weighed(batch, algo)
+    batch = step.weigh(batch, algo)
     F = explicit_fisher(learner, batch)
     parameters = learner.policy.actor_parameters()
     g = torch.Generator().manual_seed(3)
@@ -149,7 +151,7 @@ def test_the_step_goes_nearly_to_the_bound() -> None:
 def test_the_direction_is_the_natural_gradient() -> None:
     algo = trpo(delta=1e-6, cg_steps=200, damping=0.1)
     learner = world(algo, width=4)
-    batch = step.weighed(batch_for(algo, learner).rows(slice(2, 6)), algo)
+    batch = step.weigh(batch_for(algo, learner).rows(slice(2, 6)), algo)
     parameters = learner.policy.actor_parameters()
     loss = objective(learner.policy(batch, frozenset({"logp"})), batch, algo.loss[:1])
     g = torch.cat([x.flatten() for x in torch.autograd.grad(loss, parameters)])

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hone.algo import ppo
 from hone.data.collate import collate
-from hone.train.step import annotate, credited, update, weighed
+from hone.train.annotate import annotate
+from hone.train.update import assign_credit, update, weigh
 
 torch.set_num_threads(1)
 SHARES = (slice(0, 3), slice(3, 12))  # uneven, and cut across groups
@@ -20,7 +21,7 @@ def updated(share: slice) -> tuple[list[Tensor], float]:
     algo = ppo(entropy=0.1)
     learner = tiny.learner_for(algo, base=tiny.decoder(width=8, dtype=torch.float64), lr=0.01, micro_rows=2)
     batch = annotate(collate(tiny.groups_for(algo)).rows(share), algo, learner)
-    stats = update(learner, weighed(credited(batch, algo), algo), algo)
+    stats = update(learner, weigh(assign_credit(batch, algo), algo), algo)
     return tiny.parameters_of(learner), stats.means()["grad_norm"]
 
 

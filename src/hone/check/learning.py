@@ -14,9 +14,8 @@ from hone.check.probe import Probe
 from hone.model.layout.shared_prefix import LAYOUTS
 from hone.model.policy import Policy
 from hone.train import optim
-from hone.train.cut import micro_batches
-from hone.train.evaluate import evaluate
-from hone.train.learner import Learner
+from hone.train.annotate import evaluate
+from hone.train.learner import Learner, micro_batches
 from hone.types import Batch, Forward
 
 EXACT = 1e-6  # nats: the reference is a copy, so the same sums are made in the same order

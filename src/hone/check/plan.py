@@ -27,8 +27,8 @@ from hone.model.layout.recompute import kept as kept_by_layer
 from hone.model.lora import plain_state
 from hone.model.scorer import Scorer
 from hone.model.vocab.token_stats import slices
-from hone.train.cut import fitting
-from hone.train.step import update
+from hone.train.learner import fitting
+from hone.train.update import update
 
 MEMORY = "/proc/meminfo"
 PLAIN = 2  # plain layers keep about twice what a GPU's do; a CPU's in C++ less, but not every CPU has them

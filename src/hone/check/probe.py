@@ -18,7 +18,8 @@ from hone.launch.job import Run
 from hone.reward.score import Scorer as RewardScorer
 from hone.reward.score import score
 from hone.rollout.roller import Roller
-from hone.train.step import annotate, credited, remember, weighed
+from hone.train.annotate import annotate, keep_old_policy
+from hone.train.update import assign_credit, weigh
 from hone.types import Batch, Group, Outcome, Rollout, Stop, Task
 
 ROWS, MANY = 64, 2000  # rows of the data that are looked at one by one: closely, and in passing
@@ -70,7 +71,9 @@ class Probe:
         if job is self.job:
             return self
         size, length = job.policy.decoder.config.vocab_size, self.extent.length
-        rows = self.groups if self.job.algo.online else [shortened(g, length) for g in self.items[: WHOLE.groups]]
+        rows = (
+            self.groups if self.job.algo.online else [without_old_logp(g, length) for g in self.items[: WHOLE.groups]]
+        )
         made = {"learned": [folded(g, size) for g in self.learned], "rows": [folded(g, size) for g in rows]}
         return Probe(job, made)
 
@@ -196,7 +199,7 @@ class Probe:
             self.job.algo.online and self.job.algo.unit == 1
         ):  # one prompt's samples will do for a loss that has no pairs
             return [_extremes(g) for g in shortest[:1]]
-        return [shortened(g, self.extent.length) for g in shortest[: self.extent.groups]]
+        return [without_old_logp(g, self.extent.length) for g in shortest[: self.extent.groups]]
 
     def _trained_on(self) -> list[Group]:
         if not self.job.algo.online:
@@ -228,9 +231,9 @@ class Probe:
         declared = replace(algo, needs=algo.needs | {"old_logp"}) if correct else algo
         batch = annotate(self.plain_batch, declared, learner, mismatched=others)
         if algo.online:
-            remember(learner, algo)
-            batch = credited(batch, algo)
-        return weighed(batch, algo, correct=correct)
+            keep_old_policy(learner, algo)
+            batch = assign_credit(batch, algo)
+        return weigh(batch, algo, correct=correct)
 
     @property
     def about(self) -> str:
@@ -250,7 +253,7 @@ def _extremes(group: Group) -> Group:
     return [*ranked[:2], *ranked[2:][-1:]]
 
 
-def shortened(group: Group, length: int) -> Group:
+def without_old_logp(group: Group, length: int) -> Group:
     """Rows of a dataset from a little before what is trained on, so many tokens of each; completions as they are."""
     if not length or any(r.gen_logp for r in group):
         return group

@@ -15,7 +15,7 @@ from hone.data.collate import collate
 from hone.data.text.chat import render_prompt
 from hone.launch.job import publish
 from hone.model.policy import Policy
-from hone.train.evaluate import evaluate
+from hone.train.annotate import evaluate
 from hone.types import Batch, Group, Rollout, Stop
 
 WARN_GAP, FAIL_GAP = 1e-3, 1e-2  # nats at temperature 1: float32 leaves about 1e-5

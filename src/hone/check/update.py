@@ -16,9 +16,8 @@ from hone.check.perturb import kept, put_back, rms
 from hone.check.probe import Probe
 from hone.log.stats import Stats
 from hone.train import optim, trust_region
-from hone.train.cut import micro_batches
-from hone.train.learner import Learner
-from hone.train.step import update as take_update
+from hone.train.learner import Learner, micro_batches
+from hone.train.update import update as take_update
 
 FRACTIONS = (0.3, 0.1, 0.03)  # of the true update: a rate that is a little too high helps along one of them
 FAR = 0.03  # a warm-up is there for a largest rate that is too long at first, but not for one this much too long

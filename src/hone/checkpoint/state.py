@@ -27,7 +27,7 @@ from hone.model.formats.peft import save_peft
 from hone.model.formats.weight_files import stored
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
-from hone.train.examine import local
+from hone.train.guard import local
 from hone.train.learner import Learner
 
 if TYPE_CHECKING:

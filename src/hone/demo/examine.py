@@ -17,7 +17,7 @@ from hone.model.formats.folder import load_decoder
 from hone.model.policy import Policy
 from hone.reward.score import Reward, score
 from hone.reward.verify.math.verdict import math_reward
-from hone.train.evaluate import evaluate
+from hone.train.annotate import evaluate
 from hone.types import Group, Stop, Task
 
 

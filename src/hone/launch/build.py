@@ -33,8 +33,8 @@ from hone.rollout.supply import check_lag
 from hone.train import optim
 from hone.train.guard import Guard
 from hone.train.learner import Learner, Trainable
-from hone.train.masters import Masters
-from hone.train.step import Correct
+from hone.train.optim import Masters
+from hone.train.update import Correct
 from hone.types import Model
 
 if TYPE_CHECKING:

@@ -36,10 +36,8 @@ from hone.reward.score import Scorer as RewardScorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.rollout.supply import AHEAD, Ahead
-from hone.train.examine import local
-from hone.train.guard import not_finite
+from hone.train.guard import Spikes, local, not_finite
 from hone.train.learner import Learner
-from hone.train.spikes import Spikes
 from hone.train.threads import threads
 from hone.types import Group, Task
 

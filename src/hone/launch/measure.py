@@ -14,16 +14,16 @@ from hone.engine.params import SampleParams
 from hone.errors import HoneError
 from hone.eval.pass_at_k import mean_and_error, mean_pass_at_k
 from hone.log.stats import Stats
-from hone.loop import mismatched_batch
 from hone.model.decoder import Decoder
 from hone.reward.outcome import commonest
 from hone.reward.score import Scorer, score
 from hone.reward.verify.format import format_reward
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.train import diagnose
+from hone.train import metrics
+from hone.train.annotate import annotate, mismatched_batch
 from hone.train.learner import Learner
-from hone.train.step import annotate, weighed
+from hone.train.update import weigh
 from hone.types import Group, Rollout, Stop, Task
 
 ANSWERS = ("math", "choice", "exact")  # verifiers that compare an answer with the gold one
@@ -103,11 +103,11 @@ def assess(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, contex
     rows = list(groups)
     batch = collate(rows).to(learner.device)
     batch = annotate(batch, algo, learner, mismatched=mismatched_batch(rows, algo, context, device=learner.device))
-    batch = weighed(batch, algo)
+    batch = weigh(batch, algo)
     stats = Stats()
     for micro in learner.cut(batch, algo.unit):
         fwd = learner.policy(micro, algo.wants)
         stats.add("loss", objective(fwd, micro, algo.loss), 0)
-        diagnose.observe(stats, fwd, micro, algo)
+        metrics.observe(stats, fwd, micro, algo)
     stats.add("loss", 0.0, 1)
-    return diagnose.derived(stats.means()) | {"rows": float(len(batch))}
+    return metrics.derived(stats.means()) | {"rows": float(len(batch))}

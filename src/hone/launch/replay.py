@@ -13,9 +13,9 @@ from hone.launch.job import START, learner_of, set_torch, start_of
 from hone.launch.rescue import nearest
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
-from hone.train.examine import Found
-from hone.train.guard import load_rows
-from hone.train.step import explain, remember
+from hone.train.annotate import keep_old_policy
+from hone.train.guard import Found, load_rows
+from hone.train.update import explain
 
 UNREAD = ("data", "eval_data", "reward")  # the rows are there already, with their rewards
 
@@ -50,7 +50,7 @@ def replay(file: str | Path, *, recipe: Recipe | None = None) -> Replay:
     learner = learner_of(recipe, algo, decoder, saved=saved)
     if saved is not None:
         restore_weights(saved, cast(Policy | Scorer, learner.policy), learner)
-    remember(learner, algo)
+    keep_old_policy(learner, algo)
     found = explain(learner, batch.to(learner.device), algo)
     then = [str(Found(**f)) for f in about["found"][:1]]
     name = saved.relative_to(folder) if saved is not None else START

@@ -16,8 +16,7 @@ from hone.dist import collect
 from hone.errors import HoneError, Unsaved
 from hone.launch.job import CHECKPOINTS, START, Run, parts, publish, save
 from hone.loop import Iteration
-from hone.train.examine import local
-from hone.train.guard import BAD, not_finite
+from hone.train.guard import BAD, local, not_finite
 
 T = TypeVar("T")
 

@@ -26,6 +26,11 @@ class Stats:
         old_total, old_count = self._sums.get(name, (0.0, 0.0))
         self._sums[name] = (old_total + _kept(total), old_count + _kept(count))
 
+    def add_all(self, **sums: tuple[Number, Number]) -> None:
+        """Adds several means at once, each as (total, count)."""
+        for name, (total, count) in sums.items():
+            self.add(name, total, count)
+
     def peak(self, name: str, value: Number) -> None:
         """Keeps the largest value seen; NaN stays NaN."""
         if name in self._sums:

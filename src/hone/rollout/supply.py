@@ -1,11 +1,10 @@
-"""Rollouts of the next iteration, sampled and scored while the learner updates, and how a checkpoint holds them."""
+"""The supply of rollouts: prompts are taken, sampled and scored, when the loop asks or while the learner updates."""
 
 import copy
 import json
 import threading
-from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -21,13 +20,111 @@ from hone.data.feed.source import Feed
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.laps import Laps
-from hone.reward.outcome import finite
-from hone.rollout.overlap import Aside
-from hone.types import Group, Outcome, Rollout, Stop, Task
+from hone.log.stats import Stats
+from hone.rollout import overlap
+from hone.rollout.overlap import Aside, Begin
+from hone.rollout.rollout_file import packed, unpacked
+from hone.types import Group, Task
 
 AHEAD = "ahead.safetensors"
+Roll = Callable[[list[Task], slice], list[Group]]  # sample a group for each task of this rank's part
+Score = Callable[[list[Group]], list[Group]]  # give each rollout its outcome
 Rounds = list[list[Group]]  # this rank's groups, scored, by round of asking for prompts
 Fill = Callable[[Laps], Rounds]
+
+
+class Supply:
+    """What the online loop asks for rollouts. It also keeps the time of each stage, and publishes weights.
+
+    tasks: a feed, or the queue that samples ahead of the learner. begin: is given what is sampled, before it is scored.
+    publish: tells the sampler the version of the weights that it samples from next.
+    """
+
+    def __init__(
+        self,
+        tasks: "Feed[Task] | Ahead",
+        roll: Roll,
+        score: Score,
+        algo: Algorithm,
+        *,
+        prompts: int,
+        refill_rounds: int = 8,
+        begin: Begin = lambda groups, laps: None,
+        publish: Callable[[int], None] = lambda version: None,
+    ) -> None:
+        self.ahead = as_ahead(tasks)
+        self._roll, self._score, self._algo, self._begin, self._publish = roll, score, algo, begin, publish
+        self._prompts, self._refill_rounds = prompts, refill_rounds
+        self.lap = Laps()  # called at the end of each stage, with its name
+
+    def next(self, version: int) -> Rounds:
+        """One iteration's rollouts, scored, by round of asking; version: of the learner's weights."""
+        self.lap = Laps()
+        return self.ahead.next(self._fill, self.lap, partial(self._publish, version))
+
+    def age(self, rounds: Rounds, version: int) -> Stats:
+        """How many versions of the weights ago rollouts were sampled, where that can differ from 0."""
+        stats, rollouts = Stats(), [r for groups in rounds for g in groups for r in g]
+        if self.ahead.lag:
+            stats.add("lag", sum(version - r.version for r in rollouts), len(rollouts))
+        return stats
+
+    def wait(self) -> float:
+        """Until the rollouts that are sampled beside the update are there; the seconds of the iteration so far."""
+        self.lap("update")
+        self.ahead.wait(self.lap)
+        return self.lap.total()
+
+    def publish(self, version: int) -> dict[str, float]:
+        """The sampler gets the learner's weights; the seconds of every stage.
+
+        Where the next rollouts could not be sampled beside this iteration, the old weights still have to sample them.
+        """
+        self.lap("update")
+        if not self.ahead.owes:
+            self._publish(version)
+        self.lap("publish")
+        return self.lap.metrics()
+
+    def _fill(self, laps: Laps) -> Rounds:
+        """This rank's part of everything sampled, scored, by round of asking.
+
+        With refill, ask for as many prompts as all ranks together still miss. Each rank's source hands out the same
+        tasks.
+        """
+        found: Rounds = []
+        missing, algo = self._prompts, self._algo
+        while missing > 0 and len(found) < (self._refill_rounds if algo.refill else 1):
+            make = partial(self._round, missing, laps)
+            # a rank that fails must not leave the others waiting; with a lag they agree when they wait for the thread
+            found.append(make() if self.ahead.lag else collect.together(make))
+            if algo.refill:  # else ranks have nothing to tell each other here, where a lag has a thread of its own
+                missing -= collect.count(len(algo.select(found[-1])))
+        return found
+
+    def _round(self, prompts: int, laps: Laps) -> list[Group]:
+        """Rollouts of this rank's part of the next tasks, with their outcomes."""
+        tasks = self.ahead.feed.take(prompts)
+        return sample_and_score(self._roll, self._score, tasks, laps, stop=self.ahead.stop, begin=self._begin)
+
+
+def sample_and_score(
+    roll: Roll, score: Score, tasks: list[Task], laps: Laps, *, stop: threading.Event, begin: Begin
+) -> list[Group]:
+    """Rollouts of this rank's part of the tasks with their outcomes; where neither minds, both at the same time."""
+    mine = collect.share(len(tasks))
+    if isinstance(roll, overlap.Streaming) and isinstance(score, overlap.Scoring) and score.one_by_one:
+        return overlap.scored(roll, score, laps, tasks=tasks, mine=mine, stop=stop, begin=begin)
+    streams = isinstance(roll, overlap.Streaming)
+    groups = roll.sampled(tasks, mine) if streams else roll(tasks, mine)
+    laps("sample")
+    begin(groups, laps)
+    groups = roll.told(groups, tasks[mine]) if streams else groups
+    start = time.perf_counter()
+    groups = score(groups)
+    laps("score")
+    laps.beside("scoring", time.perf_counter() - start)
+    return groups
 
 
 def check_lag(algo: Algorithm, *, name: str, corrected: bool) -> None:
@@ -40,6 +137,9 @@ def check_lag(algo: Algorithm, *, name: str, corrected: bool) -> None:
         raise HoneError(f"{name} asks for prompts until all ranks have enough: set train.lag=0, or use one rank")
 
 
+# --- rollouts that are sampled ahead of the learner ---
+
+
 class Counter(Protocol):
     """What counts up while rollouts are made, such as a roller's requests."""
 
@@ -49,7 +149,7 @@ class Counter(Protocol):
 
 
 class Ahead:
-    """An endless supply of rollouts from a feed of tasks.
+    """The queue between sampler and learner: at most one iteration's rollouts.
 
     lag 0: each iteration's are made when it asks for them. 1: while the learner updates on one iteration's, a thread
     makes the next one's with the weights that were published last, so the first two iterations share a version.
@@ -92,9 +192,8 @@ class Ahead:
         rounds, self._rounds = self._rounds, None
         self._used, self._earlier, self._laps = rounds, self._before, Laps()
         self._mark()
-        if (
-            torch.cuda.is_initialized()
-        ):  # a queue of its own: behind the learner's kernels it would wait for each update
+        if torch.cuda.is_initialized():
+            # a stream of its own: behind the learner's kernels it would wait for each update
             self._stream = self._stream or torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
         self._work = Aside(lambda: fill(self._laps), stream=self._stream)
@@ -197,79 +296,6 @@ class Ahead:
         self._rounds = [part[collect.share(len(part))] for part in rounds]
 
 
-def packed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Rollouts as a few long tensors, and the rest as JSON; tasks are left out, for the feed gives them again."""
-    rows = [r for g in groups for r in g]
-    kinds = {"tokens": torch.int64, "mask": torch.bool, "gen_logp": torch.float64, "raw_logp": torch.float64}
-    tensors = {
-        name: torch.tensor([x for r in rows for x in getattr(r, name)], dtype=kind) for name, kind in kinds.items()
-    }
-    about = [
-        {
-            "length": len(r.tokens),
-            "stop": r.stop.value,
-            "limit": r.limit,
-            "version": r.version,
-            "text": r.text,
-            "outcome": _plain(r.outcome),
-        }
-        for r in rows
-    ]
-    return tensors, {"groups": [len(g) for g in groups], "rows": about}
-
-
-def _plain(outcome: Outcome | None) -> dict[str, Any] | None:
-    if outcome is None:
-        return None
-    parts, added = (
-        {name: x if isinstance(x, int | float) else float(x) for name, x in numbers.items()}
-        for numbers in (outcome.parts, outcome.added)
-    )
-    return {"value": outcome.value, "parts": parts, "added": added, "reason": outcome.reason}
-
-
-def unpacked(tensors: Mapping[str, Tensor], about: Mapping[str, Any], tasks: Sequence[Task]) -> list[Group]:
-    """What `packed` was given, each group with its task."""
-    if len(about["rows"]) != sum(about["groups"]):
-        raise ValueError("groups and rows do not agree")
-    rows = _rows(tensors, about["rows"])
-    return [[replace(next(rows), task=task) for _ in range(n)] for n, task in zip(about["groups"], tasks, strict=True)]
-
-
-def _rows(tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]) -> Iterator[Rollout]:
-    columns = {name: x.tolist() for name, x in tensors.items()}
-    start = 0
-    for row in rows:
-        if any(type(row[name]) is not int or not 0 <= row[name] < 2**63 for name in ("length", "limit", "version")):
-            raise ValueError("a count is none")
-        part = slice(start, start + row["length"])
-        start = part.stop
-        yield Rollout(
-            tokens=array("q", columns["tokens"][part]),
-            mask=tuple(columns["mask"][part]),
-            gen_logp=array("d", columns["gen_logp"][part]),
-            raw_logp=array("d", columns["raw_logp"][part]),
-            stop=Stop(row["stop"]),
-            limit=row["limit"],
-            version=row["version"],
-            text=_text(row["text"]),
-            outcome=None if row["outcome"] is None else _outcome(row["outcome"]),
-        )
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"a text is {type(value).__name__}")
-    return value
-
-
-def _outcome(plain: Mapping[str, Any]) -> Outcome:
-    """What `_plain` was given."""
-    numbers = [
-        *plain["parts"].values(),
-        *plain["added"].values(),
-        *([] if plain["value"] is None else [plain["value"]]),
-    ]
-    if not all(isinstance(x, int | float) and not isinstance(x, bool) and finite(x) is not None for x in numbers):
-        raise ValueError("a reward is no number")
-    return Outcome(**{**plain, "reason": _text(plain["reason"])})
+def as_ahead(tasks: "Feed[Task] | Ahead") -> Ahead:
+    """A feed whose rollouts are made when they are asked for is a queue of length 0."""
+    return tasks if isinstance(tasks, Ahead) else Ahead(tasks)

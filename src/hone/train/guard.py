@@ -1,12 +1,17 @@
-"""Updates that are not finite: told by the gradient's norm, counted, and their rows kept for replay.
+"""Updates that go wrong: those that are not finite, and losses that leap.
 
-A skipped update moves nothing: not the weights, the optimiser, the schedule, nor (step.steer) an adaptive number.
+A skipped update moves nothing: not the weights, the optimiser, the schedule, nor (update.steer) an adaptive number. It
+is told by the gradient's norm and counted, and its rows are kept for replay. `examine` finds what is NaN or infinite,
+in the order in which it is computed.
 """
 
 import json
+import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 import torch
@@ -14,14 +19,115 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from hone.algo.table import Algorithm, begun, objective
+from hone.algo.terms import token_ratio
 from hone.checkpoint import files
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.train.examine import Found, local
-from hone.types import Batch
+from hone.types import ABSENT, Batch, Forward, Model
 
 BAD = "bad"  # the folder in a run's where the rows of skipped updates lie
 DIVISOR = "divisor"  # the file beside it, where ranks that share weights ran out of memory
+MAY_BE_NAN = frozenset({"step_reward"})  # NaN there means that no step ends at the token
+WINDOW, LEAST = 50, 10  # losses that are remembered, and that are needed to judge another
+
+
+# --- what is not finite ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A tensor that is not finite: how many of its numbers, and the first of them."""
+
+    name: str  # "weight ...", "adv", "forward.logp", "ratio", "loss.0", "loss", "gradient of ..."
+    micro: int  # the first micro-batch that has it, -1 for a weight
+    number: int
+    size: int
+    at: list[int]  # the row first, in a column
+    value: str  # "nan", "inf" or "-inf"
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.value} at {self.at}, {self.number} of {self.size} numbers are not finite"
+
+    @property
+    def met(self) -> str:
+        """Where an update comes upon it."""
+        if self.micro < 0:
+            return "before the forward pass, in the weights"
+        if self.name.startswith("gradient of "):
+            return f"in the backward pass of micro-batch {self.micro}"
+        computed = self.name in ("loss", "ratio") or self.name.startswith(("forward.", "loss."))
+        return f"{'in' if computed else 'before'} the forward pass of micro-batch {self.micro}"
+
+
+def examine(
+    policy: Model, cut: Iterable[Batch], algo: Algorithm, *, trained: Mapping[str, nn.Parameter]
+) -> list[Found]:
+    """Weights, columns, forward pass, ratio, each term of the loss, the loss, gradients: each tensor once.
+
+    trained: what gradients end up in, by name: those are overwritten. `place` numbers the rows for `Found.at`.
+    """
+    found, parts = dict[str, Found](), list(enumerate(cut))
+    for name, x in policy.named_parameters() if isinstance(policy, nn.Module) else ():
+        _note(found, _look(f"weight {name}", x, micro=-1))
+    for name in parts[0][1].columns() if parts else ():
+        for i, micro in parts:
+            _note_rows(found, i, micro, {name: micro.columns()[name]})
+    for i, micro in parts:
+        for p in trained.values():
+            p.grad = None
+        fwd = policy(micro, algo.wants)
+        micro = begun(fwd, micro, algo)
+        loss = objective(fwd, micro, algo.loss)
+        loss.backward()
+        _note_rows(found, i, micro, _computed(fwd, micro, algo))
+        _note(found, _look("loss", loss, micro=i))
+        for name, p in reversed(list(trained.items())):  # as the backward pass comes upon them: the last layer first
+            _note(found, None if p.grad is None else _look(f"gradient of {name}", p.grad, micro=i))
+    return list(found.values())
+
+
+def _note_rows(found: dict[str, Found], i: int, micro: Batch, columns: Mapping[str, Tensor]) -> None:
+    for name, x in columns.items():
+        seen = _look(name, x, micro=i, within=micro.mask, nan_is_fine=name in MAY_BE_NAN)
+        _note(found, seen and replace(seen, at=[int(micro.place[seen.at[0]]), *seen.at[1:]]))
+
+
+def _note(found: dict[str, Found], seen: Found | None) -> None:
+    if seen is not None:
+        found.setdefault(seen.name, seen)
+
+
+@torch.no_grad()
+def _computed(fwd: Forward, batch: Batch, algo: Algorithm) -> dict[str, Tensor]:
+    found = {f"forward.{f.name}": x for f in fields(fwd) if (x := getattr(fwd, f.name)) is not ABSENT}
+    if fwd.logp is not ABSENT and batch.old_logp is not ABSENT:
+        found["ratio"] = token_ratio(fwd, batch)
+    return found | {f"loss.{i}": term(fwd, batch) for i, (_, term) in enumerate(algo.loss)}
+
+
+@torch.no_grad()
+def _look(name: str, x: Tensor, *, micro: int, within: Tensor | None = None, nan_is_fine: bool = False) -> Found | None:
+    """What is not finite in it, if anything; of a column only the rows and tokens that are trained on count."""
+    x = local(x)
+    if not x.is_floating_point():
+        return None
+    bad = x.isinf() if nan_is_fine else ~x.isfinite()
+    if within is not None:
+        bad = bad & (within if bad.ndim == 2 else within.any(-1))
+    where = bad.nonzero()
+    if not len(where):
+        return None
+    at: list[int] = where[0].tolist()
+    return Found(name=name, micro=micro, number=len(where), size=x.numel(), at=at, value=str(float(x[tuple(at)])))
+
+
+def local(x: Tensor) -> Tensor:
+    """This rank's part of a tensor that is spread over ranks."""
+    return x.to_local() if hasattr(x, "to_local") else x.detach()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+# --- what is done about it ---
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,3 +247,49 @@ def mark(parameters: Iterable[nn.Parameter], losses: Sequence[Tensor]) -> None:
         if grad is not None and grad.numel():
             grad.view(-1)[:1].add_((0.0 * torch.stack(list(losses)).sum()).to(grad))  # 0 where all are finite
             return
+
+
+# --- losses that leap ---
+
+
+class Spikes:
+    """Remembers the losses that were as usual, and where the run went back to.
+
+    factor: how many usual deviations above the median a spike lies.
+    """
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self._usual: list[float] = []
+        self.tried: list[str] = []  # checkpoints it went back to: one may have been saved when harm was done already
+
+    def saw(self, loss: float) -> bool:
+        """Whether the loss leaps; one that does is not remembered.
+
+        >>> spikes, usual = Spikes(8.0), (2.0, 2.1, 1.9, 2.0, 2.2, 1.8, 2.1, 1.9, 2.0, 2.1)
+        >>> [spikes.saw(x) for x in (*usual, 2.4, 9.0, 2.0, math.nan)][len(usual) :]
+        [False, True, False, True]
+        """
+        if len(self._usual) >= LEAST:
+            middle = median(self._usual)
+            # 1.4826 makes the median deviation of a normal distribution its standard deviation
+            deviation = max(1.4826 * median(abs(x - middle) for x in self._usual), 0.01 * abs(middle), 1e-8)
+            if not loss - middle <= self.factor * deviation:
+                return True
+        if math.isfinite(loss):
+            self._usual = [*self._usual, loss][-WINDOW:]
+        return False
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {"usual": self._usual, "tried": self.tried}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        usual, tried = (state.get(name) if isinstance(state, Mapping) else None for name in ("usual", "tried"))
+        numbers = isinstance(usual, list) and all(
+            type(x) in (int, float) and abs(x) <= sys.float_info.max for x in usual
+        )
+        if not numbers or not isinstance(tried, list) or not all(isinstance(name, str) for name in tried):
+            raise HoneError("cannot resume: the losses so far are damaged: resume from another checkpoint")
+        self._usual, self.tried = list(cast(list[float], usual)), list(tried)

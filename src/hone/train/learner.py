@@ -1,24 +1,33 @@
-"""The learner: a policy, its optimiser, and the rest of what a checkpoint has to hold of training."""
+"""The learner: a policy, its optimiser, and the rest of what a checkpoint has to hold of training.
 
-from collections.abc import Iterator
+Also how a batch is cut: into minibatches, an update each, of the rows of all ranks; into micro-batches, what memory
+holds at once; and into smaller ones where memory runs out.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hone.algo.table import Algorithm
+from hone.dist import collect
 from hone.errors import HoneError
 from hone.model.backends.native.stack import bundled
 from hone.model.policy import Policy, frozen_copy
 from hone.train import optim
-from hone.train.cut import BUNDLED, CACHE, fitting, micro_batches
 from hone.train.guard import Guard
-from hone.train.masters import Masters, trained
-from hone.types import Batch, Model
+from hone.train.optim import Masters, trained
+from hone.types import ABSENT, Batch, Model
 
 if TYPE_CHECKING:
     from hone.train.shards import Shards  # loading torch's sharding takes half a second
+
+T = TypeVar("T")
+CACHE = 4096  # tokens: with more at once a CPU's caches hold too little of them, and each takes longer
+BUNDLED = 16_384  # tokens that are only read, where layers take them a bundle at a time: threads share many more evenly
+OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # errors that torch has no class of its own for
 
 
 class Trainable(Model, Protocol):
@@ -109,3 +118,77 @@ class Learner:
         """Give each adaptive number its start unless a checkpoint has given it a value."""
         for c in algo.control:
             self.control.setdefault(c.column, c.start)
+
+
+# --- how a batch is cut ---
+
+
+def fitting(longest: int, *, rows: int, tokens: int, device: torch.device, most: int = CACHE) -> int:
+    """How many rows of so many tokens are computed at once: `rows`, or what `tokens` hold; on a CPU `most` tokens."""
+    fit = tokens // max(1, longest) if tokens else rows
+    return max(1, min(fit, most // max(1, longest)) if device.type == "cpu" else fit)
+
+
+def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1, divisor: int = 1) -> Iterator[Batch]:
+    """Slices of at most about `rows` rows, longest first so that padding is little and memory peaks at once.
+
+    With `tokens`, slices of as many rows as that many tokens hold, padding included, and at least one unit: rows of
+    a unit (a preference pair) stay together. Weights are columns by now, so any cut gives the same gradient.
+    divisor: by how much slices are smaller than that.
+    """
+    length = batch.host.real.sum(-1).view(-1, unit).amax(-1)
+    units = length.argsort(descending=True, stable=True)
+    index = (units[:, None] * unit + torch.arange(unit, device=units.device)).flatten()
+    start, widths = 0, length[units].tolist()
+    while start < len(index):
+        longest = widths[start // unit]  # the first of a slice is its longest
+        fit = fitting(longest, rows=rows, tokens=tokens, device=batch.mask.device)
+        size = max(1, fit // divisor // unit) * unit
+        yield batch.rows(index[start : start + size])
+        start += size
+
+
+def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[Batch]:
+    """The iteration's rows, shuffled by `seed`, in `count` nearly equal parts: one optimiser step each.
+
+    The parts are cut from the rows of all ranks, so that each step learns from the same rows whatever their number.
+    """
+    return iter((batch,)) if count == 1 else map(batch.rows, minibatch_rows(batch, count=count, unit=unit, seed=seed))
+
+
+def minibatch_rows(batch: Batch, *, count: int, unit: int, seed: int) -> list[Tensor]:
+    """The numbers of each part's rows here."""
+    rows = collect.count(len(batch))
+    here = torch.full((rows,), -1)  # where each row of all ranks lies on this one
+    mine = torch.arange(len(batch))
+    here[mine if batch.place is ABSENT else batch.host.place.cpu()] = mine
+    order = torch.randperm(rows // unit, generator=torch.Generator().manual_seed(seed))
+    found = [here[(part[:, None] * unit + torch.arange(unit)).flatten()] for part in order.tensor_split(count)]
+    return [index[index >= 0] for index in found]
+
+
+# --- memory that runs out ---
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether it is memory that was missing."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY)
+
+
+def release_memory() -> None:
+    """Give back what torch keeps for later: it may lie in pieces that are too small."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def retry_smaller(attempt: Callable[[], T], smaller: Callable[[], None]) -> T:
+    """What the attempt returns, which begins anew each time memory has run out and `smaller` has not refused."""
+    while True:
+        try:
+            return attempt()
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+        # not in the handler: the error's traceback holds all that the attempt had in memory
+        release_memory()
+        smaller()

@@ -15,10 +15,10 @@ from hone.algo.table import Algorithm, Loss, TrustRegion, objective
 from hone.dist import collect
 from hone.log.stats import Stats
 from hone.model.second_order import twice_differentiable
-from hone.train import diagnose, memory
+from hone.train import metrics
 from hone.train.guard import mark
-from hone.train.learner import Learner
-from hone.train.step import apply_gradients, skipped, totals
+from hone.train.learner import Learner, retry_smaller
+from hone.train.update import apply_gradients, skipped, totals
 from hone.types import Batch
 
 Product = Callable[[Tensor], Tensor]
@@ -55,7 +55,7 @@ def step(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
         _critic_gradient(learner, batch, algo)
         return stats
 
-    stats = memory.retried(attempt, lambda: learner.halve(batch, algo.unit))
+    stats = retry_smaller(attempt, lambda: learner.halve(batch, algo.unit))
     if stats is not None and apply_gradients(learner, stats, learner.policy.critic_parameters()):
         return stats
     _assign(actor, start)
@@ -140,7 +140,7 @@ def _gradient(
         part = objective(fwd, micro, loss)
         gradient += _flat(torch.autograd.grad(part, parameters)).double()
         value += part.item()
-        diagnose.observe(stats, fwd, micro, algo)
+        metrics.observe(stats, fwd, micro, algo)
     stats.add("loss", value, 1 / collect.world()[1])
     summed = collect.total(torch.cat([gradient, gradient.new_tensor([value])]))
     return float(summed[-1]), summed[:-1]
