@@ -1,5 +1,6 @@
 """Answers that would hang, exhaust or mislead the verifier: each ends soon and none is accepted."""
 
+import gc
 import os
 import signal
 import threading
@@ -256,7 +257,7 @@ def children() -> set[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, IndexError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            found |= {int(folder.name)} if parent == os.getpid() and b"math_symbolic" in read(folder) else set()
+            found |= {int(folder.name)} if parent == os.getpid() and b"symbolic.serve" in read(folder) else set()
     return found
 
 
@@ -278,6 +279,18 @@ def test_processes_that_were_ended_from_outside_are_replaced_and_none_is_left_be
     until = time.monotonic() + patience(20)
     while children() - before and time.monotonic() < until:
         time.sleep(0.05)
+    assert children() == before
+
+
+def test_workers_that_are_collected_as_garbage_end_and_nothing_hangs():
+    before = children()
+    workers = Workers()
+    assert workers.ask({"kind": "value", "gold": "5", "answer": r"\sqrt { 25 }"})["equal"] is True
+    assert len(children() - before) == 1
+    cycle: list[object] = [workers]
+    cycle.append(cycle)
+    del workers, cycle
+    gc.collect()
     assert children() == before
 
 
