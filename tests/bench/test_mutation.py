@@ -3,6 +3,7 @@
 import ast
 
 import pytest
+from each import each
 
 from benchmarks import mutants as program
 from benchmarks import survivors
@@ -21,7 +22,7 @@ def made(source: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "expected"),
     [
         ("return a < b", {"return a <= b", "return a > b"}),
@@ -54,7 +55,7 @@ def test_a_statement_and_a_decorator_can_be_forgotten_and_an_argument_returned()
     assert "@checked() def f ... return a + 3 -> @checked() def f ... return a" in shown
 
 
-@pytest.mark.parametrize(
+@each(
     "source",
     [
         '"""One."""\n',

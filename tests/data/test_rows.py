@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from each import each
 
 from hone.data.rows.columns import Shape, shape_of
 from hone.data.rows.convert import Grouper, Tasker, to_groups
@@ -42,7 +43,7 @@ def only(row):
     return to_groups([row], TOK).groups[0]
 
 
-@pytest.mark.parametrize("shape", list(Shape))
+@each("shape", list(Shape))
 def test_each_shape_is_told_by_its_columns(shape):
     assert shape_of(GOLD[shape], expected=[shape]) is shape
     assert shape_of({**GOLD[shape], "source": "web", "id": 7}, expected=[shape]) is shape
@@ -193,7 +194,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "change", "says"), WRONG)
+@each(("shape", "change", "says"), WRONG)
 def test_a_bad_row_is_named_by_file_number_and_column(shape, change, says):
     rows = [GOLD[shape], GOLD[shape], {**GOLD[shape], **change}]
     with pytest.raises(HoneError) as caught:
@@ -204,7 +205,7 @@ def test_a_bad_row_is_named_by_file_number_and_column(shape, change, says):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("shape", [s for s in Shape if s not in (Shape.TASK, Shape.TEXT)])
+@each("shape", [s for s in Shape if s not in (Shape.TASK, Shape.TEXT)])
 def test_a_missing_column_is_named(shape):
     for column in GOLD[shape].keys() - {"margin"}:
         row = {k: v for k, v in GOLD[shape].items() if k != column}

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from each import each
 from patience import patience
 
 from benchmarks.trials.costly import COSTLY, leaves
@@ -61,7 +62,7 @@ def reward(answer: str, gold: str = "5"):
     return math_reward(f"The answer is $\\boxed{{{answer}}}$.", Task(prompt="q", answer=gold))
 
 
-@pytest.mark.parametrize("answer", HANGING, ids=range(len(HANGING)))
+@each("answer", HANGING)
 def test_an_answer_that_would_hang_ends_at_once_and_is_not_accepted(answer):
     start = time.perf_counter()
     assert reward(answer).value != 1.0
@@ -70,7 +71,7 @@ def test_an_answer_that_would_hang_ends_at_once_and_is_not_accepted(answer):
     assert time.perf_counter() - start < patience(1.0)
 
 
-@pytest.mark.parametrize("answer", STRANGE)
+@each("answer", STRANGE)
 def test_text_that_is_no_mathematics_gives_a_verdict(answer):
     assert reward(answer).value == 0.0
     assert reward(answer, "x+1").value == 0.0
@@ -82,7 +83,7 @@ def test_an_enormous_completion_is_read_from_its_end():
     assert math_reward(r"\boxed{5}" + "x" * 10_000_000, Task(prompt="q", answer="5")).value == 0.0
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["2^{10}", "x^2+2x+1", "e^{x^2}", r"\frac{1}{2004!}", "n!", r"\binom{52}{5}", "(x+1)^{100}", "x^{2n}", "2^{n-1}"],
 )
@@ -90,9 +91,7 @@ def test_the_guard_lets_ordinary_answers_through(text):
     assert admitted(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["x;y", r"\input{x}", r"\write18", "import(os)!!", "a.b", "f'", "x=", "5 5", "2^", "__a"]
-)
+@each("text", ["x;y", r"\input{x}", r"\write18", "import(os)!!", "a.b", "f'", "x=", "5 5", "2^", "__a"])
 def test_the_guard_refuses_what_is_no_expression(text):
     with pytest.raises(Refused):
         admitted(text)
