@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY ?= passive
 # Without compiled modules on disk every worker and every process of the tests compiles all of Hone again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-seeds faults table mutants torture trial fuzz wheel browser old-trl gym real-model test test-slow test-gpu sampler check static clean
+.PHONY: help setup demo demo-seeds faults table docs mutants torture trial fuzz wheel browser old-trl gym real-model test test-slow test-gpu docs-test sampler check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -27,19 +27,24 @@ demo: $(VENV)/.core ## the whole journey on the CPU, with a table and runs/demo/
 demo-seeds: $(VENV)/.dev ## the demo's promises on three seeds, as JSON (about 12 minutes)
 	$(BIN)/python -m benchmarks.demo
 
-faults: $(VENV)/.dev ## inject every fault of the catalogue: tests or `hone check` must catch each; writes docs/faults.md
+faults: $(VENV)/.dev ## inject every fault of the catalogue: tests or `hone check` must catch each; writes docs/dev/faults.md
 	$(BIN)/python -m benchmarks.faults
 
-table: $(VENV)/.dev ## write the README's table of speed, and those of docs/process.md and docs/verifiers.md, from benchmarks/results
+table: $(VENV)/.dev ## write the tables of docs/speed.md, docs/process.md and docs/verifiers.md from benchmarks/results
 	$(BIN)/python -m benchmarks.table
 
-mutants: $(VENV)/.dev ## mutation testing of the algorithms (about 30 minutes on 2 cores); writes docs/mutants.md
+docs: $(VENV)/.dev ## build the site of docs/ into build/site, offline; a link or an anchor that leads nowhere fails
+	$(BIN)/python -m benchmarks.reference
+	$(BIN)/python -m benchmarks.rooms --svg docs/rooms_after.svg --title After
+	$(BIN)/zensical build --clean --strict
+
+mutants: $(VENV)/.dev ## mutation testing of the algorithms (about 30 minutes on 2 cores); writes docs/dev/mutants.md
 	$(BIN)/python -m benchmarks.mutants
 
-torture: $(VENV)/.dev ## kill, starve and mislead runs of every loop: nothing may be lost; writes docs/reliability.md (some minutes)
+torture: $(VENV)/.dev ## kill, starve and mislead runs of every loop: nothing may be lost; writes docs/dev/reliability.md (some minutes)
 	$(BIN)/python -m benchmarks.torture --kills 300
 
-trial: $(VENV)/.dev ## try every case of the field trial again; writes docs/trial.md
+trial: $(VENV)/.dev ## try every case of the field trial again; writes docs/dev/trial.md
 	$(BIN)/python -m benchmarks.trial
 
 fuzz: $(VENV)/.dev ## fuzz every parser of outside bytes, FUZZ_SECONDS each (60); by coverage where atheris can be installed
@@ -71,6 +76,9 @@ test-slow: $(VENV)/.dev ## the slow tests
 
 test-gpu: $(VENV)/.dev ## the tests that need an NVIDIA GPU
 	$(PYTEST) -m gpu --timeout 1800
+
+docs-test: $(VENV)/.dev ## follow the tutorial and the how-to pages word for word, with what takes minutes
+	$(PYTEST) tests/docs --timeout 3600
 
 sampler: $(VENV)/.dev ## the sampler's figures against transformers, as JSON: of the GPU if there is one, else of the CPU
 	$(BIN)/python -m benchmarks.sampler

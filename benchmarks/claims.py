@@ -1,7 +1,7 @@
 """What the pages for readers claim, as far as a program can try it: commands, settings, names, paths and snippets.
 
 Each check takes a page and yields what is wrong with it, a line each. They try the pages of the tree that Hone is
-imported from. docs/claims.md has the claims that were tried by hand.
+imported from. docs/dev/claims.md has the claims that were tried by hand.
 """
 
 import ast
@@ -28,7 +28,7 @@ Check = Callable[[Path], Iterator[str]]
 
 def pages() -> list[Path]:
     """Those that say how things are."""
-    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    found = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [page for page in found if page.name not in DATED]
 
 
@@ -129,14 +129,14 @@ def refusals(page: Path) -> Iterator[str]:
 
 def defaults(page: Path) -> Iterator[str]:
     """Tables of settings with a column of defaults that are others."""
-    from hone.commands.settings import written
+    from hone.commands.reference import written
 
     for table in re.findall(
         r"(?m)^\| setting \| default \|.*\n\|[-|]+\n((?:\|.*\n)+)", page.read_text(encoding="utf-8")
     ):
         for name, told in re.findall(r"(?m)^\| `([\w.]+)` \| ([^|]*?) *\|", table):
             default = written(known_settings()[name]) if name in known_settings() else "no such setting"
-            if told.strip("`") != default.strip('"').removesuffix(".0"):
+            if told.strip("`").removesuffix(".0") != default.strip('"').removesuffix(".0"):
                 yield f"{name} is {told}: {default}"
 
 
@@ -152,7 +152,7 @@ def settings(page: Path) -> Iterator[str]:
 
 @cache
 def known_settings() -> dict[str, object]:
-    from hone.commands.settings import all_settings
+    from hone.commands.reference import all_settings
 
     return {setting.name: setting.default for setting in all_settings()}
 
@@ -225,6 +225,7 @@ def variables(page: Path) -> Iterator[str]:
 def files(page: Path) -> Iterator[str]:
     """Python, C++ and test files that are nowhere in the tree."""
     names = [str(path.relative_to(ROOT)) for path in sources()]
+    names += re.findall(r"<!-- file: (\S+) -->", page.read_text(encoding="utf-8"))  # the page has the reader write it
     for span in parts(page)[1]:
         for path in re.findall(r"^([\w/]+\.(?:py|cpp|h))(?:::\w+)?$", span):
             if not path.startswith(OTHERS) and not any(f"/{name}".endswith(f"/{path}") for name in names):

@@ -13,7 +13,7 @@ from benchmarks.form import Row, main, row
 from benchmarks.side_by_side import in_turns
 from hone.data.corpus import duplicates
 from hone.data.corpus.pipeline import clean
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 
 PLAY = Path(__file__).parents[2] / "shared" / "data" / "tinyshakespeare" / "input.txt"
 STEPS = ("read", "language", "quality", "toxicity", "exact", "near", "overlap")
@@ -63,7 +63,7 @@ def measure(quick: bool) -> list[Row]:
         texts = path.read_text(encoding="utf-8").split("\n\n")
         evals = Path(folder) / "eval.txt"
         evals.write_text("\n".join(" ".join(t.split()[:60]) for t in texts[:1000:5]), encoding="utf-8")
-        settings = Settings(evals=(str(evals),), shard_bytes=size // 8)
+        settings = CorpusSettings(evals=(str(evals),), shard_bytes=size // 8)
         clocks: list[float] = []
         for workers in (1, 2):
             began = time.perf_counter()

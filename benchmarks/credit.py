@@ -19,10 +19,10 @@ from benchmarks.form import Row, main, note, say
 from benchmarks.process import SEEDS, each, gained, logged, values
 from hone.config.overrides import Choice
 from hone.config.recipe import ModelSpec, OptimSpec, ProcessSpec, Recipe, SampleSpec, TrainSpec
+from hone.inference.defaults import Sampling
 from hone.inference.label import StepLabels, label_steps
-from hone.inference.model import Sampling
 from hone.launch import train as runner
-from hone.log.limits import Limits
+from hone.log.limits import LimitSpec
 
 torch.set_num_threads(1)  # a model so small gains nothing from more
 RUNS, ITERATIONS = 6, 24  # of each method on a seed; of a run
@@ -116,7 +116,7 @@ class Seed:
                 sample=SampleSpec(group=8, max_tokens=TOKENS),
                 train=TrainSpec(steps=2 if self.quick else ITERATIONS, prompts=4, eval_samples=2),
                 optim=OptimSpec(lr=1e-3, warmup=3 if not self.quick else 1),
-                limits=Limits(ref_kl_warn=None, ref_kl_stop=None),
+                limits=LimitSpec(ref_kl_warn=None, ref_kl_stop=None),
             )
         )
         return logged(folder, "reward/exact")

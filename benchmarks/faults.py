@@ -1,6 +1,6 @@
 """Seeded faults: every one of the catalogue must be caught, by the tests or by `hone check`.
 
-The full run writes docs/faults.md. --quick injects a sample that is always the same.
+The full run writes docs/dev/faults.md. --quick injects a sample that is always the same.
 """
 
 import json
@@ -20,7 +20,7 @@ from benchmarks.catalogue.world import make_world
 from benchmarks.form import Row, main, row
 from benchmarks.patched import ROOT, WORKERS, Bench, bench
 
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "docs" / "dev" / "faults.md"
 QUICK = 12  # faults in a quick run
 LIMIT = 120.0  # seconds for one fault
 KINDS = {".py", ".cpp", ".h"}  # of files that a fault may change
@@ -130,7 +130,7 @@ def check_fits(on: Bench, faults: Sequence[Fault]) -> None:
 
 
 def page(results: Sequence[Result], seconds: float) -> str:
-    """docs/faults.md"""
+    """docs/dev/faults.md"""
     caught = sum(r.caught for r in results)
     lines = [
         *HEAD,
@@ -157,7 +157,7 @@ HEAD = """# Seeded faults
 frameworks have shipped, or that a user can make. It is put into a copy of the source, and a test must go red that is
 green without it; or into a small project of a user, on which `hone check` must warn, fail or refuse, and says nothing
 without it. Where both are named, both caught it. "pain n" is a row of [pains.md](pains.md),
-"contract" a line of [contract.md](contract.md).
+"contract" a line of [contract.md](../contract.md).
 """.splitlines()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.form import Row, main, row
 from hone.errors import HoneError
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 
 NAME = "smollm2-135m"
 BEGIN = """

@@ -17,8 +17,8 @@ from benchmarks.form import Row, main, note, row, say
 from hone.data.feed import assemble
 from hone.data.feed.locate import Reading, locate
 from hone.data.rows.convert import Tally
-from hone.reward.verify.math.number import amount
-from hone.reward.verify.math.tidy import tidy
+from hone.reward.verify.math.amount import amount
+from hone.reward.verify.math.normalise import normalise
 from hone.reward.verify.math.verdict import _asked, math_reward
 from hone.reward.verify.math.workers import WORKERS, Failed
 from hone.types import Task
@@ -66,7 +66,7 @@ def equivalents(gold: str) -> Iterator[str]:
     yield f"\\boxed{{{gold.replace('(', chr(92) + 'left(').replace(')', chr(92) + 'right)')}}}".replace(
         r"\left\left", r"\left"
     )
-    stated = amount(tidy(gold))
+    stated = amount(normalise(gold))
     if stated is None:
         simple = re.fullmatch(r"[0-9a-z\s+*/^{}()-]*(?:\\(?:sqrt|frac|pi)[0-9a-z\s+*/^{}()-]*)*", gold)
         if simple and "," not in gold and not re.search(r"[A-Za-z]{5}", gold):

@@ -1,6 +1,6 @@
 """Mutation testing of src/hone/algo: at least 95 % of all mutants make a test fail, and every survivor is explained.
 
-The full run writes docs/mutants.md. --quick judges a seeded sample, by the quick tests only.
+The full run writes docs/dev/mutants.md. --quick judges a seeded sample, by the quick tests only.
 """
 
 import random
@@ -17,7 +17,7 @@ from benchmarks.form import Row, main, row
 from benchmarks.mutation import Mutant, mutants
 from benchmarks.patched import ROOT, WORKERS, Bench, Verdict, bench
 
-PAGE = ROOT / "docs" / "mutants.md"
+PAGE = ROOT / "docs" / "dev" / "mutants.md"
 FOLDER = "hone/algo"
 WORDS = {"explain"}  # texts that `hone algos` prints: another word is no other mathematics
 LEAST = 95.0  # per cent of all mutants
@@ -153,7 +153,7 @@ def rows_of(found: Sequence[Judged], wrong: Sequence[str]) -> list[Row]:
 
 
 def page(found: Sequence[Judged], seconds: float) -> str:
-    """docs/mutants.md"""
+    """docs/dev/mutants.md"""
     rows = [f"| {name} | {all_} | {killed} | {100 * killed / all_:.1f} |" for name, all_, killed in _by_module(found)]
     killed = sum(j.killed for j in found)
     other = len(found) - sum(j.mutant.name in survivors.EQUIVALENT for j in found)

@@ -1,6 +1,6 @@
 """Hone's losses and gradients against TRL's on the same tensors, method by method, and what differs between them.
 
-The tables of docs/parity.md come before the JSON line. TRL has to be installed: it is in the extra `dev`.
+The tables of docs/dev/parity.md come before the JSON line. TRL has to be installed: it is in the extra `dev`.
 """
 
 import sys
@@ -42,7 +42,7 @@ def difference_rows() -> tuple[list[Row], list[str]]:
     for name, find in DIFFERENCES.items():
         found = find()
         off = max(distance(found.stated, found.peer))
-        unit, goal = "as stated in docs/parity.md", "the relation holds to 2e-06"
+        unit, goal = "as stated in docs/dev/parity.md", "the relation holds to 2e-06"
         ours, peer = found.ours.loss, found.peer.loss
         rows.append(row(name, ours, peer=peer, unit=unit, goal=goal, ok=off <= 2e-6))
         lines.append(f"| {name} | {ours:.5f} | {peer:.5f} |")

@@ -25,13 +25,13 @@ from benchmarks.form import Row, main, note, row, say
 from hone.config.overrides import Choice
 from hone.config.recipe import CriticSpec, ModelSpec, OptimSpec, ProcessSpec, ReadSpec, Recipe, SampleSpec, TrainSpec
 from hone.demo import stages
-from hone.demo.data import make_data, make_tokenizer
-from hone.demo.sizes import FULL, QUICK, Sizes
+from hone.demo.stages import FULL, QUICK, Sizes
+from hone.demo.world import make_data, make_tokenizer
+from hone.inference.defaults import Sampling
 from hone.inference.label import StepLabels, label_steps
-from hone.inference.model import Sampling
 from hone.inference.rank import Rank, evaluate_ranked
 from hone.launch import train as runner
-from hone.log.limits import Limits
+from hone.log.limits import LimitSpec
 
 T = TypeVar("T")
 torch.set_num_threads(1)  # a model so small gains nothing from more
@@ -187,7 +187,7 @@ class Bench:
                 sample=SampleSpec(group=course.group, max_tokens=44),
                 train=TrainSpec(steps=steps, prompts=prompts, minibatches=4, eval_samples=1 if self.quick else 8),
                 optim=OptimSpec(lr=1e-4, critic_lr=5e-4, warmup=10),
-                limits=Limits(ref_kl_warn=None, ref_kl_stop=None),
+                limits=LimitSpec(ref_kl_warn=None, ref_kl_stop=None),
             )
         )
         self.found[f"{name} while learning"], self.found[f"{name} afterwards"] = logged(folder, "reward/math")

@@ -1,6 +1,6 @@
 """The sandbox: latency cold and warm, programs a second, memory a slot, and a soak of which a fifth is hostile.
 
-Beside it a plain subprocess (no protection at all) and, where they are installed, other tools under the same limits.
+Beside it a plain subprocess (no protection at all).
 `cold` builds a slot (namespaces, root, cgroup, fork) for the program; `from nothing` starts the interpreter too.
 """
 
@@ -13,12 +13,10 @@ from pathlib import Path
 
 from benchmarks.form import Row, main, note, row, say
 from benchmarks.hostile.soak import below, megabytes, soaked
-from hone.errors import HoneError
-from hone.reward.sandbox.limits import Wanted, interpreter
-from hone.reward.sandbox.pool import Pool
-from hone.reward.sandbox.sandbox import Call, Limits, Program, Returned, Sandbox
-from hone.reward.sandbox.talk import Talk, frame
-from hone.reward.sandbox.tools import TOOLS
+from hone.reward.sandbox.limits import BackendOptions, interpreter
+from hone.reward.sandbox.native import NativeBackend
+from hone.reward.sandbox.protocol import JobOutput, frame
+from hone.reward.sandbox.sandbox import Call, Program, Returned, Sandbox, SandboxLimits
 
 SOURCE = "def add(a, b): return a + b"
 PROGRAM = Program(source=SOURCE, calls=[Call("add", (1, 2))])
@@ -65,18 +63,18 @@ def rate(run: Callable[[], None], clients: int, times: int) -> float:
 
 def cold(times: int) -> list[float]:
     """A slot built for one program, the sandbox being open."""
-    limits = Limits()
-    pool = Pool(Wanted(limits=limits, slots=1, python=interpreter(), packages=()))
+    limits = SandboxLimits()
+    pool = NativeBackend(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
     order = {"source": SOURCE, "stdin": None, "file": "", "build": [], "run": []}
     request = frame(order) + frame({"name": "add", "args": [1, 2], "kwargs": {}})
     taken = list[float]()
     for _ in range(times):
         start = time.perf_counter()
         slot = pool.open_slot()
-        talk = Talk(output=1000, result=1000, most=2)
-        slot.run(request, talk, seconds=5)
+        job_output = JobOutput(output=1000, result=1000, most=2)
+        slot.run(request, job_output, seconds=5)
         taken.append(time.perf_counter() - start)
-        assert talk.records[-1] == {"value": 3}
+        assert job_output.records[-1] == {"value": 3}
         slot.close()
     pool.close()
     return taken
@@ -91,8 +89,8 @@ def from_nothing() -> None:
 def memory(slots: int) -> float:
     """Megabytes of a server with this many slots, each with a job that waits."""
     others = set(below(os.getpid()))
-    limits = Limits()
-    pool = Pool(Wanted(limits=limits, slots=1, python=interpreter(), packages=()))
+    limits = SandboxLimits()
+    pool = NativeBackend(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
     opened = [pool.open_slot() for _ in range(slots - 1)]
     for slot in opened:
         slot.ready()
@@ -124,18 +122,6 @@ def _ticks() -> float:
     return 1000 * total / os.sysconf("SC_CLK_TCK")
 
 
-def beside(times: int) -> list[Row]:
-    """Other ways to run the same program."""
-    found = [note("plain subprocess p50", quantile(timed(plain, times), 0.5), unit="ms")]
-    for name in TOOLS:
-        try:
-            with Sandbox(backend=name) as sandbox:
-                found.append(note(f"{name} p50", quantile(timed(lambda s=sandbox: once(s), times), 0.5), unit="ms"))
-        except HoneError as error:
-            say(f"{name}: {error}")
-    return found
-
-
 def measure(quick: bool, soak: int) -> Sequence[Row]:
     """All of it; --quick has fewer runs and a short soak; --soak N is N jobs of that and nothing else."""
     if soak:
@@ -165,7 +151,8 @@ def measure(quick: bool, soak: int) -> Sequence[Row]:
     rows.append(row("runs a second, at best", best, unit="1/s", goal=">= 150", ok=best >= 150))
     rows.append(note("CPU a run", processor(times), unit="ms"))
     rows.append(note("memory a slot", (memory(9) - memory(1)) / 8, unit="MB"))
-    return [*rows, *beside(times // 4), *soaked(400 if quick else 10_000)]
+    rows.append(note("plain subprocess p50", quantile(timed(plain, times // 4), 0.5), unit="ms"))
+    return [*rows, *soaked(400 if quick else 10_000)]
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.formats.model_folder import save_whole
+from hone.model.formats.save import save_model
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "tiny", "messages": [{"role": "user", "content": "the cat"}]}
@@ -52,7 +52,7 @@ def make_model(folder: Path, *, context: int = 1024) -> Path:
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        save_whole(Decoder(config), replace(tokenizer, chat_template=DEFAULT_TEMPLATE), folder / "tiny")
+        save_model(Decoder(config), replace(tokenizer, chat_template=DEFAULT_TEMPLATE), folder / "tiny")
     return folder / "tiny"
 
 

@@ -1,4 +1,4 @@
-"""The README's table of speed and the tables of docs/process.md and docs/verifiers.md, written from the stored results.
+"""The tables of docs/speed.md, docs/process.md and docs/verifiers.md, written from the stored results.
 
 python -m benchmarks.table
 """
@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RESULTS, README = Path(__file__).parent / "results", Path(__file__).parents[1] / "README.md"
+RESULTS, DOCS = Path(__file__).parent / "results", Path(__file__).parents[1] / "docs"
+SPEED = DOCS / "speed.md"
 PROCESS, CREDIT = RESULTS / "process_cpu.json", RESULTS / "credit_cpu.json"
-PAGE = README.parent / "docs" / "process.md"
+PAGE = DOCS / "process.md"
 BEGIN, END = "<!-- speed, written by `make table` -->\n", "<!-- end of speed -->\n"
-MATHS, VERIFIERS = RESULTS / "maths_cpu.json", README.parent / "docs" / "verifiers.md"
+MATHS, VERIFIERS = RESULTS / "maths_cpu.json", DOCS / "verifiers.md"
 MATHS_MARKS = "<!-- maths, written by `make table` -->\n", "<!-- end of maths -->\n"
 MARKS = "<!-- process, written by `make table` -->\n", "<!-- end of process -->\n"
 CREDIT_MARKS = "<!-- credit, written by `make table` -->\n", "<!-- end of credit -->\n"
@@ -50,14 +51,18 @@ def table(results: Path) -> str:
     speeds = (path for path in results.glob("*.json") if path.name not in {other.name for other in NO_SPEED})
     for path in sorted(speeds):
         found = json.loads(path.read_text())
-        for row in (r for r in found["rows"] if r["goal"]):
+        goals = [row for row in found.get("rows", []) if row["goal"]]  # hashes of trajectories have no rows
+        for row in goals:
             met = "met" if row["ok"] else "**missed**"
             ours, peer = number(row["ours"], row["unit"]), number(row["peer"], row["unit"])
             lines.append(f"| {row['name']} | {ours} | {peer} | {ratio(row)} | {row['goal']} | {met} |\n")
+        if not goals:
+            continue
         about = found["machine"]
         versions = ", ".join(f"{name} {about[name]}" for name in ("torch", "transformers", "trl") if name in about)
         machines.append(f"`{path.name}`: {about.get('gpu') or about['cpu']}, {versions}, {about['date']}")
-    return HEAD + "".join(lines) + "\nStored in `benchmarks/results`: " + "; ".join(machines) + ".\n"
+    stored = "".join(f"- {machine}\n" for machine in machines)
+    return f"{HEAD}{''.join(lines)}\nStored in `benchmarks/results`:\n\n{stored}"
 
 
 def gain_tables(path: Path) -> str:
@@ -115,7 +120,7 @@ def maths_tables(found: dict[str, Any]) -> str:
     return f"{head}\n| | | goal |\n|---|---|---|\n{rest}{stored}"
 
 
-def written(page: str, made: str, *, marks: tuple[str, str] = (BEGIN, END), name: str = "README.md") -> str:
+def written(page: str, made: str, *, marks: tuple[str, str] = (BEGIN, END), name: str = "speed.md") -> str:
     """The page with the table between its marks."""
     begin, last = marks
     before, _, rest = page.partition(begin)
@@ -126,7 +131,7 @@ def written(page: str, made: str, *, marks: tuple[str, str] = (BEGIN, END), name
 
 
 if __name__ == "__main__":
-    README.write_text(written(README.read_text(), table(RESULTS)))
+    SPEED.write_text(written(SPEED.read_text(), table(RESULTS)))
     for path, marks in ((PROCESS, MARKS), (CREDIT, CREDIT_MARKS)):
         PAGE.write_text(written(PAGE.read_text(), gain_tables(path), marks=marks, name=PAGE.name))
     made = maths_tables(json.loads(MATHS.read_text()))

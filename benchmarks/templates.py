@@ -34,7 +34,7 @@ QUESTION = "A baker sells {} loaves in the morning and twice as many in the afte
 START = """
 import time
 begun = time.perf_counter()
-from hone.data.text.bounded import WORKER
+from hone.data.text.worker import WORKER
 ready = time.perf_counter()
 WORKER.ask("match", ([], []), seconds=1, memory=1 << 28)
 print(time.perf_counter() - ready)

@@ -1,6 +1,6 @@
 """Torture: runs of every loop are killed, starved and lied to; each must end with a clear message and lose nothing.
 
-The full run writes docs/reliability.md. --kills: how many SIGKILLs, a third of them and more inside a save.
+The full run writes docs/dev/reliability.md. --kills: how many SIGKILLs, a third of them and more inside a save.
 """
 
 import sys
@@ -20,7 +20,7 @@ from benchmarks.torturing.kills import Campaign, campaign
 from benchmarks.torturing.page import page
 from benchmarks.torturing.world import World, loops, make_world
 
-PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[1] / "docs" / "dev" / "reliability.md"
 KILLS, QUICK = 300, 30
 SECONDS = 120  # within which a quick run ends, on two cores
 QUICK_LOOPS = ("sft", "dpo", "reward_model", "ppo", "grpo", "grpo, sampled ahead", "expert_iteration")

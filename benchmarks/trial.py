@@ -1,7 +1,7 @@
 """The field trial: what failed when Hone was attacked, measured and used from outside, tried again.
 
-The full run stores what it found in benchmarks/results/trial_cpu.json and writes docs/trial.md. `--before FOLDER` tries
-the same cases on the checkout of older code in FOLDER and stores what failed there.
+The full run stores what it found in benchmarks/results/trial_cpu.json and writes docs/dev/trial.md. `--before FOLDER`
+tries the same cases on the checkout of older code in FOLDER and stores what failed there.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from benchmarks.trials.case import play
 from benchmarks.trials.page import page
 
 ROOT = Path(__file__).parents[1]
-STORED, PAGE = ROOT / "benchmarks" / "results" / "trial_cpu.json", ROOT / "docs" / "trial.md"
+STORED, PAGE = ROOT / "benchmarks" / "results" / "trial_cpu.json", ROOT / "docs" / "dev" / "trial.md"
 CLASSES = {  # a module of benchmarks/trials, by the letter of its class
     "sentences": "A",
     "forms": "A",

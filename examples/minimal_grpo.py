@@ -2,19 +2,18 @@
 
     python examples/minimal_grpo.py
 
-The whole method is in `train`: sample groups, verify, credit, weigh, update. Everything that Hone adds around these
-lines (a real decoder, caches, checkpoints, logs) changes none of the numbers.
+The whole method is in `online`, which reads like `hone.loop.online`: sample, score, collate, annotate, credit, weigh,
+update. Everything that Hone adds around these lines (a real decoder, caches, checkpoints, logs) changes no number.
 """
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from hone.algo import Algorithm, assign_credit, grpo, objective
-from hone.algo.weight import Totals, weigh
-from hone.types import Batch, Forward
+from hone.algo import Algorithm, Batch, Forward, assign_credit, grpo, objective, weigh
 
 DIGITS, STOP, START = 10, 10, 11  # tokens 0..9 are digits; STOP ends a completion; START opens it
 VOCABULARY, LENGTH = 12, 4  # three digits and the stop token
@@ -60,7 +59,7 @@ def sample(policy: Policy, prompts: list[list[int]]) -> Tensor:
     return tokens
 
 
-def to_batch(tokens: Tensor, rewards: list[float]) -> Batch:
+def collate(tokens: Tensor, rewards: list[float]) -> Batch:
     """Shift once: targets[t] is the token after inputs[t]; trained on is what the policy wrote, up to its stop."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     written = torch.arange(targets.shape[1]) >= targets.shape[1] - LENGTH
@@ -72,43 +71,49 @@ def to_batch(tokens: Tensor, rewards: list[float]) -> Batch:
         real=torch.ones_like(targets, dtype=torch.bool),
         group=torch.arange(len(tokens)) // GROUP,
         reward=torch.tensor(rewards),
-        valid=torch.ones(len(tokens), dtype=torch.bool),
     )
+
+
+@torch.no_grad()
+def annotate(policy: Policy, batch: Batch) -> Batch:
+    """Adds what the policy says of each token before it is updated."""
+    return replace(batch, old_logp=policy.score(batch).logp)
 
 
 def update(policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, algo: Algorithm) -> None:
     """One optimiser step, in two micro-batches: the weights are fixed before the cut, so the cut changes nothing."""
-    batch = weigh(batch, algo.weigh, Totals(rows=len(batch), tokens=int(batch.mask.sum())))
     optimizer.zero_grad()
     for half in (slice(None, len(batch) // 2), slice(len(batch) // 2, None)):
         micro = batch.rows(half)
-        objective(policy.score(micro), micro, algo.loss).backward()
+        objective(policy.score(micro), micro, algo).backward()
     nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
     optimizer.step()
+
+
+def online(policy: Policy, optimizer: torch.optim.Optimizer, algo: Algorithm, rng: random.Random) -> Iterator[float]:
+    """The mean reward of each iteration, for as long as it is asked."""
+    while True:
+        prompts = [p for p in (problem(rng) for _ in range(PROMPTS)) for _ in range(GROUP)]
+        tokens = sample(policy, prompts)  # prompts -> rollouts
+        rewards = [verify(p, row[-LENGTH:]) for p, row in zip(prompts, tokens.tolist(), strict=True)]  # -> rewards
+        batch = collate(tokens, rewards)  # one row a rollout; GRPO selects all of them
+        batch = annotate(policy, batch)  # what the old policy says of each token
+        batch = assign_credit(batch, algo)  # rewards -> advantages
+        batch = weigh(batch, algo)  # each token's weight in the loss
+        update(policy, optimizer, batch, algo)
+        yield sum(rewards) / len(rewards)
 
 
 def train(seed: int = 0, steps: int = STEPS, *, quiet: bool = False) -> list[float]:
     """The mean reward of every step."""
     torch.manual_seed(seed)
-    rng = random.Random(seed)
-    policy = Policy()
+    policy, algo = Policy(), grpo(beta=0.0)  # no reference model: only the clipped, group-relative policy gradient
     optimizer = torch.optim.AdamW(policy.parameters(), lr=3e-3)
-    algo = grpo(beta=0.0)  # no reference model: only the clipped, group-relative policy gradient
     history: list[float] = []
-    for step in range(steps):
-        prompts = [p for p in (problem(rng) for _ in range(PROMPTS)) for _ in range(GROUP)]
-        tokens = sample(policy, prompts)
-        rewards = [verify(p, row[-LENGTH:]) for p, row in zip(prompts, tokens.tolist(), strict=True)]
-
-        batch = to_batch(tokens, rewards)
-        with torch.no_grad():
-            batch = replace(batch, old_logp=policy.score(batch).logp)
-        batch = replace(batch, **assign_credit(batch, algo))
-        update(policy, optimizer, batch, algo)
-
-        history.append(sum(rewards) / len(rewards))
-        if not quiet and (step + 1) % 25 == 0:
-            print(f"step {step + 1:3d}  reward {sum(history[-25:]) / 25:.3f}")
+    for step, reward in zip(range(1, steps + 1), online(policy, optimizer, algo, random.Random(seed)), strict=False):
+        history.append(reward)
+        if not quiet and step % 25 == 0:
+            print(f"step {step:3d}  reward {sum(history[-25:]) / 25:.3f}")
     return history
 
 

@@ -71,7 +71,7 @@ LEARNER = (
     ),
     fault(
         "every rank has its own denominator", "pain 1", "learner", TRAIN,
-        old="    rows, tokens = collect.total(counts).tolist()", new="    rows, tokens = counts.tolist()",
+        old="weight.totals(batch, reduce=collect.total)", new="weight.totals(batch)",
         tests="train/test_two_ranks.py",
     ),
     fault(

@@ -69,6 +69,11 @@ DATA = (
         tests="data/test_collate.py",
     ),
     fault(
+        "a row that a stop string ended counts as truncated", "contract", "data", COLLATE,
+        old="(r.stop is cut_off for r in rows)", new="(r.stop is not Stop.TOKEN for r in rows)",
+        tests="data/test_collate.py",
+    ),
+    fault(
         "every epoch has the same order", "pain 19", "data", "data/feed/source.py",
         old="np.random.SeedSequence((self._seed, self._epoch))", new="np.random.SeedSequence((self._seed, 0))",
         tests="data/test_source.py",
@@ -134,7 +139,7 @@ REWARD = (
         tests="reward/test_score.py",
     ),
     fault(
-        "a run with a broken reward goes on", "pain 12", "loop", "reward/marker.py",
+        "a run with a broken reward goes on", "pain 12", "loop", "reward/group_scorer.py",
         old="        if not bad or len(bad)", new="        if True or len(bad)",
         tests="run/test_settings_take_effect.py",
     ),
@@ -199,8 +204,8 @@ RESUME = (
     ),
     fault(
         "resume is declared and never read", "pain 19", "resume", "",
-        old="run(recipe, resume=arguments.resume, allow_change=arguments.allow_change)",
-        new="run(recipe)",
+        old="train.run(recipe, resume=arguments.resume, allow_change=arguments.allow_change)",
+        new="train.run(recipe)",
         tests="run/test_resume.py::test_a_run_longer_than_planned_is_the_long_run",
     ),
     fault(
@@ -225,7 +230,7 @@ RESUME = (
         tests="train/test_checkpoint.py",
     ),
     fault(
-        "what is written beside the loop changes with it", "pain 19", "resume", "checkpoint/saver.py",
+        "what is written beside the loop changes with it", "pain 19", "resume", "checkpoint/state.py",
         old="            self._made[place] = _copy(x)", new="            self._made[place] = x",
         tests="train/test_saver.py",
     ),
@@ -235,7 +240,7 @@ RESUME = (
         tests="train/test_saver.py",
     ),
     fault(
-        "two processes write into one run", "pain 19", "resume", "checkpoint/lock.py",
+        "two processes write into one run", "pain 19", "resume", "checkpoint/run_folder.py",
         old="            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n", new="            pass\n",
         tests="train/test_lock.py",
     ),

@@ -56,9 +56,9 @@ SAMPLER = (
         tests="rollout/test_local.py",
     ),
     fault(
-        "top-p is allowed in training", "pain 9", "recipe", "launch/build.py",
-        old="    if sample.top_k or sample.top_p < 1 or sample.min_p:", new="    if sample.top_k or sample.min_p:",
-        tests="run/test_bad_input.py",
+        "training under top-p does not know what the sampler kept", "pain 9", "recipe", "launch/build.py",
+        old="record_support=training and params.truncated)", new="record_support=False)",
+        tests="run/test_truncated_runs.py",
     ),
     # --- which weights write ---
     fault(

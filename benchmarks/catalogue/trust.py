@@ -2,12 +2,12 @@
 
 from benchmarks.catalogue.fault import Edit, fault
 
-WALL, GROUPS = "reward/sandbox/wall.py", "reward/sandbox/cgroups.py"
+WALL, GROUPS = "reward/sandbox/namespaces.py", "reward/sandbox/cgroups.py"
 HOSTILE = "reward/test_sandbox.py::test_a_hostile_program_gets_nothing"
 
 SANDBOX = (
     fault(
-        "programs may open sockets of any family", "contract", "reward", "reward/sandbox/calls.py",
+        "programs may open sockets of any family", "contract", "reward", "reward/sandbox/seccomp.py",
         old='    "socket": (0, UNIX, EAFNOSUPPORT),\n', new="",
         tests="reward/test_sandbox_parts.py::test_the_filter_judges_by_arguments",
     ),
@@ -46,9 +46,9 @@ SANDBOX = (
         tests="reward/test_verify_code.py::test_spoofed_verdicts_score_zero",
     ),
     fault(
-        "a slot that dies is a wrong answer", "pain 21", "reward", "reward/sandbox/slots.py",
+        "a slot that dies is a wrong answer", "pain 21", "reward", "reward/sandbox/native.py",
         old='            raise SandboxError("a slot of the sandbox died: no verdict on its program; try again")',
-        new='            talk.limit = "processes"',
+        new='            job_output.limit = "processes"',
         tests="reward/test_sandbox.py::test_a_slot_that_dies_under_a_program_is_no_verdict",
     ),
 )  # fmt: skip
@@ -65,7 +65,7 @@ MATHS = (
         tests="reward/test_verify_math.py::test_a_near_miss_scores_zero",
     ),
     fault(
-        "a percentage is the number before its sign", "contract", "reward", "reward/verify/math/number.py",
+        "a percentage is the number before its sign", "contract", "reward", "reward/verify/math/amount.py",
         old=' / (100 if "percent" in part else 1)', new="",
         tests="reward/test_verify_math.py::test_a_number_in_any_usual_dress_is_read_exactly",
     ),

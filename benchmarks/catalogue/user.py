@@ -20,7 +20,6 @@ def _reward(name: str, mimics: str, new: str, *, finding: str = "", refusal: str
 
 
 RECIPE = (
-    _setting("top-p while training", "pain 9", "sample.top_p=0.8", refusal="top_p"),
     _setting("a group of one", "pain 3", "sample.group=1", refusal="sample.group"),
     _setting("k1 in the loss, by setting", "pain 8", "algo.kl=loss:k1", refusal="zero expected gradient"),
     _setting("a setting that does not exist", "pain 24", "train.stpes=3", refusal="train.stpes"),

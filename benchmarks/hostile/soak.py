@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchmarks.form import Row, note, row, say
 from benchmarks.hostile import PROGRAMS, Hostile, aimed, groups_of, judge, world
-from hone.reward.sandbox.sandbox import Limits, Sandbox, SandboxError
+from hone.reward.sandbox.sandbox import Sandbox, SandboxError, SandboxLimits
 
 CLIENTS, STRETCHES = 2, 10
 HONEST = [p for p in PROGRAMS if p.kind == "H"]
@@ -100,7 +100,7 @@ class Soak:
 def soaked(jobs: int) -> list[Row]:
     """The soak and its goals: growth from the first tenth to the last."""
     start = time.perf_counter()
-    with world() as places, Sandbox(limits=Limits(seconds=2), slots=CLIENTS) as sandbox:
+    with world() as places, Sandbox(limits=SandboxLimits(seconds=2), slots=CLIENTS) as sandbox:
         soak = Soak(sandbox, places)
         for number in range(STRETCHES):
             soak.stretch(number, jobs // STRETCHES)

@@ -13,7 +13,7 @@ from benchmarks.form import Row, note, say
 from benchmarks.learning import ours
 from benchmarks.learning.turns import Clock, Side, apart, run
 from benchmarks.learning.work import Offline, Online, Subject, adapted, demo
-from hone.demo.sizes import FULL
+from hone.demo.stages import FULL
 from hone.loop import Iteration
 
 STAGES = ("sample", "score", "annotate", "update", "publish")

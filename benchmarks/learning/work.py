@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from benchmarks.sampling.cpu import big_decoder, random_decoder
-from hone.demo.sizes import FULL
+from hone.demo.stages import FULL
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 

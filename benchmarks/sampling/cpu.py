@@ -22,7 +22,7 @@ from hone.engine.runners.torch.runner import PlainRunner
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.policy import Policy
 from hone.rollout.local import LocalSampler

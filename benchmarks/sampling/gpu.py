@@ -97,7 +97,7 @@ def generating(decoder: Decoder, rows: int, **how: Any) -> Call:
     return lambda: model.generate(asked, attention_mask=torch.ones_like(asked), **how)
 
 
-SIDES = {  # the faster of transformers' ways is the peer; its continuous batching is slower than either (docs/log.md)
+SIDES = {  # the faster of transformers' ways is the peer; its continuous batching is slower (docs/dev/log.md)
     "Hone": sampling,
     "generate": generating,
     "generate, static cache, compiled": lambda decoder, rows: generating(decoder, rows, cache_implementation="static"),

@@ -1,4 +1,4 @@
-"""docs/reliability.md: what was tried, and what happened."""
+"""docs/dev/reliability.md: what was tried, and what happened."""
 
 from collections.abc import Sequence
 
@@ -63,7 +63,7 @@ TAIL = """## What this rests on
 - A checkpoint is written aside, hashed, synced and renamed; the next one is complete before an old one goes.
 - Every run saves itself by the clock unless it is told not to (`save.minutes`): a kill costs half of the work so far or
   five minutes of it, whichever is less; more where a save takes over 1.5 s, for saving costs less than 1 % of the time
-  ([checkpoints](checkpoints.md)).
+  ([checkpoints](../checkpoints.md)).
 - A run's folder that is removed, renamed or replaced while the run goes on ends it with a line that says so. What a
   file of a run holds is checked for its type when it is read: a wrong value is told with its remedy.
 - An invalid reward has a reason with the file and line of the user's code. Reasons are counted by kind, in

@@ -18,7 +18,7 @@ from hone.checkpoint import files
 from hone.engine.engine import Engine
 from hone.launch import job
 from hone.launch import train as runner
-from hone.reward.marker import Marker
+from hone.reward.group_scorer import GroupScorer
 from hone.train import trust_region
 
 OPENED, CALLS = "open", {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}
@@ -58,7 +58,7 @@ class Points:
         """For the rest of this process's life."""
         sys.addaudithook(self._audit)
         self._wrap(Engine, "go_on", "sampling")
-        self._wrap(Marker, "fill", "scoring")
+        self._wrap(GroupScorer, "fill", "scoring")
         self._wrap(torch.Tensor, "backward", "updating")
         self._wrap(trust_region, "_assign", "updating")
         for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from benchmarks.trials.case import Case
-from hone.reward.learned.judge import Judge, Settings
+from hone.reward.learned.judge import Judge, JudgeSettings
 from hone.types import Task
 
 TITLE = "A judge's score"
@@ -75,14 +75,14 @@ def cases(quick: bool) -> Iterator[Case]:
 
 def marks(answer: str, low: float, high: float, mark: float | None) -> Callable[[], str | None]:
     share = None if mark is None else (mark - low) / (high - low)
-    return lambda: _judged(Settings(model="m", low=low, high=high), answer, share)
+    return lambda: _judged(JudgeSettings(model="m", low=low, high=high), answer, share)
 
 
 def picks(answer: str, wanted: float | None) -> Callable[[], str | None]:
-    return lambda: _judged(Settings(model="m", kind="pair", both_orders=False), answer, wanted)
+    return lambda: _judged(JudgeSettings(model="m", kind="pair", both_orders=False), answer, wanted)
 
 
-def _judged(settings: Settings, answer: str, wanted: float | None) -> str | None:
+def _judged(settings: JudgeSettings, answer: str, wanted: float | None) -> str | None:
     """A judge that says this, whatever it is asked."""
     judge = Judge(settings, lambda messages, **how: answer, folder=Path())
     found = asyncio.run(judge("an answer", Task(prompt="q", answer="another")))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from benchmarks.trials.closings import PUBLISHED
 from benchmarks.trials.denials import BOXED, HONEST, ONE_OPTION, SAID, TAGGED, THOUGHT, TWO_OPTIONS
 from benchmarks.trials.sentences import reward
 from hone.reward.verify.choice import choice_reward
-from hone.reward.verify.format import format_reward
+from hone.reward.verify.structure import format_reward
 from hone.types import Task
 
 TITLE = "Wrong answers that score 1, and ways around a 0"

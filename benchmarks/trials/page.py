@@ -1,4 +1,4 @@
-"""docs/trial.md: each class of faults with the number of cases tried and failed, before and after."""
+"""docs/dev/trial.md: each class of faults with the number of cases tried and failed, before and after."""
 
 from collections.abc import Sequence
 from typing import Any

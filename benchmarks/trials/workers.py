@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.trials.case import Case
-from hone.reward.workers.apart import apart
+from hone.reward.workers.reward_worker import in_workers
 from hone.types import Outcome, Rollout
 
 TITLE = "Reward functions that take too much or leave something behind"
@@ -108,14 +108,14 @@ def _play(leave: Callable[[Path], None], ending: str, path: Path) -> bool:
     if ending == "the run is killed":
         program = os.fork()
         if not program:
-            (made,) = apart([reward], seconds=600.0, workers=1)
+            (made,) = in_workers([reward], seconds=600.0, workers=1)
             _scored(made)
             os._exit(0)
         _number(path)
         os.kill(program, signal.SIGKILL)
         os.waitpid(program, 0)
         return True
-    (made,) = apart([reward], seconds=2.0, workers=1)
+    (made,) = in_workers([reward], seconds=2.0, workers=1)
     _scored(made)
     if ending == "the pool ends":
         made.pool.close()  # type: ignore[attr-defined]
@@ -184,7 +184,7 @@ def _taken(take: Callable[[int], int]) -> str | None:
     def reward(completion: str) -> float:
         return float(take(BOMB)) if completion == "much" else 1.0
 
-    (made,) = apart([reward], seconds=20.0, workers=1, memory=MEMORY)
+    (made,) = in_workers([reward], seconds=20.0, workers=1, memory=MEMORY)
     before, much, after = _scored(made, "little", "much", "little")
     if (before.value, after.value) != (1.0, 1.0):
         return f"others were {before} and {after}"
@@ -194,7 +194,7 @@ def _taken(take: Callable[[int], int]) -> str | None:
 
 
 def _modest() -> str | None:
-    (made,) = apart([lambda completion: float(_one_piece(BOMB // 8))], seconds=20.0, workers=1, memory=MEMORY)
+    (made,) = in_workers([lambda completion: float(_one_piece(BOMB // 8))], seconds=20.0, workers=1, memory=MEMORY)
     (found,) = _scored(made)
     return None if found.value == BOMB // 8 else f"its outcome was {found}"
 

@@ -3,14 +3,14 @@ never by this module, so that help is instant."""
 
 import argparse
 import errno
+import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 
 from hone.commands import COMMANDS
-from hone.commands.parser import Parser, add_command
-from hone.commands.streams import Output, open_streams
+from hone.commands.command import Parser, add_command
 from hone.errors import HoneError, Interrupted
 from hone.launch.signals import Heard, heard, number_of
 
@@ -45,6 +45,43 @@ RUN_REMEDIES = {
     errno.EPERM: WRITABLE,
     errno.EROFS: WRITABLE,
 }
+
+
+class Output(io.FileIO):
+    """stdout, which remembers why it could not be written to: whoever caught the error may have said otherwise."""
+
+    failed: OSError | None = None
+
+    def write(self, data: object, /) -> int | None:
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def give_up(self) -> None:
+        """What is still to be written goes nowhere, so that the interpreter can end in silence."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+
+
+def open_streams() -> Output | None:
+    """Make the streams fit to be used; stdout's own end, unless another program has put something in its place."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # and no file of ours may get its number
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if sys.stdout is not sys.__stdout__ or not isinstance(sys.stdout, io.TextIOWrapper):
+        return None
+    before = sys.stdout
+    before.flush()
+    raw = Output(before.fileno(), "w", closefd=False)
+    sys.stdout = io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=before.encoding,
+        errors="backslashreplace",
+        line_buffering=before.line_buffering,
+        write_through=before.write_through,
+    )
+    return raw
 
 
 def main(argv: Sequence[str] | None = None) -> int:

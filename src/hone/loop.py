@@ -11,8 +11,8 @@ from functools import partial
 
 from hone.algo.table import Algorithm
 from hone.data.collate import collate
-from hone.data.feed.budget import Budgeted
 from hone.data.feed.source import Feed
+from hone.data.feed.token_batches import TokenBatches
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.rollout.supply import Ahead, Roll, Score, Supply, as_ahead, check_lag
@@ -88,7 +88,7 @@ def offline(
     learner.begin(algo)
     while True:
         start = time.perf_counter()
-        groups = collect.together(rows.step if isinstance(rows, Budgeted) else partial(rows.take, size))
+        groups = collect.together(rows.step if isinstance(rows, TokenBatches) else partial(rows.take, size))
         mismatched = mismatched_batch(groups, algo, context, device=learner.device)  # KTO's baseline reads these
         groups = groups[collect.share(len(groups))]
         batch = collate(groups).to(learner.device)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from itertools import compress
-from typing import Any, Protocol, Self, cast
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class Outcome:
 
     @property
     def valid(self) -> bool:
+        """Whether there is a reward."""
         return self.value is not None
 
 
@@ -54,6 +55,8 @@ class Rollout:
     mask: Sequence[bool]  # True where the token is trained on: the policy wrote it
     gen_logp: Sequence[float] = ()  # the sampler's log-prob, 0.0 where mask is False; () for dataset rows
     raw_logp: Sequence[float] = ()  # the same under softmax(logits): no temperature, truncation or penalty
+    support_size: Sequence[int] = ()  # how many tokens top-k, top-p and min-p left to draw from; () if not recorded
+    support: Sequence[int] = ()  # their ids, of all tokens end to end
     stop: Stop = Stop.TOKEN
     limit: int = 0  # the most tokens the policy was allowed to write; 0 for dataset rows
     outcome: Outcome | None = None  # None: not scored
@@ -66,10 +69,12 @@ class Rollout:
     text: str = ""  # the completion, decoded
 
     def __post_init__(self) -> None:
-        for name in ("mask", "gen_logp", "raw_logp", "step_reward", "step_label"):
+        for name in ("mask", "gen_logp", "raw_logp", "support_size", "step_reward", "step_label"):
             n = len(getattr(self, name))
             if n != len(self.tokens) and (n or name == "mask"):
                 raise ValueError(f"rollout has {len(self.tokens)} tokens but {n} entries in {name}")
+        if self.support_size and sum(self.support_size) != len(self.support):
+            raise ValueError(f"rollout has {len(self.support)} ids in support, support_size asks for others")
 
     def written(self) -> list[int]:
         """The tokens the policy wrote."""
@@ -99,6 +104,43 @@ Group = list[Rollout]  # rollouts of one prompt; for preference data [chosen, re
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """The tokens that the sampler could have drawn at each place. The policy is renormalised on them in training."""
+
+    first: Tensor  # int64 [B, T]  where the ids of a place begin; of places in a row also [N]
+    size: Tensor  # int64 [B, T]  how many there are, 0 where the mask is False
+    ids: Tensor  # int64 [M]  of all places; rows that are picked out share them
+
+    NAMES: ClassVar[tuple[str, ...]] = ("support_first", "support_size", "support_ids")
+
+    def columns(self) -> dict[str, Tensor]:
+        """What a file holds of it, by NAMES."""
+        return dict(zip(self.NAMES, (self.first, self.size, self.ids), strict=True))
+
+    def rows(self, index: int | slice | Tensor) -> "Support":
+        """Some of the rows, or the places of one."""
+        return replace(self, first=self.first[index], size=self.size[index])
+
+    def at(self, cells: Tensor) -> "Support":
+        """Of these cells of the table, counted row by row, [N]."""
+        return replace(self, first=self.first.flatten()[cells], size=self.size.flatten()[cells])
+
+    def to(self, device: torch.device) -> "Support":
+        """The same on another device."""
+        return Support(first=sent(self.first, device), size=sent(self.size, device), ids=sent(self.ids, device))
+
+    def outside(self, places: slice, vocab: int) -> Tensor:
+        """bool [n, vocab]: True where a token could not have been drawn."""
+        first, size = self.first[places], self.size[places]
+        row = torch.arange(len(size), device=size.device).repeat_interleave(size)
+        before = (size.cumsum(0) - size)[row]  # ids of the places before
+        ids = self.ids[first[row] + torch.arange(len(row), device=size.device) - before]
+        out = torch.ones(len(size), vocab, dtype=torch.bool, device=size.device)
+        out[row, ids] = False
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """A table of B sequences. Each stage of the pipeline adds columns and rewrites none.
 
@@ -115,7 +157,7 @@ class Batch:
     group: Tensor  # int64 [B]     rows sampled from one prompt share an id
     place: Tensor = ABSENT  # int64 [B]     the row's number among those of every rank
     reward: Tensor = ABSENT  # float [B]     0.0 where invalid
-    valid: Tensor = ABSENT  # bool  [B]     the reward is a number; an invalid row's mask is all False
+    valid: Tensor = ABSENT  # bool  [B]     the reward is a number (by default all are); else the row's mask is False
     truncated: Tensor = ABSENT  # bool  [B]     cut off by the length limit
     limit: Tensor = ABSENT  # int64 [B]     the most tokens the policy was allowed to write
     step_reward: Tensor = ABSENT  # float [B, T]  NaN where no step ends
@@ -134,6 +176,7 @@ class Batch:
     returns: Tensor = ABSENT  # float [B, T]  the critic's target
     token_weight: Tensor = ABSENT  # float [B, T]  loss weight, fixed before micro-batching
     row_weight: Tensor = ABSENT  # float [B]
+    support: Support | None = None  # under top-k, top-p or min-p: what the sampler could have drawn
     home: "Batch | None" = None  # the first six of a batch on a GPU, on the host: to plan passes without waiting
 
     def __post_init__(self) -> None:
@@ -141,13 +184,17 @@ class Batch:
         for name, x in self.columns().items():
             if tuple(x.shape) not in ((B,), (B, T)):
                 raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {(B,)} or {(B, T)}")
+        if self.reward is not ABSENT and self.valid is ABSENT:
+            if not bool(self.reward.isfinite().all()):
+                raise ValueError("a reward is not finite: write 0.0 there, and False in the column valid")
+            object.__setattr__(self, "valid", torch.ones_like(self.reward, dtype=torch.bool))
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def columns(self) -> dict[str, Tensor]:
         """The columns that are filled."""
-        filled = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "home"}
+        filled = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("home", "support")}
         return {name: x for name, x in filled.items() if x is not ABSENT}
 
     @property
@@ -159,7 +206,8 @@ class Batch:
         """The same columns, fewer rows; an index may be on the host."""
         home = None if self.home is None else self.home.rows(index.cpu() if isinstance(index, Tensor) else index)
         at = sent(index, self.targets.device) if isinstance(index, Tensor) else index
-        return replace(self, home=home, **{name: x[at] for name, x in self.columns().items()})
+        support = None if self.support is None else self.support.rows(at)
+        return replace(self, home=home, support=support, **{name: x[at] for name, x in self.columns().items()})
 
     def constant(self, value: float) -> Tensor:
         """A [B] column of one number, as precise as the columns there are."""
@@ -167,13 +215,15 @@ class Batch:
         return torch.full((len(self),), value, dtype=dtype, device=self.targets.device)
 
     def to(self, device: torch.device | str) -> Self:
+        """The same columns on another device."""
         device = torch.device(device)
         moved = {name: sent(x, device) for name, x in self.columns().items()}
         home = self.home if device.type != "cpu" else None
         if self.targets.is_cpu and device.type != "cpu":
             names = ("inputs", "targets", "mask", "real", "group", "place")
             home = Batch(**{name: getattr(self, name) for name in names})
-        return replace(self, home=home, **moved)
+        support = None if self.support is None else self.support.to(device)
+        return replace(self, home=home, support=support, **moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +237,7 @@ class Forward:
     old_kl: Tensor = ABSENT  # float [B, T]  exact KL(old || policy), 0 off the mask
 
 
-class Model(Protocol):
+class ForwardModel(Protocol):
     """Anything that maps a batch to the asked-for fields of a Forward."""
 
     def __call__(self, batch: Batch, want: frozenset[str]) -> Forward: ...

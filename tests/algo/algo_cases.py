@@ -85,7 +85,7 @@ def prepared(algo: Algorithm, batch: Batch | None = None) -> Batch:
         batch = with_label(ragged(), algo)
         batch = without_row(batch, 5) if algo.online and algo.unit == 1 else batch
     batch = lean(batch, algo)
-    batch = replace(batch, **assign_credit(batch, algo))
+    batch = assign_credit(batch, algo)
     return weigh(batch, algo.weigh, Totals(rows=int(batch.mask.any(-1).sum()), tokens=int(batch.mask.sum())))
 
 

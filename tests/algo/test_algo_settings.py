@@ -38,6 +38,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "exact": (True, {}),
     "gamma": (0.7, {}),
     "good": (2.0, {}),
+    "grpo.average": ("token", {}),
     "high": (1e-6, {}),
     "keep": (1, {}),
     "kl": ("loss:k2*ratio", {"beta": 0.1}),
@@ -75,7 +76,7 @@ def portrait(algo: Algorithm) -> list[Any]:
     lean = algo_cases.lean(batch, algo)
     return [
         [(r.tokens, reward_of(r)) for g in algo.select(GROUPS) for r in g],
-        {n: x.tolist() for n, x in assign_credit(lean, algo).items()},
+        {n: x.tolist() for n, x in assign_credit(lean, algo).columns().items() if n in ("adv", "returns")},
         batch.token_weight.tolist(),
         (loss.item(), {n: g.tolist() for n, g in grads.items()}),
         [(c.column, c.start, c.reads, *(c.update(0.2, x) for x in (0.5, 0.1, 1e-3))) for c in algo.control],
@@ -86,7 +87,7 @@ def portrait(algo: Algorithm) -> list[Any]:
 
 @each(("name", "setting"), SETTINGS)
 def test_every_setting_does_something(name: str, setting: str) -> None:
-    value, context = OTHER[setting]
+    value, context = OTHER.get(f"{name}.{setting}") or OTHER[setting]
     known = inspect.signature(ALGORITHMS[name]).parameters
     context = {k: v for k, v in context.items() if k in known and k != setting}
     plain, changed = ALGORITHMS[name](**context), ALGORITHMS[name](**context, **{setting: value})

@@ -75,7 +75,7 @@ def test_equal_rewards_are_no_signal_in_float32_either(value: float) -> None:
     batch = replace(batch, reward=batch.reward.float())
     for algo in (grpo(), reinforce_pp_baseline(), reinforce_pp(beta=0.0)):
         lean = replace(batch, kl_coef=torch.zeros(11))
-        assert not assign_credit(lean, algo)["adv"].any()
+        assert not assign_credit(lean, algo).adv.any()
 
 
 def test_kl_in_the_reward_comes_before_the_groups_statistics() -> None:
@@ -262,10 +262,10 @@ def test_bootstrap_replaces_the_zero_after_the_last_token() -> None:
 
 def test_the_critics_target_is_the_advantage_before_whitening_plus_the_old_value() -> None:
     batch = replace(ragged(), step_reward=ABSENT, baseline=ABSENT)
-    columns = assign_credit(batch, ppo(lam=0.5))
+    found = assign_credit(batch, ppo(lam=0.5))
     raw = credit.gae(batch, gamma=1.0, lam=0.5)
-    torch.testing.assert_close(columns["returns"][batch.mask], (raw + batch.old_value)[batch.mask])
-    torch.testing.assert_close(columns["adv"], credit.whiten(raw, batch.mask))
+    torch.testing.assert_close(found.returns[batch.mask], (raw + batch.old_value)[batch.mask])
+    torch.testing.assert_close(found.adv, credit.whiten(raw, batch.mask))
 
 
 # --- whitening ---

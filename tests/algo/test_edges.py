@@ -339,7 +339,9 @@ def test_the_defaults_of_the_records() -> None:
     assert control.Control(column="x", start=1.0) == control.constant("x", 1.0)
 
 
-@pytest.mark.parametrize("how", [*weight.AVERAGES.values(), partial(weight.fixed_length, max_tokens=1)])
+@pytest.mark.parametrize(
+    "how", [weight.token_mean, weight.row_mean, weight.row_sum, partial(weight.fixed_length, max_tokens=1)]
+)
 def test_one_row_of_one_token_weighs_one_in_float64(how: weight.Weigh) -> None:
     batch = weight.weigh(row_of([1]), how, weight.Totals(rows=1, tokens=1))
     assert (batch.token_weight.item(), batch.row_weight.item()) == (1.0, 1.0)
@@ -347,7 +349,7 @@ def test_one_row_of_one_token_weighs_one_in_float64(how: weight.Weigh) -> None:
 
 
 def test_the_averages_by_name() -> None:
-    assert {"token": weight.token_mean, "row": weight.row_mean, "sum": weight.row_sum} == weight.AVERAGES
+    assert {"token": weight.token_mean, "row": weight.row_mean, "limit": weight.fixed_length} == weight.AVERAGES
 
 
 def test_shaping_adds_a_part_and_keeps_the_others_and_the_shortest_margin_is_one_token() -> None:
@@ -504,11 +506,12 @@ def test_an_empty_micro_batch_adds_a_zero_that_takes_a_gradient() -> None:
 def test_credit_without_a_critic_has_no_returns_and_whitens_only_where_told() -> None:
     batch = grouped([0.0, 3.0])
     plain = table.Algorithm(loss=(), credit=credit.group_centred)
-    assert {n: x[:, 0].tolist() for n, x in assign_credit(batch, plain).items()} == {"adv": [-1.5, 1.5]}
+    found = assign_credit(batch, plain)
+    assert (found.adv[:, 0].tolist(), found.returns) == ([-1.5, 1.5], None)
     other = torch.tensor([1.5, 2.0]).double()  # another rank's sum and count, then its sum of squares
     ranks = iter([other, torch.tensor([4.5]).double()])
     white = assign_credit(batch, replace(plain, whiten=True), reduce=lambda x: x + next(ranks))
     # -1.5 and 1.5 here and 1.5 there: mean (0 + 1.5) / 4 = 0.375; variance (1.875^2 + 1.125^2 + 4.5) / 4
     std = ((1.875**2 + 1.125**2 + 4.5) / 4) ** 0.5
-    assert white["adv"][:, 0].tolist() == pytest.approx([-1.875 / std, 1.125 / std])
-    assert assign_credit(batch, replace(plain, credit=None)) == {}
+    assert white.adv[:, 0].tolist() == pytest.approx([-1.875 / std, 1.125 / std])
+    assert assign_credit(batch, replace(plain, credit=None)) is batch

@@ -105,9 +105,9 @@ def test_a_log_prob_that_is_no_number_off_the_mask_does_no_harm(case: str, rubbi
     loss, dirty_grads = algo_cases.loss_and_gradient(fwd, dirty, algo)
     assert torch.equal(loss, clean)
     assert all(torch.equal(g, grads[n]) for n, g in dirty_grads.items())
-    columns = assign_credit(dirty, algo)
-    for name, x in assign_credit(batch, algo).items():
-        assert torch.equal(columns[name][batch.mask], x[batch.mask])
+    spoilt_credit, credit = assign_credit(dirty, algo), assign_credit(batch, algo)
+    for name in {"adv", "returns"} & credit.columns().keys():
+        assert torch.equal(getattr(spoilt_credit, name)[batch.mask], getattr(credit, name)[batch.mask])
 
 
 SCORED = [c for c in CASES if algorithm(c).online and algorithm(c).unit == 1]  # a row's reward may be invalid
@@ -226,9 +226,10 @@ def test_advantages_are_zero_off_the_mask_and_always_finite(name: str) -> None:
     }
     for batch in worlds.values():
         batch = replace(batch, mask=batch.mask & batch.valid[:, None])
-        columns = assign_credit(algo_cases.lean(batch, algo), algo)
-        assert all(x.isfinite().all() for x in columns.values())
-        assert not columns["adv"][~batch.mask].any()
+        found = assign_credit(algo_cases.lean(batch, algo), algo)
+        assert found.adv.isfinite().all()
+        assert found.returns is ABSENT or found.returns.isfinite().all()
+        assert not found.adv[~batch.mask].any()
 
 
 def test_old_log_probs_that_nothing_has_filled_are_those_of_the_pass_itself() -> None:

@@ -8,11 +8,12 @@ from hone.algo.settings import allowed
 from hone.config.overrides import settings_of
 
 
-def test_every_algorithm_has_a_formula_and_a_paper():
+def test_every_algorithm_has_a_formula_a_paper_and_a_use():
     assert list(METHODS) == list(ALGORITHMS)
     for name, method in METHODS.items():
         assert method.formula, name
         assert method.paper, name
+        assert len(method.use.split()) > 5, name
 
 
 def test_every_setting_of_every_algorithm_is_explained():

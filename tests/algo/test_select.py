@@ -53,8 +53,8 @@ def test_the_overlong_penalty_stands_beside_what_the_parts_of_a_reward_added() -
 
 
 def test_drop_truncated_leaves_out_what_the_limit_cut_off() -> None:
-    cut, whole = rollout([1], 1.0, stop=Stop.LENGTH), rollout([2], 0.0)
-    assert select.drop_truncated([[cut, whole], [cut], [whole]]) == [[whole], [whole]]
+    cut, whole, ended = rollout([1], 1.0, stop=Stop.LENGTH), rollout([2], 0.0), rollout([3], 0.0, stop=Stop.STRING)
+    assert select.drop_truncated([[cut, whole], [cut], [whole, ended]]) == [[whole], [whole, ended]]
 
 
 def test_dapos_filter_asks_for_variation_among_the_rows_that_are_left() -> None:

@@ -205,7 +205,7 @@ def test_q_learning_by_hand() -> None:
     # Q targets r + V(next), the token's own penalty given back: 1.9 + .1 = 2 and 2.8 + .2 = 3
     # Q = beta log(pi/ref) + V: log(pi/ref) = .6, 0 and V = 1.5, 2: 1.8 and 2; errors -.2, -1 -> .02, .5
     batch = row_of([1, 1], reward=3.0, old_logp=[-1.0, -1.0], ref_logp=[-1.2, -1.4], old_value=[1.0, 2.0], kl_coef=0.5)
-    batch = replace(batch, **assign_credit(batch, klq(lam=0.0)))
+    batch = assign_credit(batch, klq(lam=0.0))
     fwd = Forward(logp=torch.tensor([[-0.6, -1.4]]).double(), value=torch.tensor([[1.5, 2.0]]).double())
     assert terms.q_error(fwd, batch)[0].tolist() == pytest.approx([0.02, 0.5])
 

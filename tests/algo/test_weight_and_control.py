@@ -49,7 +49,7 @@ def test_fixed_length() -> None:
     assert weight.fixed_length(three_rows(), N)[:, 0].tolist() == [1 / 8, 1 / 16, 0]
 
 
-@pytest.mark.parametrize("how", [*weight.AVERAGES.values(), weight.fixed_length])
+@pytest.mark.parametrize("how", [*weight.AVERAGES.values(), weight.row_sum])
 def test_nothing_to_train_on_weighs_nothing(how: weight.Weigh) -> None:
     batch = replace(three_rows(), mask=torch.zeros_like(MASK))
     weighed = weight.weigh(batch, how, Totals(rows=0, tokens=0))

@@ -98,7 +98,7 @@ def look(fault: Fault, project: Path, place: Path) -> program.Report:
 
 def test_a_refusal_and_a_finding_are_seen_and_a_sound_project_is_not(project: Path, tmp_path: Path) -> None:
     named = {f.name: f for f in USERS}
-    refused, found = named["top-p while training"], named["two beginnings of the text, by template"]
+    refused, found = named["a group of one"], named["two beginnings of the text, by template"]
     sound = Fault(name="none", mimics="", where="recipe", sight=Sight())
     reports = {}
     for name, fault in (("refused", refused), ("found", found), ("sound", sound)):

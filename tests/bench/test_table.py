@@ -1,4 +1,4 @@
-"""The README's table of speed says what the stored results say."""
+"""The tables of the pages say what the stored results say."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,8 @@ from benchmarks.table import (
     MATHS_MARKS,
     PAGE,
     PROCESS,
-    README,
     RESULTS,
+    SPEED,
     VERIFIERS,
     gain_tables,
     maths_tables,
@@ -23,8 +23,8 @@ from benchmarks.table import (
 )  # fmt: skip
 
 
-def test_the_readme_holds_the_stored_results():
-    text = README.read_text()
+def test_the_page_of_speed_holds_the_stored_results():
+    text = SPEED.read_text()
     assert written(text, table(RESULTS)) == text, "run `make table`"
 
 
@@ -87,6 +87,14 @@ def test_a_goal_that_is_missed_is_said_so(tmp_path: Path):
     assert "a processor, torch 2.13, 2026-01-01" in found
 
 
-def test_a_readme_without_marks_is_refused():
+def test_a_result_without_goals_adds_neither_a_row_nor_a_machine(tmp_path: Path):
+    machine = {"cpu": "a processor", "torch": "2.13", "date": "2026-01-01"}
+    (tmp_path / "hashes.json").write_text(json.dumps({"trajectories": {}, "machine": machine}))
+    (tmp_path / "free.json").write_text(json.dumps({"rows": [{"name": "free", "goal": None}], "machine": machine}))
+    assert "free" not in table(tmp_path)
+    assert "a processor" not in table(tmp_path)
+
+
+def test_a_page_without_marks_is_refused():
     with pytest.raises(SystemExit, match="marks"):
         written("no marks", "table")

@@ -8,7 +8,7 @@ from places import Place, decoder, write_rows
 
 from hone.algo import ALGORITHMS
 from hone.check import suite
-from hone.check.finding import Report
+from hone.check.report import Report
 from hone.checkpoint.state import write_model
 from hone.config.overrides import Choice, override
 from hone.config.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec

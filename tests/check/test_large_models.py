@@ -17,8 +17,8 @@ from hone.algo import ALGORITHMS
 from hone.check import probe, suite
 from hone.check.perturb import moved
 from hone.checkpoint import state
+from hone.checkpoint.files import save_tensors
 from hone.checkpoint.state import write_model
-from hone.checkpoint.tensors import save_tensors
 from hone.data.text.tokenizer import train_bpe
 from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy

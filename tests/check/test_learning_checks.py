@@ -16,11 +16,11 @@ from each import each
 
 import hone.algo
 from hone.check import plan, suite
-from hone.check.finding import Finding
 from hone.check.perturb import moved
 from hone.check.probe import Probe
+from hone.check.report import Finding
 from hone.checkpoint import files, state
-from hone.checkpoint.tensors import save_tensors
+from hone.checkpoint.files import save_tensors
 from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy
 from hone.model.vocab import token_stats

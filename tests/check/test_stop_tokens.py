@@ -12,7 +12,7 @@ from places import decoder, write_rows
 from tokenizers import decoders, models, pre_tokenizers
 
 from hone.check import suite
-from hone.check.finding import Finding
+from hone.check.report import Finding
 from hone.checkpoint.state import write_model
 from hone.config.recipe import ModelSpec
 from hone.data.text.stop_token import ENDS, TURN_ENDS, closing_token, wrong_stop

@@ -15,8 +15,7 @@ from rich.console import Console
 
 import hone
 from hone.check import suite
-from hone.check.finding import Finding, Report, Row
-from hone.check.show import coloured, show
+from hone.check.report import Finding, Report, Row, coloured, show
 from hone.cli import main
 
 RECIPE = '''"""A recipe for tests."""

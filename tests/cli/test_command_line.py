@@ -13,13 +13,13 @@ import pytest
 from each import each
 
 from hone.cli import _parse, build_parser, explain, main
-from hone.commands.parser import EXAMPLES, Parser
+from hone.commands.command import EXAMPLES, Parser
 from hone.config.overrides import from_yaml
 from hone.config.recipe import Recipe
 from hone.data.corpus.overlap import read_items
 from hone.data.feed.source import read_rows
 from hone.errors import HoneError
-from hone.reward.verify.formal import grammar, schema
+from hone.reward.verify.structure import grammar, schema
 
 
 def parsers(parser: Parser) -> Iterator[Parser]:

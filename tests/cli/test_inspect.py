@@ -9,8 +9,8 @@ import torch
 from hone.cli import main
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.formats.folder import save_decoder
 from hone.model.formats.peft import save_peft
+from hone.model.formats.save import save_decoder
 from hone.model.lora import adapted_layers, add_lora, lora_parameters
 
 torch.set_num_threads(1)

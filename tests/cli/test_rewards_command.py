@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hone.check.gold import prove
+from hone.check.rewards import prove
 from hone.cli import main
 from hone.reward.score import Reward
 from hone.types import Task

@@ -9,7 +9,7 @@ import pytest
 from each import each
 
 from hone.cli import main
-from hone.commands.settings import Setting, all_settings, meanings, written
+from hone.commands.reference import Setting, all_settings, meanings, written
 from hone.config.overrides import Choice, override, to_json
 from hone.config.recipe import ModelSpec, Recipe, TrainSpec
 

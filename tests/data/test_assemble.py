@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hone.data.feed import assemble
-from hone.data.feed.assemble import Mixed
+from hone.data.feed.assemble import Mixture
 from hone.data.feed.locate import Reading, locate
 from hone.data.feed.source import Source
 from hone.data.feed.stream import Stream
@@ -41,7 +41,7 @@ def test_a_pattern_reads_its_files_in_order_of_name(tmp_path):
     for name in ("b", "a", "c"):
         write(tmp_path / f"{name}.jsonl", texts(name, 2))
     (part,) = locate(f"{tmp_path}/*.jsonl", Reading())
-    assert [shelf.place.name[-7:] for shelf in part.shelves] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    assert [store.place.name[-7:] for store in part.stores] == ["a.jsonl", "b.jsonl", "c.jsonl"]
     feed = load(f"{tmp_path}/*.jsonl").feed
     assert sorted(said(feed.take(6))) == ["a0", "a1", "b0", "b1", "c0", "c1"]
 
@@ -66,7 +66,7 @@ def test_parts_without_weights_are_one_dataset_and_with_weights_a_mix(tmp_path):
     assert isinstance(joined, Source)
     assert len({*said(joined.take(12))}) == 12
     mixed = load(f"{a}*0.25 + {b}*0.75").feed
-    assert isinstance(mixed, Mixed)
+    assert isinstance(mixed, Mixture)
     assert sum(text[0] == "a" for text in said(mixed.take(100))) == 25
     assert mixed.progress() == {f"epoch/{a}": 25 / 3, f"epoch/{b}": 75 / 9}
     with pytest.raises(HoneError, match="some parts have a weight and some have none"):
@@ -236,9 +236,9 @@ def test_a_folder_that_the_datasets_package_reads(tmp_path, monkeypatch):
 
 
 def test_hub_names():
-    place = locate("hf:owner/name/main:test", Reading())[0].shelves[0].place
+    place = locate("hf:owner/name/main:test", Reading())[0].stores[0].place
     assert (place.path, place.config, place.split) == ("owner/name", "main", "test")
-    place = locate("hf:owner/name", Reading())[0].shelves[0].place
+    place = locate("hf:owner/name", Reading())[0].stores[0].place
     assert (place.path, place.config, place.split) == ("owner/name", None, "train")
 
 

@@ -50,6 +50,13 @@ def test_everything_by_hand():
     assert batch.old_logp is ABSENT
 
 
+def test_only_the_length_limit_truncates_a_row():
+    ended = {Stop.TOKEN: F, Stop.STRING: F, Stop.LENGTH: T}
+    assert ended.keys() == set(Stop)
+    rows = [Rollout(tokens=[5, 6], mask=[F, T], stop=stop) for stop in ended]
+    assert collate([rows]).truncated.tolist() == list(ended.values())
+
+
 def test_types_are_those_the_record_promises():
     row = Rollout(tokens=[1, 2], mask=[F, T], gen_logp=[0.0, -0.1], outcome=Outcome(value=1), label=1)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.data.feed.assemble import Mixed, next_part
+from hone.data.feed.assemble import Mixture, next_part
 from hone.data.feed.source import Source
 from hone.errors import HoneError
 
@@ -26,7 +26,7 @@ def test_after_any_number_of_rows_each_part_has_its_share_to_within_one_row(weig
 
 def mixed(weights=(0.7, 0.3), seed=1):
     parts = {"a": Source([f"a{i}" for i in range(10)], seed=seed), "b": Source([f"b{i}" for i in range(4)], seed=seed)}
-    return Mixed(parts, weights)
+    return Mixture(parts, weights)
 
 
 def test_the_order_by_hand():
@@ -61,7 +61,7 @@ def test_resuming_goes_on_exactly_from_every_place():
 
 def test_another_weight_or_part_and_a_damaged_state_are_refused():
     state = mixed().state()
-    for other in (mixed((0.6, 0.4)), Mixed({"a": Source("xy", seed=1)}, [1.0])):
+    for other in (mixed((0.6, 0.4)), Mixture({"a": Source("xy", seed=1)}, [1.0])):
         with pytest.raises(HoneError, match="cannot resume: the mix's"):
             other.load(state)
     with pytest.raises(HoneError, match="cannot resume: the data's"):

@@ -1,4 +1,4 @@
-"""Dataset rows: every shape by hand, and every way a row can be wrong named by file, row and column."""
+"""Dataset rows: every kind by hand, and every way a row can be wrong named by file, row and column."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from each import each
 
-from hone.data.rows.columns import Shape, shape_of
+from hone.data.rows.columns import RowKind, row_kind
 from hone.data.rows.convert import Grouper, Tasker, to_groups
 from hone.data.rows.record import steps_row, task_row
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
@@ -19,14 +19,14 @@ TOK = replace(
 )
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in (("user", "hi"), ("assistant", "good"), ("assistant", "bad")))
 GOLD = {
-    Shape.TEXT: {"text": "hello"},
-    Shape.COMPLETION: {"prompt": "hi", "completion": " good"},
-    Shape.MESSAGES: {"messages": [USER, GOOD]},
-    Shape.PREFERENCE: {"prompt": "hi", "chosen": " good", "rejected": " bad", "margin": 0.5},
-    Shape.LABELLED: {"prompt": "hi", "completion": " good", "label": True},
-    Shape.SCORED: {"prompt": "hi", "completion": " good", "score": -2.5},
-    Shape.STEPS: {"prompt": "hi", "steps": ["one", "two"], "step_labels": [1, 0]},
-    Shape.TASK: {"prompt": "hi", "answer": "42", "level": 3},
+    RowKind.TEXT: {"text": "hello"},
+    RowKind.COMPLETION: {"prompt": "hi", "completion": " good"},
+    RowKind.MESSAGES: {"messages": [USER, GOOD]},
+    RowKind.PREFERENCE: {"prompt": "hi", "chosen": " good", "rejected": " bad", "margin": 0.5},
+    RowKind.LABELLED: {"prompt": "hi", "completion": " good", "label": True},
+    RowKind.SCORED: {"prompt": "hi", "completion": " good", "score": -2.5},
+    RowKind.STEPS: {"prompt": "hi", "steps": ["one", "two"], "step_labels": [1, 0]},
+    RowKind.TASK: {"prompt": "hi", "answer": "42", "level": 3},
 }
 
 
@@ -43,30 +43,30 @@ def only(row):
     return to_groups([row], TOK).groups[0]
 
 
-@each("shape", list(Shape))
-def test_each_shape_is_told_by_its_columns(shape):
-    assert shape_of(GOLD[shape], expected=[shape]) is shape
-    assert shape_of({**GOLD[shape], "source": "web", "id": 7}, expected=[shape]) is shape
+@each("kind", list(RowKind))
+def test_each_shape_is_told_by_its_columns(kind):
+    assert row_kind(GOLD[kind], expected=[kind]) is kind
+    assert row_kind({**GOLD[kind], "source": "web", "id": 7}, expected=[kind]) is kind
 
 
 def test_a_score_is_read_only_by_what_asks_for_it():
-    scored = GOLD[Shape.SCORED]
-    assert shape_of(scored) is Shape.COMPLETION
-    assert shape_of({**scored, "label": True}, expected=[Shape.SCORED, Shape.LABELLED]) is Shape.SCORED
+    scored = GOLD[RowKind.SCORED]
+    assert row_kind(scored) is RowKind.COMPLETION
+    assert row_kind({**scored, "label": True}, expected=[RowKind.SCORED, RowKind.LABELLED]) is RowKind.SCORED
     assert only(scored)[0].label is None
-    assert to_groups([scored], TOK, shape=Shape.SCORED).groups[0][0].label == -2.5
+    assert to_groups([scored], TOK, kind=RowKind.SCORED).groups[0][0].label == -2.5
 
 
 @pytest.mark.parametrize("value", [None, "high", float("nan"), float("inf"), [1], pytest.param(10**400, id="huge")])
 def test_a_score_is_a_finite_number(value):
     with pytest.raises(HoneError, match='column "score" is'):
-        to_groups([{**GOLD[Shape.SCORED], "score": value}], TOK, shape=Shape.SCORED)
+        to_groups([{**GOLD[RowKind.SCORED], "score": value}], TOK, kind=RowKind.SCORED)
 
 
 @pytest.mark.parametrize(("value", "fits"), [(0, True), (1, True), (0.3, True), (-0.01, False), (1.01, False)])
 def test_scores_that_are_shares_lie_between_0_and_1(value, fits):
-    read = Grouper(tokenizer=TOK, shape=Shape.SCORED, shares=True)
-    row = {**GOLD[Shape.SCORED], "score": value}
+    read = Grouper(tokenizer=TOK, kind=RowKind.SCORED, shares=True)
+    row = {**GOLD[RowKind.SCORED], "score": value}
     if fits:
         assert read(row, "row 1")[0].label == value
     else:
@@ -75,17 +75,17 @@ def test_scores_that_are_shares_lie_between_0_and_1(value, fits):
 
 
 def test_published_datasets_with_more_columns_keep_their_meaning():
-    assert shape_of({"prompt": "p", "prompt_id": "x", "messages": []}) is Shape.MESSAGES
-    assert shape_of({"prompt": "p", "chosen": [], "rejected": [], "messages": []}) is Shape.PREFERENCE
-    assert shape_of({"prompt": "p", "completions": [], "labels": []}) is Shape.STEPS
+    assert row_kind({"prompt": "p", "prompt_id": "x", "messages": []}) is RowKind.MESSAGES
+    assert row_kind({"prompt": "p", "chosen": [], "rejected": [], "messages": []}) is RowKind.PREFERENCE
+    assert row_kind({"prompt": "p", "completions": [], "labels": []}) is RowKind.STEPS
     with pytest.raises(HoneError, match="question, reply are no shape"):
-        shape_of({"question": "", "reply": ""})
+        row_kind({"question": "", "reply": ""})
     with pytest.raises(HoneError, match="no shape"):
-        shape_of({})
+        row_kind({})
 
 
 def test_text_trains_every_token_and_ends_with_eos():
-    (rollout,) = only(GOLD[Shape.TEXT])
+    (rollout,) = only(GOLD[RowKind.TEXT])
     assert list(rollout.tokens) == [*TOK.encode("hello"), TOK.eos_id]
     assert all(rollout.mask)
 
@@ -96,13 +96,13 @@ def test_text_that_spells_a_special_token_does_not_become_one():
 
 
 def test_completion_and_messages_train_what_the_assistant_writes():
-    assert written(only(GOLD[Shape.COMPLETION])[0]) == " good<eos>"
-    assert written(only(GOLD[Shape.MESSAGES])[0]) == "good<eos>"
+    assert written(only(GOLD[RowKind.COMPLETION])[0]) == " good<eos>"
+    assert written(only(GOLD[RowKind.MESSAGES])[0]) == "good<eos>"
     assert written(only({"prompt": [USER], "completion": [GOOD]})[0]) == "good<eos>"
 
 
 def test_preference_is_chosen_then_rejected_with_the_margin_on_both():
-    chosen, rejected = only(GOLD[Shape.PREFERENCE])
+    chosen, rejected = only(GOLD[RowKind.PREFERENCE])
     assert (written(chosen), written(rejected)) == (" good<eos>", " bad<eos>")
     assert (chosen.text, rejected.text) == (" good", " bad")
     assert chosen.margin == rejected.margin == 0.5
@@ -121,11 +121,11 @@ def test_preference_chats_that_repeat_the_prompt_are_split():
 
 @pytest.mark.parametrize(("label", "value"), [(True, 1.0), (False, 0.0), (1, 1.0), (0, 0.0), (1.0, 1.0)])
 def test_kto_label_is_one_or_zero(label, value):
-    assert only({**GOLD[Shape.LABELLED], "label": label})[0].label == value
+    assert only({**GOLD[RowKind.LABELLED], "label": label})[0].label == value
 
 
 def test_step_labels_sit_on_the_last_token_of_each_step():
-    (rollout,) = only(GOLD[Shape.STEPS])
+    (rollout,) = only(GOLD[RowKind.STEPS])
     at = {i: x for i, x in enumerate(rollout.step_label) if not math.isnan(x)}
     assert list(at.values()) == [1.0, 0.0]
     assert [TOK.decode(rollout.tokens[: i + 1]) for i in at] == ["hione\n", "hione\ntwo\n"]
@@ -134,12 +134,12 @@ def test_step_labels_sit_on_the_last_token_of_each_step():
 
 
 def test_trl_names_for_steps_mean_the_same_and_the_separator_is_not_doubled():
-    ours = steps_row(GOLD[Shape.STEPS], TOK)
+    ours = steps_row(GOLD[RowKind.STEPS], TOK)
     theirs = steps_row({"prompt": "hi", "completions": ["one\n", "two"], "labels": [True, False]}, TOK)
     assert theirs.tokens == ours.tokens
     assert repr(theirs.step_label) == repr(ours.step_label)
-    assert steps_row(GOLD[Shape.STEPS], TOK, separator="").text == "onetwo"
-    soft = steps_row({**GOLD[Shape.STEPS], "step_labels": [0.25, 1.0]}, TOK)
+    assert steps_row(GOLD[RowKind.STEPS], TOK, separator="").text == "onetwo"
+    soft = steps_row({**GOLD[RowKind.STEPS], "step_labels": [0.25, 1.0]}, TOK)
     assert [x for x in soft.step_label if x == x] == [0.25, 1.0]
 
 
@@ -154,76 +154,76 @@ def test_a_task_keeps_the_other_columns_and_numbers_become_text():
 
 
 WRONG = [
-    (Shape.TEXT, {"text": ""}, '"text" is empty'),
-    (Shape.TEXT, {"text": None}, '"text" is null'),
-    (Shape.TEXT, {"text": 5}, "int '5', expected text"),
-    (Shape.TEXT, {"text": "\ud800"}, "surrogate"),
-    (Shape.COMPLETION, {"completion": ""}, '"completion" is empty'),
-    (Shape.COMPLETION, {"completion": None}, '"completion" is null'),
-    (Shape.COMPLETION, {"prompt": ""}, '"prompt" is empty'),
-    (Shape.COMPLETION, {"prompt": 3}, "expected text or a list of messages"),
-    (Shape.COMPLETION, {"prompt": [USER], "completion": [USER]}, "no assistant"),
-    (Shape.COMPLETION, {"prompt": [USER], "completion": ["x"]}, "message 1"),
-    (Shape.MESSAGES, {"messages": []}, '"messages" is empty'),
-    (Shape.MESSAGES, {"messages": "hi"}, "a list of messages"),
-    (Shape.MESSAGES, {"messages": [USER]}, "no assistant"),
-    (Shape.MESSAGES, {"messages": {"role": "user"}}, "list of messages"),
-    (Shape.PREFERENCE, {"rejected": None}, '"rejected" is null'),
-    (Shape.PREFERENCE, {"rejected": " good"}, "the same"),
-    (Shape.PREFERENCE, {"margin": "big"}, '"margin" is str'),
-    (Shape.PREFERENCE, {"margin": math.inf}, "finite"),
-    (Shape.LABELLED, {"label": None}, '"label" is null'),
-    (Shape.LABELLED, {"label": "true"}, '"label" is str'),
-    (Shape.LABELLED, {"label": 0.5}, "true or false"),
-    (Shape.LABELLED, {"label": -1}, "from 0 to 1"),
-    (Shape.LABELLED, {"label": math.nan}, "from 0 to 1"),
-    (Shape.STEPS, {"steps": []}, '"steps" is empty'),
-    (Shape.STEPS, {"steps": ["one"]}, '1 "steps" but 2 "step_labels"'),
-    (Shape.STEPS, {"steps": ["one", ""]}, "text in every step"),
-    (Shape.STEPS, {"steps": ["one", None]}, "text in every step"),
-    (Shape.STEPS, {"steps": "ab"}, "expected a list"),
-    (Shape.STEPS, {"step_labels": [1, None]}, '"step_labels" is NoneType'),
-    (Shape.STEPS, {"step_labels": [1, 2]}, "from 0 to 1"),
-    (Shape.TASK, {"prompt": None}, '"prompt" is null'),
-    (Shape.TASK, {"prompt": []}, '"prompt" is empty'),
-    (Shape.TASK, {"prompt": [GOOD]}, "ends with an assistant"),
-    (Shape.TASK, {"answer": None}, '"answer" is null'),
-    (Shape.TASK, {"answer": ["a"]}, '"answer" is list'),
-    (Shape.TASK, {"answer": True}, '"answer" is bool'),
-    (Shape.TASK, {"answer": math.nan}, "finite"),
+    (RowKind.TEXT, {"text": ""}, '"text" is empty'),
+    (RowKind.TEXT, {"text": None}, '"text" is null'),
+    (RowKind.TEXT, {"text": 5}, "int '5', expected text"),
+    (RowKind.TEXT, {"text": "\ud800"}, "surrogate"),
+    (RowKind.COMPLETION, {"completion": ""}, '"completion" is empty'),
+    (RowKind.COMPLETION, {"completion": None}, '"completion" is null'),
+    (RowKind.COMPLETION, {"prompt": ""}, '"prompt" is empty'),
+    (RowKind.COMPLETION, {"prompt": 3}, "expected text or a list of messages"),
+    (RowKind.COMPLETION, {"prompt": [USER], "completion": [USER]}, "no assistant"),
+    (RowKind.COMPLETION, {"prompt": [USER], "completion": ["x"]}, "message 1"),
+    (RowKind.MESSAGES, {"messages": []}, '"messages" is empty'),
+    (RowKind.MESSAGES, {"messages": "hi"}, "a list of messages"),
+    (RowKind.MESSAGES, {"messages": [USER]}, "no assistant"),
+    (RowKind.MESSAGES, {"messages": {"role": "user"}}, "list of messages"),
+    (RowKind.PREFERENCE, {"rejected": None}, '"rejected" is null'),
+    (RowKind.PREFERENCE, {"rejected": " good"}, "the same"),
+    (RowKind.PREFERENCE, {"margin": "big"}, '"margin" is str'),
+    (RowKind.PREFERENCE, {"margin": math.inf}, "finite"),
+    (RowKind.LABELLED, {"label": None}, '"label" is null'),
+    (RowKind.LABELLED, {"label": "true"}, '"label" is str'),
+    (RowKind.LABELLED, {"label": 0.5}, "true or false"),
+    (RowKind.LABELLED, {"label": -1}, "from 0 to 1"),
+    (RowKind.LABELLED, {"label": math.nan}, "from 0 to 1"),
+    (RowKind.STEPS, {"steps": []}, '"steps" is empty'),
+    (RowKind.STEPS, {"steps": ["one"]}, '1 "steps" but 2 "step_labels"'),
+    (RowKind.STEPS, {"steps": ["one", ""]}, "text in every step"),
+    (RowKind.STEPS, {"steps": ["one", None]}, "text in every step"),
+    (RowKind.STEPS, {"steps": "ab"}, "expected a list"),
+    (RowKind.STEPS, {"step_labels": [1, None]}, '"step_labels" is NoneType'),
+    (RowKind.STEPS, {"step_labels": [1, 2]}, "from 0 to 1"),
+    (RowKind.TASK, {"prompt": None}, '"prompt" is null'),
+    (RowKind.TASK, {"prompt": []}, '"prompt" is empty'),
+    (RowKind.TASK, {"prompt": [GOOD]}, "ends with an assistant"),
+    (RowKind.TASK, {"answer": None}, '"answer" is null'),
+    (RowKind.TASK, {"answer": ["a"]}, '"answer" is list'),
+    (RowKind.TASK, {"answer": True}, '"answer" is bool'),
+    (RowKind.TASK, {"answer": math.nan}, "finite"),
 ]
 
 
-@each(("shape", "change", "says"), WRONG)
-def test_a_bad_row_is_named_by_file_number_and_column(shape, change, says):
-    rows = [GOLD[shape], GOLD[shape], {**GOLD[shape], **change}]
+@each(("kind", "change", "says"), WRONG)
+def test_a_bad_row_is_named_by_file_number_and_column(kind, change, says):
+    rows = [GOLD[kind], GOLD[kind], {**GOLD[kind], **change}]
     with pytest.raises(HoneError) as caught:
-        tasks(rows, name="x.jsonl") if shape is Shape.TASK else to_groups(rows, TOK, name="x.jsonl")
+        tasks(rows, name="x.jsonl") if kind is RowKind.TASK else to_groups(rows, TOK, name="x.jsonl")
     message = str(caught.value)
     assert message.startswith("x.jsonl row 3: ")
     assert says in message
     assert "\n" not in message
 
 
-@each("shape", [s for s in Shape if s not in (Shape.TASK, Shape.TEXT)])
-def test_a_missing_column_is_named(shape):
-    for column in GOLD[shape].keys() - {"margin"}:
-        row = {k: v for k, v in GOLD[shape].items() if k != column}
-        given = shape if shape is Shape.SCORED else None  # which nothing but its reader tells
+@each("kind", [s for s in RowKind if s not in (RowKind.TASK, RowKind.TEXT)])
+def test_a_missing_column_is_named(kind):
+    for column in GOLD[kind].keys() - {"margin"}:
+        row = {k: v for k, v in GOLD[kind].items() if k != column}
+        given = kind if kind is RowKind.SCORED else None  # which nothing but its reader tells
         with pytest.raises(HoneError, match=r"x\.jsonl row 2: .*missing"):
-            to_groups([GOLD[shape], row], TOK, name="x.jsonl", shape=given)
+            to_groups([GOLD[kind], row], TOK, name="x.jsonl", kind=given)
 
 
 def test_rows_of_two_shapes_in_one_dataset_are_refused():
     with pytest.raises(HoneError, match="dataset row 2: it has the columns"):
-        to_groups([GOLD[Shape.COMPLETION], GOLD[Shape.LABELLED]], TOK)
-    forced = to_groups([GOLD[Shape.COMPLETION], GOLD[Shape.LABELLED]], TOK, shape=Shape.COMPLETION)
+        to_groups([GOLD[RowKind.COMPLETION], GOLD[RowKind.LABELLED]], TOK)
+    forced = to_groups([GOLD[RowKind.COMPLETION], GOLD[RowKind.LABELLED]], TOK, kind=RowKind.COMPLETION)
     assert len(forced.groups) == 2
 
 
 def test_prompts_alone_cannot_be_trained_on_and_no_rows_neither():
     with pytest.raises(HoneError, match="nothing to train on"):
-        to_groups([GOLD[Shape.TASK]], TOK)
+        to_groups([GOLD[RowKind.TASK]], TOK)
     with pytest.raises(HoneError, match="has no rows"):
         to_groups([], TOK)
 
@@ -233,7 +233,7 @@ LONG = {"prompt": "hi", "completion": " good good good good"}
 
 def test_long_rows_are_an_error_unless_told_otherwise():
     n = len(only(LONG)[0].tokens)
-    rows = [GOLD[Shape.COMPLETION], LONG]
+    rows = [GOLD[RowKind.COMPLETION], LONG]
     assert len(to_groups(rows, TOK, max_tokens=n).groups) == 2
     with pytest.raises(HoneError, match=f"x row 2 has {n} tokens, the limit is {n - 1}"):
         to_groups(rows, TOK, name="x", max_tokens=n - 1)
@@ -241,7 +241,7 @@ def test_long_rows_are_an_error_unless_told_otherwise():
 
 def test_dropped_and_truncated_rows_are_counted_and_marked():
     whole = only(LONG)[0]
-    rows, limit = [GOLD[Shape.COMPLETION], LONG], len(whole.tokens) - 1
+    rows, limit = [GOLD[RowKind.COMPLETION], LONG], len(whole.tokens) - 1
     dropped = to_groups(rows, TOK, max_tokens=limit, overlong="drop")
     assert (len(dropped.groups), dropped.dropped, dropped.truncated) == (1, 1, 0)
     cut = to_groups(rows, TOK, max_tokens=limit, overlong="truncate")

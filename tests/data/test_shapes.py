@@ -3,7 +3,7 @@
 import pytest
 from each import each
 
-from hone.data.rows.columns import Shape, plainly, shape_of
+from hone.data.rows.columns import RowKind, plainly, row_kind
 from hone.errors import HoneError
 
 USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
@@ -26,7 +26,7 @@ def test_sharegpt_turns_become_messages():
     made, written = plainly({"conversations": turns, "id": 7}, chat=False)
     assert written == "ShareGPT"
     assert made == {"id": 7, "messages": [{"role": "system", "content": "s"}, USER, BOT]}
-    assert shape_of(made) is Shape.MESSAGES
+    assert row_kind(made) is RowKind.MESSAGES
     apart, _ = plainly({"conversations": turns[1:], "system": "s"}, chat=False)
     assert apart["messages"] == made["messages"]
     named = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]

@@ -6,26 +6,26 @@ from copy import copy
 import pytest
 
 from hone.data.feed.files import File
-from hone.data.feed.row_store import Memory, Shelf
+from hone.data.feed.row_store import Memory, RowStore
 from hone.data.feed.stream import Stream
 from hone.errors import HoneError
 
 
-def shelves(folder, sizes=(7, 1, 12)):
+def stores(folder, sizes=(7, 1, 12)):
     made = []
     for k, size in enumerate(sizes):
         path = folder / f"{k}.jsonl"
         path.write_text("".join(json.dumps({"n": 100 * k + i}) + "\n" for i in range(size)))
-        made.append(Shelf(place=File(path=path)))
+        made.append(RowStore(place=File(path=path)))
     return made
 
 
-def numbers(read, shelf):
+def numbers(read, store):
     return [read.row["n"]]
 
 
 def stream(folder, *, buffer=5, seed=3, **rest):
-    return Stream(shelves(folder), numbers, seed=seed, buffer=buffer, **rest)
+    return Stream(stores(folder), numbers, seed=seed, buffer=buffer, **rest)
 
 
 ALL = sorted([*range(7), 100, *range(200, 212)])
@@ -66,7 +66,7 @@ def test_killed_at_any_position_it_goes_on_as_if_it_had_not_been(tmp_path, buffe
 def test_rows_of_different_windows_meet_in_other_epochs(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"n": i}) + "\n" for i in range(40)))
-    source = Stream([Shelf(place=File(path=path))], numbers, seed=0, buffer=10)
+    source = Stream([RowStore(place=File(path=path))], numbers, seed=0, buffer=10)
     epochs = [source.take(40) for _ in range(30)]
     swapped = [sum(epoch.index(k) < epoch.index(k - 1) for epoch in epochs) for k in range(1, 40)]
     assert min(swapped) > 3  # every two neighbours change places now and then: no window border stays
@@ -81,9 +81,9 @@ def test_a_changed_file_is_refused(tmp_path, change):
     path = tmp_path / "2.jsonl"
     text = path.read_text()
     if change == "another file":
-        again = Stream(shelves(tmp_path, sizes=(7, 1, 12, 2)), numbers, seed=3, buffer=5)
+        again = Stream(stores(tmp_path, sizes=(7, 1, 12, 2)), numbers, seed=3, buffer=5)
     elif change == "file gone":
-        again = Stream(shelves(tmp_path)[:2], numbers, seed=3, buffer=5)
+        again = Stream(stores(tmp_path)[:2], numbers, seed=3, buffer=5)
     else:
         path.write_text(
             {
@@ -93,7 +93,8 @@ def test_a_changed_file_is_refused(tmp_path, change):
                 "shorter": text[: text.rindex("{")],
             }[change]
         )
-        again = Stream([Shelf(place=File(path=tmp_path / f"{k}.jsonl")) for k in range(3)], numbers, seed=3, buffer=5)
+        stores = [RowStore(place=File(path=tmp_path / f"{k}.jsonl")) for k in range(3)]
+        again = Stream(stores, numbers, seed=3, buffer=5)
     with pytest.raises(HoneError, match="cannot resume: the data's content has changed"):
         again.load(state)
 
@@ -116,11 +117,11 @@ def test_a_copy_does_not_move_the_stream(tmp_path):
 
 
 def test_rows_may_be_skipped_but_not_all_of_them(tmp_path):
-    even = Stream(shelves(tmp_path), lambda r, s: [r.row["n"]] if r.row["n"] % 2 == 0 else [], seed=1, buffer=3)
+    even = Stream(stores(tmp_path), lambda r, s: [r.row["n"]] if r.row["n"] % 2 == 0 else [], seed=1, buffer=3)
     kept = [n for n in ALL if n % 2 == 0]
     assert sorted(even.take(len(kept))) == sorted(even.take(len(kept))) == kept
     with pytest.raises(HoneError, match="no row to train on"):
-        Stream(shelves(tmp_path), lambda r, s: [], seed=1, buffer=3).take(1)
+        Stream(stores(tmp_path), lambda r, s: [], seed=1, buffer=3).take(1)
 
 
 def test_the_length_is_an_estimate_that_becomes_exact(tmp_path):
@@ -128,7 +129,7 @@ def test_the_length_is_an_estimate_that_becomes_exact(tmp_path):
     assert len(source) == 20  # small files are counted
     path = tmp_path / "big.jsonl"
     path.write_text("".join(json.dumps({"n": i, "pad": "x" * (50 + i % 9)}) + "\n" for i in range(5000)))
-    big = Stream([Shelf(place=File(path=path))], numbers, seed=0, buffer=500)
+    big = Stream([RowStore(place=File(path=path))], numbers, seed=0, buffer=500)
     assert abs(len(big) - 5000) < 250
     big.take(5001)
     assert len(big) == 5000
@@ -148,7 +149,7 @@ def test_only_the_buffer_is_in_memory(tmp_path):
             Counted.alive -= 1
 
     place = Memory(rows=[{"n": i} for i in range(1000)])
-    source = Stream([Shelf(place=place)], lambda r, s: [Counted()], seed=0, buffer=50)
+    source = Stream([RowStore(place=place)], lambda r, s: [Counted()], seed=0, buffer=50)
     for _ in range(3000):
         source.take(1)
     assert Counted.most <= 101  # a window, and the one before it until it is dropped

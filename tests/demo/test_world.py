@@ -12,13 +12,12 @@ import torch
 from rich.console import Console
 
 from hone.demo import journey, world
-from hone.demo.data import FILES, make_data
 from hone.demo.examine import Marks
-from hone.demo.sizes import FULL, QUICK
-from hone.demo.stages import ORDER
+from hone.demo.stages import FILES, FULL, ORDER, QUICK
+from hone.demo.world import make_data
 from hone.log.progress import duration
-from hone.reward.verify.format import format_reward
 from hone.reward.verify.math.verdict import math_reward
+from hone.reward.verify.structure import format_reward
 
 torch.set_num_threads(1)
 EXPRESSION = re.compile(rf"\d+(?:\+\d+){{{world.TERMS - 1},}}")
@@ -138,7 +137,7 @@ def test_the_last_line_says_how_long_the_whole_took(
     marks = Marks(accuracy=0.5, greedy=0.5, format=0.5, length=9.0, kl=None)
     done = {"sft": {"seconds": 60.0, "train_seconds": 50.0, "marks": asdict(marks)}}
     monkeypatch.setattr(journey, "begin", lambda out, sizes, seed: journey.Journey(out, sizes, seed, dict(done)))
-    monkeypatch.setattr(journey, "travel", lambda made: None)
+    monkeypatch.setattr(journey, "run_stages", lambda made: None)
     monkeypatch.setattr(journey, "finish", lambda made, rows, machine: tmp_path / "report.html")
     clock = iter((1000.0, 1030.0))
     monkeypatch.setattr(journey.time, "perf_counter", lambda: next(clock))

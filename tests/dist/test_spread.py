@@ -16,13 +16,13 @@ from torch import Tensor
 
 from hone.algo import ALGORITHMS, Algorithm
 from hone.checkpoint import files
-from hone.checkpoint.state import collected, restore, write_state
-from hone.checkpoint.tensors import optimizer_tensors
+from hone.checkpoint.state import take_snapshot, restore, write_state
+from hone.checkpoint.files import optimizer_tensors
 from hone.config.recipe import Recipe
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.formats.folder import save_decoder
+from hone.model.formats.save import save_decoder
 from hone.model.lora import add_lora
 from hone.train import optim
 from hone.train.annotate import annotate
@@ -119,7 +119,7 @@ def saved(folder: str, algo: str, lora: bool) -> Tensors:
     """Two updates, a checkpoint, and where one more leads."""
     learner = learner_of(made := ALGORITHMS[algo](), lora=lora)
     taken(learner, made, 2)
-    whole = collected(learner.policy, learner, recipe=Recipe(), parts={})  # pyright: ignore[reportArgumentType]
+    whole = take_snapshot(learner.policy, learner, recipe=Recipe(), parts={})  # pyright: ignore[reportArgumentType]
 
     def write(aside: Path) -> None:
         assert isinstance(whole.model, Decoder)

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from hone.errors import HoneError
-from hone.eval.pass_at_k import Estimate, majority, mean_and_error, mean_pass_at_k, pass_at_k
+from hone.eval.sample_metrics import Estimate, majority, mean_and_error, mean_pass_at_k, pass_at_k
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_one():

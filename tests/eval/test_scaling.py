@@ -11,8 +11,8 @@ from hone.cli import main
 from hone.errors import HoneError
 from hone.eval.scaling import (
     LAWS,
-    Law,
-    Shape,
+    ModelShape,
+    ScalingLaw,
     budget,
     fit,
     for_params,
@@ -23,7 +23,7 @@ from hone.eval.scaling import (
     training_flops,
 )
 
-PLANTED = Law(E=1.8, A=400, B=1500, alpha=0.34, beta=0.36)
+PLANTED = ScalingLaw(E=1.8, A=400, B=1500, alpha=0.34, beta=0.36)
 
 
 def runs(noise: float, seed: int = 0) -> list[tuple[float, float, float]]:
@@ -72,7 +72,7 @@ def test_budgets_from_params_tokens_and_hours_agree():
 def test_attention_is_counted_when_the_shape_is_given():
     # 6 N a token, and 6 x 2 layers x 100 tokens x 8 wide
     assert training_flops(1000, 10) == 60_000
-    assert training_flops(1000, 10, Shape(layers=2, width=8, context=100)) == 60_000 + 6 * 2 * 100 * 8 * 10
+    assert training_flops(1000, 10, ModelShape(layers=2, width=8, context=100)) == 60_000 + 6 * 2 * 100 * 8 * 10
 
 
 def test_a_fit_without_noise_is_exact():

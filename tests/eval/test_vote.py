@@ -2,7 +2,7 @@
 
 import pytest
 
-from hone.eval.vote import majority_at, vote
+from hone.eval.sample_metrics import majority_at, vote
 from hone.launch.rewards import scorer
 from hone.reward.score import score
 from hone.types import Group, Outcome, Rollout, Task

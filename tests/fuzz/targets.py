@@ -28,8 +28,8 @@ from hone.model.formats.gguf import load_gguf
 from hone.model.formats.llama2c import load_llama2c
 from hone.model.formats.peft import read_peft
 from hone.reward.sandbox import remote, sandbox
-from hone.reward.sandbox.limits import Limits
-from hone.reward.sandbox.talk import Talk
+from hone.reward.sandbox.limits import SandboxLimits
+from hone.reward.sandbox.protocol import JobOutput
 from hone.reward.verify.math.verdict import math_reward
 from hone.types import Outcome, Task
 
@@ -180,13 +180,13 @@ def maths(data: bytes) -> None:
 
 
 def sandbox_protocol(data: bytes) -> None:
-    talk = Talk(output=1000, result=10_000, most=16)
+    talk = JobOutput(output=1000, result=10_000, most=16)
     for at in range(0, len(data), 7):
         talk.data(data[at : at + 7])
     assert len(talk.records) <= talk.most, "more records than may come"
     sandbox._finished(talk, 1.0, asked=False)
     with suppress(ArithmeticError, KeyError, TypeError, ValueError, RecursionError):  # the service's answer is 400
-        remote._read(data, Limits())
+        remote._read(data, SandboxLimits())
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

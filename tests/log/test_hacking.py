@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from hone.cli import main
-from hone.log.hacking import Drift, drifts, top, watch
+from hone.log.hacking import watch
 from hone.log.stats import Stats
+from hone.report.hacking import Drift, drifts, top
 from hone.types import Outcome, Rollout
 
 torch.set_num_threads(1)

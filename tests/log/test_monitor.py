@@ -10,7 +10,7 @@ import pytest
 import torch
 from each import each
 
-from hone.log.limits import Limits
+from hone.log.limits import LimitSpec
 from hone.log.monitor import LOW, REMEDIES, Monitor, repeated, repetition
 
 torch.set_num_threads(1)
@@ -38,13 +38,13 @@ def test_completions_in_arrays_are_counted_as_those_in_lists(n: int, vocabulary:
 
 
 def test_every_limit_has_a_remedy_and_every_remedy_a_limit() -> None:
-    limits = {f.name.rsplit("_", 1)[0] for f in fields(Limits) if not f.name.startswith("patience")}
+    limits = {f.name.rsplit("_", 1)[0] for f in fields(LimitSpec) if not f.name.startswith("patience")}
     assert limits == set(REMEDIES)
     assert limits >= LOW
 
 
 def test_a_warning_comes_after_patience_names_the_remedy_and_comes_once() -> None:
-    monitor = Monitor(Limits(entropy_warn=0.05, entropy_stop=None, patience_warn=3))
+    monitor = Monitor(LimitSpec(entropy_warn=0.05, entropy_stop=None, patience_warn=3))
     said = [monitor.check(step, {"entropy": 0.02}) for step in range(1, 8)]
     assert [len(s) for s in said] == [0, 0, 1, 0, 0, 0, 0]
     (warning,) = said[2]
@@ -57,23 +57,23 @@ def test_a_warning_comes_after_patience_names_the_remedy_and_comes_once() -> Non
 
 
 def test_noise_does_not_trip_it_and_recovery_rearms_it() -> None:
-    monitor = Monitor(Limits(entropy_warn=0.05, entropy_stop=None, patience_warn=2))
+    monitor = Monitor(LimitSpec(entropy_warn=0.05, entropy_stop=None, patience_warn=2))
     values = [0.01, 0.9, 0.01, 0.9, 0.01, 0.01, 0.01, 0.9, 0.01, 0.01]
     said = [len(monitor.check(step, {"entropy": x})) for step, x in enumerate(values)]
     assert said == [0, 0, 0, 0, 0, 1, 0, 0, 0, 1]
 
 
 def test_a_step_without_the_metric_neither_counts_nor_recovers() -> None:
-    monitor = Monitor(Limits(ref_kl_warn=1.0, patience_warn=2))
+    monitor = Monitor(LimitSpec(ref_kl_warn=1.0, patience_warn=2))
     said = [len(monitor.check(s, m)) for s, m in enumerate([{"ref_kl": 2.0}, {}, {"ref_kl": 2.0}, {}, {"ref_kl": 2.0}])]
     assert said == [0, 0, 1, 0, 0]
 
 
 def test_a_stop_follows_a_warning_and_is_said_instead_of_it() -> None:
-    monitor = Monitor(Limits(gen_kl_warn=0.02, gen_kl_stop=0.5, patience_warn=2, patience_stop=4))
+    monitor = Monitor(LimitSpec(gen_kl_warn=0.02, gen_kl_stop=0.5, patience_warn=2, patience_stop=4))
     said = [[w.severity for w in monitor.check(s, {"gen_kl": 3.0})] for s in range(6)]
     assert said == [[], ["warn"], [], ["stop"], [], []]
-    once = Monitor(Limits(gen_kl_warn=0.02, gen_kl_stop=0.5, patience_warn=1, patience_stop=1))
+    once = Monitor(LimitSpec(gen_kl_warn=0.02, gen_kl_stop=0.5, patience_warn=1, patience_stop=1))
     (only,) = once.check(0, {"gen_kl": 3.0})
     assert (only.severity, only.threshold) == ("stop", 0.5)
 
@@ -82,7 +82,7 @@ def test_a_stop_follows_a_warning_and_is_said_instead_of_it() -> None:
 @each("severity", ["warn", "stop"])
 def test_each_limit_trips_on_its_own_side_only(name: str, severity: str) -> None:
     other = "stop" if severity == "warn" else "warn"
-    limits = Limits(**{f"{name}_{severity}": 0.4, f"{name}_{other}": None, f"patience_{severity}": 1})
+    limits = LimitSpec(**{f"{name}_{severity}": 0.4, f"{name}_{other}": None, f"patience_{severity}": 1})
     bad, good = (0.3, 0.5) if name in LOW else (0.5, 0.3)
     assert Monitor(limits).check(1, {name: good}) == []
     assert Monitor(limits).check(1, {name: 0.4}) == [], "the limit itself is allowed"
@@ -90,7 +90,7 @@ def test_each_limit_trips_on_its_own_side_only(name: str, severity: str) -> None
     assert (warning.name, warning.severity, warning.threshold) == (name, severity, 0.4)
     assert ("below" if name in LOW else "above") in warning.message
     assert REMEDIES[name] in warning.message
-    off = Limits(**{f"{name}_warn": None, f"{name}_stop": None, "patience_warn": 1, "patience_stop": 1})
+    off = LimitSpec(**{f"{name}_warn": None, f"{name}_stop": None, "patience_warn": 1, "patience_stop": 1})
     assert Monitor(off).check(1, {name: bad}) == []
 
 
@@ -104,11 +104,11 @@ def test_a_loss_that_is_not_a_number_warns_at_once_and_stops_if_it_stays(name: s
     assert monitor.check(3, {name: bad}) == []
     (stop,) = monitor.check(4, {name: bad})
     assert (stop.name, stop.severity) == ("nonfinite", "stop")
-    assert Monitor(Limits(nonfinite_warn=None, nonfinite_stop=None)).check(1, {name: bad}) == []
+    assert Monitor(LimitSpec(nonfinite_warn=None, nonfinite_stop=None)).check(1, {name: bad}) == []
 
 
 def test_a_statistic_that_is_nan_warns_and_infinity_stops() -> None:
-    monitor = Monitor(Limits(patience_warn=1, patience_stop=1))
+    monitor = Monitor(LimitSpec(patience_warn=1, patience_stop=1))
     (lost,) = monitor.check(1, {"entropy": math.nan})
     assert lost.severity == "warn"
     assert lost.message.startswith("entropy is nan")
@@ -136,7 +136,7 @@ def test_a_reward_that_never_differs_is_said_once_with_the_remedy_and_stops_noth
 
 def test_the_state_goes_through_json_and_on_as_if_never_interrupted() -> None:
     values = [0.01, 0.01, 0.9, 0.01, 0.01, 0.01, 0.01, 1e-6, 1e-6, 1e-6, 1e-6]
-    limits = Limits(patience_warn=2, patience_stop=3)
+    limits = LimitSpec(patience_warn=2, patience_stop=3)
     straight = Monitor(limits)
     expected = [straight.check(s, {"entropy": x}) for s, x in enumerate(values)]
     assert {w.severity for found in expected for w in found} == {"warn", "stop"}

@@ -10,8 +10,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from hone.engine.params import SampleParams
 from hone.model.decoder import Decoder
-from hone.model.formats import weight_files
-from hone.model.formats.folder import load_decoder, save_decoder, save_scorer
+from hone.model.formats import save
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.save import save_decoder, save_scorer
 from hone.model.layout.forward import hidden_states, lay_out
 from hone.model.scorer import Scorer
 from hone.rollout.local import LocalSampler
@@ -144,7 +145,7 @@ def test_weights_are_cut_into_files_that_both_sides_read(name, tmp_path, monkeyp
     theirs_of(name).save_pretrained(tmp_path / "theirs", max_shard_size="3KB")
     assert len(list((tmp_path / "theirs").glob("model-*.safetensors"))) > 2
     ours = load_decoder(tmp_path / "theirs")
-    monkeypatch.setattr(weight_files, "SHARD", 3000)
+    monkeypatch.setattr(save, "SHARD", 3000)
     save_decoder(ours, tmp_path / "ours")
     files = sorted(p.name for p in (tmp_path / "ours").glob("*.safetensors"))
     assert len(files) > 2

@@ -22,10 +22,11 @@ from hone.cli import main
 from hone.config.recipe import ModelSpec
 from hone.errors import HoneError
 from hone.launch import build
-from hone.model.formats import fetch, hub
-from hone.model.formats.fetch import MANIFEST, PACKAGED, Unreachable, is_whole, place, resolve
+from hone.model.formats import cache, fetch, hub
+from hone.model.formats.cache import MANIFEST, PACKAGED, is_whole, place, resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.gguf import convert_gguf, load_gguf
+from hone.model.formats.hub import Unreachable
 from hone.model.formats.weight_files import WEIGHTS
 
 NAME = "smollm2-135m"
@@ -228,9 +229,9 @@ def test_another_path_stays_as_it_is(tmp_path):
 def test_the_cache_is_in_the_home_folder_unless_said_otherwise(monkeypatch, tmp_path):
     monkeypatch.delenv("HONE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert fetch.cache() == tmp_path / ".cache" / "hone" / "models"
+    assert cache.cache() == tmp_path / ".cache" / "hone" / "models"
     monkeypatch.setenv("HONE_HOME", "")
-    assert fetch.cache() == tmp_path / ".cache" / "hone" / "models"
+    assert cache.cache() == tmp_path / ".cache" / "hone" / "models"
 
 
 def test_a_manifest_that_is_no_manifest_is_not_whole(tmp_path):

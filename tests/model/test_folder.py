@@ -16,8 +16,9 @@ from transformers import (
 
 from hone.errors import HoneError
 from hone.model.config import Rope
-from hone.model.formats.folder import load_decoder, load_scorer, save_decoder, save_scorer
-from hone.model.formats.hf_config import Unknown, config_from_hf, config_to_hf
+from hone.model.formats.folder import load_decoder, load_scorer
+from hone.model.formats.hf_config import Unknown, config_from_hf
+from hone.model.formats.save import config_to_hf, save_decoder, save_scorer
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.scorer import Scorer
 

@@ -14,8 +14,9 @@ from hone.data.feed.source import Source
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
 from hone.loop import online
-from hone.model.formats.folder import load_decoder, load_scorer, save_decoder, save_scorer
+from hone.model.formats.folder import load_decoder, load_scorer
 from hone.model.formats.foreign import Foreign
+from hone.model.formats.save import save_decoder, save_scorer
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
 from hone.model.scorer import Scorer

@@ -165,6 +165,6 @@ def test_only_one_function_calls_from_pretrained():
     for name, allowed in guarded.items():
         users = {path for path, names in used.items() if name in names}
         assert users == allowed, f"{name} is used by {sorted(users - allowed)}"
-    tree = ast.parse((SOURCE / "data" / "text" / "pretrained.py").read_text(encoding="utf-8"))
+    tree = ast.parse((SOURCE / "data/text/pretrained.py").read_text(encoding="utf-8"))
     made = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "from_pretrained"]
     assert len(made) == 1

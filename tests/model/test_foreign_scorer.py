@@ -21,11 +21,12 @@ from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.formats.folder import load_scorer, save_scorer
-from hone.model.formats.foreign_scorer import ForeignScorer
+from hone.model.formats.folder import load_scorer
+from hone.model.formats.foreign import ForeignScorer
+from hone.model.formats.save import save_scorer
 from hone.model.scorer import Scorer
-from hone.reward.learned.folders import process_model, reward_model
-from hone.reward.learned.model import RewardModel
+from hone.reward.learned.load import process_model, reward_model
+from hone.reward.learned.reward_model import RewardModel
 from hone.types import Rollout, Task
 
 torch.set_num_threads(1)

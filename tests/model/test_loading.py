@@ -12,7 +12,8 @@ from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.formats import weight_files
-from hone.model.formats.folder import load_decoder, save_decoder
+from hone.model.formats.folder import load_decoder
+from hone.model.formats.save import save_decoder
 from hone.model.formats.weight_files import WEIGHTS
 
 SHAPE = {"vocab_size": 64, "hidden_size": 512, "intermediate_size": 8192, "num_hidden_layers": 2}

@@ -12,9 +12,10 @@ from hone.errors import HoneError
 from hone.model.adapters import lora_state, use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.formats.folder import load_decoder, save_decoder
+from hone.model.formats.folder import load_decoder
 from hone.model.formats.foreign import Foreign
 from hone.model.formats.peft import CONFIG, WEIGHTS, is_adapter, load_peft, read_peft, save_peft
+from hone.model.formats.save import save_decoder
 from hone.model.lora import LoRALinear, adapter_names, add_lora, lora_parameters, merge_lora, plain_state
 from hone.model.policy import Policy
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from each import each
 from torch.utils._python_dispatch import TorchDispatchMode
+from vocab_cases import support_of
 
 from hone.engine.params import SampleParams
 from hone.model.layout.forward import cells, hidden_states, lay_out, wide
@@ -102,10 +103,10 @@ class Sizes(TorchDispatchMode):
 def test_no_more_than_one_chunk_of_logits_ever_exists(restricted):
     hidden, weight, targets, *_ = problem(N=40, V=50, D=3)
     ref = HeadRows(hidden.detach() + 1, weight.detach())
-    restrict = sampled(top_k=9) if restricted else None
+    support = support_of(hidden @ weight.T, sampled(top_k=9)) if restricted else None
     with Sizes() as sizes:
         got = token_stats(
-            hidden, weight, targets, want=EVERYTHING - {"old_kl"}, chunk=10, against={"ref_kl": ref}, restrict=restrict
+            hidden, weight, targets, want=EVERYTHING - {"old_kl"}, chunk=10, against={"ref_kl": ref}, support=support
         )
         sum(x.sum() for x in got.values()).backward()
     assert max(s[0] for s in sizes.seen if s[1:] == (50,)) == 10
@@ -143,7 +144,7 @@ def test_no_product_is_computed_that_need_not_be(want, frozen, counts):
         ({"logp"}, True, {}, False),  # spent in the forward pass as it is
         ({"logp", "ref_kl"}, False, {}, False),
         ({"logp"}, False, {"finish": torch.tanh}, False),  # several times the memory of its logits
-        ({"logp"}, False, {"restrict": sampled(top_k=9)}, False),
+        ({"logp"}, False, {"support": True}, False),
         ({"logp"}, False, {"chunk": 10}, False),
     ],
 )
@@ -152,6 +153,7 @@ def test_all_logits_are_kept_where_that_saves_a_product(want, frozen, law, whole
     monkeypatch.setitem(vocab.BUDGET, "cpu", 10 * 50 * 8)
     against = {"ref_kl": HeadRows(hidden.detach() + 1, weight.detach())}
     head = weight.detach() if frozen else weight
+    law = law | {"support": support_of(hidden @ weight.T, sampled(top_k=9))} if "support" in law else law
     found = []
     for keep in (False, True):
         with Sizes() as sizes:
@@ -276,8 +278,6 @@ def test_half_precision_logits_are_widened_before_the_softmax():
         ({"want": frozenset({"logp"}), "chunk": 0}, "positive"),
         ({"want": frozenset({"logp"}), "targets": torch.full((11,), 7)}, "targets from 7 to 7 in a vocabulary of 7"),
         ({"want": frozenset({"logp"}), "targets": torch.arange(-1, 10) % 7 - 1}, "targets from -1"),
-        ({"want": frozenset({"logp"}), "restrict": sampled(0.5, top_k=2)}, "temperature 1.0 is not the sampler's, 0.5"),
-        ({"want": frozenset({"logp"}), "restrict": sampled(banned=frozenset({1}))}, "not banned"),
     ],
 )
 def test_wrong_arguments_are_refused(wrong, match):
@@ -316,16 +316,18 @@ def test_gradients_of_every_mixture(want, chunk):
 @each("chunk", [1, 4, 5, None])
 def test_the_closed_form_is_what_autograd_gives(restriction, chunk, lazy):
     hidden, weight, targets, ref, old = problem(N=13, V=9)
-    restrict = None if restriction is None else sampled(0.7, **restriction)
+    support = None if restriction is None else support_of(hidden @ weight.T, sampled(0.7, **restriction))
     if lazy:
-        ref, old = HeadRows(hidden.detach() * 2, weight.detach(), 0.7), HeadRows(hidden.detach() + 1, weight.detach())
-    want = EVERYTHING if restriction is None else EVERYTHING - {"old_kl"}  # which would be infinite
+        ref = HeadRows(hidden.detach() * 2, weight.detach(), 0.7, support)
+        old = HeadRows(hidden.detach() + 1, weight.detach(), 1.0, support)
+    # against a distribution that is not restricted it would be infinite
+    want = EVERYTHING if restriction is None or lazy else EVERYTHING - {"old_kl"}
     if restriction is not None:  # as is the log-prob of a token that is never drawn
         targets = (hidden @ weight.T).argmax(-1)
     found = []
     for compute in (token_stats, by_autograd):
         got = compute(
-            hidden, weight, targets, want=want, temperature=0.7, chunk=chunk, restrict=restrict,
+            hidden, weight, targets, want=want, temperature=0.7, chunk=chunk, support=support,
             against={"ref_kl": ref, "old_kl": old},
         )  # fmt: skip
         loss = sum(x @ torch.arange(13).double() * (i - 1.5) for i, x in enumerate(got.values()))
@@ -341,12 +343,12 @@ def test_the_closed_form_is_what_autograd_gives(restriction, chunk, lazy):
 def test_chunks_and_restrictions_can_be_differentiated_twice(restriction):
     hidden, weight, _, ref, old = problem(N=3, V=9, D=2)
     targets = (hidden @ weight.T).argmax(-1)
-    restrict = None if restriction is None else sampled(0.7, **restriction)
+    support = None if restriction is None else support_of(hidden @ weight.T, sampled(0.7, **restriction))
     want = EVERYTHING if restriction is None else EVERYTHING - {"old_kl"}
 
     def f(h, w):
         against = {"ref_kl": ref, "old_kl": old}
-        got = token_stats(h, w, targets, want=want, chunk=2, against=against, restrict=restrict, temperature=0.7)
+        got = token_stats(h, w, targets, want=want, chunk=2, against=against, support=support, temperature=0.7)
         return tuple(got.values())
 
     assert torch.autograd.gradcheck(f, (hidden, weight))
@@ -443,8 +445,7 @@ def test_a_chunk_of_altered_or_restricted_logits_takes_more_than_its_logits():
     hidden, head, *_ = problem()
     assert vocab.bare(HeadRows(hidden, head, 0.5))
     assert not vocab.bare(HeadRows(hidden, head, finish=torch.tanh))
-    assert not vocab.bare(HeadRows(hidden, head, restrict=sampled(top_k=3)))
-    assert vocab.bare(HeadRows(hidden, head, restrict=sampled()))
+    assert not vocab.bare(HeadRows(hidden, head, support=support_of(hidden @ head.T, sampled(top_k=3))))
 
 
 def test_a_gpu_takes_few_chunks_while_they_are_a_small_part_of_its_memory():

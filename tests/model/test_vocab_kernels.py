@@ -9,7 +9,7 @@ from apart import written_by
 from each import each
 from safetensors.torch import load_file
 from torch import Tensor
-from vocab_cases import SETTINGS, case, on, outcome, outcomes
+from vocab_cases import SETTINGS, case, on, outcome, outcomes, support_of
 
 from hone.engine.params import SampleParams
 from hone.model.vocab import rows
@@ -96,13 +96,14 @@ def big(dtype: torch.dtype, N: int = 700, D: int = 64, V: int = 49_152) -> tuple
 def test_statistics_on_a_gpu_against_float64(dtype: torch.dtype, chunk: int | None, restrict: dict[str, Any] | None):
     setting = None if restrict is None else SampleParams(max_tokens=1, stop_ids=frozenset(), **restrict)
     h, w, r, targets = big(dtype)
+    support = None if setting is None else support_of((h.float() @ w.float().T), setting).to(h.device)
     want = frozenset({"logp", "entropy", "ref_kl"} if restrict is None else {"entropy"})
     found = []
     for kind in (dtype, torch.float64):
         hidden, weight = h.to(kind).requires_grad_(), w.to(kind).requires_grad_()
         ref = HeadRows(r.to(kind), w.to(kind))
         got = token_stats(
-            hidden, weight, targets, want=want, chunk=chunk, against={"ref_kl": ref}, restrict=setting
+            hidden, weight, targets, want=want, chunk=chunk, against={"ref_kl": ref}, support=support
         )  # fmt: skip
         total = sum((x.sum() for x in got.values()), torch.zeros((), device="cuda"))
         found.append((got, *torch.autograd.grad(total, (hidden, weight))))

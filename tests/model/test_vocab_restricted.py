@@ -6,6 +6,7 @@ import pytest
 import torch
 from each import each
 from torch import Tensor
+from vocab_cases import support_of
 
 from hone.engine.draw import Knobs, draw
 from hone.engine.params import SampleParams
@@ -37,7 +38,8 @@ def log_probs(logits: Tensor, targets: Tensor, restrict: SampleParams) -> Tensor
     """Of the targets, with the logits as hidden states and a head that is the identity."""
     head = torch.eye(logits.shape[1], dtype=logits.dtype)
     return token_stats(
-        logits, head, targets, want=LOGP, restrict=restrict, temperature=restrict.temperature, chunk=7
+        logits, head, targets, want=LOGP, temperature=restrict.temperature, chunk=7,
+        support=support_of(logits, restrict),
     )["logp"]  # fmt: skip
 
 
@@ -77,14 +79,14 @@ def test_a_large_vocabulary_and_half_precision():
     hidden, head = (4 * torch.randn(9, 16, generator=g)).bfloat16(), torch.randn(5000, 16, generator=g).bfloat16()
     restrict = params(1.0, top_p=0.7, top_k=300)
     token, logp, _ = draw(hidden @ head.T, torch.rand(9, generator=g), Knobs.of([restrict] * 9, 5000, "cpu"))
-    got = token_stats(hidden, head, token, want=LOGP, restrict=restrict)["logp"]
+    got = token_stats(hidden, head, token, want=LOGP, support=support_of(hidden @ head.T, restrict))["logp"]
     torch.testing.assert_close(got, logp, rtol=0, atol=2e-6)
 
 
 def test_a_token_that_is_never_drawn_has_no_gradient_and_spoils_none():
     hidden = torch.tensor([[3.0, 2.0, -1.0]], dtype=torch.float64, requires_grad=True)
     head, want = torch.eye(3).double(), frozenset({"logp", "entropy"})
-    got = token_stats(hidden, head, torch.tensor([2]), want=want, restrict=params(1.0, top_k=2))
+    got = token_stats(hidden, head, torch.tensor([2]), want=want, support=support_of(hidden, params(1.0, top_k=2)))
     assert got["logp"].item() == -torch.inf
     (grad,) = torch.autograd.grad(got["logp"].exp() + got["entropy"], hidden)  # the ratio of such a token is 0
     q = torch.tensor([3.0, 2.0]).double().softmax(-1)
@@ -98,7 +100,8 @@ def test_the_log_prob_of_a_token_that_is_cut_moves_those_that_are_kept(twice: bo
     # -inf stays -inf, whatever the token's logit: only the sum over the two others moves
     hidden = torch.tensor([[3.0, 2.0, -1.0]], dtype=torch.float64, requires_grad=True)
     want = frozenset({"logp", "entropy"})
-    got = token_stats(hidden, torch.eye(3).double(), torch.tensor([2]), want=want, restrict=params(1.0, top_k=2))
+    support = support_of(hidden, params(1.0, top_k=2))
+    got = token_stats(hidden, torch.eye(3).double(), torch.tensor([2]), want=want, support=support)
     (grad,) = torch.autograd.grad(got["logp"].sum(), hidden, create_graph=twice)
     q = torch.tensor([3.0, 2.0]).double().softmax(-1)
     torch.testing.assert_close(grad.detach(), torch.cat([-q, torch.zeros(1).double()])[None], rtol=0, atol=1e-12)

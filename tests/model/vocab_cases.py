@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hone.engine.draw import Knobs, draw
 from hone.engine.params import SampleParams
-from hone.model.vocab.rows import NUMBERS, PLACE, STATS, Chunk, Other, least_kept
+from hone.model.vocab.rows import NUMBERS, PLACE, STATS, Chunk, Other
+from hone.types import Support
 
 EVERY = ("logp", "entropy", "ref_kl", "old_kl")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -32,6 +34,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "banned tokens, given": {"vocab": 300, "banned": 200, "given": True},
     "one token": {"vocab": 1},
 }
+
+
+def support_of(logits: Tensor, params: SampleParams) -> Support:
+    """What the sampler could draw from these logits, [n, V]."""
+    logits = logits.detach().cpu()
+    kept = torch.ones(logits.shape, dtype=torch.bool)
+    draw(logits, torch.zeros(len(logits)), Knobs.of([params] * len(logits), logits.shape[1], "cpu"), kept=kept)
+    size = kept.sum(-1)
+    return Support(first=size.cumsum(0) - size, size=size, ids=kept.nonzero()[:, 1])
 
 
 def case(
@@ -69,7 +80,9 @@ def case(
     cut = params is not None
     if params is not None:
         setting = SampleParams(max_tokens=1, stop_ids=frozenset(), temperature=temperature, **params)
-        table[PLACE["least"]] = least_kept(x, temperature, setting)
+        outside = support_of(x, setting).outside(slice(None), vocab)
+        for y in (x, r, o):
+            y.masked_fill_(outside, -torch.inf)
     chunk = Chunk(
         logits=x, targets=targets, table=table, want=frozenset(want), temperature=temperature, cut=cut, others=others
     )

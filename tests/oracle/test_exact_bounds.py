@@ -29,7 +29,7 @@ def row_gradients(baseline: float) -> Tensor:
     for n in range(15):
         batch = OUTCOME.batch.rows(slice(n, n + 1))
         batch = replace(batch, baseline=torch.tensor([baseline], dtype=torch.float64))
-        batch = weigh(replace(batch, **assign_credit(batch, algo)), algo.weigh, Totals(rows=1, tokens=3))
+        batch = weigh(assign_credit(batch, algo), algo.weigh, Totals(rows=1, tokens=3))
         logp = OUTCOME.logp(POLICY)[n : n + 1]
         found.append(gradient(objective(Forward(logp=logp), batch, algo.loss), POLICY).flatten())
     return torch.stack(found)

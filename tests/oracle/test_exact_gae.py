@@ -125,14 +125,14 @@ def test_with_lam_one_the_critics_target_is_the_return_and_what_lies_behind_for_
     left = BATCH.mask.flip(-1).cumsum(-1).flip(-1)
     expected = credit.reward_to_go(BATCH, gamma=gamma) + gamma ** left.double() * BATCH.bootstrap[:, None]
     for algo in (ppo(gamma=gamma, lam=1.0, bootstrap=True), a2c(gamma=gamma, bootstrap=True)):
-        columns = assign_credit(BATCH, algo)
-        close(columns["returns"][BATCH.mask], expected[BATCH.mask])
+        found = assign_credit(BATCH, algo)
+        close(found.returns[BATCH.mask], expected[BATCH.mask])
 
 
 def test_the_credit_of_ppo_is_gae_with_its_own_discounts() -> None:
     expected = by_td_errors(BATCH, gamma=0.9, lam=0.7)
-    close(assign_credit(BATCH, replace(ppo(gamma=0.9, lam=0.7), whiten=False))["adv"], expected)
-    close(assign_credit(BATCH, a2c(gamma=0.9, lam=0.7))["adv"], expected)
+    close(assign_credit(BATCH, replace(ppo(gamma=0.9, lam=0.7), whiten=False)).adv, expected)
+    close(assign_credit(BATCH, a2c(gamma=0.9, lam=0.7)).adv, expected)
 
 
 def test_where_everything_earns_what_was_expected_no_advantage_is_left() -> None:

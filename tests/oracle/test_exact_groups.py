@@ -78,6 +78,22 @@ def test_right_or_wrong_the_zscore_rescales_the_gradient_by_the_expected_std_ove
     close(found, zscore_factor(p, size) * world.loss_gradient(POLICY))
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_grpo_averaged_by_limit_has_the_direction_of_the_policy_gradient_and_by_row_and_token_another(
+    size: int,
+) -> None:
+    world = right_or_wrong(0.4)
+    p, true = float((world.chance(POLICY).detach() * world.batch.reward).sum()), world.loss_gradient(POLICY)
+    found = {
+        average: expected_gradient(grpo(beta=0.0, average=average), world, POLICY, size=size)
+        for average in ("limit", "row", "token")
+    }
+    close(found["limit"], zscore_factor(p, size) * true / 3)  # every row is divided by the limit, 3
+    # a row's mean is off however many rows there are; a token mean nears the true direction
+    assert cosine(found["row"], true) == pytest.approx(0.9237824115, abs=1e-9)
+    assert cosine(found["token"], true) == pytest.approx({2: 0.9837648664, 3: 0.9924285247}[size], abs=1e-9)
+
+
 def test_the_zscores_factor_is_the_same_for_every_prompt_in_groups_of_two_and_three_only() -> None:
     for p in (0.1, 0.5, 0.9):
         assert zscore_factor(p, 2, eps=0.0) == pytest.approx(1.0, abs=1e-12)

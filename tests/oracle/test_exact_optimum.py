@@ -146,7 +146,7 @@ def annotated(flat: Tensor, algo: Algorithm) -> Batch:
     batch = replace(
         RAGGED.batch, old_logp=RAGGED.logp(logits), ref_logp=RAGGED.logp(REF), kl_coef=COEF, old_value=RAGGED.at(values)
     )
-    return weighed(replace(batch, **assign_credit(batch, algo)), algo, 1, RAGGED.chance(logits))
+    return weighed(assign_credit(batch, algo), algo, 1, RAGGED.chance(logits))
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.95])

@@ -172,9 +172,16 @@ def iterations(rows: int, size: int) -> Tensor:
 def credited(batch: Batch, algo: Algorithm, size: int) -> Batch:
     """Whitening sees one iteration at a time; all else is by group or by row."""
     if not algo.whiten:
-        return replace(batch, **assign_credit(batch, algo))
+        return assign_credit(batch, algo)
     parts = [assign_credit(batch.rows(slice(i, i + size)), algo) for i in range(0, len(batch), size)]
-    return replace(batch, **{name: torch.cat([p[name] for p in parts]) for name in parts[0]})
+    return replace(
+        batch,
+        **{
+            name: torch.cat([getattr(p, name) for p in parts])
+            for name in ("adv", "returns")
+            if name in parts[0].columns()
+        },
+    )
 
 
 def weighed(batch: Batch, algo: Algorithm, size: int, chance: Tensor) -> Batch:

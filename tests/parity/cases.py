@@ -67,7 +67,7 @@ def group_batch(algo: Algorithm, *, temperature: float = 1.0, on_policy: bool = 
     )
     if "old_value" in algo.needs:
         batch = replace(batch, old_value=rows.near(now, spread=1.0, seed=5))
-    return replace(batch, **assign_credit(batch, algo))
+    return assign_credit(batch, algo)
 
 
 def _ours(case: Case, level: str, *, on_policy: bool = False) -> Result:

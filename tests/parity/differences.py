@@ -128,7 +128,7 @@ def an_invalid_row_stays_in_the_row_mean() -> Found:
     """TRL = Hone * valid rows / rows: its advantage is 0, but it is counted"""
     algo = grpo(beta=0.0)
     batch = replace(group_batch(algo), **_invalid(rows.grouped((None, *rows.REWARDS[1:]))))
-    batch = replace(batch, **assign_credit(batch, algo))
+    batch = assign_credit(batch, algo)
     ours = house.on_logp(house.logp(rows.grouped()), batch, algo)
     everything = replace(batch, mask=rows.grouped().mask)
     theirs = _trl_group(everything, loss_type="grpo")
@@ -140,7 +140,7 @@ def an_invalid_row_stays_in_the_token_mean() -> Found:
     """TRL = Hone * valid tokens / tokens"""
     algo = dapo(low=0.2, high=0.2)
     batch = replace(group_batch(algo), **_invalid(rows.grouped((None, *rows.REWARDS[1:]))))
-    batch = replace(batch, **assign_credit(batch, algo))
+    batch = assign_credit(batch, algo)
     ours = house.on_logp(house.logp(rows.grouped()), batch, algo)
     everything = replace(batch, mask=rows.grouped().mask)
     theirs = _trl_group(everything, loss_type="dapo")

@@ -16,7 +16,7 @@ from hone.model.scorer import Scorer
 from hone.train.annotate import evaluate
 from hone.train.learner import micro_batches
 from hone.train.update import weigh
-from hone.types import Batch, Forward, Model
+from hone.types import Batch, Forward, ForwardModel
 from tests.parity.llama import language_model
 from tests.parity.rows import near
 
@@ -94,7 +94,9 @@ def scorer(weights: Mapping[str, Tensor], config: Mapping[str, Any]) -> Scorer:
     return made
 
 
-def step(model: Model, batch: Batch, algo: Algorithm, *, micro_rows: int = 64, prefix: str = "decoder.") -> Result:
+def step(
+    model: ForwardModel, batch: Batch, algo: Algorithm, *, micro_rows: int = 64, prefix: str = "decoder."
+) -> Result:
     """The loss and gradient of one optimiser step, by the learner's own weighing and cutting."""
     assert isinstance(model, nn.Module)
     model.zero_grad()

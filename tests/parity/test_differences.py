@@ -13,7 +13,7 @@ import trl
 from tests.parity.differences import DIFFERENCES
 from tests.parity.house import distance
 
-PAGE = Path(__file__).parents[2] / "docs" / "parity.md"
+PAGE = Path(__file__).parents[2] / "docs" / "dev" / "parity.md"
 
 
 @each("name", DIFFERENCES)

@@ -9,7 +9,7 @@ import torch
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.model.formats.folder import load_decoder
 
 NAME = "smollm2-135m"

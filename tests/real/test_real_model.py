@@ -12,7 +12,7 @@ from hone.data.text.chat import render, render_prompt
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams
 from hone.model.decoder import Decoder
-from hone.model.formats.fetch import PACKAGED
+from hone.model.formats.cache import PACKAGED
 from hone.model.policy import Policy
 from hone.rollout.local import LocalSampler
 from hone.types import Batch, Stop

@@ -11,7 +11,8 @@ import hone
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.model.formats.fetch import fetch, resolve
+from hone.model.formats.cache import resolve
+from hone.model.formats.fetch import fetch
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.llama2c import load_llama2c
 from hone.rollout.local import LocalSampler

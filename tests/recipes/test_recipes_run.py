@@ -20,8 +20,8 @@ from hone.config.recipe import Recipe, plan
 from hone.config.rules import validate
 from hone.data.text.tokenizer import Tokenizer
 from hone.demo import stages, world
-from hone.demo.data import FILES, make_data, make_tokenizer, write_rows
-from hone.demo.sizes import QUICK
+from hone.demo.stages import FILES, QUICK
+from hone.demo.world import make_data, make_tokenizer, write_rows
 from hone.errors import MADE_BY, made_by
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder

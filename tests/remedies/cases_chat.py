@@ -6,7 +6,6 @@ from typing import Any
 import tokenizers
 from remedy_world import Case, World, call, given, tokenizer
 
-from hone.data.text.bounded import first_matches
 from hone.data.text.chat import (
     CHAT_SPECIALS,
     DEFAULT_TEMPLATE,
@@ -18,6 +17,7 @@ from hone.data.text.chat import (
     render_prompt,
 )
 from hone.data.text.tokenizer import Tokenizer, train_bpe
+from hone.data.text.worker import first_matches
 
 USER, BOT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 CALL = {"function": {"name": "add", "arguments": {"x": 1}}}

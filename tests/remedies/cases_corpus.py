@@ -7,11 +7,11 @@ from typing import Any
 
 from remedy_world import Case, World, call, command, given, lacks, typed
 
-from hone.data.corpus import language, toxicity
+from hone.data.corpus import filters, language
+from hone.data.corpus.atomic import locked
 from hone.data.corpus.duplicates import _minhash
 from hone.data.corpus.pipeline import clean
-from hone.data.corpus.settings import Settings
-from hone.data.corpus.store import locked
+from hone.data.corpus.settings import CorpusSettings
 
 QUICK = ("--languages", "off", "--toxicity", "off", "--near", "off", "--no-quality", "--workers", "1")
 
@@ -87,12 +87,12 @@ CORPORA = [
         "prompt",
         "name the text's column with --column",
     ),
-    given(lambda w, rules: Settings(rules=rules), {"x": 1}, {"min_words": 1}, "choose from"),
-    given(lambda w, near: Settings(near=near), 2.0, 1.0, "give a number above 0 and up to 1"),
-    given(lambda w, n: Settings(ngram=n), 0, 1, "give a whole number of at least 1"),
+    given(lambda w, rules: CorpusSettings(rules=rules), {"x": 1}, {"min_words": 1}, "choose from"),
+    given(lambda w, near: CorpusSettings(near=near), 2.0, 1.0, "give a number above 0 and up to 1"),
+    given(lambda w, n: CorpusSettings(ngram=n), 0, 1, "give a whole number of at least 1"),
     given(lambda w, n: cleaned(w, texts(w), "--workers", n), "0", "1", "give at least 1"),
     call(
-        lambda w: clean([], Path(w.new()), Settings(languages=(), toxicity=None, near=None)),
+        lambda w: clean([], Path(w.new()), CorpusSettings(languages=(), toxicity=None, near=None)),
         lambda w: cleaned(w, texts(w)),
         "name at least one file",
     ),
@@ -101,7 +101,7 @@ CORPORA = [
     call(lambda w: _locked(w, other=False), lambda w: _locked(w, other=True), "or choose another folder"),
     lacks("rensa", lambda w: _cached(_minhash), "or --near off"),
     lacks("py3langid", lambda w: _cached(language._identifier), "or --languages off"),
-    lacks("profanity_check", lambda w: _cached(toxicity._model), "or --toxicity off"),
+    lacks("profanity_check", lambda w: _cached(filters._toxicity_model), "or --toxicity off"),
     lacks("rensa", lambda w: cleaned(w, texts(w), "--near", "0.9"), "or switch the steps off with --near off"),
 ]
 EVALUATIONS = [

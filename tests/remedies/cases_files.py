@@ -14,12 +14,12 @@ from remedy_world import Case, World, call, given, lacks, prepared, rows, tokeni
 
 from hone.data.collate import mismatched
 from hone.data.feed import files
-from hone.data.feed.assemble import Mixed
-from hone.data.feed.budget import Budgeted
-from hone.data.feed.named import FOLDER, answer_of_gsm8k
-from hone.data.feed.row_store import Shelf
+from hone.data.feed.assemble import Mixture
+from hone.data.feed.registry import FOLDER, answer_of_gsm8k
+from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import Source, read_rows
 from hone.data.feed.stream import Stream
+from hone.data.feed.token_batches import TokenBatches
 from hone.data.rows.convert import to_groups
 from hone.data.rows.pairs import transcript
 from hone.data.text.json_object import read_object
@@ -88,18 +88,22 @@ def _source(world: World) -> Source[int]:
     return Source([1, 2, 3], seed=0)
 
 
-def _mixed(world: World) -> Mixed[int]:
-    return Mixed({"a": _source(world), "b": _source(world)}, [1, 2])
+def _mixed(world: World) -> Mixture[int]:
+    return Mixture({"a": _source(world), "b": _source(world)}, [1, 2])
+
+
+def _text_rows(world: World) -> RowStore:
+    return RowStore(place=files.File(path=Path(world / "text.jsonl")))
 
 
 def _stream(world: World) -> Stream[str]:
     path = Path(world / "streamed.jsonl")
     path.write_text(ROW + "\n" + ROW)
-    return Stream([Shelf(place=files.File(path=path))], lambda read, shelf: [read.row["prompt"]], seed=0)
+    return Stream([RowStore(place=files.File(path=path))], lambda read, store: [read.row["prompt"]], seed=0)
 
 
-def _budgeted(world: World) -> Budgeted:
-    return Budgeted(Source([()], seed=0), tokens=9, seed=0)
+def _budgeted(world: World) -> TokenBatches:
+    return TokenBatches(Source([()], seed=0), tokens=9, seed=0)
 
 
 def _groups(world: World, rows: list[dict[str, Any]]) -> Any:
@@ -222,7 +226,7 @@ ROWS = [
 FEEDS = [
     given(lambda w, rows: Source(rows, seed=0), [], [1], "the dataset has no rows: give it at least one"),
     given(lambda w, seed: Source([1], seed=seed), -1, 0, "it must be 0 or more"),
-    given(lambda w, weight: Mixed({"a": _source(w)}, [weight]), -1, 1, "needs a weight above 0"),
+    given(lambda w, weight: Mixture({"a": _source(w)}, [weight]), -1, 1, "needs a weight above 0"),
     resumed(_source, {"seed": 1}, "resume with the same dataset and seed"),
     resumed(_source, {"position": 9}, "is no place in 3 rows: resume from another checkpoint"),
     resumed(_mixed, {"names": ["a"]}, "resume with the same data"),
@@ -233,7 +237,7 @@ FEEDS = [
     resumed(_budgeted, {"tokens": 8}, "resume with the same settings"),
     resumed(_budgeted, {"window": -1}, "is no place in the data: resume from another checkpoint"),
     given(
-        lambda w, item: Stream([Shelf(place=files.File(path=Path(w / "text.jsonl")))], lambda *_: item, seed=0).take(1),
+        lambda w, item: Stream([_text_rows(w)], lambda *_: item, seed=0).take(1),
         [],
         [1],
         "mend the rows that were skipped",

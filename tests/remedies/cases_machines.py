@@ -18,11 +18,11 @@ from hone.data.text.tokenizer import Tokenizer
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.gguf import load_gguf
 from hone.model.formats.hf_config import config_from_hf
-from hone.reward.learned.folders import reward_model
-from hone.reward.sandbox.limits import Wanted, interpreter
-from hone.reward.sandbox.pool import Pool
-from hone.reward.sandbox.remote import TOKEN, Remote, Service
-from hone.reward.sandbox.sandbox import Limits, Sandbox
+from hone.reward.learned.load import reward_model
+from hone.reward.sandbox.limits import BackendOptions, interpreter
+from hone.reward.sandbox.native import NativeBackend
+from hone.reward.sandbox.remote import TOKEN, RemoteBackend, Service
+from hone.reward.sandbox.sandbox import Sandbox, SandboxLimits
 from hone.reward.verify.math.verdict import math_reward
 from hone.serve.load import load
 from hone.types import Task
@@ -56,13 +56,13 @@ class _Other(BaseHTTPRequestHandler):
         """Quiet."""
 
 
-def _wanted(**limits: Any) -> Wanted:
-    return Wanted(limits=Limits(**limits), slots=1, python=interpreter(), packages=())
+def _wanted(**limits: Any) -> BackendOptions:
+    return BackendOptions(limits=SandboxLimits(**limits), slots=1, python=interpreter(), packages=())
 
 
 def _served(world: World, use: Callable[[str], Any], *, other: bool = False) -> None:
     """A service of programs, or a server of something else, while it is used."""
-    pool = None if other else Pool(_wanted())
+    pool = None if other else NativeBackend(_wanted())
     made = HTTPServer(("127.0.0.1", 0), _Other) if pool is None else _service(pool)
     with made as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -76,13 +76,13 @@ def _served(world: World, use: Callable[[str], Any], *, other: bool = False) -> 
                 pool.close()
 
 
-def _service(pool: Pool) -> Service:
-    return Service(pool, Limits(), host="127.0.0.1", port=0, token=SECRET)
+def _service(pool: NativeBackend) -> Service:
+    return Service(pool, SandboxLimits(), host="127.0.0.1", port=0, token=SECRET)
 
 
 def _opened(world: World, secret: str = SECRET, *, other: bool = False, url: str = "", **limits: Any) -> None:
     with token(secret):
-        _served(world, lambda there: Remote(url or there, _wanted(**limits)), other=other)
+        _served(world, lambda there: RemoteBackend(url or there, _wanted(**limits)), other=other)
 
 
 def _asked(world: World, backend: str) -> None:
@@ -90,7 +90,7 @@ def _asked(world: World, backend: str) -> None:
 
     def use(url: str) -> None:
         with Sandbox(backend=backend or url, slots=1) as sandbox:
-            sandbox.talk(b"", most=1, seconds=1, ask=lambda records: None)
+            sandbox.converse(b"", most=1, seconds=1, ask=lambda records: None)
 
     with token(SECRET):
         _served(world, use)

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.formats.folder import load_decoder, load_scorer, save_decoder
+from hone.model.formats.folder import load_decoder, load_scorer
 from hone.model.formats.peft import load_peft, save_peft
+from hone.model.formats.save import save_decoder
 from hone.model.lora import add_lora
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]

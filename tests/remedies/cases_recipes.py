@@ -14,9 +14,9 @@ from hone.config.load import load_recipe
 from hone.config.overrides import Choice, build_choice, from_plain, from_yaml, override
 from hone.config.recipe import Recipe
 from hone.config.rules import validate
-from hone.eval.scaling import LAWS, Law, Shape, fit, read_runs
+from hone.eval.scaling import LAWS, ModelShape, ScalingLaw, fit, read_runs
 from hone.log import sinks
-from hone.log.limits import Limits
+from hone.log.limits import LimitSpec
 from hone.log.monitor import Monitor
 from hone.types import Task
 
@@ -60,8 +60,8 @@ def _runs(count: int) -> list[tuple[float, float, float]]:
     return [(n, d, LAWS["hoffmann"].loss(n, d)) for n, d in sizes]
 
 
-def _law(E: float) -> Law:
-    return Law(E=E, A=1.0, B=1.0, alpha=0.3, beta=0.3)
+def _law(E: float) -> ScalingLaw:
+    return ScalingLaw(E=E, A=1.0, B=1.0, alpha=0.3, beta=0.3)
 
 
 def algo(factory: Callable[..., Any], wrong: dict[str, Any], right: dict[str, Any], says: str) -> Case:
@@ -146,7 +146,7 @@ ALGORITHMS = [
 PLANS = [
     command("plan scaling --flops -1", "plan scaling --flops 1e18", "give a number above 0"),
     given(lambda w, e: _law(e), -1.0, 1.0, "check the fit"),
-    given(lambda w, n: Shape(layers=n, width=8, context=8), 0, 1, "give the shape of the model"),
+    given(lambda w, n: ModelShape(layers=n, width=8, context=8), 0, 1, "give the shape of the model"),
     given(lambda w, runs: fit(runs, bootstrap=0), _runs(2), _runs(9), "with three different model sizes"),
     given(
         lambda w, loss: read_runs([{"params": 1, "tokens": 2, "loss": loss}]),
@@ -164,7 +164,7 @@ LOGS = [
     logged("x\n", "repair or delete that line"),
     logged('{"step": "x"}\n', "tells of no step"),
     given(_report, "model", "logged", "to report on: give the folder of a run"),
-    given(lambda w, value: Limits(ref_kl_stop=value), float("nan"), None, "or None to switch it off"),
+    given(lambda w, value: LimitSpec(ref_kl_stop=value), float("nan"), None, "or None to switch it off"),
     given(
         lambda w, state: Monitor().load(state), {"count": 3}, {"count": {}, "said": []}, "what the monitor remembers"
     ),

@@ -11,19 +11,17 @@ from hone.inference.defaults import Sampling
 from hone.inference.label import Ledger, StepLabels, label_steps
 from hone.launch.measure import summarise
 from hone.model.scorer import Scorer
-from hone.reward.cache import cached
-from hone.reward.learned.judge import Judge, Settings, check
-from hone.reward.learned.model import Ensemble, RewardModel
-from hone.reward.learned.process import Dense, aggregate
-from hone.reward.marker import Marker
-from hone.reward.sandbox.limits import MIB, Wanted, interpreter, library_of
-from hone.reward.sandbox.sandbox import Call, Limits, Program, Sandbox, open_backend
-from hone.reward.score import Reward, as_scorer, combine
+from hone.reward.group_scorer import GroupScorer
+from hone.reward.learned.judge import Judge, JudgeSettings, check_settings
+from hone.reward.learned.process_model import Dense, aggregate
+from hone.reward.learned.reward_model import Ensemble, RewardModel
+from hone.reward.sandbox.limits import MIB, BackendOptions, interpreter, library_of
+from hone.reward.sandbox.sandbox import Call, Program, Sandbox, SandboxLimits, open_backend
+from hone.reward.score import Reward, as_scorer, cached, combine
 from hone.reward.verify import made
-from hone.reward.verify.code.settings import Settings as Code
-from hone.reward.verify.code.settings import asked
+from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.verdict import code_reward
-from hone.reward.workers.apart import apart
+from hone.reward.workers.reward_worker import in_workers
 from hone.search.beam import Beam
 from hone.search.label import Labeller
 from hone.types import Outcome, Rollout, Task
@@ -34,17 +32,17 @@ TASK = Task(prompt="a", answer="1", extra={"inputs": ["1"], "outputs": ["1"]})
 
 def judged(wrong: dict[str, Any], right: dict[str, Any], says: str) -> Case:
     """Settings of a judge."""
-    return given(lambda w, s: check(Settings(**{"model": "m", **s}), "my.yaml"), wrong, right, says)
+    return given(lambda w, s: check_settings(JudgeSettings(**{"model": "m", **s}), "my.yaml"), wrong, right, says)
 
 
 def _prompted(world: World, prompt: str) -> None:
     path = Path(world.file(prompt, ".txt"))
-    Judge(Settings(model="m", prompt=path.name), cast(Any, None), folder=path.parent)
+    Judge(JudgeSettings(model="m", prompt=path.name), cast(Any, None), folder=path.parent)
 
 
 def programs(wrong: dict[str, Any], right: dict[str, Any], says: str) -> Case:
     """Settings of how programs are judged."""
-    return given(lambda w, settings: asked(Code(**settings), "code.yaml"), wrong, right, says)
+    return given(lambda w, settings: reward_arguments(CodeSettings(**settings), "code.yaml"), wrong, right, says)
 
 
 def verifier(wrong: str, right: str, says: str) -> Case:
@@ -88,7 +86,7 @@ def _few(completions: list[str]) -> list[float]:
 
 
 def _marked(world: World, share: float) -> None:
-    Marker(reward=cast(Any, None), max_invalid=share).check([_rollouts(None, 1.0)])
+    GroupScorer(reward=cast(Any, None), max_invalid=share).check([_rollouts(None, 1.0)])
 
 
 REWARDS = [
@@ -97,7 +95,7 @@ REWARDS = [
     given(lambda w, f: as_scorer(f), _both, _one, "name them from"),
     given(lambda w, f: as_scorer(f)(_rollouts(1.0)), _few, _many, "return one value for each completion"),
     call(lambda w: cached(Reward(_many), size=9), lambda w: cached(Reward(_many), size=0), "leave out parts.cache"),
-    given(lambda w, seconds: apart([_one], seconds=seconds, workers=1), 0.0, 1.0, "give a number above 0"),
+    given(lambda w, seconds: in_workers([_one], seconds=seconds, workers=1), 0.0, 1.0, "give a number above 0"),
     given(lambda w, k: Ensemble(members=[lambda r: [1.0]], k=k), -1.0, 1.0, "k of 0 or more"),
     given(lambda w, std: _model(w, std=std), 0.0, 1.0, "std must be above 0"),
     given(lambda w, n: _model(w, rows=n), 0, 1, "it must be 1 or more"),
@@ -110,7 +108,7 @@ REWARDS = [
     judged({"low": 3.0, "high": 2.0}, {"low": 1.0, "high": 2.0}, "a mark above low"),
     given(_prompted, "mark it", "mark {completion}", "show the judge what to mark"),
     given(
-        lambda w, name: Judge(Settings(model="m", rubric=name), cast(Any, None), folder=w.folder),
+        lambda w, name: Judge(JudgeSettings(model="m", rubric=name), cast(Any, None), folder=w.folder),
         "none.txt",
         "rewards.py",
         "check the path",
@@ -141,8 +139,8 @@ VERIFIERS = [
 ]
 
 
-def _wanted(**more: Any) -> Wanted:
-    return Wanted(limits=Limits(**more), slots=1, python=interpreter(), packages=())
+def _wanted(**more: Any) -> BackendOptions:
+    return BackendOptions(limits=SandboxLimits(**more), slots=1, python=interpreter(), packages=())
 
 
 def _ran(world: World, program: Program, seconds: float | None = None) -> None:
@@ -151,21 +149,21 @@ def _ran(world: World, program: Program, seconds: float | None = None) -> None:
 
 
 def limited(name: str, wrong: float, right: float, says: str) -> Case:
-    return given(lambda w, n: Limits(**{name: n}), wrong, right, says)
+    return given(lambda w, n: SandboxLimits(**{name: n}), wrong, right, says)
 
 
 SANDBOXES = [
     limited("seconds", 0, 1, "give a number above 0"),
     limited("memory", 1, 64 * MIB, "an interpreter needs"),
     given(
-        lambda w, disk: Limits(input=64 * MIB, memory=512 * MIB, disk=disk),
+        lambda w, disk: SandboxLimits(input=64 * MIB, memory=512 * MIB, disk=disk),
         32 * MIB,
         64 * MIB,
         "set disk to 64 MiB or more",
     ),
     given(lambda w, python: library_of(python), "/bin/none/python", interpreter(), "with python="),
     given(lambda w, text: _limits([text]), "x=3", "processes=3", "give NAME=N with one of"),
-    given(lambda w, name: open_backend(name, _wanted()).close(), "x", "native", "use auto, native"),
+    given(lambda w, name: open_backend(name, _wanted()).close(), "x", "native", "use native or"),
     given(
         lambda w, calls: _ran(w, Program(source="def f(): pass", calls=calls, stdin="a")),
         [Call("f")],
@@ -173,7 +171,6 @@ SANDBOXES = [
         "give calls, or stdin, or a language",
     ),
     given(lambda w, seconds: _ran(w, Program(source=""), seconds), -1, 5, "give a number above 0"),
-    given(lambda w, name: open_backend(name, _wanted()).close(), "gvisor", "native", "or use the backend native"),
 ]
 
 
@@ -197,7 +194,7 @@ def _with_task(completion: str, task: Task) -> float:
 
 def _sent(world: World, own: bool, value: Any = lambda: 3) -> None:
     """A task that holds a function, which cannot be sent to another process."""
-    found = apart([_with_task], seconds=5.0, workers=1)[0] if own else as_scorer(_with_task)
+    found = in_workers([_with_task], seconds=5.0, workers=1)[0] if own else as_scorer(_with_task)
     found([Rollout(tokens=[5], mask=[True], text="b", task=Task(prompt="a", extra={"x": value}))])
 
 

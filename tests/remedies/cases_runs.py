@@ -14,14 +14,15 @@ from safetensors.torch import save
 from torch import nn
 
 import hone
-from hone.checkpoint import files, lock, run_folder, state
-from hone.checkpoint.tensors import load_optimizer, load_tensors
+from hone.checkpoint import files, names, run_folder, state
+from hone.checkpoint.files import load_optimizer, load_tensors
+from hone.checkpoint.names import AHEAD
 from hone.data.collate import collate
 from hone.data.feed.source import Source
 from hone.demo import journey
-from hone.demo.sizes import QUICK
+from hone.demo.stages import QUICK
 from hone.loop import check_algorithm
-from hone.rollout.supply import AHEAD, Ahead
+from hone.rollout.supply import Ahead
 from hone.train.guard import Guard, Spikes, load_rows
 from hone.types import Rollout
 
@@ -130,8 +131,8 @@ def _other_data(world: World, *more: str) -> None:
 
 def _used(world: World, other: bool) -> None:
     run = a_run(world)
-    with lock.held(run):
-        shutil.copytree(run, copy := Path(world.new()), ignore=shutil.ignore_patterns(lock.LOCK))
+    with run_folder.held(run):
+        shutil.copytree(run, copy := Path(world.new()), ignore=shutil.ignore_patterns(names.LOCK))
         go_on(world, copy if other else run)
 
 
@@ -201,7 +202,7 @@ def _verified(world: World, damage: Damage) -> None:
 
 
 def _manifest(content: str) -> Damage:
-    return lambda folder: (folder / files.MANIFEST).write_text(content) and None
+    return lambda folder: (folder / names.MANIFEST).write_text(content) and None
 
 
 def _linked(folder: Path) -> Path:
@@ -212,7 +213,7 @@ def _linked(folder: Path) -> Path:
 
 def _state(world: World, change: Mapping[str, Any]) -> None:
     folder = saved(a_run(world))
-    path = folder / state.STATE
+    path = folder / names.STATE
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     state.read_state(folder)
 
@@ -251,7 +252,7 @@ def _fits(algo: Any, updates: int) -> None:
 
 
 CHECKPOINTS = [
-    given(_verified, lambda f: (f / files.MANIFEST).unlink(), lambda f: None, "use an earlier one"),
+    given(_verified, lambda f: (f / names.MANIFEST).unlink(), lambda f: None, "use an earlier one"),
     given(
         _verified,
         _manifest("{}"),

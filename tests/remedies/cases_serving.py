@@ -25,22 +25,22 @@ from hone.engine.request import Request
 from hone.engine.runners.torch.runner import PlainRunner
 from hone.errors import HoneError
 from hone.model.adapters import ReferenceView, use_adapter
-from hone.model.formats import fetch, hub
-from hone.model.formats.fetch import resolve, unpack
+from hone.model.formats import cache, fetch, hub
+from hone.model.formats.cache import resolve
+from hone.model.formats.fetch import unpack
 from hone.model.formats.peft import save_peft
 from hone.model.layout.forward import hidden_states, lay_out
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
 from hone.model.teacher import trimmed
-from hone.reward.learned.folders import Reencoder, process_model
+from hone.reward.learned.load import Reencoder, process_model
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.serve.guard import check_token
+from hone.serve.chat import Conversation, Terminal
+from hone.serve.http import check_token
 from hone.serve.load import load, place
 from hone.serve.server import listen
-from hone.serve.talk import Talk
-from hone.serve.terminal import Terminal
 from hone.types import Rollout, Task
 
 
@@ -81,14 +81,14 @@ def _serving(world: World, *words: str) -> None:
 
 
 def _terminal(world: World, *lines: str) -> None:
-    terminal = Terminal(Talk(_loaded(world, world / "model"), params()), system="")
+    terminal = Terminal(Conversation(_loaded(world, world / "model"), params()), system="")
     for line in lines:
         terminal._command(line)
 
 
 def _said(world: World, line: str) -> None:
-    talk = Talk(_loaded(world, world / "model"), params())
-    list(talk.say(line, stopped=lambda: False, note=lambda text: None))
+    conversation = Conversation(_loaded(world, world / "model"), params())
+    list(conversation.say(line, stopped=lambda: False, note=lambda text: None))
 
 
 def _listening(world: World, port: int) -> None:
@@ -302,7 +302,7 @@ def _cached(world: World, *, name: str = "owner/mine", damage: bool = False) -> 
 def _stories(world: World, there: bool) -> None:
     """A model that lies in the folder of datasets."""
     data, before = Path(world.new()), os.environ.pop("HONE_DATA", None)
-    for name, file in zip(fetch.LLAMA2C["stories260k"], llama2c_files(world), strict=True):
+    for name, file in zip(cache.LLAMA2C["stories260k"], llama2c_files(world), strict=True):
         (data / name).parent.mkdir(parents=True, exist_ok=True)
         (data / name).write_bytes(Path(file).read_bytes())
     os.environ.update({"HONE_DATA": str(data)} if there else {})
@@ -376,8 +376,8 @@ FETCHED = [
         "holds something else: choose another folder",
     ),
     call(
-        lambda w: fetch.folder_of("runs/demo/nothing/model"),
-        lambda w: fetch.folder_of(w / "model"),
+        lambda w: cache.folder_of("runs/demo/nothing/model"),
+        lambda w: cache.folder_of(w / "model"),
         "; or give another",
     ),
 ]

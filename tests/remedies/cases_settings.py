@@ -5,9 +5,7 @@ from remedy_world import call, instead, prepared, settings
 SETTINGS = [
     settings("grpo", "sample.group=1", "sample.group=2", "set sample.group to 2 or more"),
     settings("kto", "train.prompts=1", "train.prompts=2", "set train.prompts to 2 or more"),
-    settings(
-        "grpo", "sample.top_k=5", "sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0", "sample.top_k=0 sample.top_p=1.0"
-    ),
+    settings("distil", "algo.top_k=4 sample.top_k=5", "algo.top_k=0 sample.top_k=5", "set algo.top_k=0, or"),
     settings(
         "a2c", "train.epochs=2", "train.epochs=1 train.minibatches=1", "set train.epochs=1 and train.minibatches=1"
     ),

@@ -12,11 +12,11 @@ from each import each
 from patience import patience
 
 from hone.errors import HoneError
-from hone.reward.marker import Marker
+from hone.reward.group_scorer import GroupScorer
 from hone.reward.outcome import PLACE
 from hone.reward.score import Reward, score
 from hone.reward.verify import VERIFIERS
-from hone.reward.workers.apart import apart
+from hone.reward.workers.reward_worker import in_workers
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)
@@ -56,7 +56,7 @@ def test_one_value_for_a_batch_or_the_wrong_number_of_them_stops_the_run(value, 
     def batch(completions):
         return value
 
-    for reward in (Reward(batch), *apart([batch], seconds=5.0, workers=1)):
+    for reward in (Reward(batch), *in_workers([batch], seconds=5.0, workers=1)):
         with pytest.raises(HoneError, match=re.escape(says)):
             score([[rollout()] * 3], reward)
 
@@ -80,7 +80,7 @@ def test_what_is_no_number_is_invalid_and_says_what_it_was(value, says: str):
 
 
 def test_too_many_invalid_ones_stop_the_run_and_say_why():
-    marker = Marker(reward=Reward(lambda completion: None if completion else 1.0), max_invalid=0.5)
+    marker = GroupScorer(reward=Reward(lambda completion: None if completion else 1.0), max_invalid=0.5)
     with pytest.raises(
         HoneError, match=r"2 of 3 rewards are invalid, more than 50%.*NoneType None.*train\.max_invalid"
     ):
@@ -111,7 +111,7 @@ def test_what_it_prints_is_no_part_of_the_answer(capfd: pytest.CaptureFixture[st
         sys.stdout.flush()
         return 1.0
 
-    (made,) = apart([loud], seconds=5.0, workers=1)
+    (made,) = in_workers([loud], seconds=5.0, workers=1)
     assert made([rollout()])[0].value == 1.0
     assert capfd.readouterr() == ("", '{"outcomes": []}\n')
 
@@ -125,7 +125,7 @@ def forks(completion: str) -> float:
 def test_a_child_that_it_forks_never_comes_back(capfd: pytest.CaptureFixture[str]):
     assert [o.value for o in Reward(forks)([rollout("fork"), rollout("a")])] == [4.0, 1.0]
     assert os.getpid() == HERE
-    (made,) = apart([forks], seconds=5.0, workers=1)
+    (made,) = in_workers([forks], seconds=5.0, workers=1)
     texts = ["fork", "a", "bb", "fork", "ccc"]
     assert [o.value for o in made([rollout(t) for t in texts])] == [4.0, 1.0, 2.0, 4.0, 3.0]
     end = time.monotonic() + patience(5)
@@ -141,7 +141,7 @@ def test_sys_exit_is_a_crash_of_one_completion():
         return sys.exit("enough") if completion == "go" else 1.0
 
     assert PLACE.sub("", reason(leaves, "go")) == "SystemExit: enough"
-    for reward in (Reward(leaves), *apart([leaves], seconds=5.0, workers=1)):
+    for reward in (Reward(leaves), *in_workers([leaves], seconds=5.0, workers=1)):
         assert [o.value for o in reward([rollout("go"), rollout("stay")])] == [None, 1.0]
 
 
@@ -165,7 +165,7 @@ def raises(error: BaseException):
 @pytest.mark.parametrize("error", [Own("mine"), asyncio.CancelledError("mine"), SystemExit("mine")], ids=repr)
 def test_what_is_no_exception_is_a_crash_of_one_completion_too(error: BaseException):
     for function in raises(error):
-        for reward in (Reward(function), *apart([function], seconds=5.0, workers=1)):
+        for reward in (Reward(function), *in_workers([function], seconds=5.0, workers=1)):
             first, second = reward([rollout("go"), rollout("stay")])
             assert (first.value, PLACE.sub("", first.reason)) == (None, f"{type(error).__name__}: mine")
             assert second.value == 1.0
@@ -208,7 +208,7 @@ def test_what_cannot_be_counted_is_invalid(value):
     def batch(completions):
         return value
 
-    for reward in (Reward(batch), *apart([batch], seconds=5.0, workers=1)):
+    for reward in (Reward(batch), *in_workers([batch], seconds=5.0, workers=1)):
         assert [PLACE.sub("", o.reason) for o in reward([rollout()] * 2)] == ["ValueError: it has none"] * 2
 
 

@@ -12,12 +12,10 @@ from patience import patience
 from hone.config.recipe import PartsSpec, Recipe, TrainSpec, check_parts
 from hone.errors import HoneError
 from hone.launch.rewards import scorer, separate
-from hone.reward.cache import cached
-from hone.reward.marker import Marker
+from hone.reward.group_scorer import GroupScorer
 from hone.reward.outcome import PLACE
-from hone.reward.parts import Part, read_schedule
-from hone.reward.score import Reward, combine
-from hone.reward.workers.apart import apart
+from hone.reward.score import Reward, RewardPart, cached, combine, read_schedule
+from hone.reward.workers.reward_worker import in_workers
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)
@@ -34,7 +32,7 @@ def length(completion: str) -> float:
 
 def test_a_part_is_clipped_scheduled_and_weighed_in_this_order():
     # at step 5, half way from 1 to 0: 2 x 0.5 x min(7, 4) = 4, beside 1 x 7
-    part = Part(reward=length, weight=2.0, low=1.0, high=4.0, schedule=((0, 1.0), (10, 0.0)))
+    part = RewardPart(reward=length, weight=2.0, low=1.0, high=4.0, schedule=((0, 1.0), (10, 0.0)))
     both = combine({"short": part, "long": (length, 1.0)})
     (outcome,) = both([rollout("x" * 7, version=5)])
     assert outcome == Outcome(value=11.0, parts={"short": 7.0, "long": 7.0}, added={"short": 4.0, "long": 7.0})
@@ -51,7 +49,7 @@ def test_a_schedule_that_is_none_is_refused(text: str):
 
 def test_bounds_the_wrong_way_round_are_refused():
     with pytest.raises(HoneError, match=r"parts\.low below parts\.high"):
-        combine({"a": Part(reward=length, low=1.0, high=0.0)})
+        combine({"a": RewardPart(reward=length, low=1.0, high=0.0)})
 
 
 def test_settings_of_a_recipe_reach_the_parts():
@@ -84,11 +82,12 @@ def test_a_timeout_without_processes_is_refused():
 
 
 def test_a_held_out_verifier_is_noted_and_adds_nothing():
-    marker = Marker(reward=Reward(length), held_out=Reward(lambda completion: completion == "yes" or None))
-    (group,) = marker([[rollout("yes"), rollout("no")]])
+    scorer = GroupScorer(reward=Reward(length), held_out=Reward(lambda completion: completion == "yes" or None))
+    (group,) = scorer([[rollout("yes"), rollout("no")]])
     assert [r.outcome for r in group] == [Outcome(value=3.0, parts={"held_out": 1.0}), Outcome(value=2.0)]
-    assert marker.one_by_one
-    assert not Marker(reward=Reward(length), held_out=Reward(lambda completions: [0.0] * len(completions))).one_by_one
+    assert scorer.one_by_one
+    batch = Reward(lambda completions: [0.0] * len(completions))
+    assert not GroupScorer(reward=Reward(length), held_out=batch).one_by_one
 
 
 # --- a memory by content ---
@@ -179,7 +178,7 @@ def test_async_functions_fail_as_plain_ones_do():
 
 
 def test_async_functions_in_processes_are_ended_where_they_block():
-    waits, batch = apart([slow, all_of], seconds=[0.3, 5.0], workers=2)
+    waits, batch = in_workers([slow, all_of], seconds=[0.3, 5.0], workers=2)
     found = waits([rollout(t) for t in ("a", "hang", "bb", "c")])
     assert [o.value for o in found] == [1.0, None, 2.0, 1.0]
     blocked = waits([rollout(t) for t in ("a", "block", "bb", "c")])

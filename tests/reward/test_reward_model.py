@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hone.errors import HoneError
-from hone.reward.learned.model import RewardModel
+from hone.reward.learned.reward_model import RewardModel
 from hone.reward.score import Reward, combine
 from hone.types import Batch, Forward, Outcome, Rollout
 

@@ -15,9 +15,9 @@ from patience import patience
 from benchmarks.hostile import INPUTS, PROGRAMS, aimed, groups_of, judge, unsandboxed, world
 from benchmarks.hostile.soak import below, megabytes
 from hone.errors import HoneError
-from hone.reward.sandbox.limits import Wanted, interpreter
-from hone.reward.sandbox.pool import Pool
-from hone.reward.sandbox.sandbox import Call, Language, Limits, Program, Raised, Returned, Sandbox, SandboxError
+from hone.reward.sandbox.limits import BackendOptions, interpreter
+from hone.reward.sandbox.native import NativeBackend
+from hone.reward.sandbox.sandbox import Call, Language, Program, Raised, Returned, Sandbox, SandboxError, SandboxLimits
 
 ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -32,7 +32,7 @@ def places():
 
 @pytest.fixture(scope="module")
 def sandbox():
-    with Sandbox(limits=Limits(seconds=5, memory=256 * MIB), slots=2) as opened:
+    with Sandbox(limits=SandboxLimits(seconds=5, memory=256 * MIB), slots=2) as opened:
         yield opened
 
 
@@ -41,9 +41,9 @@ def by_id(program):
 
 
 def pool(**how):
-    limits = how.pop("limits", Limits(seconds=3))
-    wanted = Wanted(limits=limits, slots=how.pop("slots", 2), python=interpreter(), packages=())
-    return Sandbox(limits=limits, backend=Pool(wanted, **how))
+    limits = how.pop("limits", SandboxLimits(seconds=3))
+    wanted = BackendOptions(limits=limits, slots=how.pop("slots", 2), python=interpreter(), packages=())
+    return Sandbox(limits=limits, backend=NativeBackend(wanted, **how))
 
 
 def wrong_about(program, verdict):
@@ -73,7 +73,7 @@ def test_a_hostile_program_gets_nothing(program, sandbox, places):
 def test_programs_that_never_end_are_ended_many_at_once(places):
     long = [p for p in PROGRAMS if "long" in p.marks]
     verdicts = {}
-    with Sandbox(limits=Limits(seconds=0.4), slots=4) as sandbox:
+    with Sandbox(limits=SandboxLimits(seconds=0.4), slots=4) as sandbox:
 
         def work(mine):
             for program in mine:
@@ -137,7 +137,7 @@ for _ in range(200):
     except OSError: break
 def add(a, b): return made
 """
-    limits = Limits(seconds=5, processes=20)
+    limits = SandboxLimits(seconds=5, processes=20)
     with Sandbox(limits=limits, slots=1) as sandbox:
         made = [sandbox.run(Program(source=bomb, calls=[Call("add", (1, 2))])).results for _ in range(3)]
     ((first,), *others) = made
@@ -158,7 +158,7 @@ time.sleep(20)
 
 @pytest.mark.parametrize("cgroup", [True, False], ids=["as the machine has it", "without cgroups"])
 def test_processes_together_stay_within_the_memory_limit(cgroup):
-    limits = Limits(seconds=1.5 if cgroup else 6, memory=200 * MIB)  # without cgroups it does not come to that
+    limits = SandboxLimits(seconds=1.5 if cgroup else 6, memory=200 * MIB)  # without cgroups it does not come to that
     others = set(below(os.getpid()))  # what tests before this one have started
     with pool(limits=limits, cgroup=cgroup, slots=1) as sandbox:
         seen = []
@@ -186,8 +186,8 @@ LIMITS = {
 
 
 def test_the_kernel_has_the_limits_of_a_slot():
-    limits = Limits(memory=200 * MIB, processes=7, cores=0.5)
-    own = Pool(Wanted(limits=limits, slots=1, python=interpreter(), packages=()))
+    limits = SandboxLimits(memory=200 * MIB, processes=7, cores=0.5)
+    own = NativeBackend(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
     try:
         slot = own.open_slot()
         found = {p.name: p.read_text().strip() for f in slot.folders for p in Path(f).iterdir() if p.name in LIMITS}
@@ -205,7 +205,7 @@ def left_groups():
 def test_nothing_is_left_behind():
     gc.collect()
     before = set(os.listdir("/proc/self/fd")), set(below(os.getpid())), set(left_groups())
-    with Sandbox(limits=Limits(seconds=0.3), slots=2) as sandbox:
+    with Sandbox(limits=SandboxLimits(seconds=0.3), slots=2) as sandbox:
         for source in ("import os\nwhile True: os.fork()", "import os, time\nif os.fork() == 0: time.sleep(99)", "1/0"):
             sandbox.run(Program(source=source))
     gc.collect()
@@ -217,7 +217,7 @@ def test_nothing_is_left_behind():
 KILLED = """
 import os, sys, threading
 from hone.reward.sandbox.sandbox import *
-s = Sandbox(limits=Limits(seconds=60), slots=1)
+s = Sandbox(limits=SandboxLimits(seconds=60), slots=1)
 program = Program(source="import time, os\\nos.fork()\\ntime.sleep(60)")
 threading.Thread(target=s.run, args=[program], daemon=True).start()
 print(os.getpid(), flush=True)
@@ -231,7 +231,7 @@ def test_everything_ends_with_a_client_that_is_killed():
         assert client.stdout is not None
         pid = int(client.stdout.readline())
         until = time.monotonic() + patience(10)
-        while len(below(pid)) < 5 and time.monotonic() < until:  # server, keeper, slot, program and its child
+        while len(below(pid)) < 5 and time.monotonic() < until:  # server, parent, slot, program and its child
             time.sleep(0.01)
         started = below(pid)
         assert len(started) >= 5
@@ -249,16 +249,16 @@ def test_a_slot_that_dies_is_replaced():
     with Sandbox(slots=1) as sandbox:
         for _ in range(3):
             assert sandbox.run(good).results == (Returned(1),)
-            keeper, *_ = sorted(set(below(os.getpid())) - others)[1:]
-            os.kill(keeper, signal.SIGKILL)
+            parent, *_ = sorted(set(below(os.getpid())) - others)[1:]
+            os.kill(parent, signal.SIGKILL)
             time.sleep(0.05)
 
 
 def test_a_slot_that_dies_under_a_program_is_no_verdict():
     others = set(below(os.getpid()))
     with Sandbox(slots=1) as sandbox:
-        keeper, *_ = sorted(set(below(os.getpid())) - others)[1:]
-        threading.Timer(0.3, os.kill, (keeper, signal.SIGKILL)).start()
+        parent, *_ = sorted(set(below(os.getpid())) - others)[1:]
+        threading.Timer(0.3, os.kill, (parent, signal.SIGKILL)).start()
         with pytest.raises(SandboxError, match="died: no verdict on its program"):
             sandbox.run(Program(source="import time\ntime.sleep(60)"))
         assert sandbox.run(Program(source="def f(): return 1", calls=[Call("f")])).results == (Returned(1),)
@@ -306,7 +306,7 @@ def f(seconds):
 
 
 def test_processes_together_stay_within_the_share_of_the_processor():
-    with Sandbox(limits=Limits(cores=0.2, seconds=5), slots=1) as sandbox:
+    with Sandbox(limits=SandboxLimits(cores=0.2, seconds=5), slots=1) as sandbox:
         if any(p.replaced for p in sandbox.report() if p.name == "CPU"):
             pytest.skip("no cpu controller here: seconds of CPU are counted in its place")
         (used,) = sandbox.run(Program(source=THIRSTY, calls=[Call("f", (0.6,))])).results
@@ -323,12 +323,12 @@ def test_it_holds_for_an_unprivileged_user(which):
     code = """
 import json, sys
 from benchmarks.hostile import PROGRAMS, aimed, judge, world
-from hone.reward.sandbox.sandbox import Limits, Sandbox
+from hone.reward.sandbox.sandbox import SandboxLimits, Sandbox
 some = [p for p in PROGRAMS if p.kind in "CH" and p.id not in ("C018", "C054")] + [
     p for p in PROGRAMS if p.id in ("R008", "R014", "R018", "R021", "R023", "R026", "V029", "V036", "V050")]
 wanted = PROGRAMS if sys.argv[1] == "all" else some[::2]
 found = {}
-with world() as places, Sandbox(limits=Limits(seconds=5)) as sandbox:
+with world() as places, Sandbox(limits=SandboxLimits(seconds=5)) as sandbox:
     for p in wanted:
         v = judge(sandbox, aimed(p, places))
         if v.escaped or v.passed != ("ok" in p.marks): found[p.id] = repr(v)
@@ -492,9 +492,9 @@ def test_threads_share_a_sandbox_and_every_one_gets_its_own_answer():
 
 def test_what_is_asked_wrongly_is_refused_with_the_remedy(sandbox):
     with pytest.raises(HoneError, match=r"memory is 1000: an interpreter needs"):
-        Limits(memory=1000)
+        SandboxLimits(memory=1000)
     with pytest.raises(HoneError, match=r"seconds is 0: give a number above 0"):
-        Limits(seconds=0)
+        SandboxLimits(seconds=0)
     with pytest.raises(HoneError, match="no sandbox backend 'docker'"):
         Sandbox(backend="docker")
     with pytest.raises(HoneError, match="functions can be called in a Python module only"):
@@ -510,8 +510,8 @@ def test_a_machine_that_lacks_a_protection_is_reported_and_refused_on_request():
     with pool(cgroup=False) as sandbox:
         replaced = {p.name for p in sandbox.report() if p.replaced}
         assert replaced == {"memory and processes", "CPU"}
-    limits = Limits()
-    backend = Pool(Wanted(limits=limits, slots=1, python=interpreter(), packages=()), cgroup=False)
+    limits = SandboxLimits()
+    backend = NativeBackend(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()), cgroup=False)
     with pytest.raises(SandboxError, match=r"lacks memory and processes .*: open it where cgroups can be written"):
         Sandbox(limits=limits, backend=backend, strict=True)
 

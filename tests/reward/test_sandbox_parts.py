@@ -19,10 +19,10 @@ from patience import patience
 
 from hone.cli import main
 from hone.errors import HoneError
-from hone.reward.sandbox.calls import ARCHITECTURES, assemble, numbers
 from hone.reward.sandbox.cgroups import find, out_of_memory, sweep
 from hone.reward.sandbox.limits import library_of, root_of
-from hone.reward.sandbox.talk import SandboxError, Talk, frame
+from hone.reward.sandbox.protocol import JobOutput, SandboxError, frame
+from hone.reward.sandbox.seccomp import ARCHITECTURES, assemble, numbers
 from hone.reward.sandbox.values import Opaque, TooLarge, dumps, loads
 
 ROOT = Path(__file__).parents[2]
@@ -173,18 +173,18 @@ def test_what_was_not_written_by_the_driver_is_refused(text):
 
 
 def test_records_are_bounded_and_rubbish_ends_the_reading():
-    talk = Talk(output=10, result=100, most=2)
-    assert talk.data(frame({"a": 1})[:3]) is False
-    assert talk.data(frame({"a": 1})[3:] + frame({"b": 2})) is True
-    assert talk.records == [{"a": 1}, {"b": 2}]
-    talk.data(frame({"c": 3}))
-    assert talk.limit == "result"
+    job_output = JobOutput(output=10, result=100, most=2)
+    assert job_output.data(frame({"a": 1})[:3]) is False
+    assert job_output.data(frame({"a": 1})[3:] + frame({"b": 2})) is True
+    assert job_output.records == [{"a": 1}, {"b": 2}]
+    job_output.data(frame({"c": 3}))
+    assert job_output.limit == "result"
     for rubbish in (b"\xff\xff\xff\xff", frame([1]), frame(None), b"\0\0\0\x02no"):
-        talk = Talk(output=10, result=100, most=2)
-        talk.data(rubbish)
-        assert (talk.limit, talk.records) == ("result", [])
-    talk.text(talk.stdout, b"x" * 50)
-    assert talk.stdout == b"x" * 10
+        job_output = JobOutput(output=10, result=100, most=2)
+        job_output.data(rubbish)
+        assert (job_output.limit, job_output.records) == ("result", [])
+    job_output.text(job_output.stdout, b"x" * 50)
+    assert job_output.stdout == b"x" * 10
 
 
 def write(path, text):
@@ -293,11 +293,11 @@ def test_the_root_shows_interpreters_and_nothing_of_the_user():
 LOCKED = """
 import sys
 from hone.errors import HoneError
-from hone.reward.sandbox import wall
+from hone.reward.sandbox import namespaces
 from hone.reward.sandbox.sandbox import Sandbox
-from hone.reward.sandbox.calls import assemble
-wall.prctl(wall.NO_NEW_PRIVS, 1)
-wall.install(assemble())
+from hone.reward.sandbox.seccomp import assemble
+namespaces.prctl(namespaces.NO_NEW_PRIVS, 1)
+namespaces.install(assemble())
 try:
     Sandbox()
 except HoneError as error:

@@ -28,12 +28,12 @@ sleep 60
 TRY = """
 import json, os, pathlib, time
 from hone.reward import sandbox_cgroups as cgroups
-from hone.reward.sandbox.sandbox import Call, Limits, Program, Sandbox
-from hone.reward.sandbox.wall import remove_groups
+from hone.reward.sandbox.sandbox import Call, SandboxLimits, Program, Sandbox
+from hone.reward.sandbox.namespaces import remove_groups
 home, said = cgroups.find(), {}
 base = None if home is None else home.folders["memory"]
 groups = lambda: [] if base is None else list(base.glob("hone-*"))
-limits = Limits(memory=100 << 20, addresses=4 << 30, processes=8, cores=0.5, seconds=60)
+limits = SandboxLimits(memory=100 << 20, addresses=4 << 30, processes=8, cores=0.5, seconds=60)
 with Sandbox(limits=limits, slots=1) as sandbox:
     said["files"] = {f: (g / f).read_text().strip() for g in groups()
                      for f in ("memory.max", "memory.swap.max", "pids.max", "cpu.max") if (g / f).exists()}

@@ -13,7 +13,7 @@ import torch
 from each import each
 
 from hone.errors import HoneError
-from hone.reward.marker import Marker
+from hone.reward.group_scorer import GroupScorer
 from hone.reward.outcome import place_of
 from hone.reward.score import Reward, combine, score
 from hone.types import Outcome, Rollout, Task
@@ -336,7 +336,7 @@ def test_too_many_invalid_rewards_stop_the_run_with_the_commonest_reason():
         return [rollout(outcome=o) for o in outcomes]
 
     def check_valid(groups, **settings):
-        Marker(reward=Reward(lambda completion: 0.0), **settings).check(groups)
+        GroupScorer(reward=Reward(lambda completion: 0.0), **settings).check(groups)
 
     check_valid([group(["x"] + [""] * 4)])  # 20 % is not more than 20 %
     check_valid([])

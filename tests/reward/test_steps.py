@@ -7,8 +7,8 @@ import torch
 from each import each
 
 from hone.errors import HoneError
-from hone.reward.learned.model import Ensemble, joined
-from hone.reward.learned.process import Dense, ProcessModel, shaping
+from hone.reward.learned.process_model import Dense, ProcessModel, shaping
+from hone.reward.learned.reward_model import Ensemble, joined
 from hone.reward.score import Reward
 from hone.reward.steps import Stepper, split_steps, text_ends
 from hone.types import Batch, Forward, Outcome, Rollout, Stop
@@ -59,6 +59,17 @@ def test_a_step_ends_with_its_separators_token_and_the_last_one_before_the_stop_
     assert stepper().ends(rollout(1, 4, 0)) == [3]
     assert stepper().ends(rollout(9, 9, 1, 0)) == [2, 3, 4]
     assert stepper().ends(rollout(0)) == []
+
+
+def test_several_stop_ids_at_the_end_are_no_part_of_any_step():
+    for trailing in ((0,), (0, 0), (0, 8, 0)):  # as where a turn's end and the text's end are both written
+        two = Stepper(decode=decode, stop_ids={0, 8})
+        assert two.cut(rollout(1, 4, 2, *trailing)) == ([3, 4], ["a\n", "b"]), trailing
+        assert two.cut(rollout(*trailing)) == ([], []), trailing
+
+
+def test_a_stop_id_before_the_end_is_text_like_any_other():
+    assert stepper().cut(rollout(1, 0, 4, 2, 0, 0)) == ([4, 5], ["a<eos>\n", "b"])
 
 
 def test_a_token_that_reaches_into_the_next_step_belongs_to_it():
@@ -120,13 +131,14 @@ def test_a_rating_sums_up_the_steps(by, expected):
 
 
 def test_an_ensemble_is_its_mean_its_lowest_or_less_its_spread_by_hand():
-    values = torch.tensor([[1.0, 2.0], [3.0, 2.0]]).double().numpy()
-    assert joined(values, how="mean").tolist() == [2.0, 2.0]
+    # of 1 and 5: mean 3, standard deviation 2 (variance 4, and 2.83 where one is taken off the count)
+    values = torch.tensor([[1.0, 2.0], [5.0, 2.0]]).double().numpy()
+    assert joined(values, how="mean").tolist() == [3.0, 2.0]
     assert joined(values, how="min").tolist() == [1.0, 2.0]
-    assert joined(values, how="penalty", k=0.5).tolist() == [1.5, 2.0]
-    members = [lambda rollouts: [1.0, 2.0], lambda rollouts: [3.0, math.nan]]
+    assert joined(values, how="penalty", k=0.5).tolist() == [2.0, 2.0]
+    members = [lambda rollouts: [1.0, 2.0], lambda rollouts: [5.0, math.nan]]
     outcomes = Reward(Ensemble(members=members, how="penalty", k=2.0))([rollout(1), rollout(2)])
-    assert (outcomes[0].value, dict(outcomes[0].parts)) == (0.0, {"mean": 2.0, "spread": 1.0})
+    assert (outcomes[0].value, dict(outcomes[0].parts)) == (-1.0, {"mean": 3.0, "spread": 2.0})
     assert not outcomes[1].valid
     both = process(logits, lambda batch, want: Forward(value=torch.zeros_like(batch.inputs).double()), how="min")
     assert both([rollout(1, 4, 1, 0)])[0].scores == pytest.approx([0.5, sigmoid(-1)])
@@ -162,7 +174,7 @@ def test_progress_is_what_a_step_adds_and_sums_to_the_last_score_or_to_the_outco
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
-@pytest.mark.parametrize("stop", [Stop.TOKEN, Stop.LENGTH])
+@pytest.mark.parametrize("stop", [Stop.TOKEN, Stop.STRING, Stop.LENGTH])
 def test_shaping_changes_a_rows_discounted_sum_by_the_first_potential_and_by_that_of_a_cut_off_end(gamma, stop):
     r = rollout(1, 4, 2, 5, 1, stop=stop)
     found = [x for x, on in zip(filled(r, use="shaping", weight=3.0, gamma=gamma), r.mask, strict=True) if on]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from benchmarks.trials.judges import MARKS, NONE, QUOTED, WINNERS
-from hone.reward.learned.verdict import mark, winner
+from hone.reward.learned.judge import mark, winner
 
 
 @pytest.mark.parametrize("table", [MARKS, QUOTED], ids=["written", "quoted"])

@@ -11,7 +11,7 @@ from patience import patience
 
 from benchmarks.hostile import PROGRAMS
 from hone.errors import HoneError
-from hone.reward.sandbox.sandbox import Call, Limits, Sandbox, SandboxError
+from hone.reward.sandbox.sandbox import Call, Sandbox, SandboxError, SandboxLimits
 from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, read_tests
 from hone.reward.verify.code.verdict import _Examination, code_reward, judged, program_of
 from hone.types import Task
@@ -103,7 +103,7 @@ def test_the_fraction_counts_tests():
     assert value(half, MBPP, mode="fraction") == pytest.approx(2 / 3)
     assert value("print(3)", STDIN, mode="fraction") == 0.5
     hang = "def add(a, b):\n    while a == 2: pass\n    return a + b"
-    assert judged(hang, read_tests(MBPP), limits=Limits(seconds=0.5))[0] == [True, True, False]
+    assert judged(hang, read_tests(MBPP), limits=SandboxLimits(seconds=0.5))[0] == [True, True, False]
 
 
 def test_tests_that_are_more_than_comparisons_ask_from_a_sandbox_of_their_own():
@@ -253,7 +253,7 @@ def test_an_unknown_mode_is_refused():
 def test_a_script_that_hangs_on_every_input_is_given_up():
     given = Task(prompt="q", extra={"inputs": ["1"] * 20, "outputs": ["1"] * 20})
     start = time.monotonic()
-    assert value("import time; time.sleep(60)", given, limits=Limits(seconds=0.3)) == 0.0
+    assert value("import time; time.sleep(60)", given, limits=SandboxLimits(seconds=0.3)) == 0.0
     assert time.monotonic() - start < patience(10)
 
 
@@ -301,7 +301,7 @@ def test_tests_that_test_nothing_are_none(extra: dict):
     ],
 )
 def test_what_a_failed_program_says_is_one_short_line_and_moves_no_verdict(program: str, says: str):
-    found = code_reward(fenced(program), MBPP, limits=Limits(seconds=0.5))
+    found = code_reward(fenced(program), MBPP, limits=SandboxLimits(seconds=0.5))
     assert found.value == float(not says)
     assert says in found.reason
     assert bool(says) == bool(found.reason)

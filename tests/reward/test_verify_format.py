@@ -11,8 +11,9 @@ from hone.config import recipe
 from hone.errors import HoneError
 from hone.reward.score import Reward
 from hone.reward.verify import MAKERS, VERIFIERS
+from hone.reward.verify.answers import boxes
 from hone.reward.verify.choice import choice_reward, exact_reward, final_choice
-from hone.reward.verify.format import ThinkAnswer, boxes, format_reward, matches, think_answer
+from hone.reward.verify.structure import ThinkAnswer, format_reward, matches, think_answer
 from hone.types import Rollout, Task
 
 GOOD = "<think>a</think><answer>b</answer>"

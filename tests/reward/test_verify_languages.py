@@ -14,9 +14,9 @@ from hone.cli import main
 from hone.config.overrides import from_plain
 from hone.errors import HoneError
 from hone.launch.rewards import alone
-from hone.reward.sandbox.sandbox import Limits, Program
+from hone.reward.sandbox.sandbox import Program, SandboxLimits
 from hone.reward.verify import made
-from hone.reward.verify.code.settings import Settings, asked
+from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.verdict import code_reward, sandboxes
 from hone.types import Outcome, Task
 
@@ -117,8 +117,8 @@ def test_output_without_end_ends(name: str, reward: Write):
 @pytest.mark.parametrize("name", ["c", "perl", "node", pytest.param("java", marks=pytest.mark.slow)])
 def test_memory_without_end_ends_whatever_addresses_there_are(name: str):
     needs(name)
-    settings = from_plain(yaml.safe_load(SETTINGS[name]), Settings(memory=256, addresses=16384), where="settings")
-    how = asked(settings, "settings")
+    settings = from_plain(yaml.safe_load(SETTINGS[name]), CodeSettings(memory=256, addresses=16384), where="settings")
+    how = reward_arguments(settings, "settings")
     programs, _ = sandboxes(how["limits"], how["folders"])
     done = programs.run(Program(source=GREEDY[name], stdin="", language=how["language"]))
     assert done.limit == "memory" or b"OutOfMemoryError" in done.stderr
@@ -150,7 +150,7 @@ def test_what_a_compiler_says_is_not_output_and_cannot_name_files_of_the_machine
 def test_more_seconds_than_the_usual_are_had_by_the_program_and_its_tests():
     waits = Task(prompt="", extra={"test_list": ["for x in add(1, 2): assert x == 3"]})
     slow = fenced("import time\ndef add(a, b):\n    time.sleep(5.5)\n    return [a + b]")
-    assert code_reward(slow, waits, limits=Limits(seconds=8)).value == 1.0
+    assert code_reward(slow, waits, limits=SandboxLimits(seconds=8)).value == 1.0
 
 
 def test_memory_and_processes_are_settings(reward: Write):
@@ -207,10 +207,10 @@ def test_a_file_of_settings_that_is_wrong_says_what_to_do(reward: Write, text: s
 def test_the_folder_of_the_run_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     inside = tmp_path / "run"
     inside.mkdir()
-    assert asked(Settings(folders=(str(inside),)), "x")["folders"] == (str(inside),)
+    assert reward_arguments(CodeSettings(folders=(str(inside),)), "x")["folders"] == (str(inside),)
     monkeypatch.chdir(inside)
     with pytest.raises(HoneError, match="programs would see all of"):
-        asked(Settings(folders=(str(tmp_path),)), "x")
+        reward_arguments(CodeSettings(folders=(str(tmp_path),)), "x")
 
 
 @pytest.mark.parametrize(("setting", "says"), [("some", "write code:fraction"), ("nothing.yaml", "no file nothing")])

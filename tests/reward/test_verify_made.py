@@ -17,7 +17,7 @@ from hone.launch.rewards import scorer, separate
 from hone.reward.score import Reward
 from hone.reward.verify import VERIFIERS, made
 from hone.reward.verify.compare import f1_reward, number, numeric
-from hone.reward.verify.shape import units
+from hone.reward.verify.structure import units
 from hone.types import Rollout, Task
 
 torch.set_num_threads(1)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from hone.reward.score import Reward
 from hone.reward.verify import VERIFIERS
+from hone.reward.verify.math.amount import amount
 from hone.reward.verify.math.extract import final_answer, places
-from hone.reward.verify.math.number import amount
 from hone.reward.verify.math.verdict import math_reward
 from hone.types import Rollout, Task
 

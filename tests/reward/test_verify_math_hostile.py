@@ -15,7 +15,7 @@ from patience import patience
 
 from benchmarks.trials.costly import COSTLY, leaves
 from hone.reward.verify.math import workers as math_workers
-from hone.reward.verify.math.guard import Refused, admitted
+from hone.reward.verify.math.expression import Refused, admitted
 from hone.reward.verify.math.symbolic import _POINTS
 from hone.reward.verify.math.verdict import math_reward
 from hone.reward.verify.math.workers import Exhausted, Failed, Workers
@@ -271,7 +271,7 @@ def test_processes_that_were_ended_from_outside_are_replaced_and_none_is_left_be
     assert workers.ask(call)["equal"] is True
     started = children() - before
     assert len(started) == 1
-    workers._idle[0].shutdown(2)  # as if its keeper had been killed
+    workers._idle[0].shutdown(2)  # as if its supervisor had been killed
     assert workers.ask(call)["equal"] is True
     assert children() - before == started
     workers.close()

@@ -11,9 +11,9 @@ from benchmarks.trials import program_cases as programs
 from benchmarks.trials.programs import DATA, rows
 from hone.cli import main
 from hone.errors import HoneError
-from hone.reward.sandbox.sandbox import Limits
+from hone.reward.sandbox.sandbox import SandboxLimits
 from hone.reward.verify.code.extract import extract
-from hone.reward.verify.code.settings import Settings, asked
+from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.tests import Cases, read_tests
 from hone.reward.verify.code.verdict import code_reward
 from hone.types import Outcome, Task
@@ -156,8 +156,8 @@ def test_what_is_larger_than_a_setting_names_the_setting(setting: str, code: str
 
 
 def test_larger_settings_take_larger_tests():
-    how = asked(Settings(output=1, result=4), "code.yaml")
-    assert how["limits"] == Limits(output=1 << 20, result=4 << 20)
+    how = reward_arguments(CodeSettings(output=1, result=4), "code.yaml")
+    assert how["limits"] == SandboxLimits(output=1 << 20, result=4 << 20)
     printed = Task(prompt="", extra={"inputs": [""], "outputs": ["x" * 300_000]})
     assert code_reward(fenced("print('x' * 300000)"), printed, **how).value == 1
     returned = Task(prompt="", extra={"test_list": [f"assert f() == {'x' * 2_000_000!r}"]})
@@ -166,7 +166,7 @@ def test_larger_settings_take_larger_tests():
 
 def test_an_input_that_the_disk_cannot_hold_is_an_error_of_the_settings():
     with pytest.raises(HoneError, match=r"code.yaml: .* set disk to 64 MiB or more"):
-        asked(Settings(input=64), "code.yaml")
+        reward_arguments(CodeSettings(input=64), "code.yaml")
 
 
 def test_a_program_is_found_however_a_completion_holds_it():

@@ -9,11 +9,11 @@ from each import each
 from benchmarks.trials import loopholes, sentences
 from benchmarks.trials.case import Case, outcome
 from benchmarks.trials.closings import PUBLISHED, VARIANTS
+from hone.reward.verify.answers import boxes, denied, said, shown, unfenced
 from hone.reward.verify.choice import choice_reward
-from hone.reward.verify.format import boxes, said, shown, unfenced, visible
 from hone.reward.verify.math.extract import places
 from hone.reward.verify.math.verdict import math_reward
-from hone.reward.verify.negation import denied
+from hone.reward.verify.structure import visible
 from hone.types import Task
 
 DOCS = Path(__file__).parents[2] / "docs" / "verifiers.md"

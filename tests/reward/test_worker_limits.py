@@ -19,7 +19,7 @@ from hone.errors import HoneError
 from hone.launch.rewards import separate
 from hone.reward.score import Reward
 from hone.reward.workers import process_tree
-from hone.reward.workers.apart import Apart, apart
+from hone.reward.workers.reward_worker import WorkerReward, in_workers
 from hone.types import Outcome, Rollout
 
 torch.set_num_threads(1)
@@ -70,7 +70,7 @@ def daemon(path: Path) -> None:
 
 
 def test_a_daemon_that_a_call_leaves_is_ended_after_the_call(kind: str, tmp_path: Path):
-    (made,) = apart([lambda completion: daemon(tmp_path / completion) or 1.0], seconds=60.0, workers=1)
+    (made,) = in_workers([lambda completion: daemon(tmp_path / completion) or 1.0], seconds=60.0, workers=1)
     assert [o.value for o in scored(made, "a", "b")] == [1.0, 1.0]
     assert eventually(lambda: not any(running(number_in(tmp_path / name)) for name in "ab"))
     assert scored(made, "c")[0].value == 1.0
@@ -84,8 +84,8 @@ def test_a_helper_that_a_worker_keeps_serves_the_next_call_and_ends_with_the_poo
             helper.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
         return float(helper[0].pid) if helper[0].poll() is None else -1.0
 
-    (made,) = apart([asks], seconds=60.0, workers=1)
-    assert isinstance(made, Apart)
+    (made,) = in_workers([asks], seconds=60.0, workers=1)
+    assert isinstance(made, WorkerReward)
     first, second = (scored(made, "x")[0].value for _ in range(2))
     assert first == second
     assert first is not None
@@ -107,7 +107,7 @@ def test_what_a_call_has_started_ends_with_its_time(kind: str, tmp_path: Path):
         os._exit(3)
 
     for completion, says in (("hang", "timed out"), ("die", "exit code 3")):
-        (made,) = apart([slow], seconds=3.0, workers=1)
+        (made,) = in_workers([slow], seconds=3.0, workers=1)
         assert says in scored(made, completion)[0].reason
         for name in ("daemon", "child"):
             assert eventually(lambda name=name: not running(number_in(tmp_path / name))), (completion, name)
@@ -123,7 +123,7 @@ def test_a_fork_bomb_ends_with_its_time(kind: str, tmp_path: Path):
             (tmp_path / str(os.getpid())).touch()
         time.sleep(600)
 
-    (made,) = apart([bomb], seconds=3.0, workers=1)
+    (made,) = in_workers([bomb], seconds=3.0, workers=1)
     assert "timed out" in scored(made, "x")[0].reason
     assert eventually(lambda: not any(running(int(name)) for name in os.listdir(tmp_path)))
 
@@ -136,7 +136,7 @@ def test_a_killed_program_leaves_no_process_of_its_rewards(kind: str, tmp_path: 
 
     program = os.fork()
     if not program:
-        (made,) = apart([stays], seconds=600.0, workers=1)
+        (made,) = in_workers([stays], seconds=600.0, workers=1)
         scored(made, "x")
         os._exit(0)
     found = [number_in(tmp_path / name) for name in ("daemon", "worker")]
@@ -152,16 +152,16 @@ def groups() -> Iterator[Path]:
         yield from folder.glob(f"hone-sandbox-{os.getpid()}-*")
 
 
-def test_no_control_group_is_left_by_a_pool_or_by_a_keeper_that_was_killed(tmp_path: Path):
+def test_no_control_group_is_left_by_a_pool_or_by_a_supervisor_that_was_killed(tmp_path: Path):
     if process_tree._home(os.getpid()) is None:
         pytest.skip("no control group can be made here")
     before = set(groups())
-    (made,) = apart([lambda completion: daemon(tmp_path / completion) or 1.0], seconds=60.0, workers=2)
-    assert isinstance(made, Apart)
+    (made,) = in_workers([lambda completion: daemon(tmp_path / completion) or 1.0], seconds=60.0, workers=2)
+    assert isinstance(made, WorkerReward)
     assert len(set(groups()) - before) >= 2
     assert scored(made, "a")[0].value == 1.0
-    for _, keeper in made.pool._keepers:
-        os.kill(keeper, signal.SIGKILL)
+    for _, supervisor in made.pool._supervisors:
+        os.kill(supervisor, signal.SIGKILL)
     made.pool.close()
     assert set(groups()) == before
 
@@ -186,7 +186,7 @@ def takes(completion: str) -> float:
 
 
 def test_a_reward_beyond_its_memory_is_invalid_and_names_the_setting(kind: str):
-    (made,) = apart([takes], seconds=30.0, workers=1, memory=MEMORY)
+    (made,) = in_workers([takes], seconds=30.0, workers=1, memory=MEMORY)
     for completion in ("one", "many", "children"):
         fine, bad, after = scored(made, "fine", completion, "fine")
         assert (fine.value, bad.value, after.value) == (1.0, None, 1.0), completion
@@ -197,7 +197,7 @@ def test_memory_that_its_program_has_freed_counts_when_a_reward_takes_it(kind: s
     pieces = [os.urandom(2**16) for _ in range(BOMB >> 16)]
     last = os.urandom(2**16)  # after them, so that malloc keeps their place
     del pieces
-    (made,) = apart([takes], seconds=30.0, workers=1, memory=MEMORY)
+    (made,) = in_workers([takes], seconds=30.0, workers=1, memory=MEMORY)
     (bad,) = scored(made, "many")
     assert last
     assert bad.value is None
@@ -205,7 +205,7 @@ def test_memory_that_its_program_has_freed_counts_when_a_reward_takes_it(kind: s
 
 
 def test_a_reward_within_its_memory_counts(kind: str):
-    (made,) = apart(
+    (made,) = in_workers(
         [lambda completion: float(len(bytearray(b"x") * (BOMB // 8)))], seconds=30.0, workers=1, memory=MEMORY
     )
     assert [o.value for o in scored(made, "a", "b")] == [BOMB // 8] * 2
@@ -214,7 +214,7 @@ def test_a_reward_within_its_memory_counts(kind: str):
 def test_the_setting_reaches_the_workers():
     recipe = Recipe(data="x", reward=lambda completion: 1.0, train=TrainSpec(reward_apart="always", reward_memory=0.5))
     (made,) = separate(recipe).values()
-    assert isinstance(made, Apart)
+    assert isinstance(made, WorkerReward)
     assert made.pool.memory == 2**29
     assert process_tree.usual_memory(4) >= process_tree.usual_memory(8) >= process_tree.LEAST
     with pytest.raises(HoneError, match=r"train\.reward_memory is -1"):

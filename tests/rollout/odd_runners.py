@@ -34,6 +34,7 @@ class Watched:
     def __init__(self, inner: Any, lag: int = 0, launches: int = 0) -> None:
         self.inner, self.lag, self.held_back = inner, lag, inner.held_back
         self.most_stops, self.keeps_written = inner.most_stops, inner.keeps_written
+        self.records_support = inner.records_support
         self.prefill_tokens, self.prefill_launches = inner.prefill_tokens, launches or inner.prefill_launches
         self.max_rows, self.num_blocks = inner.max_rows, inner.num_blocks
         self.block_size, self.capacity = inner.block_size, inner.capacity
@@ -115,6 +116,7 @@ class Paged:
     """Blocks of 32 columns and the decoder's own forward pass, a row at a time: slow, and nothing to go wrong in it."""
 
     lag, prefill_tokens, prefill_launches, most_stops, keeps_written = 0, 4096, 1, None, True
+    records_support = False
 
     def __init__(self, decoder: Decoder, *, max_rows: int, num_blocks: int, capacity: int, held_back: int = 0) -> None:
         self.decoder, self.max_rows, self.num_blocks, self.capacity = decoder, max_rows, num_blocks, capacity

@@ -19,7 +19,7 @@ from hone.errors import HoneError
 from hone.log.laps import Laps
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.reward.marker import Marker
+from hone.reward.group_scorer import GroupScorer
 from hone.reward.score import Reward, combine
 from hone.rollout.local import LocalSampler
 from hone.rollout.overlap import Aside, Stopped, scored
@@ -41,11 +41,11 @@ def roller() -> Roller:
     return Roller(LocalSampler(decoder), tokenizer, SampleParams(max_tokens=24, stop_ids=stop_ids), group=2)
 
 
-def marker(function: Any, **settings: Any) -> Marker:
-    return Marker(reward=Reward(function), **settings)
+def marker(function: Any, **settings: Any) -> GroupScorer:
+    return GroupScorer(reward=Reward(function), **settings)
 
 
-def beside(score: Marker, roll: Roller) -> list[Group]:
+def beside(score: GroupScorer, roll: Roller) -> list[Group]:
     algo = grpo()
     begin = EarlyPasses(algo, tiny.learner_for(algo), lag=0).begin
     return sample_and_score(roll, score, TASKS, Laps(), stop=GO_ON, begin=begin)
@@ -85,7 +85,7 @@ class Paced:
         return [[replace(r, task=t, text=str(r.tokens[0])) for r in g] for g, t in zip(groups, tasks, strict=True)]
 
 
-def paced_scored(roll: Paced, score: Marker, *, tasks: int, laps: Laps | None = None, **how: Any) -> list[Group]:
+def paced_scored(roll: Paced, score: GroupScorer, *, tasks: int, laps: Laps | None = None, **how: Any) -> list[Group]:
     """All of so many tasks."""
     how = {"stop": GO_ON, "begin": lambda groups, laps: None} | how
     given = [Task(prompt=str(n)) for n in range(tasks)]

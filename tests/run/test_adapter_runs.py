@@ -9,7 +9,7 @@ import torch
 from small import Wire, World, assert_same_run, contents, interrupt, metrics, recipe, watched
 
 import hone
-from hone.checkpoint.tensors import load_tensors
+from hone.checkpoint.files import load_tensors
 from hone.config.rules import validate
 from hone.errors import HoneError, Interrupted
 from hone.launch.job import prepare

@@ -14,8 +14,8 @@ from small import Wire, World, assert_same_run, contents, hone, interrupt, metri
 import hone as package
 from hone.algo import sft
 from hone.checkpoint import files
+from hone.checkpoint.files import load_tensors
 from hone.checkpoint.state import write_model
-from hone.checkpoint.tensors import load_tensors
 from hone.cli import main
 from hone.config.recipe import Recipe
 from hone.errors import HoneError, Interrupted

@@ -16,7 +16,7 @@ from hone.errors import HoneError
 from hone.inference.calibrate import calibrate
 from hone.launch import train
 from hone.model.formats.folder import load_scorer
-from hone.reward.learned.folders import reward_model
+from hone.reward.learned.load import reward_model
 
 torch.set_num_threads(1)
 

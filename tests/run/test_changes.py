@@ -12,9 +12,8 @@ import torch
 from small import Wire, World, arguments, assert_same_run, contents, interrupt, metrics, recipe, watched
 
 import hone
-from hone.checkpoint.files import digest
+from hone.checkpoint.files import digest, load_tensors
 from hone.checkpoint.record import _digest
-from hone.checkpoint.tensors import load_tensors
 from hone.cli import main
 from hone.config.changes import FREE, NEVER, changes
 from hone.config.overrides import override, to_json

@@ -12,8 +12,8 @@ import hone as package
 from hone.check import suite
 from hone.config.overrides import override
 from hone.config.recipe import plan
-from hone.data.feed.budget import Budgeted
 from hone.data.feed.stream import Stream
+from hone.data.feed.token_batches import TokenBatches
 from hone.errors import HoneError
 from hone.launch.job import prepare
 
@@ -120,7 +120,7 @@ def test_a_stream_whose_file_changed_is_not_resumed(world: World, tmp_path: Path
 def test_the_settings_reach_the_feed_and_the_learner(world: World, tmp_path: Path):
     made = recipe(world, "sft", tmp_path, "train.tokens=60", "read.stream=always", "read.buffer=5")
     job = prepare(made)
-    assert isinstance(job.source, Budgeted)
+    assert isinstance(job.source, TokenBatches)
     assert isinstance(job.source._feed, Stream)
     assert (job.source._feed._buffer, job.learner.micro_tokens) == (5, 60)
     assert plan(made) == "at most 60 tokens = 1 update; micro-batches of at most 60 tokens"

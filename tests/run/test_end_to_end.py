@@ -10,8 +10,7 @@ from small import ROWS, World, arguments, contents, hone, metrics, recipe, rows_
 
 import hone as package
 from hone.algo import ALGORITHMS
-from hone.checkpoint.files import verify
-from hone.checkpoint.tensors import load_tensors
+from hone.checkpoint.files import load_tensors, verify
 from hone.cli import main
 from hone.config.recipe import ModelSpec
 from hone.data.text.tokenizer import Tokenizer

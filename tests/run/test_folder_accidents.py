@@ -12,7 +12,7 @@ import torch
 from small import Wire, World, arguments, assert_same_run, contents, recipe, temporary, watched
 
 import hone
-from hone.checkpoint import lock
+from hone.checkpoint import names
 from hone.checkpoint.files import checkpoints
 from hone.cli import main
 from hone.errors import HoneError
@@ -139,10 +139,10 @@ def test_a_lock_that_was_removed_is_taken_again(world: World, tmp_path: Path, mo
     seen = list[bool]()
 
     def remove() -> None:
-        os.unlink(out / lock.LOCK)
+        os.unlink(out / names.LOCK)
 
     def look() -> None:
-        seen.append((out / lock.LOCK).exists())
+        seen.append((out / names.LOCK).exists())
 
     wires = [Wire(2, 4, remove), Wire(4, 4, look)]
 
@@ -154,7 +154,7 @@ def test_a_lock_that_was_removed_is_taken_again(world: World, tmp_path: Path, mo
 
     watched(lambda: hone.run(recipe(world, "sft", out)), Both(99, 4, remove), monkeypatch)
     assert seen == [True]
-    assert not (out / lock.LOCK).exists()
+    assert not (out / names.LOCK).exists()
 
 
 def a_pipe(path: Path) -> None:
@@ -182,7 +182,7 @@ def test_what_takes_the_place_of_a_file_is_put_aside(
     accident: Callable[[Path], None], world: World, tmp_path: Path, monkeypatch
 ):
     hone.run(recipe(world, "grpo", tmp_path / "whole"))
-    for name in ("metrics.jsonl", "samples.jsonl", "invalid.jsonl", "config.json", "recipe.json", lock.LOCK):
+    for name in ("metrics.jsonl", "samples.jsonl", "invalid.jsonl", "config.json", "recipe.json", names.LOCK):
         out = tmp_path / name / "run"
         wire = Wire(2, 4, lambda out=out, name=name: accident(out / name))
         watched(lambda out=out: hone.run(recipe(world, "grpo", out, "save.every=1")), wire, monkeypatch)
@@ -231,6 +231,6 @@ def test_a_lock_that_is_no_file_is_an_error_at_once(world: World, tmp_path: Path
     for accident in (a_pipe, a_folder, a_loose_link):
         out = tmp_path / accident.__name__
         out.mkdir()
-        accident(out / lock.LOCK)
+        accident(out / names.LOCK)
         assert main(arguments(recipe(world, "sft", out), world)) == 2
-        assert f"{out / lock.LOCK} is no file" in capsys.readouterr().err.splitlines()[-1]
+        assert f"{out / names.LOCK} is no file" in capsys.readouterr().err.splitlines()[-1]

@@ -251,8 +251,8 @@ def test_a_signal_that_is_told_twice_is_one():
     "place",
     [
         "hone.launch.train.prepare",
-        "hone.checkpoint.run_folder.describe",
-        "hone.checkpoint.run_folder.files.save_folder",
+        "hone.launch.job.describe",
+        "hone.launch.job.files.save_folder",
     ],
 )
 def test_a_signal_before_the_first_step_leaves_nothing(place: str, number, world: World, tmp_path: Path, capsys):

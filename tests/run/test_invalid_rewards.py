@@ -9,9 +9,10 @@ import torch
 from small import Wire, World, arguments, assert_same_run, interrupt, recipe, watched
 
 import hone
+from hone.checkpoint.names import INVALID
 from hone.cli import main
 from hone.errors import HoneError, Interrupted
-from hone.log.invalid import INVALID, totals
+from hone.log.invalid import totals
 from hone.log.sinks import read
 
 torch.set_num_threads(1)

@@ -30,7 +30,7 @@ def test_the_summary_by_hand():
     right = "<think>x</think><answer>1</answer>"
     groups = [
         [row(1.0, text=right), row(0.0, length=5)],
-        [row(1.5), row(1.0, stop=Stop.LENGTH)],
+        [row(1.5, stop=Stop.STRING), row(1.0, stop=Stop.LENGTH)],
         [row(0.0), row(None, length=1)],
     ]
     found = summarise(groups)

@@ -12,14 +12,15 @@ from hone.checkpoint.state import write_model
 from hone.cli import main
 from hone.data.text.chat import render_prompt
 from hone.errors import HoneError
-from hone.inference import model as desks
+from hone.inference import problems as working
+from hone.inference.defaults import Sampling
 from hone.inference.label import NEXT, StepLabels, label_steps
-from hone.inference.model import Desk, Sampling
+from hone.inference.problems import Problems
 from hone.inference.rank import Rank, evaluate_ranked
 from hone.launch import train
 from hone.model.formats.folder import load_scorer
 from hone.model.scorer import Scorer
-from hone.reward.learned.folders import process_model
+from hone.reward.learned.load import process_model
 from hone.search.beam import Beam, best_first
 from hone.types import Rollout, Stop
 
@@ -50,16 +51,18 @@ def rows_of(path: Path) -> list[dict]:
 def test_a_label_is_the_share_of_continuations_that_verify_and_the_last_one_the_solutions_own(world, tmp_path):
     out = tmp_path / "steps.jsonl"
     found = label_steps(world / "model", PROBLEMS, out, reward=even, labels=LABELS, how=HOW)
-    desk = Desk(world / "model", PROBLEMS, HOW)
+    problems = Problems(world / "model", PROBLEMS, HOW)
     rows = rows_of(out)
     assert [row["steps"] for row in rows] == [[f"{a}\n", f"{a}{a}\n", f"{'x' * (a % 2)}y"] for a in range(5)]
     texts = [(row["prompt"], row["prompt"] + "".join(row["steps"][:n])) for row in rows for n in (1, 2)]
-    prompts = [desk.tokenizer.encode(text) for _, text in texts]
-    groups = desk.sampler.sample(prompts, n=K, params=desk.params, first_request=NEXT)
+    prompts = [problems.tokenizer.encode(text) for _, text in texts]
+    groups = problems.sampler.sample(prompts, n=K, params=problems.params, first_request=NEXT)
     labels, tokens = [], 0
     for (prompt, text), group in zip(texts, groups, strict=True):
-        ends = [[t for t, on in zip(r.tokens, r.mask, strict=True) if on and t != desk.tokenizer.eos_id] for r in group]
-        whole = [text[len(prompt) :] + desk.tokenizer.decode(end) for end in ends]
+        ends = [
+            [t for t, on in zip(r.tokens, r.mask, strict=True) if on and t != problems.tokenizer.eos_id] for r in group
+        ]
+        whole = [text[len(prompt) :] + problems.tokenizer.decode(end) for end in ends]
         labels.append(sum(map(even, whole)) / K)
         tokens += sum(sum(r.mask) for r in group)
     assert [x for row in rows for x in row["step_labels"][:2]] == pytest.approx(labels)
@@ -70,7 +73,7 @@ def test_a_label_is_the_share_of_continuations_that_verify_and_the_last_one_the_
 
 
 def test_work_that_was_killed_goes_on_without_repeating_a_finished_row(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(desks, "AT_ONCE", 2)
+    monkeypatch.setattr(working, "AT_ONCE", 2)
     problems = [{key: row[key] for key in ("prompt", "answer")} for row in PROBLEMS]
     seen = list[str]()
 
@@ -219,10 +222,10 @@ def test_recipes_that_cannot_use_a_process_model_are_refused(world, judge, tmp_p
 
 def test_the_chosen_completion_is_the_one_with_the_highest_rating(world, judge):
     how = Sampling(samples=4, max_tokens=6)
-    desk = Desk(world / "model", PROBLEMS, how)
-    process = process_model([judge], desk.tokenizer)
+    problems = Problems(world / "model", PROBLEMS, how)
+    process = process_model([judge], problems.tokenizer)
     expected = list[float]()
-    for group in desk.completions(desk.tasks, 0):
+    for group in problems.completions(problems.tasks, 0):
         ratings = process.rate(group, by="last")
         expected.append(even(group[ratings.index(max(ratings))].text))
     found = evaluate_ranked(world / "model", PROBLEMS, Rank(judge=judge, by="last"), reward=even, how=how)
@@ -234,12 +237,14 @@ def test_the_chosen_completion_is_the_one_with_the_highest_rating(world, judge):
 
 def test_beams_end_are_best_first_and_rated_above_what_they_were_chosen_from(world, judge):
     how = Sampling(max_tokens=6)
-    desk = Desk(world / "model", PROBLEMS, how)
-    process = process_model([judge], desk.tokenizer, separator="\n")
-    prompts = [render_prompt(desk.tokenizer, task.prompt) for task in desk.tasks]
+    problems = Problems(world / "model", PROBLEMS, how)
+    process = process_model([judge], problems.tokenizer, separator="\n")
+    prompts = [render_prompt(problems.tokenizer, task.prompt) for task in problems.tasks]
 
     def searched(beams: int, width: int) -> list[list[Rollout]]:
-        search = Beam(sampler=desk.sampler, process=process, params=desk.params, beams=beams, width=width, by="last")
+        search = Beam(
+            sampler=problems.sampler, process=process, params=problems.params, beams=beams, width=width, by="last"
+        )
         return search(prompts)
 
     found = searched(2, 8)

@@ -14,7 +14,7 @@ from small import ROWS, World, metrics, recipe
 import hone
 from hone.algo import Algorithm
 from hone.errors import HoneError
-from hone.inference.model import Sampling
+from hone.inference.defaults import Sampling
 from hone.inference.rank import Rank, evaluate_ranked
 from hone.log import progress
 

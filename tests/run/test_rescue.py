@@ -13,8 +13,7 @@ from small import World, assert_same_run, contents, metrics, recipe, temporary
 
 import hone
 from hone import loop
-from hone.checkpoint.files import checkpoints
-from hone.checkpoint.tensors import load_tensors
+from hone.checkpoint.files import checkpoints, load_tensors
 from hone.data.feed.source import Source
 from hone.errors import HoneError
 from hone.launch import train as runner

@@ -25,7 +25,7 @@ from small import (
 
 import hone
 from hone.algo import ALGORITHMS
-from hone.checkpoint.tensors import load_tensors
+from hone.checkpoint.files import load_tensors
 from hone.cli import main
 from hone.config.recipe import Recipe
 from hone.errors import HoneError, Interrupted

@@ -12,7 +12,7 @@ from small import World, assert_same_run, metrics, recipe
 
 import hone
 from hone.errors import HoneError
-from hone.reward.workers.apart import MOST
+from hone.reward.workers.reward_worker import MOST
 
 torch.set_num_threads(1)
 ODD = """\

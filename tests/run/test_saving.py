@@ -26,9 +26,8 @@ from small import (
 
 import hone as package
 from hone.checkpoint import files as checkpoint
-from hone.checkpoint.files import checkpoints
+from hone.checkpoint.files import checkpoints, load_tensors
 from hone.checkpoint.state import saved_weights
-from hone.checkpoint.tensors import load_tensors
 from hone.cli import main
 from hone.errors import HoneError, Interrupted
 from hone.model.formats.folder import load_decoder

@@ -18,24 +18,24 @@ from small import World, recipe
 
 import hone
 from hone.checkpoint import files as checkpoint
+from hone.checkpoint import names
 from hone.checkpoint.record import _digest, recorded
 from hone.cli import main
 from hone.config.overrides import from_yaml, to_json
 from hone.config.recipe import ReadSpec, Recipe
 from hone.config.rules import validate
-from hone.demo import journey, sizes
+from hone.demo import journey, stages
 from hone.errors import HoneError
 from hone.inference.label import Ledger
 from hone.launch import replay
 from hone.launch.job import prepare
 from hone.launch.rewards import judge
 from hone.log.sinks import read
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.report.report import write_report
-from hone.reward.learned.judge import Settings as JudgeSettings
-from hone.reward.verify.code.settings import Settings as CodeSettings
-from hone.reward.verify.code.settings import asked
-from hone.reward.verify.formal import schema
+from hone.reward.learned.judge import JudgeSettings
+from hone.reward.verify.code.settings import CodeSettings, reward_arguments
+from hone.reward.verify.structure import schema
 from hone.train.learner import Learner
 
 torch.set_num_threads(1)
@@ -88,7 +88,7 @@ def test_a_judges_file_and_a_verifiers(tmp_path: Path, world: World):
 
     def verifier(changed: Any) -> None:
         path = written(tmp_path / "code.yaml", changed)
-        asked(from_yaml(path, CodeSettings()), path)
+        reward_arguments(from_yaml(path, CodeSettings()), path)
 
     tried(plain(JudgeSettings(model="m", endpoint="http://127.0.0.1:9/v1")), attempt, most=100)
     tried(plain(CodeSettings()), verifier, most=100)
@@ -139,8 +139,8 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sign(folder: Path) -> None:
     """As if these files had been written so: a damaged one is found by its hash already."""
-    files = {p.name: checkpoint.digest(p) for p in folder.iterdir() if p.is_file() and p.name != checkpoint.MANIFEST}
-    (folder / checkpoint.MANIFEST).write_text(json.dumps(files))
+    files = {p.name: checkpoint.digest(p) for p in folder.iterdir() if p.is_file() and p.name != names.MANIFEST}
+    (folder / names.MANIFEST).write_text(json.dumps(files))
 
 
 def with_state(runs: Path, name: str, tmp_path: Path) -> Iterator[tuple[Any, Callable[[Any], None]]]:
@@ -291,12 +291,12 @@ def test_a_run_in_a_folder_that_is_a_link_is_a_run(runs: Path, tmp_path: Path):
 
 def test_how_far_a_demo_has_come(tmp_path: Path):
     out = tmp_path / "demo"
-    journey.begin(out, sizes.QUICK, 0)
+    journey.begin(out, stages.QUICK, 0)
     before = json.loads((out / journey.PROGRESS).read_text()) | {"done": {"tokenizer": {"seconds": 1.0}}}
 
     def attempt(changed: Any) -> None:
         out.mkdir(exist_ok=True)
-        journey.begin(written(out / journey.PROGRESS, changed).parent, sizes.QUICK, 0)
+        journey.begin(written(out / journey.PROGRESS, changed).parent, stages.QUICK, 0)
 
     tried(before, attempt, most=50)
 

@@ -19,8 +19,8 @@ from places import decoder
 
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import Tokenizer, train_bpe
-from hone.model.formats.model_folder import save_whole
 from hone.model.formats.peft import save_peft
+from hone.model.formats.save import save_model
 from hone.model.lora import add_lora, lora_parameters
 
 CONTEXT = 1024
@@ -39,9 +39,9 @@ make_decoder = partial(decoder, context=CONTEXT, layers=2, spread=0.3)
 def make_folders(folder: Path) -> Path:
     """`chatty`, `plain` without a chat template, `brief` with a context of 64, and `tuned`, an adapter of `chatty`."""
     tokenizer = make_tokenizer()
-    save_whole(make_decoder(tokenizer.vocab_size), tokenizer, folder / "chatty")
-    save_whole(make_decoder(tokenizer.vocab_size), make_tokenizer(chats=False), folder / "plain")
-    save_whole(make_decoder(tokenizer.vocab_size, context=64), tokenizer, folder / "brief")
+    save_model(make_decoder(tokenizer.vocab_size), tokenizer, folder / "chatty")
+    save_model(make_decoder(tokenizer.vocab_size), make_tokenizer(chats=False), folder / "plain")
+    save_model(make_decoder(tokenizer.vocab_size, context=64), tokenizer, folder / "brief")
     decoder = make_decoder(tokenizer.vocab_size)
     add_lora(decoder, rank=2, alpha=64, seed=1)
     with torch.no_grad():

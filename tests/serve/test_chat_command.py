@@ -23,10 +23,10 @@ from hone.cli import main
 from hone.data.text.chat import render_prompt
 from hone.engine.params import SampleParams
 from hone.model.formats.folder import load_decoder
-from hone.model.formats.model_folder import save_whole
+from hone.model.formats.save import save_model
 from hone.rollout.local import LocalSampler
+from hone.serve.chat import Conversation
 from hone.serve.load import load
-from hone.serve.talk import Talk
 
 ESCAPE = re.compile(r"\x1b")
 
@@ -173,7 +173,7 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(tmp_path: Path)
     decoder = make_decoder(tokenizer.vocab_size, context=16384)
     with torch.no_grad():
         decoder.model.embed_tokens.weight[tokenizer.eos_id] = 0  # greedy, it never ends by itself
-    save_whole(decoder, tokenizer, tmp_path / "long")
+    save_model(decoder, tokenizer, tmp_path / "long")
     seat = Pty(str(tmp_path / "long"), "--max-tokens", "16000", "--temperature", "0", "--seed", "0")
     seat.until("Ctrl-D leaves")
     seat.until("> ")
@@ -232,10 +232,10 @@ def test_8_bits_and_an_adapter_change_the_answers_and_both_at_once_with_invarian
 def test_a_turn_reads_only_what_is_new(folders: Path, name: str):
     loaded = load(str(folders / name), adapters={}, max_rows=1, device="cpu")
     params = SampleParams(max_tokens=20, temperature=0.0, stop_ids=frozenset())
-    talk, lengths = Talk(loaded, params), list[int]()
+    conversation, lengths = Conversation(loaded, params), list[int]()
     for line in ("the cat sat on the mat " * 30, "one two three", "and four"):
         before = loaded.engine.counts
-        assert "".join(talk.say(line, stopped=lambda: False, note=str))
+        assert "".join(conversation.say(line, stopped=lambda: False, note=str))
         after = loaded.engine.counts
         saved, read = after.saved - before.saved, after.computed - before.computed
         assert saved == ((lengths[-1] - 1) // 32 * 32 if lengths else 0)  # its last token was never read
@@ -245,10 +245,10 @@ def test_a_turn_reads_only_what_is_new(folders: Path, name: str):
 
 def test_the_tokens_of_earlier_turns_stay_as_they_were_written(folders: Path):
     loaded = load(str(folders / "chatty"), adapters={}, max_rows=1, device="cpu")
-    talk = Talk(loaded, SampleParams(max_tokens=30, temperature=0.0, stop_ids=frozenset()))
-    list(talk.say("one", stopped=lambda: False, note=str))
-    first = list(talk.history.tokens)  # type: ignore[attr-defined]
+    conversation = Conversation(loaded, SampleParams(max_tokens=30, temperature=0.0, stop_ids=frozenset()))
+    list(conversation.say("one", stopped=lambda: False, note=str))
+    first = list(conversation.history.tokens)  # type: ignore[attr-defined]
     assert not loaded.tokenizer.special_ids & set(first[3:-1])
-    asked = talk.history.asked("two")
+    asked = conversation.history.prompt("two")
     assert asked[: len(first)] == first
     assert asked[len(first) :] == loaded.tokenizer.encode("<|user|>two<|assistant|>", specials=True)

@@ -15,7 +15,7 @@ from hone.config.overrides import Choice
 from hone.config.recipe import ModelSpec, OptimSpec, TrainSpec
 from hone.errors import HoneError
 from hone.launch.rewards import judge, scorer
-from hone.model.formats.model_folder import save_whole
+from hone.model.formats.save import save_model
 from hone.reward.score import Reward
 from hone.types import Outcome, Rollout, Task
 
@@ -37,7 +37,7 @@ SAYS = {
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small judge that has learnt by heart what to say."""
     folder, tokenizer = tmp_path_factory.mktemp("judge"), make_tokenizer()
-    save_whole(make_decoder(tokenizer.vocab_size, context=256), tokenizer, folder / "fresh")
+    save_model(make_decoder(tokenizer.vocab_size, context=256), tokenizer, folder / "fresh")
     turns = [({"role": "user", "content": q}, {"role": "assistant", "content": a}) for q, a in SAYS.items()]
     recipe = hone.Recipe(
         model=ModelSpec(path=str(folder / "fresh")), data=[{"messages": list(t)} for t in turns], algo=Choice("sft"),

@@ -9,8 +9,8 @@ import pytest
 from each import each
 from little import CONTEXT, Server, make_tokenizer
 
-from hone.serve.ask import Served, read_ask
-from hone.serve.refusal import Refusal
+from hone.serve.body import ServedModels, read_request
+from hone.serve.http import APIError
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PLAIN = {"model": "chatty", "prompt": "the cat", "max_tokens": 2}
@@ -144,10 +144,10 @@ def test_an_unknown_role_is_told_the_roles(server: Server, role: str):
 def test_a_template_that_takes_any_role_is_not_asked():
     any_role = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
     tokenizer = replace(make_tokenizer(), chat_template=any_role)
-    served = Served(tokenizer=tokenizer, adapters={"m": None}, vocab=999, context=64, max_tokens=9, created=0)
+    served = ServedModels(tokenizer=tokenizer, adapters={"m": None}, vocab=999, context=64, max_tokens=9, created=0)
     body = {"model": "m", "messages": [{"role": "banana", "content": "x"}]}
-    with pytest.raises(Refusal, match="unknown role"):
-        read_ask(json.dumps(body).encode(), served, chat=True)
+    with pytest.raises(APIError, match="unknown role"):
+        read_request(json.dumps(body).encode(), served, chat=True)
 
 
 def test_a_prompt_beyond_the_context_says_so(server: Server):

@@ -16,7 +16,7 @@ from hone.engine.params import SampleParams
 from hone.engine.request import News, Request
 from hone.model.decoder import Decoder
 from hone.serve.dispatcher import Dispatcher
-from hone.serve.refusal import Refusal
+from hone.serve.http import APIError
 
 PARAMS = SampleParams(max_tokens=5, temperature=0.0, stop_ids=frozenset())
 
@@ -26,7 +26,7 @@ def request(number: int, **more: Any) -> Request:
 
 
 async def told(dispatcher: Dispatcher, *requests: Request) -> list[News]:
-    async with aclosing(dispatcher.ask(requests)) as told:
+    async with aclosing(dispatcher.submit(requests)) as told:
         return [item async for news in told for item in news]
 
 
@@ -52,10 +52,10 @@ def test_a_request_is_answered_and_a_wrong_one_harms_no_other():
         long = asyncio.create_task(
             told(dispatcher, request(0, params=SampleParams(max_tokens=400, stop_ids=frozenset())))
         )
-        with pytest.raises(Refusal, match="token 99999") as caught:
+        with pytest.raises(APIError, match="token 99999") as caught:
             await told(dispatcher, request(1, prompt=(99999,)))
-        assert caught.value.status == 400
-        with pytest.raises(Refusal, match="adapter"):
+        assert caught.value.status_code == 400
+        with pytest.raises(APIError, match="adapter"):
             await told(dispatcher, request(2, adapter="none such"))
         assert [len(item.tokens) for item in await told(dispatcher, request(3))] == [5]
         assert sum(len(item.tokens) for item in await long) == 400
@@ -69,9 +69,9 @@ def test_weights_that_diverged_are_told_and_mended_ones_serve_again():
         with torch.no_grad():
             kept = decoder.model.norm.weight.clone()
             decoder.model.norm.weight.fill_(torch.nan)
-        with pytest.raises(Refusal, match="diverged") as caught:
+        with pytest.raises(APIError, match="diverged") as caught:
             await told(dispatcher, request(1), request(2))
-        assert (caught.value.status, "diverged" in (dispatcher.failed or "")) == (503, True)
+        assert (caught.value.status_code, "diverged" in (dispatcher.failed or "")) == (503, True)
         with torch.no_grad():
             decoder.model.norm.weight.copy_(kept)
         assert (await told(dispatcher, request(3)))[0].tokens == before[0].tokens
@@ -111,7 +111,7 @@ def test_whoever_asks_how_busy_it_is_does_not_disturb_the_engine():
 def test_a_reader_that_leaves_cancels_what_is_left():
     async def work(dispatcher: Dispatcher, decoder: Decoder) -> None:
         endless = SampleParams(max_tokens=500, stop_ids=frozenset())
-        async with aclosing(dispatcher.ask([request(i, params=endless, stream=True) for i in range(5)])) as news:
+        async with aclosing(dispatcher.submit([request(i, params=endless, stream=True) for i in range(5)])) as news:
             async for _ in news:
                 break
         while dispatcher.engine.busy:
@@ -127,8 +127,8 @@ def test_closing_tells_those_who_wait():
         endless = SampleParams(max_tokens=500, stop_ids=frozenset())
         waiting = asyncio.create_task(told(dispatcher, *(request(i, params=endless) for i in range(50))))
         await asyncio.sleep(0.05)
-        dispatcher.stop_all(Refusal(503, "the end"))
-        with pytest.raises(Refusal, match="the end"):
+        dispatcher.stop_all(APIError(503, "the end"))
+        with pytest.raises(APIError, match="the end"):
             await waiting
 
     assert dispatched(work) == []

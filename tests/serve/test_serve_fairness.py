@@ -20,8 +20,7 @@ from hone.engine.params import SampleParams
 from hone.engine.request import Request
 from hone.serve import dispatcher as module
 from hone.serve.dispatcher import Dispatcher, Pace
-from hone.serve.http import ALL_BODIES, SMALL_BODY, Bodies
-from hone.serve.refusal import Refusal
+from hone.serve.http import ALL_BODIES, SMALL_BODY, APIError, BodyReader
 
 COMPLETIONS = "/v1/completions"
 ASK = {"model": "chatty", "prompt": "the cat", "max_tokens": 3}
@@ -50,7 +49,7 @@ def dispatched(work: Callable[[Dispatcher], Coroutine[Any, Any, None]], *, rows:
 
 async def ends(dispatcher: Dispatcher, client: str, order: list[str], asked: list[Request]) -> None:
     """Note the client's name whenever one of its completions ends."""
-    async with aclosing(dispatcher.ask(asked, client=client)) as told:
+    async with aclosing(dispatcher.submit(asked, client=client)) as told:
         async for news in told:
             order += [client for item in news if item.stop is not None]
 
@@ -100,7 +99,7 @@ def test_a_client_that_takes_nothing_gets_no_more_rows(monkeypatch: pytest.Monke
 
     async def work(dispatcher: Dispatcher) -> None:
         asked = requests(dispatcher, 40, 50, stream=True)
-        async with aclosing(dispatcher.ask(asked, client="idle")) as told:
+        async with aclosing(dispatcher.submit(asked, client="idle")) as told:
             first = await anext(told)
             while dispatcher.engine.busy or dispatcher.counts.running or not dispatcher.counts.waiting:
                 await asyncio.sleep(0.002)
@@ -134,12 +133,12 @@ def test_bodies_are_bounded_together_and_small_ones_are_always_read():
 
         return Incoming({"type": "http", "headers": []}, receive)
 
-    bodies = Bodies(2**20)
+    bodies = BodyReader()
     bodies.held = ALL_BODIES
     assert len(asyncio.run(bodies.read(incoming(SMALL_BODY)))) == SMALL_BODY
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(APIError) as caught:
         asyncio.run(bodies.read(incoming(SMALL_BODY + 1)))
-    assert (caught.value.status, bodies.held) == (503, ALL_BODIES)
+    assert (caught.value.status_code, bodies.held) == (503, ALL_BODIES)
 
 
 # --- over sockets ---

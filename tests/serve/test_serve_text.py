@@ -10,8 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.request import News
-from hone.serve.answer import Choice
-from hone.serve.text import TokenBytes, WindowStream, shown, text_stream
+from hone.serve.detokenize import Completion, TokenBytes, WindowStream, shown, text_stream
 from hone.types import Stop
 
 TEXT = "Größe 日本 😀😀 €5, the cat sat " * 6
@@ -95,22 +94,22 @@ def news(tokens: list[int], stop: Stop | None = None, text: str = "") -> News:
 
 def test_the_stop_token_is_counted_and_not_shown():
     tokenizer = make_tokenizer()
-    choice = Choice(0, TokenBytes(tokenizer), before=(), stops=())
+    choice = Completion(0, TokenBytes(tokenizer), before=(), stops=())
     cat = tokenizer.encode("cat")
     choice.add(news(cat))
     piece = choice.add(news([tokenizer.eos_id], Stop.TOKEN))
-    assert (choice.text, choice.tokens, piece.finish, len(piece.entries)) == ("cat", len(cat) + 1, "stop", 0)
+    assert (choice.text, choice.tokens, piece.finish, len(piece.logprobs)) == ("cat", len(cat) + 1, "stop", 0)
 
 
 def test_tokens_of_a_stop_string_have_no_part_in_the_answer():
     tokenizer = make_tokenizer()
-    choice = Choice(0, TokenBytes(tokenizer), before=(), stops=("\n\n",))
+    choice = Completion(0, TokenBytes(tokenizer), before=(), stops=("\n\n",))
     ids = tokenizer.encode("ab\n\nc")
     piece = choice.add(news(ids, Stop.STRING, "ab"))
-    assert (piece.text, piece.entries.offsets, choice.tokens) == ("ab", [0, 1], len(ids))
+    assert (piece.text, piece.logprobs.offsets, choice.tokens) == ("ab", [0, 1], len(ids))
 
 
 def test_without_the_engines_text_the_first_stop_string_ends_the_answer():
     tokenizer = make_tokenizer()
-    choice = Choice(0, TokenBytes(tokenizer), before=(), stops=("d", "b"))
+    choice = Completion(0, TokenBytes(tokenizer), before=(), stops=("d", "b"))
     assert choice.add(news(tokenizer.encode("abcd"), Stop.STRING, "something else")).text == "a"

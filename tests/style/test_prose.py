@@ -25,7 +25,8 @@ FORBIDDEN = {
     ),
 }
 
-OWN_PARENT = {("hone.reward.workers.apart", "pickle.loads")}  # a worker reads what the process that forked it has sent
+# A worker reads what the process that forked it has sent.
+OWN_PARENT = {("hone.reward.workers.reward_worker", "pickle.loads")}
 ROOM_LINES = 10  # of a room's docstring
 # Rooms that do not say yet what they are for. This list may only shrink.
 UNNAMED: set[str] = {

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from hone.checkpoint import files as checkpoint
-from hone.checkpoint.tensors import load_optimizer, load_tensors, optimizer_tensors, save_tensors
+from hone.checkpoint.files import load_optimizer, load_tensors, optimizer_tensors, save_tensors
 from hone.errors import HoneError
 from hone.train import optim
 

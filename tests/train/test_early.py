@@ -23,7 +23,7 @@ from hone.log.laps import Laps
 from hone.loop import Iteration, online
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.reward.marker import Marker
+from hone.reward.group_scorer import GroupScorer
 from hone.reward.score import Reward
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
@@ -168,7 +168,7 @@ def started(reward: Any, *, events: list[str], group: int = 2, **how: Any) -> tu
     learner.reference.register_forward_pre_hook(lambda *_: events.append("pass"))  # pyright: ignore
     stop_ids = frozenset(range(0, 256, 11)) | tokenizer.stop_ids
     roll = Roller(LocalSampler(base), tokenizer, SampleParams(max_tokens=12, stop_ids=stop_ids), group=group)
-    score = Marker(reward=Reward(reward), **how)
+    score = GroupScorer(reward=Reward(reward), **how)
     return online(Source(TASKS, seed=0), roll, score, learner, algo, prompts=4), learner
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hone.checkpoint.lock import LOCK, held
+from hone.checkpoint.names import LOCK
+from hone.checkpoint.run_folder import held
 from hone.errors import HoneError
 
 

@@ -195,7 +195,7 @@ def finished(tokens: list[int], value: float | None, *, stop: Stop = Stop.TOKEN)
 def test_describe_averages_what_is_valid_and_counts_what_is_not() -> None:
     groups = [
         [finished([2, 2, 2, 2, 2], 1.0), finished([3], None)],
-        [finished([4, 5], 0.0, stop=Stop.LENGTH), finished([6, 7, 8], 0.5)],
+        [finished([4, 5], 0.0, stop=Stop.LENGTH), finished([6, 7, 8], 0.5, stop=Stop.STRING)],
     ]
     means = describe([groups], [groups[:1]]).means()
     # repetition: of the 4-grams there are two, both (2, 2, 2, 2)

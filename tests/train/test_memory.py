@@ -12,11 +12,11 @@ from each import each
 from torch import Tensor
 
 from hone.algo import Algorithm, dpo, grpo, ppo, trpo
+from hone.checkpoint.names import DIVISOR
 from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.train import trust_region
 from hone.train.annotate import annotate, evaluate
-from hone.train.guard import DIVISOR
 from hone.train.learner import Learner
 from hone.train.update import assign_credit, update, weigh
 from hone.types import Batch

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hone.checkpoint import files
-from hone.checkpoint.saver import Copies, Saver, Timer, process_age
+from hone.checkpoint.saver import Saver, Timer, process_age
+from hone.checkpoint.state import Copies
 from hone.errors import HoneError
 from hone.rollout.overlap import Stopped
 

@@ -22,7 +22,7 @@ from hone.train import learner as cut
 from hone.train import optim
 from hone.train import update as step
 from hone.train.learner import Learner
-from hone.types import ABSENT, Batch, Forward, Group, Model
+from hone.types import ABSENT, Batch, Forward, ForwardModel, Group
 
 torch.set_num_threads(1)
 ALL = sorted(ALGORITHMS)
@@ -75,7 +75,7 @@ def ready(algo: Algorithm, learner: Learner) -> Batch:
 class Counted:
     """A real model that notes what is asked of it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ForwardModel) -> None:
         self.model, self.asked = model, list[tuple[int, frozenset[str]]]()
 
     def __call__(self, batch: Batch, want: frozenset[str]) -> Forward:

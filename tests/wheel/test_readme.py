@@ -1,4 +1,5 @@
-"""What the README says works after `pip install hone`: in an empty folder, far from the clone.
+"""What the README and the pages of runs and models say works after `pip install hone`: in an empty folder, far from the
+clone.
 
 `make wheel` builds the wheel, installs it elsewhere and runs these. The demo is the quick one, and runs are of a few
 steps; nothing is downloaded.
@@ -22,14 +23,15 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not INSTALLED, reason="no wheel is installed elsewhere: `make wheel` does it and runs these"),
 ]
-README = ROOT / "README.md"
+PAGES = [ROOT / "README.md", ROOT / "docs/runs.md", ROOT / "docs/models.md"]
+SNIPPETS = [block for page in PAGES for language, block in parts(page)[0] if language == "python"]
 SMALL = "train.steps=2 train.prompts=4 sample.group=4 train.minibatches=1 train.eval_every=0"
 SMALL_SFT = "train.steps=2 train.prompts=4"
 
 
 @dataclass(frozen=True)
 class Step:
-    """How a command of the README is tried here."""
+    """How a command of the pages is tried here."""
 
     words: str
     says: str
@@ -38,7 +40,7 @@ class Step:
     said: str = ""
 
 
-COMMANDS = {  # by what the README writes
+COMMANDS = {  # by what the pages write
     "recipes": Step("recipes", "On-policy distillation"),
     "recipes grpo": Step("recipes grpo", "def recipe() -> Recipe:"),
     "run grpo train.steps=20 algo=dapo algo.high=0.3": Step(
@@ -122,12 +124,12 @@ def test_the_wheel_has_every_file_of_the_package():
     assert packed == {str(path.relative_to(ROOT / "src")) for path in there}
 
 
-def test_every_command_of_the_readme_is_tried_here():
-    assert {" ".join(words) for words in command_lines(README)} == set(COMMANDS)
+def test_every_command_of_the_pages_is_tried_here():
+    assert {" ".join(words) for page in PAGES for words in command_lines(page)} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("written", COMMANDS)
-def test_a_command_of_the_readme_works(written: str, place: Place):
+def test_a_command_of_the_pages_works(written: str, place: Place):
     step = COMMANDS[written]
     done = place.run("hone", *shlex.split(step.words), kind=step.kind, said=step.said)
     assert step.says in done.stdout + done.stderr
@@ -156,10 +158,9 @@ def test_an_interrupted_run_is_resumed(place: Place):
     assert f"step-{steps:06d}" in place.hone("resume", "runs/long", f"train.steps={steps}")
 
 
-@pytest.mark.parametrize("number", range(len([1 for language, _ in parts(README)[0] if language == "python"])))
-def test_the_readmes_python_runs(number: int, place: Place):
-    source = [block for language, block in parts(README)[0] if language == "python"][number]
-    place.python(f'folder = "runs/demo/sft/model"\n{source}')
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_the_python_of_the_pages_runs(number: int, place: Place):
+    place.python(SNIPPETS[number])
 
 
 @pytest.mark.parametrize("page", ["sampler.md", "sandbox.md"])

@@ -1,4 +1,11 @@
-"""The algorithms and the parts they are made of. Pure torch: nothing here knows of models, files or processes."""
+"""The algorithms and the parts they are made of. Pure torch: nothing here knows of models, files or processes.
+
+An algorithm is a value, which a function of its published name makes: `algo = grpo(beta=0.0)`. A step of training is
+`batch = assign_credit(batch, algo)`, `batch = weigh(batch, algo)`, `objective(forward, batch, algo).backward()`.
+A `Batch` holds what was sampled, a `Forward` what the policy says of it; examples/minimal_grpo.py is a whole loop.
+The parts: select (which rollouts), credit (rewards to advantages), terms and prefer (losses), weight (averages), kl,
+control (coefficients that adapt). May import: types and errors.
+"""
 
 from collections.abc import Callable
 
@@ -35,6 +42,8 @@ from hone.algo.online import (
     trpo,
 )
 from hone.algo.table import Algorithm, Teacher, TrustRegion, assign_credit, objective
+from hone.algo.weight import Totals, totals, weigh
+from hone.types import Batch, Forward
 
 ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
     f.__name__: f
@@ -51,7 +60,10 @@ ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
 __all__ = [
     "ALGORITHMS",
     "Algorithm",
+    "Batch",
+    "Forward",
     "Teacher",
+    "Totals",
     "TrustRegion",
     "a2c",
     "assign_credit",
@@ -82,5 +94,7 @@ __all__ = [
     "rloo",
     "sft",
     "simpo",
+    "totals",
     "trpo",
+    "weigh",
 ]

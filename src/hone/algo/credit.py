@@ -26,19 +26,20 @@ def alone(x: Tensor) -> Tensor:
 
 def reads_log_probs(how: Callable[[Batch], Tensor] | None) -> bool:
     """Whether a credit may read old_logp: those here do for a KL in the reward, of others nothing is known."""
-    inner: Any = how.func if isinstance(how, partial) else how
     settings = how.keywords if isinstance(how, partial) else {}
-    return inner is not None and (not _ours(inner) or bool(settings.get("kl")))
+    return how is not None and (not is_ours(how) or bool(settings.get("kl")))
 
 
 def per_token(how: Callable[[Batch], Tensor] | None) -> bool:
     """Whether a credit gives each token the return from there on; of others than those here nothing is known."""
     inner: Any = how.func if isinstance(how, partial) else how
-    return inner in (gae, reward_to_go) or (inner is not None and not _ours(inner))
+    return inner in (gae, reward_to_go) or (inner is not None and not is_ours(how))
 
 
-def _ours(inner: Any) -> bool:
-    return inner.__module__ == __name__
+def is_ours(how: Any) -> bool:
+    """Whether a credit is one of those here, of which it is known what they read."""
+    inner: Any = how.func if isinstance(how, partial) else how
+    return getattr(inner, "__module__", "") == __name__
 
 
 # --- rewards ---

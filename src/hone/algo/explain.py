@@ -18,10 +18,11 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An algorithm's loss in a formula, and the paper it is from."""
+    """An algorithm's loss in a formula, the paper it is from, and when to choose it."""
 
     formula: str
     paper: str
+    use: str
 
 
 GROUP_ADVANTAGE = "A_i = (R_i - mean R) / (std R + 1e-4) over the group's samples"
@@ -30,85 +31,146 @@ CLIPPED = "-min(r A, clip(r, 1 - clip, 1 + clip) A)"
 CRITIC = "value (V - return)^2 / 2 - entropy H(pi)"
 
 METHODS: dict[str, Method] = {
-    "pretrain": Method("-log pi(token), mean over every token", "the language model's maximum likelihood"),
-    "sft": Method("-log pi(token), mean over the tokens of the response", "Ouyang et al. 2022, arXiv 2203.02155"),
+    "pretrain": Method(
+        "-log pi(token), mean over every token",
+        "the language model's maximum likelihood",
+        "to make a base model from plain text, or to train one further on the text of a field",
+    ),
+    "sft": Method(
+        "-log pi(token), mean over the tokens of the response",
+        "Ouyang et al. 2022, arXiv 2203.02155",
+        "first, where there are answers worth imitating; most other methods start from its result",
+    ),
     "reward_model": Method(
         "softplus(-(R_chosen - R_rejected - margin)) + centre (R_chosen + R_rejected)^2",
         "Bradley and Terry 1952; Ouyang et al. 2022, arXiv 2203.02155",
+        "where people or a judge can say which of two answers is better, and no program can check an answer",
     ),
     "pointwise_reward_model": Method(
-        "squared: (R - label)^2 / 2; bce: softplus(R) - label R", "least squares and logistic regression"
+        "squared: (R - label)^2 / 2; bce: softplus(R) - label R",
+        "least squares and logistic regression",
+        "where each answer has a grade or a label of its own, and no rival",
     ),
     "process_reward_model": Method(
-        "softplus(R_j) - label_j R_j at the last token of each step j", "Lightman et al. 2023, arXiv 2305.20050"
+        "softplus(R_j) - label_j R_j at the last token of each step j",
+        "Lightman et al. 2023, arXiv 2305.20050",
+        "where the steps of a solution are labelled right or wrong; it ranks answers and guides beam search",
     ),
-    "reinforce": Method("-G_t log pi, G_t = sum of gamma^(k-t) R_k over k >= t; summed over a row", "Williams 1992"),
+    "reinforce": Method(
+        "-G_t log pi, G_t = sum of gamma^(k-t) R_k over k >= t; summed over a row",
+        "Williams 1992",
+        "to learn what a policy gradient is: the plainest method, and the noisiest",
+    ),
     "reinforce_baseline": Method(
-        "-(G_t - b) log pi, b <- decay b + (1 - decay) mean R after each iteration", "Williams 1992"
+        "-(G_t - b) log pi, b <- decay b + (1 - decay) mean R after each iteration",
+        "Williams 1992",
+        "with one sample a prompt and no critic: a running mean of rewards takes some of the noise away",
     ),
     "rloo": Method(
-        "-(R_i - mean of the group's other R) log pi, summed over a row", "Ahmadian et al. 2024, arXiv 2402.14740"
+        "-(R_i - mean of the group's other R) log pi, summed over a row",
+        "Ahmadian et al. 2024, arXiv 2402.14740",
+        "with several samples a prompt and one update of each batch: unbiased, no critic, few settings",
     ),
     "reinforce_pp": Method(
-        f"{CLIPPED}, A = G_t less beta log(pi_old/ref), whitened over the iteration", "Hu 2025, arXiv 2501.03262"
+        f"{CLIPPED}, A = G_t less beta log(pi_old/ref), whitened over the iteration",
+        "Hu 2025, arXiv 2501.03262",
+        "with one sample a prompt and no critic: the whole iteration is the baseline",
     ),
     "reinforce_pp_baseline": Method(
-        f"{CLIPPED} + beta KL, A = R - group mean, whitened over the iteration", "Hu 2025, arXiv 2501.03262"
+        f"{CLIPPED} + beta KL, A = R - group mean, whitened over the iteration",
+        "Hu 2025, arXiv 2501.03262",
+        "with several samples a prompt, where GRPO's division by a group's own deviation is too noisy",
     ),
-    "a2c": Method(f"-A log pi + {CRITIC}; {GAE}", "Mnih et al. 2016, arXiv 1602.01783"),
+    "a2c": Method(
+        f"-A log pi + {CRITIC}; {GAE}",
+        "Mnih et al. 2016, arXiv 1602.01783",
+        "with a critic and one update of each batch: what PPO is built on, for small tasks and for reading",
+    ),
     "trpo": Method(
         f"-A r, a natural-gradient step with mean KL(old || new) <= delta; {GAE}",
         "Schulman et al. 2015, arXiv 1502.05477",
+        "where each step must stay within a KL that you choose; each step costs several passes",
     ),
-    "ppo": Method(f"{CLIPPED} + {CRITIC}; {GAE}, whitened", "Schulman et al. 2017, arXiv 1707.06347"),
+    "ppo": Method(
+        f"{CLIPPED} + {CRITIC}; {GAE}, whitened",
+        "Schulman et al. 2017, arXiv 1707.06347",
+        "with a reward model or rewards at many tokens, and several updates of each batch; it trains a critic",
+    ),
     "ppo_penalty": Method(
         f"-r A + beta KL(old || pi) + {CRITIC}; beta x 2 where KL > 1.5 kl_target, / 2 where KL < kl_target / 1.5",
         "Schulman et al. 2017, arXiv 1707.06347, section 4",
+        "as PPO, where you would rather set the KL of an iteration than a clip",
     ),
-    "klq": Method("(Q - lambda-return)^2 / 2, Q = beta log(pi/ref) + V", "arXiv 2508.17000"),
+    "klq": Method(
+        "(Q - lambda-return)^2 / 2, Q = beta log(pi/ref) + V",
+        "arXiv 2508.17000",
+        "for experiments: it fits values by regression where PPO follows a policy gradient",
+    ),
     "grpo": Method(
-        f"{CLIPPED} + beta KL, mean over each row, then over rows; {GROUP_ADVANTAGE}",
+        f"{CLIPPED} + beta KL, mean over each row, then over rows (see average); {GROUP_ADVANTAGE}",
         "Shao et al. 2024, arXiv 2402.03300",
+        "with a verifier and several samples a prompt: the usual first choice, no critic",
     ),
     "dr_grpo": Method(
-        f"{CLIPPED} + beta KL, each row divided by max_tokens; A_i = R_i - mean R", "Liu et al. 2025, arXiv 2503.20783"
+        f"{CLIPPED} + beta KL, each row divided by max_tokens; A_i = R_i - mean R",
+        "Liu et al. 2025, arXiv 2503.20783",
+        "as GRPO, where answers get longer without getting better: it divides by neither length nor deviation",
     ),
     "dapo": Method(
         f"-min(r A, clip(r, 1 - low, 1 + high) A), mean over all tokens; {GROUP_ADVANTAGE}; groups of equal rewards "
         "are drawn again",
         "Yu et al. 2025, arXiv 2503.14476",
+        "as GRPO for long reasoning, where entropy falls or many groups have equal rewards",
     ),
     "gspo": Method(
         f"-min(s A, clip(s, 1 - low, 1 + high) A), s the geometric mean of a row's r; {GROUP_ADVANTAGE}",
         "Zheng et al. 2025, arXiv 2507.18071",
+        "for mixture-of-experts models and long answers, where the ratios of single tokens are noisy",
     ),
     "cispo": Method(
-        f"-min(r, max_ratio) A log pi, the weight held fixed; {GROUP_ADVANTAGE}", "MiniMax 2025, arXiv 2506.13585"
+        f"-min(r, max_ratio) A log pi, the weight held fixed; {GROUP_ADVANTAGE}",
+        "MiniMax 2025, arXiv 2506.13585",
+        "where clipping silences rare tokens that matter: here every token keeps a gradient",
     ),
     "online_dpo": Method(
         "softplus(-beta u), the chosen is the best of a sampled group, the rejected its worst",
         "Guo et al. 2024, arXiv 2402.04792",
+        "where a reward ranks answers better than it grades them: only the best and the worst of a group count",
     ),
     "expert_iteration": Method(
-        "-log pi on the model's own samples whose reward is at least threshold", "Anthony et al. 2017, arXiv 1705.08439"
+        "-log pi on the model's own samples whose reward is at least threshold",
+        "Anthony et al. 2017, arXiv 1705.08439",
+        "with a strict verifier, where you want SFT's steadiness: it trains on the model's own right answers",
     ),
     "distil": Method(
-        "KL(pi || teacher) of the next token, on the model's own samples", "Agarwal et al. 2024, arXiv 2306.13649"
+        "KL(pi || teacher) of the next token, on the model's own samples",
+        "Agarwal et al. 2024, arXiv 2306.13649",
+        "where a stronger model with the same tokenizer exists: it teaches at every token, without a reward",
     ),
     "dpo": Method(
-        "(1 - smoothing) softplus(-beta u) + smoothing softplus(beta u)", "Rafailov et al. 2023, arXiv 2305.18290"
+        "(1 - smoothing) softplus(-beta u) + smoothing softplus(beta u)",
+        "Rafailov et al. 2023, arXiv 2305.18290",
+        "with pairs of answers, without sampling and without a reward model",
     ),
-    "ipo": Method("(u - 1 / (2 beta))^2", "Azar et al. 2023, arXiv 2310.12036"),
+    "ipo": Method(
+        "(u - 1 / (2 beta))^2",
+        "Azar et al. 2023, arXiv 2310.12036",
+        "as DPO, where pairs are few or their labels certain and DPO overfits: the margin has a goal",
+    ),
     "kto": Method(
         "good rows sigmoid(-beta (log pi/ref - z)), bad rows sigmoid(beta (log pi/ref - z)); z: KL on mismatched pairs",
         "Ethayarajh et al. 2024, arXiv 2402.01306",
+        "where answers are labelled good or bad one by one, not in pairs",
     ),
     "orpo": Method(
         "-mean log pi(chosen) + odds softplus(-(logit p_chosen - logit p_rejected)), p = exp(mean log pi)",
         "Hong et al. 2024, arXiv 2403.07691",
+        "with pairs, from a base model: SFT and preference in one stage, without a reference model",
     ),
     "simpo": Method(
-        "softplus(gamma - beta (mean log pi(chosen) - mean log pi(rejected)))", "Meng et al. 2024, arXiv 2405.14734"
+        "softplus(gamma - beta (mean log pi(chosen) - mean log pi(rejected)))",
+        "Meng et al. 2024, arXiv 2405.14734",
+        "with pairs, without a reference model, where DPO makes answers longer: it compares means a token",
     ),
 }
 
@@ -243,6 +305,11 @@ OWN: dict[str, Setting] = {
     "klq.beta": Setting(
         "temperature of Q = beta log(pi/ref) + V: also the strength of the KL",
         "raise it to stay nearer to the reference",
+    ),
+    "grpo.average": Setting(
+        "row: every answer counts the same; token: every token does, as in DAPO; limit: each answer is divided by "
+        "sample.max_tokens, as in Dr. GRPO",
+        "token or limit, where answers differ much in length: by row, a long wrong answer costs little a token",
     ),
     "grpo.lam": Setting(
         "with a process model as value: how far a step's credit looks ahead, 1 without bias; none: not used",

@@ -282,10 +282,11 @@ def grpo(
     kl: str = "loss:k3",
     kl_target: float | None = None,
     ratio: str = "token",
+    average: str = "row",
     process: bool = False,
     lam: float | None = None,
 ) -> Algorithm:
-    """Clipped, with the group's z-score as advantage and each row's mean as its loss (Shao et al. 2024)"""
+    """Clipped, with the group's z-score as advantage; average "row" as published, "token" or "limit" (2402.03300)"""
     k, steps = _kl(beta, kl, kl_target), process or lam is not None
     if steps and k.reward:
         raise HoneError("process rewards are credited step by step: put the KL in the loss, as in kl=loss:k3")
@@ -293,7 +294,7 @@ def grpo(
     adv = credit.group_process if steps else partial(credit.group_zscore, kl=k.reward)
     adv = adv if lam is None else partial(credit.group_progress, lam=lam)
     needs = _set("old_logp", *(("step_reward",) if steps else ()))
-    return _online(k, loss, watch=watch, credit=adv, weigh=weight.row_mean, needs=needs, group=2)
+    return _online(k, loss, watch=watch, credit=adv, weigh=weight.average(average), needs=needs, group=2)
 
 
 @checked()

@@ -3,6 +3,8 @@ to inherit from; the published names in online.py and offline.py are functions t
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -56,16 +58,90 @@ class Algorithm:
     unit: int = 1  # rows that must stay together: 2 for preference pairs
 
 
-def objective(fwd: Forward, batch: Batch, loss: Loss) -> Tensor:
-    """The weighted sum of the terms: a scalar that adds up over micro-batches and ranks."""
+# what fills a column that a loss or a credit reads
+FILLED_BY: dict[str, str] = {
+    "reward": "give each row its reward",
+    "step_reward": "give the rewards of the steps, NaN where no step ends",
+    "label": "give each row its label",
+    "old_logp": "fill it with the policy's log-probs of the targets, taken before the first update",
+    "ref_logp": "fill it with the reference model's log-probs of the targets, or set beta=0",
+    "kl_coef": "fill it with the coefficient of the KL, batch.constant(beta), or set beta=0",
+    "old_value": "fill it with the critic's values, taken before the first update",
+    "adv": "assign_credit(batch, algo) adds it",
+    "returns": "assign_credit(batch, algo) adds it",
+    "token_weight": "weigh(batch, algo) adds it",
+    "row_weight": "weigh(batch, algo) adds it",
+}
+
+
+def objective(fwd: Forward, batch: Batch, loss: "Algorithm | Loss") -> Tensor:
+    """The weighted sum of an algorithm's loss terms: a scalar that adds up over micro-batches and ranks.
+
+    >>> import torch
+    >>> from hone.algo import Batch, Forward, objective, sft, weigh
+    >>> token, yes = torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2, dtype=torch.bool)
+    >>> batch = Batch(inputs=token, targets=token, mask=yes, real=yes, group=torch.zeros(1, dtype=torch.long))
+    >>> objective(Forward(logp=torch.tensor([[-1.0, -3.0]])), weigh(batch, sft()), sft()).item()
+    2.0
+    """
+    name, parts = (loss.name, loss.loss) if isinstance(loss, Algorithm) else ("", loss)
     anchor = fwd.value if fwd.logp is ABSENT else fwd.logp
+    if anchor is ABSENT:
+        raise ValueError(f"{name or 'the loss'} reads logp, which this forward pass lacks: fill Forward(logp=...)")
+    if batch.token_weight is ABSENT or batch.row_weight is ABSENT:
+        raise lacks(name or "objective", "token_weight")
     total = 0.0 * anchor.sum()  # an empty micro-batch still takes part in every collective
-    for coefficient, term in loss:
-        x = term(fwd, batch)
+    for coefficient, term in parts:
+        x = _value(term, fwd, batch, name)
         used = batch.mask if x.ndim == 2 else batch.row_weight > 0
         weights = (batch.token_weight if x.ndim == 2 else batch.row_weight).to(x.dtype)
         total = total + coefficient * (x.where(used, 0.0) * weights).sum()
     return total
+
+
+def lacks(name: str, column: str) -> ValueError:
+    """The error for a column that is read and not there."""
+    remedy = FILLED_BY.get(column, f"fill it, as in replace(batch, {column}=...)")
+    return ValueError(f"{name} reads {column}, which this batch lacks: {remedy}")
+
+
+def _value(term: Term, fwd: Forward, batch: Batch, name: str) -> Tensor:
+    """The term's value; where it fails on an ABSENT column, an error that names the column."""
+    try:
+        return term(fwd, batch)
+    except (TypeError, AttributeError) as error:
+        inner: Any = term.func if isinstance(term, partial) else term
+        name = name or inner.__name__
+        try:
+            term(_Present(fwd), _Present(batch))  # pyright: ignore[reportArgumentType]
+        except _AbsentRead as read:
+            if read.record is fwd:
+                raise ValueError(
+                    f"{name} reads {read.column}, which this forward pass lacks: fill Forward({read.column}=...)"
+                ) from error
+            raise lacks(name, read.column) from error
+        raise
+
+
+class _AbsentRead(Exception):
+    """A column was read that no stage has filled."""
+
+    def __init__(self, record: Batch | Forward, column: str) -> None:
+        super().__init__(column)
+        self.record, self.column = record, column
+
+
+class _Present:
+    """A record that refuses to give a column that is ABSENT."""
+
+    def __init__(self, record: Batch | Forward) -> None:
+        self._record = record
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._record, name)
+        if value is ABSENT:
+            raise _AbsentRead(self._record, name)
+        return value
 
 
 def begun(fwd: Forward, batch: Batch, algo: Algorithm) -> Batch:
@@ -75,11 +151,35 @@ def begun(fwd: Forward, batch: Batch, algo: Algorithm) -> Batch:
     return replace(batch, old_logp=fwd.logp.detach())
 
 
-def assign_credit(batch: Batch, algo: Algorithm, *, reduce: credit.Reduce = credit.alone) -> dict[str, Tensor]:
-    """The columns `adv` and, for a critic, `returns` (its target, before any whitening)."""
+def assign_credit(batch: Batch, algo: Algorithm, *, reduce: credit.Reduce = credit.alone) -> Batch:
+    """Adds the columns `adv` and, for a critic, `returns` (its target, before any whitening) to an iteration's batch.
+
+    reduce: sums a tensor over ranks, for an algorithm that whitens.
+
+    >>> import torch
+    >>> from hone.algo import Batch, assign_credit, dr_grpo
+    >>> token, yes = torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1, dtype=torch.bool)
+    >>> batch = Batch(inputs=token, targets=token, mask=yes, real=yes, group=torch.zeros(2, dtype=torch.long),
+    ...               reward=torch.tensor([1.0, 0.0]), old_logp=torch.zeros(2, 1))
+    >>> assign_credit(batch, dr_grpo()).adv.tolist()
+    [[0.5], [-0.5]]
+    """
     if algo.credit is None:
-        return {}
+        return batch
+    _check_credited(batch, algo)
     adv = algo.credit(batch)
     columns = {"returns": adv + batch.old_value} if batch.old_value is not ABSENT else {}
     columns["adv"] = credit.whiten(adv, batch.mask, reduce=reduce) if algo.whiten else adv
-    return columns
+    return replace(batch, **columns)
+
+
+def _check_credited(batch: Batch, algo: Algorithm) -> None:
+    """What the credit reads is there; what only the loss reads may come later."""
+    reads = algo.needs
+    if not credit.reads_log_probs(algo.credit):
+        reads = algo.needs & {"step_reward", "old_value", "bootstrap", "baseline"}
+    if credit.is_ours(algo.credit) and "step_reward" not in reads:
+        reads = reads | {"reward"}
+    for column in sorted(reads):
+        if getattr(batch, column) is ABSENT:
+            raise lacks(algo.name or "the credit", column)

@@ -3,12 +3,13 @@ up over micro-batches and ranks without further care. They are float64: 1/n is t
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from hone.errors import HoneError
-from hone.types import Batch
+from hone.types import ABSENT, Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,20 @@ class Totals:
 
     rows: int
     tokens: int
+
+
+def totals(batch: Batch, *, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> Totals:
+    """Rows and tokens that the batch of an optimiser step trains on; reduce: sums a tensor over ranks.
+
+    >>> import torch
+    >>> from hone.algo import Batch, totals
+    >>> token, mask = torch.zeros(2, 2, dtype=torch.long), torch.tensor([[True, True], [False, False]])
+    >>> totals(Batch(inputs=token, targets=token, mask=mask, real=mask, group=torch.arange(2)))
+    Totals(rows=1, tokens=2)
+    """
+    mask = batch.host.mask
+    counts = reduce(torch.stack([mask.any(-1).sum(), mask.sum()]))
+    return Totals(rows=int(counts[0]), tokens=int(counts[1]))
 
 
 Weigh = Callable[[Batch, Totals], Tensor]
@@ -45,11 +60,23 @@ def row_sum(batch: Batch, n: Totals) -> Tensor:
 
 def fixed_length(batch: Batch, n: Totals, *, max_tokens: int = 0) -> Tensor:
     """Divide by a constant, so that length has no part in the scale; 0 takes the sampling limit (Dr. GRPO)."""
+    if not max_tokens and batch.limit is ABSENT:
+        raise ValueError("the average by limit reads limit, which this batch lacks: fill it, or give max_tokens")
     length = max_tokens if max_tokens else batch.limit[:, None]
+    # a GPU is not asked: a sampler's limit is at least 1
+    if isinstance(length, Tensor) and length.is_cpu and bool((batch.mask & (length < 1)).any()):
+        raise ValueError("the average by limit divides by the column limit, which is 0: fill it, or give max_tokens")
     return batch.mask.double() / (length * max(n.rows, 1))
 
 
-AVERAGES: dict[str, Weigh] = {"token": token_mean, "row": row_mean, "sum": row_sum}
+AVERAGES: dict[str, Weigh] = {"token": token_mean, "row": row_mean, "limit": fixed_length}
+
+
+def average(name: str) -> Weigh:
+    """One of AVERAGES, or HoneError with their names."""
+    if name not in AVERAGES:
+        raise HoneError(f"average={name!r} does not exist: use one of {', '.join(AVERAGES)}")
+    return AVERAGES[name]
 
 
 def mismatch(batch: Batch, *, how: str, cap: float) -> Tensor:
@@ -66,7 +93,19 @@ def mismatch(batch: Batch, *, how: str, cap: float) -> Tensor:
     return ((r <= cap) & (r >= 1 / cap)).to(r.dtype)
 
 
-def weigh(batch: Batch, how: Weigh, totals: Totals) -> Batch:
-    """Adds token_weight and row_weight."""
-    rows = batch.mask.any(-1).double() / max(totals.rows, 1)
-    return replace(batch, token_weight=how(batch, totals), row_weight=rows)
+class Weighs(Protocol):
+    """What says how its tokens are weighed: an algorithm."""
+
+    @property
+    def weigh(self) -> Weigh: ...
+
+
+def weigh(batch: Batch, how: Weigh | Weighs, counts: Totals | None = None) -> Batch:
+    """Adds token_weight and row_weight, before the step is cut into micro-batches; how: an algorithm, or its `weigh`.
+
+    counts: of the whole optimiser step; None: the batch is the whole step.
+    """
+    how = how if callable(how) else how.weigh
+    counts = totals(batch) if counts is None else counts
+    rows = batch.mask.any(-1).double() / max(counts.rows, 1)
+    return replace(batch, token_weight=how(batch, counts), row_weight=rows)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.probe import ROWS, Probe
-from hone.data.rows.columns import shape_of
+from hone.check.report import Finding, failed, passed, skipped, warned
+from hone.data.rows.columns import row_kind
 from hone.data.rows.convert import cut
 from hone.data.rows.record import closed_steps, converter, task_row
 from hone.launch import feeds
@@ -70,8 +70,8 @@ def _written(row: Mapping[str, Any]) -> str:
 
 
 def _same(group: Group, row: Mapping[str, Any], probe: Probe) -> bool:
-    shape = shape_of(row, expected=probe.how.shapes)
-    again = converter(shape, turns=probe.how.turns, shares=probe.how.shares)(row, probe.job.tokenizer)
+    kind = row_kind(row, expected=probe.how.kinds)
+    again = converter(kind, turns=probe.how.turns, shares=probe.how.shares)(row, probe.job.tokenizer)
     again = cut(again, probe.job.policy.decoder.config.max_position_embeddings)  # what fits stays whole
     return list(map(_content, group)) == list(map(_content, again))
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.learning import trained
 from hone.check.perturb import kept, moved
 from hone.check.probe import Probe
+from hone.check.report import Finding, failed, passed, skipped, warned
 from hone.checkpoint import files as checkpoint
+from hone.checkpoint.files import optimizer_tensors
 from hone.checkpoint.state import restore
-from hone.checkpoint.tensors import optimizer_tensors
 from hone.config.recipe import plan as in_words
 from hone.data.text.tokenizer import Tokenizer
 from hone.launch.job import parts, save

@@ -1,4 +1,7 @@
-"""A prepared run under examination: the rows, completions and batch that the checks share, each made once and small."""
+"""A prepared run under examination: the rows, completions and batch that the checks share, each made once and small.
+
+Checks of what is done with weights, whatever these are, take the run on the first layers of its model.
+"""
 
 from collections.abc import Callable
 from copy import copy
@@ -6,21 +9,65 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
+import torch
+
 from hone.algo.select import reward_of
-from hone.check.shallow import folded, shallow
 from hone.data.collate import collate, mismatched
 from hone.data.feed.locate import Reading
 from hone.data.rows.convert import Grouper, Tasker
 from hone.data.text.chat import render_prompt
+from hone.dist import collect
 from hone.errors import HoneError, counted
 from hone.launch import build, feeds
-from hone.launch.job import Run
-from hone.reward.score import Scorer as RewardScorer
-from hone.reward.score import score
+from hone.launch.job import Run, learner_of
+from hone.model.decoder import Decoder
+from hone.model.formats.folder import EMBEDDING, HEAD, assemble
+from hone.model.lora import plain_state
+from hone.model.policy import Policy
+from hone.model.scorer import Scorer
+from hone.reward.score import RewardScorer, score
 from hone.rollout.roller import Roller
 from hone.train.annotate import annotate, keep_old_policy
 from hone.train.update import assign_credit, weigh
 from hone.types import Batch, Group, Outcome, Rollout, Stop, Task
+
+LAYERS = 2  # one has none before it, and one has none after it
+TOKENS = 4096  # of the vocabulary, which is most of a small model's weights
+
+
+def first_layers(job: Run) -> Run:
+    """The run as its recipe builds it on so many layers and tokens; the run itself where that cannot be done."""
+    decoder, recipe = job.policy.decoder, job.recipe
+    few = decoder.config.num_hidden_layers <= LAYERS
+    if type(decoder) is not Decoder or few or recipe.lora.path or collect.world()[1] > 1:
+        return job
+    config = replace(
+        decoder.config,
+        num_hidden_layers=LAYERS,
+        windows=decoder.config.windows[:LAYERS],
+        vocab_size=min(TOKENS, decoder.config.vocab_size),
+    )
+    state = {name: x for name, x in plain_state(decoder).items() if _is_kept(name)}
+    if config.tie_word_embeddings:  # the head is the embedding
+        del state[HEAD]
+    state |= {name: state[name][: config.vocab_size] for name in (HEAD, EMBEDDING) if name in state}
+    copied = {name: x.to("cpu", torch.float32, copy=True) for name, x in state.items()}
+    learner = learner_of(recipe, job.algo, assemble(config, copied))
+    made = replace(job, policy=cast(Policy | Scorer, learner.policy), learner=learner)
+    if isinstance(job.policy, Scorer) and isinstance(made.policy, Scorer):
+        made.policy.separator = job.policy.separator
+    return made
+
+
+def with_small_ids(group: Group, tokens: int) -> Group:
+    """The rows with ids that a vocabulary of so many tokens has."""
+    return [replace(r, tokens=[t % tokens for t in r.tokens]) for r in group]
+
+
+def _is_kept(name: str) -> bool:
+    _, layers, rest = name.partition(".layers.")
+    return not layers or int(rest.partition(".")[0]) < LAYERS
+
 
 ROWS, MANY = 64, 2000  # rows of the data that are looked at one by one: closely, and in passing
 LARGE = 30_000_000  # weights from which a pass over the model costs more than a moment
@@ -67,14 +114,15 @@ class Probe:
     @cached_property
     def small(self) -> "Probe":
         """The same run on a part of a large model, for what any weights show as well; else the run itself."""
-        job = shallow(self.job) if self.large else self.job
+        job = first_layers(self.job) if self.large else self.job
         if job is self.job:
             return self
         size, length = job.policy.decoder.config.vocab_size, self.extent.length
-        rows = (
-            self.groups if self.job.algo.online else [without_old_logp(g, length) for g in self.items[: WHOLE.groups]]
-        )
-        made = {"learned": [folded(g, size) for g in self.learned], "rows": [folded(g, size) for g in rows]}
+        rows = self.groups if self.job.algo.online else [cut_to_length(g, length) for g in self.items[: WHOLE.groups]]
+        made = {
+            "learned": [with_small_ids(g, size) for g in self.learned],
+            "rows": [with_small_ids(g, size) for g in rows],
+        }
         return Probe(job, made)
 
     @property
@@ -120,7 +168,7 @@ class Probe:
         take = Tasker(tokenizer=tokenizer, skip_bad=True)
         if not self.job.algo.online:
             how = self.how
-            plain = {"turns": how.turns, "shares": how.shares, "expected": how.shapes}
+            plain = {"turns": how.turns, "shares": how.shares, "expected": how.kinds}
             take = Grouper(tokenizer=tokenizer, skip_bad=True, **plain)
         return take(row, "row") is not None
 
@@ -199,7 +247,7 @@ class Probe:
             self.job.algo.online and self.job.algo.unit == 1
         ):  # one prompt's samples will do for a loss that has no pairs
             return [_extremes(g) for g in shortest[:1]]
-        return [without_old_logp(g, self.extent.length) for g in shortest[: self.extent.groups]]
+        return [cut_to_length(g, self.extent.length) for g in shortest[: self.extent.groups]]
 
     def _trained_on(self) -> list[Group]:
         if not self.job.algo.online:
@@ -253,7 +301,7 @@ def _extremes(group: Group) -> Group:
     return [*ranked[:2], *ranked[2:][-1:]]
 
 
-def without_old_logp(group: Group, length: int) -> Group:
+def cut_to_length(group: Group, length: int) -> Group:
     """Rows of a dataset from a little before what is trained on, so many tokens of each; completions as they are."""
     if not length or any(r.gen_logp for r in group):
         return group

@@ -7,12 +7,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.perturb import moved
 from hone.check.probe import Probe, last_tokens
+from hone.check.report import Finding, failed, passed, skipped, warned
 from hone.check.text import misplaced
 from hone.data.collate import collate
 from hone.data.text.chat import render_prompt
+from hone.engine.params import SampleParams
 from hone.launch.job import publish
 from hone.model.policy import Policy
 from hone.train.annotate import evaluate
@@ -126,8 +127,8 @@ def temperature(probe: Probe) -> Finding:
     policy, job = probe.job.policy, probe.job
     if not isinstance(policy, Policy):
         return skipped("a scorer has no log-probs")
-    if job.roller and job.roller.params.altered:
-        seen = f"{', '.join(job.roller.params.altered)} changes the sampler's distribution and not the learner's"
+    if job.roller and (unseen := _unseen(job.roller.params)):
+        seen = f"{', '.join(unseen)} changes the sampler's distribution and not the learner's"
         remedy = "train with sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0, no penalty, bias or banned tokens"
         return failed(seen, remedy)
     T = job.recipe.sample.temperature if job.algo.online else 1.0
@@ -143,6 +144,12 @@ def temperature(probe: Probe) -> Finding:
     return passed(f"{seen}; nothing but the temperature changes what is sampled" if job.algo.online else seen)
 
 
+def _unseen(params: SampleParams) -> tuple[str, ...]:
+    """The settings that the learner does not follow: truncation it does, where the sampler records what it kept."""
+    seen = {"top_k", "top_p", "min_p"} if params.support_recorded else set[str]()
+    return tuple(name for name in params.altered if name not in seen)
+
+
 @torch.no_grad()
 def _largest_error(probe: Probe, rows: list[Rollout], T: float) -> float:
     decoder = cast(Policy, probe.job.policy).decoder
@@ -151,6 +158,10 @@ def _largest_error(probe: Probe, rows: list[Rollout], T: float) -> float:
     for i, row in enumerate(rows):
         tokens = torch.tensor([list(row.tokens)], device=decoder.device)
         logits = decoder.lm_head(decoder(tokens, positions=None, mask=None, cache=None))[0, :-1]
+        if batch.support is not None:
+            kept = batch.support.rows(i)
+            outside = kept.outside(slice(len(logits)), logits.shape[-1]).to(logits.device)
+            logits = logits.masked_fill(outside & batch.mask[i, : len(logits), None].to(logits.device), -torch.inf)
         expected = (logits.double() / T).log_softmax(-1).gather(-1, tokens[0, 1:, None]).squeeze(-1)
         at = batch.mask[i, : len(expected)]
         difference = (logp[i, : len(expected)].double() - expected)[at].abs()

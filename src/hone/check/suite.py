@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 
 from hone.check import data, learning, plan, rewards, sampling, text, update
-from hone.check.finding import Finding, Report, Row, failed
 from hone.check.probe import Probe
+from hone.check.report import Finding, Report, Row, failed
 from hone.config.recipe import Recipe
 from hone.config.rules import validate
 from hone.data.text.stop_token import wrong_stop

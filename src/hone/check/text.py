@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from hone.check.finding import Finding, Row, failed, passed, skipped, warned
 from hone.check.probe import ROWS, Probe
+from hone.check.report import Finding, Row, failed, passed, skipped, warned
 from hone.data.collate import collate
 from hone.data.text.chat import render
 from hone.data.text.messages import text_of

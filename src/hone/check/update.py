@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from hone.algo import terms
 from hone.algo.table import Algorithm, Loss, objective
-from hone.check.finding import Finding, failed, passed, skipped, warned
 from hone.check.learning import CUT, Gradient, gradient_of, norm, trained
 from hone.check.perturb import kept, put_back, rms
 from hone.check.probe import Probe
+from hone.check.report import Finding, failed, passed, skipped, warned
 from hone.log.stats import Stats
 from hone.train import optim, trust_region
 from hone.train.learner import Learner, micro_batches

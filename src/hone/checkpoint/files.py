@@ -1,8 +1,6 @@
-"""Checkpoints: a folder is complete or absent. Files are written aside, hashed, synced, and renamed into place.
+"""The files of checkpoints: a folder is complete or absent. It is written aside, hashed, synced and renamed.
 
-Nothing is pickled: weights and optimiser moments are safetensors (tensors.py), everything else is JSON.
-
-Which checkpoints stay beside the newest: milestones, and the best by a metric.
+Nothing is pickled. Weights and optimiser moments are safetensors, everything else is JSON.
 """
 
 import errno
@@ -16,13 +14,14 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hone.checkpoint import names
 from hone.config.textfile import read_text
 from hone.errors import HoneError, Unsaved
-
-MANIFEST = "manifest.json"
-LATEST = "latest"
-STEP = re.compile(r"step-(\d+)")
-
 
 # --- folders ---
 
@@ -49,8 +48,8 @@ def save_folder(folder: Path, write: Callable[[Path], None], *, between: Callabl
             between()
             manifest[str(path.relative_to(aside))] = digest(path)
             sync(path)
-        (aside / MANIFEST).write_text(json.dumps(manifest, indent=1))
-        for path in (aside / MANIFEST, *(p for p in aside.rglob("*") if p.is_dir()), aside):
+        (aside / names.MANIFEST).write_text(json.dumps(manifest, indent=1))
+        for path in (aside / names.MANIFEST, *(p for p in aside.rglob("*") if p.is_dir()), aside):
             sync(path)
         between()
         if folder.exists():
@@ -112,17 +111,21 @@ def sweep(folder: Path) -> None:
 def verify(folder: Path) -> None:
     """Every file of the manifest is there and has its hash, or HoneError."""
     try:
-        manifest: Any = json.loads(read_text(folder / MANIFEST))
+        manifest: Any = json.loads(read_text(folder / names.MANIFEST))
     except (OSError, ValueError, RecursionError) as error:
-        raise HoneError(f"{folder} is not a complete checkpoint: no readable {MANIFEST}; use an earlier one") from error
+        raise HoneError(
+            f"{folder} is not a complete checkpoint: no readable {names.MANIFEST}; use an earlier one"
+        ) from error
     if not isinstance(manifest, dict) or not manifest:
-        raise HoneError(f"{folder} is not a complete checkpoint: {MANIFEST} names no file; use an earlier one")
+        raise HoneError(f"{folder} is not a complete checkpoint: {names.MANIFEST} names no file; use an earlier one")
     if folder.is_symlink():
         raise HoneError(f"{folder} is a link, and may lead out of the run: copy the checkpoint itself there")
     for name, expected in manifest.items():
         path = folder / name
         if ".." in Path(name).parts or Path(name).is_absolute():
-            raise HoneError(f"{folder / MANIFEST} names {name}, which is outside of it: use an earlier checkpoint")
+            raise HoneError(
+                f"{folder / names.MANIFEST} names {name}, which is outside of it: use an earlier checkpoint"
+            )
         if not path.is_file() or digest(path) != expected:
             raise HoneError(f"{path} is missing or damaged: use an earlier checkpoint")
 
@@ -161,14 +164,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def name_of(step: int) -> str:
-    """Names sort by step."""
-    return f"step-{step:06d}"
+    """The name of a step's checkpoint."""
+    return names.STEP.format(step)
 
 
 def checkpoints(root: Path) -> dict[int, Path]:
     """The folders by their step, oldest first, whole or not."""
-    folders = [path for path in root.glob("step-*") if path.is_dir()]
-    return dict(sorted((int(match[1]), path) for path in folders if (match := STEP.fullmatch(path.name))))
+    folders = [path for path in root.glob("*") if path.is_dir()]
+    return dict(sorted((int(match[1]), path) for path in folders if (match := names.STEPS.fullmatch(path.name))))
 
 
 Spare = Callable[[Collection[int]], Collection[int]]  # of these steps, those to keep beside the newest
@@ -185,7 +188,7 @@ def save(
 ) -> Path:
     """A new checkpoint; `latest` names it, then all but the newest `keep`, and those to spare, are removed."""
     folder = save_folder(root / name_of(step), write, between=between)
-    point(root, LATEST, folder)
+    point(root, names.LATEST, folder)
     found = checkpoints(root)
     earlier = [n for n in found if n <= step]
     later = [n for n in found if n > step]  # damaged, or this run would have gone on from them
@@ -235,9 +238,6 @@ def read_json(path: Path, *, remedy: str = "use an earlier checkpoint") -> Any:
         raise HoneError(f"{path} cannot be read ({error}): {remedy}") from error
 
 
-BEST = "best"  # a file that names the folder, as `latest` does
-
-
 def best(scores: Mapping[int, float], *, lowest: bool = False) -> int | None:
     """The step with the best score, the first of equals; None where no score is a number.
 
@@ -258,3 +258,52 @@ def milestones(steps: Collection[int], every: int) -> set[int]:
     ([4, 8], set())
     """
     return {step for step in steps if every and step % every == 0}
+
+
+# --- tensors ---
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Safetensors, contiguous and without shared storage."""
+    plain, seen = dict[str, Tensor](), set[int]()
+    for name, x in tensors.items():
+        found = x.detach().cpu().contiguous()
+        place = found.untyped_storage().data_ptr()
+        plain[name] = found.clone() if place in seen else found
+        seen.add(place)
+    save_file(plain, path)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """What `save_tensors` wrote, or HoneError. Copies: a view of the mapped file would go with the file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise HoneError(f"{path} cannot be read ({error}): use an earlier checkpoint") from error
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state, named by the parameter's place in it."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {
+        f"{i}.{key}": torch.as_tensor(x)
+        for i, p in enumerate(parameters)
+        for key, x in optimizer.state.get(p, {}).items()
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Put the state back where `optimizer_tensors` found it."""
+    parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+    for name, x in tensors.items():
+        index, _, key = name.partition(".")
+        if int(index) >= len(parameters):
+            raise HoneError(
+                f"the checkpoint's optimiser has parameter {index}, this model has {len(parameters)}: "
+                "resume with the settings the run was started with"
+            )
+        parameter = parameters[int(index)]
+        # the step count lies on the CPU, but for fused kernels
+        device = parameter.device if x.ndim or optimizer.defaults.get("fused") else x.device
+        optimizer.state[parameter][key] = x.to(device)

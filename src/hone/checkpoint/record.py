@@ -10,13 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hone.checkpoint import files
+from hone.checkpoint import files, names
 from hone.config.changes import Change
 from hone.config.overrides import Choice, from_plain, to_json
 from hone.config.recipe import Recipe, plan
 from hone.errors import HoneError
 
-RECIPE, CONFIG = "recipe.json", "config.json"  # what `hone run --config` reads; and with it what `resume` does
 NONE: Mapping[str, Change] = MappingProxyType({})
 NO_CONFIG = dict[str, Any]()  # stands for a config.json that is not there
 ANEW = "copy it back, or start anew with model.path=CHECKPOINT"
@@ -34,7 +33,7 @@ def describe(recipe: Recipe, folder: Path, *, step: int = 0, changed: Mapping[st
         "commit": _commit(),
         "changes": [*changes, *([{"after_step": step, "settings": changed}] if changed else [])],
     }
-    for name, content in ((RECIPE, about["recipe"]), (CONFIG, about)):
+    for name, content in ((names.RECIPE, about["recipe"]), (names.CONFIG, about)):
         # as it is, not escaped: YAML, which reads it again, does not join the two halves of an escaped emoji
         files.write_atomically(folder / name, json.dumps(content, indent=1, ensure_ascii=False))
 
@@ -51,30 +50,32 @@ def settings_in(folder: Path) -> dict[str, Any]:
     """
     if (above := _run_around(folder)) is not None:
         raise HoneError(f"{folder} is inside of a run: continue that one, with `hone resume {above}`")
-    about, written = _about(folder), (folder / RECIPE).is_file()
+    about, written = _about(folder), (folder / names.RECIPE).is_file()
     if about is NO_CONFIG or not (about or written):  # a model's config.json says nothing of a run
         if not written:
-            saved = list(files.checkpoints(folder / "checkpoints").values())
+            saved = list(files.checkpoints(folder / names.CHECKPOINTS).values())
             anew = f"its settings are gone, so start anew with model.path={saved[-1]}" if saved else ""
             remedy = anew or "give the folder of one"
-            raise HoneError(f"{folder} is not a run, there is neither {CONFIG} nor {RECIPE} of one in it: {remedy}")
-        settings = files.read_json(folder / RECIPE, remedy=ANEW)
+            raise HoneError(
+                f"{folder} is not a run, there is neither {names.CONFIG} nor {names.RECIPE} of one in it: {remedy}"
+            )
+        settings = files.read_json(folder / names.RECIPE, remedy=ANEW)
         if not isinstance(settings, dict):
-            raise HoneError(f"{folder / RECIPE} is damaged: {ANEW}")
+            raise HoneError(f"{folder / names.RECIPE} is damaged: {ANEW}")
         return settings
     settings = about.get("recipe")
     if not isinstance(settings, dict) or about.get("digest", "") != _digest(settings):
-        whole = f"copy it back, or remove it, to go on by {RECIPE}" if written else ANEW
-        raise HoneError(f"{folder / CONFIG} is damaged: {whole}")
+        whole = f"copy it back, or remove it, to go on by {names.RECIPE}" if written else ANEW
+        raise HoneError(f"{folder / names.CONFIG} is damaged: {whole}")
     return settings
 
 
 def _about(folder: Path) -> dict[str, Any]:
     """What config.json says, NO_CONFIG where it is gone; what is not of its kind is left out."""
-    if not (folder / CONFIG).is_file():
+    if not (folder / names.CONFIG).is_file():
         return NO_CONFIG
-    whole = f"copy it back, or remove it, to go on by {RECIPE}" if (folder / RECIPE).is_file() else ANEW
-    found = files.read_json(folder / CONFIG, remedy=whole)
+    whole = f"copy it back, or remove it, to go on by {names.RECIPE}" if (folder / names.RECIPE).is_file() else ANEW
+    found = files.read_json(folder / names.CONFIG, remedy=whole)
     kinds = {"recipe": dict, "digest": str, "python": list, "versions": dict, "changes": list}
     plain = found if isinstance(found, dict) else {}
     return {name: plain[name] for name, kind in kinds.items() if isinstance(plain.get(name), kind)}
@@ -82,14 +83,17 @@ def _about(folder: Path) -> dict[str, Any]:
 
 def _run_around(folder: Path) -> Path | None:
     """The run that this folder is a part of, as a checkpoint is."""
-    return next((path for path in folder.parents[:2] if (path / RECIPE).is_file() and (path / CONFIG).is_file()), None)
+    return next(
+        (path for path in folder.parents[:2] if (path / names.RECIPE).is_file() and (path / names.CONFIG).is_file()),
+        None,
+    )
 
 
 def is_described(recipe: Recipe, folder: Path) -> bool:
     """Whether the folder's files say what the run is made of now: a resumed run may have more steps."""
     now = json.loads(json.dumps(to_json(recipe)))
     try:
-        return settings_in(folder) == now == files.read_json(folder / RECIPE)
+        return settings_in(folder) == now == files.read_json(folder / names.RECIPE)
     except HoneError:
         return False
 
@@ -103,8 +107,8 @@ def recorded(folder: Path, *, unread: Collection[str] = (), how: str = HOW_IN_PY
     unread: settings that the caller does without; of others made in Python, which no file holds, `how` is the remedy.
     """
     settings = settings_in(folder)
-    if names := [str(name) for name in _about(folder).get("python", ()) if name not in unread]:
-        raise HoneError(f"{folder} was started with {' and '.join(names)} made in Python: {how}")
+    if made := [str(name) for name in _about(folder).get("python", ()) if name not in unread]:
+        raise HoneError(f"{folder} was started with {' and '.join(made)} made in Python: {how}")
     recipe = _known(settings, folder)
     if isinstance(recipe.reward, Mapping):  # in the order it was written: samples list the parts in it
         recipe = replace(recipe, reward=settings["reward"])
@@ -116,7 +120,7 @@ def recorded(folder: Path, *, unread: Collection[str] = (), how: str = HOW_IN_PY
 def _known(settings: dict[str, Any], folder: Path) -> Recipe:
     """The recipe that these settings make, or HoneError with the version that knows them."""
     try:
-        return from_plain(settings, Recipe(), where=folder / CONFIG)
+        return from_plain(settings, Recipe(), where=folder / names.CONFIG)
     except HoneError as error:
         by, here = _about(folder).get("versions", {}).get("hone", "another"), _version("hone")
         raise HoneError(

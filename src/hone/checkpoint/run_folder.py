@@ -1,29 +1,24 @@
-"""A run's folder: whose it is, what is found in it, what it begins with, and what goes when nothing came of it."""
+"""A run's folder: who may use it, what is found in it, what has to stay in it, and what goes when nothing came of it.
 
+One process at a time uses the folder. A lock says so.
+"""
+
+import errno
+import fcntl
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
 
-from hone.checkpoint import files, lock
-from hone.checkpoint.record import CONFIG, RECIPE, describe, is_described
-from hone.checkpoint.state import write_model
-from hone.config.changes import Change, in_words
+from hone.checkpoint import files, names
 from hone.dist import collect
 from hone.errors import HoneError, Unsaved
-from hone.launch.job import CHECKPOINTS, START, Run, whole_decoder
 from hone.log import sinks
-from hone.log.invalid import INVALID
 from hone.log.progress import say
-from hone.model.adapters import adapter_off
-from hone.train.guard import BAD
-
-METRICS, SAMPLES, BOARD = "metrics.jsonl", "samples.jsonl", "tensorboard"
-FILES = (RECIPE, CONFIG, START, METRICS, SAMPLES, INVALID, BOARD, BAD)
 
 
 def is_first() -> bool:
@@ -33,27 +28,29 @@ def is_first() -> bool:
 
 def found(folder: Path, *, resume: bool) -> Path | None:
     """The checkpoint to go on from, None for a new run; or HoneError where the folder holds something else."""
-    if files.checkpoints(folder / CHECKPOINTS):
-        if not any((folder / name).is_file() for name in (RECIPE, CONFIG)):
-            raise HoneError(f"{folder} holds checkpoints without {RECIPE} and {CONFIG}: choose another out=")
+    if files.checkpoints(folder / names.CHECKPOINTS):
+        if not any((folder / name).is_file() for name in (names.RECIPE, names.CONFIG)):
+            raise HoneError(
+                f"{folder} holds checkpoints without {names.RECIPE} and {names.CONFIG}: choose another out="
+            )
         if not resume:
             raise HoneError(
                 f"{folder} already holds a run: continue it with `hone resume {folder}`, or choose another out="
             )
         note: Callable[[str], None] = say if is_first() else lambda text: None
-        found = files.latest(folder / CHECKPOINTS, note=note)
+        found = files.latest(folder / names.CHECKPOINTS, note=note)
         if found is None:
             raise HoneError(f"no checkpoint in {folder} is whole: copy one back, or start anew with another out=")
         return found
-    strange = [name for name in FILES if (folder / name).exists()] if folder.is_dir() else []
-    if strange and RECIPE not in strange:
+    strange = [name for name in names.RUN if (folder / name).exists()] if folder.is_dir() else []
+    if strange and names.RECIPE not in strange:
         raise HoneError(f"{folder} has a {strange[0]} that is not of a run: choose another out=")
     return None
 
 
 def logged(folder: Path) -> int:
     """The last step that the log tells of."""
-    return max((int(row.get("step", 0)) for row in sinks.read(folder / METRICS)), default=0)
+    return max((int(row.get("step", 0)) for row in sinks.read(folder / names.METRICS)), default=0)
 
 
 @contextmanager
@@ -69,9 +66,9 @@ def alone(folder: Path) -> Iterator[None]:
 
 def _take(folder: Path, stack: ExitStack) -> None:
     """Lock it, and bring back a checkpoint that a killed process was about to replace."""
-    stack.enter_context(lock.held(folder))
-    if (folder / RECIPE).is_file():
-        files.sweep(folder / CHECKPOINTS)
+    stack.enter_context(held(folder))
+    if (folder / names.RECIPE).is_file():
+        files.sweep(folder / names.CHECKPOINTS)
 
 
 class Kept:
@@ -83,33 +80,37 @@ class Kept:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._told, self._place = folder, False, _place(folder)
-        self._start = _sizes(folder / START)
-        self._contents = {name: (folder / name).read_bytes() for name in (RECIPE, CONFIG) if (folder / name).is_file()}
+        self._start = _sizes(folder / names.START)
+        self._contents = {
+            name: (folder / name).read_bytes() for name in (names.RECIPE, names.CONFIG) if (folder / name).is_file()
+        }
 
     def check(self, *, done: str = "") -> list[str]:
         """What was put right; HoneError where that cannot be done. done: the name of the run's last checkpoint."""
         folder = self._folder
         lacking = [name for name in self._contents if not (folder / name).is_file()]
-        start = _sizes(folder / START) == self._start
+        start = _sizes(folder / names.START) == self._start
         if _place(folder) != self._place or (not start and len(lacking) == len(self._contents)):
             raise Unsaved(
                 f"{folder} was removed, renamed or replaced while the run went on, and nothing more is written to it: "
                 "continue it with `hone resume` where it is now, or start it again with `hone run`"
             )
         said = _cleared(folder)
-        lock.hold_on(folder)
+        hold_on(folder)
         for name in lacking:
             files.write_atomically(folder / name, self._contents[name])
         said += [f"{name} was removed, and is written again" for name in lacking]
         if not start:
             said += self._without_start(done)
-        if done and not (folder / CHECKPOINTS / done / files.MANIFEST).is_file():
-            raise Unsaved(f"{folder / CHECKPOINTS / done} was removed as soon as it was saved: start the run again")
+        if done and not (folder / names.CHECKPOINTS / done / names.MANIFEST).is_file():
+            raise Unsaved(
+                f"{folder / names.CHECKPOINTS / done} was removed as soon as it was saved: start the run again"
+            )
         return said
 
     def _without_start(self, done: str) -> list[str]:
         """Nothing can go on without it, and nobody has it any more; what is trained can still be used."""
-        lost = f"{self._folder / START} was removed or changed, without which the run cannot be resumed"
+        lost = f"{self._folder / names.START} was removed or changed, without which the run cannot be resumed"
         if done:
             raise HoneError(f"the run is done, but {lost}: copy it back, or go on with model.path=.../{done}")
         news, self._told = [] if self._told else [f"warn: {lost}: copy it back"], True
@@ -119,13 +120,21 @@ class Kept:
 def _cleared(folder: Path) -> list[str]:
     """Put aside what is no file where the run writes one, or no folder where it has its checkpoints; what was."""
     said = list[str]()
-    for name in (RECIPE, CONFIG, METRICS, SAMPLES, INVALID, lock.LOCK, CHECKPOINTS):
+    for name in (
+        names.RECIPE,
+        names.CONFIG,
+        names.METRICS,
+        names.SAMPLES,
+        names.INVALID,
+        names.LOCK,
+        names.CHECKPOINTS,
+    ):
         path = folder / name
-        if not os.path.lexists(path) or (path.is_dir() if name == CHECKPOINTS else path.is_file()):
+        if not os.path.lexists(path) or (path.is_dir() if name == names.CHECKPOINTS else path.is_file()):
             continue
         aside = next(p for n in count(1) if not os.path.lexists(p := folder / f"{name}.aside-{n}"))
         os.replace(path, aside)
-        kind = "folder" if name == CHECKPOINTS else "file"
+        kind = "folder" if name == names.CHECKPOINTS else "file"
         said.append(f"warn: {name} is no {kind} any more: what is there in its place is now {aside.name}")
     return said
 
@@ -143,42 +152,9 @@ def _place(folder: Path) -> tuple[int, int] | None:
         return None
 
 
-def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Change]) -> Kept | None:
-    """Write the settings where they are new and a step is to be done by them, and the starting model of a fresh run;
-    gives the first rank what has to stay there."""
-    job.learner.guard.folder, fresh = folder / BAD, found is None
-    goes_on = job.step < job.recipe.train.steps
-    job.learner.guard.find()
-    decoder = whole_decoder(job) if fresh else None  # every rank takes part
-
-    def write() -> None:
-        if found is not None:  # the one that `latest` names may be damaged
-            files.point(folder / CHECKPOINTS, files.LATEST, found)
-        for place in (folder, folder / BAD):
-            files.sweep(place)
-        if goes_on and (fresh or not is_described(job.recipe, folder)):
-            describe(job.recipe, folder, step=job.step, changed=changed)
-        if goes_on and changed:
-            say(f"{job.recipe.name}: goes on from step {job.step} with other settings: {in_words(changed)}")
-        if decoder is not None:
-            begin = time.thread_time()
-            with adapter_off(decoder):  # resume goes on from the base under the adapters
-                files.save_folder(folder / START, partial(write_model, model=decoder, tokenizer=job.tokenizer))
-            job.saver.guess((time.thread_time() - begin) * _larger(job, folder / START))
-
-    collect.once(write)
-    return Kept(folder) if is_first() else None
-
-
-def _larger(job: Run, start: Path) -> float:
-    """How many times as large as the starting model a checkpoint may be: two moments and a copy in float32."""
-    trained = sum(p.numel() for p in job.learner.trained().values())
-    return 1 + 12 * trained / max(1, sum(path.stat().st_size for path in start.rglob("*")))
-
-
 def forget(folder: Path) -> None:
     """A run that did not do its first step leaves nothing behind."""
-    for path in (folder / name for name in reversed(FILES)):  # what marks the folder as a run's goes last
+    for path in (folder / name for name in reversed(names.RUN)):  # what marks the folder as a run's goes last
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         elif path.is_file():
@@ -190,3 +166,92 @@ def _unmake(made: Sequence[Path]) -> None:
     for path in made:
         with suppress(OSError):  # not empty: a run has come of it, this one or another's
             path.rmdir()
+
+
+# --- the lock: the system drops it when its owner ends, however it ends ---
+
+_handles = dict[int, Path]()  # the locks this process holds, and of which file each is
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Inside, no other process or thread may hold this folder's lock; HoneError where one does."""
+    path = folder / names.LOCK
+    _hold(path)
+    try:
+        yield
+    finally:
+        for handle in [handle for handle, of in _handles.items() if of == path]:  # none in a child forked meanwhile
+            _let_go_of(path, handle)
+
+
+def _let_go_of(path: Path, handle: int) -> None:
+    del _handles[handle]
+    with suppress(OSError):  # the lock is the handle: a file that stays harms nobody
+        if _is_at(path, handle):  # else another's, in a folder that was put in this one's place
+            path.unlink()  # while it is held, so that who has opened it since finds it gone
+    os.close(handle)
+
+
+def _hold(path: Path) -> None:
+    handle = _take_lock(path)
+    _handles[handle] = path
+    with suppress(OSError):  # a full disk: the lock holds without a name
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+
+def hold_on(folder: Path) -> None:
+    """Within `held`: take the lock anew where somebody has removed its file; HoneError where another was quicker."""
+    path = folder / names.LOCK
+    if not any(_is_at(path, handle) for handle in _handles):
+        _hold(path)
+
+
+def _take_lock(path: Path) -> int:
+    """A handle of the file with the lock on it."""
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path) and not path.is_file() and os.path.lexists(path):  # a lock may go in between
+            raise HoneError(f"{path} is no file, but a pipe, a folder or a link that leads nowhere: remove it")
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:  # the folder was removed in between, by a run that came to nothing
+            continue
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            raise HoneError(
+                f"{path.parent} may not be written to ({error.strerror}): set another out=, or copy the run to a "
+                "folder of yours and resume that"
+            ) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(handle, 200).decode(errors="replace") or "another process"
+            os.close(handle)
+            raise HoneError(f"{path.parent} is in use by {owner}: wait for it to end, or set another out=") from None
+        except OSError as error:
+            os.close(handle)
+            raise HoneError(f"{path} cannot be locked ({error.strerror}): set out= to another disk") from error
+        if _is_at(path, handle):
+            return handle
+        os.close(handle)  # its owner removed it between opening and locking
+
+
+def _is_at(path: Path, handle: int) -> bool:
+    try:
+        there, here = path.stat(), os.fstat(handle)
+    except OSError:  # it is gone, or what it was in
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+def _let_go() -> None:
+    """In a forked child: a lock that is shared with it would outlive its owner."""
+    for handle in _handles:
+        os.close(handle)
+    _handles.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)

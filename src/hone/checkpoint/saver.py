@@ -6,15 +6,13 @@ By default a clock says when: `Timer`.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from hone.rollout.overlap import Aside, Stopped
 
-ROOM = 2**31  # bytes of a GPU's memory that copies leave free
 SHARE = 0.01  # of the time is the most that saving by the clock may cost
 
 
@@ -53,30 +51,6 @@ def process_age() -> float:
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
     except (OSError, ValueError, IndexError, AttributeError):
         return 0.0
-
-
-class Copies:
-    """Copies of what training changes in place, each made once; other tensors are handed through."""
-
-    def __init__(self, moving: Iterable[Tensor]) -> None:
-        self._moving = {x.untyped_storage().data_ptr() for x in moving}
-        self._made = dict[tuple[object, ...], Tensor]()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """The tensor as it is now."""
-        x = x.detach()
-        if x.is_meta or x.untyped_storage().data_ptr() not in self._moving:
-            return x
-        place = (x.device, x.data_ptr(), x.dtype, x.shape, x.stride())
-        if place not in self._made:
-            self._made[place] = _copy(x)
-        return self._made[place]
-
-
-def _copy(x: Tensor) -> Tensor:
-    """On the same device, where a copy takes the least time, unless the device is nearly full."""
-    full = x.is_cuda and torch.cuda.mem_get_info(x.device)[0] < x.nbytes + ROOM
-    return x.cpu() if full else x.clone(memory_format=torch.contiguous_format)
 
 
 class Saver:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from hone.checkpoint import files
-from hone.checkpoint.saver import Copies
-from hone.checkpoint.tensors import load_optimizer, load_tensors, optimizer_tensors, save_tensors
+from hone.checkpoint import files, names
+from hone.checkpoint.files import load_optimizer, load_tensors, optimizer_tensors, save_tensors
 from hone.config.recipe import Recipe
 from hone.config.textfile import read_text
 from hone.config.values import Misfit, fit, words
@@ -19,12 +18,12 @@ from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.adapters import lora_state
 from hone.model.decoder import Decoder
-from hone.model.formats.fetch import resolve
-from hone.model.formats.folder import weights_of
+from hone.model.formats.cache import resolve
 from hone.model.formats.foreign import Foreign
-from hone.model.formats.model_folder import save_whole
 from hone.model.formats.peft import save_peft
+from hone.model.formats.save import save_model, weights_of
 from hone.model.formats.weight_files import stored
+from hone.model.lora import adapter_names
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.train.guard import local
@@ -34,9 +33,7 @@ if TYPE_CHECKING:
     from hone.train.shards import Shards
 
 FORMAT = 1  # of all that lies beside the model: another number where an older Hone would read it wrongly
-STATE, WEIGHTS, MOMENTS = "state.json", "learner.safetensors", "optimizer.safetensors"
-REFERENCE = "reference.safetensors"  # where it is no longer the model of the start
-ADAPTER = "adapter"  # a folder in PEFT's format, where adapters are trained
+FREE = 2**31  # bytes of a GPU's memory that copies leave free
 
 
 class Resumable(Protocol):
@@ -49,7 +46,7 @@ class Resumable(Protocol):
 
 def write_model(folder: Path, model: Policy | Scorer | Decoder, tokenizer: Tokenizer) -> None:
     """The folder that `hone eval`, `hone run model.path=` and transformers load."""
-    save_whole(model.decoder if isinstance(model, Policy) else model, tokenizer, folder)
+    save_model(model.decoder if isinstance(model, Policy) else model, tokenizer, folder)
 
 
 def _base(recipe: Recipe) -> str:
@@ -60,8 +57,32 @@ def _base(recipe: Recipe) -> str:
 # --- saving: all of it as it is now, then the files ---
 
 
+class Copies:
+    """Copies of what training changes in place, each made once; other tensors are handed through."""
+
+    def __init__(self, moving: Iterable[Tensor]) -> None:
+        self._moving = {x.untyped_storage().data_ptr() for x in moving}
+        self._made = dict[tuple[object, ...], Tensor]()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The tensor as it is now."""
+        x = x.detach()
+        if x.is_meta or x.untyped_storage().data_ptr() not in self._moving:
+            return x
+        place = (x.device, x.data_ptr(), x.dtype, x.shape, x.stride())
+        if place not in self._made:
+            self._made[place] = _copy(x)
+        return self._made[place]
+
+
+def _copy(x: Tensor) -> Tensor:
+    """On the same device, where a copy takes the least time, unless the device is nearly full."""
+    full = x.is_cuda and torch.cuda.mem_get_info(x.device)[0] < x.nbytes + FREE
+    return x.cpu() if full else x.clone(memory_format=torch.contiguous_format)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+class Snapshot:
     """What a checkpoint holds, as it was at one moment; where ranks hold parts, on the first rank alone.
 
     Its tensors stay as they are while the run goes on, and it can be written at leisure.
@@ -74,14 +95,14 @@ class Whole:
     state: str  # JSON: counters and cursors
 
 
-def collected(
+def take_snapshot(
     policy: Policy | Scorer,
     learner: Learner,
     *,
     recipe: Recipe,
     parts: Mapping[str, Resumable],
     score: float | None = None,
-) -> Whole:
+) -> Snapshot:
     """All that a checkpoint holds; every rank takes part. score: the metric save.best, where it was measured."""
     shards, reference = learner.shards, dict[str, Tensor]()
     if recipe.train.reference_refresh and isinstance(learner.reference, Policy):
@@ -92,14 +113,14 @@ def collected(
     else:
         weights, moments = shards.whole_weights(), shards.whole_moments(learner.optimizer)
         model, reference = shards.saved(), shards.whole_state(reference)
-    tensors = {WEIGHTS: weights, MOMENTS: moments} | ({REFERENCE: reference} if reference else {})
+    tensors = {names.WEIGHTS: weights, names.MOMENTS: moments} | ({names.REFERENCE: reference} if reference else {})
     decoder = model.decoder if isinstance(model, Scorer) else model
     copy = Copies(_moving(policy, learner))
-    return Whole(
+    return Snapshot(
         model=model,
         weights={name: copy(x) for name, x in weights_of(model).items()},
         tensors={file: {name: copy(x) for name, x in found.items()} for file, found in tensors.items()},
-        adapter={name: copy(x) for name, x in lora_state(decoder).items()} if recipe.lora.used else {},
+        adapter={name: copy(x) for name, x in lora_state(decoder).items()} if adapter_names(decoder) else {},
         state=json.dumps(_state(learner, recipe=recipe, parts=parts, score=score), indent=1),
     )
 
@@ -132,29 +153,29 @@ def _is_half(learner: Learner) -> bool:
 def score_of(folder: Path, metric: str) -> float | None:
     """What a checkpoint scored by the metric; None where it was not measured, or cannot be read."""
     try:
-        score = json.loads(read_text(folder / STATE))["score"]
+        score = json.loads(read_text(folder / names.STATE))["score"]
         return float(score["value"]) if score["metric"] == metric else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 
-def write_whole(folder: Path, whole: Whole, tokenizer: Tokenizer, *, recipe: Recipe) -> None:
+def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, *, recipe: Recipe) -> None:
     """A model folder ready to load, and what goes on from it."""
-    save_whole(whole.model, tokenizer, folder, weights=whole.weights)
-    write_state(folder, whole, recipe=recipe)
+    save_model(snapshot.model, tokenizer, folder, weights=snapshot.weights)
+    write_state(folder, snapshot, recipe=recipe)
 
 
-def write_state(folder: Path, whole: Whole, *, recipe: Recipe) -> None:
+def write_state(folder: Path, snapshot: Snapshot, *, recipe: Recipe) -> None:
     """Tensors, counters and cursors, and the adapter that is trained."""
-    for file, tensors in whole.tensors.items():
-        kept = {name: x for name, x in tensors.items() if file != WEIGHTS or not _is_stored(name, x, whole)}
+    for file, tensors in snapshot.tensors.items():
+        kept = {name: x for name, x in tensors.items() if file != names.WEIGHTS or not _is_stored(name, x, snapshot)}
         save_tensors(folder / file, kept)
-    (folder / STATE).write_text(whole.state)
-    if whole.adapter:
-        scorer = isinstance(whole.model, Scorer)
-        decoder = whole.model.decoder if isinstance(whole.model, Scorer) else whole.model
+    (folder / names.STATE).write_text(snapshot.state)
+    if snapshot.adapter:
+        scorer = isinstance(snapshot.model, Scorer)
+        decoder = snapshot.model.decoder if isinstance(snapshot.model, Scorer) else snapshot.model
         task = None if scorer else "CAUSAL_LM"
-        save_peft(decoder, folder / ADAPTER, base=_base(recipe), task=task, weights=whole.adapter)
+        save_peft(decoder, folder / names.ADAPTER, base=_base(recipe), task=task, weights=snapshot.adapter)
 
 
 def _stored_as(name: str) -> str:
@@ -164,10 +185,10 @@ def _stored_as(name: str) -> str:
     return "score." + name.removeprefix("head.") if name.startswith("head.") else name.removeprefix("decoder.")
 
 
-def _is_stored(name: str, x: Tensor, whole: Whole) -> bool:
+def _is_stored(name: str, x: Tensor, snapshot: Snapshot) -> bool:
     """Whether the model's folder holds these very bits, so that they need not be written twice."""
-    decoder = whole.model.decoder if isinstance(whole.model, Scorer) else whole.model
-    twin = None if isinstance(decoder, Foreign) else whole.weights.get(_stored_as(name))
+    decoder = snapshot.model.decoder if isinstance(snapshot.model, Scorer) else snapshot.model
+    twin = None if isinstance(decoder, Foreign) else snapshot.weights.get(_stored_as(name))
     if twin is None or twin.dtype != x.dtype or twin.shape != x.shape:
         return False
     return x is twin or torch.equal(_bits(x), _bits(twin))
@@ -181,10 +202,10 @@ def _bits(x: Tensor) -> Tensor:
 # --- resuming ---
 
 
-def saved_weights(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    """The trained weights of a checkpoint by name: those in a file of their own, and of `names` those in its model."""
-    found = load_tensors(folder / WEIGHTS)
-    if missing := [name for name in names if name not in found]:
+def saved_weights(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """The trained weights of a checkpoint by name: those in a file of their own, and those `wanted` from its model."""
+    found = load_tensors(folder / names.WEIGHTS)
+    if missing := [name for name in wanted if name not in found]:
         model = stored(folder)
         found |= {name: model[key].read() for name in missing if (key := _stored_as(name)) in model}
     return found
@@ -234,7 +255,7 @@ NEEDED: dict[str, Any] = {"updates": int, "version": int, "control": dict[str, f
 
 def read_state(folder: Path) -> dict[str, Any]:
     """A checkpoint's counters and cursors; HoneError where they are damaged, or written by another version of Hone."""
-    state = files.read_json(folder / STATE)
+    state = files.read_json(folder / names.STATE)
     of = state.get("format", FORMAT) if isinstance(state, dict) and state.keys() >= NEEDED.keys() else "unknown"
     if of != FORMAT:
         raise HoneError(
@@ -245,16 +266,16 @@ def read_state(folder: Path) -> dict[str, Any]:
         found = {**state, **{name: fit(state[name], hint) for name, hint in NEEDED.items()}}
         found["dtype"] = fit(state.get("dtype", "auto"), Literal["auto", "bfloat16", "float32"])
     except Misfit as misfit:
-        raise HoneError(f"{folder / STATE} is damaged (expected {misfit}): use an earlier checkpoint") from None
+        raise HoneError(f"{folder / names.STATE} is damaged (expected {misfit}): use an earlier checkpoint") from None
     if min(found["updates"], found["version"]) < 0:
-        raise HoneError(f"{folder / STATE} is damaged (a count is negative): use an earlier checkpoint")
+        raise HoneError(f"{folder / names.STATE} is damaged (a count is negative): use an earlier checkpoint")
     return found
 
 
 def restore_learned(folder: Path, policy: Policy | Scorer, learner: Learner) -> None:
     """Weights and moments: what the updates so far have made."""
     restore_weights(folder, policy, learner)
-    moments = load_tensors(folder / MOMENTS)
+    moments = load_tensors(folder / names.MOMENTS)
     if learner.shards is not None:
         moments = learner.shards.own_moments(learner.optimizer, moments)
     load_optimizer(learner.optimizer, moments)
@@ -267,9 +288,9 @@ def restore_weights(folder: Path, policy: Policy | Scorer, learner: Learner) -> 
     _load_weights(parameters, saved_weights(folder, parameters), folder, shards=learner.shards)
     if learner.masters is not None:
         learner.masters.publish()
-    if (folder / REFERENCE).is_file() and isinstance(policy, Policy):
+    if (folder / names.REFERENCE).is_file() and isinstance(policy, Policy):
         twin = learner.frozen_copy()
-        tensors = load_tensors(folder / REFERENCE)
+        tensors = load_tensors(folder / names.REFERENCE)
         if learner.shards is None:
             twin.decoder.load_state_dict(tensors)
         else:

@@ -1,38 +1,22 @@
-"""The commands of the command line, one module a kind. None imports torch before it runs."""
+"""The commands of the command line, one module a kind: what `hone NAME` reads, calls and prints.
 
-from hone.commands import (
-    chat,
-    corpus,
-    fetch,
-    inspect,
-    look,
-    plan,
-    replay,
-    report,
-    rewards,
-    sandbox,
-    score,
-    serve,
-    settings,
-    steps,
-    train,
-)
+Door: `COMMANDS`, which `hone.cli` makes a parser of. A command reads its options and calls the library; it computes
+nothing itself. It may import every room, but inside its functions: none imports torch before it runs, so that help is
+instant.
+"""
+
+from hone.commands import corpus, evaluate, look, models, plan, reference, rewards, sandbox, serve, train
 from hone.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
     *train.COMMANDS,
-    *replay.COMMANDS,
-    *score.COMMANDS,
-    *steps.COMMANDS,
-    *rewards.COMMANDS,
-    *report.COMMANDS,
-    *sandbox.COMMANDS,
     *look.COMMANDS,
-    *settings.COMMANDS,
-    *fetch.COMMANDS,
-    *chat.COMMANDS,
+    *evaluate.COMMANDS,
+    *rewards.COMMANDS,
+    *sandbox.COMMANDS,
+    *reference.COMMANDS,
+    *models.COMMANDS,
     *serve.COMMANDS,
-    *inspect.COMMANDS,
     *corpus.COMMANDS,
     *plan.COMMANDS,
 )

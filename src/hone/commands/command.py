@@ -1,8 +1,17 @@
-"""What a command is: its name, one line of help, its options and what it does."""
+"""What a command is, and the parser of every command.
+
+Options are written in full, and a name that does not exist is told the nearest.
+"""
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from hone.config.overrides import unknown
+
+DEBUG = "show the traceback of an error"
+EXAMPLES = "examples:"
 
 
 def no_options(parser: argparse.ArgumentParser) -> None:
@@ -36,3 +45,51 @@ def first_line(documented: object) -> str:
 def run_action(arguments: argparse.Namespace) -> None:
     """For a command whose actions each say what they do."""
     arguments.action(arguments)
+
+
+# --- the parser ---
+
+
+class Formatter(argparse.HelpFormatter):
+    """Paragraphs are filled as usual; examples stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super()._fill_text
+        paragraphs = text.strip().split("\n\n")
+        return "\n\n".join(p if p.startswith(EXAMPLES) else fill(p, width, indent) for p in paragraphs)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's own, with `--debug` everywhere; the innermost one that was used is `parser` in what it parses."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, "formatter_class": Formatter, **settings})
+        self.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=DEBUG)
+        self.set_defaults(parser=self)
+
+    def refuse(self, left: Sequence[str], *, settings: bool) -> NoReturn:
+        """End with what is wrong with arguments that are left over; settings: the command takes a.b=value."""
+        option = next((text for text in left if text.startswith("-")), None)
+        if option is None:
+            self.error(f"{left[0]!r} is one argument too many: leave it out, or see {self.prog} --help")
+        name, _, value = option.partition("=")
+        hint = f"; a setting is written {name.lstrip('-')}={value or 'VALUE'}" if settings and "." in name else ""
+        long = [known for known in self._option_string_actions if known.startswith("--")]
+        self.error(f"{unknown('option', name, long, owner=self.prog)}{hint}")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            kind = str(action.metavar or "value").lower()
+            raise argparse.ArgumentError(None, str(unknown(kind, str(value), action.choices)))
+
+
+def add_command(commands: Any, name: str, help: str, *, notes: str = "", examples: Sequence[str] = ()) -> Parser:
+    """One more command of `hone`, or action of a command; notes: what follows the options in its help."""
+    shown = "\n  ".join((EXAMPLES, *examples)) if examples else ""
+    epilog = "\n\n".join(filter(None, (notes, shown)))
+    return commands.add_parser(name, help=help, description=f"{help[0].upper()}{help[1:]}.", epilog=epilog)
+
+
+def add_actions(parser: argparse.ArgumentParser) -> Any:
+    """A place for actions, one of which must be named."""
+    return parser.add_subparsers(title="actions", metavar="ACTION", required=True)

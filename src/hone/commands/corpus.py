@@ -5,8 +5,7 @@ import json
 import os
 from typing import Any
 
-from hone.commands.command import Command, run_action
-from hone.commands.parser import add_actions, add_command
+from hone.commands.command import Command, add_actions, add_command, run_action
 from hone.errors import HoneError
 from hone.log.progress import say
 
@@ -102,9 +101,9 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
 def _clean(arguments: argparse.Namespace) -> None:
     from hone.data.corpus.pipeline import clean
     from hone.data.corpus.report import show
-    from hone.data.corpus.settings import Settings
+    from hone.data.corpus.settings import CorpusSettings
 
-    settings = Settings(
+    settings = CorpusSettings(
         **_given(arguments),
         languages=() if arguments.languages == "off" else tuple(arguments.languages.split(",")),
         rules=_rules(arguments),
@@ -127,9 +126,9 @@ def _clean(arguments: argparse.Namespace) -> None:
 def _overlap(arguments: argparse.Namespace) -> None:
     from hone.data.corpus.compare import compare
     from hone.data.corpus.report import show_overlap
-    from hone.data.corpus.settings import Settings
+    from hone.data.corpus.settings import CorpusSettings
 
-    found = compare(arguments.sources, Settings(**_given(arguments)), workers=arguments.workers)
+    found = compare(arguments.sources, CorpusSettings(**_given(arguments)), workers=arguments.workers)
     print(json.dumps(found, ensure_ascii=False) if arguments.json else show_overlap(found), end="")
 
 

@@ -1,87 +1,96 @@
-"""hone algos, recipes: what there is to choose from."""
+"""hone replay, report: looking at what a run left behind."""
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hone.commands.command import Command, first_line, show
-from hone.commands.settings import INDENT, text_width, wrapped, written
-from hone.config.load import list_recipes, recipe_file, source, summary
-from hone.config.overrides import settings_of, unknown
+from hone.commands.command import Command
+from hone.errors import HoneError, counted
+
+if TYPE_CHECKING:
+    from hone.launch.replay import Replay
 
 
-def _algos_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="of one algorithm: its formula, its paper, what its settings mean"
+SHOWN_SAMPLES = 24  # of the last samples
+REPLAY_NOTES = """\
+An update whose loss or gradient is NaN or infinite is skipped and its rows are kept in RUN_DIR/bad. The run stops after
+train.max_bad_updates of them in a row (10) or train.max_bad_total in all (100). The weights are those of the nearest
+checkpoint before it: with save.every=1 save.milestones=1 and one update a step, the very ones of the time."""
+
+
+def _replay_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the rows of a skipped update, RUN_DIR/bad/step-N.safetensors")
+    parser.add_argument("--all", action="store_true", help="every tensor that is not finite, not the first only")
+    parser.add_argument("--json", action="store_true", help="one JSON object with all of them instead of the lines")
+
+
+def _replay(arguments: argparse.Namespace) -> None:
+    from hone.launch.replay import replay
+
+    report = replay(arguments.file)
+    if arguments.json:
+        print(json.dumps(asdict(report), indent=1))
+        return
+    print(f"step {report.step}, {counted(report.rows, 'row')}, weights of {report.weights}")
+    for f in report.found if arguments.all else report.found[:1]:
+        print(f"{f.met}: {f}")
+    if len(report.found) > 1 and not arguments.all:
+        print(f"and {len(report.found) - 1} other tensors: --all or --json lists them")
+    if not report.found:
+        _show_nothing_found(report)
+
+
+def _show_nothing_found(report: "Replay") -> None:
+    """Why none is found though the run found one."""
+    print(f"all is finite with these weights; in the run: {report.then or 'each micro-batch alone was finite too'}")
+    if report.nearer:
+        print(f"the weights of the time were not saved: a run with {report.nearer} keeps them")
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run")
+    parser.add_argument("--out", default="", metavar="FILE", help="where to write it (default: RUN_DIR/report.html)")
+
+
+def _report(arguments: argparse.Namespace) -> None:
+    from hone.checkpoint import names
+    from hone.log import sinks
+    from hone.log.invalid import totals
+    from hone.report.report import write_report
+
+    folder = Path(arguments.run_dir)
+    rows = sinks.read(folder / names.METRICS)
+    if not rows:
+        raise HoneError(f"{folder} has no {names.METRICS} to report on: give the folder of a run")
+    samples = [{**sample, "stage": folder.name} for sample in sinks.read(folder / names.SAMPLES)]
+    path = write_report(
+        arguments.out or folder / names.REPORT,
+        title=f"Hone: {folder.name}",
+        table=[],
+        runs={folder.name: rows},
+        samples=samples[-SHOWN_SAMPLES:],
+        top=samples,
+        invalid=totals(folder / names.INVALID),
     )
-
-
-def _recipes_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", metavar="NAME", help="print the file of one, to begin your own with")
-
-
-def _recipes(arguments: argparse.Namespace) -> None:
-    if arguments.name is None:
-        show({name: summary(path) for name, path in list_recipes().items()})
-        print("\n`hone recipes NAME` prints one; `hone run NAME a.b=value` runs it with other settings.")
-        return
-    print(source(recipe_file(arguments.name)).rstrip())
-
-
-def _algos(arguments: argparse.Namespace) -> None:
-    from hone.algo import ALGORITHMS
-
-    if arguments.name is None:
-        show({name: first_line(factory) for name, factory in ALGORITHMS.items()})
-        print(
-            "\n`hone algos NAME` explains one and its settings; `hone run RECIPE algo=NAME algo.SETTING=VALUE` uses it."
-        )
-        return
-    if arguments.name not in ALGORITHMS:
-        raise unknown("algorithm", arguments.name, ALGORITHMS)
-    print(_explained(arguments.name, settings_of(ALGORITHMS[arguments.name]), width=text_width()))
-
-
-def _explained(name: str, settings: Mapping[str, Any], *, width: int) -> str:
-    """The algorithm's line, its formula and paper; then each setting with its default, its meaning and its use."""
-    from hone.algo import ALGORITHMS
-    from hone.algo.explain import METHODS, setting
-    from hone.algo.settings import allowed
-
-    method = METHODS[name]
-    lines = [f"{name}: {first_line(ALGORITHMS[name])}"]
-    lines += wrapped(f"minimises {method.formula}", width, indent="  ")
-    lines += [f"  paper: {method.paper}", ""]
-    if not settings:
-        return "\n".join([*lines, "  (no settings)"])
-    for one, default in settings.items():
-        about, numbers = setting(name, one), allowed(name, one)
-        lines.append(f"  algo.{one}={_shown(default)}" + (f"  ({numbers})" if numbers else ""))
-        lines += wrapped(f"{about.meaning}.", width, indent=INDENT)
-        lines += wrapped(f"change: {about.change}.", width, indent=INDENT)
-    return "\n".join(lines)
-
-
-def _shown(default: Any) -> str:
-    if callable(default):
-        return getattr(default, "__name__", "required")
-    return written(default)
+    print(path)
 
 
 COMMANDS = (
     Command(
-        name="algos",
-        help="list the algorithms, or explain one and its settings",
-        options=_algos_options,
-        run=_algos,
-        examples=("hone algos", "hone algos dapo"),
+        name="replay",
+        help="recompute an update that was skipped, and say which numbers are not finite",
+        options=_replay_options,
+        run=_replay,
+        notes=REPLAY_NOTES,
+        examples=("hone replay runs/grpo/bad/step-000012.safetensors",),
     ),
     Command(
-        name="recipes",
-        help="list the recipes, or print one",
-        options=_recipes_options,
-        run=_recipes,
-        notes="They are those that come with Hone, and the files in ./recipes, which come first.",
-        examples=("hone recipes", "hone recipes grpo"),
+        name="report",
+        help="write a run's report as one HTML page",
+        options=_report_options,
+        run=_report,
+        examples=("hone report runs/grpo",),
     ),
 )

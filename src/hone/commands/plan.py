@@ -4,8 +4,7 @@ import argparse
 import json
 from typing import Any
 
-from hone.commands.command import Command, run_action
-from hone.commands.parser import add_actions, add_command
+from hone.commands.command import Command, add_actions, add_command, run_action
 from hone.errors import HoneError
 
 
@@ -82,14 +81,14 @@ def _plan(arguments: argparse.Namespace, law: Any) -> Any:
 
 
 def _shape(arguments: argparse.Namespace) -> Any:
-    from hone.eval.scaling import Shape
+    from hone.eval.scaling import ModelShape
 
     sides = (arguments.layers, arguments.width, arguments.context)
     if all(side is None for side in sides):
         return None
     if any(side is None for side in sides):
         raise HoneError("--layers, --width and --context belong together: give all three")
-    return Shape(layers=arguments.layers, width=arguments.width, context=arguments.context)
+    return ModelShape(layers=arguments.layers, width=arguments.width, context=arguments.context)
 
 
 def _scaling(arguments: argparse.Namespace) -> None:

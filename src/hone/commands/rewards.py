@@ -7,12 +7,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from hone.commands.command import Command, run_action
-from hone.commands.parser import add_actions, add_command
+from hone.commands.command import Command, add_actions, add_command, run_action
 from hone.errors import HoneError
 
 if TYPE_CHECKING:
-    from hone.check.gold import Miss, Proof
+    from hone.check.rewards import Miss, Proof
     from hone.data.rows.columns import Row
     from hone.types import Task
 
@@ -73,7 +72,7 @@ def _calibrate(arguments: argparse.Namespace) -> None:
 def _test(arguments: argparse.Namespace) -> None:
     from dataclasses import asdict
 
-    from hone.check.gold import prove
+    from hone.check.rewards import prove
     from hone.launch import rewards
 
     if arguments.limit < 0 or arguments.show < 0:

@@ -4,12 +4,11 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from hone.commands.command import Command, run_action
-from hone.commands.parser import add_actions, add_command
+from hone.commands.command import Command, add_actions, add_command, run_action
 from hone.errors import HoneError
 
 if TYPE_CHECKING:
-    from hone.reward.sandbox.limits import Limits
+    from hone.reward.sandbox.limits import SandboxLimits
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +22,9 @@ def _options(parser: argparse.ArgumentParser) -> None:
     )
     doctor.add_argument(
         "--backend",
-        default="auto",
+        default="native",
         metavar="NAME",
-        help="auto, native, bubblewrap, nsjail, gvisor or a URL (default: auto)",
+        help="native, or the URL of a service (default: native)",
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     doctor.set_defaults(action=_doctor)
@@ -74,15 +73,15 @@ def _serve(arguments: argparse.Namespace) -> None:
     import os
     import sys
 
-    from hone.reward.sandbox.limits import Wanted, interpreter
-    from hone.reward.sandbox.pool import Pool
+    from hone.reward.sandbox.limits import BackendOptions, interpreter
+    from hone.reward.sandbox.native import NativeBackend
     from hone.reward.sandbox.remote import TOKEN, Service
 
     token = os.environ.get(TOKEN, "")
     if len(token) < 16:
         raise HoneError(f"a service needs a secret of 16 characters or more: put it into the environment as {TOKEN}")
     limits, slots = _limits(arguments.limit), arguments.slots or os.cpu_count() or 1
-    pool = Pool(Wanted(limits=limits, slots=slots, python=interpreter(), packages=()))
+    pool = NativeBackend(BackendOptions(limits=limits, slots=slots, python=interpreter(), packages=()))
     try:
         with Service(pool, limits, host=arguments.host, port=arguments.port, token=token) as server:
             print(f"programs are run at http://{arguments.host}:{server.server_port}/run", file=sys.stderr, flush=True)
@@ -91,13 +90,13 @@ def _serve(arguments: argparse.Namespace) -> None:
         pool.close()
 
 
-def _limits(given: list[str]) -> "Limits":
+def _limits(given: list[str]) -> "SandboxLimits":
     """The service's own, and what is given by name."""
     from dataclasses import fields
 
-    from hone.reward.sandbox.limits import Limits
+    from hone.reward.sandbox.limits import SandboxLimits
 
-    kinds = {f.name: float if f.name in ("seconds", "cores") else int for f in fields(Limits)}
+    kinds = {f.name: float if f.name in ("seconds", "cores") else int for f in fields(SandboxLimits)}
     chosen: dict[str, Any] = {"seconds": 60.0, "output": 4 << 20}
     for text in given:
         name, _, value = text.partition("=")
@@ -105,7 +104,7 @@ def _limits(given: list[str]) -> "Limits":
             chosen[name] = kinds[name](value)
         except (KeyError, ValueError):
             raise HoneError(f"no limit {text!r}: give NAME=N with one of {', '.join(kinds)}") from None
-    return Limits(**chosen)
+    return SandboxLimits(**chosen)
 
 
 COMMANDS = (Command(name="sandbox", help="what can hold a program on this machine", options=_options, run=run_action),)

@@ -1,4 +1,4 @@
-"""hone serve: a model behind an OpenAI-compatible server on this machine."""
+"""hone chat, serve: a model in the terminal, or behind an OpenAI-compatible server on this machine."""
 
 import argparse
 import os
@@ -13,6 +13,7 @@ from hone.errors import HoneError
 if TYPE_CHECKING:
     from hone.serve.load import Loaded
 
+
 EXAMPLE = """\
 models: {models}
 {rows} completions at a time, {context} tokens of context each; Ctrl-C stops the server
@@ -24,6 +25,43 @@ models: {models}
   curl {url}/v1/{path} -H "Authorization: Bearer {shell}" \\
     -H "Content-Type: application/json" -d '{body}'
 """
+
+
+def _chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a model folder, or the name of a fetched model")
+    parser.add_argument("--adapter", default="", metavar="FOLDER", help="with this LoRA adapter on")
+    parser.add_argument("--system", default="", metavar="TEXT", help="the system message")
+    parser.add_argument("--temperature", type=float, default=0.7, metavar="T", help="0: greedy (default: 0.7)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, everything")
+    parser.add_argument("--seed", type=int, default=None, metavar="N", help="for the same answers again")
+    parser.add_argument("--max-tokens", type=int, default=512, metavar="N", help="an answer (default: 512)")
+    add_model_options(parser)
+
+
+def _chat(arguments: argparse.Namespace) -> None:
+    from hone.engine.params import SampleParams
+    from hone.serve.chat import Conversation, Terminal
+    from hone.serve.load import load
+
+    adapters = {"adapter": arguments.adapter} if arguments.adapter else {}
+    settings = SampleParams(
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        top_p=arguments.top_p,
+        stop_ids=frozenset(),
+        seed=secrets.randbits(64) if arguments.seed is None else arguments.seed,
+    )
+    loaded = load(
+        arguments.model,
+        adapters=adapters,
+        max_rows=1,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        int8=arguments.int8,
+        invariant=arguments.invariant,
+    )
+    conversation = Conversation(loaded, settings, adapter=loaded.adapters.get("adapter"))
+    Terminal(conversation, system=arguments.system).run()
 
 
 def _serve_options(parser: argparse.ArgumentParser) -> None:
@@ -65,15 +103,15 @@ def _serve(arguments: argparse.Namespace) -> None:
         import uvicorn  # noqa: F401
     except ImportError:
         raise HoneError("hone serve needs uvicorn, starlette and pydantic: pip install 'hone[serve]'") from None
-    from hone.serve.app import Limits, Service, make_app
-    from hone.serve.ask import Served
+    from hone.serve.app import ServerLimits, Service, make_app
+    from hone.serve.body import ServedModels
     from hone.serve.dispatcher import Dispatcher
-    from hone.serve.guard import Guard, is_loopback
+    from hone.serve.http import Access, is_address
     from hone.serve.load import load
     from hone.serve.server import listen, serve
 
     token = given or secrets.token_urlsafe(32)
-    guard = Guard(host=arguments.host, token=token)
+    access = Access(host=arguments.host, token=token)
     sock = listen(arguments.host, arguments.port)
     loaded = load(
         arguments.model,
@@ -86,7 +124,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     )
     if loaded.name in adapters:
         raise HoneError(f"an adapter has the base model's name {loaded.name}: give it another")
-    served = Served(
+    served = ServedModels(
         tokenizer=loaded.tokenizer,
         adapters={loaded.name: None, **loaded.adapters},
         vocab=loaded.vocab,
@@ -94,17 +132,17 @@ def _serve(arguments: argparse.Namespace) -> None:
         max_tokens=arguments.max_tokens,
         created=int(time.time()),
     )
-    limits = Limits(concurrency=arguments.concurrency, seconds=arguments.timeout)
+    limits = ServerLimits(concurrency=arguments.concurrency, seconds=arguments.timeout)
     dispatcher = Dispatcher(loaded.engine, note=_say)
-    if not is_loopback(arguments.host):
+    if arguments.host != "localhost" and not is_address(arguments.host, loopback=True):
         _say(f"warning: {arguments.host} can be reached from other machines, and what is sent is not encrypted")
     port = sock.getsockname()[1]
-    app = make_app(Service(served, dispatcher, guard, limits=limits, note=_say))
+    app = make_app(Service(served, dispatcher, access, limits=limits, note=_say))
 
     def greet() -> None:
         _greet(loaded, arguments.host, port, token="" if given else token)
 
-    if not serve(app, dispatcher, sock, head=limits.head, ready=greet):
+    if not serve(app, dispatcher, sock, ready=greet):
         os._exit(0)  # Python may not end under a thread that computes
 
 
@@ -163,6 +201,16 @@ def _greet(loaded: "Loaded", host: str, port: int, *, token: str) -> None:
 
 
 COMMANDS = (
+    Command(
+        name="chat",
+        help="talk with a model in the terminal",
+        options=_chat_options,
+        run=_chat,
+        examples=(
+            'hone chat smollm2-135m --system "Be brief."',
+            'echo "What is 2 + 2?" | hone chat smollm2-135m --temperature 0',
+        ),
+    ),
     Command(
         name="serve",
         help="serve a model to OpenAI clients on this machine",

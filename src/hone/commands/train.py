@@ -85,7 +85,7 @@ def _check(arguments: argparse.Namespace) -> None:
     else:
         from rich.console import Console
 
-        from hone.check.show import show
+        from hone.check.report import show
 
         show(report, Console())
     if not report.ok:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from hone.config.overrides import Choice, unknown
 from hone.errors import HoneError, counted
-from hone.log.limits import Limits
+from hone.log.limits import LimitSpec
 
 VERIFIERS = ("math", "format", "choice", "exact", "code", "f1", "gym")  # rewards by name
 # and those with a setting behind their name, as in "regex:[0-9]+"
@@ -295,7 +295,7 @@ class Recipe:
     process: ProcessSpec = field(default_factory=ProcessSpec)
     parts: PartsSpec = field(default_factory=PartsSpec)
     save: SaveSpec = field(default_factory=SaveSpec)
-    limits: Limits = field(default_factory=Limits)
+    limits: LimitSpec = field(default_factory=LimitSpec)
     out: str = "runs/{name}"  # the run's folder
     tensorboard: bool = False  # metrics for TensorBoard too, in the run's folder
 

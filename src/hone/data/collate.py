@@ -12,9 +12,9 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from hone.errors import HoneError
-from hone.types import ABSENT, Batch, Group, Rollout, Stop
+from hone.types import ABSENT, Batch, Group, Rollout, Stop, Support
 
-BY_TOKEN = ("gen_logp", "step_reward", "step_label")
+BY_TOKEN = ("gen_logp", "support_size", "step_reward", "step_label")
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -40,7 +40,22 @@ def table(groups: Sequence[Group], *, pad_id: int = 0) -> Batch:
         real=torch.from_numpy(real),
         group=torch.from_numpy(np.repeat(np.arange(len(groups)), [len(g) for g in groups])),
         truncated=torch.from_numpy(np.fromiter((r.stop is cut_off for r in rows), np.bool_, len(rows))),
+        support=_support(rows, real, mask),
     )
+
+
+def _support(rows: list[Rollout], real: Array, mask: Array) -> Support | None:
+    """What the sampler could have drawn at each trained token, where it was recorded."""
+    if not _has(rows, "support_size"):
+        return None
+    sizes = _pad([r.support_size for r in rows], real, 0, np.int64)
+    flat = sizes.flatten()
+    first = _shift((flat.cumsum() - flat).reshape(sizes.shape), 0)
+    size = _shift(sizes, 0)
+    if (mask & (size < 1)).any():
+        raise ValueError("a trained token has no support: the sampler has to record one for each token that it writes")
+    ids = torch.from_numpy(np.concatenate([np.asarray(r.support, dtype=np.int64) for r in rows]))
+    return Support(first=torch.from_numpy(first), size=torch.from_numpy(np.where(mask, size, 0)), ids=ids)
 
 
 def judged(batch: Batch, groups: Sequence[Group], *, dtype: torch.dtype = torch.float32) -> Batch:

@@ -17,16 +17,16 @@ from hone.data.feed.source import read_rows
 from hone.data.rows.convert import to_groups
 from hone.data.text.tokenizer import Tokenizer
 from hone.demo import stages, summary
-from hone.demo.data import FILES, make_data, make_tokenizer, write_rows
 from hone.demo.examine import examine, preference_pairs, written_pairs
-from hone.demo.sizes import FULL, QUICK, Sizes
+from hone.demo.stages import FILES, FULL, QUICK, Sizes
+from hone.demo.world import make_data, make_tokenizer, write_rows
 from hone.engine.params import SampleParams
 from hone.errors import HoneError, Interrupted
 from hone.launch import train as runner
 from hone.launch.measure import sample_groups
 from hone.model.formats.folder import load_decoder, load_scorer
 from hone.report.report import write_report
-from hone.reward.learned.model import RewardModel
+from hone.reward.learned.reward_model import RewardModel
 from hone.reward.score import Reward, score
 from hone.reward.verify.math.verdict import math_reward
 from hone.types import Task
@@ -63,7 +63,7 @@ def main(*, seed: int = 0, out: str | Path = "runs/demo", quick: bool = False) -
     journey = begin(Path(out), QUICK if quick else FULL, seed)
     before = sum(done["seconds"] for done in journey.done.values())  # by the command that was interrupted
     try:
-        travel(journey)
+        run_stages(journey)
     except Interrupted as interruption:
         interruption.args = (f"interrupted; what was done is saved: `hone demo --out {out}` goes on with it",)
         raise
@@ -126,7 +126,7 @@ def _found(progress: Path) -> dict[str, Any]:
     return {"seed": None, "sizes": None, **found}
 
 
-def travel(journey: Journey) -> None:
+def run_stages(journey: Journey) -> None:
     """Every stage in turn."""
     out, sizes = journey.out, journey.sizes
 
@@ -137,7 +137,7 @@ def travel(journey: Journey) -> None:
     journey.step("tokenizer", prepare)
     for stage in stages.ORDER:
         if stage == "reward":
-            journey.step("preferences", lambda: compare(journey))
+            journey.step("preferences", lambda: make_preferences(journey))
         journey.step(stage, lambda stage=stage: train(journey, stage))
 
 
@@ -163,7 +163,7 @@ def load_tasks(journey: Journey, name: str) -> list[Task]:
     return [Task(prompt=row["prompt"], answer=row["answer"], id=row["problem"]) for row in rows]
 
 
-def compare(journey: Journey) -> dict[str, Any]:
+def make_preferences(journey: Journey) -> dict[str, Any]:
     """The SFT model answers training problems; a right answer is preferred to a wrong one."""
     folder = stages.model_folder(journey.out, "sft")
     tokenizer, decoder = Tokenizer.load(folder), load_decoder(folder)

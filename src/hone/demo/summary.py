@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hone.algo.select import reward_of
+from hone.checkpoint import names
 from hone.demo.stages import ORDER, STARTS
 from hone.log import sinks
 from hone.log.progress import duration
@@ -74,7 +75,7 @@ def time_taken(table: Sequence[Mapping[str, Any]], seconds: float) -> str:
 
 def curves(out: Path) -> dict[str, list[dict[str, Any]]]:
     """Each stage's metrics by step."""
-    files = {NAMES[stage]: out / stage / "metrics.jsonl" for stage in ORDER}
+    files = {NAMES[stage]: out / stage / names.METRICS for stage in ORDER}
     return {name: sinks.read(path) for name, path in files.items() if path.is_file()}
 
 

@@ -1,13 +1,19 @@
 """A small world to learn: sums of four digits, a corpus about them, and writers who answer in different styles.
 
 Held-out problems are set apart by a hash of the problem itself, so no stage can meet one, however it makes its data.
+What each stage trains on is written to files, so that anybody can look for a leak.
 """
 
 import hashlib
+import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from hone.data.text.tokenizer import Tokenizer, train_bpe
+from hone.demo.stages import FILES, Sizes
 from hone.types import Task
 
 TERMS = 4
@@ -125,3 +131,45 @@ def corpus(rng: random.Random, count: int) -> list[str]:
     """`count` documents that mention no held-out problem."""
     stream = problems(rng)
     return [document(rng, stream) for _ in range(count)]
+
+
+# --- files ---
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def problem_row(problem: Sum) -> dict[str, Any]:
+    """A row for a verifier."""
+    return {"prompt": problem.prompt, "answer": problem.answer, "problem": problem.key}
+
+
+def make_data(folder: Path, sizes: Sizes, *, seed: int) -> None:
+    """Corpus, worked answers, problems to practise on, and problems to be examined on."""
+    rng = random.Random(seed)
+    write_rows(folder / FILES["corpus"], ({"text": text} for text in corpus(rng, sizes.documents)))
+    stream = problems(rng)
+    answers = (next(stream) for _ in range(sizes.answers))
+    rows = ({"prompt": p.prompt, "completion": written_answer(p, rng)} for p in answers)
+    write_rows(folder / FILES["answers"], rows)
+    write_rows(folder / FILES["problems"], map(problem_row, distinct(stream, sizes.problems)))
+    # the examination is the same for every seed, so that seeds can be compared
+    examined = distinct(problems(random.Random(0), evaluation=True), sizes.held_out)
+    write_rows(folder / FILES["held_out"], map(problem_row, examined))
+
+
+def make_tokenizer(folder: Path, sizes: Sizes) -> Tokenizer:
+    """Byte-pair encoding of the corpus and the answers; the four tags are tokens of their own."""
+    texts = [
+        json.loads(line).get(column, "")
+        for name, column in (("corpus", "text"), ("answers", "completion"))
+        for line in (folder / FILES[name]).read_text().splitlines()
+    ]
+    tokenizer = train_bpe(texts, vocab_size=sizes.vocabulary)
+    tokenizer.inner.add_tokens(list(TAGS))
+    tokenizer = Tokenizer(tokenizer.inner, eos=tokenizer.eos, pad=tokenizer.pad)
+    tokenizer.save(folder.parent / "tokenizer")
+    return tokenizer

@@ -1,26 +1,28 @@
 """A decoder spread over ranks by FSDP2: each holds a part of every weight, and a layer is put together to compute.
 
 Gradients are sums over ranks, never means: weights of the loss carry the global denominators.
+Loading torch's sharding takes half a second. The functions here load it, so that a run on one rank does without.
 """
 
 import copy
 import warnings
 from collections.abc import Iterator
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from hone.errors import HoneError
 from hone.model.decoder import TABLE, Decoder
 from hone.model.formats.foreign import Foreign
 
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
 M = TypeVar("M", bound=nn.Module)
-ROWS = [Shard(0)]  # every weight is cut along its first dimension
 
 
 def mesh_of(device: torch.device) -> DeviceMesh:
@@ -34,6 +36,8 @@ def spread(decoder: Decoder, mesh: DeviceMesh, *, half: torch.dtype | None = Non
 
     half: what is computed in, where that is not the type of the weights; gradients are summed in the weights' own.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     if isinstance(decoder, Foreign):
         raise HoneError("a model that runs through transformers cannot be spread over ranks: set train.shard=none")
     # torch warns of outputs that are views, which nothing may write to: no layer writes to its input
@@ -49,8 +53,10 @@ def spread(decoder: Decoder, mesh: DeviceMesh, *, half: torch.dtype | None = Non
         unit.set_force_sum_reduction_for_comms(True)
 
 
-def units(module: nn.Module) -> Iterator[FSDPModule]:
+def units(module: nn.Module) -> "Iterator[FSDPModule]":
     """What is put together at once."""
+    from torch.distributed.fsdp import FSDPModule
+
     return (m for m in module.modules() if isinstance(m, FSDPModule))
 
 
@@ -60,30 +66,39 @@ def apart(module: nn.Module) -> None:
         unit.reshard()
 
 
+def is_spread(x: Tensor) -> "TypeGuard[DTensor]":
+    """Whether ranks hold parts of it."""
+    return hasattr(x, "to_local")
+
+
 @torch.no_grad()
 def whole(x: Tensor) -> Tensor:
     """The tensor that ranks hold parts of; every rank takes part, and has it."""
-    return x.full_tensor() if isinstance(x, DTensor) else x.detach()
+    return x.full_tensor() if is_spread(x) else x.detach()
 
 
 @torch.no_grad()
 def own(x: Tensor) -> Tensor:
     """This rank's part, in the memory of the parameter itself."""
-    return x.to_local() if isinstance(x, DTensor) else x.detach()
+    return x.to_local() if is_spread(x) else x.detach()
 
 
 def joined(part: Tensor, like: Tensor) -> Tensor:
     """The whole of what ranks hold parts of as they do of `like`, such as its moments."""
+    from torch.distributed.tensor import DTensor, Shard
+
     shape = torch.Size((like.shape[0], *part.shape[1:]))
     stride = torch.empty(shape, device="meta").stride()
-    mesh = cast(DTensor, like).device_mesh
-    return DTensor.from_local(part, mesh, ROWS, run_check=False, shape=shape, stride=stride).full_tensor()
+    mesh = cast("DTensor", like).device_mesh
+    return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride).full_tensor()
 
 
 def cut(full: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a whole tensor, cut as `like` is."""
-    mesh = cast(DTensor, like).device_mesh
-    return distribute_tensor(full.to(mesh.device_type), mesh, ROWS, src_data_rank=None).to_local()
+    """This rank's part of a whole tensor, cut as `like` is: along its first dimension."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = cast("DTensor", like).device_mesh
+    return distribute_tensor(full.to(mesh.device_type), mesh, [Shard(0)], src_data_rank=None).to_local()
 
 
 def skeleton(module: M) -> M:

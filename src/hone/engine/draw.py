@@ -129,12 +129,13 @@ def _place(weight: Tensor, target: Tensor) -> Tensor:
     return torch.searchsorted(running, torch.minimum(target, running[:, -1:] * BELOW), right=True)
 
 
-def draw(logits: Tensor, u: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor, Tensor]:
+def draw(logits: Tensor, u: Tensor, knobs: Knobs, *, kept: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Token, logp and raw, [B] each, for logits [B, V] and u [B] in [0, 1]: the first token whose CDF exceeds u.
 
     logp is under the distribution drawn from, raw under softmax(logits). Greedy (temperature 0) takes the most
     probable token after penalty, bias and banned, and gives its logp at temperature 1. Logits that are not finite give
     a logp that is not finite; -inf is a token that is never drawn.
+    kept: bool [B, V], receives which tokens top-k, top-p and min-p left to draw from.
     """
     uses = knobs.any
     x = logits.detach() if logits.dtype == torch.float64 else logits.detach().float()
@@ -149,7 +150,11 @@ def draw(logits: Tensor, u: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor, Tenso
         z = z if y is x else torch.sub(y, y.amax(-1, keepdim=True), out=z)
         z = z.div_(knobs.temperature.to(z.dtype)[:, None]) if uses & Uses.TEMPERED else z
         weight = _exp(z, weight)
-        weight = weight.masked_fill_(z < threshold(z, weight, knobs), 0.0) if uses & Uses.RESTRICT else weight
+        if uses & Uses.RESTRICT:
+            cut = z < threshold(z, weight, knobs)
+            weight = weight.masked_fill_(cut, 0.0)
+            if kept is not None:
+                torch.logical_not(cut, out=kept)
         running = _running(weight)
     token = _search(weight, running, u) if uses & Uses.SAMPLED else y.argmax(-1, keepdim=True)
     if uses & Uses.GREEDY and uses & Uses.SAMPLED:

@@ -4,13 +4,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.engine.draw import check_params
 from hone.engine.record import NOBODY, Record
-from hone.engine.refuse import DIVERGED, check_prompt, check_stops, check_text
+from hone.engine.refuse import DIVERGED, check_prompt, check_stops, check_support, check_text
 from hone.engine.request import NO_TOPS, News, Request
 from hone.engine.runner import Runner, Ticket, Written
 from hone.engine.schedule import Place, Prefill, Scheduler
@@ -136,6 +137,7 @@ class Engine:
         for params in settings.values():
             check_params(params, self.vocab_size)
             check_stops(params, self.runner.most_stops)
+            check_support(params, records=self.runner.records_support)
             check_text(params, reads_text=self.decode is not None)
         different = {id(request.prompt): request for request in requests} if prompts else {}
         for request in different.values():
@@ -248,12 +250,16 @@ class Engine:
         tokens, logp, raw = self.record.since(place.slot, first, last)
         k = place.request.params.top_logprobs
         top = self.record.most_probable(place.slot, first, last, k) if k else NO_TOPS
-        return News(id=place.request.id, tokens=tokens, logp=logp, raw=raw, top=top, stop=stop, text=text)
+        news = News(id=place.request.id, tokens=tokens, logp=logp, raw=raw, top=top, stop=stop, text=text)
+        if place.request.params.support_recorded:
+            news.support_size, news.support = self.record.could_draw(place.slot, first, last)
+        return news
 
     def _open(self, place: Place) -> None:
         """It begins to write."""
         request = place.request
-        line = place.slot = self.record.open(place.limit, top=request.params.top_logprobs > 0)
+        top, support = request.params.top_logprobs > 0, request.params.support_recorded
+        line = place.slot = self.record.open(place.limit, top=top, support=support)
         self.places[line], self.line_of[place.row] = place, line
         if request.params.stop and self.decode is not None:
             self.watches[line] = _Watch(place, StopFinder(request.params.stop, self.decode))
@@ -298,4 +304,5 @@ def _picked(written: Written, chosen: NDArray[np.bool_]) -> Written:
         ended=written.ended[chosen],
         top_token=written.top_token[chosen] if top else None,  # pyright: ignore[reportOptionalSubscript]
         top_logp=written.top_logp[chosen] if top else None,  # pyright: ignore[reportOptionalSubscript]
+        support=None if written.support is None else list(compress(written.support, chosen.tolist())),
     )

@@ -29,6 +29,7 @@ class SampleParams:
     banned: frozenset[int] = frozenset()  # never written
     stop_ids: frozenset[int]  # writing any of these ends the completion
     stop: tuple[str, ...] = ()  # as does text that contains any of these
+    record_support: bool = False  # report which tokens top_k, top_p and min_p leave to draw from: to train on
     top_logprobs: int = 0  # report so many of the most probable tokens at each position
     seed: int = 0
 
@@ -75,6 +76,16 @@ class SampleParams:
             raise HoneError(f"stop is {self.stop!r}, a string: give a tuple of strings")
         if not isinstance(self.stop, Iterable) or not all(isinstance(text, str) for text in self.stop):
             raise HoneError(f"stop is {self.stop!r}: give a tuple of strings; token ids go into stop_ids")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether some tokens are left out of the draw by their probability."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def support_recorded(self) -> bool:
+        """Whether each token comes with the tokens that could have been drawn in its stead."""
+        return self.record_support and self.truncated
 
     @property
     def altered(self) -> tuple[str, ...]:

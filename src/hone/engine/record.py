@@ -27,10 +27,11 @@ class Record:
         self.end = np.arange(self.lines) * WIDTH  # where each line's next token goes
         self.is_open = np.zeros(self.lines, dtype=np.bool_)
         self.top: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}  # of lines that asked for it
+        self.support: dict[int, list[NDArray[np.int32]]] = {}  # likewise
         self._free = list(range(1, self.lines))[::-1]
         self._closed: deque[tuple[int, int]] = deque()
 
-    def open(self, limit: int, *, top: bool = False) -> int:
+    def open(self, limit: int, *, top: bool = False, support: bool = False) -> int:
         """A line for a request that writes at most `limit` tokens."""
         if limit > self.width or not self._free:
             self._grow(self.lines if self._free else 2 * self.lines, max(self.width, 1 << (limit - 1).bit_length()))
@@ -38,6 +39,8 @@ class Record:
         self.end[line], self.is_open[line] = line * self.width, True
         if top:
             self.top[line] = []
+        if support:
+            self.support[line] = []
         return line
 
     def close(self, lines: Sequence[int], launch: int) -> None:
@@ -45,6 +48,8 @@ class Record:
         self.is_open[lines] = False
         for line in lines if self.top else ():
             self.top.pop(line, None)
+        for line in lines if self.support else ():
+            self.support.pop(line, None)
         self._closed += [(launch, line) for line in lines]
 
     def recycle(self, read: int) -> None:
@@ -63,6 +68,10 @@ class Record:
             for line, token, logp in zip(lines.tolist(), written.top_token, written.top_logp, strict=True):
                 if line in self.top:
                     self.top[line].append((token, logp))
+        if self.support and written.support is not None:
+            for line, ids in zip(lines.tolist(), written.support, strict=True):
+                if line in self.support:
+                    self.support[line].append(ids)
 
     def count(self, line: int) -> int:
         """Tokens in it."""
@@ -84,6 +93,14 @@ class Record:
         if not found:
             return NO_TOPS
         return Tops(np.stack([token[:k] for token, _ in found]), np.stack([raw[:k] for _, raw in found]))
+
+    def could_draw(self, line: int, first: int, last: int) -> "tuple[array[int], array[int]]":
+        """From `first` on how many tokens could have been drawn in each one's stead, and their ids end to end."""
+        found = self.support.get(line, [])[first:last]
+        ids = array("i")
+        for each in found:
+            ids.frombytes(each.tobytes())
+        return array("i", map(len, found)), ids
 
     def _blank(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
         """Zeros, whose pages take memory only once they are written."""

@@ -44,3 +44,12 @@ def check_stops(params: SampleParams, most: int | None) -> None:
     """No more stop tokens than the runner looks for, or HoneError."""
     if most is not None and len(params.stop_ids) > most:
         raise HoneError(f"{len(params.stop_ids)} stop tokens are more than a GPU looks for: give at most {most}")
+
+
+def check_support(params: SampleParams, *, records: bool) -> None:
+    """What could have been drawn can be recorded where it is asked for, or HoneError."""
+    if params.support_recorded and not records:
+        raise HoneError(
+            "this sampler does not record which tokens top_k, top_p and min_p keep, and training needs that: "
+            "set sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0"
+        )

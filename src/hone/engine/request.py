@@ -64,5 +64,7 @@ class News:
     logp: "array[float]"  # under the distribution drawn from
     raw: "array[float]"  # under softmax(logits)
     top: Tops = field(default_factory=lambda: NO_TOPS)  # per token the params.top_logprobs most probable (token, raw)
+    support_size: "array[int]" = field(default_factory=lambda: array("i"))  # as in types.Rollout, if asked for
+    support: "array[int]" = field(default_factory=lambda: array("i"))
     stop: Stop | None = None
     text: str = ""  # set at the end when stop strings were given: the completion before the stop string

@@ -52,6 +52,8 @@ class Written:
     ended: NDArray[np.bool_]  # [n]  the row wrote a stop token or reached its limit, and writes no more
     top_token: NDArray[np.int64] | None = None  # [n, k]  the most probable under softmax(logits), best first
     top_logp: NDArray[np.float64] | None = None  # [n, k]
+    # by entry, the tokens that could have been drawn; empty for a row that did not ask, None where none did
+    support: list[NDArray[np.int32]] | None = None
 
 
 class Ticket(Protocol):
@@ -78,6 +80,7 @@ class Runner(Protocol):
     most_stops: int | None  # stop tokens that a request may have; None: any number
     held_back: int  # 1: a prompt's last token is read by the first decode, which then writes the first token; else 0
     keeps_written: bool  # a prompt may go on from what a row wrote; not where that changes bits the mode promises
+    records_support: bool  # it can tell which tokens top-k, top-p and min-p leave to draw from
     lag: int  # launches the engine keeps in flight before it reads the oldest; 0: read at once
 
     def use(self, adapter: str | None) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hone.engine.draw import Knobs, draw, uniforms
 from hone.engine.params import SampleParams
-from hone.engine.refuse import DIVERGED
+from hone.engine.refuse import DIVERGED, check_support
 from hone.engine.request import News
 from hone.engine.stop_strings import Decode, StopFinder
 from hone.errors import HoneError
@@ -92,6 +92,7 @@ class Waves:
                 start = end
 
     def _wave(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> Iterator[News]:
+        check_support(params, records=False)
         requests, rows = list(prompts), [list(prompt) for prompt in prompts.values()]
         limit = min(params.max_tokens, self.decoder.config.max_position_embeddings - len(rows[0]))
         finders = [StopFinder(params.stop, self.decode) for _ in rows] if params.stop and self.decode else []

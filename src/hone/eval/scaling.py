@@ -22,7 +22,7 @@ FORWARD_BACKWARD = 6  # operations a parameter and token: 2 forward, 4 backward 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Law:
+class ScalingLaw:
     """The loss of a model of N parameters trained on D tokens."""
 
     E: float
@@ -48,11 +48,11 @@ class Law:
 
 
 LAWS = {
-    "besiroglu": Law(
+    "besiroglu": ScalingLaw(
         E=1.8172, A=482.01, B=2085.43, alpha=0.3478, beta=0.3658,
         source="Besiroglu et al. 2024 (arXiv 2404.10102), the fit of Hoffmann's third approach done again",
     ),
-    "hoffmann": Law(
+    "hoffmann": ScalingLaw(
         E=1.69, A=406.4, B=410.7, alpha=0.34, beta=0.28,
         source="Hoffmann et al. 2022 (arXiv 2203.15556), third approach, as published",
     ),
@@ -60,7 +60,7 @@ LAWS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class ModelShape:
     """Of a decoder, for the operations of attention, which C = 6 N D leaves out."""
 
     layers: int
@@ -78,24 +78,24 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class TrainingPlan:
     params: float
     tokens: float
     flops: float
     loss: float
 
 
-def optimum(law: Law, flops: float) -> Plan:
+def optimum(law: ScalingLaw, flops: float) -> TrainingPlan:
     """min L subject to 6 N D = C: N = G (C/6)^a, D = (C/6)^b / G, G = (alpha A / (beta B))^(1 / (alpha + beta))."""
     _positive("flops", flops)
     a, b = law.growth
     ratio = (law.alpha * law.A / (law.beta * law.B)) ** (1 / (law.alpha + law.beta))
     params = ratio * (flops / FORWARD_BACKWARD) ** a
     tokens = (flops / FORWARD_BACKWARD) ** b / ratio
-    return Plan(params=params, tokens=tokens, flops=flops, loss=law.loss(params, tokens))
+    return TrainingPlan(params=params, tokens=tokens, flops=flops, loss=law.loss(params, tokens))
 
 
-def for_params(law: Law, params: float) -> Plan:
+def for_params(law: ScalingLaw, params: float) -> TrainingPlan:
     """The budget whose optimum has N parameters: C = 6 (N / G)^(1/a)."""
     _positive("params", params)
     a, _ = law.growth
@@ -103,7 +103,7 @@ def for_params(law: Law, params: float) -> Plan:
     return optimum(law, FORWARD_BACKWARD * (params / ratio) ** (1 / a))
 
 
-def for_tokens(law: Law, tokens: float) -> Plan:
+def for_tokens(law: ScalingLaw, tokens: float) -> TrainingPlan:
     """The budget whose optimum has D tokens: C = 6 (D G)^(1/b)."""
     _positive("tokens", tokens)
     _, b = law.growth
@@ -111,15 +111,15 @@ def for_tokens(law: Law, tokens: float) -> Plan:
     return optimum(law, FORWARD_BACKWARD * (tokens / ratio) ** (1 / b))
 
 
-def given(law: Law, params: float, tokens: float) -> Plan:
+def given(law: ScalingLaw, params: float, tokens: float) -> TrainingPlan:
     """A model and a number of tokens that are both fixed: nothing is optimised."""
     _positive("params", params)
     _positive("tokens", tokens)
     flops = FORWARD_BACKWARD * params * tokens
-    return Plan(params=params, tokens=tokens, flops=flops, loss=law.loss(params, tokens))
+    return TrainingPlan(params=params, tokens=tokens, flops=flops, loss=law.loss(params, tokens))
 
 
-def training_flops(params: float, tokens: float, shape: Shape | None = None) -> float:
+def training_flops(params: float, tokens: float, shape: ModelShape | None = None) -> float:
     """6 N D, and the attention of a shape."""
     return (FORWARD_BACKWARD * params + (shape.attention if shape else 0.0)) * tokens
 
@@ -149,7 +149,7 @@ NAMES = ("E", "A", "B", "alpha", "beta")
 class Fit:
     """The law, the 95 % bootstrap interval of each constant, and how far the runs lie from it."""
 
-    law: Law
+    law: ScalingLaw
     intervals: Mapping[str, tuple[float, float]]
     error: float  # root mean square of log L - log L_hat
     runs: int
@@ -189,7 +189,7 @@ def fit(runs: Sequence[tuple[float, float, float]], *, bootstrap: int = 100, see
         intervals = {n: (a, b) for n, a, b in zip(NAMES, low, high, strict=True)}
     error = (_predicted(best, table) - table[:, 2]).square().mean().sqrt().item()
     constants = dict(zip(NAMES, _constants(best, centre).tolist(), strict=True))
-    return Fit(Law(**constants, source=f"fit over {len(table)} runs"), intervals, error, len(table))
+    return Fit(ScalingLaw(**constants, source=f"fit over {len(table)} runs"), intervals, error, len(table))
 
 
 def _starts(log_loss: float) -> list[Tensor]:

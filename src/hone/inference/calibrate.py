@@ -6,14 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hone.checkpoint.files import MANIFEST, digest, read_json, write_atomically
+from hone.checkpoint.files import digest, read_json, write_atomically
+from hone.checkpoint.names import MANIFEST
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.launch import build, feeds
-from hone.model.formats.fetch import resolve
+from hone.model.formats.cache import resolve
 from hone.model.formats.folder import load_scorer
 from hone.model.formats.hf_config import CONFIG
-from hone.reward.learned.model import RewardModel
+from hone.reward.learned.reward_model import RewardModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

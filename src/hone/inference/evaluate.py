@@ -6,9 +6,10 @@ from typing import Any
 
 from hone.algo.select import reward_of
 from hone.errors import counted
-from hone.eval.vote import READERS, majority_at
+from hone.eval.sample_metrics import READERS, majority_at
 from hone.inference.defaults import Sampling
-from hone.inference.model import Desk
+from hone.inference.model import Model
+from hone.inference.problems import Problems
 from hone.launch.measure import summarise
 from hone.log.progress import say
 from hone.reward.outcome import kinds
@@ -19,7 +20,7 @@ LISTED = 10  # kinds of invalid rewards that are told of
 
 
 def evaluate(
-    model: str | Path,
+    model: str | Path | Model,
     data: str | Sequence[Any],
     *,
     reward: Any = "math",
@@ -29,28 +30,28 @@ def evaluate(
     seed: int = 0,
     limit: int = 0,
 ) -> dict[str, float]:
-    """Score a model, by folder or name, on problems: mean reward with its standard error, pass@k, maj@k, format.
+    """Score a model (loaded, or by folder or name) on problems: mean reward with its standard error, pass@k, maj@k.
 
     temperature None and max_tokens 0: as the model's generation config has it, else what suits (inference/defaults.py).
     limit: the first so many problems only (0: all). How far it is, and the first completion, go to stderr.
     """
     how = Sampling(samples=samples, temperature=temperature, max_tokens=max_tokens, seed=seed)
-    desk = Desk(model, data, how, limit=limit)
-    say(str(desk.settled))
-    if desk.tokenizer.chat_template is not None and any(isinstance(task.prompt, str) for task in desk.tasks):
+    problems = Problems(model, data, how, limit=limit)
+    say(str(problems.settled))
+    if problems.tokenizer.chat_template is not None and any(isinstance(task.prompt, str) for task in problems.tasks):
         say("prompts are plain text, the model has a chat template: write messages if it was trained on chats")
-    judge, groups = desk.reward(reward), list[Group]()
-    for first, tasks in desk.parts():
-        groups += score(desk.completions(tasks, first), judge)
+    judge, groups = problems.reward(reward), list[Group]()
+    for first, tasks in problems.parts():
+        groups += score(problems.completions(tasks, first), judge)
         if not first:
             shown = groups[0][0]
             value, why = reward_of(shown), shown.outcome.reason if shown.outcome else ""
             mark = f"invalid: {why}" if value is None else f"reward {value}"
             say(f"the first completion ({mark}): {shown.text[:300]!r}")
-        say(f"{len(groups)} of {len(desk.tasks)} problems")
+        say(f"{len(groups)} of {len(problems.tasks)} problems")
     found = with_votes(summarise(groups), groups, say)
     warn_of_invalid(groups, say)
-    if advice := desk.advice(found):
+    if advice := problems.advice(found):
         say(advice)
     return found
 

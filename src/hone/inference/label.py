@@ -14,7 +14,7 @@ from typing import Any
 from hone.config.textfile import read_text
 from hone.errors import HoneError
 from hone.inference.defaults import Sampling
-from hone.inference.model import Desk, Say
+from hone.inference.problems import Problems, Say
 from hone.log import sinks
 from hone.reward.steps import Stepper, named_separator
 from hone.search.label import Labelled, Labeller, given_solution, share_invalid
@@ -110,17 +110,17 @@ def label_steps(
     Solutions are the data's column `completion`, or the model's own, `how.samples` for each problem.
     """
     spec, how = labels or StepLabels(), how or Sampling(samples=1, temperature=1.0, max_tokens=256)
-    desk = Desk(model, data, how, limit=limit)
+    problems = Problems(model, data, how, limit=limit)
     named = {"model": str(model), "data": data if isinstance(data, str) else f"{len(data)} rows", "reward": str(reward)}
     ledger = Ledger(Path(out), asdict(spec) | _told(how) | named, whole=WHOLE)
-    labeller = _labeller(desk, spec, reward)
+    labeller = _labeller(problems, spec, reward)
     done, requests = (ledger.rows[-1]["problem"] + 1, ledger.rows[-1]["requests"]) if ledger.rows else (0, 0)
     if done:
-        there, n = f"{len(ledger.rows)} rows are there", len(desk.tasks)
+        there, n = f"{len(ledger.rows)} rows are there", len(problems.tasks)
         say(f"{there}: {'all problems are labelled' if done >= n else f'going on with problem {done + 1} of {n}'}")
-    for first, tasks in desk.parts(done):
+    for first, tasks in problems.parts(done):
         start = time.perf_counter()
-        solutions = _solutions(desk, tasks, first)
+        solutions = _solutions(problems, tasks, first)
         found = labeller([r for g in solutions for r in g], first_request=NEXT + requests)
         if (share := share_invalid(found)) > spec.max_invalid:
             raise HoneError(f"{share:.0%} of the continuations have no verdict: mend the reward or the data's answers")
@@ -128,7 +128,7 @@ def label_steps(
         seconds = (time.perf_counter() - start) / max(len(rows), 1)
         more = {"step_end": labeller.stepper.separator, "seconds": round(seconds, 4)}
         ledger.append([row | more for row in rows])
-        say(f"{first + len(tasks)} of {len(desk.tasks)} problems")
+        say(f"{first + len(tasks)} of {len(problems.tasks)} problems")
         if first == done and (doubt := _doubt(rows, labeller.stepper.separator)):
             say(doubt)
     return report(ledger.rows)
@@ -142,30 +142,30 @@ def _doubt(rows: Sequence[Row], separator: str) -> str:
     return f"warning: {ones} of {len(rows)} solutions have one step: if {separator!r} does not end one, set --separator"
 
 
-def _labeller(desk: Desk, spec: StepLabels, reward: Any) -> Labeller:
-    vocabulary = desk.tokenizer
+def _labeller(problems: Problems, spec: StepLabels, reward: Any) -> Labeller:
+    vocabulary = problems.tokenizer
     separator = named_separator(spec.separator)
     return Labeller(
-        sampler=desk.sampler,
+        sampler=problems.sampler,
         tokenizer=vocabulary,
         stepper=Stepper(decode=vocabulary.decode, stop_ids=vocabulary.stop_ids, separator=separator),
-        reward=desk.reward(reward),
-        params=desk.params,
-        context=desk.context,
+        reward=problems.reward(reward),
+        params=problems.params,
+        context=problems.context,
         k=spec.k,
         threshold=spec.threshold,
     )
 
 
-def _solutions(desk: Desk, tasks: list[Task], first: int) -> list[Group]:
+def _solutions(problems: Problems, tasks: list[Task], first: int) -> list[Group]:
     """Each problem's: the data's own, or sampled."""
     bare = [task for task in tasks if GIVEN not in task.extra]
     if bare and len(bare) < len(tasks):
         raise HoneError(f"{len(bare)} of {len(tasks)} problems have no {GIVEN}: give each one, or none")
     if bare:
-        return desk.completions(tasks, first)
+        return problems.completions(tasks, first)
     own = [replace(task, extra={k: v for k, v in task.extra.items() if k != GIVEN}) for task in tasks]
-    return [[given_solution(b, str(a.extra[GIVEN]), desk.tokenizer)] for a, b in zip(tasks, own, strict=True)]
+    return [[given_solution(b, str(a.extra[GIVEN]), problems.tokenizer)] for a, b in zip(tasks, own, strict=True)]
 
 
 def _rows(solutions: list[Group], found: list[Labelled], first: int, requests: int) -> tuple[list[Row], int]:

@@ -1,8 +1,8 @@
 """From a recipe to algorithm, model and learner: the place that turns settings into things; feeds.py does for data."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -18,7 +18,7 @@ from hone.errors import HoneError, counted
 from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.formats.fetch import folder_of, resolve
+from hone.model.formats.cache import folder_of, resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.peft import load_peft
 from hone.model.heads import ScalarHead
@@ -26,19 +26,17 @@ from hone.model.lora import add_lora, plain_state
 from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
 from hone.model.teacher import TopKTeacher, trimmed
-from hone.reward.learned.folders import process_model
-from hone.reward.learned.process import Dense
+from hone.reward.learned.load import process_model
+from hone.reward.learned.process_model import Dense
 from hone.reward.steps import named_separator
 from hone.rollout.supply import check_lag
 from hone.train import optim
 from hone.train.guard import Guard
 from hone.train.learner import Learner, Trainable
 from hone.train.optim import Masters
+from hone.train.shards import Shards, spread_out
 from hone.train.update import Correct
-from hone.types import Model
-
-if TYPE_CHECKING:
-    from hone.train.shards import Shards
+from hone.types import ForwardModel
 
 # algorithms that train a head, and its kind
 SCORERS = {"reward_model": "reward", "pointwise_reward_model": "reward", "process_reward_model": "step"}
@@ -55,10 +53,10 @@ def algorithm(recipe: Recipe) -> Algorithm:
         return algo
     if sample.group < algo.group:
         raise HoneError(f"{name} compares samples of one prompt: set sample.group to {algo.group} or more")
-    if sample.top_k or sample.top_p < 1 or sample.min_p:
+    if algo.teacher is not None and algo.teacher.top_k and (sample.top_k or sample.top_p < 1 or sample.min_p):
         raise HoneError(
-            "top_k, top_p and min_p change the sampling distribution in a way the learner does not see: "
-            "train with sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0"
+            f"{name} with algo.top_k compares tokens that sample.top_k, top_p or min_p leave out: "
+            "set algo.top_k=0, or sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0"
         )
     if (algo.on_policy or algo.trust_region) and recipe.train.epochs * recipe.train.minibatches > 1:
         why = "bounds one step an iteration" if algo.trust_region else "is strictly on policy"
@@ -123,16 +121,18 @@ def process(
     return Dense(model=model, use=spec.use, weight=spec.weight, gamma=gamma, outcome=reads)
 
 
-def place(name: str = "auto", precision: str = "auto") -> tuple[torch.device, torch.dtype]:
-    """Where a model computes and in what, as it is told or as the machine suggests."""
+def place(
+    name: str = "auto", precision: str = "auto", *, setting: str = "train.device"
+) -> tuple[torch.device, torch.dtype]:
+    """Where a model computes and in what, as it is told or as the machine suggests; setting: what errors name."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise HoneError(f"train.device is {name!r}: use auto, cpu, cuda or cuda:N") from error
+        raise HoneError(f"{setting} is {name!r}: use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise HoneError(f"train.device is {name}, but torch sees no GPU here: set train.device=cpu")
+        raise HoneError(f"{setting} is {name}, but torch sees no GPU here: set {setting}=cpu")
     half = precision == "bfloat16" or (precision == "auto" and device.type == "cuda")
     return device, torch.bfloat16 if half else torch.float32
 
@@ -142,12 +142,12 @@ def tokenizer(spec: ModelSpec) -> Tokenizer:
     return Tokenizer.load(folder_of(spec.tokenizer or spec.path))
 
 
-def loaded(model: str | Path) -> tuple[Tokenizer, Decoder]:
-    """The tokenizer and the model of a folder or fetched name, where and in what this machine suggests."""
-    folder, (device, dtype) = folder_of(model), place()
+def loaded(model: str | Path, *, device: str = "auto", precision: str = "auto") -> tuple[Tokenizer, Decoder]:
+    """The tokenizer and the model of a folder, a run or a fetched name; auto: as the machine suggests."""
+    folder, (where, dtype) = folder_of(model), place(device, precision, setting="device")
     vocabulary, found = Tokenizer.load(folder), load_decoder(folder)
     check_fits(vocabulary, found.config.vocab_size)
-    return vocabulary, found.to(device, dtype)
+    return vocabulary, found.to(where, dtype)
 
 
 def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:
@@ -207,7 +207,7 @@ def _twin(model: Decoder) -> Decoder:
     return twin
 
 
-def reference(recipe: Recipe, policy: Policy | Scorer, algo: Algorithm) -> Model | None:
+def reference(recipe: Recipe, policy: Policy | Scorer, algo: Algorithm) -> ForwardModel | None:
     """The frozen policy, or the base under the adapter, where the algorithm compares with one."""
     if not isinstance(policy, Policy) or not (algo.needs & {"ref_logp", "ref_kl"} or "ref_kl" in algo.wants):
         return None
@@ -234,11 +234,9 @@ def is_sharded(recipe: Recipe) -> bool:
 
 
 def shards(
-    recipe: Recipe, policy: Policy | Scorer, ref: Model | None, *, device: torch.device, dtype: torch.dtype
-) -> "Shards":
+    recipe: Recipe, policy: Policy | Scorer, ref: ForwardModel | None, *, device: torch.device, dtype: torch.dtype
+) -> Shards:
     """The policy and its reference spread over ranks, from wherever they are."""
-    from hone.train.shards import Shards, spread_out  # loading torch's sharding takes half a second
-
     half = dtype if dtype is torch.bfloat16 else None
     frozen = ref.policy if isinstance(ref, TopKTeacher) else ref
     if isinstance(frozen, Policy):
@@ -246,7 +244,7 @@ def shards(
     return Shards(policy, device=device, half=half, each=recipe.train.shard == "fsdp_lean")
 
 
-def learner(recipe: Recipe, policy: Trainable, ref: Model | None, *, shards: "Shards | None" = None) -> Learner:
+def learner(recipe: Recipe, policy: Trainable, ref: ForwardModel | None, *, shards: Shards | None = None) -> Learner:
     """The policy with its optimiser and schedule."""
     o, t = recipe.optim, recipe.train
     actor, critic, masters = policy.actor_parameters(), policy.critic_parameters(), None
@@ -284,9 +282,11 @@ def learner(recipe: Recipe, policy: Trainable, ref: Model | None, *, shards: "Sh
     )
 
 
-def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int, context: int = 0) -> SampleParams:
-    """The sampler's settings for a model of this context."""
-    return SampleParams(
+def sample_params(
+    spec: SampleSpec, vocabulary: Tokenizer, *, seed: int, context: int = 0, training: bool = False
+) -> SampleParams:
+    """The sampler's settings for a model of this context; training: what truncation keeps is recorded."""
+    params = SampleParams(
         max_tokens=spec.limit(context),
         temperature=spec.temperature,
         top_k=spec.top_k,
@@ -295,6 +295,7 @@ def sample_params(spec: SampleSpec, vocabulary: Tokenizer, *, seed: int, context
         stop_ids=vocabulary.stop_ids,
         seed=seed,
     )
+    return replace(params, record_support=training and params.truncated)
 
 
 def correction(recipe: Recipe) -> Correct | None:

@@ -12,23 +12,23 @@ from hone.algo.prefer import score_bce
 from hone.config.recipe import PAIRED, Recipe
 from hone.data.feed import assemble
 from hone.data.feed.assemble import Loaded
-from hone.data.feed.budget import WINDOW, Budgeted, check_fits
 from hone.data.feed.locate import Reading, locate
 from hone.data.feed.source import Source
-from hone.data.rows.columns import Shape, has_shape
+from hone.data.feed.token_batches import WINDOW, TokenBatches, check_fits
+from hone.data.rows.columns import RowKind, has_kind
 from hone.data.rows.convert import Grouper, Tally, Tasker
 from hone.data.rows.pairs import Use
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.types import Group, Task
 
-# the shapes that an offline algorithm reads; pairs are told by its unit
-SHAPES = {
-    "pretrain": (Shape.TEXT,),
-    "sft": (Shape.COMPLETION, Shape.MESSAGES),
-    "kto": (Shape.LABELLED,),
-    "pointwise_reward_model": (Shape.SCORED, Shape.LABELLED),
-    "process_reward_model": (Shape.STEPS,),
+# the kinds that an offline algorithm reads; pairs are told by its unit
+KINDS = {
+    "pretrain": (RowKind.TEXT,),
+    "sft": (RowKind.COMPLETION, RowKind.MESSAGES),
+    "kto": (RowKind.LABELLED,),
+    "pointwise_reward_model": (RowKind.SCORED, RowKind.LABELLED),
+    "process_reward_model": (RowKind.STEPS,),
 }
 
 
@@ -40,19 +40,19 @@ def reading(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer) -> Reading:
         name: getattr(r, name) for name in ("skip_bad", "overlong", "stream", "buffer", "chunk", "turns", "columns")
     }
     shares = any(term is score_bce for _, term in algo.loss)
-    shapes = _shapes(recipe)
+    kinds = _kinds(recipe)
     return Reading(
-        **plain, chat=chat, shares=shares, shapes=shapes, pairs=_use_of_pairs(recipe, shapes), reader=recipe.algo_name
+        **plain, chat=chat, shares=shares, kinds=kinds, pairs=_use_of_pairs(recipe, kinds), reader=recipe.algo_name
     )
 
 
-def _use_of_pairs(recipe: Recipe, shapes: tuple[Shape, ...]) -> Use:
+def _use_of_pairs(recipe: Recipe, kinds: tuple[RowKind, ...]) -> Use:
     """Online, a pair is a prompt; without its rival, each reply is a row: labelled, or the chosen one alone."""
     if recipe.online:
         return "prompts"
-    if Shape.LABELLED in shapes:
+    if RowKind.LABELLED in kinds:
         return "labels"
-    return "chosen" if Shape.COMPLETION in shapes else "pairs"
+    return "chosen" if RowKind.COMPLETION in kinds else "pairs"
 
 
 def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
@@ -61,7 +61,7 @@ def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
     for part in parts:
         most = assemble.PREVIEW if assemble.is_streamed(part, how) else None
         found = [row for row, _ in islice(assemble.plain_rows(part, how, Tally()), most)]
-        rows += [row for row in found if not how.skip_bad or has_shape(row, how.shapes)]
+        rows += [row for row in found if not how.skip_bad or has_kind(row, how.kinds)]
     return rows, " + ".join(part.name for part in parts)
 
 
@@ -105,15 +105,15 @@ def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> Tasker:
 
 def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> Grouper:
     plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "turns", "shares", "reader", "settings")}
-    return Grouper(tokenizer=vocabulary, max_tokens=context, expected=how.shapes, **plain)
+    return Grouper(tokenizer=vocabulary, max_tokens=context, expected=how.kinds, **plain)
 
 
-def _shapes(recipe: Recipe) -> tuple[Shape, ...]:
-    """The shapes that an offline algorithm reads; none: any."""
+def _kinds(recipe: Recipe) -> tuple[RowKind, ...]:
+    """The kinds that an offline algorithm reads; none: any."""
     if recipe.online:
         return ()
     pairs = recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2
-    return SHAPES.get(recipe.algo_name, (Shape.PREFERENCE,) if pairs else ())
+    return KINDS.get(recipe.algo_name, (RowKind.PREFERENCE,) if pairs else ())
 
 
 def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:
@@ -122,4 +122,4 @@ def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:
     if isinstance(inner, Source):
         check_fits(copy(inner).take(len(inner)), tokens=recipe.train.tokens)
     window = min(WINDOW, len(inner)) if isinstance(inner, Source) else WINDOW
-    return replace(loaded, feed=Budgeted(inner, tokens=recipe.train.tokens, seed=recipe.seed, window=window))
+    return replace(loaded, feed=TokenBatches(inner, tokens=recipe.train.tokens, seed=recipe.seed, window=window))

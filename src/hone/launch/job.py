@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from hone.algo import Algorithm
-from hone.checkpoint import files
+from hone.checkpoint import files, names, run_folder
+from hone.checkpoint.files import load_tensors, save_tensors
+from hone.checkpoint.record import describe, is_described
 from hone.checkpoint.saver import Saver, Timer, process_age
-from hone.checkpoint.state import ADAPTER, collected, read_state, restore, score_of, write_whole
-from hone.checkpoint.tensors import load_tensors, save_tensors
+from hone.checkpoint.state import read_state, restore, score_of, take_snapshot, write_checkpoint, write_model
+from hone.config.changes import Change, in_words
 from hone.config.recipe import Recipe
 from hone.data.feed.assemble import Loaded
 from hone.data.feed.source import Feed
@@ -25,25 +27,22 @@ from hone.dist import collect
 from hone.errors import HoneError
 from hone.launch import build, feeds, rewards
 from hone.log.monitor import Monitor
+from hone.log.progress import say
+from hone.model.adapters import adapter_off
 from hone.model.decoder import Decoder
 from hone.model.formats.folder import load_decoder
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
-from hone.reward.learned.process import Dense
-from hone.reward.marker import Marker
-from hone.reward.score import Reward, as_scorer
-from hone.reward.score import Scorer as RewardScorer
+from hone.reward.group_scorer import GroupScorer
+from hone.reward.learned.process_model import Dense
+from hone.reward.score import Reward, RewardScorer, as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
-from hone.rollout.supply import AHEAD, Ahead
+from hone.rollout.supply import Ahead
 from hone.train.guard import Spikes, local, not_finite
 from hone.train.learner import Learner
 from hone.train.threads import threads
 from hone.types import Group, Task
-
-START = "start"  # the model as the run found it: the reference, and the base under adapters
-CHECKPOINTS = "checkpoints"
-SAMPLER = "sampler.safetensors"  # weights that rollouts are owed by, which could not be made ahead
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +59,7 @@ class Run:
     roller: Roller | None = None  # online only, as is this: what is sampled before the learner asks for it
     ahead: Ahead | None = None
     reward: RewardScorer | None = None
-    marker: Marker | None = None  # that reward as the loop uses it
+    group_scorer: GroupScorer | None = None  # that reward as the loop uses it
     process: Dense | None = None  # what fills step rewards
     held_out: Sequence[Task] = ()  # what an online run is examined on
     held_rows: Sequence[Group] = ()  # and an offline one
@@ -149,7 +148,7 @@ def _add_sampler(job: Run, decoder: Decoder) -> None:
     """What an online run writes its completions with."""
     recipe, shards = job.recipe, job.learner.shards
     context = decoder.config.max_position_embeddings
-    params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed, context=context)
+    params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed, context=context, training=True)
     whole = decoder if shards is None else shards.publish()
     copied = recipe.train.lag > 0 and shards is None  # what shards publish is a copy already
     sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=job.tokenizer.pad_id, copy=copied)
@@ -161,12 +160,12 @@ def _add_rewards(job: Run, *, separate: Mapping[str, Reward]) -> None:
     """What an online run marks its completions with."""
     recipe, device = job.recipe, job.learner.device
     job.reward = as_scorer(unrewarded)
-    job.marker = Marker(reward=job.reward)
+    job.group_scorer = GroupScorer(reward=job.reward)
     if recipe.reward:
         how = partial(rewards.scorer, vocabulary=job.tokenizer, device=device, separate=separate)
         job.reward = how(recipe.reward, parts=recipe.parts)
         held_out = how(recipe.parts.held_out) if recipe.parts.held_out else None
-        job.marker = Marker(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)
+        job.group_scorer = GroupScorer(reward=job.reward, held_out=held_out, max_invalid=recipe.train.max_invalid)
     job.process = build.process(recipe, job.algo, job.tokenizer, device=device)
 
 
@@ -179,13 +178,13 @@ def _go_on(job: Run, saved: Path, *, changed: bool) -> None:
     if job.ahead:
         job.ahead.load(saved, changed=changed)
         publish(job, job.step)
-        _keep_to(job, saved / SAMPLER)
+        _keep_to(job, saved / names.SAMPLER)
 
 
 def learner_of(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path | None = None) -> Learner:
     """The decoder with all that trains it; saved: the checkpoint whose weights follow."""
     # on resume the adapter, too, is the run's own copy: its weights follow, exactly, with the rest of the state
-    adapter = saved / ADAPTER if saved is not None else None
+    adapter = saved / names.ADAPTER if saved is not None else None
     policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed, saved=adapter), algo)
     precision = recipe.train.dtype
     if saved is not None and precision == "auto":  # as it was begun, on whatever device it goes on
@@ -206,7 +205,7 @@ def start_of(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
     if not resumed:
         vocabulary = build.tokenizer(recipe.model)
         return vocabulary, build.decoder(recipe.model, vocabulary, seed=recipe.seed)
-    folder = recipe.run_dir / START
+    folder = recipe.run_dir / names.START
     try:
         files.verify(folder)
     except HoneError as error:
@@ -238,7 +237,8 @@ def publish(job: Run, version: int) -> None:
 
 def _sampled_with(job: Run) -> dict[str, Tensor] | None:
     """The weights that the sampler has, where they are still to write rollouts."""
-    if job.ahead is None or not job.ahead.owes or job.roller is None:
+    assert job.roller is not None
+    if job.ahead is None or not job.ahead.owes:
         return None
     return cast(LocalSampler, job.roller.sampler).weights()
 
@@ -260,19 +260,21 @@ def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = Non
 
     score: the metric save.best, where this step has it.
     """
-    root, step, recipe, begin = folder / CHECKPOINTS, job.step, job.recipe, time.monotonic()
-    whole = collected(job.policy, job.learner, recipe=recipe, parts=parts(job), score=score)
-    ahead, sampled = job.ahead.saved() if job.ahead and job.ahead.lag else None, _sampled_with(job)
+    root, step, recipe, begin = folder / names.CHECKPOINTS, job.step, job.recipe, time.monotonic()
+    snapshot = take_snapshot(job.policy, job.learner, recipe=recipe, parts=parts(job), score=score)
+    ahead, sampled = None, None
+    if job.ahead is not None and job.ahead.lag:
+        ahead, sampled = job.ahead.saved(), _sampled_with(job)
 
     def write(aside: Path) -> None:
-        for tensors in whole.tensors.values():
+        for tensors in snapshot.tensors.values():
             job.learner.guard.check(tensors, step=step)
-        write_whole(aside, whole, job.tokenizer, recipe=recipe)
+        write_checkpoint(aside, snapshot, job.tokenizer, recipe=recipe)
         if ahead is not None:
-            (aside / AHEAD).write_bytes(ahead)
+            (aside / names.AHEAD).write_bytes(ahead)
         if sampled is not None:
-            save_tensors(aside / SAMPLER, sampled)
-        for log in folder.glob("*.jsonl"):  # no step of the checkpoint is missing in the logs beside it
+            save_tensors(aside / names.SAMPLER, sampled)
+        for log in folder.glob(names.LOGS):  # no step of the checkpoint is missing in the logs beside it
             if log.is_file():  # else something was put in its place, which costs no checkpoint
                 files.sync(log)
 
@@ -295,6 +297,39 @@ def _spared(root: Path, recipe: Recipe, steps: Collection[int]) -> set[int]:
     folders = files.checkpoints(root)
     scores = {n: score for n in steps if how.best and (score := score_of(folders[n], how.best)) is not None}
     if (top := files.best(scores, lowest=how.best_is == "lowest")) is not None:
-        files.point(root, files.BEST, folders[top])
+        files.point(root, names.BEST, folders[top])
         spared.add(top)
     return spared
+
+
+def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Change]) -> run_folder.Kept | None:
+    """Write the settings where they are new and a step is to be done by them, and the starting model of a fresh run;
+    gives the first rank what has to stay there."""
+    job.learner.guard.folder, fresh = folder / names.BAD, found is None
+    goes_on = job.step < job.recipe.train.steps
+    job.learner.guard.find()
+    decoder = whole_decoder(job) if fresh else None  # every rank takes part
+
+    def write() -> None:
+        if found is not None:  # the one that `latest` names may be damaged
+            files.point(folder / names.CHECKPOINTS, names.LATEST, found)
+        for place in (folder, folder / names.BAD):
+            files.sweep(place)
+        if goes_on and (fresh or not is_described(job.recipe, folder)):
+            describe(job.recipe, folder, step=job.step, changed=changed)
+        if goes_on and changed:
+            say(f"{job.recipe.name}: goes on from step {job.step} with other settings: {in_words(changed)}")
+        if decoder is not None:
+            begin = time.thread_time()
+            with adapter_off(decoder):  # resume goes on from the base under the adapters
+                files.save_folder(folder / names.START, partial(write_model, model=decoder, tokenizer=job.tokenizer))
+            job.saver.guess((time.thread_time() - begin) * _larger(job, folder / names.START))
+
+    collect.once(write)
+    return run_folder.Kept(folder) if run_folder.is_first() else None
+
+
+def _larger(job: Run, start: Path) -> float:
+    """How many times as large as the starting model a checkpoint may be: two moments and a copy in float32."""
+    trained = sum(p.numel() for p in job.learner.trained().values())
+    return 1 + 12 * trained / max(1, sum(path.stat().st_size for path in start.rglob("*")))

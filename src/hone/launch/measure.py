@@ -12,12 +12,12 @@ from hone.data.collate import collate
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.eval.pass_at_k import mean_and_error, mean_pass_at_k
+from hone.eval.sample_metrics import mean_and_error, mean_pass_at_k
 from hone.log.stats import Stats
 from hone.model.decoder import Decoder
 from hone.reward.outcome import commonest
-from hone.reward.score import Scorer, score
-from hone.reward.verify.format import format_reward
+from hone.reward.score import RewardScorer, score
+from hone.reward.verify.structure import format_reward
 from hone.rollout.local import LocalSampler
 from hone.rollout.roller import Roller
 from hone.train import metrics
@@ -35,7 +35,7 @@ def sample_groups(
     decoder: Decoder, tokenizer: Tokenizer, tasks: Sequence[Task], *, params: SampleParams, samples: int
 ) -> list[Group]:
     """`samples` completions of each task."""
-    apart = replace(params, seed=(params.seed + APART) % 2**64)
+    apart = replace(params, seed=(params.seed + APART) % 2**64, record_support=False)
     roller = Roller(LocalSampler(decoder, pad_id=tokenizer.pad_id), tokenizer, apart, group=samples)
     return roller(list(tasks)) if tasks else []
 
@@ -85,7 +85,7 @@ def measure(
     decoder: Decoder,
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
-    reward: Scorer,
+    reward: RewardScorer,
     *,
     params: SampleParams,
     samples: int = 1,

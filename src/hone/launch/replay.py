@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from hone.checkpoint import names
 from hone.checkpoint.record import recorded
 from hone.checkpoint.state import restore_weights
 from hone.config.recipe import Recipe
 from hone.errors import counted
 from hone.launch import build
-from hone.launch.job import START, learner_of, set_torch, start_of
+from hone.launch.job import learner_of, set_torch, start_of
 from hone.launch.rescue import nearest
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
@@ -53,7 +54,7 @@ def replay(file: str | Path, *, recipe: Recipe | None = None) -> Replay:
     keep_old_policy(learner, algo)
     found = explain(learner, batch.to(learner.device), algo)
     then = [str(Found(**f)) for f in about["found"][:1]]
-    name = saved.relative_to(folder) if saved is not None else START
+    name = saved.relative_to(folder) if saved is not None else names.START
     distance = f"{counted(late, 'update')} before it" if late else "exactly those of the time"
     return Replay(
         step=about["step"],

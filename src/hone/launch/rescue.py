@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hone.checkpoint import files
-from hone.checkpoint.record import RECIPE, describe
+from hone.checkpoint import files, names
+from hone.checkpoint.record import describe
 from hone.checkpoint.state import read_state, restore_learned
 from hone.dist import collect
 from hone.errors import HoneError, Unsaved
-from hone.launch.job import CHECKPOINTS, START, Run, parts, publish, save
+from hone.launch.job import Run, parts, publish, save
 from hone.loop import Iteration
-from hone.train.guard import BAD, local, not_finite
+from hone.train.guard import local, not_finite
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def _keep(job: Run, folder: Path, before: Mapping[str, Any], *, note: Callable[[
         for name, part in parts(job).items():
             part.load(before[name])
         # the first rank writes, and knows what it has written
-        if not collect.count(collect.world()[0] == 0 and job.step in files.checkpoints(folder / CHECKPOINTS)):
+        if not collect.count(collect.world()[0] == 0 and job.step in files.checkpoints(folder / names.CHECKPOINTS)):
             save(job, folder)
     except Exception as error:
         note(f"step {job.step + 1} failed, and step {job.step} could not be saved: {error}")
@@ -116,7 +116,7 @@ def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:
 
     A skipped update moves nothing, so one that was saved later may hold the very weights.
     """
-    for saved in reversed(files.checkpoints(folder / CHECKPOINTS).values()):
+    for saved in reversed(files.checkpoints(folder / names.CHECKPOINTS).values()):
         done = read_state(saved)["updates"]
         if done <= updates:
             return saved, updates - done
@@ -125,11 +125,11 @@ def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:
 
 def ruined(job: Run, folder: Path) -> str:
     """Where a run whose updates are not finite can go on from: with its last weights no rate helps."""
-    mend, guard = f"mend what `hone replay` finds in {folder / BAD}", job.learner.guard
+    mend, guard = f"mend what `hone replay` finds in {folder / names.BAD}", job.learner.guard
     if not job.learner.updates or guard.row < guard.in_a_row:  # those it began with, or they gave finite ones too
         return f"lower optim.lr, or {mend}; the run is saved in {folder}"
-    before = nearest(folder, job.learner.updates - 1)[0] or folder / START
-    again = f"`hone run RECIPE --config {folder / RECIPE} model.path={before} out=ANOTHER optim.lr=LOWER`"
+    before = nearest(folder, job.learner.updates - 1)[0] or folder / names.START
+    again = f"`hone run RECIPE --config {folder / names.RECIPE} model.path={before} out=ANOTHER optim.lr=LOWER`"
     return (
         f"the weights of {files.name_of(job.step)} gave no finite one, and a lower optim.lr alone does not mend "
         f"them: begin anew from those before, {again}, or {mend}"
@@ -148,7 +148,7 @@ def gone_back(job: Run, folder: Path, metrics: Mapping[str, float]) -> str:
     why = "the weights are not finite" if lost else f"the loss is {metrics['loss']:.4g}"
     collect.once(job.saver.wait)
     # those of save.every: whether others are there depends on when the run was interrupted
-    good = files.latest(folder / CHECKPOINTS, every=job.recipe.save.every, but=job.spikes.tried)
+    good = files.latest(folder / names.CHECKPOINTS, every=job.recipe.save.every, but=job.spikes.tried)
     if good is None:
         remedy = "lower optim.lr, or look at the data of these steps"
         raise HoneError(f"stopped at step {job.step}: {why}, and no checkpoint is left to go back to: {remedy}")

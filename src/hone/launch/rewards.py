@@ -20,24 +20,21 @@ from hone.errors import HoneError
 from hone.launch import build
 from hone.launch.measure import sample_groups
 from hone.model.decoder import Decoder
-from hone.reward.cache import cached
 from hone.reward.learned.endpoint import Budget, Endpoint, Failed
-from hone.reward.learned.folders import reward_model
-from hone.reward.learned.judge import Ask, Judge, check
-from hone.reward.learned.judge import Settings as JudgeSettings
-from hone.reward.parts import Part, read_schedule
-from hone.reward.score import Reward, Scorer, as_scorer, combine
+from hone.reward.learned.judge import Ask, Judge, JudgeSettings, check_settings
+from hone.reward.learned.load import reward_model
+from hone.reward.score import Reward, RewardPart, RewardScorer, as_scorer, cached, combine, read_schedule
 from hone.reward.verify import HANGS, REMEMBERED, SECONDS, made
-from hone.reward.verify.code.settings import Settings, asked
+from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.verdict import code_reward
-from hone.reward.workers.apart import apart
+from hone.reward.workers.reward_worker import in_workers
 from hone.types import Message, Task
 
 
 def judge(path: str) -> Judge:
     """The judge that a YAML file describes."""
     settings = from_yaml(path, JudgeSettings())
-    check(settings, path)
+    check_settings(settings, path)
     budget = Budget(settings.budget)
     ask: Ask
     if settings.endpoint:
@@ -111,7 +108,7 @@ def in_processes(
     if not functions:
         return {}
     limits = [(each or {}).get(name, seconds) for name in functions]
-    return dict(zip(functions, apart(list(functions.values()), seconds=limits, memory=memory), strict=True))
+    return dict(zip(functions, in_workers(list(functions.values()), seconds=limits, memory=memory), strict=True))
 
 
 def alone(name: str, *, asked: bool = False) -> Callable[..., Any] | None:
@@ -131,7 +128,7 @@ def scorer(
     device: torch.device | str = "cpu",
     separate: Mapping[str, Reward] | None = None,
     parts: PartsSpec | None = None,
-) -> Scorer:
+) -> RewardScorer:
     """Named verifiers with weights, a reward model's folder, a function in a file, or a function.
 
     separate: what stands for functions that run in processes of their own. parts: how each counts.
@@ -146,12 +143,12 @@ def scorer(
     return combine({name: _part(name, found[name], weight, how) for name, weight in weights.items()})
 
 
-def _part(name: str, reward: Scorer, weight: float, how: PartsSpec) -> Part:
+def _part(name: str, reward: RewardScorer, weight: float, how: PartsSpec) -> RewardPart:
     size = how.cache.get(name, REMEMBERED.get(name.partition(":")[0], 0))
     low, high = how.low.get(name, -math.inf), how.high.get(name, math.inf)
     schedule = read_schedule(how.schedule[name], name=name) if name in how.schedule else ()
     kept = cached(reward, size=size) if isinstance(reward, Reward) else reward
-    return Part(reward=kept, weight=weight, low=low, high=high, schedule=schedule)
+    return RewardPart(reward=kept, weight=weight, low=low, high=high, schedule=schedule)
 
 
 def _verifier(name: str) -> tuple[Callable[..., Any], bool]:
@@ -159,7 +156,7 @@ def _verifier(name: str) -> tuple[Callable[..., Any], bool]:
         raise unknown("reward", name, REWARDS)
     kind, _, path = name.partition(":")
     if kind == "code" and path.endswith((".yaml", ".yml")):
-        return partial(code_reward, **asked(from_yaml(path, Settings()), path)), False
+        return partial(code_reward, **reward_arguments(from_yaml(path, CodeSettings()), path)), False
     return made(name)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from hone import loop
 from hone.check import suite
-from hone.checkpoint import files, run_folder
+from hone.checkpoint import files, names, run_folder
 from hone.checkpoint.record import HOW_IN_PYTHON, in_python, recorded, settings_in
 from hone.config.changes import changes, check_changes
 from hone.config.overrides import override, unknown
@@ -22,7 +22,7 @@ from hone.dist import collect
 from hone.dist.join import joined
 from hone.errors import HoneError, Interrupted
 from hone.launch import build
-from hone.launch.job import CHECKPOINTS, Run, prepare, publish, save, set_torch
+from hone.launch.job import Run, begin, prepare, publish, save, set_torch
 from hone.launch.measure import assess, measure
 from hone.launch.rescue import attempted, gone_back, owed, rescued, ruined, saved_elsewhere, untold
 from hone.launch.signals import Heard, Stopper
@@ -31,7 +31,7 @@ from hone.log.progress import Progress, Silent
 from hone.log.sinks import JsonlSink, MultiSink, Sink, TensorBoardSink, truncate_after
 from hone.model.policy import Policy
 from hone.reward.outcome import kinds
-from hone.reward.parts import Combined
+from hone.reward.score import Combined
 from hone.train.threads import settled
 from hone.types import Group, Rollout
 
@@ -70,10 +70,10 @@ def _run(recipe: Recipe, stopper: Stopper, *, resume: bool, allow_change: bool) 
         if len(set(collect.gather(str(found)))) > 1:  # and all have looked before the first one writes
             raise HoneError(f"ranks see different runs in {folder}: set out= to a folder that all of them share")
         try:
-            kept = run_folder.begin(job, folder, found, changed)
+            kept = begin(job, folder, found, changed)
             return _train(job, folder, kept, stopper)
         except KeyboardInterrupt:  # the second one: no time to save
-            if not files.checkpoints(folder / CHECKPOINTS):
+            if not files.checkpoints(folder / names.CHECKPOINTS):
                 raise
             raise _interrupted(recipe) from None
         finally:
@@ -101,7 +101,7 @@ def resume(run_dir: str | Path, *, settings: Sequence[str] = (), allow_change: b
     recipe = override(recorded(folder), settings)
     if recipe.run_dir.resolve() != folder.resolve():
         raise HoneError(f"name and out say where a run lies: leave them out, or move {folder} there first")
-    if not files.checkpoints(folder / CHECKPOINTS):
+    if not files.checkpoints(folder / names.CHECKPOINTS):
         raise HoneError(f"{folder} has no checkpoint to continue from: start it again with `hone run`")
     return run(recipe, resume=True, allow_change=allow_change)
 
@@ -127,9 +127,7 @@ def _train(job: Run, folder: Path, kept: run_folder.Kept | None, stopper: Stoppe
     else:
         progress.note("; ".join([f"{recipe.name}: {plan(recipe)}", *job.notes]))
         if job.step and run_folder.is_first() and (known := run_folder.logged(folder)) < job.step:
-            progress.note(
-                f"{recipe.name}: {run_folder.METRICS} ends at step {known}, those up to {job.step} are not in it"
-            )
+            progress.note(f"{recipe.name}: {names.METRICS} ends at step {known}, those up to {job.step} are not in it")
         try:
             with settled():
                 _turn(job, folder, kept, progress, stopper)
@@ -137,7 +135,7 @@ def _train(job: Run, folder: Path, kept: run_folder.Kept | None, stopper: Stoppe
             for text in (*job.news(), *_invalid_so_far(folder)):
                 progress.note(f"{recipe.name}: {text}")
             progress.close()
-    return folder / CHECKPOINTS / files.name_of(job.step)
+    return folder / names.CHECKPOINTS / files.name_of(job.step)
 
 
 def _turn(job: Run, folder: Path, kept: run_folder.Kept | None, progress: Progress, stopper: Stopper) -> None:
@@ -220,11 +218,11 @@ class _Log:
     """What a run writes at each step; on resume, what came after the checkpoint is forgotten."""
 
     def __init__(self, folder: Path, recipe: Recipe, *, start: int) -> None:
-        self.metrics = JsonlSink(folder / run_folder.METRICS)
+        self.metrics = JsonlSink(folder / names.METRICS)
         sinks: list[Sink] = [self.metrics]
-        sinks += [TensorBoardSink(folder / run_folder.BOARD)] if recipe.tensorboard else []
-        self.sink, self.samples = MultiSink(*sinks), folder / run_folder.SAMPLES
-        self.invalid = invalid.InvalidLog(folder / invalid.INVALID, start=start)
+        sinks += [TensorBoardSink(folder / names.BOARD)] if recipe.tensorboard else []
+        self.sink, self.samples = MultiSink(*sinks), folder / names.SAMPLES
+        self.invalid = invalid.InvalidLog(folder / names.INVALID, start=start)
         self.sink.truncate_after(start)
         truncate_after(self.samples, start)
 
@@ -236,7 +234,7 @@ class _Log:
         self.sink.write(step, metrics)
         if chosen is not None:
             samples.write(self.samples, step, chosen)
-        said = [f"{run_folder.METRICS} was removed, and begins anew with this step"] if lost else []
+        said = [f"{names.METRICS} was removed, and begins anew with this step"] if lost else []
         return [*said, *self.invalid.write(step, bad)]
 
 
@@ -253,7 +251,7 @@ def _invalid(iteration: loop.Iteration, held_out: Sequence[Group], metrics: Mapp
 def _invalid_so_far(folder: Path) -> list[str]:
     """What a run says of it when it ends, in whatever way."""
     try:
-        said = invalid.summary(invalid.totals(folder / invalid.INVALID)) if run_folder.is_first() else ""
+        said = invalid.summary(invalid.totals(folder / names.INVALID)) if run_folder.is_first() else ""
     except (HoneError, OSError) as error:  # which must not hide what ended the run
         said = str(error)
     return [said] if said else []
@@ -284,12 +282,12 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
         context = job.policy.decoder.config.max_position_embeddings
         return loop.offline(job.source, job.learner, job.algo, size=train.prompts, context=context)
     assert job.roller is not None
-    assert job.marker is not None
+    assert job.group_scorer is not None
     assert job.ahead is not None
     return loop.online(
         job.ahead,
         job.roller,
-        job.process.after(job.marker) if job.process else job.marker,
+        job.process.after(job.group_scorer) if job.process else job.group_scorer,
         job.learner,
         job.algo,
         prompts=train.prompts,
@@ -297,7 +295,7 @@ def _iterations(job: Run) -> Iterator[loop.Iteration]:
         minibatches=train.minibatches,
         refill_rounds=train.refill_rounds,
         correct=build.correction(recipe),
-        publish=partial(publish, job),
+        publish=partial(publish, job) if job.learner.shards is not None else job.roller.sampler.publish,
         seed=recipe.seed,
     )
 

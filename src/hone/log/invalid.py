@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hone.checkpoint import names
 from hone.log.sinks import append, mend, read, truncate_after
 
-INVALID = "invalid.jsonl"
 HELD_OUT = "held-out: "  # before a kind that an evaluation met
 Kinds = Mapping[str, tuple[int, str]]  # how often, and the first reason
 TOLD = 20  # kinds that a run tells of as they come; the rest is in the file
@@ -79,7 +79,7 @@ def summary(found: Sequence[Total]) -> str:
     shown = [f"{total.count} x {total.kind}, first at step {total.step}" for total in found[:SUMMED]]
     more = [f"{len(found) - SUMMED} more kinds"] if len(found) > SUMMED else []
     count = sum(total.count for total in found)
-    return f"{count} reward{'s were' if count > 1 else ' was'} invalid ({INVALID}): " + "; ".join([*shown, *more])
+    return f"{count} reward{'s were' if count > 1 else ' was'} invalid ({names.INVALID}): " + "; ".join([*shown, *more])
 
 
 def _completions(count: int, kind: str) -> str:

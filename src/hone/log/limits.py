@@ -10,7 +10,7 @@ Severity = Literal["warn", "stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class LimitSpec:
     """When to warn and when to stop; None switches a limit off. KL and entropy are nats per token."""
 
     patience_warn: int = 3  # consecutive steps beyond a limit before it is said

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.errors import HoneError
-from hone.log.limits import Limits, Severity
+from hone.log.limits import LimitSpec, Severity
 
 MANY = 16  # completions from which on arrays pay
 LARGEST = 2**24  # ids that a table is made for
@@ -85,7 +85,7 @@ REMEDIES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warning_:
+class Alert:
     """A limit passed for long enough; "stop" asks the loop to end the run."""
 
     step: int
@@ -99,12 +99,12 @@ class Warning_:
 class Monitor:
     """Compares each step's metrics with the limits; says a thing once, and again only after it recovered."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: LimitSpec | None = None) -> None:
+        self.limits = limits or LimitSpec()
         self._count: dict[str, int] = {}  # "entropy.warn" -> consecutive steps beyond the limit
         self._said: set[str] = set()
 
-    def check(self, step: int, metrics: Mapping[str, float]) -> list[Warning_]:
+    def check(self, step: int, metrics: Mapping[str, float]) -> list[Alert]:
         """What went wrong this step, at most one a metric; one that is absent keeps its count."""
         watched = {name: metrics[name] for name in REMEDIES if name in metrics} | _nonfinite(metrics)
         found = [self._judge(step, name, value) for name, value in watched.items()]
@@ -122,7 +122,7 @@ class Monitor:
             raise HoneError("cannot resume: what the monitor remembers is damaged: resume from another checkpoint")
         self._count, self._said = dict(cast(Mapping[str, int], count)), set(cast(list[str], said))
 
-    def _judge(self, step: int, name: str, value: float) -> Warning_ | None:
+    def _judge(self, step: int, name: str, value: float) -> Alert | None:
         """Both severities are counted; only the graver one is said."""
         mild, grave = self.limits.get(name, "warn"), self.limits.get(name, "stop")
         # NaN compares false with every limit; a statistic that is NaN is worth a warning, but no stop.
@@ -134,7 +134,7 @@ class Monitor:
         if not (warn or stop) or threshold is None:
             return None
         message = _message(name, value, threshold=threshold, steps=self._count[f"{name}.{severity}"])
-        return Warning_(step=step, name=name, value=value, threshold=threshold, severity=severity, message=message)
+        return Alert(step=step, name=name, value=value, threshold=threshold, severity=severity, message=message)
 
     def _due(self, name: str, severity: Severity, *, broken: bool) -> bool:
         """True on the step at which the limit has been passed for as long as patience allows."""

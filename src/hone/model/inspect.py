@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hone.errors import HoneError
 from hone.model.formats import peft
-from hone.model.formats.fetch import folder_of, resolve
+from hone.model.formats.cache import folder_of, resolve
 from hone.model.formats.weight_files import Stored, in_order, kind_of, stored
 
 ENERGY = 0.9  # the share of sum sigma^2 that `energy_rank` holds

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hone.data.text.bounded import first_matches
+from hone.data.text.worker import first_matches
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 

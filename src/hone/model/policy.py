@@ -105,13 +105,15 @@ class Policy(nn.Module):
         if hidden is not None and stats:
             at = cells(batch.host.mask, batch.mask.device)
             chosen, head = lines.gather(hidden, at), self.decoder.lm_head.weight
-            own = HeadRows(chosen.detach(), head.detach(), self.temperature, finish=self.decoder.finish)
+            support = None if batch.support is None else batch.support.at(at)
+            own = HeadRows(chosen.detach(), head.detach(), self.temperature, support, self.decoder.finish)
             at_mask = token_stats(
                 chosen,
                 head,
                 batch.targets.flatten()[at],
                 want=frozenset(stats),
                 temperature=self.temperature,
+                support=support,
                 chunk=self.chunk,
                 keep=self.checkpoint_layers is False,
                 against={
@@ -127,8 +129,10 @@ class Policy(nn.Module):
     def log_rows(self, batch: Batch) -> LogRows:
         """The log-distributions at the masked positions, in row-major order, a slice at a time."""
         lines = self._lay_out(batch, every=False)
-        hidden = lines.gather(self._hidden(lines), cells(batch.host.mask, batch.mask.device))
-        return HeadRows(hidden, self.decoder.lm_head.weight, self.temperature, finish=self.decoder.finish)
+        at = cells(batch.host.mask, batch.mask.device)
+        support = None if batch.support is None else batch.support.at(at)
+        hidden = lines.gather(self._hidden(lines), at)
+        return HeadRows(hidden, self.decoder.lm_head.weight, self.temperature, support, self.decoder.finish)
 
     def log_distribution(self, batch: Batch) -> Tensor:
         """log softmax(logits / temperature) at the masked positions in row-major order, [N, V]"""

@@ -1,6 +1,6 @@
 """PPO with the verifier's reward and a process model's scores as potentials; needs the model of `hone run process`."""
 
-from hone import Choice, CriticSpec, Limits, ModelSpec, OptimSpec, ProcessSpec, Recipe, SampleSpec, TrainSpec
+from hone import Choice, CriticSpec, LimitSpec, ModelSpec, OptimSpec, ProcessSpec, Recipe, SampleSpec, TrainSpec
 
 
 def recipe() -> Recipe:
@@ -17,5 +17,5 @@ def recipe() -> Recipe:
         sample=SampleSpec(group=8, max_tokens=44),
         train=TrainSpec(steps=20, prompts=24, minibatches=4),
         optim=OptimSpec(lr=1e-4, critic_lr=5e-4, warmup=10),
-        limits=Limits(ref_kl_warn=None, ref_kl_stop=None),
+        limits=LimitSpec(ref_kl_warn=None, ref_kl_stop=None),
     )

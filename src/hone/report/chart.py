@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from hone.log.sinks import number
+from hone.report.page import text
 
 WIDTH, HEIGHT = 320.0, 168.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 10.0, 24.0
@@ -18,6 +19,26 @@ SMOOTH_FROM = 24  # points from which a running mean is drawn as well
 TINY = 1e-90
 
 Point = tuple[float, float]
+TITLES = {  # of metrics, in the order of their charts; others follow by name
+    "loss": "loss",
+    "reward": "reward",
+    "accuracy": "accuracy",
+    "ref_kl": "KL to the reference",
+    "entropy": "entropy",
+    "length": "length",
+    "format": "format rate",
+    "grad_norm": "gradient norm",
+    "clip_fraction": "clipped share",
+    "gen_kl": "KL sampler to learner",
+    "ess": "effective sample size",
+    "explained_variance": "explained variance",
+    "repetition": "repetition",
+    "disagreement": "held-out verifier disagrees",
+    "hacked": "rewarded but held-out verifier refuses",
+    "truncated": "truncated share",
+    "lr": "learning rate",
+    "tokens_per_second": "tokens a second",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +128,19 @@ class Scale:
         return self.left + across * (WIDTH - self.left - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
 
 
+def figure(rows: Sequence[dict[str, Any]], name: str) -> str:
+    """A metric of a run's rows under its title, with its last value."""
+    data = series(rows, name)
+    title = TITLES.get(name, name.replace("_", " "))
+    points = data.points
+    last = f"<b>{label(points[-1][1])}</b>" if points else ""
+    lost = f"<em>{len(data.lost)} not finite</em>" if data.lost else ""
+    return (
+        f'<figure class="card"><figcaption><span>{text(title)}</span>{lost}{last}</figcaption>'
+        f"{svg(data, name=title)}</figure>"
+    )
+
+
 def svg(data: Series, *, name: str) -> str:
     """The chart of a series; one without a finite value says so."""
     points = data.points
@@ -139,10 +173,10 @@ def label_step(step: float) -> str:
 
 def _axes(scale: Scale, marks: Sequence[float]) -> str:
     parts: list[str] = []
-    for mark, text in zip(marks, mark_labels(marks), strict=True):
+    for mark, shown in zip(marks, mark_labels(marks), strict=True):
         y = scale.at((scale.x[0], mark))[1]
         parts.append(f'<line class="grid" x1="{scale.left:g}" x2="{WIDTH - RIGHT:g}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="y" x="{scale.left - 6:g}" y="{y + 3.5:.1f}">{text}</text>')
+        parts.append(f'<text class="y" x="{scale.left - 6:g}" y="{y + 3.5:.1f}">{shown}</text>')
     for step in _step_marks(*scale.x):
         x = scale.at((step, scale.y[0]))[0]
         place = "x end" if step == scale.x[1] > scale.x[0] else "x"

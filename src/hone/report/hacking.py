@@ -1,19 +1,29 @@
 """The reward-hacking view of the report: parts over time, drift, shares, disagreement, top-rewarded samples."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hone.log.hacking import Drift, drifts, top
-from hone.report.chart import label
-from hone.report.figure import figure
-from hone.report.samples import single, text
+from hone.report.chart import figure, label, number
+from hone.report.page import text
+from hone.report.samples import single
 
 Rows = Sequence[dict[str, Any]]
+DRIFTS = ("length", "repetition", "truncated", "reward", "disagreement", "hacked")
 CURVES = ("length", "repetition", "disagreement", "hacked")
 HINT = (
     "Rising reward is good news only if nothing here explains it better: one part that carries all of it, completions "
     "that grow or repeat themselves, a held-out verifier that disagrees (parts.held_out)."
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """A metric's mean over the first and the last tenth of a run."""
+
+    name: str
+    first: float
+    last: float
 
 
 def hacking(runs: Mapping[str, Rows], samples: Sequence[Mapping[str, Any]], stages: Sequence[str]) -> str:
@@ -49,3 +59,29 @@ def _line(drift: Drift) -> str:
         f'<tr><th scope="row">{text(drift.name)}</th><td data-name="first tenth"><span>{label(drift.first)}</span></td>'
         f'<td data-name="last tenth"><span>{label(drift.last)}</span></td></tr>'
     )
+
+
+def drifts(rows: Sequence[Mapping[str, Any]]) -> list[Drift]:
+    """How the telling metrics and the parts of the reward have moved.
+
+    >>> drifts([{"length": 10.0}, {"length": 30.0}])
+    [Drift(name='length', first=10.0, last=30.0)]
+    """
+    parts = sorted({name for row in rows for name in row if name.startswith(("reward/", "share/"))})
+    found = list[Drift]()
+    for name in (*DRIFTS, *parts):
+        values = [x for row in rows if (x := number(row.get(name))) is not None]
+        size = max(1, len(values) // 10)
+        if len(values) > 1:
+            found.append(Drift(name, sum(values[:size]) / size, sum(values[-size:]) / size))
+    return found
+
+
+def top(samples: Sequence[Mapping[str, Any]], most: int = 6) -> list[Mapping[str, Any]]:
+    """The samples with the highest reward, no completion twice, of equal ones the latest."""
+    scored = [s for s in samples if number(s.get("reward")) is not None]
+    found = dict[str, Mapping[str, Any]]()
+    scored.reverse()  # a sort that is stable then keeps the latest first
+    for sample in sorted(scored, key=lambda s: -float(s["reward"])):
+        found.setdefault(str(sample.get("completion", "")), sample)
+    return list(found.values())[:most]

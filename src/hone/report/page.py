@@ -157,6 +157,14 @@ SCRIPT = """
 """
 
 
+CONTROLS = {i: 0x2400 + i for i in range(32) if i not in (9, 10)} | {127: 0x2421}
+
+
+def text(value: object) -> str:
+    """Escaped for HTML text and attributes; control characters become visible ones."""
+    return escape(str(value).replace("\r\n", "\n").translate(CONTROLS))
+
+
 def page(title: str, body: str) -> str:
     """A whole document. Its policy names the hashes of our style and script: nothing else runs, nothing loads."""
     policy = (

@@ -8,11 +8,10 @@ from typing import Any
 from hone.log.invalid import Total
 from hone.log.progress import duration
 from hone.log.sinks import number
-from hone.report.chart import label
-from hone.report.figure import TITLES, figure
+from hone.report.chart import TITLES, figure, label
 from hone.report.hacking import hacking
-from hone.report.page import page
-from hone.report.samples import compared, invalid_rewards, problems, single, text
+from hone.report.page import page, text
+from hone.report.samples import compared, invalid_rewards, problems, single
 
 Row = Mapping[str, Any]
 MAIN_CURVES = 9  # the others are folded away

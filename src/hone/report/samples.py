@@ -2,21 +2,15 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from hone.log.invalid import Total
 from hone.log.sinks import number
 from hone.report.chart import label
+from hone.report.page import text
 
 Sample = Mapping[str, Any]
 PART = re.compile(r"<(think|answer)>(.*?)(</\1>|(?=<(?:think|answer)>)|\Z)", re.DOTALL)
-CONTROLS = {i: 0x2400 + i for i in range(32) if i not in (9, 10)} | {127: 0x2421}
-
-
-def text(value: object) -> str:
-    """Escaped for HTML text and attributes; control characters become visible ones."""
-    return escape(str(value).replace("\r\n", "\n").translate(CONTROLS))
 
 
 def completion(raw: str) -> str:

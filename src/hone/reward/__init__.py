@@ -1,0 +1,90 @@
+"""Rewards: what a completion is worth, as a number or as invalid with a reason. Users know this room as `hone.rewards`.
+
+Verifiers: `math`, `choice`, `exact`, `f1`, `format`, `code`, `gym`, each called as `math(completion, task)`, where the
+task may be the gold answer itself. Makers of verifiers: `numeric`, `regex`, `tags`, `schema`, `grammar`, `length`,
+`overlong`, `language`, `repetition`, as in `numeric("1%")`. `combine` adds rewards up with weights.
+Inside: verify/ checks by program, sandbox/ runs programs, learned/ asks models, workers/ are processes.
+It imports types, errors, config, log, data, algo and, in learned/, model.
+"""
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # as typing has it, whose import would delay every process of the sandbox
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hone.reward.outcome import invalid
+    from hone.reward.score import Reward, RewardPart, combine
+    from hone.reward.verify.choice import choice_reward as choice
+    from hone.reward.verify.choice import exact_reward as exact
+    from hone.reward.verify.code.verdict import code_reward as code
+    from hone.reward.verify.compare import f1_reward as f1
+    from hone.reward.verify.compare import gym_reward as gym
+    from hone.reward.verify.compare import numeric
+    from hone.reward.verify.math.verdict import math_reward as math
+    from hone.reward.verify.structure import format_reward as format
+    from hone.reward.verify.structure import grammar, language, length, overlong, schema, tags
+    from hone.reward.verify.structure import matches as regex
+    from hone.reward.verify.structure import varied as repetition
+    from hone.types import Outcome, Task
+
+_HOME = {  # the module that defines a public name, and its name there; imported when it is first used
+    "Outcome": ("hone.types", "Outcome"),
+    "RewardPart": ("hone.reward.score", "RewardPart"),
+    "Reward": ("hone.reward.score", "Reward"),
+    "Task": ("hone.types", "Task"),
+    "choice": ("hone.reward.verify.choice", "choice_reward"),
+    "code": ("hone.reward.verify.code.verdict", "code_reward"),
+    "combine": ("hone.reward.score", "combine"),
+    "exact": ("hone.reward.verify.choice", "exact_reward"),
+    "f1": ("hone.reward.verify.compare", "f1_reward"),
+    "format": ("hone.reward.verify.structure", "format_reward"),
+    "grammar": ("hone.reward.verify.structure", "grammar"),
+    "gym": ("hone.reward.verify.compare", "gym_reward"),
+    "invalid": ("hone.reward.outcome", "invalid"),
+    "language": ("hone.reward.verify.structure", "language"),
+    "length": ("hone.reward.verify.structure", "length"),
+    "math": ("hone.reward.verify.math.verdict", "math_reward"),
+    "numeric": ("hone.reward.verify.compare", "numeric"),
+    "overlong": ("hone.reward.verify.structure", "overlong"),
+    "regex": ("hone.reward.verify.structure", "matches"),
+    "repetition": ("hone.reward.verify.structure", "varied"),
+    "schema": ("hone.reward.verify.structure", "schema"),
+    "tags": ("hone.reward.verify.structure", "tags"),
+}
+__all__ = [
+    "Outcome",
+    "Reward",
+    "RewardPart",
+    "Task",
+    "choice",
+    "code",
+    "combine",
+    "exact",
+    "f1",
+    "format",
+    "grammar",
+    "gym",
+    "invalid",
+    "language",
+    "length",
+    "math",
+    "numeric",
+    "overlong",
+    "regex",
+    "repetition",
+    "schema",
+    "tags",
+]
+
+
+def __getattr__(name: str) -> "Any":
+    """Imports a public name from the module that defines it (PEP 562)."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'hone.reward' has no attribute {name!r}")
+    module, inside = _HOME[name]
+    return getattr(import_module(module), inside)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

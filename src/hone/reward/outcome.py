@@ -19,13 +19,18 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from hone.types import Outcome
+from hone.types import Outcome, Task
 
 GREATEST = 3.4028234663852886e38  # of float32, in which rewards are learned from
 LONGEST = 300  # characters of a reason, less its place
 PLACE = re.compile(r" \(([^()]*(?:\.py|>):\d+)\)$")
 VARIES = re.compile(r"'[^']*'|\"[^\"]*\"|(?<![\w./-])\d[\d.,]*(?![\w/-])")  # from one completion to the next
 HONE = str(Path(__file__).parents[1])
+
+
+def as_task(task: Task | str) -> Task:
+    """The task itself, or one with no prompt whose gold answer is the text."""
+    return Task(prompt="", answer=task) if isinstance(task, str) else task
 
 
 def invalid(reason: str, *, place: str = "") -> Outcome:

@@ -1,10 +1,17 @@
 """A reward is any function of a completion and its task; what it returns becomes a number or "invalid".
 
-A reward that raises, or returns NaN, None or something that is no number, is invalid and never zero.
+A reward that raises, or returns NaN, None or something that is no number, is invalid and never zero. Rewards add up by
+weights, bounds and schedules, and can remember their outcomes.
 """
 
+import hashlib
 import inspect
+import json
+import math
 import os
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -12,12 +19,12 @@ from functools import cached_property, partial
 from typing import Any
 
 from hone.errors import HoneError
-from hone.reward.outcome import crashed, invalid, place_of, to_outcome
-from hone.reward.parts import Combined, Part, check_part
-from hone.reward.waiting import Late, awaited
+from hone.reward.event_loop import TimedOut, await_all
+from hone.reward.outcome import crashed, finite, invalid, place_of, to_outcome
 from hone.types import Group, Outcome, Rollout, Task
 
 ONE = ("completion", "task", "rollout")
+Points = tuple[tuple[int, float], ...]  # (step, factor), by step
 MANY = ("completions", "tasks", "rollouts")
 
 
@@ -95,11 +102,11 @@ class Reward:
 
     def _awaited(self, rows: list[dict[str, Any]]) -> list[Outcome]:
         makes: list[Callable[[], Awaitable[Any]]] = [partial(self.function, **row) for row in rows]
-        return [self._of(value) for value in awaited(makes, seconds=self.seconds)]
+        return [self._of(value) for value in await_all(makes, seconds=self.seconds)]
 
     def _of(self, value: Any) -> Outcome:
         """The outcome of a value, or of the exception that came in its place."""
-        if isinstance(value, Late):
+        if isinstance(value, TimedOut):
             return self.late(self.seconds or 0.0)
         if isinstance(value, KeyboardInterrupt):
             raise value
@@ -120,7 +127,7 @@ class Reward:
     def _batched(self, columns: dict[str, list[Any]], n: int) -> list[Outcome]:
         try:
             if self.waits:
-                (result,) = awaited([partial(self.function, **columns)], seconds=self.seconds and self.seconds * n)
+                (result,) = await_all([partial(self.function, **columns)], seconds=self.seconds and self.seconds * n)
             else:
                 result = self._called(columns)
             values: Any = result.tolist() if hasattr(result, "tolist") else result  # numpy and torch
@@ -196,19 +203,152 @@ def _copy(rollout: Rollout) -> Rollout:
     return replace(rollout, task=_copy_task(rollout.task), **lists)
 
 
-Scorer = Reward | Combined
+@dataclass(frozen=True, kw_only=True)
+class RewardPart:
+    """weight x schedule(step) x clip(value, low, high)"""
+
+    reward: Any  # a Reward or a Combined
+    weight: float = 1.0
+    low: float = -math.inf
+    high: float = math.inf
+    schedule: Points = ()
+
+    def added(self, value: float, step: int) -> float:
+        """What it adds to the sum."""
+        return self.weight * factor(self.schedule, step) * min(max(value, self.low), self.high)
 
 
-def as_scorer(function: Callable[..., Any]) -> Scorer:
+def factor(schedule: Points, step: int) -> float:
+    """The schedule's number at a step: linear between its points, level outside them, 1 without any.
+
+    >>> [factor(((0, 0.0), (10, 1.0)), step) for step in (0, 5, 10, 99)]
+    [0.0, 0.5, 1.0, 1.0]
+    """
+    if not schedule:
+        return 1.0
+    place = bisect_right(schedule, step, key=lambda point: point[0])
+    if place in (0, len(schedule)):
+        return schedule[place and -1][1]
+    (x0, y0), (x1, y1) = schedule[place - 1 : place + 1]
+    return y0 + (y1 - y0) * (step - x0) / (x1 - x0)
+
+
+def read_schedule(text: str, *, name: str) -> Points:
+    """From "0:1 200:0.1": step and factor, step and factor.
+
+    >>> read_schedule("0:1 200:0.1", name="format")
+    ((0, 1.0), (200, 0.1))
+    """
+    try:
+        pairs = [pair.split(":") for pair in text.split()]
+        points = tuple((int(step), float(value)) for step, value in pairs)
+    except ValueError:
+        points = ()
+    steps = [step for step, _ in points]
+    whole = bool(points) and steps == sorted(set(steps)) and steps[0] >= 0
+    if not whole or not all(math.isfinite(value) for _, value in points):
+        raise HoneError(
+            f"parts.schedule.{name} is {text!r}: write steps that grow, each with a factor, as in '0:1 200:0.1'"
+        )
+    return points
+
+
+@dataclass(frozen=True)
+class Combined:
+    """A weighted sum of rewards; `parts` holds each one's own value, `added` what it added to the sum."""
+
+    rewards: Mapping[str, RewardPart]
+
+    @property
+    def one_by_one(self) -> bool:
+        return all(part.reward.one_by_one for part in self.rewards.values())
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
+        columns = {name: part.reward(rollouts) for name, part in self.rewards.items()}
+        return [self._sum({name: c[i] for name, c in columns.items()}, r.version) for i, r in enumerate(rollouts)]
+
+    def _sum(self, outcomes: dict[str, Outcome], step: int) -> Outcome:
+        parts, added = dict[str, float](), dict[str, float]()
+        for name, outcome in outcomes.items():
+            if outcome.value is None:
+                return invalid(f"{name}: {outcome.reason}")
+            parts[name] = outcome.value
+            parts |= {f"{name}/{inner}": value for inner, value in outcome.parts.items()}
+            added[name] = self.rewards[name].added(outcome.value, step)
+        said = next((outcome.reason for outcome in outcomes.values() if outcome.reason), "")
+        return to_outcome(Outcome(value=math.fsum(added.values()), parts=parts, added=added, reason=said))
+
+    def steady(self) -> "Combined":
+        """The same without schedules, so that numbers of different steps can be compared."""
+        return Combined({name: replace(part, schedule=()) for name, part in self.rewards.items()})
+
+
+def check_part(name: str, part: RewardPart) -> RewardPart:
+    """The part, or HoneError where its numbers make no sense."""
+    if finite(part.weight) is None:
+        raise HoneError(f"reward {name} has the weight {part.weight!r}: give a finite number")
+    if not part.low <= part.high:
+        raise HoneError(f"reward {name} is clipped to {part.low}..{part.high}: give parts.low below parts.high")
+    return replace(part, weight=float(part.weight))
+
+
+@dataclass(frozen=True)
+class Cached(Reward):
+    """A reward that remembers its last so many outcomes, and calls for equal completions once."""
+
+    inner: Reward = field(kw_only=True)
+    size: int = field(kw_only=True)
+    known: OrderedDict[bytes | int, Outcome] = field(default_factory=OrderedDict[bytes | int, Outcome], kw_only=True)
+    lock: threading.Lock = field(default_factory=threading.Lock, kw_only=True)
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
+        keys = [content(r) or i for i, r in enumerate(rollouts)]
+        with self.lock:
+            found = {key: self.known[key] for key in keys if key in self.known}
+        asked = {key: r for key, r in zip(keys, rollouts, strict=True) if key not in found}
+        found |= zip(asked, self.inner(list(asked.values())), strict=True)
+        with self.lock:
+            for key, outcome in found.items():
+                if isinstance(key, bytes) and outcome.valid:
+                    self.known[key] = outcome
+                    self.known.move_to_end(key)
+            while len(self.known) > self.size:
+                self.known.popitem(last=False)
+        return [found[key] for key in keys]
+
+
+def content(rollout: Rollout) -> bytes:
+    """What stands for a completion and its task; nothing where the task holds what JSON cannot."""
+    task = rollout.task
+    whole = (rollout.text, None if task is None else (task.prompt, task.answer, task.extra, task.id))
+    try:
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).digest()
+    except (TypeError, ValueError, RecursionError):
+        return b""
+
+
+def cached(reward: Reward, *, size: int) -> Reward:
+    """The same reward with a memory of so many outcomes; none where it is 0."""
+    if not size:
+        return reward
+    if not reward.one_by_one or "rollout" in reward.names:
+        raise HoneError(f"reward {reward.name} reads more than one completion and its task: leave out parts.cache")
+    return Cached(reward.function, inner=reward, size=size)
+
+
+RewardScorer = Reward | Combined
+
+
+def as_scorer(function: Callable[..., Any]) -> RewardScorer:
     """The function wrapped as a Reward, unless it is one already."""
     return function if isinstance(function, Reward | Combined) else Reward(function)
 
 
-def combine(rewards: Mapping[str, tuple[Callable[..., Any], float] | Part]) -> Combined:
+def combine(rewards: Mapping[str, tuple[Callable[..., Any], float] | RewardPart]) -> Combined:
     """sum_i added_i; a completion with any part invalid is invalid. Plain functions are wrapped."""
     if not rewards:
         raise HoneError("there is no reward to combine: name at least one with its weight")
-    made = {name: part if isinstance(part, Part) else Part(reward=part[0], weight=part[1])
+    made = {name: part if isinstance(part, RewardPart) else RewardPart(reward=part[0], weight=part[1])
             for name, part in rewards.items()}  # fmt: skip
     return Combined({name: check_part(name, replace(p, reward=as_scorer(p.reward))) for name, p in made.items()})
 

@@ -30,7 +30,14 @@ class Running(Protocol):
     """A decoder that makes its own runner."""
 
     def runner(
-        self, *, max_rows: int, capacity: int, switch: Switch | None, invariant: bool, memory: int | None
+        self,
+        *,
+        max_rows: int,
+        capacity: int,
+        switch: Switch | None,
+        invariant: bool,
+        memory: int | None,
+        support: bool,
     ) -> Runner: ...
 
 
@@ -83,7 +90,8 @@ class LocalSampler:
         self.version = 0
         self._runner: Runner | None = None
         self._rows = 0  # as asked for: memory may have granted fewer
-        self._made_for: tuple[torch.device, torch.dtype, int] | None = None  # the weights there were then
+        # the weights there were then, and whether supports were recorded
+        self._made_for: tuple[torch.device, torch.dtype, int, bool] | None = None
 
     def publish(self, version: int) -> None:
         """From now on sample from the learner's weights as they are, and call them `version`."""
@@ -159,7 +167,10 @@ class LocalSampler:
             return
         longest = max(prompts.values(), key=len)
         columns = len(longest) + self._limit(longest, params)
-        runner, vocab = self._memory(len(prompts), columns), self.decoder.config.vocab_size
+        runner, vocab = (
+            self._memory(len(prompts), columns, support=params.support_recorded),
+            self.decoder.config.vocab_size,
+        )
         engine = Engine(runner, vocab_size=vocab, decode=self.decode)
         asked = [Request(id=i, prompt=prompt, params=params, adapter=adapter) for i, prompt in prompts.items()]
         engine.submit(asked, checked=True)
@@ -168,12 +179,12 @@ class LocalSampler:
             engine.go_on(lambda news, found=found: found.append(ended(news)))
             yield found
 
-    def _memory(self, rows: int, columns: int) -> Runner:
+    def _memory(self, rows: int, columns: int, *, support: bool = False) -> Runner:
         """A runner for so many sequences of this length; the one there is, if it will do."""
         rows = min(rows, self.max_rows)
         runner, weights = self._runner, list(cast(nn.Module, self.decoder).parameters())
         # `.to` changes what keys and values are, and an adapter added since needs memory of its own
-        now = weights[0].device, weights[0].dtype, sum(weight.numel() for weight in weights)
+        now = weights[0].device, weights[0].dtype, sum(weight.numel() for weight in weights), support
         if runner is None or rows > self._rows or columns > runner.capacity or now != self._made_for:
             context = self.decoder.config.max_position_embeddings
             columns = max(min(-(-columns // COLUMNS) * COLUMNS, context), runner.capacity if runner else 0)
@@ -181,7 +192,12 @@ class LocalSampler:
             del runner
             self.release()  # before the memory of the next is taken
             runner = self._runner = cast(Running, self.decoder).runner(
-                max_rows=rows, capacity=columns, switch=self.switch, invariant=self.invariant, memory=self.kv_memory
+                max_rows=rows,
+                capacity=columns,
+                switch=self.switch,
+                invariant=self.invariant,
+                memory=self.kv_memory,
+                support=support,
             )
             self._rows, self._made_for = rows, now
         return runner
@@ -235,6 +251,8 @@ class Beginning:
             mask=_mask(len(self.prompt), len(news.tokens)),
             gen_logp=self.zeros + news.logp,
             raw_logp=self.zeros + news.raw,
+            support_size=array("i", bytes(4 * len(self.prompt))) + news.support_size if news.support_size else (),
+            support=news.support if news.support_size else (),
             stop=news.stop,
             limit=self.limit,
             version=self.version,

@@ -16,6 +16,7 @@ def packed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Rollouts as a few long tensors, and the rest as JSON; tasks are left out, for the feed gives them again."""
     rows = [r for g in groups for r in g]
     kinds = {"tokens": torch.int64, "mask": torch.bool, "gen_logp": torch.float64, "raw_logp": torch.float64}
+    kinds |= {"support_size": torch.int32, "support": torch.int32}
     tensors = {
         name: torch.tensor([x for r in rows for x in getattr(r, name)], dtype=kind) for name, kind in kinds.items()
     }
@@ -27,6 +28,7 @@ def packed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "version": r.version,
             "text": r.text,
             "outcome": _plain(r.outcome),
+            "support": len(r.support),
         }
         for r in rows
     ]
@@ -53,17 +55,21 @@ def unpacked(tensors: Mapping[str, Tensor], about: Mapping[str, Any], tasks: Seq
 
 def _rows(tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]) -> Iterator[Rollout]:
     columns = {name: x.tolist() for name, x in tensors.items()}
-    start = 0
+    counts = ("length", "limit", "version", "support")
+    start = sized = kept = 0
     for row in rows:
-        if any(type(row[name]) is not int or not 0 <= row[name] < 2**63 for name in ("length", "limit", "version")):
+        if any(type(row[name]) is not int or not 0 <= row[name] < 2**63 for name in counts):
             raise ValueError("a count is none")
-        part = slice(start, start + row["length"])
-        start = part.stop
+        part, ids = slice(start, start + row["length"]), slice(kept, kept + row["support"])
+        sizes = slice(sized, sized + (row["length"] if row["support"] else 0))
+        start, sized, kept = part.stop, sizes.stop, ids.stop
         yield Rollout(
             tokens=array("q", columns["tokens"][part]),
             mask=tuple(columns["mask"][part]),
             gen_logp=array("d", columns["gen_logp"][part]),
             raw_logp=array("d", columns["raw_logp"][part]),
+            support_size=array("i", columns["support_size"][sizes]) if row["support"] else (),
+            support=array("i", columns["support"][ids]) if row["support"] else (),
             stop=Stop(row["stop"]),
             limit=row["limit"],
             version=row["version"],

@@ -16,6 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hone.algo.table import Algorithm
+from hone.checkpoint import names
 from hone.data.feed.source import Feed
 from hone.dist import collect
 from hone.errors import HoneError
@@ -26,7 +27,6 @@ from hone.rollout.overlap import Aside, Begin
 from hone.rollout.rollout_file import packed, unpacked
 from hone.types import Group, Task
 
-AHEAD = "ahead.safetensors"
 Roll = Callable[[list[Task], slice], list[Group]]  # sample a group for each task of this rank's part
 Score = Callable[[list[Group]], list[Group]]  # give each rollout its outcome
 Rounds = list[list[Group]]  # this rank's groups, scored, by round of asking for prompts
@@ -260,7 +260,7 @@ class Ahead:
 
         changed: the settings are others; rollouts that do not fit them are made anew.
         """
-        path = folder / AHEAD
+        path = folder / names.AHEAD
         if path.is_file() != bool(self.lag) and not changed:
             raise HoneError(f"{folder} was saved with train.lag={1 - self.lag}: resume with the same")
         if not path.is_file():

@@ -1,1 +1,6 @@
-"""Search and sampling that a model's own steps are judged or chosen by."""
+"""Search and sampling that a model's own steps are judged or chosen by.
+
+Doors: `beam.Beam` continues beginnings step by step, and a process model says which to go on with; `label.Labeller`
+labels steps by the share of continuations that verify.
+It imports types, errors, data's text, the engine's parameters and the reward room.
+"""

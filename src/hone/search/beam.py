@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from hone.engine.params import SampleParams, Sampler
 from hone.errors import HoneError
-from hone.reward.learned.process import ProcessModel
+from hone.reward.learned.process_model import ProcessModel
 from hone.types import Group, Rollout, Stop
 
 OPEN = Stop.STRING  # of a beginning that can be gone on with: it ended with a step

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from hone.engine.engine import Counts, Engine
 from hone.engine.request import News, Request
 from hone.errors import HoneError
-from hone.serve.refusal import Refusal, bad
+from hone.serve.http import APIError, invalid_request
 
 QUEUE = 8192  # tokens and alternatives that wait for a client; above it the client gets no more rows
 BATCH = 512  # of them that a client takes at once
@@ -94,7 +94,7 @@ class Exchange:
         self.short = is_short(requests)
         self.left = len(requests)  # that have not ended; this and what follows is the event loop's
         self.news = deque[News]()
-        self.failure: Refusal | None = None
+        self.failure: APIError | None = None
         self.owed = 0  # tokens and alternatives in `news`
         self.ready = asyncio.Event()
 
@@ -108,8 +108,8 @@ class Exchange:
         self.owed += _size(item)
         self.ready.set()
 
-    def fail(self, why: Refusal) -> None:
-        self.failure = self.failure or why
+    def fail(self, error: APIError) -> None:
+        self.failure = self.failure or error
         self.ready.set()
 
     async def take(self) -> list[News]:
@@ -138,20 +138,17 @@ def _size(item: News) -> int:
     return len(item.tokens) + item.top.token.size
 
 
-Letter = Callable[[], None]  # done in the engine's thread
-
-
 class Dispatcher:
     """Between any number of clients and one engine."""
 
     def __init__(self, engine: Engine, *, note: Callable[[str], None]) -> None:
         self.engine, self.note = engine, note
         self.failed: str | None = None  # why the last launch gave nothing
-        self.counts = engine.counts  # as they were after the last launch or letters, for any thread to read
+        self.counts = engine.counts  # as they were after the last launch or commands, for any thread to read
         self.live = self.short = 0  # exchanges, and those that can write little; the event loop's
         self.hurried = -math.inf  # when the last of those began or ended
-        self._letters = queue.SimpleQueue[Letter | None]()
-        self._mail = deque[Sequence[tuple[Exchange, News | Refusal]]]()  # from the engine's thread to the event loop
+        self._commands = queue.SimpleQueue[Callable[[], None] | None]()  # None: the thread shall end
+        self._mail = deque[Sequence[tuple[Exchange, News | APIError]]]()  # from the engine's thread to the event loop
         self._woken = False  # whether the event loop is about to look
         self._owners: dict[int, Exchange] = {}  # by request; this and what follows is the engine thread's
         self._clients: dict[str, _Client] = {}  # those that wait or have a row
@@ -166,35 +163,35 @@ class Dispatcher:
 
     def close(self, seconds: float = 5.0) -> bool:
         """Every client is told, and the thread ends after the launch it is in; False: it did not within the time."""
-        self.stop_all(Refusal(503, "the server is shutting down", code="shutting_down"))
-        self._letters.put(None)
+        self.stop_all(APIError(503, "the server is shutting down", code="shutting_down"))
+        self._commands.put(None)
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def stop_all(self, why: Refusal) -> None:
+    def stop_all(self, error: APIError) -> None:
         """End every request."""
-        self._letters.put(lambda: self._fail(why))
+        self._commands.put(lambda: self._fail(error))
 
     def next_ids(self, count: int) -> list[int]:
         """Ids that nobody else has."""
         return [next(self._ids) for _ in range(count)]
 
-    async def ask(self, requests: Sequence[Request], *, client: str = "") -> AsyncGenerator[list[News], None]:
+    async def submit(self, requests: Sequence[Request], *, client: str = "") -> AsyncGenerator[list[News], None]:
         """The news of these requests until each has ended; what is left when the reader goes is cancelled."""
         exchange = Exchange(requests, client, asyncio.get_running_loop())
         self._count(exchange, 1)
-        self._letters.put(lambda: self._enter(exchange))
+        self._commands.put(lambda: self._enter(exchange))
         try:
             while exchange.left:
                 held = exchange.held
                 news = await exchange.take()
                 if held and not exchange.held:
-                    self._letters.put(lambda: None)  # the engine may sleep
+                    self._commands.put(lambda: None)  # the engine may sleep
                 yield news
         finally:
             self._count(exchange, -1)
             if exchange.left:
-                self._letters.put(lambda: self._leave(exchange))
+                self._commands.put(lambda: self._leave(exchange))
 
     def _count(self, exchange: Exchange, change: int) -> None:
         self.live += change
@@ -213,7 +210,7 @@ class Dispatcher:
         going = True
         while going:
             try:
-                going = self._read_letters()
+                going = self._read_commands()
                 self._give_rows()
                 if self.engine.busy:
                     self._step()
@@ -236,14 +233,14 @@ class Dispatcher:
         counts = self.engine.counts
         return replace(counts, waiting=counts.waiting + self._outside())
 
-    def _read_letters(self) -> bool:
+    def _read_commands(self) -> bool:
         """Do what was asked for; wait for it where there is nothing else to do. False: the dispatcher is closed."""
         try:
             busy = self.engine.busy or self._next(self._rows) is not None
-            letter = self._letters.get_nowait() if busy else self._letters.get()
-            while letter is not None:
-                letter()
-                letter = self._letters.get_nowait()
+            command = self._commands.get_nowait() if busy else self._commands.get()
+            while command is not None:
+                command()
+                command = self._commands.get_nowait()
         except queue.Empty:
             return True
         return False
@@ -254,7 +251,7 @@ class Dispatcher:
         self.failed = reason if isinstance(error, HoneError) else "the engine failed: ask the operator"
         ended = len(self._owners) + self._outside()
         self.note(f"the engine failed, {ended} requests ended: {type(error).__name__}: {reason}")
-        self._fail(Refusal(503, self.failed, code="engine_failed"))
+        self._fail(APIError(503, self.failed, code="engine_failed"))
 
     def _enter(self, exchange: Exchange) -> None:
         client = self._clients.setdefault(exchange.client, _Client(exchange.client, finish=self._now))
@@ -304,7 +301,7 @@ class Dispatcher:
             self.engine.submit(requests)
         except HoneError as error:
             self._leave(exchange)
-            self._post([(exchange, bad(str(error)))])
+            self._post([(exchange, invalid_request(str(error)))])
 
     def _leave(self, exchange: Exchange) -> None:
         """Nothing more is written for it."""
@@ -337,7 +334,7 @@ class Dispatcher:
             if item.stop is not None:
                 self._ended(item.id)
 
-    def _post(self, items: Sequence[tuple[Exchange, News | Refusal]]) -> None:
+    def _post(self, items: Sequence[tuple[Exchange, News | APIError]]) -> None:
         """To the event loop of their readers, which is woken once for all that it has not yet fetched."""
         if items:
             self._mail.append(items)
@@ -349,12 +346,12 @@ class Dispatcher:
         self._woken = False
         while self._mail:
             for exchange, item in self._mail.popleft():
-                if isinstance(item, Refusal):
+                if isinstance(item, APIError):
                     exchange.fail(item)
                 else:
                     exchange.put(item)
 
-    def _fail(self, why: Refusal) -> None:
+    def _fail(self, error: APIError) -> None:
         waiting = [exchange for client in self._clients.values() for exchange in client.waiting]
         everybody = {*self._owners.values(), *waiting}
         self.engine.cancel(self._owners)
@@ -362,7 +359,7 @@ class Dispatcher:
         for exchange in everybody:
             exchange.pending.clear()
             exchange.running.clear()
-        self._post([(exchange, why) for exchange in everybody])
+        self._post([(exchange, error) for exchange in everybody])
 
 
 def _limit(exchange: Exchange) -> int:

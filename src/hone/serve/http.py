@@ -1,71 +1,96 @@
-"""One HTTP exchange: a body with a bound on its size and time, and an answer that is written as fast as it is read."""
+"""One HTTP exchange: who may ask, how large and slow a body may be, how an answer is sent, and how an error is told.
+
+Starlette has no part that does the first of these: `TrustedHostMiddleware` answers in another form than OpenAI's and
+cannot take every address of this machine, `CORSMiddleware` lets foreign pages ask and only keeps them from reading.
+"""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import hmac
+import ipaddress
+import json
+import re
+import socket
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-from starlette.types import Message, Receive, Send
+from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hone.serve.refusal import Refusal, json_text
+from hone.errors import HoneError
 
+LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+EVERYWHERE = frozenset({"0.0.0.0", "::"})
+OPEN_PATHS = frozenset({"/health"})  # answered without a token
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::\d{1,5})?", re.ASCII)
+TOKEN = re.compile(r"[!-~]+", re.ASCII)
+HEAD_BYTES = 2**14  # of a request's line and headers
+BODY_BYTES = 2**20
 BODY_SECONDS = 30.0  # for the whole body
-DRAINED = 8 * 2**20  # bytes of a refused body that are read away, so that the client gets to read the refusal
-DRAIN_SECONDS = 2.0
 SMALL_BODY = 2**16  # bytes that every body may have, however many are being read
 ALL_BODIES = 2**26  # bytes of all bodies together, beyond those
-TURN_SECONDS = 0.03  # between two pieces of an answer while others are being served
+DRAINED = 8 * 2**20  # bytes of a refused body that are read away, so that the client gets to read the error
+DRAIN_SECONDS = 2.0
+PAUSE_SECONDS = 0.03  # between two parts of an answer while others are being served
 SLOW_SECONDS = 2.0  # a client that takes nothing of its answer for so long is dropped when others are being served
 STALLED_SECONDS = 10.0  # and for so long in any case
+ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Slow(Exception):
-    """The client does not read its answer."""
+def json_text(value: Any) -> str:
+    """JSON in ASCII: no line separator and no half of a surrogate pair can break a stream of events."""
+    return ENCODE(value)
 
 
-class Bodies:
-    """The bodies that are being read, bounded one by one and together."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.held = limit, 0
-
-    async def read(self, request: Request) -> bytes:
-        """All of it, refused as soon as it is known to be longer than the limit, chunked or not."""
-        if int(request.headers.get("content-length", "0")) > self.limit:
-            raise self._too_large()
-        body, extra = bytearray(), 0
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                async for chunk in request.stream():
-                    body += chunk
-                    if len(body) > self.limit:
-                        raise self._too_large()
-                    more = max(0, len(body) - SMALL_BODY) - extra
-                    extra, self.held = extra + more, self.held + more
-                    if more and self.held > ALL_BODIES:
-                        raise Refusal(503, "too many long bodies at once: ask again later", code="overloaded")
-        except TimeoutError:
-            raise Refusal(408, f"the body took longer than {BODY_SECONDS:g} seconds", code="timeout") from None
-        finally:
-            self.held -= extra
-        return bytes(body)
-
-    def _too_large(self) -> Refusal:
-        return Refusal(413, f"the body is longer than {self.limit} bytes: send less at once", code="body_too_large")
+def event(text: str) -> str:
+    """A server-sent event."""
+    return f"data: {text}\n\n"
 
 
-async def refused(request: Request, why: Refusal) -> Response:
-    """An error object, once the body is read away; the connection ends where some of it is still to come."""
-    whole = await _drained(request)
-    headers = why.headers | ({} if whole else {"connection": "close"})
-    return Response(json_text(why.body()), why.status, headers, media_type="application/json")
+# --- errors ---
 
 
-async def _drained(request: Request) -> bool:
-    """Read away some of a refused body: a connection closed on unread bytes is reset, and nobody learns why."""
+class APIError(HTTPException):
+    """What a client is told instead of an answer: OpenAI's error object, in one line, never with a traceback."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
+
+    def json(self) -> str:
+        """The body of the response."""
+        kinds = {408: "timeout", 429: "rate_limit_error"}
+        kind = "server_error" if self.status_code >= 500 else kinds.get(self.status_code, "invalid_request_error")
+        return json_text({"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}})
+
+
+def invalid_request(message: str, param: str | None = None, code: str | None = None) -> APIError:
+    """The request itself is wrong: 400."""
+    return APIError(400, message, param=param, code=code)
+
+
+async def error_response(request: Request, error: APIError) -> Response:
+    """The error, once the body is read away. The connection ends where some of the body is still to come."""
+    whole = await _drain(request)
+    headers = {**(error.headers or {}), **({} if whole else {"connection": "close"})}
+    return Response(error.json(), error.status_code, headers, media_type="application/json")
+
+
+async def _drain(request: Request) -> bool:
+    """Whether the body ended. A connection that is closed on unread bytes is reset, and the client learns nothing."""
     if "expect" in request.headers:
-        return False  # it waits to be told whether to send at all
+        return False  # the client waits to be told whether to send at all
     left = DRAINED
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
@@ -80,63 +105,198 @@ async def _drained(request: Request) -> bool:
     return True
 
 
-class Writer:
-    """What is sent, a piece at a time. A client that does not read holds up nobody but itself, and not for long."""
+# --- who may ask ---
 
-    def __init__(self, send: Send, *, crowded: Callable[[], bool]) -> None:
-        self._send, self._crowded = send, crowded
+
+def is_address(name: str, *, loopback: bool = False) -> bool:
+    """Whether it is an IP address; loopback: one that only this machine can reach."""
+    try:
+        found = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return found.is_loopback or not loopback
+
+
+def check_token(token: str) -> str:
+    """A token that fits into a header."""
+    if not TOKEN.fullmatch(token):
+        raise HoneError("the token is empty or has blanks or other than ASCII in it: use letters and digits")
+    return token
+
+
+class Access:
+    """The rule of who may ask: Host, Origin and token. `host` is what the server is bound to."""
+
+    def __init__(self, *, host: str, token: str) -> None:
+        self.token = check_token(token).encode()
+        self.everywhere = host in EVERYWHERE
+        self.names = LOCAL | {host.lower()} | ({socket.gethostname().lower()} if self.everywhere else set[str]())
+
+    def check(self, path: str, headers: Headers) -> None:
+        """Raise the error of a request that may not be answered."""
+        host = self._host(headers)
+        own = {f"http://{host}", f"https://{host}"}
+        foreign = [origin for origin in headers.getlist("origin") if origin.lower() not in own]
+        if foreign or set(headers.getlist("sec-fetch-site")) - {"same-origin", "none"}:
+            text = "requests from a page of another origin are refused: ask from a program, not from a browser"
+            raise APIError(403, text, code="forbidden_origin")
+        if path not in OPEN_PATHS and not self.knows_token(headers):
+            text = "the token is missing or wrong: send the one of this start as `Authorization: Bearer TOKEN`"
+            raise APIError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+
+    def _host(self, headers: Headers) -> str:
+        """A foreign page can make its own name point here (DNS rebinding). The Host header tells that name."""
+        hosts = headers.getlist("host")
+        host = hosts[0].lower() if len(hosts) == 1 else ""
+        found = HOST.fullmatch(host)
+        name = found[1].strip("[]") if found else ""
+        if name not in self.names and not (self.everywhere and is_address(name)):
+            text = "the Host header is not a name of this server: use the address that `hone serve` printed"
+            raise APIError(403, text, code="forbidden_host")
+        return host
+
+    def knows_token(self, headers: Headers) -> bool:
+        """Compared in constant time."""
+        given = headers.getlist("authorization")
+        scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        fits = hmac.compare_digest(token.strip().encode("latin-1"), self.token)
+        return fits and scheme.lower() == "bearer"
+
+
+class AccessMiddleware:
+    """Checks the size of a request's head and its `Access` before its path, method or body."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.access = app, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            head = (
+                len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
+            )
+            if head > HEAD_BYTES:
+                raise APIError(431, f"the head is longer than {HEAD_BYTES} bytes: send less", code="head_too_large")
+            self.access.check(scope["path"], request.headers)
+        except APIError as error:
+            response = await error_response(request, error)
+            return await response(scope, receive, send)
+        await self.app(scope, receive, send)
+
+
+# --- bodies and answers ---
+
+
+class BodyReader:
+    """Reads bodies within bounds on each and on all that are being read together."""
+
+    def __init__(self) -> None:
+        self.held = 0  # bytes of all bodies beyond their first SMALL_BODY
+
+    async def read(self, request: Request) -> bytes:
+        """The whole body, refused as soon as it is known to be too long, chunked or not."""
+        too_large = APIError(
+            413, f"the body is longer than {BODY_BYTES} bytes: send less at once", code="body_too_large"
+        )
+        if int(request.headers.get("content-length", "0")) > BODY_BYTES:
+            raise too_large
+        body, extra = bytearray(), 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > BODY_BYTES:
+                        raise too_large
+                    more = max(0, len(body) - SMALL_BODY) - extra
+                    extra, self.held = extra + more, self.held + more
+                    if more and self.held > ALL_BODIES:
+                        raise APIError(503, "too many long bodies at once: ask again later", code="overloaded")
+        except TimeoutError:
+            raise APIError(408, f"the body took longer than {BODY_SECONDS:g} seconds", code="timeout") from None
+        finally:
+            self.held -= extra
+        return bytes(body)
+
+
+class Stalled(Exception):
+    """The client does not read its answer."""
+
+
+class Answer(StreamingResponse):
+    """An answer whose parts are sent as they are made.
+
+    Starlette ends the work when the client leaves. This class ends it when the client does not read or when its time
+    is up. An error before the first part has a status of its own; a later one is an event of a stream.
+    """
+
+    def __init__(
+        self,
+        parts: AsyncGenerator[str, None],
+        *,
+        events: bool,
+        seconds: float,
+        crowded: Callable[[], bool],
+        failed: Callable[[Exception], APIError],
+    ) -> None:
+        kind = "text/event-stream" if events else "application/json"
+        super().__init__(parts, headers={"cache-control": "no-store"}, media_type=kind)
+        self.parts, self.events, self.seconds = parts, events, seconds
+        self.crowded, self.failed = crowded, failed  # whether others are being served; what a bug becomes
         self.started = False
 
-    async def begin(self, kind: str, length: int | None = None) -> None:
-        """The head, before the first piece of the body."""
-        self.started = True
-        headers = [(b"content-type", kind.encode()), (b"cache-control", b"no-store")]
-        headers += [] if length is None else [(b"content-length", str(length).encode())]
-        await self._put({"type": "http.response.start", "status": 200, "headers": headers})
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await self._send_or_explain(send)
+        except Stalled:
+            return  # uvicorn closes a connection whose answer has no end
 
-    async def write(self, text: str) -> None:
-        """Returns when there is room for more and others have had a turn; meanwhile the next pieces come together."""
-        await self._put({"type": "http.response.body", "body": text.encode("ascii"), "more_body": True})
-        await asyncio.sleep(TURN_SECONDS if self._crowded() else 0)
+    async def _send_or_explain(self, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self.seconds), aclosing(self.parts):
+                return await (self._send_events if self.events else self._send_whole)(send)
+        except TimeoutError:
+            text = f"the request took longer than {self.seconds:g} seconds: ask for fewer tokens"
+            error = APIError(504, text, code="timeout")
+        except (APIError, Stalled) as known:
+            error = known
+        except Exception as bug:
+            error = self.failed(bug)
+        if not self.started or isinstance(error, Stalled):
+            raise error
+        if self.events:
+            await self._write(send, event(error.json()), last=True)
 
-    async def end(self, text: str = "") -> None:
-        await self._put({"type": "http.response.body", "body": text.encode("ascii")})
+    async def _send_events(self, send: Send) -> None:
+        async for part in self.parts:
+            await self._write(send, part)
+        await self._write(send, last=True)
 
-    async def _put(self, message: Message) -> None:
+    async def _send_whole(self, send: Send) -> None:
+        """With its length where it is of one part, otherwise in chunks."""
+        part, following = await anext(self.parts, ""), await anext(self.parts, "")
+        if not following:
+            self.headers["content-length"] = str(len(part))
+        while following:
+            await self._write(send, part)
+            part, following = following, await anext(self.parts, "")
+        await self._write(send, part, last=True)
+
+    async def _write(self, send: Send, text: str = "", *, last: bool = False) -> None:
+        """Returns when there is room for more and others have had a turn."""
+        if not self.started:
+            self.started = True
+            await self._put(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await self._put(send, {"type": "http.response.body", "body": text.encode("ascii"), "more_body": not last})
+        if not last:
+            await asyncio.sleep(PAUSE_SECONDS if self.crowded() else 0)
+
+    async def _put(self, send: Send, message: Message) -> None:
         waited = 0.0
         while True:
             try:
                 async with asyncio.timeout(SLOW_SECONDS):
-                    return await self._send(message)  # waits before it writes: it can be asked again
+                    return await send(message)  # waits before it writes: it can be asked again
             except TimeoutError:
                 waited += SLOW_SECONDS
-                if waited >= STALLED_SECONDS or self._crowded():
-                    raise Slow from None
-
-
-class Streamed(Response):
-    """A response that writes itself while the client is there."""
-
-    def __init__(self, work: Callable[[Writer], Coroutine[Any, Any, None]], *, crowded: Callable[[], bool]) -> None:
-        super().__init__()
-        self.work, self.crowded = work, crowded
-
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Do the work; a client that leaves, or does not read, ends it."""
-        doing = asyncio.ensure_future(self.work(Writer(send, crowded=self.crowded)))
-        gone = asyncio.ensure_future(_until_gone(receive))
-        try:
-            await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if doing.done():
-                await doing
-        except Slow:
-            return  # uvicorn closes a connection whose answer has no end
-        finally:
-            for task in (doing, gone):
-                task.cancel()
-            await asyncio.gather(doing, gone, return_exceptions=True)
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        await asyncio.sleep(0)
+                if waited >= STALLED_SECONDS or self.crowded():
+                    raise Stalled from None

@@ -15,7 +15,7 @@ from hone.engine.runners.torch.runner import PlainRunner
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
-from hone.model.formats.fetch import absent, resolve
+from hone.model.formats.cache import absent, resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.foreign import Foreign
 from hone.model.formats.peft import is_adapter, load_peft

@@ -1,7 +1,7 @@
 """The JSON of answers, in OpenAI's forms.
 
-Log-probs are written as text, a few tokens at a time. With twenty alternatives each they are a hundred times as long as
-the answer, and one call of a JSON library for all of them would keep every other client waiting.
+Answers are written as text and not by pydantic, a few tokens at a time: with twenty alternatives each, log-probs are a
+hundred times as long as the answer, and one call of a JSON library would keep every other client waiting.
 """
 
 import secrets
@@ -9,31 +9,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from hone.serve.answer import Choice, Entries, Piece
-from hone.serve.ask import Ask, Served
-from hone.serve.refusal import json_text
-from hone.serve.text import TokenBytes, shown
+from hone.serve.body import CompletionRequest, ServedModels
+from hone.serve.detokenize import Completion, Delta, TokenBytes, TokenLogprobs, shown
+from hone.serve.http import event, json_text
 
 LEAST = -9999.0  # JSON has no -Infinity
 SLICE = 16  # tokens whose log-probs are written in one go
 Json = dict[str, Any]
 
 
-def models(served: Served) -> Json:
+def models(served: ServedModels) -> Json:
     """The base model and every adapter."""
     return {"object": "list", "data": [model(served, name) for name in served.adapters]}
 
 
-def model(served: Served, name: str) -> Json:
+def model(served: ServedModels, name: str) -> Json:
     """One of them."""
     served.adapter_of(name)
     return {"id": name, "object": "model", "created": served.created, "owned_by": "hone"}
-
-
-def usage(ask: Ask, choices: Iterable[Choice]) -> Json:
-    """A prompt counts once, however many completions it has; a completion with its stop token."""
-    prompt, completion = sum(map(len, ask.prompts)), sum(choice.tokens for choice in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 class TokenJson:
@@ -58,83 +51,89 @@ class TokenJson:
         return f"{before}{max(logp, LEAST)!r}{after}"
 
 
-class Form:
-    """The frame of one answer: every part of it has the same id."""
+class Reply:
+    """One answer: every part of it has the same id."""
 
-    def __init__(self, ask: Ask, tokens: TokenJson) -> None:
-        self.ask, self.tokens = ask, tokens
-        self.id = f"{'chatcmpl' if ask.chat else 'cmpl'}-{secrets.token_hex(12)}"
+    def __init__(self, request: CompletionRequest, completions: Sequence[Completion], tokens: TokenJson) -> None:
+        self.request, self.completions, self.tokens = request, completions, tokens
+        self.id = f"{'chatcmpl' if request.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.created = int(time.time())
 
-    def whole(self, pieces: Iterable[Piece], choices: Sequence[Choice]) -> Iterator[str]:
-        """The answer, in slices; a piece a choice. Pieces are asked for as slices are."""
-        yield f'{self._frame("chat.completion" if self.ask.chat else "text_completion")},"choices":['
-        for number, piece in enumerate(pieces):
+    def whole(self, deltas: Iterable[Delta]) -> Iterator[str]:
+        """The answer, in slices; a delta a completion. Deltas are asked for as slices are."""
+        yield f'{self._frame("chat.completion" if self.request.chat else "text_completion")},"choices":['
+        for number, delta in enumerate(deltas):
             yield "," if number else ""
-            yield from self._choice(piece)
-        yield f'],"usage":{json_text(usage(self.ask, choices))}}}'
+            yield from self._choice(delta)
+        yield f'],"usage":{self._usage()}}}'
 
-    def tells(self, piece: Piece) -> bool:
-        """Whether a stream has anything to say of it."""
-        return bool(piece.text or piece.finish or (len(piece.entries) and self.ask.logprobs is not None))
-
-    def opening(self, index: int) -> str:
+    def opening(self) -> str:
         """A chat's stream begins with the role."""
         delta = {"role": "assistant", "content": "", "refusal": None}
-        return self._event(json_text({"index": index, "delta": delta, "logprobs": None, "finish_reason": None}))
+        roles = [
+            {"index": one.index, "delta": delta, "logprobs": None, "finish_reason": None} for one in self.completions
+        ]
+        return "".join(self._event(json_text(role)) for role in roles) if self.request.chat else ""
 
-    def part(self, piece: Piece) -> str:
-        """A piece of a stream."""
-        return self._event("".join(self._choice(piece)))
+    def events(self, deltas: Iterable[Delta]) -> str:
+        """Deltas of a stream; those with nothing to tell are left out."""
+        probs = self.request.logprobs is not None
+        told = [delta for delta in deltas if delta.text or delta.finish or (probs and len(delta.logprobs))]
+        return "".join(self._event("".join(self._choice(delta))) for delta in told)
 
-    def closing(self, choices: Sequence[Choice]) -> str:
-        """The last part of a stream that asked for the usage."""
-        return self._event("", json_text(usage(self.ask, choices)))
+    def closing(self) -> str:
+        """A stream ends with the usage, where it was asked for."""
+        return (self._event("", self._usage()) if self.request.usage else "") + event("[DONE]")
+
+    def _usage(self) -> str:
+        """A prompt counts once, however many completions it has; a completion with its stop token."""
+        prompt, written = sum(map(len, self.request.prompts)), sum(one.tokens for one in self.completions)
+        return json_text({"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written})
 
     def _event(self, choice: str, usage: str = "null") -> str:
-        frame = self._frame("chat.completion.chunk" if self.ask.chat else "text_completion")
-        ending = f',"usage":{usage}}}' if self.ask.usage else "}"
-        return f'{frame},"choices":[{choice}]{ending}'
+        frame = self._frame("chat.completion.chunk" if self.request.chat else "text_completion")
+        ending = f',"usage":{usage}}}' if self.request.usage else "}"
+        return event(f'{frame},"choices":[{choice}]{ending}')
 
     def _frame(self, kind: str) -> str:
-        about = {"id": self.id, "object": kind, "created": self.created, "model": self.ask.model}
+        about = {"id": self.id, "object": kind, "created": self.created, "model": self.request.model}
         return json_text(about)[:-1]
 
-    def _choice(self, piece: Piece) -> Iterator[str]:
-        said: Json = {"index": piece.index, "text": piece.text}
-        if self.ask.chat and self.ask.stream:
-            told = piece.text or len(piece.entries)
-            said = {"index": piece.index, "delta": {"content": piece.text} if told else {}}
-        elif self.ask.chat:
-            said = {"index": piece.index, "message": {"role": "assistant", "content": piece.text, "refusal": None}}
+    def _choice(self, delta: Delta) -> Iterator[str]:
+        said: Json = {"index": delta.index, "text": delta.text}
+        if self.request.chat and self.request.stream:
+            told = delta.text or len(delta.logprobs)
+            said = {"index": delta.index, "delta": {"content": delta.text} if told else {}}
+        elif self.request.chat:
+            said = {"index": delta.index, "message": {"role": "assistant", "content": delta.text, "refusal": None}}
         yield f'{json_text(said)[:-1]},"logprobs":'
-        yield from self._logprobs(piece.entries)
-        yield f',"finish_reason":{json_text(piece.finish)}}}'
+        yield from self._logprobs(delta.logprobs)
+        yield f',"finish_reason":{json_text(delta.finish)}}}'
 
-    def _logprobs(self, entries: Entries) -> Iterator[str]:
-        if self.ask.logprobs is None:
+    def _logprobs(self, given: TokenLogprobs) -> Iterator[str]:
+        if self.request.logprobs is None:
             yield "null"
-        elif self.ask.chat:
+        elif self.request.chat:
             yield '{"content":['
-            yield from _sliced(len(entries), lambda i: self._chat_entry(entries, i))
+            yield from _sliced(len(given), lambda i: self._chat_entry(given, i))
             yield '],"refusal":null}'
         else:
-            names, logps = map(self.tokens.name, entries.tokens), [max(x, LEAST) for x in entries.logps]
+            names, logps = map(self.tokens.name, given.tokens), [max(x, LEAST) for x in given.logps]
             yield f'{{"tokens":[{",".join(names)}],"token_logprobs":{json_text(logps)},"top_logprobs":'
-            told = len(entries) if len(entries.tops) else 0
+            told = len(given) if len(given.tops) else 0
             yield "[" if told else "null"
-            yield from _sliced(told, lambda i: self._plain_entry(entries, i))
+            yield from _sliced(told, lambda i: self._plain_entry(given, i))
             yield "]" if told else ""
-            yield f',"text_offset":{json_text(entries.offsets)}}}'
+            yield f',"text_offset":{json_text(given.offsets)}}}'
 
-    def _chat_entry(self, entries: Entries, i: int) -> str:
+    def _chat_entry(self, given: TokenLogprobs, i: int) -> str:
         entry = self.tokens.entry
-        tops = "},".join(entry(token, logp) for token, logp in entries.top(i))
-        return f'{entry(entries.tokens[i], entries.logps[i])},"top_logprobs":[{tops}{"}" if tops else ""}]}}'
+        tops = "},".join(entry(token, logp) for token, logp in given.top(i))
+        return f'{entry(given.tokens[i], given.logps[i])},"top_logprobs":[{tops}{"}" if tops else ""}]}}'
 
-    def _plain_entry(self, entries: Entries, i: int) -> str:
+    def _plain_entry(self, given: TokenLogprobs, i: int) -> str:
         """The token written is among its alternatives."""
-        pairs = [*entries.top(i), (entries.tokens[i], entries.logps[i])]
+        pairs = [*given.top(i), (given.tokens[i], given.logps[i])]
         found = {self.tokens.name(token): max(logp, LEAST) for token, logp in pairs}
         return f"{{{','.join(f'{name}:{logp!r}' for name, logp in found.items())}}}"
 

@@ -1,11 +1,11 @@
 """The socket and the event loop: connections bounded in number, idle time and size, and an orderly end."""
 
 import asyncio
-import signal
+import http
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import FrameType
 
 import h11
 import uvicorn
@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from hone.errors import HoneError
 from hone.serve.dispatcher import Dispatcher
-from hone.serve.refusal import Refusal, json_text
+from hone.serve.http import HEAD_BYTES, APIError
 
 HEAD_SECONDS = 10.0  # from the opening of a connection, or the last answer, to the end of the next head
 STALLED_SECONDS = 10.0  # a client that takes nothing of what waits for it for so long is dropped
@@ -27,7 +27,7 @@ SWITCH_SECONDS = 5e-4  # after which the engine's thread and the event loop give
 GRACE_SECONDS = 2.0  # for running requests when the server is told to stop
 
 
-class Bounded(H11Protocol):
+class BoundedConnection(H11Protocol):
     """uvicorn's connection, which by itself waits forever for a head and for a client that does not read."""
 
     _head: asyncio.TimerHandle | None = None
@@ -38,13 +38,13 @@ class Bounded(H11Protocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(HIGH, LOW)
         if len(self.connections) > CONNECTIONS and not self._make_room():
-            self._say(Refusal(503, "too many connections: ask again later", code="too_many_connections"))
+            self._refuse(APIError(503, "too many connections: ask again later", code="too_many_connections"))
             return
         self._await_head()
 
     def _make_room(self) -> bool:
         """The connection that has said nothing for longest gives way to a new one."""
-        others = (other for other in self.connections if isinstance(other, Bounded) and other is not self)
+        others = (other for other in self.connections if isinstance(other, BoundedConnection) and other is not self)
         oldest = min((other for other in others if other.idle), key=lambda other: other.since, default=None)
         if oldest is None:
             return False
@@ -100,22 +100,14 @@ class Bounded(H11Protocol):
         if not self.idle:
             self.transport.abort()  # rubbish after a request that is being answered
             return
-        self._say(Refusal(400, "this is not an HTTP/1.1 request, or its head is too large", code="invalid_http"))
+        self._refuse(APIError(400, "this is not an HTTP/1.1 request, or its head is too large", code="invalid_http"))
 
-    def _say(self, why: Refusal) -> None:
-        body = json_text(why.body())
-        phrase = {400: "Bad Request", 503: "Service Unavailable"}[why.status]
-        head = f"HTTP/1.1 {why.status} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
+    def _refuse(self, error: APIError) -> None:
+        body = error.json()
+        phrase = http.HTTPStatus(error.status_code).phrase
+        head = f"HTTP/1.1 {error.status_code} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
         self.transport.write(f"{head}\r\nconnection: close\r\n\r\n{body}".encode())
         self.transport.close()
-
-
-class _Server(uvicorn.Server):
-    """Signals are handled by `serve`, which ends with no signal raised again."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 OPTIONS = [
@@ -148,44 +140,51 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(app: ASGIApp, dispatcher: Dispatcher, sock: socket.socket, *, head: int, ready: Callable[[], None]) -> bool:
-    """Until SIGINT or SIGTERM; then nothing new is taken, and what runs has a few seconds.
+class Server(uvicorn.Server):
+    """uvicorn's server with the engine's thread. A signal ends it in order, and is not raised again."""
 
-    False: the engine is still in a launch that takes longer.
-    """
-    config = uvicorn.Config(
-        app,
-        http=Bounded,
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="critical",
-        access_log=False,
-        proxy_headers=False,
-        server_header=False,
-        headers=[("x-content-type-options", "nosniff")],
-        h11_max_incomplete_event_size=head,
-        timeout_keep_alive=int(HEAD_SECONDS),
-        timeout_graceful_shutdown=int(2 * GRACE_SECONDS),
-    )
+    def __init__(self, app: ASGIApp, dispatcher: Dispatcher, ready: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            app,
+            http=BoundedConnection,
+            ws="none",
+            backlog=CONNECTIONS,
+            loop="asyncio",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            headers=[("x-content-type-options", "nosniff")],
+            h11_max_incomplete_event_size=HEAD_BYTES,
+            timeout_keep_alive=int(HEAD_SECONDS),
+            timeout_graceful_shutdown=int(2 * GRACE_SECONDS),
+        )
+        super().__init__(config)
+        self.dispatcher, self.ready = dispatcher, ready
+        self.engine_ended = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.dispatcher.start()
+        await super().startup(sockets)
+        self.ready()  # whoever reads what it says can connect
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Nothing new is taken, and what runs has a few seconds."""
+        error = APIError(503, "the server is shutting down", code="shutting_down")
+        asyncio.get_running_loop().call_later(GRACE_SECONDS, self.dispatcher.stop_all, error)
+        await super().shutdown(sockets)
+        self.engine_ended = await asyncio.to_thread(self.dispatcher.close)
+
+
+def serve(app: ASGIApp, dispatcher: Dispatcher, sock: socket.socket, *, ready: Callable[[], None]) -> bool:
+    """Until SIGINT or SIGTERM. False: the engine is still in a launch, which takes longer."""
     sys.setswitchinterval(SWITCH_SECONDS)
-    return asyncio.run(_serve(_Server(config), dispatcher, sock, ready))
-
-
-async def _serve(server: _Server, dispatcher: Dispatcher, sock: socket.socket, ready: Callable[[], None]) -> bool:
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        server.should_exit = True
-        why = Refusal(503, "the server is shutting down", code="shutting_down")
-        loop.call_later(GRACE_SECONDS, dispatcher.stop_all, why)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop)
-    dispatcher.start()
-    sock.listen(CONNECTIONS)  # whoever reads what `ready` says can connect
-    ready()
-    await server.serve(sockets=[sock])
-    return await asyncio.to_thread(dispatcher.close)
+    server = Server(app, dispatcher, ready)
+    server.run(sockets=[sock])
+    return server.engine_ended

@@ -27,7 +27,7 @@ from hone.log.laps import Laps
 from hone.model.backends.fused.streams import side_by_side
 from hone.model.backends.native.stack import bundled
 from hone.train.learner import Learner, mini_batches, minibatch_rows, ran_out, release_memory
-from hone.types import ABSENT, Batch, Forward, Group, Model, sent
+from hone.types import ABSENT, Batch, Forward, ForwardModel, Group, sent
 
 PROBED = 4  # rows that are read though the sampler's numbers are there: those whose tokens were the least probable
 AT_MASK = ("old_logp", "ref_logp", "ref_kl")  # 0 where nothing is trained on
@@ -86,7 +86,7 @@ def mismatched_batch(groups: list[Group], algo: Algorithm, context: int, *, devi
 
 
 @torch.no_grad()
-def evaluate(model: Model, batch: Batch, want: frozenset[str], *, rows: int) -> Forward:
+def evaluate(model: ForwardModel, batch: Batch, want: frozenset[str], *, rows: int) -> Forward:
     """The forward pass of the whole batch, in slices, without gradients."""
     # a rank without rows still gets columns, of no rows; and a pass may need every rank to put a layer together
     number = collect.most(-(-max(len(batch), 1) // rows))
@@ -105,7 +105,7 @@ def _tensors(parts: list[Forward]) -> list[Tensor]:
     return [x for part in parts for f in fields(part) if (x := getattr(part, f.name)) is not ABSENT]
 
 
-def _forward(model: Model, batch: Batch, want: frozenset[str]) -> list[Forward]:
+def _forward(model: ForwardModel, batch: Batch, want: frozenset[str]) -> list[Forward]:
     """One pass, or two over half the rows where memory runs out."""
     try:
         return [model(batch, want)]

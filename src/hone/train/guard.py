@@ -21,13 +21,11 @@ from torch import Tensor, nn
 
 from hone.algo.table import Algorithm, begun, objective
 from hone.algo.terms import token_ratio
-from hone.checkpoint import files
+from hone.checkpoint import files, names
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.types import ABSENT, Batch, Forward, Model
+from hone.types import ABSENT, Batch, Forward, ForwardModel, Support
 
-BAD = "bad"  # the folder in a run's where the rows of skipped updates lie
-DIVISOR = "divisor"  # the file beside it, where ranks that share weights ran out of memory
 MAY_BE_NAN = frozenset({"step_reward"})  # NaN there means that no step ends at the token
 WINDOW, LEAST = 50, 10  # losses that are remembered, and that are needed to judge another
 
@@ -61,7 +59,7 @@ class Found:
 
 
 def examine(
-    policy: Model, cut: Iterable[Batch], algo: Algorithm, *, trained: Mapping[str, nn.Parameter]
+    policy: ForwardModel, cut: Iterable[Batch], algo: Algorithm, *, trained: Mapping[str, nn.Parameter]
 ) -> list[Found]:
     """Weights, columns, forward pass, ratio, each term of the loss, the loss, gradients: each tensor once.
 
@@ -167,10 +165,9 @@ class Guard:
         """HoneError where more numbers are not finite than when the run began: nobody could go on from them."""
         bad = {name: count for name, x in tensors.items() if (count := not_finite(x))}
         if sum(bad.values()) > self.known:
-            names = list(bad)
             raise HoneError(
                 f"step {step} is not saved: {sum(bad.values())} numbers of its weights or moments are not finite, the "
-                f"first in {names[0]}: resume from the checkpoint before it, with a lower optim.lr"
+                f"first in {next(iter(bad))}: resume from the checkpoint before it, with a lower optim.lr"
             )
 
     def drain(self) -> list[str]:
@@ -191,11 +188,11 @@ class Guard:
     def leave(self) -> None:
         """For the run that is started in this one's place: into how much smaller micro-batches memory forces it."""
         if self.folder is not None:
-            files.write_atomically(self.folder.parent / DIVISOR, str(self.divisor))
+            files.write_atomically(self.folder.parent / names.DIVISOR, str(self.divisor))
 
     def find(self) -> None:
         """What was left, on every rank."""
-        path = None if self.folder is None else self.folder.parent / DIVISOR
+        path = None if self.folder is None else self.folder.parent / names.DIVISOR
         if path is not None and path.is_file() and (left := path.read_text()).isdecimal():
             self.divisor = max(self.divisor, int(left))
 
@@ -206,7 +203,8 @@ class Guard:
         name = files.name_of(step) + (f"-{again}" if again > 1 else "") + (f"-rank-{rank}" if ranks > 1 else "")
         path = self.folder / f"{name}.safetensors"
         self.folder.mkdir(exist_ok=True)
-        columns = {name: x.detach().cpu().contiguous() for name, x in batch.columns().items()}
+        held = batch.columns() | ({} if batch.support is None else batch.support.columns())
+        columns = {name: x.detach().cpu().contiguous() for name, x in held.items()}
         files.write_atomically(path, save(columns, metadata={"hone": json.dumps(about)}))
         return path
 
@@ -223,9 +221,11 @@ def load_rows(path: Path) -> tuple[Batch, dict[str, Any]]:
             raise ValueError("it tells of no step")
         for found in about["found"]:
             str(Found(**found))
-        return Batch(**columns), {**about, "found": list(about["found"])}
+        parts = {name: columns.pop(name) for name in Support.NAMES if name in columns}
+        support = Support(**{name.removeprefix("support_"): x for name, x in parts.items()}) if parts else None
+        return Batch(**columns, support=support), {**about, "found": list(about["found"])}
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise HoneError(f"{path} is no batch that a run left: give a file of RUN_DIR/{BAD}") from error
+        raise HoneError(f"{path} is no batch that a run left: give a file of RUN_DIR/{names.BAD}") from error
 
 
 @torch.no_grad()

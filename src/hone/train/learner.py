@@ -19,7 +19,7 @@ from hone.model.policy import Policy, frozen_copy
 from hone.train import optim
 from hone.train.guard import Guard
 from hone.train.optim import Masters, trained
-from hone.types import ABSENT, Batch, Model
+from hone.types import ABSENT, Batch, ForwardModel
 
 if TYPE_CHECKING:
     from hone.train.shards import Shards  # loading torch's sharding takes half a second
@@ -30,7 +30,7 @@ BUNDLED = 16_384  # tokens that are only read, where layers take them a bundle a
 OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # errors that torch has no class of its own for
 
 
-class Trainable(Model, Protocol):
+class Trainable(ForwardModel, Protocol):
     """A model whose parameters are the actor's and the critic's; `old` is what KL(old || now) compares with."""
 
     old: Any
@@ -47,7 +47,7 @@ class Learner:
     policy: Trainable
     optimizer: torch.optim.Optimizer
     schedule: optim.Schedule = optim.constant
-    reference: Model | None = None
+    reference: ForwardModel | None = None
     masters: Masters | None = None  # copies that are stepped: of a model in half precision, or on the host
     shards: "Shards | None" = None  # where each rank holds a part of the weights
     micro_rows: int = 64

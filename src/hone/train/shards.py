@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
-from hone.checkpoint.tensors import optimizer_tensors
+from hone.checkpoint.files import optimizer_tensors
 from hone.dist import collect
-from hone.dist.spread import apart, cut, joined, materialised, mesh_of, own, skeleton, spread, units, whole
+from hone.dist.spread import apart, cut, is_spread, joined, materialised, mesh_of, own, skeleton, spread, units, whole
 from hone.model.decoder import Decoder
 from hone.model.heads import ScalarHead
 from hone.model.policy import OwnCritic, Policy, frozen_policy
@@ -38,7 +37,7 @@ class Shards:
         for head in (m for m in policy.modules() if isinstance(m, ScalarHead)):
             head.to(device)
         self._named = dict(policy.named_parameters())
-        spread_parameters = [p for p in self.trained().values() if isinstance(p, DTensor)]
+        spread_parameters = [p for p in self.trained().values() if is_spread(p)]
         self._parts: dict[nn.Parameter, nn.Parameter] = {p: nn.Parameter(own(p)) for p in spread_parameters}
         self._origin = {part: p for p, part in self._parts.items()}
         self._published: Decoder | None = None
@@ -168,7 +167,7 @@ class Shards:
         """Put whole weights into parameters that are spread, whatever number of ranks they were saved by."""
         apart(self.policy)
         for name, p in parameters.items():
-            own(p).copy_(cut(weights[name], p) if isinstance(p, DTensor) else weights[name])
+            own(p).copy_(cut(weights[name], p) if is_spread(p) else weights[name])
 
 
 def kept(x: Tensor) -> Tensor:

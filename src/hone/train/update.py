@@ -22,12 +22,12 @@ Correct = Callable[[Batch], Tensor]  # a factor on each token's weight
 
 def assign_credit(batch: Batch, algo: Algorithm) -> Batch:
     """Adds advantages and, for a critic, returns; whitened over all ranks where the algorithm says so."""
-    return replace(batch, **table.assign_credit(batch, algo, reduce=collect.total))
+    return table.assign_credit(batch, algo, reduce=collect.total)
 
 
 def weigh(batch: Batch, algo: Algorithm, *, correct: Correct | None = None) -> Batch:
     """Adds the loss weights of one optimiser step, times the correction for the sampler's mismatch."""
-    batch = weight.weigh(batch, algo.weigh, totals(batch))
+    batch = weight.weigh(batch, algo, totals(batch))
     if correct is None:
         return batch
     return replace(batch, token_weight=batch.token_weight * correct(batch))
@@ -35,10 +35,7 @@ def weigh(batch: Batch, algo: Algorithm, *, correct: Correct | None = None) -> B
 
 def totals(batch: Batch) -> weight.Totals:
     """Rows and tokens trained on, over all ranks: the only numbers the loss's scale depends on."""
-    mask = batch.host.mask
-    counts = torch.stack([mask.any(-1).sum(), mask.sum()])
-    rows, tokens = collect.total(counts).tolist()
-    return weight.Totals(rows=rows, tokens=tokens)
+    return weight.totals(batch, reduce=collect.total)
 
 
 def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:

@@ -9,7 +9,7 @@ from prose import files, prose, write
 
 from hone.cli import main
 from hone.data.corpus.pipeline import clean
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 from hone.errors import HoneError
 
 MODULES = {"--languages": "py3langid", "--toxicity": "profanity_check", "--near": "rensa"}
@@ -80,7 +80,7 @@ class Stopped(BaseException):
 
 def test_a_run_that_was_stopped_while_writing_has_no_data_folder_yet_and_goes_on(tmp_path: Path):
     source = write(tmp_path / "a.jsonl", [prose(k) for k in range(30)])
-    settings, out = Settings(shard_bytes=4_000, toxicity=None), tmp_path / "out"
+    settings, out = CorpusSettings(shard_bytes=4_000, toxicity=None), tmp_path / "out"
 
     def stop(message: str) -> None:
         if message.startswith("write: 2 of"):

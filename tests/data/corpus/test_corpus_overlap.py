@@ -10,7 +10,7 @@ from prose import prose, write
 from hone.data.corpus import overlap
 from hone.data.corpus.compare import compare
 from hone.data.corpus.overlap import build, read_items, texts_of
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.words import normal_words
 from hone.errors import HoneError
 
@@ -129,7 +129,7 @@ def test_every_source_is_compared_with_every_evaluation_set(tmp_path, workers):
     evals = [write(tmp_path / "e1.jsonl", questions[:12]), write(tmp_path / "e2.jsonl", questions[12:])]
     first = planted(tmp_path, "first", questions[:5], every=7)
     second = planted(tmp_path, "second", questions[12:15] + questions[:1], every=3)
-    settings = Settings(evals=tuple(evals), shard_bytes=10_000)
+    settings = CorpusSettings(evals=tuple(evals), shard_bytes=10_000)
     found = compare([first, second], settings, workers=workers)
     counts = [(p["source"], p["eval"], p["items"], p["overlap"], p["mostly"]) for p in found["pairs"]]
     assert counts == [
@@ -154,7 +154,7 @@ def test_evaluation_sets_have_names(tmp_path, monkeypatch):
     assert read_items("gsm8k", ["question"]) == [[prose(2)], [prose(3)]]
     assert read_items("gsm8k:train") == [[prose(1), "#### 3"]]
     source = write(tmp_path / "a.jsonl", [prose(3), prose(4)])
-    (pair,) = compare([source], Settings(evals=("gsm8k",)))["pairs"]
+    (pair,) = compare([source], CorpusSettings(evals=("gsm8k",)))["pairs"]
     assert (pair["items"], pair["overlap"]) == (2, 1)
     with pytest.raises(HoneError, match="no split"):
         read_items("gsm8k:dev")
@@ -163,6 +163,6 @@ def test_evaluation_sets_have_names(tmp_path, monkeypatch):
 def test_nothing_to_compare_is_an_error(tmp_path):
     source = write(tmp_path / "a.jsonl", [prose(0)])
     with pytest.raises(HoneError, match="--eval"):
-        compare([source], Settings())
+        compare([source], CorpusSettings())
     with pytest.raises(HoneError, match="--column"):
-        compare([source], Settings(column="body", evals=(source,)))
+        compare([source], CorpusSettings(column="body", evals=(source,)))

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from prose import changed, drops, files, kept, prose, write
 
-from hone.data.corpus import language, toxicity
+from hone.data.corpus import filters, language
 from hone.data.corpus.pipeline import clean
 from hone.data.corpus.report import show
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 
@@ -22,8 +22,8 @@ allumât chaque soir sa lampe afin que les pêcheurs retrouvent le chemin du por
 INSULTS = ("stupid", "idiot", "shit", "fuck", "bitch", "asshole", "damn", "crap")
 FOUL = " ".join(f"{w} {INSULTS[i * i % 8]}" if i % 3 == 0 else w for i, w in enumerate(prose(77).split()))
 SHORT = " ".join(prose(50).split()[:30])
-FEW = Settings(shard_bytes=5_000)
-LOOSE = dict.fromkeys(Settings().rules)
+FEW = CorpusSettings(shard_bytes=5_000)
+LOOSE = dict.fromkeys(CorpusSettings().rules)
 
 
 def planted(tmp_path) -> list[str]:
@@ -36,7 +36,7 @@ def planted(tmp_path) -> list[str]:
 
 def test_what_was_planted_is_dropped_under_its_name(tmp_path):
     sources = planted(tmp_path)
-    settings = Settings(shard_bytes=5_000, rules={"max_repeated_10_grams": 0.1})
+    settings = CorpusSettings(shard_bytes=5_000, rules={"max_repeated_10_grams": 0.1})
     report = clean(sources, tmp_path / "out", settings)
     found = drops(report)
     assert found["language"] == 2
@@ -85,17 +85,17 @@ def test_an_example_shows_where_what_and_how_much(tmp_path):
 def test_the_result_is_the_same_for_any_number_of_workers_and_any_cut(tmp_path):
     sources = planted(tmp_path)
     evals = (write(tmp_path / "e.jsonl", [prose(2), prose(900)]),)
-    settings = Settings(shard_bytes=3_000, evals=evals, vocab=300)
+    settings = CorpusSettings(shard_bytes=3_000, evals=evals, vocab=300)
     for workers in (1, 3):  # two are killed and started again in test_corpus_restart.py
         clean(sources, tmp_path / f"w{workers}", settings, workers=workers)
     assert files(tmp_path / "w1") == files(tmp_path / "w3")
-    clean(sources, tmp_path / "whole", Settings(evals=evals, vocab=300))
+    clean(sources, tmp_path / "whole", CorpusSettings(evals=evals, vocab=300))
     assert kept(tmp_path / "whole") == kept(tmp_path / "w1")
 
 
 def test_every_step_can_be_switched_off(tmp_path):
     sources = planted(tmp_path)
-    off = Settings(languages=(), rules=LOOSE, toxicity=None, exact=False, near=None)
+    off = CorpusSettings(languages=(), rules=LOOSE, toxicity=None, exact=False, near=None)
     report = clean(sources, tmp_path / "out", off)
     assert report["kept_documents"] == report["documents"] == 49
     assert report["speed"].keys() == {"read"}
@@ -107,14 +107,14 @@ def test_documents_that_overlap_are_reported_and_dropped_if_asked(tmp_path):
     questions = [prose(9000 + k, 24).replace("\n", " ") for k in range(6)]
     texts = [prose(k) + (f" {questions[k // 5]}" if k % 5 == 0 else "") for k in range(25)]
     source, evals = write(tmp_path / "a.jsonl", texts), write(tmp_path / "e.jsonl", questions)
-    kept_all = clean([source], tmp_path / "kept", Settings(evals=(evals,), shard_bytes=4000))
+    kept_all = clean([source], tmp_path / "kept", CorpusSettings(evals=(evals,), shard_bytes=4000))
     pair = kept_all["overlap"]["pairs"][0]
     assert (pair["overlap"], pair["items"], kept_all["overlap"]["documents"]) == (5, 6, 5)
     assert kept_all["kept_documents"] == 25
-    dropped = clean([source], tmp_path / "dropped", Settings(evals=(evals,), drop_overlap=True))
+    dropped = clean([source], tmp_path / "dropped", CorpusSettings(evals=(evals,), drop_overlap=True))
     assert drops(dropped) == {"overlap": 5}
     assert kept(tmp_path / "dropped") == [text for k, text in enumerate(texts) if k % 5]
-    again = clean([str(tmp_path / "dropped" / "data")], tmp_path / "again", Settings(evals=(evals,)))
+    again = clean([str(tmp_path / "dropped" / "data")], tmp_path / "again", CorpusSettings(evals=(evals,)))
     assert again["overlap"]["pairs"][0]["overlap"] == 0
 
 
@@ -127,13 +127,13 @@ def test_bad_records_are_counted_listed_and_passed_by(tmp_path):
     assert drops(report) == {f"unreadable:{name}": 1 for name in bad}
     assert kept(tmp_path / "out") == [prose(0)]
     with pytest.raises(HoneError, match=f"byte {len(good) + 1}: the record is not utf8"):
-        clean([str(path)], tmp_path / "strict", Settings(strict=True))
+        clean([str(path)], tmp_path / "strict", CorpusSettings(strict=True))
 
 
 def test_a_source_of_which_nothing_can_be_read_is_an_error(tmp_path):
     source = write(tmp_path / "a.jsonl", [prose(0)])
     with pytest.raises(HoneError, match=r"no text.*--column"):
-        clean([source], tmp_path / "out", Settings(column="body"))
+        clean([source], tmp_path / "out", CorpusSettings(column="body"))
 
 
 def test_empty_files_give_an_empty_corpus(tmp_path):
@@ -148,20 +148,21 @@ def test_a_document_of_ten_megabytes_goes_through(tmp_path):
     text = "\n\n".join(prose(k, 120) for k in range(14_000))
     assert len(text) > 9_500_000
     source = write(tmp_path / "a.jsonl", [text, prose(1)])
-    loose = Settings(rules={**LOOSE, "max_words": 10_000_000}, toxicity=None)
+    loose = CorpusSettings(rules={**LOOSE, "max_words": 10_000_000}, toxicity=None)
     assert clean([source], tmp_path / "out", loose)["kept_documents"] == 2
-    assert drops(clean([source], tmp_path / "limit", Settings(max_document=1_000_000))) == {"unreadable:too_long": 1}
+    short = CorpusSettings(max_document=1_000_000)
+    assert drops(clean([source], tmp_path / "limit", short)) == {"unreadable:too_long": 1}
 
 
 def test_the_tokenizer_is_trained_on_what_is_kept(tmp_path):
     texts = [prose(k) for k in range(30)]
     source = write(tmp_path / "a.jsonl", [*texts, "qqqq zzzz " * 30])
-    clean([source], tmp_path / "out", Settings(vocab=400))
+    clean([source], tmp_path / "out", CorpusSettings(vocab=400))
     tokenizer = Tokenizer.load(tmp_path / "out" / "tokenizer")
     assert tokenizer.vocab_size == 400
     assert tokenizer.decode(tokenizer.encode(texts[0])) == texts[0]
     assert len(tokenizer.encode("qqqq")) == 4
-    clean([source], tmp_path / "sample", Settings(vocab=400, bpe_bytes=4_000))
+    clean([source], tmp_path / "sample", CorpusSettings(vocab=400, bpe_bytes=4_000))
     sample = Tokenizer.load(tmp_path / "sample" / "tokenizer")
     assert sample.inner.get_vocab() != tokenizer.inner.get_vocab()
 
@@ -175,18 +176,18 @@ def test_languages_are_told_apart(text, code):
 
 def test_a_kept_language_is_chosen(tmp_path):
     source = write(tmp_path / "a.jsonl", [GERMAN, FRENCH, prose(0)])
-    clean([source], tmp_path / "out", Settings(languages=("de", "fr"), rules=LOOSE, toxicity=None))
+    clean([source], tmp_path / "out", CorpusSettings(languages=("de", "fr"), rules=LOOSE, toxicity=None))
     assert kept(tmp_path / "out") == [GERMAN, FRENCH]
 
 
 def test_foul_text_scores_high_and_a_long_text_by_its_windows():
-    foul, clean_text = toxicity.scores([FOUL, prose(0)])
+    foul, clean_text = filters.toxicity([FOUL, prose(0)])
     assert foul > 0.9
     assert clean_text < 0.3
     text = " ".join(prose(k, 100) for k in range(3))
-    parts = [toxicity.scores([window])[0] for window in toxicity.windows(text)]
-    assert toxicity.scores([text]) == [pytest.approx(sum(parts) / 3)]
-    assert toxicity.scores([]) == []
+    parts = [filters.toxicity([window])[0] for window in filters.windows(text)]
+    assert filters.toxicity([text]) == [pytest.approx(sum(parts) / 3)]
+    assert filters.toxicity([]) == []
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ def test_foul_text_scores_high_and_a_long_text_by_its_windows():
 def test_settings_that_cannot_be_are_refused_before_anything_is_written(tmp_path, settings, message):
     source = write(tmp_path / "a.jsonl", [prose(0)])
     with pytest.raises(HoneError, match=message):
-        clean([source], tmp_path / "out", Settings(**settings))
+        clean([source], tmp_path / "out", CorpusSettings(**settings))
     assert not (tmp_path / "out").exists()
     for sources, workers in (([], 1), ([source], 0)):
         with pytest.raises(HoneError):

@@ -10,25 +10,25 @@ import time
 import pytest
 from prose import changed, files, prose, write
 
-from hone.data.corpus import pipeline, store
+from hone.data.corpus import atomic, pipeline
 from hone.data.corpus.pipeline import clean
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 from hone.errors import HoneError
 
 SCRIPT = """
 import json, sys
 from hone.data.corpus.pipeline import clean
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 if __name__ == "__main__":
     print("begun", flush=True)
-    clean(sys.argv[1:2], sys.argv[2], Settings.read(json.loads(sys.argv[3])), workers=int(sys.argv[4]))
+    clean(sys.argv[1:2], sys.argv[2], CorpusSettings.read(json.loads(sys.argv[3])), workers=int(sys.argv[4]))
 """
 
 
-def corpus(tmp_path, documents: int = 120) -> tuple[str, Settings]:
+def corpus(tmp_path, documents: int = 120) -> tuple[str, CorpusSettings]:
     texts = [changed(prose(k % (documents * 3 // 4)), 0.003 * (k % 3), k) for k in range(documents)]
     evals = write(tmp_path / "e.jsonl", [prose(1), prose(800)])
-    return write(tmp_path / "a.jsonl", texts), Settings(shard_bytes=4_000, evals=(evals,), vocab=300)
+    return write(tmp_path / "a.jsonl", texts), CorpusSettings(shard_bytes=4_000, evals=(evals,), vocab=300)
 
 
 class Killed(BaseException):
@@ -46,7 +46,7 @@ def test_stopping_before_every_single_write_changes_nothing(tmp_path, monkeypatc
             raise Killed
         real(a, b)
 
-    monkeypatch.setattr(store.os, "replace", replace)
+    monkeypatch.setattr(atomic.os, "replace", replace)
     stops = 0
     for allowed in range(200):
         left[0] = allowed + 1  # a shard needs five in a row
@@ -124,7 +124,7 @@ def test_changed_settings_or_inputs_are_refused_and_restart_begins_anew(tmp_path
     out = tmp_path / "out"
     clean([source], out, settings)
     before = files(out)
-    other = Settings.read({**settings.plain(), "near": 0.9, "rules": {**settings.rules, "min_words": 30}})
+    other = CorpusSettings.read({**settings.plain(), "near": 0.9, "rules": {**settings.rules, "min_words": 30}})
     with pytest.raises(HoneError, match=r"settings \(near, rules.min_words\).*--restart"):
         clean([source], out, other)
     assert files(out) == before
@@ -152,6 +152,6 @@ def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path):
 
 def test_two_runs_do_not_work_in_one_folder(tmp_path):
     source, settings = corpus(tmp_path, 5)
-    with store.locked(tmp_path / "out"), pytest.raises(HoneError, match="another process"):
+    with atomic.locked(tmp_path / "out"), pytest.raises(HoneError, match="another process"):
         clean([source], tmp_path / "out", settings)
     clean([source], tmp_path / "out", settings)

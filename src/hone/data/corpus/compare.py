@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hone.data.corpus import documents, filters, overlap
 from hone.data.corpus.documents import Shard
 from hone.data.corpus.pool import each
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.shards import Overlaps, index_of
 from hone.data.corpus.tally import SHOWN
 from hone.errors import HoneError
@@ -26,7 +26,7 @@ class Found:
     examples: dict[str, list[dict[str, Any]]]
 
 
-def _scan(task: tuple[Shard, Settings]) -> Found:
+def _scan(task: tuple[Shard, CorpusSettings]) -> Found:
     shard, settings = task
     index = index_of(settings.evals, settings.eval_fields, settings.ngram, settings.short)
     found, count = Overlaps(index), 0
@@ -38,7 +38,7 @@ def _scan(task: tuple[Shard, Settings]) -> Found:
     return Found(np.packbits(found.hits), found.documents, count, found.examples)
 
 
-def compare(sources: Sequence[str], settings: Settings, *, workers: int = 1) -> dict[str, Any]:
+def compare(sources: Sequence[str], settings: CorpusSettings, *, workers: int = 1) -> dict[str, Any]:
     """For every source and evaluation set, the share of items that share a run of words with a document."""
     if not settings.evals:
         raise HoneError("nothing to compare with: name the evaluation sets with --eval")

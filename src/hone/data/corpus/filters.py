@@ -1,13 +1,19 @@
 """The steps that look at one document at a time: can it be read, its language, its quality, its toxicity."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
 
-from hone.data.corpus import language, quality, toxicity
+import numpy as np
+
+from hone.data.corpus import language, quality
 from hone.data.corpus.documents import Document
 from hone.data.corpus.quality import Facts
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.tally import Tally
+from hone.errors import HoneError
 
+WINDOW = 100  # words that toxicity looks at together: its model was trained on comments
 BATCH_DOCUMENTS, BATCH_BYTES = 512, 4 << 20
 Judged = tuple[Facts, str, str]  # what is known of a text, the rule that drops it ("": none), what was measured
 
@@ -26,7 +32,7 @@ def batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def by_language(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
+def by_language(facts: Sequence[Facts], settings: CorpusSettings) -> Iterator[Judged]:
     """Kept: one of the languages, with enough confidence."""
     for fact in facts:
         code, probability = language.identify(fact.text)
@@ -34,21 +40,48 @@ def by_language(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
         yield Facts(fact.text, code), "" if fits else "language", f"{code} {probability:.2f}"
 
 
-def by_quality(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
+def by_quality(facts: Sequence[Facts], settings: CorpusSettings) -> Iterator[Judged]:
     """Kept: no rule broken."""
     for fact in facts:
         found = quality.broken(fact, settings.rules)
         yield fact, f"quality:{found[0]}" if found else "", f"{found[1]:.4g}" if found else ""
 
 
-def by_toxicity(facts: Sequence[Facts], settings: Settings) -> Iterator[Judged]:
+def by_toxicity(facts: Sequence[Facts], settings: CorpusSettings) -> Iterator[Judged]:
     """Kept: a mean probability up to the limit."""
     limit = 1.0 if settings.toxicity is None else settings.toxicity
-    for fact, score in zip(facts, toxicity.scores([fact.text for fact in facts]), strict=True):
+    for fact, score in zip(facts, toxicity([fact.text for fact in facts]), strict=True):
         yield fact, "toxicity" if score > limit else "", f"{score:.3f}"
 
 
-def judge(batch: Sequence[Document], settings: Settings, *, tally: Tally, file: str) -> list[Document]:
+@lru_cache(1)
+def _toxicity_model() -> Any:
+    """The linear model on English words that is inside of the package alt-profanity-check."""
+    try:
+        from profanity_check import predict_prob
+    except ImportError as error:
+        remedy = 'pip install "hone[corpus]", or --toxicity off'
+        raise HoneError(f"the toxicity filter needs alt-profanity-check: {remedy}") from error
+    return predict_prob
+
+
+def windows(text: str) -> list[str]:
+    """Runs of WINDOW words; the last one may be shorter."""
+    words = text.split()
+    return [" ".join(words[i : i + WINDOW]) for i in range(0, len(words), WINDOW)] or [""]
+
+
+def toxicity(texts: Sequence[str]) -> list[float]:
+    """The mean probability over a text's windows that a reader would call the window offensive."""
+    cut = [windows(text) for text in texts]
+    if not cut:
+        return []
+    found = np.asarray(_toxicity_model()([window for part in cut for window in part]), dtype=np.float64)
+    ends = np.cumsum([len(part) for part in cut])
+    return [float(part.mean()) for part in np.split(found, ends[:-1])]
+
+
+def judge(batch: Sequence[Document], settings: CorpusSettings, *, tally: Tally, file: str) -> list[Document]:
     """The documents that pass every step; the others are counted under the first rule they break."""
     for document in batch:
         if document.problem:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from hone.config.textfile import read_text
 from hone.data.corpus.words import normal_words, run_hashes
-from hone.data.feed import named
-from hone.data.feed.row_store import Shelf
+from hone.data.feed import registry
+from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import read_rows
 from hone.errors import HoneError, not_utf8
 
@@ -106,16 +106,16 @@ def texts_of(value: Any) -> Iterator[str]:
             yield from texts_of(inner)
 
 
-def named_set(name: str) -> Shelf | None:
+def named_set(name: str) -> RowStore | None:
     """The dataset of that name (its test split where it has one, or name:split), if there is one."""
-    known = named.NAMED.get(name)
-    return named.find(f"{name}:test" if known and "test" in known.files else name, chat=False)
+    entry = registry.DATASETS.get(name)
+    return registry.find(f"{name}:test" if entry and "test" in entry.files else name, chat=False)
 
 
 def read_items(path: str, fields: Sequence[str] = ()) -> list[list[str]]:
     """The texts of every item: the rows of a JSON file (their `fields`, or every text), or the lines of a text file."""
-    shelf = named_set(path)
-    if shelf is None and not Path(path).is_file():
+    store = named_set(path)
+    if store is None and not Path(path).is_file():
         raise HoneError(f"there is no evaluation set {path}: give a .jsonl, .json or .txt file, or a name like gsm8k")
     if path.endswith(".txt"):
         try:
@@ -123,7 +123,7 @@ def read_items(path: str, fields: Sequence[str] = ()) -> list[list[str]]:
         except UnicodeDecodeError as error:
             raise not_utf8(path, error) from error
         return [[line] for line in lines if line.strip()]
-    rows = [read.row for read in shelf.place.read() if not read.problem] if shelf else read_rows(path)
+    rows = [read.row for read in store.place.read() if not read.problem] if store else read_rows(path)
     for number, row in enumerate(rows, start=1):
         missing = [name for name in fields if name not in row]
         if missing:

@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.data.corpus import documents, duplicates, language
+from hone.data.corpus.atomic import aside, locked, read_json, write_json
 from hone.data.corpus.pool import Killed, each
 from hone.data.corpus.report import build_report, show
 from hone.data.corpus.run import Run, begin, check_packages, discard
-from hone.data.corpus.settings import Settings
+from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.shards import EXACT, KEPT, NEAR, filter_shard, finish_shard, index_of
-from hone.data.corpus.store import aside, locked, read_json, write_json
 from hone.data.corpus.tally import Tally
+from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
 
 Say = Callable[[str], None]
@@ -41,14 +42,14 @@ def silent(message: str) -> None:
 def clean(
     sources: Sequence[str],
     out: str | Path,
-    settings: Settings | None = None,
+    settings: CorpusSettings | None = None,
     *,
     workers: int = 1,
     restart: bool = False,
     say: Say = silent,
 ) -> dict[str, Any]:
     """The report; what is kept lies in out/data/part-*.jsonl, in the order of the input."""
-    settings, folder = settings or Settings(), Path(out)
+    settings, folder = settings or CorpusSettings(), Path(out)
     _check(sources, settings, workers)
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     with locked(folder):
@@ -80,7 +81,7 @@ def _finished(run: Run, *, workers: int, say: Say) -> dict[str, Any]:
     return read_json(finished)
 
 
-def _check(sources: Sequence[str], settings: Settings, workers: int) -> None:
+def _check(sources: Sequence[str], settings: CorpusSettings, workers: int) -> None:
     """All that can be told to be wrong before anything is written."""
     check_packages(settings)
     if not sources:
@@ -200,8 +201,6 @@ def kept_texts(run: Run) -> Iterator[str]:
 
 def _train_tokenizer(run: Run) -> None:
     """A sample by hash: which texts are in it does not depend on the order or on the workers."""
-    from hone.data.text.tokenizer import train_bpe
-
     total = sum(len(text.encode()) for text in kept_texts(run))
     share = min(1.0, run.settings.bpe_bytes / max(1, total))
     texts = (text for text in kept_texts(run) if share == 1.0 or _chance(text) < share)

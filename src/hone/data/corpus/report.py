@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from hone.data.corpus import overlap
+from hone.data.corpus.atomic import read_json
 from hone.data.corpus.run import Run
 from hone.data.corpus.shards import index_of
-from hone.data.corpus.store import read_json
 from hone.data.corpus.tally import SHOWN, Tally, merge
 
 

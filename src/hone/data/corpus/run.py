@@ -1,4 +1,4 @@
-"""A cleaning run's folder: its manifest, and where each shard's results lie. Settings that changed are refused."""
+"""A cleaning run's folder: its manifest, and where each shard's results lie. Changed settings are refused."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hone.data.corpus import documents
+from hone.data.corpus.atomic import LOCK, read_json, write_json
 from hone.data.corpus.documents import Shard
 from hone.data.corpus.overlap import named_set
-from hone.data.corpus.settings import Settings
-from hone.data.corpus.store import LOCK, read_json, write_json
+from hone.data.corpus.settings import CorpusSettings
 from hone.errors import HoneError
 
 FORMAT = 1
@@ -29,7 +29,7 @@ class Run:
     """What the manifest says."""
 
     folder: Path
-    settings: Settings
+    settings: CorpusSettings
     shards: tuple[Shard, ...]
     sources: tuple[str, ...]
     hash: str
@@ -67,7 +67,7 @@ class Run:
         return [read_json(self.file(i, ".json"))["passed"] for i in range(len(self.shards))]
 
 
-def _manifest(sources: Sequence[str], settings: Settings) -> dict[str, Any]:
+def _manifest(sources: Sequence[str], settings: CorpusSettings) -> dict[str, Any]:
     shards = documents.plan(sources, shard_bytes=settings.shard_bytes, split=settings.split)
     paths = [*dict.fromkeys(shard.path for shard in shards), *(e for e in settings.evals if Path(e).is_file())]
     stats = [(path, Path(path).stat()) for path in paths]
@@ -85,7 +85,7 @@ def _manifest(sources: Sequence[str], settings: Settings) -> dict[str, Any]:
     return {**json.loads(text), "hash": digest, "shards": [asdict(shard) for shard in shards]}
 
 
-def check_packages(settings: Settings) -> None:
+def check_packages(settings: CorpusSettings) -> None:
     """HoneError before anything is written, where a step's package is not installed."""
     steps = [step for step in LIBRARIES if getattr(settings, step)]
     missing = [step for step in steps if find_spec(MODULES[LIBRARIES[step]]) is None]
@@ -104,7 +104,7 @@ def _version(name: str) -> str:
 def begin(
     folder: Path,
     sources: Sequence[str],
-    settings: Settings,
+    settings: CorpusSettings,
     *,
     restart: bool = False,
     say: Callable[[str], None] = print,
@@ -149,7 +149,7 @@ def load(folder: Path, digest: str) -> Run:
     manifest = read_json(folder / "manifest.json")
     return Run(
         folder=folder,
-        settings=Settings.read(manifest["settings"]),
+        settings=CorpusSettings.read(manifest["settings"]),
         shards=tuple(Shard(**shard) for shard in manifest["shards"]),
         sources=tuple(manifest["sources"]),
         hash=digest,

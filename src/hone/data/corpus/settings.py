@@ -15,7 +15,7 @@ def _rules() -> dict[str, float | None]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class CorpusSettings:
     """None, an empty tuple or False switches a step off."""
 
     column: str = "text"  # of a JSONL row

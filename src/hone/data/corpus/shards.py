@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.data.corpus import documents, duplicates, filters, overlap
+from hone.data.corpus.atomic import aside, write_json
 from hone.data.corpus.documents import Document, Shard
 from hone.data.corpus.run import Run, load
-from hone.data.corpus.settings import Settings
-from hone.data.corpus.store import aside, write_json
+from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.tally import SHOWN, Tally
 from hone.errors import HoneError
 
@@ -42,7 +42,7 @@ def filter_shard(task: Task) -> None:
     write_json(run.file(number, ".json"), {**tally.plain(), "passed": len(places), "source": shard.source})
 
 
-def read(shard: Shard, settings: Settings, tally: Tally) -> Iterator[Document]:
+def read(shard: Shard, settings: CorpusSettings, tally: Tally) -> Iterator[Document]:
     """The shard's documents, counted; the first bad one is an error if the settings are strict."""
     found = documents.read(shard, column=settings.column, split=settings.split, limit=settings.max_document)
     while True:
@@ -58,7 +58,7 @@ def read(shard: Shard, settings: Settings, tally: Tally) -> Iterator[Document]:
         yield document
 
 
-def _sketches(kept: list[Document], settings: Settings, tally: Tally) -> tuple[list[bytes], NDArray[np.uint32]]:
+def _sketches(kept: list[Document], settings: CorpusSettings, tally: Tally) -> tuple[list[bytes], NDArray[np.uint32]]:
     """What copies are found by; empty for a step that is off."""
     size = sum(document.size for document in kept)
     hashes: list[bytes] = []
@@ -88,7 +88,7 @@ def index_of(evals: tuple[str, ...], fields: tuple[str, ...], n: int, short: int
     return overlap.build({name: overlap.read_items(name, fields) for name in evals}, n=n, short=short)
 
 
-def _index(settings: Settings) -> overlap.Index | None:
+def _index(settings: CorpusSettings) -> overlap.Index | None:
     if not settings.evals:
         return None
     return index_of(settings.evals, settings.eval_fields, settings.ngram, settings.short)

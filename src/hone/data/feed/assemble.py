@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from hone.data.feed.files import Read
-from hone.data.feed.locate import Data, Part, Reading, locate
-from hone.data.feed.row_store import Shelf
+from hone.data.feed.locate import Data, Dataset, Reading, locate
+from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import Feed, Source
 from hone.data.feed.stream import Stream
 from hone.data.rows.columns import Row, WrongColumns
@@ -40,7 +40,7 @@ def next_part(shares: Sequence[Fraction], taken: Sequence[int]) -> int:
     return min(waits)[1]
 
 
-class Mixed(Generic[T]):
+class Mixture(Generic[T]):
     """Rows of several feeds by weight. No draw is random, so the proportions hold at every row, and exactly."""
 
     def __init__(self, parts: Mapping[str, Feed[T]], weights: Sequence[float]) -> None:
@@ -56,8 +56,8 @@ class Mixed(Generic[T]):
     def __len__(self) -> int:
         return sum(map(len, self._parts))
 
-    def __copy__(self) -> "Mixed[T]":
-        twin = Mixed.__new__(Mixed)
+    def __copy__(self) -> "Mixture[T]":
+        twin = Mixture.__new__(Mixture)
         twin._names, twin._shares = self._names, self._shares
         twin._parts, twin._taken = [copy(part) for part in self._parts], list(self._taken)
         return twin
@@ -131,21 +131,21 @@ class Loaded:
         return tuple(text for text in _notes(self.converters) if text not in self.notes)
 
 
-def plain_rows(part: Part, how: Reading, tally: Tally) -> Iterator[tuple[Row, str]]:
+def plain_rows(part: Dataset, how: Reading, tally: Tally) -> Iterator[tuple[Row, str]]:
     """Each row in Hone's columns with its address; bad ones are refused, or skipped and counted."""
-    for shelf in part.shelves:
-        for read in shelf.place.read():
-            yield from _translated(read, shelf, how, tally)
+    for store in part.stores:
+        for read in store.place.read():
+            yield from _translated(read, store, how, tally)
 
 
-def _translated(read: Read, shelf: Shelf, how: Reading, tally: Tally) -> list[tuple[Row, str]]:
-    where = shelf.where(read.number)
+def _translated(read: Read, store: RowStore, how: Reading, tally: Tally) -> list[tuple[Row, str]]:
+    where = store.where(read.number)
     way = SKIP if how.settings and not how.skip_bad else ""
     try:
         if read.problem:
             raise HoneError(f"{where} {read.problem}{way}")
         try:
-            rows, note = shelf.translate(read.row)
+            rows, note = store.translate(read.row)
             made = [used(row, how.pairs) for row in rows]
         except HoneError as error:
             other = "" if isinstance(error, WrongColumns) and not tally.rows else way  # then all rows may be like it
@@ -162,7 +162,7 @@ def _translated(read: Read, shelf: Shelf, how: Reading, tally: Tally) -> list[tu
 
 
 def load(data: Data, how: Reading, make: Callable[[], Converter], *, seed: int) -> Loaded:
-    """The feed of the data; `make` gives each part a converter of its own, for parts may differ in shape."""
+    """The feed of the data; `make` gives each part a converter of its own, for parts may differ in kind."""
     parts = locate(data, how)
     feeds, converters = dict[str, Feed[Any]](), dict[str, Converter]()
     for n, part in enumerate(parts):
@@ -171,7 +171,7 @@ def load(data: Data, how: Reading, make: Callable[[], Converter], *, seed: int) 
         own = seed if len(parts) == 1 else seed * 1_000_003 + n + 1  # parts of one file must not go in step
         feeds[name] = _feed(part, how, converters[name], seed=own)
     weights = [part.weight for part in parts if part.weight is not None]
-    feed = Mixed(feeds, weights) if weights else next(iter(feeds.values()))
+    feed = Mixture(feeds, weights) if weights else next(iter(feeds.values()))
     return Loaded(feed=feed, converters=converters, notes=_notes(converters))
 
 
@@ -180,23 +180,23 @@ def _notes(converters: Mapping[str, Converter]) -> tuple[str, ...]:
     return tuple(f"{name}: {words}" for name, words in said if words)
 
 
-def is_streamed(part: Part, how: Reading) -> bool:
+def is_streamed(part: Dataset, how: Reading) -> bool:
     """Whether the rows stay on the disk."""
     if how.stream != "auto":
         return how.stream == "always"
-    return sum(shelf.place.size for shelf in part.shelves) > HELD
+    return sum(store.place.size for store in part.stores) > HELD
 
 
-def _feed(part: Part, how: Reading, convert: Converter, *, seed: int) -> Feed[Any]:
+def _feed(part: Dataset, how: Reading, convert: Converter, *, seed: int) -> Feed[Any]:
     if is_streamed(part, how):
         convert_once = partial(_items, how=how, convert=convert, furthest={})
-        stream = Stream(part.shelves, convert_once, seed=seed, buffer=how.buffer)
+        stream = Stream(part.stores, convert_once, seed=seed, buffer=how.buffer)
         _look(part, how, convert)
         return stream
     return Source(held(part, how, convert), seed=seed)
 
 
-def held(part: Part, how: Reading, convert: Converter) -> list[Any]:
+def held(part: Dataset, how: Reading, convert: Converter) -> list[Any]:
     """Every row converted, in order."""
     items, numbered = list[Any](), 0
     for some in _batches(plain_rows(part, how, convert.tally)):
@@ -227,19 +227,19 @@ def _batches(rows: Iterator[tuple[Row, str]]) -> Iterator[list[tuple[Row, str]]]
         yield some
 
 
-def _items(read: Read, shelf: Shelf, *, how: Reading, convert: Converter, furthest: dict[str, int]) -> list[Any]:
+def _items(read: Read, store: RowStore, *, how: Reading, convert: Converter, furthest: dict[str, int]) -> list[Any]:
     """A row of a stream; counted when it is first met, for every epoch meets it again."""
-    tally, name = convert.tally, shelf.place.name
+    tally, name = convert.tally, store.place.name
     convert.tally = tally if read.number > furthest.get(name, 0) else Tally()
     furthest[name] = max(read.number, furthest.get(name, 0))
     try:
-        made = [convert(row, where) for row, where in _translated(read, shelf, how, convert.tally)]
+        made = [convert(row, where) for row, where in _translated(read, store, how, convert.tally)]
     finally:
         convert.tally = tally
     return [item for item in made if item]
 
 
-def _look(part: Part, how: Reading, convert: Converter) -> None:
+def _look(part: Dataset, how: Reading, convert: Converter) -> None:
     """The first rows of a stream, so that what is wrong with all of them is said before the run."""
     first = list(islice(plain_rows(part, how, convert.tally), PREVIEW))
     for row, where in first:
@@ -249,7 +249,7 @@ def _look(part: Part, how: Reading, convert: Converter) -> None:
     convert.tally = Tally()
 
 
-def _nothing(part: Part, convert: Converter, *, found: int) -> str:
+def _nothing(part: Dataset, convert: Converter, *, found: int) -> str:
     tally = convert.tally
     if tally.skipped:
         return f"{part.name} has no good row: {tally.reasons[0]}"

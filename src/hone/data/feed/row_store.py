@@ -100,7 +100,7 @@ def as_it_is(row: Row) -> tuple[list[Row], str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shelf:
+class RowStore:
     """A place, and how its rows are turned into Hone's columns."""
 
     place: Place

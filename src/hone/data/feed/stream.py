@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from hone.data.feed.files import START, Cursor, Read
-from hone.data.feed.row_store import Shelf
+from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import bits, permutation
 from hone.errors import HoneError
 
 T = TypeVar("T")
-Convert = Callable[[Read, Shelf], list[T]]  # a row to what is trained on; [] where it is skipped
+Convert = Callable[[Read, RowStore], list[T]]  # a row to what is trained on; [] where it is skipped
 BUFFER = 10_000
 
 
@@ -31,13 +31,13 @@ class Stream(Generic[T]):
     """An endless, resumable feed of the rows of files; at most `buffer` rows are in memory."""
 
     def __init__(
-        self, shelves: Sequence[Shelf], convert: Convert[T], *, seed: int, buffer: int = BUFFER, shuffle: bool = True
+        self, stores: Sequence[RowStore], convert: Convert[T], *, seed: int, buffer: int = BUFFER, shuffle: bool = True
     ) -> None:
-        if not shelves or buffer < 1:
+        if not stores or buffer < 1:
             raise ValueError("a stream needs a file, and a buffer of at least one row")
-        self._shelves, self._convert = list(shelves), convert
+        self._stores, self._convert = list(stores), convert
         self._seed, self._buffer, self._shuffle = seed, buffer, shuffle
-        self._prints = [shelf.place.fingerprint for shelf in shelves]
+        self._prints = [store.place.fingerprint for store in stores]
         self._rows = self._guess = 0  # of a whole epoch, known or estimated; 0: not yet
         self._go(epoch=0, window=0, start=At(), before=0, position=0)
 
@@ -49,14 +49,14 @@ class Stream(Generic[T]):
         self._end: At | None = None  # where the next one begins; None: the epoch ends here
         self._reader: Iterator[Read] | None = None  # of the file that is open
         key = (self._seed, epoch)
-        many = len(self._shelves)
+        many = len(self._stores)
         self._order = permutation(many, *key) if self._shuffle else list(range(many))
         self._first = int(bits(1, *key, 0)[0] % self._buffer) + 1 if self._shuffle else self._buffer
 
     def __len__(self) -> int:
         """Rows an epoch: estimated until one has been read."""
         if not self._rows and not self._guess:
-            self._guess = max(1, sum(shelf.estimate() for shelf in self._shelves))
+            self._guess = max(1, sum(store.estimate() for store in self._stores))
         return self._rows or self._guess
 
     def __copy__(self) -> "Stream[T]":
@@ -80,10 +80,10 @@ class Stream(Generic[T]):
         """The next `size` items from `_start` on, and where what follows begins."""
         items, at = list[T](), self._start
         while at.file < len(self._order):
-            shelf = self._shelves[self._order[at.file]]
-            self._reader = self._reader or shelf.place.read(at.cursor)
+            store = self._stores[self._order[at.file]]
+            self._reader = self._reader or store.place.read(at.cursor)
             for read in self._reader:
-                items += self._convert(read, shelf)
+                items += self._convert(read, store)
                 at = At(file=at.file, cursor=read.after)
                 if len(items) >= size:
                     return items, at
@@ -95,7 +95,7 @@ class Stream(Generic[T]):
         if self._items is None:
             items, self._end = self._read(self._first if self._window == 0 else self._buffer)
             if not items and not self._before:
-                names = ", ".join(shelf.place.name for shelf in self._shelves[:3])
+                names = ", ".join(store.place.name for store in self._stores[:3])
                 raise HoneError(f"{names}: there is no row to train on: mend the rows that were skipped")
             order = permutation(len(items), self._seed, self._epoch, self._window + 1)
             self._items = [items[i] for i in order] if self._shuffle else items

@@ -21,7 +21,7 @@ class WrongColumns(HoneError):
         self.hint = hint
 
 
-class Shape(StrEnum):
+class RowKind(StrEnum):
     """What a row is for, told by its columns."""
 
     TEXT = "text"  # pre-training
@@ -34,32 +34,32 @@ class Shape(StrEnum):
     TASK = "prompt"  # reinforcement learning; `answer` and other columns go to the reward
 
 
-def shape_of(row: Row, *, expected: Collection[Shape] = ()) -> Shape:
-    """The most specific shape whose telling column is there; SCORED only where it is expected."""
+def row_kind(row: Row, *, expected: Collection[RowKind] = ()) -> RowKind:
+    """The most specific kind whose telling column is there; SCORED only where it is expected."""
     telling = (
-        (Shape.PREFERENCE, row.keys() & {"chosen", "rejected"}),
-        (Shape.STEPS, row.keys() & {"steps", "step_labels", "completions"}),
-        (Shape.SCORED, Shape.SCORED in expected and row.keys() >= {"completion", "score"}),
-        (Shape.LABELLED, row.keys() >= {"completion", "label"}),
-        (Shape.COMPLETION, "completion" in row),
-        (Shape.MESSAGES, "messages" in row),
-        (Shape.TASK, "prompt" in row),
-        (Shape.TEXT, "text" in row),
+        (RowKind.PREFERENCE, row.keys() & {"chosen", "rejected"}),
+        (RowKind.STEPS, row.keys() & {"steps", "step_labels", "completions"}),
+        (RowKind.SCORED, RowKind.SCORED in expected and row.keys() >= {"completion", "score"}),
+        (RowKind.LABELLED, row.keys() >= {"completion", "label"}),
+        (RowKind.COMPLETION, "completion" in row),
+        (RowKind.MESSAGES, "messages" in row),
+        (RowKind.TASK, "prompt" in row),
+        (RowKind.TEXT, "text" in row),
     )
-    for shape, found in telling:
+    for kind, found in telling:
         if found:
-            return shape
+            return kind
     raise WrongColumns(
-        f"columns {names_of(row)} are no shape Hone knows: rename them to one of: {'; '.join(Shape)} "
+        f"columns {names_of(row)} are no shape Hone knows: rename them to one of: {'; '.join(RowKind)} "
         "(Alpaca and ShareGPT are read too)",
         hint=f", as with read.columns.prompt={next(iter(row), 'NAME')}",
     )
 
 
-def has_shape(row: Row, shapes: Collection[Shape]) -> bool:
-    """Whether the row has one of the shapes; none: any will do."""
+def has_kind(row: Row, kinds: Collection[RowKind]) -> bool:
+    """Whether the row has one of the kinds; none: any will do."""
     try:
-        return not shapes or shape_of(row, expected=shapes) in shapes
+        return not kinds or row_kind(row, expected=kinds) in kinds
     except HoneError:
         return False
 

@@ -1,4 +1,4 @@
-"""The rows of a dataset to groups or problems: one shape for all, a limit of tokens, bad ones refused or counted."""
+"""The rows of a dataset to groups or problems: one kind for all, a limit of tokens, bad ones refused or counted."""
 
 import math
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from hone.data.rows.columns import Row, Shape, WrongColumns, shape_of
+from hone.data.rows.columns import Row, RowKind, WrongColumns, row_kind
 from hone.data.rows.parse import shown
 from hone.data.rows.record import OWN, converter, step_end, task_row
 from hone.data.text.chat import Turns, render_prompt
@@ -62,7 +62,7 @@ class Tally:
 class Converted:
     """Groups ready for collate, and how many rows the context length cost."""
 
-    shape: Shape
+    kind: RowKind
     groups: list[Group]
     dropped: int = 0
     truncated: int = 0
@@ -70,38 +70,38 @@ class Converted:
 
 @dataclass(kw_only=True)
 class Grouper:
-    """Rows to groups, one at a time. All have one shape: the given one, or that of the first row which can be used.
+    """Rows to groups, one at a time. All have one kind: the given one, or that of the first row which can be used.
 
-    expected: the shapes that `reader`, an algorithm, can use; none: any.
+    expected: the kinds that `reader`, an algorithm, can use; none: any.
     max_tokens 0 is no limit. A row over it is refused, dropped, or cut at its end and marked as unfinished.
     """
 
     tokenizer: Tokenizer
-    shape: Shape | None = None
+    kind: RowKind | None = None
     max_tokens: int = 0
     overlong: Overlong = "error"
     skip_bad: bool = False
     turns: Turns = "joined"
     shares: bool = False  # scores are from 0 to 1
-    expected: tuple[Shape, ...] = ()
+    expected: tuple[RowKind, ...] = ()
     reader: str = "training"
     settings: bool = True  # whoever reads the errors can give settings
     tally: Tally = field(default_factory=Tally)
-    first: str = ""  # where the shape was seen
+    first: str = ""  # where the kind was seen
 
     def ahead(self, rows: Sequence[Row]) -> None:
         """Render the chats of rows that come next, together: one by one each would wait for another process."""
         render_ahead(partial(self._group, row) for row in rows if has_chat(row))
 
-    def _group(self, row: Row) -> tuple[Shape, Group]:
-        shape = self.shape or shape_of(row, expected=self.expected)
-        if shape is Shape.TASK:
+    def _group(self, row: Row) -> tuple[RowKind, Group]:
+        kind = self.kind or row_kind(row, expected=self.expected)
+        if kind is RowKind.TASK:
             theirs = next((name for name in row if name not in OWN), "") or "answer"
             raise WrongColumns(
                 "the data has prompts but nothing to train on: add completions, or train with a reward",
                 hint=f", or say which column has them, as in read.columns.completion={theirs}",
             )
-        return shape, converter(shape, turns=self.turns, shares=self.shares)(row, self.tokenizer)
+        return kind, converter(kind, turns=self.turns, shares=self.shares)(row, self.tokenizer)
 
     def __call__(self, row: Row, where: str) -> Group | None:
         """The group, or None where the row is skipped or dropped; else HoneError that shows the row."""
@@ -121,24 +121,24 @@ class Grouper:
         return group or None
 
     def _convert(self, row: Row, where: str) -> Group:
-        shape, group = self._group(row)
-        if self.shape is None:  # a bad row decides nothing
-            self._check_usable(shape, row)
-            self.shape, self.first = shape, where
-        elif self.first and (found := shape_of(row, expected=self.expected)) is not shape:
-            raise HoneError(f"it has the columns ({found}), {self.first} ({shape}): split the dataset")
-        if shape is Shape.STEPS:
+        kind, group = self._group(row)
+        if self.kind is None:  # a bad row decides nothing
+            self._check_usable(kind, row)
+            self.kind, self.first = kind, where
+        elif self.first and (found := row_kind(row, expected=self.expected)) is not kind:
+            raise HoneError(f"it has the columns ({found}), {self.first} ({kind}): split the dataset")
+        if kind is RowKind.STEPS:
             self.tally.step_ends.add(step_end(row))
         return group
 
-    def _check_usable(self, shape: Shape, row: Row) -> None:
-        if not self.expected or shape in self.expected:
+    def _check_usable(self, kind: RowKind, row: Row) -> None:
+        if not self.expected or kind in self.expected:
             return
         wanted = " or ".join(f"({s})" for s in self.expected)
         lacks = min(([n for n in s.split(", ") if n not in row] for s in self.expected), key=len)
         theirs = next((name for name in row if name not in OWN), "")
         raise WrongColumns(
-            f"it has the columns ({shape}), {self.reader} reads {wanted}: add {' and '.join(lacks) or 'them'}",
+            f"it has the columns ({kind}), {self.reader} reads {wanted}: add {' and '.join(lacks) or 'them'}",
             hint=f", or rename a column, as with read.columns.{lacks[0]}={theirs}" if lacks and theirs else "",
         )
 
@@ -190,22 +190,22 @@ def to_groups(
     tokenizer: Tokenizer,
     *,
     name: str = "dataset",
-    shape: Shape | None = None,
+    kind: RowKind | None = None,
     max_tokens: int = 0,
     overlong: Overlong = "error",
 ) -> Converted:
-    """Every row to a group; all rows have one shape, told by the first unless given; max_tokens 0 is no limit."""
-    convert = Grouper(tokenizer=tokenizer, shape=shape, max_tokens=max_tokens, overlong=overlong)
+    """Every row to a group; all rows have one kind, told by the first unless given; max_tokens 0 is no limit."""
+    convert = Grouper(tokenizer=tokenizer, kind=kind, max_tokens=max_tokens, overlong=overlong)
     made = list[Group | None]()
     for n, row in enumerate(_some(rows, name)):
         if n % AT_ONCE == 0:
             convert.ahead(rows[n : n + AT_ONCE])
         made.append(convert(row, f"{name} row {n + 1}"))
     groups = [group for group in made if group]
-    if not groups or convert.shape is None:
+    if not groups or convert.kind is None:
         raise HoneError(f"{name}: all {len(rows)} rows exceed {max_tokens} tokens: {LONGER}")
     tally = convert.tally
-    return Converted(shape=convert.shape, groups=groups, dropped=tally.dropped, truncated=tally.truncated)
+    return Converted(kind=convert.kind, groups=groups, dropped=tally.dropped, truncated=tally.truncated)
 
 
 def has_chat(row: Row) -> bool:

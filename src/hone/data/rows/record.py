@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 from hone.data.rows.code_asserts import check_row
-from hone.data.rows.columns import Row, Shape, WrongColumns, names_of
+from hone.data.rows.columns import Row, RowKind, WrongColumns, names_of
 from hone.data.rows.pairs import split_chats
 from hone.data.text.chat import Turns, encode_completion, encode_steps, encode_turns
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.types import Group, Message, Rollout, Task
 
-OWN = {"id", "tools", "margin", *(name for shape in Shape for name in shape.split(", "))}  # never another's column
+OWN = {"id", "tools", "margin", *(name for kind in RowKind for name in kind.split(", "))}  # never another's column
 LARGEST = sys.float_info.max
 
 
@@ -166,21 +166,21 @@ def _one(convert: Callable[[Row, Tokenizer], Rollout]) -> Callable[[Row, Tokeniz
     return lambda row, tokenizer: [convert(row, tokenizer)]
 
 
-CONVERTERS: dict[Shape, Callable[[Row, Tokenizer], Group]] = {
-    Shape.TEXT: _one(text_row),
-    Shape.COMPLETION: _one(completion_row),
-    Shape.MESSAGES: messages_rows,
-    Shape.PREFERENCE: preference_row,
-    Shape.LABELLED: _one(labelled_row),
-    Shape.SCORED: _one(scored_row),
-    Shape.STEPS: _one(steps_row),
+CONVERTERS: dict[RowKind, Callable[[Row, Tokenizer], Group]] = {
+    RowKind.TEXT: _one(text_row),
+    RowKind.COMPLETION: _one(completion_row),
+    RowKind.MESSAGES: messages_rows,
+    RowKind.PREFERENCE: preference_row,
+    RowKind.LABELLED: _one(labelled_row),
+    RowKind.SCORED: _one(scored_row),
+    RowKind.STEPS: _one(steps_row),
 }
 
 
-def converter(shape: Shape, *, turns: Turns = "joined", shares: bool = False) -> Callable[[Row, Tokenizer], Group]:
-    """How a row of this shape becomes a group; turns: of chats; shares: scores are from 0 to 1."""
-    if shape is Shape.MESSAGES:
+def converter(kind: RowKind, *, turns: Turns = "joined", shares: bool = False) -> Callable[[Row, Tokenizer], Group]:
+    """How a row of this kind becomes a group; turns: of chats; shares: scores are from 0 to 1."""
+    if kind is RowKind.MESSAGES:
         return partial(messages_rows, turns=turns)
-    if shape is Shape.SCORED:
+    if kind is RowKind.SCORED:
         return _one(partial(scored_row, share=shares))
-    return CONVERTERS[shape]
+    return CONVERTERS[kind]

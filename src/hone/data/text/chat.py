@@ -218,7 +218,7 @@ def render_prompts(
 ) -> list[list[int]]:
     """The same of each prompt with its tools, tokenised together."""
     talks = {i: _unanswered(tokenizer, p, tools) for i, (p, tools) in enumerate(prompts) if not isinstance(p, str)}
-    chats = dict(zip(talks, opened_all([*talks.values()]), strict=True))
+    chats = dict(zip(talks, opened_all([*talks.values()]), strict=True)) if talks else {}
     plain = {i: p for i, (p, _) in enumerate(prompts) if isinstance(p, str)}
     found = dict(zip(chats, tokenizer.encode_all([*chats.values()], specials=True), strict=True))
     texts = zip(plain, tokenizer.encode_all([*plain.values()]), strict=True)

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from hone.data.text.bounded import OverLimit
 from hone.data.text.messages import Tool, check_messages, clean_message, clean_tools
 from hone.data.text.rendering import Chat, Result, render_chats
 from hone.data.text.template import Rendered, Span
 from hone.data.text.tokenizer import Tokenizer
+from hone.data.text.worker import OverLimit
 from hone.errors import HoneError
 from hone.types import Message
 

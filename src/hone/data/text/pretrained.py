@@ -1,6 +1,6 @@
 """The one way to transformers' from_pretrained: it gets files that hold data, never code, and no network.
 
-Every call in Hone goes through here (`tests/data/test_pretrained.py` looks for others). Code that comes with a model
+Every call in Hone goes through here (`tests/model/test_foreign_code.py` looks for others). Code that comes with a model
 runs only where the caller was told so by `trust_remote_code`.
 """
 

@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from hone.data.text import template as limits
-from hone.data.text.bounded import WORKER, Failed, OverLimit, plain
 from hone.data.text.template import DEFAULT_TEMPLATE, Rendered, render_chat
+from hone.data.text.worker import WORKER, Failed, OverLimit, plain
 from hone.errors import HoneError
 
 AT_ONCE, LETTERS = 64, 1 << 18  # chats of one request, and characters

@@ -1,7 +1,7 @@
 """A chat template is a program from elsewhere, compiled in jinja2's sandbox.
 
-Nothing here bounds its time or its memory: `hone.data.text.bounded` does, in whose process every template of a model runs.
-This module imports little, for that process imports it.
+Nothing here limits its time or its memory. `hone.data.text.worker` does: every template of a model runs in its process.
+That process imports this module, which therefore imports little.
 """
 
 import json

@@ -30,7 +30,7 @@ def byte_of() -> dict[str, int]:
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(others)}
 
 
-class Pieces:
+class TokenTexts:
     """What each id adds to a text, and what stands between two of them: bytes and nothing, or words and a blank.
 
     A third of the library's time, on one core: it reads an id as a Python object and makes a string of each token.
@@ -50,14 +50,14 @@ class Pieces:
         return [text if isinstance(text, str) else text.decode("utf-8", "replace") for text in joined]
 
 
-def pieces_of(inner: tokenizers.Tokenizer, size: int) -> Pieces | None:
+def token_texts(inner: tokenizers.Tokenizer, size: int) -> TokenTexts | None:
     """Those of ids below `size`; None of a tokenizer that does more to its tokens than to join them."""
     names, decoder = [inner.id_to_token(i) for i in range(size)], json.loads(inner.to_str()).get("decoder")
     if decoder is not None and decoder["type"] == "ByteLevel":
-        return Pieces([_bytes(name or "") for name in names], b"")
+        return TokenTexts([_bytes(name or "") for name in names], b"")
     words = [name for name in names if name is not None]
     # an id that is no token would have no blank beside it
-    return Pieces(words, " ") if decoder is None and len(words) == size else None
+    return TokenTexts(words, " ") if decoder is None and len(words) == size else None
 
 
 def _bytes(name: str) -> bytes:
@@ -160,8 +160,8 @@ class Tokenizer:
         return self._pieces.texts(arrays) if len(arrays) == len(rows) and self._pieces is not None else None
 
     @cached_property
-    def _pieces(self) -> Pieces | None:
-        return pieces_of(self._aware, self.vocab_size)
+    def _pieces(self) -> TokenTexts | None:
+        return token_texts(self._aware, self.vocab_size)
 
     def _runs(self, ids: list[int]) -> list[list[int]]:
         """Cut at the ids it does not have: a model's vocabulary may be padded beyond the tokenizer's."""

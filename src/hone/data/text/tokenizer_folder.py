@@ -6,9 +6,9 @@ from typing import Any
 
 import tokenizers
 
-from hone.data.text.bounded import WORKER, Failed, OverLimit
 from hone.data.text.json_object import read_object
 from hone.data.text.pretrained import from_pretrained
+from hone.data.text.worker import WORKER, Failed, OverLimit
 from hone.errors import HoneError, not_utf8
 
 Config = dict[str, Any]

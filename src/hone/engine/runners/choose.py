@@ -27,10 +27,14 @@ def make_runner(
     switch: Switch | None = None,
     invariant: bool = False,
     memory: int | None = None,
+    support: bool = False,
 ) -> Runner:
-    """At most `max_rows` rows of `capacity` columns, and no more than fit into `memory` bytes (None: half the free)."""
+    """At most `max_rows` rows of `capacity` columns, and no more than fit into `memory` bytes (None: half the free).
+
+    support: it has to record which tokens could have been drawn.
+    """
     room = int(SHARE * free_memory(decoder.device)) if memory is None else memory
-    if decoder.device.type == "cuda" and capacity > BLOCK and HAS_TRITON and not uncovered(decoder):
+    if decoder.device.type == "cuda" and capacity > BLOCK and HAS_TRITON and not support and not uncovered(decoder):
         return _on_kernels(decoder, max_rows, capacity, room, switch=switch, invariant=invariant)
     columns = capacity + 1  # as PlainRunner allocates them
     needed = column_bytes(decoder) * (-(-columns // INVARIANT_BLOCK) * INVARIANT_BLOCK if invariant else columns)

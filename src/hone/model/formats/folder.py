@@ -1,9 +1,5 @@
-"""A model folder in Hugging Face's format: config.json and safetensors, read with every mismatch named.
+"""A model folder in Hugging Face's format, read: config.json and safetensors, with every mismatch named."""
 
-Writing is plain: files go straight into the folder, and what the disk refuses is raised as OSError.
-"""
-
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,44 +14,13 @@ from hone.data.text.json_object import read_object
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import TABLE, Decoder
-from hone.model.formats.fetch import absent
-from hone.model.formats.foreign import Foreign, load_foreign
-from hone.model.formats.foreign_scorer import load_foreign_scorer, several_labels
-from hone.model.formats.hf_config import CONFIG, FAMILIES, Unknown, config_from_hf, config_to_hf
-from hone.model.formats.weight_files import read_file, read_weights, write_file, write_weights
+from hone.model.formats.cache import absent
+from hone.model.formats.foreign import load_foreign, load_foreign_scorer, several_labels
+from hone.model.formats.hf_config import CONFIG, Unknown, config_from_hf
+from hone.model.formats.save import EMBEDDING, HEAD, SCORE
+from hone.model.formats.weight_files import read_file, read_weights
 from hone.model.heads import ScalarHead
-from hone.model.lora import plain_state
 from hone.model.scorer import Scorer
-
-SCORE = "score.safetensors"  # the head beside a model of transformers
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
-def weights_of(model: Decoder | Scorer) -> dict[str, Tensor]:
-    """What a folder holds of the model, by name: adapters that are on are merged, a scorer's head is score.*."""
-    if not isinstance(model, Scorer):
-        return plain_state(model)
-    return plain_state(model.decoder) | {f"score.{name}": x.detach() for name, x in model.head.state_dict().items()}
-
-
-def save_decoder(
-    decoder: Decoder,
-    folder: str | Path,
-    *,
-    extra: Mapping[str, Any] | None = None,
-    weights: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Write config.json and model.safetensors, adapters merged; extra: more keys, such as eos_token_id.
-
-    weights: a copy of `weights_of`, for a model that is trained on meanwhile.
-    """
-    state = dict(weights_of(decoder) if weights is None else weights)
-    if isinstance(decoder, Foreign):
-        return decoder.save(Path(folder), state)
-    if decoder.config.tie_word_embeddings:
-        del state[HEAD]
-    config = config_to_hf(decoder.config, dtype=state[EMBEDDING].dtype)
-    _write(Path(folder), config | dict(extra or {}), state)
 
 
 def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Decoder:
@@ -65,34 +30,6 @@ def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, trus
     except Unknown:
         return load_foreign(folder, dtype=dtype, trust_remote_code=trust_remote_code)
     return assemble(config, read_weights(Path(folder), dtype))
-
-
-def save_scorer(
-    scorer: Scorer,
-    folder: str | Path,
-    *,
-    extra: Mapping[str, Any] | None = None,
-    weights: Mapping[str, Tensor] | None = None,
-) -> None:
-    """As save_decoder, with the head as score.* and no vocabulary head: tied, so that none is made at loading."""
-    state = dict(weights_of(scorer) if weights is None else weights)
-    head = {name: state.pop(name) for name in list(state) if name.startswith("score.")}
-    separator = {"separator": scorer.separator} if scorer.separator else {}
-    made = {"hone": {"kind": scorer.kind, "mean": scorer.mean, "std": scorer.std, **separator}}
-    if isinstance(scorer.decoder, Foreign):  # the whole language model, and the head in a file of its own
-        scorer.decoder.save(Path(folder), state)
-        (Path(folder) / CONFIG).write_text(json.dumps(_read_hf(Path(folder)) | made, indent=2) + "\n")
-        return write_file(Path(folder) / SCORE, head)
-    del state[HEAD]
-    config = config_to_hf(replace(scorer.decoder.config, tie_word_embeddings=True), dtype=state[EMBEDDING].dtype)
-    config |= {
-        "architectures": [f"{FAMILIES[scorer.decoder.config.family].architecture}ForSequenceClassification"],
-        "num_labels": 1,
-        "id2label": {"0": "LABEL_0"},
-        "label2id": {"LABEL_0": 0},
-        **made,
-    }
-    _write(Path(folder), config | dict(extra or {}), state | head)
 
 
 def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Scorer:
@@ -149,12 +86,6 @@ def _calibration(made: Any) -> tuple[float, float]:
     if not math.isfinite(mean) or not math.isfinite(std):
         raise HoneError(f'{CONFIG}: "hone" has mean {mean} and std {std}, not numbers: save the scorer again')
     return mean, std
-
-
-def _write(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    write_weights(folder, state)
 
 
 def _read_hf(folder: Path) -> dict[str, Any]:

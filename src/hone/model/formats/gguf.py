@@ -21,7 +21,7 @@ from hone.model.decoder import Decoder
 from hone.model.formats.folder import assemble
 from hone.model.formats.gguf_tokenizer import build_tokenizer
 from hone.model.formats.hf_config import CONFIG, config_from_hf
-from hone.model.formats.model_folder import save_whole
+from hone.model.formats.save import save_model
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")  # Mistral's files say llama
 SIZES = {
@@ -292,4 +292,4 @@ def load_gguf(path: str | Path) -> tuple[Decoder, Tokenizer]:
 def convert_gguf(path: str | Path, folder: str | Path) -> None:
     """Write the file's model as a folder that Hone and Hugging Face's Auto classes load."""
     decoder, tokenizer = load_gguf(path)
-    save_whole(decoder, tokenizer, folder)
+    save_model(decoder, tokenizer, folder)

@@ -1,10 +1,8 @@
-"""config.json of a Hugging Face model to a DecoderConfig and back; what the decoder does not compute is refused."""
+"""config.json of a Hugging Face model to a DecoderConfig; what the decoder does not compute is refused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from hone.errors import HoneError
 from hone.model.config import ROPES, DecoderConfig, Rope, yarn_attention
@@ -39,9 +37,6 @@ FAMILIES = {
     "qwen2": Family(architecture="Qwen2", qkv_bias=True, window="some", context=32_768),
     "qwen3": Family(architecture="Qwen3", bias_option=True, qk_norm=True, window="some", context=32_768),
 }
-
-
-# --- reading ---
 
 
 def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
@@ -166,67 +161,3 @@ def _short(value: Any) -> str:
     """As an error shows it: 4300 digits are as many as Python writes."""
     text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > MOST else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-# --- writing ---
-
-
-def config_to_hf(config: DecoderConfig, *, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """The keys of the family's config; ids of special tokens are null, because absent ones would have defaults."""
-    name = str(dtype).removeprefix("torch.")
-    family = FAMILIES[config.family]
-    return {
-        "architectures": [f"{family.architecture}ForCausalLM"],
-        "model_type": config.family,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rope_theta": config.rope.theta,
-        "rope_parameters": _rope_to_hf(config.rope),
-        "rms_norm_eps": config.rms_norm_eps,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "initializer_range": config.initializer_range,
-        "hidden_act": "silu",
-        **({"attention_bias": config.o_bias} if family.bias_option else {}),
-        **({"mlp_bias": config.mlp_bias} if family.mlp_option else {}),
-        **_windows_to_hf(config, family),
-        "dtype": name,
-        "torch_dtype": name,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
-
-
-def _rope_to_hf(rope: Rope) -> dict[str, Any]:
-    found: dict[str, Any] = {"rope_type": rope.kind, "rope_theta": rope.theta}
-    if rope.kind == "default":
-        return found
-    found |= {"factor": rope.factor}
-    if rope.kind == "linear":
-        return found
-    found["original_max_position_embeddings"] = rope.original
-    if rope.kind == "llama3":
-        return found | {"low_freq_factor": rope.low_freq, "high_freq_factor": rope.high_freq}
-    return found | {
-        "beta_fast": rope.beta_fast,
-        "beta_slow": rope.beta_slow,
-        "truncate": rope.truncate,
-        "attention_factor": rope.attention,
-    }
-
-
-def _windows_to_hf(config: DecoderConfig, family: Family) -> dict[str, Any]:
-    window = max(config.windows, default=0) or None
-    if family.window == "all":
-        return {"sliding_window": window}
-    if not family.window or window is None:
-        return {}
-    kinds = ["sliding_attention" if w else "full_attention" for w in config.windows]
-    first = next(i for i, w in enumerate(config.windows) if w)
-    return {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds, "max_window_layers": first}

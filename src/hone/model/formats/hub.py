@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import HoneError, counted
-from hone.model.formats.fetch import Unreachable
 
 WANTED = (
     "config.json",
@@ -18,6 +17,10 @@ WANTED = (
     "model.safetensors.index.json",
 )
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+class Unreachable(HoneError):
+    """What was asked for could not be downloaded: no network, or no such thing there."""
 
 
 def download(name: str, folder: Path, *, note: Callable[[str], None]) -> str:

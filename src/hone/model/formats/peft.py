@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hone.data.text.bounded import first_matches
 from hone.data.text.json_object import read_json
+from hone.data.text.worker import first_matches
 from hone.errors import HoneError
 from hone.model.adapters import adapters_of, lora_state
 from hone.model.decoder import Decoder

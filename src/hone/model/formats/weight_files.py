@@ -1,27 +1,21 @@
-"""Weights in safetensors files: one, or several with an index; what is damaged, missing or quantised is named.
+"""The tensors of a model folder, read from its safetensors files; what is damaged, missing or quantised is named.
 
-The tensors of a model folder as they lie in its files: shapes and dtypes without reading, values one at a time.
+Shapes and dtypes are known without reading the values, and values can be read one at a time.
 """
 
-import json
 import re
-import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from hone.data.text.json_object import read_object
 from hone.errors import HoneError
-from hone.model.formats.hf_config import CONFIG
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAPPED = 2**26  # bytes copied before a file is mapped anew: what was read of a mapped file counts as memory
-SHARD = 5 * 10**9  # bytes of a weights file, beyond which another is begun
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 DERIVED = "rotary_emb.inv_freq"  # a table that old checkpoints carry along
 
@@ -37,41 +31,6 @@ def weight_files(folder: Path) -> list[str]:
     if any(not isinstance(name, str) or Path(name).name != name for name in files):
         raise HoneError(f"{folder / INDEX} names files outside the folder: copy it again")
     return files
-
-
-def write_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """One file, or where that would be too large several and their index."""
-    shards = _shards(state, SHARD)
-    if len(shards) == 1:
-        return write_file(folder / WEIGHTS, shards[0])
-    names = [f"model-{i:05}-of-{len(shards):05}.safetensors" for i in range(1, len(shards) + 1)]
-    for name, shard in zip(names, shards, strict=True):
-        write_file(folder / name, shard)
-    places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-    index = {"metadata": {"total_size": sum(x.nbytes for x in state.values())}, "weight_map": places}
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def _shards(state: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor]]:
-    """The tensors in order, cut where a file would grow beyond `size` bytes."""
-    shards, held = [dict[str, Tensor]()], 0
-    for name, x in state.items():
-        if shards[-1] and held + x.nbytes > size:
-            shards.append({})
-            held = 0
-        shards[-1][name] = x
-        held += x.nbytes
-    return shards
-
-
-def write_file(path: Path, state: Mapping[str, Tensor]) -> None:
-    """One file, beside a config whose rights it gets."""
-    try:
-        save_file({n: x.contiguous() for n, x in state.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # it wraps what the disk said; give that back
-        number = re.search(r"os error (\d+)", str(error))
-        raise OSError(int(number[1]) if number else 0, str(error), str(path)) from error
-    shutil.copymode(path.parent / CONFIG, path)  # safetensors writes for the owner only
 
 
 def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

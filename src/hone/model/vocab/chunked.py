@@ -16,7 +16,7 @@ from hone.model.backends.native import head
 from hone.model.layout.forward import wide
 from hone.model.vocab import rows as vocab_rows
 from hone.model.vocab.distribution import HeadRows, Plan, differentiable_gradients
-from hone.model.vocab.rows import NUMBERS, PLACE, Chunk, Other, least_kept
+from hone.model.vocab.rows import NUMBERS, PLACE, Chunk, Other
 
 Grads = tuple[Tensor | None, Tensor | None]
 
@@ -36,7 +36,7 @@ class Room:
         logits = self._logits("", rows, at, fresh)
         others = dict[str, Other]()
         for name, other in self.plan.others.items():
-            if isinstance(other, HeadRows) and other.finish is None and other.restricted is None:
+            if isinstance(other, HeadRows) and other.finish is None:
                 y = Other(logits=self._logits(name, other, at, fresh), temperature=other.temperature)
             else:
                 y = Other(logits=other(at), given=True)
@@ -48,7 +48,7 @@ class Room:
             table=table[:, at],
             want=frozenset(self.plan.names),
             temperature=rows.temperature,
-            cut=rows.restricted is not None,
+            cut=rows.support is not None,
             others=others,
         )
 
@@ -63,7 +63,12 @@ class Room:
         if name not in self.memory:
             self.memory[name] = hidden.new_empty(self.longest, len(rows.weight))
         logits = self.memory[name][: len(hidden)]
-        return torch.mm(hidden, rows.weight.t(), out=logits) if fresh else logits
+        if not fresh:
+            return logits
+        torch.mm(hidden, rows.weight.t(), out=logits)
+        if rows.support is not None:
+            logits.masked_fill_(rows.support.outside(at, logits.shape[-1]), -torch.inf)
+        return logits
 
 
 def backend(logits: Tensor) -> ModuleType:
@@ -92,8 +97,6 @@ def forward(
             return table, room
     for at in plan.slices:
         chunk = room.fill(rows, at, table)
-        if rows.restricted is not None:
-            chunk["least"].copy_(least_kept(chunk.logits, rows.temperature, rows.restricted)[:, None])
         if not whole:
             backend(chunk.logits).stats(chunk)
         if slope is not None:
@@ -121,7 +124,7 @@ class Fused(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         slope = torch.empty_like(hidden) if is_slope(plan.names, weight) else None
         table, ctx.room = forward(rows, plan, slope=slope, keep=True)
-        ctx.plan, ctx.law = plan, (rows.temperature, rows.restrict)
+        ctx.plan, ctx.law = plan, (rows.temperature, rows.support)
         ctx.save_for_backward(hidden, weight, table, slope)
         return read(plan, table)
 

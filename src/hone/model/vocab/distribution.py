@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hone.engine.params import SampleParams
 from hone.model.layout.forward import wide
-from hone.model.vocab.rows import least_kept
+from hone.types import Support
 
 LogRows = Callable[[slice], Tensor]  # positions -> their log-distributions [n, V]
 Finish = Callable[[Tensor], Tensor]  # what a model does to its logits after the head's matrix
@@ -23,38 +22,26 @@ Finish = Callable[[Tensor], Tensor]  # what a model does to its logits after the
 class HeadRows:
     """The distributions softmax(h W' / temperature), computed when positions are asked for: a LogRows.
 
-    restrict: the sampler's settings; the distribution is then the one it draws from with top-k, top-p and min-p. Which
-    tokens they keep is a constant to the gradient.
+    support: the tokens that the sampler could have drawn under top-k, top-p or min-p; the others have no probability.
+    Which tokens these are is a constant to the gradient.
     """
 
     hidden: Tensor  # [N, D]
     weight: Tensor  # [V, D]
     temperature: float = 1.0
-    restrict: SampleParams | None = None
+    support: Support | None = None
     finish: Finish | None = None
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
             raise ValueError(f"temperature {self.temperature} must be positive")
-        if (params := self.restrict) is None:
-            return
-        if extra := sorted(set(params.altered) - {"top_k", "top_p", "min_p"}):
-            raise ValueError(f"restrict is for top_k, top_p and min_p, not {', '.join(extra)}")
-        if params.temperature != self.temperature:
-            raise ValueError(f"temperature {self.temperature} is not the sampler's, {params.temperature}")
 
     def __call__(self, at: slice) -> Tensor:
         logits = wide(F.linear(self.hidden[at], self.weight))
         logits = logits if self.finish is None else self.finish(logits)
-        if self.restricted is not None:
-            below = logits < least_kept(logits, self.temperature, self.restricted)[:, None]
-            logits = logits.masked_fill(below, -torch.inf)
+        if self.support is not None:
+            logits = logits.masked_fill(self.support.outside(at, logits.shape[-1]), -torch.inf)
         return (logits / self.temperature).log_softmax(-1)
-
-    @property
-    def restricted(self) -> SampleParams | None:
-        """The restriction, if it cuts anything."""
-        return self.restrict if self.restrict is not None and self.restrict.altered else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,7 +64,7 @@ def by_autograd(rows: HeadRows, plan: Plan) -> list[Tensor]:
     """The plan's statistics, [N] each; several chunks are computed again in the backward pass."""
 
     def at_chunk(hidden: Tensor, weight: Tensor, at: slice) -> tuple[Tensor, ...]:
-        logq = HeadRows(hidden, weight, rows.temperature, rows.restrict, rows.finish)(at)
+        logq = HeadRows(hidden, weight, rows.temperature, rows.support, rows.finish)(at)
         return tuple(_stat(name, logq, plan, at) for name in plan.names)
 
     if len(plan.slices) > 1 and torch.is_grad_enabled():

@@ -17,13 +17,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hone.engine.draw import Knobs, threshold
-from hone.engine.params import SampleParams
 from hone.model.layout.forward import wide
 
 STATS = frozenset({"logp", "entropy", "ref_kl", "old_kl"})
-# The table's rows: the least logit that is kept, the statistics, and of each distribution max x and log sum exp z.
-NUMBERS = ("least", "top", "log", "logp", "entropy", "ref_kl", "old_kl", "ref_top", "ref_log", "old_top", "old_log")
+# The table's rows: the statistics, and of each distribution max x and log sum exp z.
+NUMBERS = ("top", "log", "logp", "entropy", "ref_kl", "old_kl", "ref_top", "ref_log", "old_top", "old_log")
 PLACE = {name: i for i, name in enumerate(NUMBERS)}
 BLOCK = 1 << 18  # logits worked on together: they stay in a core's cache from one operation to the next
 GPU_BLOCK = 1 << 25  # on other devices
@@ -47,7 +45,7 @@ class Chunk:
     table: Tensor  # at least float32 [NUMBERS, n]
     want: frozenset[str]
     temperature: float = 1.0
-    cut: bool = False  # logits below `least` have no probability
+    cut: bool = False  # some logits are -inf: those of tokens that the sampler could not draw
     others: Mapping[str, Other]  # by "ref_kl" and "old_kl"
 
     def __getitem__(self, name: str) -> Tensor:
@@ -77,19 +75,6 @@ def blocks(logits: Tensor) -> Iterator[slice]:
     return (slice(i, min(i + step, rows)) for i in range(0, rows, step))
 
 
-@torch.no_grad()
-def least_kept(logits: Tensor, temperature: float, params: SampleParams) -> Tensor:
-    """[n] the least logit that top-k, top-p and min-p keep, by the sampler's own rule; what ties with it is kept."""
-    knobs, parts = None, [wide(logits[:0, 0])]
-    for at in blocks(logits):
-        x = wide(logits[at])
-        knobs = Knobs.of([params] * len(x), x.shape[1], x.device) if knobs is None else knobs
-        z = _centred(x, x.amax(-1, keepdim=True), temperature)
-        below = z < threshold(z, z.exp(), knobs.head(len(x)))
-        parts.append(x.masked_fill(below, torch.inf).amin(-1))
-    return torch.cat(parts)
-
-
 def stats(chunk: Chunk) -> None:
     """Write what the chunk wants, and what its gradient will read, into its table."""
     for at in blocks(chunk.logits):
@@ -112,8 +97,6 @@ def _stats(c: Chunk) -> None:
     x = wide(c.logits)
     top = x.amax(-1, keepdim=True)
     z = _centred(x, top, c.temperature)
-    if c.cut:
-        z.masked_fill_(x < c["least"], -torch.inf)
     at_target = z.gather(-1, c.targets[:, None])
     weight = z.exp_() if c.want == {"logp"} else z.exp()
     total = weight.sum(-1, keepdim=True)
@@ -155,12 +138,9 @@ def _compared(c: Chunk, name: str, *, normalise: bool = False) -> Tensor:
 def _grad(c: Chunk, upstream: Mapping[str, Tensor]) -> None:
     g = {name: value / c.temperature for name, value in upstream.items()}
     x = wide(c.logits)
-    below = x < c["least"] if c.cut else None
     target = c.targets[:, None]
-    kept = None if below is None else ~below.gather(-1, target)
+    kept = x.gather(-1, target) > -torch.inf if c.cut else None  # before the logits are overwritten
     logq = _centred(x, c["top"], c.temperature, out=x).sub_(c["log"])  # a wide chunk is overwritten here
-    if below is not None:
-        logq.masked_fill_(below, -torch.inf)
     dx = logq.exp_().mul_(-g["logp"]) if g.keys() == {"logp"} else _mixed(c, g, logq)
     if "logp" in g:
         dx.scatter_add_(-1, target, g["logp"] if kept is None else g["logp"] * kept)

@@ -9,11 +9,11 @@ from typing import Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from hone.engine.params import SampleParams
 from hone.model.second_order import once
 from hone.model.vocab import chunked
 from hone.model.vocab.distribution import Finish, HeadRows, LogRows, Plan, by_autograd
 from hone.model.vocab.rows import STATS
+from hone.types import Support
 
 __all__ = ["STATS", "HeadRows", "LogRows", "Positions", "token_stats"]
 
@@ -29,7 +29,7 @@ class Law(TypedDict, total=False):
     """How logits become a distribution: see HeadRows."""
 
     temperature: float
-    restrict: SampleParams | None
+    support: Support | None
     finish: Finish | None
 
 
@@ -89,7 +89,7 @@ def _check(rows: HeadRows, targets: Tensor, want: frozenset[str], chunk: Positio
 
 def bare(rows: HeadRows) -> bool:
     """Whether a chunk takes the memory of its logits and no more."""
-    return rows.finish is None and rows.restricted is None
+    return rows.finish is None and rows.support is None
 
 
 def slices(N: int, chunk: Positions, weight: Tensor, *, tables: int = 1, bare: bool = False) -> tuple[slice, ...]:

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.reward.sandbox.limits import Limits, Protection
-from hone.reward.sandbox.talk import SandboxError
-from hone.reward.sandbox.wall import remove_groups
+from hone.reward.sandbox.limits import Protection, SandboxLimits
+from hone.reward.sandbox.namespaces import remove_groups
+from hone.reward.sandbox.protocol import SandboxError
 
 PERIOD = 100_000  # microseconds of the CPU quota
 NEEDED, WISHED = {"memory", "pids"}, {"cpu"}
@@ -25,7 +25,7 @@ SETTLED = 60  # seconds after which an empty group is nobody's: one just made ma
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
+class CgroupParent:
     """Where cgroups can be made: one folder for version 2, one a controller for version 1."""
 
     version: int
@@ -75,7 +75,7 @@ def _write(folder: Path, limits: Mapping[str, int | str]) -> None:
             (folder / file).write_text(str(value))
 
 
-def held_by(home: Home | None, limits: Limits) -> list[Protection]:
+def held_by(home: CgroupParent | None, limits: SandboxLimits) -> list[Protection]:
     """What bounds memory, processes and CPU together, or stands in for it."""
     memory = Protection(
         name="memory and processes",
@@ -114,7 +114,7 @@ def end_all(folders: Sequence[str]) -> None:
                 os.kill(int(pid), signal.SIGKILL)
 
 
-def find(root: Path = Path("/")) -> Home | None:
+def find(root: Path = Path("/")) -> CgroupParent | None:
     """The home of new cgroups with every controller needed, or None. Version 1 wins where both are mounted."""
     own = {}
     for line in _lines(root / "proc/self/cgroup"):
@@ -140,7 +140,7 @@ def _mounts(lines: Sequence[str]) -> list[tuple[str, str, str, set[str]]]:
     return found
 
 
-def _version_1(root: Path, own: Mapping[str, str], mounts: list[tuple[str, str, str, set[str]]]) -> Home | None:
+def _version_1(root: Path, own: Mapping[str, str], mounts: list[tuple[str, str, str, set[str]]]) -> CgroupParent | None:
     paths = {controller: path for names, path in own.items() for controller in names.split(",")}
     folders = dict[str, Path]()
     for kind, top, point, options in mounts:
@@ -148,10 +148,10 @@ def _version_1(root: Path, own: Mapping[str, str], mounts: list[tuple[str, str, 
             folder = root / point[1:] / os.path.relpath(paths[controller], top)
             if _usable(folder):
                 folders[controller] = Path(os.path.normpath(folder))
-    return Home(version=1, folders=folders) if set(folders) >= NEEDED else None
+    return CgroupParent(version=1, folders=folders) if set(folders) >= NEEDED else None
 
 
-def _version_2(root: Path, own: Mapping[str, str], mounts: list[tuple[str, str, str, set[str]]]) -> Home | None:
+def _version_2(root: Path, own: Mapping[str, str], mounts: list[tuple[str, str, str, set[str]]]) -> CgroupParent | None:
     """The nearest ancestor whose children have the controllers: a process may not share a folder with groups."""
     for kind, top, point, _ in mounts:
         if kind != "cgroup2" or "" not in own:
@@ -161,7 +161,7 @@ def _version_2(root: Path, own: Mapping[str, str], mounts: list[tuple[str, str, 
         while folder.is_relative_to(base):
             found = _enabled(folder) if _usable(folder) else set[str]()
             if found >= NEEDED:
-                return Home(version=2, folders=dict.fromkeys(sorted(found), folder))
+                return CgroupParent(version=2, folders=dict.fromkeys(sorted(found), folder))
             folder = folder.parent
     return None
 
@@ -183,7 +183,7 @@ def _usable(folder: Path) -> bool:
     return folder.is_dir() and os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)
 
 
-def sweep(home: Home) -> None:
+def sweep(home: CgroupParent) -> None:
     """Remove what a client that was killed has left: groups named after a process that is no more."""
     for base in set(home.folders.values()):
         for folder in base.glob(f"{NAME}-*-*"):

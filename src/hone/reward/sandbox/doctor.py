@@ -69,7 +69,7 @@ def _outside(code: str) -> bool:
     return b"REACHED" in done.stdout
 
 
-def examine(backend: str = "auto") -> Findings:
+def examine(backend: str = "native") -> Findings:
     """Open a sandbox, say what it is made of, and try it."""
     with _goals() as goals, Sandbox(backend=backend) as sandbox:
         tried = list[Tried]()

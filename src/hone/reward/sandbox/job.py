@@ -1,4 +1,4 @@
-"""A job: one program, run behind the wall, asked for values over pipes. It decides nothing: only data leaves it.
+"""A job: one program in its own namespaces, asked for values over pipes. It decides nothing: only data leaves it.
 
 Frames are four bytes of length and JSON. In: what to run, then calls, one at a time or all at once, then an empty one.
 Out: one record for the module and one a call, in order. The program may write rubbish there; then nothing of it counts.
@@ -11,7 +11,6 @@ import fcntl
 import functools
 import gc
 import io
-import json
 import os
 import signal
 import sys
@@ -20,10 +19,9 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from hone.reward.sandbox import values as values
-from hone.reward.sandbox import wall as wall
-from hone.reward.sandbox.objects import Line, stand_ins
-from hone.reward.sandbox.raised import told
+from hone.reward.sandbox import namespaces, values
+from hone.reward.sandbox.exceptions import describe
+from hone.reward.sandbox.proxies import Channel, program_proxies
 
 RESULT = 3  # the descriptor that records go to
 LOCKED_IN = b"locked in"  # the client reads it before it sends the program, which could take it away
@@ -35,7 +33,7 @@ def run_job(descriptors: Sequence[int], conf: Mapping[str, Any]) -> NoReturn:
     code = 70
     try:
         _take(descriptors)
-        wall.enclose(conf)
+        namespaces.enclose(conf)
         _serve(conf["result"])
         code = 0
     except BaseException:  # a program may raise anything; whatever it is, this process ends here
@@ -51,19 +49,6 @@ def furnish(path: Sequence[str]) -> None:
     sys.argv[:] = ["program.py"]
     builtins.exit = builtins.quit = sys.exit  # what the site module would have added
     atexit._clear()  # what the sandbox's own modules have there is none of the program's
-
-
-def run_in_tool(result: int, conf: str) -> NoReturn:
-    """The same behind another tool's wall: `result` is where records go, `conf` JSON."""
-    wanted = json.loads(conf)
-    _take((0, 1, 2, result))
-    wall.limit(wanted["rlimits"])
-    wall.prctl(wall.NO_NEW_PRIVS, 1)
-    wall.drop_rights()
-    wall.install(bytes.fromhex(wanted["filter"]))
-    furnish([folder for folder in sys.path if folder != "/hone"])
-    _serve(wanted["result"])
-    os._exit(0)
 
 
 def _take(descriptors: Sequence[int]) -> None:
@@ -125,7 +110,7 @@ def _module(order: Mapping[str, Any], limit: int) -> None:
     module = types.ModuleType("program")
     sys.modules["program"] = module
     tests = order.get("tests")
-    line = Line(read=read_frame, write=write, limit=limit, sign=-1 if tests else 1)
+    line = Channel(read=read_frame, write=write, limit=limit, sign=-1 if tests else 1)
     _say(_executed(order["source"], module, before=lambda: _prepare(module, line, tests) if tests else None))
     while text := read_frame():
         call = line.loads(text)
@@ -135,14 +120,14 @@ def _module(order: Mapping[str, Any], limit: int) -> None:
             write(_answer(module, call, limit))
 
 
-def _prepare(module: types.ModuleType, line: Line, tests: Mapping[str, Any]) -> None:
+def _prepare(module: types.ModuleType, line: Channel, tests: Mapping[str, Any]) -> None:
     """What tests import must be there before the program is asked for anything: else they cannot run."""
     for text in tests["imports"]:
         exec(text, {})
     module.__name__, sys.modules["__main__"] = "__main__", module  # as a file of tests that is run by itself
     if unittest := sys.modules.get("unittest"):
         _heed(unittest)
-    module.__dict__.update(stand_ins(line, **tests["names"]))
+    module.__dict__.update(program_proxies(line, **tests["names"]))
 
 
 def _heed(unittest: Any) -> None:
@@ -170,7 +155,7 @@ def _executed(source: str, module: types.ModuleType, before: Callable[[], None] 
     except BaseException as error:
         if not isinstance(error, SystemExit):
             traceback.print_exc()
-        return {"loaded": isinstance(error, SystemExit) and error.code in (None, 0), "error": told(error)}
+        return {"loaded": isinstance(error, SystemExit) and error.code in (None, 0), "error": describe(error)}
 
 
 def _flush() -> None:
@@ -186,7 +171,7 @@ def _answer(module: types.ModuleType, call: Mapping[str, Any], limit: int) -> by
     except values.TooLarge as error:
         return values.dumps({"error": f"the value is too large: {error}"}, limit=limit)
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: the next call is still asked
-        return values.dumps({"error": told(error)}, limit=limit)
+        return values.dumps({"error": describe(error)}, limit=limit)
 
 
 def _feed(text: bytes) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import HoneError
-from hone.reward.sandbox.calls import assemble
+from hone.reward.sandbox.seccomp import assemble
 
 MIB = 1 << 20
 NOBODY = 65533  # the host's user that programs run as where the sandbox is opened by root
@@ -37,17 +37,11 @@ TEXTS = (
     ("/etc/hosts", "127.0.0.1 localhost\n"),
 )
 FILES = ("/etc/ld.so.cache", "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-# Of Hone, what a job's own interpreter needs where it cannot be forked from one that has it.
-INSIDE_FILES = (
-    "hone/__init__.py",
-    "hone/reward/__init__.py",
-    *(f"hone/reward/sandbox/{n}.py" for n in ("__init__", "job", "objects", "raised", "values", "wall")),
-)
 DEV = (("/dev/shm", "/tmp"), ("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "fd/0"), ("/dev/stdout", "fd/1"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """Of one program and all it starts, together."""
 
     seconds: float = 5.0  # on the clock; waiting for a processor that others have does not count, up to 3 x
@@ -80,10 +74,10 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class BackendOptions:
     """What a backend is opened with."""
 
-    limits: Limits
+    limits: SandboxLimits
     slots: int
     python: str  # an interpreter outside virtual environments
     packages: Sequence[str]  # folders of modules that programs may import
@@ -99,7 +93,7 @@ class Protection:
     remedy: str = ""
 
 
-def rlimits_of(limits: Limits, sharing: int = 1) -> dict[str, int]:
+def rlimits_of(limits: SandboxLimits, sharing: int = 1) -> dict[str, int]:
     """Of each process of a job; `sharing` slots have one user."""
     rlimits = {
         "RLIMIT_AS": limits.addresses or limits.memory,
@@ -118,7 +112,7 @@ def rlimits_of(limits: Limits, sharing: int = 1) -> dict[str, int]:
     return rlimits
 
 
-def configuration(wanted: Wanted, *, user: bool, watched: bool) -> dict[str, Any]:
+def configuration(wanted: BackendOptions, *, user: bool, watched: bool) -> dict[str, Any]:
     """For the server: what every slot is made of, and every job locked in by."""
     limits, python, packages = wanted.limits, wanted.python, wanted.packages
     rlimits = rlimits_of(limits, 1 if user else wanted.slots)

@@ -17,8 +17,8 @@ from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from hone.reward.sandbox.limits import Limits, Protection, Wanted
-from hone.reward.sandbox.talk import CHUNK, GRACE, Ask, Backend, SandboxError, Talk, frame
+from hone.reward.sandbox.limits import BackendOptions, Protection, SandboxLimits
+from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, Backend, JobOutput, SandboxError, frame
 
 TOKEN = "HONE_SANDBOX_TOKEN"
 MAX_BODY = 64 << 20
@@ -32,10 +32,10 @@ class _NoDetours(urllib.request.HTTPRedirectHandler):
         """Nowhere."""
 
 
-class Remote:
+class RemoteBackend:
     """The client: as many programs at once as threads ask."""
 
-    def __init__(self, url: str, wanted: Wanted) -> None:
+    def __init__(self, url: str, wanted: BackendOptions) -> None:
         self.url, self.limits = url.rstrip("/"), wanted.limits
         self.token = os.environ.get(TOKEN, "")
         if not self.token:
@@ -44,7 +44,7 @@ class Remote:
         said = self._ask("/report", None, GRACE)
         try:
             self._protections = [Protection(**p) for p in said["protections"]]
-            theirs = Limits(**said["limits"])
+            theirs = SandboxLimits(**said["limits"])
         except (KeyError, TypeError, ValueError) as error:
             raise self._no_sandbox() from error
         self._check(asdict(theirs))
@@ -56,21 +56,21 @@ class Remote:
                 remedy = f"start it with --limit {name}={ours}, or ask for no other"
                 raise SandboxError(f"the service at {self.url} has the limit {name}={theirs[name]}: {remedy}")
 
-    def talk(self, request: bytes, talk: Talk, *, seconds: float, ask: Ask | None = None) -> float:
+    def converse(self, request: bytes, job_output: JobOutput, *, seconds: float, ask: Ask | None = None) -> float:
         """Send the program, wait for its end; conversations that go to and fro are not for the network."""
         if ask is not None:
             raise SandboxError("tests that ask call by call cannot run over the network: use the backend native")
         start = time.monotonic()
-        limits = {"seconds": seconds, "output": talk.output, "result": talk.result}
-        body = {"request": base64.b64encode(request).decode(), "most": talk.most, "limits": limits}
+        limits = {"seconds": seconds, "output": job_output.output, "result": job_output.result}
+        body = {"request": base64.b64encode(request).decode(), "most": job_output.most, "limits": limits}
         answer = self._ask("/run", json.dumps(body).encode(), seconds + 3 * GRACE)
         try:
-            talk.text(talk.stdout, base64.b64decode(answer["stdout"]))
-            talk.text(talk.stderr, base64.b64decode(answer["stderr"]))
-            talk.limit = ""  # the service says which came first
-            talk.data(base64.b64decode(answer["records"]))
-            talk.limit = talk.limit or str(answer["limit"])
-            talk.told = {name: n for name, n in answer["told"].items() if isinstance(n, int | float)}
+            job_output.text(job_output.stdout, base64.b64decode(answer["stdout"]))
+            job_output.text(job_output.stderr, base64.b64decode(answer["stderr"]))
+            job_output.limit = ""  # the service says which came first
+            job_output.data(base64.b64decode(answer["records"]))
+            job_output.limit = job_output.limit or str(answer["limit"])
+            job_output.told = {name: n for name, n in answer["told"].items() if isinstance(n, int | float)}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._no_sandbox() from error
         return time.monotonic() - start
@@ -111,7 +111,7 @@ def _whole(response: http.client.HTTPResponse, until: float) -> bytes:
 class Service(ThreadingHTTPServer):
     """Runs programs for whoever knows the token; the caller serves and closes it."""
 
-    def __init__(self, backend: Backend, limits: Limits, *, host: str, port: int, token: str) -> None:
+    def __init__(self, backend: Backend, limits: SandboxLimits, *, host: str, port: int, token: str) -> None:
         super().__init__((host, port), _Handler)
         self.backend, self.limits, self.token = backend, limits, f"Bearer {token}".encode()
 
@@ -148,16 +148,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _run(self, body: bytes) -> None:
         try:
-            request, talk, seconds = _read(body, self.service.limits)
+            request, job_output, seconds = _read(body, self.service.limits)
         except (ArithmeticError, KeyError, TypeError, ValueError, RecursionError):
             self._answer(400, {"error": "not a program"})
             return
         try:
-            self.service.backend.talk(request, talk, seconds=seconds)
+            self.service.backend.converse(request, job_output, seconds=seconds)
         except SandboxError as error:
             self._answer(503, {"error": str(error)})
             return
-        self._answer(200, _told(talk))
+        self._answer(200, _told(job_output))
 
     def _answer(self, code: int, told: dict[str, Any]) -> None:
         body = json.dumps(told).encode()
@@ -171,19 +171,19 @@ class _Handler(BaseHTTPRequestHandler):
         """Quiet: a line a program would be noise."""
 
 
-def _read(body: bytes, limits: Limits) -> tuple[bytes, Talk, float]:
+def _read(body: bytes, limits: SandboxLimits) -> tuple[bytes, JobOutput, float]:
     """A program, where its streams go, and its seconds: all within the service's own limits."""
     asked = json.loads(body)
     given = {name: float(asked["limits"][name]) for name in SHORTER}
     for name, value in given.items():
         if not 0 < value <= getattr(limits, name):  # NaN is neither
             raise ValueError(name)
-    talk = Talk(output=int(given["output"]), result=int(given["result"]), most=int(asked["most"]))
-    return base64.b64decode(asked["request"], validate=True), talk, given["seconds"]
+    job_output = JobOutput(output=int(given["output"]), result=int(given["result"]), most=int(asked["most"]))
+    return base64.b64decode(asked["request"], validate=True), job_output, given["seconds"]
 
 
-def _told(talk: Talk) -> dict[str, Any]:
-    limit = talk.limit or ("result" if talk.broken else "")
-    records = b"".join(frame(record) for record in talk.records)
-    streams = {"stdout": bytes(talk.stdout), "stderr": bytes(talk.stderr), "records": records}
-    return {"limit": limit, "told": talk.told, **{k: base64.b64encode(v).decode() for k, v in streams.items()}}
+def _told(job_output: JobOutput) -> dict[str, Any]:
+    limit = job_output.limit or ("result" if job_output.broken else "")
+    records = b"".join(frame(record) for record in job_output.records)
+    streams = {"stdout": bytes(job_output.stdout), "stderr": bytes(job_output.stderr), "records": records}
+    return {"limit": limit, "told": job_output.told, **{k: base64.b64encode(v).decode() for k, v in streams.items()}}

@@ -9,7 +9,6 @@ memory, processes, files and output are bounded. What the machine cannot give is
 and `hone sandbox doctor` say which. Printed text and exit codes are only ever data: who judges, judges outside.
 """
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +16,12 @@ from math import inf
 from typing import Any, Self
 
 from hone.errors import HoneError
-from hone.reward.sandbox.limits import Limits, Protection, Wanted, interpreter
-from hone.reward.sandbox.pool import Pool
-from hone.reward.sandbox.talk import Ask, Backend, SandboxError, Talk, frame
-from hone.reward.sandbox.tools import TOOLS, Tool
+from hone.reward.sandbox.limits import BackendOptions, Protection, SandboxLimits, interpreter
+from hone.reward.sandbox.native import NativeBackend
+from hone.reward.sandbox.protocol import Ask, Backend, JobOutput, SandboxError, frame
+from hone.reward.sandbox.remote import RemoteBackend
 
-__all__ = ["Call", "Finished", "Language", "Limits", "Program", "Raised", "Returned", "Sandbox", "SandboxError"]
+__all__ = ["Call", "Finished", "Language", "Program", "Raised", "Returned", "Sandbox", "SandboxError", "SandboxLimits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,76 +99,58 @@ def _request(program: Program) -> tuple[bytes, int]:
     return b"".join([frame(order), *calls]), 1 + len(calls)
 
 
-def _finished(talk: Talk, seconds: float, *, asked: bool) -> Finished:
-    """What a talk amounts to. A record out of place means that the program wrote to the channel: none counts then.
+def _finished(job_output: JobOutput, seconds: float, *, asked: bool) -> Finished:
+    """What came from a job. A record out of place means that the program wrote to the channel: none counts then.
 
     asked: whoever held the conversation has seen its records, and only how the module was loaded is told here.
     """
-    records = [r for r in talk.records if "loaded" in r][:1] if asked else talk.records
+    records = [r for r in job_output.records if "loaded" in r][:1] if asked else job_output.records
     loaded, *answers = records or [{"loaded": False, "error": ""}]
-    limit = talk.limit or ("result" if talk.broken else "")
+    limit = job_output.limit or ("result" if job_output.broken else "")
     good = "loaded" in loaded and all(set(a) in ({"value"}, {"error"}) for a in answers) and limit != "result"
     results = [Returned(a["value"]) if "value" in a else Raised(str(a["error"])) for a in answers if good]
     return Finished(
-        stdout=bytes(talk.stdout),
-        stderr=bytes(talk.stderr),
+        stdout=bytes(job_output.stdout),
+        stderr=bytes(job_output.stderr),
         results=tuple(results),
         loaded=good and loaded["loaded"] is True,
         error=str(loaded.get("error", "")) if good else "the program wrote to the channel of its results",
         limit=limit,
-        status=talk.told.get("status"),
+        status=job_output.told.get("status"),
         seconds=seconds,
-        cpu=talk.told.get("cpu", 0.0),
-        memory=talk.told.get("rss", 0),
+        cpu=job_output.told.get("cpu", 0.0),
+        memory=job_output.told.get("rss", 0),
     )
 
 
-def open_backend(name: str, wanted: Wanted) -> Backend:
+def open_backend(name: str, wanted: BackendOptions) -> Backend:
     """The backend of that name, ready to run jobs."""
-    if name == "auto":
-        return _first_that_works(wanted)
     if name == "native":
-        return Pool(wanted)
-    if name in TOOLS:
-        return Tool(name, wanted)
+        return NativeBackend(wanted)
     if name.startswith(("http://", "https://")):
-        from hone.reward.sandbox.remote import Remote  # http is slow to import, and few want it
-
-        return Remote(name, wanted)
-    raise HoneError(f"no sandbox backend {name!r}: use auto, native, {', '.join(TOOLS)} or an http(s) URL")
-
-
-def _first_that_works(wanted: Wanted) -> Backend:
-    """Hone's own, or where the machine does not let it, a tool that may do more: one installed set-user-id."""
-    try:
-        return Pool(wanted)
-    except SandboxError as error:
-        for name in TOOLS:
-            with contextlib.suppress(SandboxError, OSError):  # not installed, no cgroups, or kept from it as Hone is
-                return Tool(name, wanted)
-        raise error
+        return RemoteBackend(name, wanted)
+    raise HoneError(f"no sandbox backend {name!r}: use native or an http(s) URL")
 
 
 class Sandbox:
     """Up to `slots` programs at once, from any number of threads.
 
-    `backend`: "auto" and "native" are Hone's own; "bubblewrap", "nsjail" and "gvisor" are used if they are installed;
-    an http(s) URL is a service that speaks docs/sandbox.md's protocol. `strict` refuses a machine on which a protection
-    has to be replaced by a weaker one.
+    `backend`: "native" is Hone's own; an http(s) URL is a service that speaks docs/sandbox.md's protocol. `strict`
+    refuses a machine on which a protection has to be replaced by a weaker one.
     """
 
     def __init__(
         self,
         *,
-        limits: Limits | None = None,
-        backend: str | Backend = "auto",
+        limits: SandboxLimits | None = None,
+        backend: str | Backend = "native",
         slots: int = 0,
         python: str = "",
         packages: Sequence[str] = (),
         strict: bool = False,
     ) -> None:
-        self.limits = limits or Limits()
-        wanted = Wanted(
+        self.limits = limits or SandboxLimits()
+        wanted = BackendOptions(
             limits=self.limits, slots=slots or os.cpu_count() or 1, python=python or interpreter(), packages=packages
         )
         self._backend = open_backend(backend, wanted) if isinstance(backend, str) else backend
@@ -191,15 +172,15 @@ class Sandbox:
     def run(self, program: Program, *, seconds: float | None = None) -> Finished:
         """Run one program in a fresh job; `seconds` can only shorten the limit."""
         request, most = _request(program)
-        return self.talk(request, most=most, seconds=seconds)
+        return self.converse(request, most=most, seconds=seconds)
 
-    def talk(self, request: bytes, *, most: int, seconds: float | None = None, ask: Ask | None = None) -> Finished:
+    def converse(self, request: bytes, *, most: int, seconds: float | None = None, ask: Ask | None = None) -> Finished:
         """A conversation with one job: `ask` sees the records so far and says what to send next."""
         if seconds is not None and not seconds > 0:
             raise HoneError(f"a program is given {seconds} seconds: give a number above 0")
-        talk = Talk(output=self.limits.output, result=self.limits.result, most=most)
-        taken = self._backend.talk(request, talk, seconds=min(seconds or inf, self.limits.seconds), ask=ask)
-        return _finished(talk, taken, asked=ask is not None)
+        job_output = JobOutput(output=self.limits.output, result=self.limits.result, most=most)
+        taken = self._backend.converse(request, job_output, seconds=min(seconds or inf, self.limits.seconds), ask=ask)
+        return _finished(job_output, taken, asked=ask is not None)
 
     def close(self) -> None:
         """Wait for the programs that run, and end everything."""

@@ -1,4 +1,4 @@
-"""Values that cross the wall: data, bounded in size and depth, built only from Python's own types.
+"""Values that cross between sandbox and client: data, bounded in size and depth, built only from Python's own types.
 
 Both sides use this module, so it imports nothing of Hone. What comes out is never an object of the program's: a
 subclass arrives as the value underneath, and what is no data arrives as `Opaque`, which equals nothing.

@@ -1,16 +1,29 @@
-"""Verifiers by name: functions of a completion (and its task) that a program can check."""
+"""Verifiers by name: functions of a completion (and its task) that a program can check.
+
+Doors: `VERIFIERS` by name, `MAKERS` by the name before a colon, `made` for either. `answers` finds what a completion
+settles on, `structure` looks at its form, `choice`, `compare`, math/ and code/ compare it with the task.
+It imports types, errors, config's text files, log, algo, data, the sandbox and the workers.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 from hone.errors import HoneError
-from hone.reward.verify import formal, shape
 from hone.reward.verify.choice import choice_reward, exact_reward
 from hone.reward.verify.code.verdict import code, code_reward
-from hone.reward.verify.compare import f1_reward, numeric
-from hone.reward.verify.format import format_reward, matches
-from hone.reward.verify.gym import gym_reward
+from hone.reward.verify.compare import f1_reward, gym_reward, numeric
 from hone.reward.verify.math.verdict import math_reward
+from hone.reward.verify.structure import (
+    format_reward,
+    grammar,
+    language,
+    length,
+    matches,
+    overlong,
+    schema,
+    tags,
+    varied,
+)
 
 VERIFIERS: dict[str, Callable[..., Any]] = {
     "math": math_reward,
@@ -24,13 +37,13 @@ VERIFIERS: dict[str, Callable[..., Any]] = {
 # by the name before a colon: what makes a verifier of the text behind it
 MAKERS: dict[str, Callable[[str], Callable[..., Any]]] = {
     "regex": matches,
-    "tags": shape.tags,
-    "schema": formal.schema,
-    "grammar": formal.grammar,
-    "length": shape.length,
-    "overlong": shape.overlong,
-    "language": shape.language,
-    "repetition": shape.varied,
+    "tags": tags,
+    "schema": schema,
+    "grammar": grammar,
+    "length": length,
+    "overlong": overlong,
+    "language": language,
+    "repetition": varied,
     "numeric": numeric,
     "code": code,
 }

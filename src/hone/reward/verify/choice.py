@@ -8,9 +8,19 @@ agree, or the later one must take the earlier one back in so many words: "The an
 import re
 from itertools import pairwise
 
-from hone.reward.outcome import invalid
-from hone.reward.verify.format import HOPE, answer_tags, answered, is_mention, outer_boxes, phrases, said, shown
-from hone.reward.verify.negation import denied, unstated
+from hone.reward.outcome import as_task, invalid
+from hone.reward.verify.answers import (
+    HOPE,
+    answer_tags,
+    answered,
+    denied,
+    is_mention,
+    outer_boxes,
+    phrases,
+    said,
+    shown,
+    unstated,
+)
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 500
@@ -131,8 +141,13 @@ def _phrases(text: str) -> list[Place]:
     return found
 
 
-def choice_reward(completion: str, task: Task) -> Outcome:
-    """1 where the chosen letter is the gold one, else 0; invalid where the gold answer is no letter A to J."""
+def choice_reward(completion: str, task: Task | str) -> Outcome:
+    """1 where the chosen letter is the gold one, else 0; invalid where the gold answer is no letter A to J.
+
+    >>> choice_reward("The answer is (B).", "B").value, choice_reward("A or B", "B").value
+    (1.0, 0.0)
+    """
+    task = as_task(task)
     gold = _BARE.fullmatch((task.answer or "").strip())
     if gold is None:
         return invalid(f"the gold answer {str(task.answer)[:60]!r} is not a letter A to J")
@@ -140,9 +155,13 @@ def choice_reward(completion: str, task: Task) -> Outcome:
     return Outcome(value=float(final_choice(completion, task.prompt) == chosen))
 
 
-def exact_reward(completion: str, task: Task) -> Outcome:
-    """1 where the answer tag, or without one all that is said, is the gold text up to outer whitespace, else 0."""
-    gold = (task.answer or "").strip()
+def exact_reward(completion: str, task: Task | str) -> Outcome:
+    """1 where the answer tag, or without one all that is said, is the gold text up to outer whitespace, else 0.
+
+    >>> exact_reward("<think>easy</think><answer>yes</answer>", "yes").value, exact_reward("yes!", "yes").value
+    (1.0, 0.0)
+    """
+    gold = (as_task(task).answer or "").strip()
     if not gold:
         return invalid("the task has no gold answer")
     return Outcome(value=float(answered(completion) == gold))

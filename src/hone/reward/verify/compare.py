@@ -1,4 +1,4 @@
-"""What a completion settles on, compared with the gold answer by a number's distance or by shared words.
+"""What a completion settles on, compared with the gold answer: by a number's distance, by words, or by reasoning-gym.
 
 Where several answers appear, the last one of the strongest kind counts: answer tag, box, "answer is", all that is said.
 """
@@ -9,12 +9,13 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
+from typing import Any
 
 from hone.errors import HoneError
-from hone.reward.outcome import invalid
-from hone.reward.verify.format import WORD, after_phrase, answer_tag, boxes, last_box, said
-from hone.reward.verify.math.number import amount
-from hone.reward.verify.math.units import PERCENT
+from hone.reward.outcome import as_task, invalid
+from hone.reward.verify.answers import WORD, after_phrase, answer_tag, answered, boxes, last_box, said
+from hone.reward.verify.math.amount import PERCENT, amount
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 5000  # characters
@@ -41,14 +42,19 @@ def number(text: str) -> tuple[Fraction, str] | None:
     return found if found and found[1] in {"", *SIGNS} else None
 
 
-def numeric(tolerance: str) -> Callable[[str, Task], Outcome]:
-    """A reward: 1 where the number is within the tolerance of the gold one, "0.01" apart or "1%" of it; else 0."""
+def numeric(tolerance: str) -> Callable[[str, Task | str], Outcome]:
+    """A reward: 1 where the number is within the tolerance of the gold one, "0.01" apart or "1%" of it; else 0.
+
+    >>> numeric("1%")("about <answer>3.14</answer>", "3.1416").value, numeric("0.001")("3.14", "3.1416").value
+    (1.0, 0.0)
+    """
     share = tolerance.endswith("%")
     limit = number(tolerance)
     if limit is None or limit[0] < 0:
         raise HoneError(f"numeric:{tolerance} is no tolerance: write numeric:0.01, or numeric:1% of the gold answer")
 
-    def numeric_reward(completion: str, task: Task) -> Outcome:
+    def numeric_reward(completion: str, task: Task | str) -> Outcome:
+        task = as_task(task)
         gold = number(task.answer or "")
         if gold is None:
             return invalid(f"the gold answer {str(task.answer)[:60]!r} is not a number")
@@ -73,11 +79,46 @@ def words(text: str) -> list[str]:
     return WORD.findall(_ARTICLES.sub(" ", plain))
 
 
-def f1_reward(completion: str, task: Task) -> Outcome:
-    """2 p r / (p + r) of the words that the answer shares with the gold one, each as often as both have it (SQuAD)."""
-    gold = words(task.answer or "")
+def f1_reward(completion: str, task: Task | str) -> Outcome:
+    """2 p r / (p + r) of the words that the answer shares with the gold one, each as often as both have it (SQuAD).
+
+    >>> f1_reward("<answer>the tower of Paris</answer>", "Eiffel tower").value
+    0.4
+    """
+    gold = words(as_task(task).answer or "")
     if not gold:
         return invalid("the task has no gold answer with a word in it")
     found = words(settled(completion))
     shared = (Counter(gold) & Counter(found)).total()
     return Outcome(value=2 * shared / (len(gold) + len(found)))
+
+
+MAX_GYM_ANSWER = 100_000  # characters
+
+
+@cache
+def _gym_scorer(name: str) -> Any:
+    try:
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise HoneError('tasks of reasoning-gym need the package: pip install "hone[gym]"') from error
+    return reasoning_gym.get_score_answer_fn(name)
+
+
+def gym_reward(completion: str, task: Task) -> Outcome:
+    """The package's own mark, from 0 to 1, of the answer tag, or without one of all that is said.
+
+    0 for an answer at which the package raises, if it can read the gold one: `prime_factorization` does so at words.
+    """
+    name, entry = task.extra.get("gym"), task.extra.get("metadata")
+    if not isinstance(name, str) or entry is None:
+        return invalid("the task is not of reasoning-gym: it has no columns gym and metadata")
+    answer = answered(completion)[:MAX_GYM_ANSWER]
+    whole = {"question": task.extra.get("question", ""), "answer": task.answer, "metadata": entry}
+    mark = _gym_scorer(name)
+    try:
+        return Outcome(value=float(mark(answer, whole)))
+    except Exception:
+        if task.answer is None or mark(task.answer, whole) != 1:
+            raise
+        return Outcome(value=0.0)

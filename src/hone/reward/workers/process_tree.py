@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from hone.reward.sandbox.cgroups import Home, end_all, find, out_of_memory, sweep
-from hone.reward.sandbox.talk import SandboxError
-from hone.reward.sandbox.wall import remove_groups
+from hone.reward.sandbox.cgroups import CgroupParent, end_all, find, out_of_memory, sweep
+from hone.reward.sandbox.namespaces import remove_groups
+from hone.reward.sandbox.protocol import SandboxError
 
 DEATH_SIGNAL, SUBREAPER = 1, 36  # of prctl
 PROCESSES = 4096  # in a control group: a fork bomb ends there
@@ -60,7 +60,7 @@ def usual_memory(workers: int) -> int:
 
 
 @cache
-def _home(process: int) -> Home | None:
+def _home(process: int) -> CgroupParent | None:
     """Where control groups can be made; those of programs that were killed are removed first."""
     home = find()
     if home is not None:

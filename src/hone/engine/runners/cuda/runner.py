@@ -43,6 +43,7 @@ class CudaRunner(Switching):
 
     block_size, held_back = BLOCK, 1
     most_stops: int | None = STOPS
+    records_support = False  # its kernels keep no list of what they cut
     prefill_tokens, prefill_launches = 4_096, 4
 
     def __init__(

@@ -31,6 +31,7 @@ class Rows:
         self.length = np.zeros(rows, dtype=np.int64)  # columns in memory: all tokens but the last
         self.left = np.zeros(rows, dtype=np.int64)  # tokens it may still write
         self.top = np.zeros(rows, dtype=np.int64)  # how many of the most probable tokens it reports
+        self.records = np.zeros(rows, dtype=np.bool_)  # whether it reports which tokens could have been drawn
         self.stops = np.full((rows, 1), NO_TOKEN)
         self.tainted = np.zeros(rows, dtype=np.bool_)  # its memory may hold numbers that are not finite
         self.noise = Streams(rows)
@@ -40,7 +41,7 @@ class Rows:
         """A request that has read its prompt begins in its row."""
         r, params, stops = seat.row, seat.params, sorted(seat.params.stop_ids)
         self.alive[r], self.length[r], self.left[r] = True, len(prompt), seat.limit
-        self.top[r] = params.top_logprobs
+        self.top[r], self.records[r] = params.top_logprobs, params.support_recorded
         if len(stops) > self.stops.shape[1]:
             more = np.full((len(self.stops), len(stops) - self.stops.shape[1]), NO_TOKEN)
             self.stops = np.concatenate([self.stops, more], 1)
@@ -51,7 +52,7 @@ class Rows:
 
     def move(self, a: int, b: int) -> None:
         """Row `a` goes on as row `b`."""
-        for x in (self.alive, self.token, self.length, self.left, self.top, self.stops, self.tainted):
+        for x in (self.alive, self.token, self.length, self.left, self.top, self.records, self.stops, self.tainted):
             x[b] = x[a]
         self.noise.move(a, b)
         self.knobs.move(a, b)
@@ -62,46 +63,63 @@ class Rows:
         where = torch.from_numpy(index)
         knobs = self.knobs.rows(where)
         u = torch.from_numpy(self.noise.next(index)).to(self.device)
-        token, logp, raw = self._draw(logits, u, knobs)
+        kept = self._kept(index, logits)
+        token, logp, raw = self._draw(logits, u, knobs, kept)
         if self.knobs.seen is not None:
             self.knobs.seen[where.to(self.device), token] = True
-        return self._note(index, (token, logp, raw), self._tops(index, logits))
+        return self._note(index, (token, logp, raw), self._tops(index, logits), kept)
 
     def go_on(self, rows: int, index: Index, logits: Tensor) -> Written:
         """The next token of the rows `index`, alive, from the logits [rows, V] of those before `rows`."""
         u = np.zeros(rows)
         u[index] = self.noise.next(index)
         knobs = self.knobs.head(rows)
-        drawn = self._draw(logits, torch.from_numpy(u).to(self.device), knobs)
+        kept = self._kept(index, logits)
+        drawn = self._draw(logits, torch.from_numpy(u).to(self.device), knobs, kept)
         knobs.see(drawn[0])
         top = self._tops(index, logits)
         if len(index) < rows:
             here = torch.from_numpy(index).to(self.device)
             drawn = (drawn[0][here], drawn[1][here], drawn[2][here])
             top = None if top is None else (top[0][here], top[1][here])
-        return self._note(index, drawn, top)
+            kept = None if kept is None else kept[here]
+        return self._note(index, drawn, top, kept)
 
-    def _draw(self, logits: Tensor, u: Tensor, knobs: Knobs) -> tuple[Tensor, Tensor, Tensor]:
+    def _kept(self, index: Index, logits: Tensor) -> Tensor | None:
+        """bool [B, V] for the tokens that could be drawn, where a row of `index` reports them."""
+        return torch.ones(logits.shape, dtype=torch.bool, device=self.device) if self.records[index].any() else None
+
+    def _draw(
+        self, logits: Tensor, u: Tensor, knobs: Knobs, kept: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         easy = knobs.uses == Uses.SAMPLED
         if self.simple is not None and easy.all():
             token, logp = self.simple(logits, u)
             return token, logp, logp
         if self.simple is not None and easy.any():
-            return self._apart(logits, u, knobs, easy)
+            return self._apart(logits, u, knobs, easy, kept)
         if len(logits) <= self.at_once:
-            return draw(logits, u, knobs)
-        parts = [torch.arange(a, min(a + self.at_once, len(u))) for a in range(0, len(u), self.at_once)]
-        drawn = [draw(logits[p[0] : p[-1] + 1], u[p[0] : p[-1] + 1], knobs.rows(p)) for p in parts]
+            return draw(logits, u, knobs, kept=kept)
+        parts = [slice(a, min(a + self.at_once, len(u))) for a in range(0, len(u), self.at_once)]
+        drawn = [
+            draw(logits[p], u[p], knobs.rows(range(p.start, p.stop)), kept=None if kept is None else kept[p])
+            for p in parts
+        ]
         token, logp, raw = (torch.cat(x) for x in zip(*drawn, strict=True))
         return token, logp, raw
 
-    def _apart(self, logits: Tensor, u: Tensor, knobs: Knobs, easy: NDArray[np.bool_]) -> tuple[Tensor, Tensor, Tensor]:
+    def _apart(
+        self, logits: Tensor, u: Tensor, knobs: Knobs, easy: NDArray[np.bool_], kept: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of both kinds: what the others ask for does not change how a row is drawn."""
         token = torch.empty(len(u), dtype=torch.int64)
         logp, raw = torch.empty(2, len(u), dtype=logits.dtype)
         for chosen in (easy, ~easy):
             index = torch.from_numpy(np.flatnonzero(chosen))
-            token[index], logp[index], raw[index] = self._draw(logits[index], u[index], knobs.rows(index))
+            some = None if kept is None else kept[index]
+            token[index], logp[index], raw[index] = self._draw(logits[index], u[index], knobs.rows(index), some)
+            if kept is not None and some is not None:
+                kept[index] = some
         return token, logp, raw
 
     def nothing(self) -> Written:
@@ -114,7 +132,13 @@ class Rows:
         most = int(self.top[index].max())
         return top_logprobs(logits, most) if most else None
 
-    def _note(self, index: Index, drawn: tuple[Tensor, Tensor, Tensor], top: tuple[Tensor, Tensor] | None) -> Written:
+    def _note(
+        self,
+        index: Index,
+        drawn: tuple[Tensor, Tensor, Tensor],
+        top: tuple[Tensor, Tensor] | None,
+        kept: Tensor | None,
+    ) -> Written:
         """Put the tokens into place for the next step, and tell."""
         token = drawn[0].cpu().numpy()
         logp, raw = (x.double().cpu().numpy() for x in drawn[1:])
@@ -131,4 +155,12 @@ class Rows:
             ended=ended,
             top_token=None if top is None else top[0].cpu().numpy(),
             top_logp=None if top is None else top[1].double().cpu().numpy(),
+            support=None if kept is None else _ids(kept, self.records[index]),
         )
+
+
+def _ids(kept: Tensor, asked: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
+    """The ids of the tokens that are kept, by row; none for a row that did not ask."""
+    table = kept.cpu().numpy() & asked[:, None]
+    ids = np.nonzero(table)[1].astype(np.int32)
+    return np.split(ids, table.sum(1).cumsum()[:-1])

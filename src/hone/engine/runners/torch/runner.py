@@ -66,6 +66,7 @@ class PlainRunner(Switching):
     lag = held_back = 0
     keeps_written = True  # a step computes what reading the token computes, in the invariant mode to the bit
     most_stops: int | None = None
+    records_support = True
 
     def __init__(
         self,

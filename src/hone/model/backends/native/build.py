@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch  # noqa: F401  the library's threads are those of the OpenMP that it loads
 
-from hone.model.formats.fetch import home
+from hone.model.formats.cache import home
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))

@@ -25,7 +25,7 @@ def covers(rows: HeadRows, plan: Plan) -> bool:
     numbers = rows.hidden, rows.weight
     if any(not x.is_cpu or x.dtype != torch.float32 or not x.is_contiguous() for x in numbers):
         return False
-    plainly = rows.temperature == 1 and rows.restricted is None and rows.finish is None and not plan.others
+    plainly = rows.temperature == 1 and rows.support is None and rows.finish is None and not plan.others
     if not plainly or not STATS.issuperset(plan.names) or len(plan.slices) > 1 or rows.weight.nbytes > SMALL:
         return False
     found = library()

@@ -15,8 +15,8 @@ from functools import cached_property
 from itertools import takewhile
 
 from hone.data.rows.code_names import free_names, root_name
-from hone.reward.verify.code.tidy import parsed, readings, without_prose
-from hone.reward.verify.format import answer_tag, said
+from hone.reward.verify.answers import answer_tag, said
+from hone.reward.verify.code.parse import parsed, readings, without_prose
 
 MAX_PARTS = 20  # of a text without a fence that are looked at
 MAX_INDENT = 40  # characters before the fence of a block

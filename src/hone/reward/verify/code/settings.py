@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from hone.errors import HoneError
 from hone.reward.sandbox.job import ENVIRONMENT
 from hone.reward.sandbox.limits import MIB, interpreter, root_of
-from hone.reward.sandbox.sandbox import Language, Limits
+from hone.reward.sandbox.sandbox import Language, SandboxLimits
 from hone.reward.verify.code.extract import PYTHON
 
 Mode = Literal["all", "fraction"]
@@ -22,7 +22,7 @@ NEVER = ("/", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class CodeSettings:
     """As a file of settings says it: sizes in MiB, commands as texts."""
 
     mode: Mode = "all"
@@ -41,11 +41,11 @@ class Settings:
     folders: tuple[str, ...] = ()
 
 
-def asked(settings: Settings, where: str) -> dict[str, Any]:
+def reward_arguments(settings: CodeSettings, where: str) -> dict[str, Any]:
     """What `code_reward` is to be called with; HoneError names `where` the settings are."""
     try:
         _check_sizes(settings)
-        limits = Limits(
+        limits = SandboxLimits(
             seconds=settings.seconds,
             memory=settings.memory * MIB,
             addresses=settings.addresses * MIB,
@@ -67,7 +67,7 @@ def asked(settings: Settings, where: str) -> dict[str, Any]:
         raise HoneError(f"{where}: {error}") from error
 
 
-def _check_sizes(settings: Settings) -> None:
+def _check_sizes(settings: CodeSettings) -> None:
     for name in ("seconds", "memory", "addresses", "processes", "disk", "input", "output", "result"):
         if getattr(settings, name) > LARGEST:
             raise HoneError(f"{name} is {getattr(settings, name):g}: no machine has as much, lower it")
@@ -86,7 +86,7 @@ def _folders(folders: Sequence[str]) -> tuple[str, ...]:
     return tuple(map(os.path.normpath, folders))
 
 
-def _language(settings: Settings) -> Language | None:
+def _language(settings: CodeSettings) -> Language | None:
     if not (settings.file or settings.run or settings.build):
         return None
     if not (settings.file and settings.run):

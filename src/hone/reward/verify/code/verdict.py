@@ -16,26 +16,26 @@ from functools import cache, partial
 from hone.errors import HoneError
 from hone.reward.outcome import invalid
 from hone.reward.sandbox.limits import MIB
+from hone.reward.sandbox.protocol import frame
 from hone.reward.sandbox.sandbox import (
     Call,
     Finished,
     Language,
-    Limits,
     Program,
     Raised,
     Returned,
     Sandbox,
     SandboxError,
+    SandboxLimits,
 )
-from hone.reward.sandbox.talk import frame
 from hone.reward.sandbox.values import TooLarge
-from hone.reward.verify.code.exam import Examination as _Examination
+from hone.reward.verify.code.checker import Checker
 from hone.reward.verify.code.extract import PYTHON, Extracted, bound, extract, parsed
 from hone.reward.verify.code.settings import MODES
 from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
 from hone.types import Outcome, Task
 
-LIMITS = Limits()
+LIMITS = SandboxLimits()
 MAX_LATE = 3  # inputs on which a script may run out of time before it is given up
 SAID = 200  # characters of what a program wrote that are shown
 NO_PROGRAM = "the completion holds no program"
@@ -55,7 +55,7 @@ def _extracted(completion: str, task: Task, wanted: Sequence[str], fences: Colle
     return extract(completion, wanted=wanted, prompt=task.prompt, before=preamble(task), fences=fences)
 
 
-def sandboxes(limits: Limits = LIMITS, folders: Sequence[str] = ()) -> tuple[Sandbox, Sandbox]:
+def sandboxes(limits: SandboxLimits = LIMITS, folders: Sequence[str] = ()) -> tuple[Sandbox, Sandbox]:
     """For programs, and for tests that run: two, so that tests waiting for a program cannot take its place."""
     lasting = replace(limits, seconds=max(limits.seconds, LIMITS.seconds))  # a run can be given less
     with _opening:
@@ -66,8 +66,12 @@ _opening = threading.Lock()
 
 
 @cache
-def _opened(process: int, limits: Limits, folders: tuple[str, ...]) -> tuple[Sandbox, Sandbox]:  # a fork has its own
-    longer = Limits(seconds=limits.seconds + LIMITS.seconds, result=limits.result)  # the tests wait for the program
+def _opened(
+    process: int, limits: SandboxLimits, folders: tuple[str, ...]
+) -> tuple[Sandbox, Sandbox]:  # a fork has its own
+    longer = SandboxLimits(
+        seconds=limits.seconds + LIMITS.seconds, result=limits.result
+    )  # the tests wait for the program
     opened = Sandbox(limits=limits, packages=folders), Sandbox(limits=longer, packages=folders)
     for sandbox in opened:
         atexit.register(sandbox.close)
@@ -79,7 +83,7 @@ def code_reward(
     task: Task,
     *,
     mode: str = "all",
-    limits: Limits = LIMITS,
+    limits: SandboxLimits = LIMITS,
     folders: Sequence[str] = (),
     language: Language | None = None,
     fences: Collection[str] = PYTHON,
@@ -116,7 +120,7 @@ def code(setting: str) -> Callable[..., Outcome]:
     return partial(code_reward, mode=setting)
 
 
-def check_sizes(tests: Tests, limits: Limits) -> None:
+def check_sizes(tests: Tests, limits: SandboxLimits) -> None:
     """NoTests where what the tests give or expect is larger than a program may be given or may say."""
     try:
         if isinstance(tests, Scripts):
@@ -160,7 +164,7 @@ def judged(
     source: str,
     tests: Tests,
     *,
-    limits: Limits = LIMITS,
+    limits: SandboxLimits = LIMITS,
     folders: Sequence[str] = (),
     language: Language | None = None,
 ) -> tuple[list[bool], str]:
@@ -175,10 +179,10 @@ def judged(
         return verdicts, printable(f"the program does not define {lacks[0]}: {why}") if lacks else why
     if isinstance(tests, Scripts):
         return _scripts(Program(source=source, language=language), tests, programs, seconds=seconds)
-    exam = _Examination(source, tests, seconds)
-    verdicts = exam.hold(programs, checkers)
-    said = complaint(exam.done) if exam.done else ""
-    return verdicts, said or printable(_first(verdicts, exam.why))
+    checker = Checker(source, tests, seconds)
+    verdicts = checker.hold(programs, checkers)
+    said = complaint(checker.done) if checker.done else ""
+    return verdicts, said or printable(_first(verdicts, checker.why))
 
 
 def _not_there(name: str) -> Raised:

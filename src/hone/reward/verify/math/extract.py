@@ -8,12 +8,23 @@ named none. What the words beside a place deny is no answer; where nothing else 
 
 import re
 
-from hone.reward.verify.format import HOPE, answer_tags, is_mention, outer_boxes, phrases, said, shown, unfenced
-from hone.reward.verify.math import units
-from hone.reward.verify.math.name import LABEL
-from hone.reward.verify.math.number import amount
-from hone.reward.verify.math.tidy import MARK
-from hone.reward.verify.negation import NUMERAL, denied, harmless, unstated
+from hone.reward.verify.answers import (
+    HOPE,
+    NUMERAL,
+    answer_tags,
+    denied,
+    harmless,
+    is_mention,
+    outer_boxes,
+    phrases,
+    said,
+    shown,
+    unfenced,
+    unstated,
+)
+from hone.reward.verify.math.amount import amount, unit_sizes
+from hone.reward.verify.math.expression import LABEL
+from hone.reward.verify.math.normalise import MARK
 
 MAX_PLACES = 4  # distinct answers; with more nothing is accepted
 MAX_PHRASES = 16  # the last ones
@@ -157,7 +168,7 @@ def _with_unit(content: str, after: str) -> str:
     if found is None:
         return content
     unit = found.group(1)
-    known = unit == "\u00b0" or (unit.lower() not in ("percent", "pct") and units.sizes(unit))
+    known = unit == "\u00b0" or (unit.lower() not in ("percent", "pct") and unit_sizes(unit))
     if not known or (unit == "in" and re.match(r"\s+[a-z]", after[found.end() :])):  # "in total" is no inch
         return content
     number = amount(content)

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from hone.reward.verify.math.guard import symbols
-from hone.reward.verify.math.name import POINT, VARIABLE, letters, named, said
-from hone.reward.verify.math.number import amount, decimal_comma
-from hone.reward.verify.math.tidy import tidy
+from hone.reward.verify.math.amount import amount, decimal_comma
+from hone.reward.verify.math.expression import POINT, VARIABLE, letters, named, said, symbols
+from hone.reward.verify.math.normalise import normalise
 
 MAX_TEXT, MAX_PARTS, MAX_LEVELS = 1000, 40, 6
 
@@ -68,7 +67,7 @@ def form(text: str) -> Form | None:
         return None
     if _PLAIN.fullmatch(text):  # which is what most answers are
         return Form("one", text.strip())
-    text = said(tidy(text))
+    text = said(normalise(text))
     if text and _balanced(text):
         return _form(text, MAX_LEVELS)
     option = _OPTION.match(text)

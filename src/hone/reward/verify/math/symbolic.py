@@ -18,7 +18,7 @@ import sympy
 from latex2sympy2_extended import latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-from hone.reward.workers.keeper import keep
+from hone.reward.workers.supervisor import supervise
 
 DIGITS, AGREE, CPU_SECONDS, MEMORY = 150, sympy.Float(10) ** -110, 1.0, 256 << 20
 SLOW, NICE = 0.1, 10  # seconds of processor time, after which a call goes on behind others; not so far that it stands
@@ -205,9 +205,9 @@ def work(call: bytes) -> bytes:
 
 
 def serve(number: int) -> None:
-    """A keeper with a worker of this process's memory for every socket that comes in; ends with the connection."""
+    """A supervisor with a worker of this process's memory for every socket that comes in; ends with the connection."""
     control = socket.socket(fileno=number)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers that have ended leave nothing behind
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # supervisors that have ended leave nothing behind
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which then lets us go
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
@@ -224,4 +224,4 @@ def serve(number: int) -> None:
             if not os.fork():
                 control.close()
                 signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                keep(work, end)
+                supervise(work, end)

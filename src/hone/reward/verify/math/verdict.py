@@ -1,7 +1,7 @@
 r"""Mathematical answers: found where the completion states them, taken apart, and compared without floats.
 
 Equal text and numbers are settled here in microseconds. Only expressions that are neither go to SymPy, in a process
-that is ended when it takes too long (`math_workers`), past a guard that keeps out what would hang it (`math_guard`).
+that is ended when it takes too long (`workers`), and `expression` keeps out what would hang it.
 docs/verifiers.md has the rules.
 """
 
@@ -13,18 +13,17 @@ from itertools import pairwise
 from math import gcd, lcm
 
 from hone.errors import HoneError
-from hone.reward.outcome import invalid
+from hone.reward.outcome import as_task, invalid
 from hone.reward.verify import choice
-from hone.reward.verify.format import boxes
-from hone.reward.verify.math import units, workers
+from hone.reward.verify.answers import boxes
+from hone.reward.verify.math import workers
+from hone.reward.verify.math.amount import PERCENT, amount, same_amount, unit_ratio, unit_sizes
 from hone.reward.verify.math.arithmetic import worked_out
-from hone.reward.verify.math.asked import asked
+from hone.reward.verify.math.expression import FUNCTIONS, Refused, admitted, symbols, words
 from hone.reward.verify.math.extract import MAX_PLACES, places
 from hone.reward.verify.math.form import Form, form, relation
-from hone.reward.verify.math.guard import FUNCTIONS, Refused, admitted, symbols, words
-from hone.reward.verify.math.match import Judge, same, true
-from hone.reward.verify.math.number import amount
-from hone.reward.verify.math.tidy import tidy
+from hone.reward.verify.math.match import Judge, answer_for, same, true
+from hone.reward.verify.math.normalise import normalise
 from hone.types import Outcome, Task
 
 _BASE = re.compile(r"\(?([0-9A-F]*[0-9][0-9A-F]*)\)?(?:_\{?\s?\(?([0-9]{1,2}|[a-z]{3,8})\)?\s?\}?| base ([0-9]{1,2}))")
@@ -121,7 +120,7 @@ def _measured(leaf: str) -> tuple[str, str]:
     if counted and stated and stated[0] == 1 and not {*counted.group(2).lower().split()} & {*FUNCTIONS.split()}:
         return counted.group(1), stated[1]
     found = _UNIT.fullmatch(leaf)
-    if found is None or not (found.group(2) == units.PERCENT or units.sizes(found.group(2))):
+    if found is None or not (found.group(2) == PERCENT or unit_sizes(found.group(2))):
         return leaf, ""
     return found.group(1), found.group(2)
 
@@ -134,7 +133,7 @@ def equal(gold: str, answer: str) -> bool:
     if numbers[0] is not None and numbers[0][1] and _GLUED.fullmatch(answer):  # where a unit is asked for, m is one
         numbers = numbers[0], amount(f"{answer[:-1]} {answer[-1]}")
     if numbers[0] is not None and numbers[1] is not None:
-        return units.same(*numbers[0], *numbers[1])
+        return same_amount(*numbers[0], *numbers[1])
     based = [_BASE.fullmatch(text) for text in (gold, answer)]
     if any(based):
         return _same_base(gold, answer, based)
@@ -159,13 +158,13 @@ def _spelt_out(answer: str) -> list[str]:
 
 
 def _same_measure(gold: str, answer: str) -> bool:
-    """Two expressions with their units, by the rules of `math_units.same`."""
+    """Two expressions with their units, by the rules of `same_amount`."""
     (gold, unit), (answer, other) = _measured(gold), _measured(answer)
-    if units.PERCENT in (unit, other) and unit != other:
+    if PERCENT in (unit, other) and unit != other:
         if unit:
             return not other and (_by_symbols(gold, answer) or _by_symbols(rf"\frac{{{gold}}}{{100}}", answer))
         return _by_symbols(gold, rf"\frac{{{answer}}}{{100}}")
-    size = units.ratio(unit, other) if unit and other else 1
+    size = unit_ratio(unit, other) if unit and other else 1
     return bool(size) and _by_symbols(
         gold, answer if size == 1 else rf"\frac{{{size.numerator}({answer})}}{{{size.denominator}}}"
     )
@@ -237,7 +236,7 @@ def _number(text: str) -> Fraction | None:
     if stated is not None:
         return stated[0]
     text = _DIVISORS.sub(_divided, text)
-    plain = re.sub(r"(?<![\\A-Za-z])[A-Za-z]+(?![A-Za-z])", lambda m: "" if units.sizes(m[0]) else m[0], text)
+    plain = re.sub(r"(?<![\\A-Za-z])[A-Za-z]+(?![A-Za-z])", lambda m: "" if unit_sizes(m[0]) else m[0], text)
     return worked_out(re.sub(r"[$\u20ac\u00a3\u00a5\u20b9\u00b0]", "", plain))
 
 
@@ -253,8 +252,8 @@ def _step(left: str, right: str) -> bool:
         if equal(right, left):
             return True
     amounts = amount(left), amount(right)
-    if amounts[0] is not None and amounts[1] is not None and units.PERCENT not in (amounts[0][1], amounts[1][1]):
-        return units.same(*amounts[0], *amounts[1])
+    if amounts[0] is not None and amounts[1] is not None and PERCENT not in (amounts[0][1], amounts[1][1]):
+        return same_amount(*amounts[0], *amounts[1])
     values = _number(left), _number(right)
     if values[0] is not None and values[1] is not None:
         return values[0] == values[1]
@@ -269,7 +268,7 @@ def _near(exact: str, rounded: str) -> bool:
     if stated is None:
         return False
     digits = re.search(r"\.([0-9]+)", rounded)
-    unit = Fraction(1, 10 ** len(digits.group(1)) if digits else 1) / (100 if stated[1] == units.PERCENT else 1)
+    unit = Fraction(1, 10 ** len(digits.group(1)) if digits else 1) / (100 if stated[1] == PERCENT else 1)
     if value is not None:
         cut = 0 <= abs(value) - abs(stated[0]) < unit and value * stated[0] >= 0
         return cut or abs(value - stated[0]) <= unit / 2
@@ -299,7 +298,7 @@ def _rejoined(found: Form) -> Form:
 def right(gold: Form, answer: str) -> bool:
     """Whether an answer, as a completion states it, is the gold one."""
     number = gold.kind == "one" and amount(gold.text) is not None
-    answer = asked(gold, answer)
+    answer = answer_for(gold, answer)
     found = form(answer)
     if found is None:
         return False
@@ -319,7 +318,7 @@ def right(gold: Form, answer: str) -> bool:
 
 def _restated(gold: str, brackets: str) -> bool:
     """Whether what stands in brackets after an answer is the same number, or a rounding of it."""
-    text = tidy(brackets)
+    text = normalise(brackets)
     return right(Form("one", gold), text) or worked_out(text) == _number(gold) or _near(gold, text)
 
 
@@ -330,8 +329,15 @@ def _settled(gold: Form, answers: list[str]) -> bool:
     return 0 < len(answers) <= MAX_PLACES and all(right(gold, answer) for answer in answers)
 
 
-def math_reward(completion: str, task: Task) -> Outcome:
-    """1 where every answer the completion settles on equals the gold one, else 0; invalid where that is unusable."""
+def math_reward(completion: str, task: Task | str) -> Outcome:
+    r"""1 where every answer the completion settles on equals the gold one, else 0; invalid where that is unusable.
+
+    task: a task with a gold answer, or the gold answer itself.
+
+    >>> math_reward(r"Half of 3 is \boxed{\frac{3}{2}}.", "1.5").value, math_reward("The answer is 2.", "1.5").value
+    (1.0, 0.0)
+    """
+    task = as_task(task)
     try:
         gold = gold_form(task.answer or "")
         return Outcome(value=float(_settled(gold, places(completion, task.prompt))))

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import HoneError
-from hone.reward.workers.keeper import ANSWERED, TIMED_OUT, Closed, pair, receive, send
+from hone.reward.workers.supervisor import ANSWERED, TIMED_OUT, Closed, pair, receive, send
 
 START_SECONDS = 120.0
-WALL_SECONDS = 300.0  # for one call, whose processor time is limited by `math_symbolic.CPU_SECONDS`
+WALL_SECONDS = 300.0  # for one call, whose processor time is limited by `symbolic.CPU_SECONDS`
 END_SECONDS = 2.0  # from the end of its connection to that of a process that only forks
-GRACE = 5.0  # more for the keeper to say so
+GRACE = 5.0  # more for the supervisor to say so
 MOST = 16  # calls at a time; others wait
 MEMORY = 4096  # calls that are known to exhaust a process
 OUTSIDE = (b"SIGKILL", b"SIGTERM", b"SIGINT", b"SIGHUP")  # signals that no call brings on itself
@@ -54,7 +54,7 @@ def missing() -> str:
 
 
 class Workers:
-    """Keepers by the connections to them; `ask` hands each to one call at a time."""
+    """Supervisors by the connections to them; `ask` hands each to one call at a time."""
 
     def __init__(self, *, most: int = MOST, wall: float = WALL_SECONDS) -> None:
         self._wall = wall
@@ -98,14 +98,14 @@ class Workers:
         raise Exhausted(f"crashed: comparing takes its process down ({said['failed']})")
 
     def _through(self, call: bytes) -> tuple[float, bytes]:
-        for _ in range(3):  # keepers, and the process that forks them, may have been ended between two calls
+        for _ in range(3):  # supervisors, and the process that forks them, may have been ended between two calls
             end = self._taken()
             try:
                 send(end, call, self._wall)
                 end.settimeout(self._wall + GRACE)
                 content, about = receive(end)
             except Closed as error:
-                end.close()  # at which its keeper ends it
+                end.close()  # at which its supervisor ends it
                 if isinstance(error.__cause__, TimeoutError):
                     return TIMED_OUT, b""
                 self._drop()
@@ -152,7 +152,7 @@ class Workers:
 
 
 def _started() -> socket.socket:
-    """The connection to a process that forks keepers, which ends when it is closed."""
+    """The connection to a process that forks supervisors, which ends when it is closed."""
     absent = missing()
     if absent:
         raise HoneError(absent)

@@ -15,7 +15,7 @@ from hone.model.vocab.rows import PLACE, Chunk
 
 SIZE, COMPARED_SIZE = 4096, 2048  # logits a program reads at once; fewer where it holds several distributions
 WARPS = 8
-_LEAST, _TOP, _LOG, _LOGP = (tl.constexpr(PLACE[name]) for name in ("least", "top", "log", "logp"))
+_TOP, _LOG, _LOGP = (tl.constexpr(PLACE[name]) for name in ("top", "log", "logp"))
 _ENTROPY, _REF_KL, _OLD_KL = (tl.constexpr(PLACE[name]) for name in ("entropy", "ref_kl", "old_kl"))
 _REF_TOP, _REF_LOG = (tl.constexpr(PLACE[name]) for name in ("ref_top", "ref_log"))
 _OLD_TOP, _OLD_LOG = (tl.constexpr(PLACE[name]) for name in ("old_top", "old_log"))
@@ -64,7 +64,7 @@ def _norm(TABLE, stride, top, total, TOP: tl.constexpr, LOG: tl.constexpr, GIVEN
 @triton.jit
 def vocab_stats(
     X, REF, OLD, TARGET, TABLE, V, stride, inverse, ref_inverse, old_inverse,
-    CUT: tl.constexpr, HAS_ENTROPY: tl.constexpr, HAS_REF: tl.constexpr, HAS_OLD: tl.constexpr,
+    HAS_ENTROPY: tl.constexpr, HAS_REF: tl.constexpr, HAS_OLD: tl.constexpr,
     REF_GIVEN: tl.constexpr, OLD_GIVEN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """A position's numbers, into its column of TABLE."""
@@ -73,7 +73,6 @@ def vocab_stats(
     REF += row * V
     OLD += row * V
     TABLE += row
-    least = tl.load(TABLE + _LEAST * stride) if CUT else float("-inf")
     top = tl.full([], float("-inf"), tl.float32)
     ref_top = tl.full([], 0.0 if REF_GIVEN else float("-inf"), tl.float32)
     old_top = tl.full([], 0.0 if OLD_GIVEN else float("-inf"), tl.float32)
@@ -86,8 +85,6 @@ def vocab_stats(
     for first in range(0, V, SIZE):
         at = first + tl.arange(0, SIZE)
         x = _read(X, at, V)
-        if CUT:
-            x = tl.where(x < least, float("-inf"), x)
         top, zero, shift = _raise(top, x, inverse)
         z = (x - zero) * inverse
         weight, scale = tl.exp(z), tl.exp(shift)
@@ -109,7 +106,6 @@ def vocab_stats(
     target = tl.load(TARGET + row)
     known = (target >= 0) & (target < V)
     x = tl.load(X + target, mask=known, other=float("nan")).to(tl.float32)
-    x = tl.where(x < least, float("-inf"), x)
     tl.store(TABLE + _TOP * stride, top)
     tl.store(TABLE + _LOG * stride, log)
     tl.store(TABLE + _LOGP * stride, (x - top) * inverse - log)
@@ -133,7 +129,7 @@ def _log_prob(X, at, V, TABLE, stride, inverse, TOP: tl.constexpr, LOG: tl.const
 @triton.jit
 def vocab_grad(
     X, REF, OLD, TARGET, TABLE, LOGP, ENTROPY, REF_KL, OLD_KL, V, stride, inverse, ref_inverse, old_inverse, blocks,
-    CUT: tl.constexpr, HAS_LOGP: tl.constexpr, HAS_ENTROPY: tl.constexpr, HAS_REF: tl.constexpr,
+    HAS_LOGP: tl.constexpr, HAS_ENTROPY: tl.constexpr, HAS_REF: tl.constexpr,
     HAS_OLD: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """A block of a position's logits becomes its gradient; LOGP and the like: the statistics' own gradients."""
@@ -144,9 +140,6 @@ def vocab_grad(
     x = _read(X, at, V)
     logq = (x - tl.load(TABLE + _TOP * stride)) * inverse - tl.load(TABLE + _LOG * stride)
     q = tl.exp(logq)
-    if CUT:
-        below = x < tl.load(TABLE + _LEAST * stride)
-        q = tl.where(below, 0.0, q)
     constant, slope = 0.0, 0.0
     if HAS_LOGP:
         logp = tl.load(LOGP + row)
@@ -171,9 +164,7 @@ def vocab_grad(
     if HAS_OLD:
         dz -= old * tl.exp(_log_prob(OLD + row * V, at, V, TABLE, stride, old_inverse, _OLD_TOP, _OLD_LOG))
     if HAS_LOGP:
-        here = at == tl.load(TARGET + row)
-        if CUT:
-            here = here & (below == 0)
+        here = (at == tl.load(TARGET + row)) & (x > float("-inf"))
         dz += tl.where(here, logp, 0.0)
     tl.store(X + at, (dz * inverse).to(X.dtype.element_ty), mask=at < V)
 
@@ -184,7 +175,7 @@ def stats(chunk: Chunk) -> None:
         pointers, numbers, size = _arguments(chunk)
         given = [name in chunk.others and chunk.others[name].given for name in ("ref_kl", "old_kl")]
         vocab_stats[(len(chunk.logits),)](
-            *pointers, *numbers, CUT=chunk.cut, HAS_ENTROPY="entropy" in chunk.want, HAS_REF="ref_kl" in chunk.want,
+            *pointers, *numbers, HAS_ENTROPY="entropy" in chunk.want, HAS_REF="ref_kl" in chunk.want,
             HAS_OLD="old_kl" in chunk.want, REF_GIVEN=given[0], OLD_GIVEN=given[1], SIZE=size, num_warps=WARPS,
         )  # fmt: skip
 
@@ -197,7 +188,7 @@ def grad(chunk: Chunk, upstream: Mapping[str, Tensor]) -> None:
         names = ("logp", "entropy", "ref_kl", "old_kl")
         grads = [upstream[name].float().contiguous() if name in upstream else chunk.logits for name in names]
         vocab_grad[(len(chunk.logits) * blocks,)](
-            *pointers, *grads, *numbers, blocks, CUT=chunk.cut, HAS_LOGP="logp" in upstream,
+            *pointers, *grads, *numbers, blocks, HAS_LOGP="logp" in upstream,
             HAS_ENTROPY="entropy" in upstream, HAS_REF="ref_kl" in upstream, HAS_OLD="old_kl" in upstream,
             SIZE=size, num_warps=WARPS,
         )  # fmt: skip

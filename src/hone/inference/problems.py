@@ -1,0 +1,54 @@
+"""A model and the problems it works on: what `hone eval` and `hone label-steps` go through."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hone.engine.params import SampleParams
+from hone.inference.defaults import Sampling, settle, too_short
+from hone.inference.model import Model, load
+from hone.launch import build, feeds, rewards
+from hone.launch.measure import APART
+from hone.reward.score import RewardScorer
+from hone.rollout.roller import Roller
+from hone.types import Group, Task
+
+AT_ONCE = 32  # problems that are worked on together
+Say = Callable[[str], None]
+
+
+class Problems:
+    """Problems, the model that solves them, and how it samples."""
+
+    def __init__(self, model: str | Path | Model, data: str | Sequence[Any], how: Sampling, *, limit: int = 0) -> None:
+        self.model = model if isinstance(model, Model) else load(model)
+        self.tokenizer, self.sampler, self.context = self.model.tokenizer, self.model.sampler, self.model.context
+        self.tasks: list[Task] = feeds.tasks(data, self.tokenizer, room=self.context - 1)[: limit or None]
+        self.settled = settle(how, self.model.folder, context=self.context)
+        how = self.settled.how
+        spec = build.SampleSpec(
+            max_tokens=how.max_tokens, temperature=how.temperature or 0.0, top_k=how.top_k, top_p=how.top_p
+        )
+        plain = build.sample_params(spec, self.tokenizer, seed=how.seed)
+        self.params: SampleParams = replace(plain, seed=(how.seed + APART) % 2**64)  # other numbers than in training
+        self.samples = how.samples
+
+    def reward(self, spec: Any) -> RewardScorer:
+        """What scores completions."""
+        return rewards.scorer(spec, self.tokenizer, device=self.model.device)
+
+    def advice(self, found: Mapping[str, float]) -> str:
+        """What to set otherwise, "" where nothing."""
+        return too_short(found["truncated"], self.settled, context=self.context)
+
+    def parts(self, done: int = 0) -> Iterator[tuple[int, list[Task]]]:
+        """The problems from number `done` on, some at a time, with the number of the first."""
+        for first in range(done, len(self.tasks), AT_ONCE):
+            yield first, self.tasks[first : first + AT_ONCE]
+
+    def completions(self, tasks: list[Task], first: int) -> list[Group]:
+        """`samples` of each; requests are numbered by the problem, so that a restart repeats none and misses none."""
+        roller = Roller(self.sampler, self.tokenizer, self.params, group=self.samples)
+        roller.requests = first * self.samples
+        return roller(tasks)

@@ -1,0 +1,137 @@
+"""Trained heads as rewards: they score the tokens that were sampled, or, of another vocabulary, its text.
+
+Several learned rewards as one: their mean, the lowest of them, or their mean less what they disagree by.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+
+from hone.data.collate import collate
+from hone.errors import HoneError
+from hone.types import ForwardModel, Group, Outcome, Rollout
+
+TOKENS = 16_384  # of a forward pass
+
+
+@torch.no_grad()
+def values_at(
+    score: ForwardModel,
+    rollouts: Sequence[Rollout],
+    places: Sequence[Sequence[int]],
+    *,
+    pad_id: int,
+    rows: int = 64,
+    device: torch.device | str = "cpu",
+) -> list[list[float]]:
+    """The head's value after the tokens at `places` of each rollout, by passes of at most `rows` of them.
+
+    Rollouts of one prompt go together, so that a scorer of ours reads their prompt once and no padding at all.
+    """
+    found: list[list[float]] = [[] for _ in rollouts]
+    for part in _passes(rollouts, rows):
+        groups = [[Rollout(tokens=rollouts[i].tokens, mask=rollouts[i].mask) for i in group] for group in part]
+        batch = collate(groups, pad_id=pad_id).to(device)
+        value = score(batch, frozenset({"value"})).value.double().cpu()
+        for row, i in zip(value, (i for group in part for i in group), strict=True):
+            found[i] = row[torch.tensor(places[i], dtype=torch.int64)].tolist()
+    return found
+
+
+def _passes(rollouts: Sequence[Rollout], rows: int) -> Iterator[list[list[int]]]:
+    """The rollouts by number, in groups that share a prompt, longest last: neighbours are of about one length."""
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for i, r in enumerate(rollouts):
+        start = next((n for n, on in enumerate(r.mask) if on), len(r.tokens))
+        groups.setdefault(tuple(r.tokens[:start]), []).append(i)
+    ordered = sorted(groups.values(), key=lambda group: max(len(rollouts[i].tokens) for i in group))
+    part, number, tokens = list[list[int]](), 0, 0
+    for group in ordered:
+        for i in group:
+            if part and (number == rows or tokens + len(rollouts[i].tokens) > TOKENS):
+                yield part
+                part, number, tokens = [], 0, 0
+            if not part or part[-1][0] not in group:
+                part.append([])
+            part[-1].append(i)
+            number, tokens = number + 1, tokens + len(rollouts[i].tokens)
+    if part:
+        yield part
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModel:
+    """(head value at the last real token - mean) / std; wrap it in `Reward` as any batched function."""
+
+    score: ForwardModel
+    pad_id: int
+    mean: float = 0.0
+    std: float = 1.0
+    rows: int = 64  # rows a forward pass
+    device: torch.device | str = "cpu"
+    encode: Callable[[Rollout], Rollout] | None = None  # to the tokens of a model that has others than the policy
+
+    def __post_init__(self) -> None:
+        if not (self.std > 0 and np.isfinite([self.mean, self.std]).all()):
+            raise HoneError(f"reward model: mean {self.mean} and std {self.std}: std must be above 0, both finite")
+        if self.rows < 1:
+            raise HoneError(f"reward model: rows is {self.rows}: it must be 1 or more")
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[float]:
+        return ((self.raw(rollouts) - self.mean) / self.std).tolist()
+
+    def raw(self, rollouts: Sequence[Rollout]) -> np.ndarray:
+        """The head's value after the last token of each rollout, before normalisation."""
+        read: Group = [self.encode(r) for r in rollouts] if self.encode else list(rollouts)
+        last = [[len(r.tokens) - 1] for r in read]
+        values = values_at(self.score, read, last, pad_id=self.pad_id, rows=self.rows, device=self.device)
+        return np.array([value for (value,) in values], dtype=np.float64)
+
+    def calibrate(self, rollouts: Sequence[Rollout]) -> Self:
+        """The same model with zero mean and unit (population) variance on these rollouts."""
+        raw = self.raw(rollouts)
+        std = float(raw.std()) if len(raw) else 0.0
+        if not np.isfinite(raw).all() or len(raw) < 2 or std <= 1e-12 * float(np.abs(raw).max()):
+            raise HoneError(
+                f"cannot calibrate the reward model on {len(raw)} rollouts whose scores have std {std:g}: "
+                "use at least two that differ and whose scores are finite"
+            )
+        return replace(self, mean=float(raw.mean()), std=std)
+
+
+JOINS = ("mean", "min", "penalty")
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def joined(values: Array, *, how: str = "mean", k: float = 1.0) -> Array:
+    """[M, N] of M members -> [N]: mean, min, or penalty: mean - k std (population) over the members."""
+    if how not in JOINS:
+        raise HoneError(f"an ensemble is joined by {how!r}: use one of {', '.join(JOINS)}")
+    if how == "min":
+        return values.min(0)
+    return values.mean(0) - k * values.std(0) if how == "penalty" else values.mean(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ensemble:
+    """Rewards of the same rollouts joined; wrap it in `Reward`. The members' mean and spread are its parts."""
+
+    members: Sequence[Callable[[Sequence[Rollout]], Sequence[float]]]
+    how: str = "mean"
+    k: float = 1.0  # of penalty
+
+    def __post_init__(self) -> None:
+        if not self.members or not np.isfinite(self.k) or self.k < 0:
+            raise HoneError(
+                f"an ensemble of {len(self.members)} models with k={self.k}: give models, and k of 0 or more"
+            )
+        joined(np.zeros((1, 0)), how=self.how)
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
+        values = np.array([member(rollouts) for member in self.members], dtype=np.float64).reshape(-1, len(rollouts))
+        columns = zip(joined(values, how=self.how, k=self.k), values.mean(0), values.std(0), strict=True)
+        # a member's NaN makes the whole NaN, which is no reward
+        return [Outcome(value=float(v), parts={"mean": float(m), "spread": float(s)}) for v, m, s in columns]

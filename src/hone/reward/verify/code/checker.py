@@ -1,0 +1,136 @@
+"""Tests in one sandbox, the program in another; between them only questions and answers, one at a time.
+
+Who is to blame decides between 0 and invalid: tests that cannot be loaded without a word of the program are invalid,
+whatever the program is; a program that fails, ends early or does not define what is asked for is wrong.
+"""
+
+import threading
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from hone.errors import HoneError
+from hone.reward.sandbox.protocol import frame
+from hone.reward.sandbox.sandbox import Finished, Sandbox, SandboxError
+from hone.reward.verify.code.tests import Asserts, NoTests
+
+MAX_CALLS = 100_000  # questions of one program's tests: time ends them before
+ENDED = {"answer": {"ended": "the program has ended"}}
+
+
+class Checker:
+    """One program and its tests."""
+
+    def __init__(self, source: str, tests: Asserts, seconds: float) -> None:
+        names = {"called": tests.refers.called, "used": tests.refers.used, "raised": tests.refers.raised}
+        plain = {name: list(found) for name, found in names.items()}
+        self.checker = _order(tests.source) | {"tests": {"imports": tests.imports, "names": plain}}
+        self.program, self.tests, self.seconds = _order(source + tests.after), tests, seconds
+        self.calls, self.answers = SimpleQueue[bytes | None](), SimpleQueue[dict[str, Any]]()
+        self.asked, self.over, self.verdicts = False, False, list[bool]()
+        self.failed: HoneError | None = None
+        self.done: Finished | None = None
+        self.loading, self.unready = "", False  # why the tests could not be loaded, and whether that is their own fault
+        self.raised = False  # whether the program has said anything but the value that it was asked for
+        self.heard = 0  # bytes that the program has said: what tests give it may come from there
+        self.questioned = False  # whether the tests have asked the program for anything
+        self.missing = ""  # the first name that the program was asked for and does not define
+        self.blamed = ""  # what the program did in the test that runs, for which it fails
+        self.why = ""  # of the first test that failed
+
+    def hold(self, programs: Sandbox, checkers: Sandbox) -> list[bool]:
+        """One verdict a test; NoTests where they cannot run."""
+        thread = threading.Thread(target=self._answer, args=[programs], daemon=True)
+        thread.start()
+        try:
+            done = checkers.converse(frame(self.checker), most=MAX_CALLS, ask=self._examine)
+        finally:
+            self.calls.put(None)
+            thread.join()
+        if self.failed is not None:  # the sandbox, not the program
+            raise self.failed
+        if self.unready:
+            raise NoTests(f"the tests cannot run: {self.loading}")
+        if self.missing in self.tests.foreign:
+            raise NoTests(
+                f"the tests use {self.missing}, which neither they nor the task define: add it to their setup"
+            )
+        if done.limit == "result" and self.heard < checkers.limits.result:
+            raise NoTests("the tests give the program more than 16 times result: raise result in a code:FILE.yaml")
+        if len(self.verdicts) < len(self.tests.texts):
+            ended = f"the tests were ended by the limit of their {done.limit}" if done.limit else self.loading
+            self.why = self.why or self.blamed or ended or "the tests ended early"
+        return self.verdicts + [False] * (len(self.tests.texts) - len(self.verdicts))
+
+    def _examine(self, records: Sequence[dict[str, Any]]) -> bytes | None:
+        """What the tests are told next: what the program says, or which test to run."""
+        last = records[-1]
+        if "ask" in last or "answer" in last:
+            self.questioned = True
+            self.calls.put(frame(last))
+            told = self.answers.get()
+            self._blame(told)
+            text = frame(told)
+            self.heard += len(text)
+            return text
+        if "loaded" not in last:
+            self._verdict(last)
+            if self.unready:
+                return None
+        elif not last["loaded"]:
+            self.loading, self.unready = str(last.get("error", "")), not self.blamed and not self.raised
+            return None
+        else:
+            self.blamed = ""  # a name that only some tests use
+        done = len(self.verdicts)
+        return (
+            frame({"name": self.tests.tests[done], "args": [], "kwargs": {}}) if done < len(self.tests.tests) else None
+        )
+
+    def _blame(self, told: dict[str, Any]) -> None:
+        """What no test may take for the exception that it expects."""
+        answer = told.get("answer")
+        self.raised = self.raised or not isinstance(answer, dict) or answer.keys() != {"value"}
+        if isinstance(answer, dict) and "missing" in answer:
+            self.missing = self.missing or str(answer["missing"])
+            self.blamed = self.blamed or f"the program does not define {answer['missing']}"
+        elif told is ENDED:
+            self.blamed = self.blamed or "the program had ended"
+
+    def _verdict(self, last: dict[str, Any]) -> None:
+        if "error" in last and not self.questioned:
+            self.loading, self.unready = str(last["error"]), True
+        self.verdicts.append("value" in last and not self.blamed)
+        if not self.verdicts[-1] and not self.why:
+            text = " ".join(self.tests.texts[len(self.verdicts) - 1].split())
+            error = self.blamed or str(last.get("error", ""))
+            self.why = f"{error} in {text[:100]}" if error != "AssertionError" else text[:150]
+        self.blamed = ""
+
+    def _answer(self, programs: Sandbox) -> None:
+        """In a thread: the program, asked call by call; once it has ended every call fails."""
+        try:
+            self.done = programs.converse(frame(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask)
+        except Exception as failed:  # of the sandbox: whoever waits for an answer must still get one
+            self.failed = failed if isinstance(failed, HoneError) else SandboxError(f"no verdict: {failed}: try again")
+        while not self.over:
+            if self.asked:
+                self.answers.put(ENDED)
+            self._next()
+
+    def _ask(self, records: Sequence[dict[str, Any]]) -> bytes | None:
+        """What the program is told next; its last record answers what it was asked."""
+        if self.asked:
+            last = records[-1]
+            good = set(last) in ({"ask"}, {"answer"}) and all(isinstance(inner, dict) for inner in last.values())
+            self.answers.put(last if good else ENDED)
+        return self._next()
+
+    def _next(self) -> bytes | None:
+        call = self.calls.get()
+        self.asked, self.over = call is not None, call is None
+        return call
+
+
+def _order(source: str) -> dict[str, Any]:
+    return {"source": source, "stdin": None, "file": "", "build": [], "run": []}

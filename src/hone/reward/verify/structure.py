@@ -1,0 +1,295 @@
+"""The form of a completion: tags, patterns, length, language, repetition, JSON by a schema, text by a grammar.
+
+A pattern, a schema or a grammar can take long, so verifiers made of them run in processes of their own.
+"""
+
+import html
+import json
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hone.algo.select import overlong_penalty
+from hone.config.textfile import read_text
+from hone.data.corpus.language import identify, languages
+from hone.errors import HoneError, not_utf8
+from hone.log.monitor import repetition
+from hone.reward.verify.answers import MAX_COMPLETION, WORD, answer_tag, said
+from hone.types import Rollout
+
+MAX_WRAPPED = 3  # levels of markup around nothing
+_STRICT_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that show nothing
+_BLANK_MARKUP = re.compile(
+    r"<!--(?:(?!-->).)*(?:-->|$)|</?(?:br|hr|p)\s{0,3}/?>|<([a-z][a-z0-9]{0,9})(?:\s[^<>\n]{0,80})?>\s{0,20}</\1>"
+    r"|\\(?:[hv]?phantom|[hv]space\*?)\s{0,3}\{[^{}]*\}|\\[a-z]{1,12}\s{0,3}\{\s{0,20}\}|\\(?:[,;:! ()\[\]]|\\)"
+    r"|\\(?:q?quad|newline|hfill|strut|null|relax|(?:thin|en|neg)space|kern-?[\d.]{1,6}[a-z]{2})(?![a-z])"
+    r"|&(?:nbsp|shy|zwn?j|e[nm]sp|thinsp|#8203|#x200b|#160|#xa0);|\$\s*\$|\*\*\s*\*\*|\{\s*\}|^(?:```|~~~)\w*$",
+    re.IGNORECASE | re.DOTALL | re.MULTILINE,
+)
+MAX_TEXT = 100_000  # characters: what is longer is refused, not cut
+SHALLOW = 20  # brackets, which any schema can be followed through
+_FENCE = re.compile(r"```[a-zA-Z]{0,10}\n(.*?)```", re.DOTALL)
+_EXTRA = 'pip install "hone[verify]"'
+_TAG = re.compile(r"[A-Za-z][\w-]{0,40}")
+LONGEST, PIECE = 60, 5  # characters: of a word, and of the pieces that a longer one is cut into
+
+
+@dataclass(frozen=True)
+class ThinkAnswer:
+    """A completion of two tags, read."""
+
+    think: str
+    answer: str
+
+
+def think_answer(completion: str, *, opened: bool = False) -> ThinkAnswer | None:
+    """`<think>..</think><answer>..</answer>`: each tag once, in order, only whitespace around, an answer to be seen.
+
+    `opened`: the prompt already ends with `<think>`, so the completion starts inside it.
+    """
+    text = "<think>" + completion if opened else completion
+    if any(text.count(tag) != 1 for tag in _STRICT_TAGS):
+        return None
+    parts, rest = list[str](), text
+    for tag in _STRICT_TAGS:
+        part, found, rest = rest.partition(tag)
+        if not found:  # it is there once, but before an earlier tag
+            return None
+        parts.append(part)
+    outside, think, between, answer = parts
+    if (outside + between + rest).strip() or not visible(answer):
+        return None
+    return ThinkAnswer(think=think.strip(), answer=answer.strip())
+
+
+def format_reward(completion: str) -> float:
+    """1 where `think_answer` reads the completion, else 0.
+
+    >>> format_reward("<think>2 + 2</think><answer>4</answer>"), format_reward("4")
+    (1.0, 0.0)
+    """
+    return float(think_answer(completion) is not None)
+
+
+def matches(pattern: str) -> Callable[[str], float]:
+    """A reward: 1 where the regular expression matches the whole completion (`.` matches line breaks too).
+
+    >>> matches("[0-9]+")("42"), matches("[0-9]+")("about 42")
+    (1.0, 0.0)
+    """
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise HoneError(f"the pattern {pattern!r} is not a regular expression: {error}: correct it") from error
+
+    def matches_pattern(completion: str) -> float:
+        return float(compiled.fullmatch(completion) is not None)
+
+    return matches_pattern
+
+
+def visible(text: str) -> bool:
+    """Whether a reader sees anything of it: invisible characters and markup around nothing do not count."""
+    left = "".join(c for c in text if c in "\n\t" or (unicodedata.category(c)[0] != "C" and c not in _BLANKS))
+    for _ in range(MAX_WRAPPED):
+        left = _BLANK_MARKUP.sub("", left)
+    left = html.unescape(left)
+    return any(unicodedata.category(c)[0] in "LNPS" and c not in _BLANKS for c in left)
+
+
+def tags(names: str) -> Callable[[str], float]:
+    """A reward: 1 where each tag opens and closes once, in this order, and only whitespace is outside them.
+
+    >>> tags("plan,answer")("<plan>add</plan> <answer>4</answer>"), tags("plan,answer")("<answer>4</answer>")
+    (1.0, 0.0)
+    """
+    found = [name.strip() for name in names.split(",")]
+    if len(set(found)) < len(found) or not all(_TAG.fullmatch(name) for name in found):
+        raise HoneError(f"tags:{names} are no tags: write different names, as in tags:think,answer")
+    order = [mark for name in found for mark in (f"<{name}>", f"</{name}>")]
+
+    def tags_in_order(completion: str) -> float:
+        if any(completion.count(mark) != 1 for mark in order):
+            return 0.0
+        places = [completion.index(mark) for mark in order]
+        ends = [place + len(mark) for place, mark in zip(places, order, strict=True)]
+        if places != sorted(places):
+            return 0.0
+        edges = [0, *ends[1::2]], [*places[0::2], len(completion)]
+        return float(not any(completion[a:b].strip() for a, b in zip(*edges, strict=True)))
+
+    return tags_in_order
+
+
+def length(bounds: str) -> Callable[[Rollout], float]:
+    """A reward: 1 where the completion has LOW to HIGH tokens, else how far it is from that: n / LOW or HIGH / n."""
+    low, high = _whole(bounds, "length", "length:20-200, in tokens", "-")
+    if not 0 < low <= high:
+        raise HoneError(f"length:{bounds}: the bounds are the wrong way round: write length:20-200, in tokens")
+
+    def length_reward(rollout: Rollout) -> float:
+        written = sum(map(bool, rollout.mask))
+        return min(1.0, written / low, high / max(written, 1))
+
+    return length_reward
+
+
+def overlong(margin: str) -> Callable[[Rollout], float]:
+    """A reward: 0, falling to -1 over the last MARGIN tokens before the sampler's limit (DAPO's soft punishment)."""
+    (tokens,) = _whole(margin, "overlong", "overlong:64, in tokens", ",")
+    if tokens < 1:
+        raise HoneError(f"overlong:{margin}: the margin has no tokens: write overlong:64")
+
+    def overlong_reward(rollout: Rollout) -> float:
+        if not rollout.limit:
+            return 0.0
+        return overlong_penalty(sum(map(bool, rollout.mask)), limit=rollout.limit, margin=tokens)
+
+    return overlong_reward
+
+
+def _whole(text: str, kind: str, example: str, between: str) -> list[int]:
+    parts = text.split(between)
+    if not all(part.strip().isdecimal() and len(part) < 10 for part in parts) or len(parts) != 1 + (between == "-"):
+        raise HoneError(f"{kind}:{text} is not understood: write {example}")
+    return [int(part) for part in parts]
+
+
+def language(code: str) -> Callable[[str], float]:
+    """A reward: the probability that what is said is in this language, 0 where another is likelier.
+
+    >>> language("en")("Der Hund schläft unter dem Tisch.")
+    0.0
+    """
+    if code not in languages():
+        raise HoneError(f"language:{code} is not a language that can be told: write its code, as in language:en")
+
+    def language_reward(completion: str) -> float:
+        text = said(completion).strip()
+        found, probability = identify(text) if text else ("", 0.0)
+        return probability if found == code else 0.0
+
+    return language_reward
+
+
+def units(text: str) -> list[str]:
+    """Words; of scripts written without spaces the characters, and of an endless word pieces as long as a word.
+
+    >>> units("so 你好!"), len(units("ha" * 50))
+    (['so', '你', '好', '!'], 20)
+    """
+    found = list[str]()
+    for match in WORD.finditer(text):
+        word = match.group()
+        found += [word] if len(word) <= LONGEST else (word[i : i + PIECE] for i in range(0, len(word), PIECE))
+    return found
+
+
+def varied(n: str) -> Callable[[str], float]:
+    """A reward: the share of runs of N units that the completion did not have before; 1 for one without any.
+
+    >>> varied("1")("one two one two"), varied("2")("one two three")
+    (0.5, 1.0)
+    """
+    (size,) = _whole(n, "repetition", "repetition:4, in words", ",")
+    if not 1 <= size <= 100:
+        raise HoneError(f"repetition:{n}: write a number of words from 1 to 100, as in repetition:4")
+
+    def repetition_reward(completion: str) -> float:
+        return 1.0 - repetition([units(completion[-MAX_COMPLETION:])], n=size)
+
+    return repetition_reward
+
+
+def document(completion: str) -> str:
+    """What is handed in: the answer tag, or without one all that is said; of either the last fenced block."""
+    text = said(completion)
+    tagged = answer_tag(text)
+    whole = text if tagged is None else tagged
+    blocks = _FENCE.findall(whole)
+    return (blocks[-1] if blocks else whole).strip()
+
+
+def _read(path: str, kind: str) -> str:
+    try:
+        return read_text(Path(path))
+    except UnicodeDecodeError as error:
+        raise not_utf8(path, error) from error
+    except (OSError, ValueError) as error:
+        raise HoneError(f"{kind}:{path} cannot be read ({error}): give the path of a text file") from error
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object in which no name hides another: readers differ about which of two counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands twice in an object")
+    return found
+
+
+def schema(path: str) -> Callable[[str], float]:
+    """A reward: 1 where the completion is JSON that fits the JSON Schema of the file, else 0."""
+    try:
+        import jsonschema
+        from jsonschema.validators import validator_for
+        from jsonschema_specifications import REGISTRY
+    except ImportError as error:
+        raise HoneError(f"schema:{path} needs jsonschema: {_EXTRA}") from error
+    try:
+        rules = json.loads(_read(path, "schema"))
+        kind = validator_for(rules, default=jsonschema.Draft202012Validator)
+        kind.check_schema(rules)
+    except (ValueError, TypeError, AttributeError, RecursionError, jsonschema.SchemaError) as error:
+        raise HoneError(
+            f"schema:{path} is not a JSON Schema: {str(error).partition(chr(10))[0]}: correct it"
+        ) from error
+    validator: Any = kind(rules, registry=REGISTRY)  # which fetches nothing
+
+    def schema_reward(completion: str) -> float:
+        text = document(completion)
+        if len(text) > MAX_TEXT:
+            return 0.0
+        try:
+            found = json.loads(text, parse_constant=_constant, object_pairs_hook=_once)
+            return float(validator.is_valid(found))
+        except (ValueError, OverflowError):  # 1e999 is JSON, and infinite
+            return 0.0
+        except RecursionError:
+            if text.count("[") + text.count("{") < SHALLOW:  # the schema refers to itself without end
+                raise
+            return 0.0
+
+    return schema_reward
+
+
+def grammar(path: str) -> Callable[[str], float]:
+    """A reward: 1 where the completion is a sentence of the file's grammar (Lark's notation, rule `start`), else 0."""
+    try:
+        import lark
+    except ImportError as error:
+        raise HoneError(f"grammar:{path} needs lark: {_EXTRA}") from error
+    try:
+        parser = lark.Lark(_read(path, "grammar"), parser="earley", ambiguity="resolve")
+    except lark.exceptions.LarkError as error:
+        first = str(error).partition("\n")[0]
+        raise HoneError(f"grammar:{path} is not a grammar of Lark: {first}: correct it") from error
+
+    def grammar_reward(completion: str) -> float:
+        text = document(completion)
+        if not text or len(text) > MAX_TEXT:
+            return 0.0
+        try:
+            parser.parse(text)
+        except (lark.exceptions.UnexpectedInput, lark.exceptions.ParseError):
+            return 0.0
+        return 1.0
+
+    return grammar_reward

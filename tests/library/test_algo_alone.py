@@ -1,0 +1,148 @@
+"""`hone.algo` without the rest of Hone: a batch of one's own, and errors that name what is missing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from hone.algo import (
+    Batch,
+    Forward,
+    Totals,
+    a2c,
+    assign_credit,
+    dpo,
+    dr_grpo,
+    grpo,
+    kto,
+    objective,
+    ppo,
+    reinforce_baseline,
+    rloo,
+    totals,
+    weigh,
+)
+from hone.algo.weight import token_mean
+from hone.cli import main
+from hone.config.overrides import Choice, override
+from hone.config.recipe import Recipe
+from hone.errors import HoneError
+from hone.launch import build
+
+torch.set_num_threads(1)
+
+MASK = torch.tensor([[True, True, True, True], [True, False, False, False]])
+
+
+def made(**columns: Tensor) -> Batch:
+    """A group of two answers, of four tokens and of one."""
+    tokens = torch.zeros(2, 4, dtype=torch.long)
+    base = Batch(inputs=tokens, targets=tokens, mask=MASK, real=MASK, group=torch.zeros(2, dtype=torch.long))
+    return replace(base, **columns)
+
+
+def numbers(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+REWARD, LOGP = numbers(1.0, 0.0), torch.full((2, 4), -1.0, dtype=torch.float64)
+
+
+def test_rewards_are_valid_unless_it_is_said_which_are_not():
+    assert made(reward=REWARD).valid.tolist() == [True, True]
+    assert made(reward=REWARD, valid=torch.tensor([True, False])).valid.tolist() == [True, False]
+    assert made().valid is None
+
+
+def test_a_reward_that_is_no_number_is_not_taken_for_a_valid_one():
+    with pytest.raises(ValueError, match="a reward is not finite: write 0"):
+        made(reward=numbers(1.0, float("nan")))
+
+
+def test_the_totals_of_a_batch_are_those_that_weigh_takes():
+    batch = made()
+    assert totals(batch) == Totals(rows=2, tokens=5)
+    assert totals(replace(batch, mask=MASK & MASK[:, 1:2])) == Totals(rows=1, tokens=4)
+    assert totals(batch, reduce=lambda x: 3 * x) == Totals(rows=6, tokens=15)
+    algo = grpo()
+    assert torch.equal(weigh(batch, algo).token_weight, weigh(batch, algo, totals(batch)).token_weight)
+
+
+def test_grpos_average_is_a_setting():
+    # two rows of 4 and 1 tokens; 5 tokens in all; limits 8 and 2
+    limit = torch.tensor([8, 2])
+    for average, long, short in (("row", 1 / 8, 1 / 2), ("token", 1 / 5, 1 / 5), ("limit", 1 / 16, 1 / 4)):
+        found = weigh(made(limit=limit), grpo(average=average)).token_weight
+        assert found[0].tolist() == [long] * 4, average
+        assert found[1].tolist() == [short, 0, 0, 0], average
+    assert grpo().weigh is grpo(average="row").weigh
+    with pytest.raises(HoneError, match="average='sum' does not exist: use one of token, row, limit"):
+        grpo(average="sum")
+
+
+def test_the_loss_of_each_average_by_hand():
+    # advantages +1 and -1 (less eps), ratio 1: the loss is -sum of weight * adv
+    batch = made(reward=REWARD, old_logp=LOGP, limit=torch.tensor([8, 2]))
+    for average, expected in (("row", 0.0), ("token", -3 / 5), ("limit", 0.0)):
+        algo = grpo(beta=0.0, average=average)
+        ready = weigh(assign_credit(batch, algo), algo)
+        loss = objective(Forward(logp=LOGP), ready, algo)
+        assert loss.item() == pytest.approx(expected * 0.5 / (0.5 + 1e-4)), average
+        assert torch.equal(loss, objective(Forward(logp=LOGP), ready, algo.loss))
+
+
+def test_a_credit_names_the_column_that_it_lacks():
+    for algo, columns, lacking in (
+        (grpo(), {}, "grpo reads reward, which this batch lacks: give each row its reward"),
+        (rloo(), {}, "rloo reads reward"),
+        (a2c(), {"reward": REWARD}, "a2c reads old_value"),
+        (ppo(), {"reward": REWARD}, "ppo reads old_value, which this batch lacks: fill it with the critic's values"),
+        (reinforce_baseline(), {"reward": REWARD}, "reinforce_baseline reads baseline"),
+        (grpo(process=True), {"reward": REWARD}, "grpo reads step_reward"),
+        (rloo(beta=0.1), {"reward": REWARD, "ref_logp": LOGP, "kl_coef": REWARD}, "rloo reads old_logp"),
+        (rloo(beta=0.1), {"reward": REWARD, "old_logp": LOGP, "kl_coef": REWARD}, "rloo reads ref_logp"),
+    ):
+        with pytest.raises(ValueError, match=lacking):
+            assign_credit(made(**columns), algo)
+
+
+def test_a_loss_names_the_column_that_it_lacks():
+    full = {"adv": LOGP, "old_logp": LOGP, "ref_logp": LOGP, "kl_coef": REWARD}
+    for algo, dropped in ((grpo(), "old_logp"), (grpo(), "ref_logp"), (grpo(), "kl_coef"), (grpo(), "adv")):
+        batch = weigh(made(**{name: x for name, x in full.items() if name != dropped}), algo)
+        with pytest.raises(ValueError, match=f"grpo reads {dropped}, which this batch lacks: "):
+            objective(Forward(logp=LOGP), batch, algo)
+    with pytest.raises(ValueError, match="clipped reads old_logp, which this batch lacks"):
+        objective(Forward(logp=LOGP), weigh(made(adv=LOGP), grpo()), grpo().loss)
+    for algo in (dpo(), kto()):
+        with pytest.raises(ValueError, match=f"{algo.name} reads (ref_logp|label), which this batch lacks"):
+            objective(Forward(logp=LOGP), weigh(made(), algo), algo)
+
+
+def test_a_batch_that_was_not_weighed_and_a_forward_pass_that_lacks_a_field_are_named():
+    with pytest.raises(ValueError, match=r"grpo reads token_weight, .*weigh\(batch, algo\) adds it"):
+        objective(Forward(logp=LOGP), made(adv=LOGP, old_logp=LOGP), grpo())
+    batch = weigh(made(adv=LOGP, returns=LOGP, old_value=LOGP), a2c())
+    with pytest.raises(ValueError, match="a2c reads value, which this forward pass lacks"):
+        objective(Forward(logp=LOGP), batch, a2c())
+    with pytest.raises(ValueError, match="grpo reads logp, which this forward pass lacks"):
+        objective(Forward(), batch, grpo())
+
+
+def test_an_average_by_limit_needs_a_limit():
+    for algo in (dr_grpo(), grpo(average="limit")):
+        with pytest.raises(ValueError, match="reads limit, which this batch lacks: fill it, or give max_tokens"):
+            weigh(made(), algo)
+        with pytest.raises(ValueError, match="divides by the column limit, which is 0"):
+            weigh(made(limit=torch.tensor([4, 0])), algo)
+    assert weigh(made(), dr_grpo(max_tokens=10)).token_weight.sum().item() == pytest.approx(5 / 20)
+
+
+def test_the_average_is_set_from_the_command_line_and_shown_by_hone_algos(capsys: pytest.CaptureFixture[str]):
+    recipe = override(Recipe(algo=Choice("grpo")), ["algo.average=token"])
+    assert build.algorithm(recipe).weigh is token_mean
+    with pytest.raises(HoneError, match="average='tokens' does not exist: use one of token, row, limit"):
+        build.algorithm(override(Recipe(algo=Choice("grpo")), ["algo.average=tokens"]))
+    assert main(["algos", "grpo"]) == 0
+    assert "average" in capsys.readouterr().out
