@@ -30,24 +30,18 @@ OWN_PARENT = {("hone.reward.workers.reward_worker", "pickle.loads")}
 ROOM_LINES = 10  # of a room's docstring
 # Rooms that do not say yet what they are for. This list may only shrink.
 UNNAMED: set[str] = {
-    "hone.check",
     "hone.checkpoint",
     "hone.config",
     "hone.data",
     "hone.data.feed",
     "hone.data.rows",
     "hone.data.text",
-    "hone.demo",
-    "hone.dist",
     "hone.engine",
     "hone.engine.runners",
     "hone.engine.runners.cuda",
     "hone.engine.runners.native",
     "hone.engine.runners.torch",
-    "hone.eval",
-    "hone.inference",
     "hone.launch",
-    "hone.log",
     "hone.model",
     "hone.model.backends",
     "hone.model.backends.fused",
@@ -56,16 +50,6 @@ UNNAMED: set[str] = {
     "hone.model.formats",
     "hone.model.layout",
     "hone.model.vocab",
-    "hone.report",
-    "hone.reward",
-    "hone.reward.learned",
-    "hone.reward.sandbox",
-    "hone.reward.verify.code",
-    "hone.reward.verify.math",
-    "hone.reward.workers",
-    "hone.rollout",
-    "hone.serve",
-    "hone.train",
 }
 RUNS_PROGRAMS = {"hone.reward.sandbox.job"}  # behind the sandbox's wall, where a program is what there is to run
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from hone.log.sinks import number
 from hone.log.stats import Stats
 from hone.types import Rollout
 

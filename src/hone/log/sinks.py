@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from hone.errors import HoneError
 
-HUGE = 1e100  # larger numbers have no place on an axis
 RESERVED = frozenset({"step", "nonfinite"})
 
 
@@ -151,13 +150,6 @@ def finite(value: float) -> float | None:
     """The number as JSON can hold it: None for NaN and infinity."""
     number = value if type(value) is int else float(value)
     return number if math.isfinite(number) else None
-
-
-def number(value: Any) -> float | None:
-    """The value as a float an axis can hold, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if -HUGE < value < HUGE else None
 
 
 def rewrite(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -7,7 +7,6 @@ from html import escape
 from itertools import accumulate
 from typing import Any
 
-from hone.log.sinks import number
 from hone.report.page import text
 
 WIDTH, HEIGHT = 320.0, 168.0
@@ -16,6 +15,7 @@ LETTER = 6.6  # the width of a digit at the axis's size, in the widest of the pa
 PLAIN = 7  # characters that a mark's label may have before a power of ten is thought of
 MOST_POINTS = 240  # drawn in one curve; peaks are kept
 SMOOTH_FROM = 24  # points from which a running mean is drawn as well
+HUGE = 1e100  # larger numbers have no place on an axis
 TINY = 1e-90
 
 Point = tuple[float, float]
@@ -51,6 +51,13 @@ class Series:
     @property
     def points(self) -> list[Point]:
         return [point for run in self.runs for point in run]
+
+
+def number(value: Any) -> float | None:
+    """The value as a float an axis can hold, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -HUGE < value < HUGE else None
 
 
 def label(value: float) -> str:

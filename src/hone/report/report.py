@@ -7,8 +7,7 @@ from typing import Any
 
 from hone.log.invalid import Total
 from hone.log.progress import duration
-from hone.log.sinks import number
-from hone.report.chart import TITLES, figure, label
+from hone.report.chart import TITLES, figure, label, number
 from hone.report.hacking import hacking
 from hone.report.page import page, text
 from hone.report.samples import compared, invalid_rewards, problems, single

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hone.log.invalid import Total
-from hone.log.sinks import number
-from hone.report.chart import label
+from hone.report.chart import label, number
 from hone.report.page import text
 
 Sample = Mapping[str, Any]
