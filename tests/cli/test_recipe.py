@@ -6,7 +6,7 @@ from each import each
 from hone.config.overrides import Choice, from_yaml, override, to_json
 from hone.config.recipe import OFFLINE, PAIRED, LoraSpec, ModelSpec, Recipe, TrainSpec, plan
 from hone.config.rules import COLUMNS, validate
-from hone.data.rows.columns import Shape
+from hone.data.rows.columns import RowKind
 from hone.errors import HoneError
 
 RIGHT = Recipe(data="tasks.jsonl", model=ModelSpec(path="models/sft"), reward={"math": 1.0})
@@ -166,6 +166,6 @@ def test_an_algorithm_may_be_a_value_made_in_python():
 
 
 def test_every_column_of_a_shape_can_be_mapped():
-    assert {name for shape in Shape for name in shape.split(", ")} <= set(COLUMNS)
+    assert {name for kind in RowKind for name in kind.split(", ")} <= set(COLUMNS)
     mapped = override(FRESH, [f"read.columns.{name}=theirs" for name in COLUMNS])
     assert mapped.read.columns == dict.fromkeys(COLUMNS, "theirs")

@@ -15,7 +15,7 @@ import traceback
 from types import FrameType
 
 MOST = 1 << 20  # bytes of one request
-IMPORTED = ("hone.cli", "hone.launch.train", "hone.check.suite", "hone.inference.evaluate", "hone.demo.journey")
+DOORS = ("run", "load", "evaluate", "algo")  # names of hone that bring torch and nearly all of Hone
 
 
 def ask(kind: str, path: str, words: list[str]) -> int:
@@ -38,10 +38,10 @@ def ask(kind: str, path: str, words: list[str]) -> int:
 
 def serve(path: str) -> None:
     """Import once, then a fork for each request."""
-    import importlib
+    import hone
 
-    for name in IMPORTED:
-        importlib.import_module(name)
+    for name in DOORS:
+        getattr(hone, name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)

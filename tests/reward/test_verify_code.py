@@ -12,8 +12,9 @@ from patience import patience
 from benchmarks.hostile import PROGRAMS
 from hone.errors import HoneError
 from hone.reward.sandbox.sandbox import Call, Sandbox, SandboxError, SandboxLimits
+from hone.reward.verify.code.checker import Checker
 from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, read_tests
-from hone.reward.verify.code.verdict import _Examination, code_reward, judged, program_of
+from hone.reward.verify.code.verdict import code_reward, judged, program_of
 from hone.types import Task
 
 CHECK = """
@@ -242,7 +243,7 @@ def test_a_sandbox_that_fails_under_a_program_is_no_verdict_on_it():
     programs, checkers = Sandbox(slots=1), Sandbox(slots=1)
     programs.close()
     with checkers, pytest.raises(SandboxError, match="closed"):
-        _Examination("def add(a, b): return [a + b]", tests, 5.0).hold(programs, checkers)
+        Checker("def add(a, b): return [a + b]", tests, 5.0).hold(programs, checkers)
 
 
 def test_an_unknown_mode_is_refused():

@@ -95,7 +95,7 @@ def test_a_short_request_needs_not_wait_for_a_row_of_a_long_one():
 
 
 def test_a_client_that_takes_nothing_gets_no_more_rows(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "QUEUE", 100)
+    monkeypatch.setattr(module, "MOST_UNREAD", 100)
 
     async def work(dispatcher: Dispatcher) -> None:
         asked = requests(dispatcher, 40, 50, stream=True)

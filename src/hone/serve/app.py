@@ -53,12 +53,12 @@ class Throttle:
 
     SHARE = 1 / 4
 
-    def __init__(self, hurry: Callable[[], bool]) -> None:
-        self.hurry, self.lock = hurry, asyncio.Lock()
+    def __init__(self, short_waiting: Callable[[], bool]) -> None:
+        self.short_waiting, self.lock = short_waiting, asyncio.Lock()
 
     async def make(self, text: Callable[[], str], *, short: bool) -> str:
         """The text, when it is its turn."""
-        if short or not self.hurry():
+        if short or not self.short_waiting():
             return text()
         async with self.lock:
             begin = time.monotonic()
@@ -83,7 +83,7 @@ class Service:
         self.bytes_of = TokenBytes(served.tokenizer)
         self.tokens = reply.TokenJson(self.bytes_of)
         self.bodies, self.long_reads = BodyReader(), asyncio.Semaphore(LONG_READS)
-        self.throttle = Throttle(lambda: dispatcher.hurry)
+        self.throttle = Throttle(lambda: dispatcher.short_waiting)
         self.active = 0
 
     async def health(self, request: Request) -> Response:

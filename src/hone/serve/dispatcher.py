@@ -1,13 +1,14 @@
-"""The engine in a thread of its own, and whose turn it is.
+"""The engine in a thread of its own, and the fair share of its rows that each client gets.
 
-Every client has a queue of its own, of completions that wait for a row of the engine. Rows go to clients in fair turns
-(self-clocked fair queueing, Golestani 1994): each completion has a finish time, which is when the client's last one
-finishes and as much later as it may write tokens, and the earliest goes first. So a client with a hundred long
-completions and one with a short one do not wait for each other. Some rows are kept for requests that can write little:
-a row is given for all that a completion writes, and cannot be taken back. While there are such requests, others get
-rows only as long as a step of the engine takes little longer than with few rows (`Pace`).
+Every client has a queue of completions that wait for a row of the engine. Rows are given by self-clocked fair queueing
+(Golestani 1994). A completion's finish time is that of the client's last completion plus the tokens that it may write;
+the earliest finish time goes first. So a client with a hundred long completions and one with a short completion do not
+wait for each other.
 
-A client that does not take its answers gets no more rows (`Exchange.held`). The event loop never waits for the engine.
+A row is given for all that a completion writes and cannot be taken back, so some rows are reserved for short requests.
+While short requests come, long ones get rows only as long as a step of the engine hardly takes longer (`Pace`).
+A client that does not read its answers gets no more rows (`Exchange.backlogged`). The event loop never waits for the
+engine.
 """
 
 import asyncio
@@ -25,10 +26,10 @@ from hone.engine.request import News, Request
 from hone.errors import HoneError
 from hone.serve.http import APIError, invalid_request
 
-QUEUE = 8192  # tokens and alternatives that wait for a client; above it the client gets no more rows
-BATCH = 512  # of them that a client takes at once
+MOST_UNREAD = 8192  # tokens and alternatives that wait for a client; above it the client gets no more rows
+TAKEN_AT_ONCE = 512  # of them
 SHORT = 1024  # tokens and alternatives: a request that can write no more in all is short
-KEPT = 8  # one row in so many is kept
+RESERVED = 8  # one row in so many is for short requests alone
 
 
 class Pace:
@@ -95,17 +96,17 @@ class Exchange:
         self.left = len(requests)  # that have not ended; this and what follows is the event loop's
         self.news = deque[News]()
         self.failure: APIError | None = None
-        self.owed = 0  # tokens and alternatives in `news`
+        self.unread = 0  # tokens and alternatives in `news`
         self.ready = asyncio.Event()
 
     @property
-    def held(self) -> bool:
+    def backlogged(self) -> bool:
         """Whether its client has too much to read already."""
-        return self.owed > QUEUE
+        return self.unread > MOST_UNREAD
 
     def put(self, item: News) -> None:
         self.news.append(item)
-        self.owed += _size(item)
+        self.unread += _size(item)
         self.ready.set()
 
     def fail(self, error: APIError) -> None:
@@ -119,10 +120,10 @@ class Exchange:
             if self.failure is None:
                 await self.ready.wait()
         found, size = list[News](), 0
-        while self.news and size < BATCH:
+        while self.news and size < TAKEN_AT_ONCE:
             found.append(self.news.popleft())
             size += _size(found[-1])
-        self.owed -= size
+        self.unread -= size
         if not found and self.failure is not None:
             raise self.failure
         self.left -= sum(item.stop is not None for item in found)
@@ -146,7 +147,7 @@ class Dispatcher:
         self.failed: str | None = None  # why the last launch gave nothing
         self.counts = engine.counts  # as they were after the last launch or commands, for any thread to read
         self.live = self.short = 0  # exchanges, and those that can write little; the event loop's
-        self.hurried = -math.inf  # when the last of those began or ended
+        self.last_short = -math.inf  # when the last of those began or ended
         self._commands = queue.SimpleQueue[Callable[[], None] | None]()  # None: the thread shall end
         self._mail = deque[Sequence[tuple[Exchange, News | APIError]]]()  # from the engine's thread to the event loop
         self._woken = False  # whether the event loop is about to look
@@ -154,7 +155,7 @@ class Dispatcher:
         self._clients: dict[str, _Client] = {}  # those that wait or have a row
         self._now = 0.0  # finish time of the last completion that was given a row
         self._rows = engine.schedule.max_rows
-        self._pace = Pace(few=max(1, self._rows // (2 * KEPT)))
+        self._pace = Pace(few=max(1, self._rows // (2 * RESERVED)))
         self._ids = itertools.count()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -183,9 +184,9 @@ class Dispatcher:
         self._commands.put(lambda: self._enter(exchange))
         try:
             while exchange.left:
-                held = exchange.held
+                was_backlogged = exchange.backlogged
                 news = await exchange.take()
-                if held and not exchange.held:
+                if was_backlogged and not exchange.backlogged:
                     self._commands.put(lambda: None)  # the engine may sleep
                 yield news
         finally:
@@ -197,12 +198,12 @@ class Dispatcher:
         self.live += change
         if exchange.short:
             self.short += change
-            self.hurried = time.monotonic()
+            self.last_short = time.monotonic()
 
     @property
-    def hurry(self) -> bool:
-        """Whether somebody waits, or did a moment ago, for an answer that is soon there."""
-        return self.short > 0 or time.monotonic() - self.hurried < Pace.SECONDS
+    def short_waiting(self) -> bool:
+        """Whether somebody waits for a short answer, or did a moment ago."""
+        return self.short > 0 or time.monotonic() - self.last_short < Pace.SECONDS
 
     # --- in the engine's thread ---
 
@@ -288,12 +289,12 @@ class Dispatcher:
         """Whose turn it is to have one of the free rows. Only short completions get the last ones."""
         ready = list[_Client]()
         for client in self._clients.values():
-            while any(not e.held for e in client.waiting) and client.waiting[0].held:
+            while any(not e.backlogged for e in client.waiting) and client.waiting[0].backlogged:
                 client.waiting.rotate(-1)
-            if client.waiting and not client.waiting[0].held:
+            if client.waiting and not client.waiting[0].backlogged:
                 ready.append(client)
         short = [client for client in ready if client.waiting[0].short]
-        anybody = free > self._rows // KEPT and self._pace.allows(self._rows - free)
+        anybody = free > self._rows // RESERVED and self._pace.allows(self._rows - free)
         return min(ready if anybody else short, key=lambda client: client.next, default=None)
 
     def _submit(self, exchange: Exchange, requests: Sequence[Request]) -> None:
