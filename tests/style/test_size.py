@@ -15,8 +15,11 @@ NESTING = 3
 
 # A factory's parameters are the method's settings; there is no config class to put them into.
 FACTORIES = {"hone.algo.online", "hone.algo.offline"}
-# The loop takes the stages of an iteration, each as it is.
-STAGES = {"hone.loop.online": 12}
+MORE_PARAMETERS = {
+    "hone.loop.online": 12,  # the stages of an iteration, each as it is
+    "hone.inference.model.sample": 10,  # what a user may say of a sample, by its name
+}
+MORE_NESTING = {"hone.loop.online": 4}  # iterations, kept anything, epochs, minibatches: each is a stage
 
 
 def length(function: Function) -> int:
@@ -50,14 +53,15 @@ def too_long(path: Path) -> Iterator[str]:
 
 def too_many_arguments(path: Path) -> Iterator[str]:
     for function in functions(path):
-        most = STAGES.get(f"{name_of(path)}.{function.name}", PARAMETERS)
+        most = MORE_PARAMETERS.get(f"{name_of(path)}.{function.name}", PARAMETERS)
         if name_of(path) not in FACTORIES and not is_kernel(function) and parameters(function) > most:
             yield f".{function.name} has {parameters(function)} parameters"
 
 
 def too_deep(path: Path) -> Iterator[str]:
     for function in functions(path):
-        if (deepest := max((depth(node) for node in function.body), default=0)) > NESTING:
+        most = MORE_NESTING.get(f"{name_of(path)}.{function.name}", NESTING)
+        if (deepest := max((depth(node) for node in function.body), default=0)) > most:
             yield f".{function.name} nests {deepest} deep"
 
 
