@@ -11,7 +11,8 @@ import torch
 from each import each
 
 from hone.log.limits import LimitSpec
-from hone.log.monitor import LOW, REMEDIES, Monitor, repeated, repetition
+from hone.log.monitor import LOW, REMEDIES, Monitor
+from hone.log.rollouts import repeated, repetition
 
 torch.set_num_threads(1)
 

@@ -25,29 +25,20 @@ FORBIDDEN = {
     ),
 }
 
-# A worker reads what the process that forked it has sent.
-OWN_PARENT = {("hone.reward.workers.reward_worker", "pickle.loads")}
+OWN_PARENT = {("hone.reward.workers.reward_worker", "pickle.loads")}  # reads what the process that forked it sent
 ROOM_LINES = 10  # of a room's docstring
 # Rooms that do not say yet what they are for. This list may only shrink.
 UNNAMED: set[str] = {
-    "hone.checkpoint",
-    "hone.config",
-    "hone.data",
-    "hone.data.feed",
-    "hone.data.rows",
-    "hone.data.text",
     "hone.engine",
     "hone.engine.runners",
     "hone.engine.runners.cuda",
     "hone.engine.runners.native",
     "hone.engine.runners.torch",
-    "hone.launch",
     "hone.model",
     "hone.model.backends",
     "hone.model.backends.fused",
     "hone.model.backends.fused.kernels",
     "hone.model.backends.native",
-    "hone.model.formats",
     "hone.model.layout",
     "hone.model.vocab",
 }
