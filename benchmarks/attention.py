@@ -23,8 +23,7 @@ from benchmarks.form import Row, main, note, say
 from benchmarks.replayed import microseconds
 from hone.model.backends.fused import shared_attention
 from hone.model.layout.forward import moved
-from hone.model.layout.grouped import Grouped, ends
-from hone.model.layout.spans import tiled
+from hone.model.layout.rows import Grouped, ends, tiled
 
 Times = tuple[float, float]  # forward, backward
 Heads = tuple[Tensor, Tensor, Tensor]  # queries, keys, values

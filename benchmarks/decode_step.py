@@ -13,7 +13,7 @@ from benchmarks.form import Row, main, note, say
 from benchmarks.replayed import microseconds
 from benchmarks.sampling.gpu import bandwidth, limit, make
 from hone.engine.params import SampleParams
-from hone.engine.runner import Part, Seat
+from hone.engine.runner import PromptChunk, Seat
 from hone.engine.runners.cuda import runner as cuda_runner
 from hone.engine.runners.cuda.runner import CudaRunner
 from hone.model.decoder import Decoder
@@ -31,15 +31,15 @@ class Timed:
     kernels: dict[str, float]  # by name; they start before the one ahead has ended, so the sum may exceed the whole
 
 
-def seats(runner: CudaRunner, rows: int, context: int) -> list[Part]:
+def seats(runner: CudaRunner, rows: int, context: int) -> list[PromptChunk]:
     """Rows that have read `context` tokens, their blocks scattered."""
     width = runner.rows.table.shape[1]
     order = torch.randperm(rows * width, generator=torch.Generator().manual_seed(0)).tolist()
-    parts: list[Part] = []
+    parts: list[PromptChunk] = []
     for i in range(rows):
         blocks = tuple(order[i * width : (i + 1) * width])
         seat = Seat(row=i, request=i, params=PARAMS, limit=4_000, blocks=blocks)
-        parts.append(Part(prompt=(1,) * context, start=context - 1, end=context, blocks=blocks, seats=(seat,)))
+        parts.append(PromptChunk(prompt=(1,) * context, start=context - 1, end=context, blocks=blocks, seats=(seat,)))
     return parts
 
 

@@ -63,7 +63,7 @@ def captured(run: Callable[[], Tensor]) -> Callable[[], None]:
 def plainly(decoder: Decoder) -> Decoder:
     """A copy whose layers are computed as they are defined."""
     other = copy.deepcopy(decoder)
-    other.fast_layers = other.native_layers = other.graphs = False
+    other.backends = ()
     return other
 
 
@@ -105,7 +105,7 @@ def layers(shape: str, *, quick: bool) -> Iterator[Row]:
     from benchmarks.sampling.gpu import make
 
     decoder = make(shape)
-    decoder.graphs = False
+    decoder.backends = ("fused",)
     x = torch.randn(ROWS, LENGTH, decoder.config.hidden_size, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     mode = "default" if quick else "max-autotune-no-cudagraphs"  # the graph is captured here, for every side alike
     sides = {

@@ -1,4 +1,4 @@
-"""Times of the decode kernels for each tile size, to choose model/backends/fused/kernels/tiles.py by. Needs an NVIDIA GPU.
+"""Times of the decode kernels for each tile size, to choose model/kernels/tiles.py by. Needs an NVIDIA GPU.
 
 python -m benchmarks.kernels [--quick]: every candidate tile on the shapes of a 135M and a 0.5B model, beside cuBLAS.
 """

@@ -28,7 +28,7 @@ import ways  # noqa: E402  # pyright: ignore[reportMissingImports]
 from test_trajectories import BELOW, FEW, WAYS  # noqa: E402  # pyright: ignore[reportMissingImports]
 from ways import CASES, Way  # noqa: E402  # pyright: ignore[reportMissingImports]
 
-AS_IT_IS: dict[str, Any] = {"fast": None, "native": None, "graphs": None}  # the decoder chooses its backend itself
+AS_IT_IS: dict[str, Any] = {"backends": None}  # the decoder chooses its backend itself
 PLAIN = {"plain": Way(), "plain, single precision": Way(dtype=torch.float32)}
 DEFAULT = {
     "default backend": Way(dtype=torch.float32, layout="shared", **AS_IT_IS),

@@ -162,9 +162,6 @@ def run_walks(folder: Path, *, online: bool) -> dict[str, Walk]:
 def only_plain() -> None:
     """From here on every decoder is computed as it is defined."""
     os.environ["HONE_BACKENDS"] = "plain"
-    from hone.model.decoder import Decoder
-
-    Decoder.fast_layers = Decoder.native_layers = Decoder.graphs = False
 
 
 # --- a served request: the server runs in a process of its own, and is told by signals what to walk ---

@@ -111,7 +111,7 @@ BATCHING = (
         tests="rollout/test_schedule.py",
     ),
     fault(
-        "an adapter's requests wait as long as others come", "pain 21", "sampler", "engine/queue.py",
+        "an adapter's requests wait as long as others come", "pain 21", "sampler", "engine/schedule.py",
         old="        return now - max(min(others), self.turned) >= SWITCH_AFTER", new="        return False",
         tests="rollout/test_schedule.py",
     ),

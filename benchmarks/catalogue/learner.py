@@ -64,7 +64,7 @@ LEARNER = (
         old="        moved[:, 2] = local[leader]", new="        moved[:, 2] = 0", tests="model/test_native_stack.py",
     ),
     fault(
-        "rows of a group share their first tokens, the same or not", "contract", "model", "model/layout/grouped.py",
+        "rows of a group share their first tokens, the same or not", "contract", "model", "model/layout/rows.py",
         old="        same = tokens_BW[others, :width] == tokens_BW[first[others], :width]",
         new="        same = np.ones((len(others), width), np.bool_)",
         tests="model/test_shared.py",
@@ -121,7 +121,7 @@ LEARNER = (
         tests="run/test_settings_take_effect.py run/test_end_to_end.py",
     ),
     fault(
-        "temperature left out of the learner's logits", "pain 9", "model", "model/vocab/rows.py",
+        "temperature left out of the learner's logits", "pain 9", "model", "model/vocab/distribution.py",
         old="    return z if temperature == 1 else z.div_(temperature)\n", new="    return z\n",
         tests="model/test_vocab.py",
     ),

@@ -7,7 +7,7 @@ GRAPHED, FILLED, JOINED = (
     "model/backends/fused/graph_memory.py",
     "model/backends/fused/fused_linear.py",
 )
-ELEMENTWISE, CAUSAL = "model/backends/fused/elementwise.py", "model/backends/fused/kernels/causal.py"
+ELEMENTWISE, CAUSAL = "model/backends/fused/elementwise.py", "model/backends/fused/shared_attention.py"
 
 PASSES = (
     # --- fused layers ---
@@ -23,18 +23,18 @@ PASSES = (
     ),
     fault(
         "queries and keys are not turned back", "contract", "learner", ELEMENTWISE,
-        old="        return _turned_(joined, cos, -sin, joined.shape[1] - dv_NKE.shape[1])",
-        new="        return _turned_(joined, cos, sin, joined.shape[1] - dv_NKE.shape[1])",
+        old="        return _rotated_(joined, cos, -sin, joined.shape[1] - dv_NKE.shape[1])",
+        new="        return _rotated_(joined, cos, sin, joined.shape[1] - dv_NKE.shape[1])",
         tests="model/test_fast.py",
     ),
     fault(
-        "an adapter's gradient lacks its scale", "pain 9", "learner", JOINED,
+        "an adapter's gradient lacks its scale", "pain 9", "learner", "model/kernels/fused_weights.py",
         old="(given.t() @ h).mul_(low.scale)]", new="(given.t() @ h)]",
         tests="model/test_fast.py",
     ),
     # --- lists ---
     fault(
-        "rows of different prompts share their beginning", "contract", "learner", "model/layout/grouped.py",
+        "rows of different prompts share their beginning", "contract", "learner", "model/layout/rows.py",
         old="        same = tokens_BW[others, :width] == tokens_BW[first[others], :width]",
         new="        same = np.broadcast_to(np.arange(width) < 2, (len(others), width))",
         tests="model/test_shared.py",
@@ -50,7 +50,7 @@ PASSES = (
         tests="model/test_attended.py",
     ),
     fault(
-        "tokens that fill a list up are answered by nobody", "contract", "learner", "model/layout/spans.py",
+        "tokens that fill a list up are answered by nobody", "contract", "learner", "model/layout/rows.py",
         old="    start = np.minimum(U + TILE * (np.arange(R + 1) - B), size)",
         new="    start = np.full(R + 1, U)",
         tests="model/test_spans.py",
@@ -75,7 +75,7 @@ PASSES = (
     ),
     fault(
         "a second pass overwrites what the first keeps for its gradient", "contract", "learner", GRAPHED,
-        old="    if graphs.full or (grad and graphs.busy()):", new="    if graphs.full:",
+        old="        if graphs.full or (_needs_grad(decoder) and graphs.busy()):", new="        if graphs.full:",
         tests="model/test_graphed.py",
     ),
     fault(
@@ -87,14 +87,14 @@ PASSES = (
     # --- C++, which each fault compiles anew ---
     fault(
         "the sampler adds up what attention weighs in another order than the learner", "pain 15", "sampler",
-        "model/backends/native/lanes.h",
+        "model/kernels/cpp/lanes.h",
         old="    for (int step = K; step < LANES; step *= 2) {",
         new="    for (int step = LANES / 2; step >= K; step /= 2) {",
         tests="model/test_same_bits.py",
     ),
     fault(
         "the vocabulary's last tokens, of no whole panel, have no logits", "contract", "learner",
-        "model/backends/native/head.cpp",
+        "model/kernels/cpp/head.cpp",
         old="whole + c < V ? weight[(whole + c) * D + k] : 0.0f;", new="0.0f;",
         tests="model/test_native_head.py",
     ),

@@ -83,13 +83,15 @@ SAMPLER = (
         tests="rollout/test_local.py",
     ),
     fault(
-        "weights that were replaced are still read from the old memory", "pain 11", "sampler", "",
+        "weights that were replaced are still read from the old memory", "pain 11", "sampler",
+        "engine/runners/torch/layers.py",
         old="        self.weights.find()\n",
         new="        if not self.weights.blocks:\n            self.weights.find()\n",
         tests="model/test_plain_runner.py",
     ),
     fault(
-        "weights side by side are a copy that training does not reach", "pain 11", "model", "",
+        "weights side by side are a copy that training does not reach", "pain 11", "model",
+        "model/kernels/fused_weights.py",
         old="            t.data = joined[at : at + len(t)]\n", new="",
         tests="model/test_fused_weights.py",
     ),
@@ -131,13 +133,15 @@ SAMPLER = (
         tests="model/test_plain_runner.py",
     ),
     fault(
-        "the second part of a prompt is read at the positions of the first", "pain 15", "sampler", "model",
+        "the second part of a prompt is read at the positions of the first", "pain 15", "sampler",
+        "engine/runners/torch",
         old="    positions = [c for p in pieces for c in range(p.start, p.end)]",
         new="    positions = [c for p in pieces for c in range(len(p.tokens))]",
         tests="model/test_plain_runner.py",
     ),
     fault(
-        "the window is one wider when a row writes than when its prompt is read", "pain 15", "sampler", "model",
+        "the window is one wider when a row writes than when its prompt is read", "pain 15", "sampler",
+        "engine/runners/torch",
         old="visible(positions, columns, w, dtype)[:, None]",
         new="visible(positions, columns, w and w + 1, dtype)[:, None]",
         tests="model/test_plain_runner.py",
@@ -176,7 +180,7 @@ SAMPLER = (
         tests="rollout/test_stops.py",
     ),
     fault(
-        "tokens after a stop string are kept", "pain 4", "sampler", "engine/waves.py",
+        "tokens after a stop string are kept", "pain 4", "sampler", "engine/static_batch.py",
         old="                rows.alive &= ~_found(finders, rows, token, hits).to(u.device)",
         new="                _found(finders, rows, token, hits)",
         tests="rollout/test_local.py",
@@ -208,7 +212,7 @@ SAMPLER = (
         old="for number in sorted(done)]", new="for number in done]", tests="rollout/test_overlap.py",
     ),
     fault(
-        "a request that ended in flight writes on into another's record", "pain 13", "sampler", "engine/record.py",
+        "a request that ended in flight writes on into another's record", "pain 13", "sampler", "engine/requests.py",
         old="        while self._closed and self._closed[0][0] <= read:", new="        while self._closed:",
         tests="rollout/test_engine.py",
     ),

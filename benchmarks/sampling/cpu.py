@@ -17,8 +17,8 @@ from benchmarks.side_by_side import in_turns
 from hone.data.collate import collate
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.request import Request
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.requests import Request
+from hone.engine.runners.choose import make_runner
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -136,7 +136,7 @@ def modes(name: str, decoder: Decoder, shape: tuple[int, int, int, int], repeats
 def engine_run(decoder: Decoder, asked: list[list[int]], new: int, **how: Any) -> Callable[[], dict[int, list[float]]]:
     """Every request through an engine over a runner of its own; its raw log-probs by request."""
     capacity = min(len(asked[0]) + new, decoder.config.max_position_embeddings)
-    runner = PlainRunner(decoder, max_rows=len(asked), capacity=capacity, **how)
+    runner = make_runner(decoder, max_rows=len(asked), capacity=capacity, **how)
     params = SampleParams(max_tokens=new, stop_ids=frozenset())
 
     def call() -> dict[int, list[float]]:
@@ -169,7 +169,7 @@ def int8_gap(name: str, decoder: Decoder, length: int) -> Row:
     apart: list[float] = []
     for group in LocalSampler(decoder).sample(asked, n=1, params=params):
         tokens = tuple(group[0].tokens)
-        runner = PlainRunner(decoder, max_rows=1, capacity=len(tokens), int8=True)
+        runner = make_runner(decoder, max_rows=1, capacity=len(tokens), int8=True)
         hidden = [runner.layers.read([piece]) for piece in pieces(tokens)]
         logp = runner.layers.logits(torch.cat(hidden)).log_softmax(-1)
         exact = decoder.logits(decoder(torch.tensor([tokens[:-1]])))[0].log_softmax(-1)
@@ -180,7 +180,7 @@ def int8_gap(name: str, decoder: Decoder, length: int) -> Row:
 
 
 def pieces(tokens: tuple[int, ...]) -> list[Any]:
-    from hone.engine.runners.torch.attention import Piece
+    from hone.engine.runners.torch.kv_cache import Piece
 
     return [Piece(row=0, start=i, tokens=tokens[i : i + 1]) for i in range(len(tokens) - 1)]
 
@@ -211,7 +211,7 @@ def growth(name: str, decoder: Decoder, sizes: Sequence[int], lengths: Sequence[
         first, whole = in_turns(sides, repeats=1).values()
         rows.append(note(f"{name}: first token, prompt {length}", 1e3 * first, unit="ms"))
         rows.append(note(f"{name}: 8 rows at context {length}", 8 * new / (whole - first), unit="tokens/s"))
-    runner = PlainRunner(decoder, max_rows=64, capacity=256)
+    runner = make_runner(decoder, max_rows=64, capacity=256)
     weights = sum(p.nbytes for p in decoder.parameters()) / 2**20
     rows.append(note(f"{name}: weights, which are the learner's", weights, unit="MiB"))
     rows.append(note(f"{name}: keys and values of 64 x 256", runner.layers.slab.nbytes / 2**20, unit="MiB"))

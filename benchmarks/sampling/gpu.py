@@ -12,7 +12,8 @@ from benchmarks.side_by_side import in_turns
 from hone.data.collate import collate
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.request import Request
+from hone.engine.requests import Request
+from hone.engine.runners.choose import make_runner
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.policy import Policy
@@ -151,7 +152,7 @@ def ragged(decoder: Decoder, rows: int, requests: int, repeats: int) -> float:
     rng = np.random.default_rng(1)
     limits = np.minimum(rng.geometric(1 / 128, requests), 512).tolist()
     asked = [tuple(rng.integers(0, decoder.config.vocab_size, n).tolist()) for n in rng.integers(16, 513, requests)]
-    runner = decoder.runner(max_rows=rows, capacity=1_024, switch=None, invariant=False, memory=None)
+    runner = make_runner(decoder, max_rows=rows, capacity=1_024)
     params = {n: SampleParams(max_tokens=n, stop_ids=frozenset()) for n in set(limits)}
 
     def run() -> None:

@@ -20,9 +20,8 @@ from benchmarks.torturing.points import Points
 from benchmarks.torturing.world import STEPS, World, differences, metrics, temporary
 from hone.checkpoint import files
 from hone.engine.engine import Engine
-from hone.model.heads import ScalarHead
 from hone.model.policy import Policy
-from hone.model.scorer import Scorer
+from hone.model.scorer import ScalarHead, Scorer
 from hone.rollout.local import Beginning
 from hone.train import optim
 from hone.train.learner import Learner

@@ -12,7 +12,7 @@ WAYS = {
     2: {
         "gradients summed once": UNEVEN,
         "gradients never whole": Way(
-            micro_rows=2, layout="shared", checkpoint=True, fast=True, clip=0.01, shard="fsdp_lean"
+            micro_rows=2, layout="shared", checkpoint=True, backends=("fused",), clip=0.01, shard="fsdp_lean"
         ),
     },
     3: {"a rank without rows": Way(prompts=2, shard="fsdp")},

@@ -28,13 +28,13 @@ BELOW = {  # how the model computes a row
     "padding on both sides": Way(left=2, right=9),
     "activations recomputed": Way(checkpoint=True),
     "vocabulary in chunks": Way(chunk=3),
-    "fast layers": Way(fast=True),
-    "fast layers, prompts shared, three rows": Way(fast=True, micro_rows=3, layout="shared", checkpoint=True),
+    "fast layers": Way(backends=("fused",)),
+    "fast layers, prompts shared, three rows": Way(backends=("fused",), micro_rows=3, layout="shared", checkpoint=True),
     "copies stepped on the host": Way(copies=True, micro_rows=3),
-    "replayed": Way(fast=True, graphs=True, micro_rows=3, layout="shared"),
-    "shared out in tiles": Way(fast=True, graphs=True, tiles=True, micro_rows=3, layout="shared", left=2),
-    "all layers at once in C++": Way(native=True, layout="shared", micro_rows=3, left=2),
-    "layers in C++, prompts shared": Way(native=True, layout="shared", micro_rows=3, left=2, checkpoint=True),
+    "replayed": Way(backends=("fused", "graphs"), micro_rows=3, layout="shared"),
+    "shared out in tiles": Way(backends=("fused", "graphs"), tiles=True, micro_rows=3, layout="shared", left=2),
+    "all layers at once in C++": Way(backends=("native",), layout="shared", micro_rows=3, left=2),
+    "layers in C++, prompts shared": Way(backends=("native",), layout="shared", micro_rows=3, left=2, checkpoint=True),
 }
 # What an algorithm's weights, totals and columns must be right for: these are tried with every algorithm.
 ALGORITHM = ("one row a micro-batch", "old log-probs by a pass of their own", "everything at once")

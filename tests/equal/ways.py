@@ -16,7 +16,7 @@ from hone.algo import ALGORITHMS, Algorithm
 from hone.algo.weight import mismatch
 from hone.data.feed.source import Source
 from hone.model.decoder import Decoder
-from hone.model.layout import shared_prefix
+from hone.model.layout import forward
 from hone.model.lora import add_lora
 from hone.rollout.supply import Ahead
 from hone.train import annotate as passes
@@ -83,10 +83,8 @@ class Way:
     checkpoint: bool = False
     early: bool = False  # old log-probs always by a pass of their own
     begun: bool = False  # passes over the samples are made before they are scored, as on a GPU
-    fast: bool = False  # layers as on a GPU
-    graphs: bool = False  # passes as they are recorded on a GPU
+    backends: tuple[str, ...] | None = ()  # of every decoder: fused, graphs, native; None: as it chooses itself
     tiles: bool = False  # rows shared out as for a GPU's kernels, in whose place a table is put together
-    native: bool = False  # layers in C++, where there is a compiler
     chunk: int = 4096
     prompts: int = 4
     shard: str = "none"  # fsdp: ranks hold parts of the weights; fsdp_lean: and of gradients
@@ -123,7 +121,7 @@ def disturbed(batch: Batch, way: Way, *, unit: int) -> Batch:
 @contextmanager
 def collated(way: Way, algo: Algorithm) -> Iterator[None]:
     """Whatever the loops collate is disturbed before anything else reads it."""
-    real, devices, kernels = passes.annotate, passes.ASYNCHRONOUS, shared_prefix.by_kernels
+    real, devices, kernels = passes.annotate, passes.ASYNCHRONOUS, forward.by_kernels
 
     def annotate(batch: Batch, declared: Algorithm, *args: Any, **rest: Any) -> Batch:
         if algo.online and batch.reward is ABSENT:  # passes that were begun before rewards were known
@@ -133,13 +131,13 @@ def collated(way: Way, algo: Algorithm) -> Iterator[None]:
 
     loop.annotate = passes.annotate = annotate
     passes.ASYNCHRONOUS = devices | {"cpu"} if way.begun else devices
-    shared_prefix.by_kernels = (lambda *_: True) if way.tiles else kernels
+    forward.by_kernels = (lambda *_: True) if way.tiles else kernels
     try:
         yield
     finally:
         loop.annotate = passes.annotate = real
         passes.ASYNCHRONOUS = devices
-        shared_prefix.by_kernels = kernels
+        forward.by_kernels = kernels
 
 
 def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
@@ -158,7 +156,7 @@ def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:
         if model is not None:
             model.chunk, model.checkpoint_layers = way.chunk, way.checkpoint  # pyright: ignore
             for decoder in (m for m in model.modules() if isinstance(m, Decoder)):  # pyright: ignore
-                decoder.fast_layers, decoder.graphs, decoder.native_layers = way.fast, way.graphs, way.native
+                decoder.backends = way.backends
     learner.clip_norm = way.clip
     if way.copies and algo.trust_region is None:  # which moves the weights itself, and is refused with copies
         tiny.step_copies(learner, lr=0.01)

@@ -1,7 +1,7 @@
 """Requests through an engine to the end."""
 
 from hone.engine.engine import Engine
-from hone.engine.request import News, Request
+from hone.engine.requests import News, Request
 from hone.engine.runner import Runner
 
 

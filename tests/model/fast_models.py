@@ -6,8 +6,8 @@ import torch
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.layout.ragged import Rows
-from hone.model.layout.shared_prefix import lay_out_shared
+from hone.model.layout.forward import lay_out_shared
+from hone.model.layout.rows import Rows
 from hone.model.lora import add_lora, lora_parameters
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -50,10 +50,12 @@ def fed(layout: str) -> dict[str, Any]:
     return {"tokens": lines.tokens, "positions": lines.positions, "mask": lines.mask}
 
 
-def gradients(decoder: Decoder, layout: str, *, fast: bool, checkpoint: bool = False) -> dict[str, torch.Tensor]:
+def gradients(
+    decoder: Decoder, layout: str, *, backends: tuple[str, ...], checkpoint: bool = False
+) -> dict[str, torch.Tensor]:
     """Hidden states, by "", and the gradients of a weighted sum of them."""
     decoder.zero_grad()
-    decoder.fast_layers = fast
+    decoder.backends = backends
     given = fed(layout)
     hidden = decoder(given.pop("tokens"), checkpoint_layers=checkpoint, **given)
     weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -66,7 +68,7 @@ def both_ways(decoder: Decoder) -> dict[str, Any]:
     """The greatest distance, relative to the largest number of its tensor; and whether the same have a gradient."""
     apart, same = 0.0, True
     for layout in ("padded", "shared"):
-        fast, plain = (gradients(decoder, layout, fast=way) for way in (True, False))
+        fast, plain = (gradients(decoder, layout, backends=way) for way in (("fused",), ()))
         same = same and fast.keys() == plain.keys()
         apart = max([apart, *(((fast[n] - x).abs().max() / x.abs().max()).item() for n, x in plain.items())])
     return {"apart": apart, "same": same}

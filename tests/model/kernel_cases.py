@@ -14,11 +14,11 @@ from engine_run import write as run
 
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.request import News, Request
+from hone.engine.requests import News, Request
 from hone.engine.runner import Runner
 from hone.engine.runners.cuda import large
 from hone.engine.runners.cuda.runner import CudaRunner
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -81,7 +81,7 @@ def case(name: str, *, rows: int, blocks: int, budget: int) -> dict[str, Any]:
     decoder = model(name)
     runner = CudaRunner(decoder, max_rows=rows, capacity=80, num_blocks=blocks)
     return compare(
-        write(runner, requests(), budget), write(PlainRunner(decoder, max_rows=8, capacity=80), requests(), 400)
+        write(runner, requests(), budget), write(TorchRunner(decoder, max_rows=8, capacity=80), requests(), 400)
     )
 
 
@@ -95,7 +95,7 @@ def adapters() -> dict[str, Any]:
     switch = partial(use_adapter, decoder)
     runners: list[Runner] = [
         CudaRunner(decoder, max_rows=8, capacity=80, num_blocks=24, switch=switch),
-        PlainRunner(decoder, max_rows=8, capacity=80, switch=switch),
+        TorchRunner(decoder, max_rows=8, capacity=80, switch=switch),
     ]
     with torch.no_grad(), switch(None):
         asked = requests("one")[:3] + [replace(r, id=100 + r.id, adapter=None) for r in requests()[:2]]
@@ -119,7 +119,7 @@ def next_turn() -> dict[str, Any]:
     found, saved = list[dict[int, News]](), list[int]()
     for runner in (
         CudaRunner(decoder, max_rows=2, capacity=80, num_blocks=12),
-        PlainRunner(decoder, max_rows=2, capacity=80),
+        TorchRunner(decoder, max_rows=2, capacity=80),
     ):
         engine = Engine(runner, vocab_size=VOCAB)
         first = Request(id=0, prompt=tuple(range(30)), params=params, keep=True)

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from hone.model.backends.fused import shared_attention
-from hone.model.layout.forward import moved
-from hone.model.layout.ragged import Rows, Tables
-from hone.model.layout.shared_prefix import lay_out_shared
-from hone.model.layout.spans import Tiles, round_size
+from hone.model.layout.forward import lay_out_shared, moved
+from hone.model.layout.rows import Rows, Tables, Tiles, round_size
 from hone.types import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

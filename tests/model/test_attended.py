@@ -13,12 +13,11 @@ from row_cases import CASES, DEVICES, ROWS, batch_of, differences, inputs, rows_
 from torch import Tensor
 
 from hone.model.backends.fused import shared_attention
+from hone.model.backends.fused.shared_attention import SharedAttention
+from hone.model.backends.registry import twice_differentiable
 from hone.model.decoder import Decoder
-from hone.model.layout.forward import cells, hidden_states
-from hone.model.layout.ragged import Rows, Tables
-from hone.model.layout.shared_prefix import by_kernels, lay_out_shared, lines_of
-from hone.model.layout.spans import Tiles
-from hone.model.second_order import twice_differentiable
+from hone.model.layout.forward import by_kernels, cells, hidden_states, lay_out_shared, lines_of
+from hone.model.layout.rows import Rows, Tables, Tiles
 from hone.types import Batch
 
 
@@ -81,13 +80,13 @@ def second(rows: Rows, given: list[Tensor]) -> list[Tensor]:
 def test_a_decoder_gives_what_it_gives_by_tables(name: str, graphs: bool, monkeypatch: pytest.MonkeyPatch):
     batch, other = (batch_of(*ROWS["many rows"][:2], common, "cuda") for common in (20, 19))
     decoder = model(name, torch.bfloat16).cuda()
-    decoder.graphs = graphs
+    decoder.backends = ("fused", "graphs") if graphs else ("fused",)
     found = computed(decoder, batch, Tiles)
     computed(decoder, other, Tiles)
     again = computed(decoder, batch, Tiles)
     assert {n for n in found if not torch.equal(found[n], again[n])} == set()
-    monkeypatch.setattr(shared_attention, "usable", lambda *_: False)
-    decoder.graphs = False
+    monkeypatch.setattr(SharedAttention, "covers", lambda *_: "switched off")
+    decoder.backends = ("fused",)
     plain = computed(decoder, batch, Tables)
     assert all(distance(plain[n], x) < 0.05 for n, x in found.items())
 
@@ -121,14 +120,13 @@ def distance(a: Tensor, b: Tensor) -> float:
     ],
 )
 def test_what_there_are_kernels_for(device: str, dtype: torch.dtype, size: int, usable: bool):
-    assert shared_attention.usable(torch.device(device), dtype, size) == usable
+    assert (SharedAttention().covers(torch.device(device), dtype, size) is None) == usable
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_half_precision_with_heads_of_another_size_goes_by_tables(device: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shared_attention, "usable", lambda *_: False)
+    monkeypatch.setattr(SharedAttention, "covers", lambda *_: "switched off")
     decoder = model("llama", torch.bfloat16).to(device)
-    decoder.graphs = None
     batch = batch_of(*ROWS["a group"], device)
     found = [computed(decoder, batch, Tables) for _ in range(5)]  # none is recorded: a table's shapes change
     assert all(distance(found[0][n], x) < 0.02 for later in found[1:] for n, x in later.items())
@@ -159,7 +157,7 @@ def test_what_the_kernels_cannot_read_as_it_lies_is_copied(strides: tuple[int, i
 def test_where_weights_are_not_what_is_computed_in_kernels_are_asked_for_the_latter(monkeypatch: pytest.MonkeyPatch):
     """Spread over ranks, weights stay in float32 and a layer is put together in half precision."""
     asked = list[torch.dtype]()
-    monkeypatch.setattr(shared_attention, "usable", lambda device, dtype, size: bool(asked.append(dtype)))
+    monkeypatch.setattr(SharedAttention, "covers", lambda _, device, dtype, size: asked.append(dtype) or "no")
     decoder = model("llama", torch.float32)
     by_kernels(decoder, torch.device("cuda"))
     decoder.computes_in = torch.bfloat16

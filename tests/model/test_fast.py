@@ -9,18 +9,17 @@ import torch
 from apart import written_by
 from fast_models import MODELS, both_ways, fed, gradients, model
 
-from hone.model.backends.adjacent import side_by_side
 from hone.model.backends.fused import elementwise
 from hone.model.backends.fused.fused_linear import (
-    Product,
-    Turned,
+    Rotation,
     added_product,
     gated_product,
     normed_product,
-    rotated_,
-    turned_product,
+    rotate_in_place,
+    rotated_product,
 )
-from hone.model.second_order import twice_differentiable
+from hone.model.backends.registry import twice_differentiable
+from hone.model.kernels.fused_weights import Product, make_adjacent
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -33,30 +32,30 @@ def test_fast_layers_are_plain_layers_to_the_last_digits(name: str):
 @pytest.mark.parametrize("name", ["llama", "adapters"])
 def test_weights_side_by_side_or_apart_give_the_same(name: str):
     decoder = model(name)
-    apart = gradients(decoder, "padded", fast=True)
+    apart = gradients(decoder, "padded", backends=("fused",))
     for layer in decoder.model.layers:
         mlp: Any = layer.mlp
-        side_by_side([getattr(p, "base", p).weight for p in (mlp.gate_proj, mlp.up_proj)])
-    together = gradients(decoder, "padded", fast=True)
+        make_adjacent([getattr(p, "base", p).weight for p in (mlp.gate_proj, mlp.up_proj)])
+    together = gradients(decoder, "padded", backends=("fused",))
     assert all(torch.allclose(together[n], x, rtol=0, atol=1e-12 * x.abs().max().item()) for n, x in apart.items())
 
 
 def test_checkpointed_layers_give_the_same_bits():
     decoder = model("every option")
-    once, again = (gradients(decoder, "shared", fast=True, checkpoint=c) for c in (False, True))
+    once, again = (gradients(decoder, "shared", backends=("fused",), checkpoint=c) for c in (False, True))
     assert all(torch.equal(once[n], x) for n, x in again.items())
 
 
 def test_frozen_weights_get_no_gradient_and_cost_none():
     decoder = model("llama").requires_grad_(False)
     decoder.model.layers[0].self_attn.k_proj.weight.requires_grad_(True)  # pyright: ignore
-    found = gradients(decoder, "padded", fast=True)
+    found = gradients(decoder, "padded", backends=("fused",))
     assert found.keys() == {"", "model.layers.0.self_attn.k_proj.weight"}
 
 
 def test_a_gradient_can_be_differentiated_again_where_it_is_asked_for():
     decoder = model("llama")
-    decoder.fast_layers = True
+    decoder.backends = ("fused",)
     tokens = torch.arange(8)[None]
     weight = decoder.model.norm.weight
     with twice_differentiable():
@@ -86,17 +85,17 @@ def test_each_product_passes_gradcheck(rows: int):
     assert check(lambda b, x, *_: gated_product(b, x * 1, down), (both, x, *down.tensors()))
     heads, cos, sin = leaf(rows, 3, 4), *(torch.randn(2, rows, 4, dtype=torch.float64).unbind())
     cos, sin = (torch.cat([t[:, :2], t[:, :2]], -1) for t in (cos, sin))
-    assert check(lambda x: rotated_(x * 1, cos, sin), (heads,))
-    qkv, turned = Product.of(*(torch.nn.Linear(4, n).double() for n in (8, 4, 4))), Turned(cos, sin, 2, 1, 4)
-    assert check(lambda x, g, *_: turned_product(x, g, 1e-5, qkv, turned), (x, gain, *qkv.tensors()))
+    assert check(lambda x: rotate_in_place(x * 1, cos, sin), (heads,))
+    qkv, rotation = Product.of(*(torch.nn.Linear(4, n).double() for n in (8, 4, 4))), Rotation(cos, sin, 2, 1, 4)
+    assert check(lambda x, g, *_: rotated_product(x, g, 1e-5, qkv, rotation), (x, gain, *qkv.tensors()))
 
 
 def test_in_half_precision_fast_layers_are_nearer_to_the_truth():
-    exact = gradients(model("llama"), "padded", fast=False)
+    exact = gradients(model("llama"), "padded", backends=())
     half = model("llama").to(torch.bfloat16)
 
     def error(fast: bool) -> float:
-        found = gradients(half, "padded", fast=fast)
+        found = gradients(half, "padded", backends=("fused",) if fast else ())
         return sum(((found[n].double() - x).norm() / x.norm()).item() for n, x in exact.items())
 
     assert error(True) < error(False)
@@ -121,12 +120,12 @@ def test_the_kernels_compute_what_torch_computes(interpreted: dict[str, Any], na
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_on_a_gpu_fast_layers_are_as_near_to_the_truth_as_plain_ones(name: str, dtype: torch.dtype):
-    exact = gradients(model(name), "padded", fast=False)
+    exact = gradients(model(name), "padded", backends=())
     decoder = model(name, dtype).cuda()
 
     def error(fast: bool) -> float:
         decoder.zero_grad()
-        decoder.fast_layers = fast
+        decoder.backends = ("fused",) if fast else ()
         tokens = torch.randint(0, 61, (4, 11), generator=torch.Generator().manual_seed(1)).cuda()
         hidden = decoder(tokens)
         weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64).cuda()
@@ -148,7 +147,7 @@ def test_empty_lists_are_no_trouble():
 
 def test_what_a_hook_keeps_of_a_layer_stays_as_it_was():
     decoder, given = model("llama"), fed("shared")
-    decoder.fast_layers = True
+    decoder.backends = ("fused",)
     tokens, kept = given.pop("tokens"), list[tuple[torch.Tensor, torch.Tensor]]()
 
     def keep(_: Any, __: Any, out: torch.Tensor) -> None:
@@ -165,7 +164,7 @@ def test_what_a_hook_keeps_of_a_layer_stays_as_it_was():
 @pytest.mark.filterwarnings("ignore:Mismatch dtype")
 def test_layers_without_gradients_compute_under_autocast():
     decoder, given = model("llama", torch.float32), fed("shared")
-    decoder.fast_layers = True
+    decoder.backends = ("fused",)
     tokens = given.pop("tokens")
     with torch.no_grad():
         plain = decoder(tokens, **given)

@@ -4,8 +4,16 @@ import pytest
 import torch
 
 from hone.errors import HoneError
-from hone.model.layout.forward import block_causal, cells, first_fit_decreasing, hidden_states, lay_out, scatter
-from hone.model.layout.shared_prefix import lines_of
+from hone.model.layout import forward
+from hone.model.layout.forward import (
+    block_causal,
+    cells,
+    first_fit_decreasing,
+    hidden_states,
+    lay_out,
+    lines_of,
+    scatter,
+)
 from hone.train.learner import micro_batches
 
 torch.set_num_threads(1)
@@ -34,9 +42,10 @@ def test_padded_layout_compacts_and_trims(make_batch):
     assert lines.positions is None
 
 
-def test_packed_layout_restarts_positions(make_batch):
+def test_packed_layout_restarts_positions(make_batch, monkeypatch):
+    monkeypatch.setattr(forward, "LINE", 5)
     batch = make_batch([[5, 6], [1, 2, 3], [8, 9]], place="middle", extra=2)
-    lines = lay_out(batch.inputs, batch.real, layout="packed", line=5)
+    lines = lay_out(batch.inputs, batch.real, layout="packed")
     assert lines.tokens.tolist() == [[1, 2, 3, 5, 6], [8, 9, 0, 0, 0]]
     assert lines.positions is not None
     assert lines.positions.tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 0, 0]]
@@ -47,11 +56,12 @@ def test_a_packed_line_has_room_for_512_by_default(make_batch, rows):
     assert lay_out(batch.inputs, batch.real, layout="packed").tokens.shape == (1, sum(map(len, rows)))
 
 
-def test_each_token_comes_back_to_its_cell(make_batch, rows):
-    for layout, line in (("padded", None), ("packed", 12), ("packed", 20)):
+def test_each_token_comes_back_to_its_cell(make_batch, rows, monkeypatch):
+    for layout, line in (("padded", 512), ("packed", 12), ("packed", 20)):
+        monkeypatch.setattr(forward, "LINE", line)
         for place in ("left", "right", "middle", "both"):
             batch = make_batch(rows, place=place, extra=3)
-            lines = lay_out(batch.inputs, batch.real, layout=layout, line=line)
+            lines = lay_out(batch.inputs, batch.real, layout=layout)
             assert torch.equal(lines.spread(lines.tokens.double()), batch.inputs * batch.real.double())
             assert torch.equal(lines.gather(lines.tokens[..., None], cells(batch.mask))[:, 0], batch.inputs[batch.mask])
 
@@ -62,12 +72,17 @@ def test_scatter_is_the_inverse_of_gather(make_batch, rows):
     assert torch.equal(back, torch.where(batch.mask, batch.inputs, 0).double())
 
 
-def test_unknown_layout_and_short_line_are_named(make_batch, rows):
+def test_an_unknown_layout_is_named(make_batch, rows):
     batch = make_batch(rows)
-    with pytest.raises(HoneError, match='"padded" or "packed"'):
+    with pytest.raises(HoneError, match='"ragged": use one of padded, packed, shared'):
         lay_out(batch.inputs, batch.real, layout="ragged")
-    with pytest.raises(HoneError, match="12 tokens, a packed line holds 11"):
-        lay_out(batch.inputs, batch.real, layout="packed", line=11)
+
+
+def test_a_packed_line_is_as_long_as_the_longest_row(make_batch, rows, monkeypatch):
+    monkeypatch.setattr(forward, "LINE", 2)
+    batch = make_batch(rows)
+    lines = lay_out(batch.inputs, batch.real, layout="packed")
+    assert lines.tokens.shape[1] == max(map(len, rows))
 
 
 def test_a_packed_line_may_be_longer_than_the_context_but_a_row_may_not(make_decoder, make_batch, rows):

@@ -8,11 +8,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hone.checkpoint.files import load_tensors, save_tensors
-from hone.model.backends.adjacent import adjacent, gate_up, plain, qkv, side_by_side
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Layer
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.save import save_decoder
+from hone.model.kernels.fused_weights import adjacent, gate_up, plain, qkv, side_by_side
 from hone.model.lora import add_lora, plain_state
 
 torch.set_num_threads(1)

@@ -12,15 +12,13 @@ from torch import Tensor
 
 from hone.model.adapters import use_adapter
 from hone.model.backends.fused import cuda_graphs
-from hone.model.backends.fused.graph_memory import filled
+from hone.model.backends.fused.graph_memory import pad_to_size
+from hone.model.backends.registry import twice_differentiable
 from hone.model.decoder import Decoder
-from hone.model.layout.forward import Lines, cells, hidden_states
-from hone.model.layout.ragged import Rows, Tables
-from hone.model.layout.shared_prefix import lay_out_shared
-from hone.model.layout.spans import round_size
+from hone.model.layout.forward import Lines, cells, hidden_states, lay_out_shared
+from hone.model.layout.rows import Rows, Tables, round_size
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
-from hone.model.second_order import twice_differentiable
 from hone.types import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -48,7 +46,7 @@ def lines(batch: Batch) -> Lines:
 
 def computed(decoder: Decoder, batch: Batch, *, graphs: bool) -> dict[str, Tensor]:
     """Hidden states and all gradients."""
-    decoder.fast_layers, decoder.graphs = True, graphs
+    decoder.backends = ("fused", "graphs") if graphs else ("fused",)
     decoder.zero_grad()
     laid = lines(batch)
     hidden = laid.gather(hidden_states(decoder, laid), cells(batch.mask))
@@ -129,7 +127,7 @@ def test_an_optimisers_step_and_weights_that_move_are_seen(device: str):
 @pytest.mark.parametrize("device", DEVICES)
 def test_gradients_of_two_passes_add_up(device: str):
     decoder, most = made("llama", device)
-    decoder.graphs = True
+    decoder.backends = ("fused", "graphs")
     batches = [table(lengths, seed=i, device=device) for i, lengths in enumerate((BATCH, OTHER))]
 
     def gradient(*chosen: Batch) -> Tensor:
@@ -148,7 +146,7 @@ def test_gradients_of_two_passes_add_up(device: str):
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_second_pass_before_the_firsts_gradient_is_computed_as_it_is(device: str):
     decoder, most = made("llama", device)
-    decoder.graphs = True
+    decoder.backends = ("fused", "graphs")
     batch, other = table(BATCH, device=device), table(OTHER, device=device)
     computed(decoder, batch, graphs=True)
 
@@ -166,7 +164,7 @@ def test_a_second_pass_before_the_firsts_gradient_is_computed_as_it_is(device: s
 
 def test_a_pass_whose_gradient_nobody_asks_for_blocks_none():
     decoder, _ = made("llama", "cpu")
-    decoder.graphs = True
+    decoder.backends = ("graphs",)
     laid = lines(table(BATCH))
     hidden = hidden_states(decoder, laid)
     graphs = cuda_graphs._known[decoder]
@@ -181,10 +179,10 @@ def test_a_pass_whose_gradient_nobody_asks_for_blocks_none():
 
 def test_a_gradient_is_given_once():
     decoder, _ = made("llama", "cpu")
-    decoder.graphs = True
+    decoder.backends = ("graphs",)
     out = hidden_states(decoder, lines(table(BATCH))).sum()
     out.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match=r"decoder\.graphs"):
+    with pytest.raises(RuntimeError, match=r"decoder\.backends"):
         out.backward()
 
 
@@ -198,7 +196,7 @@ def test_an_adapter_switched_off_is_another_recording():
     laid = lines(table(BATCH))
 
     def hidden(*, graphs: bool) -> Tensor:
-        decoder.graphs = graphs
+        decoder.backends = ("graphs",) if graphs else ()
         return hidden_states(decoder, laid)[:, : laid.tokens.numel()]
 
     with torch.no_grad():
@@ -259,7 +257,7 @@ def test_gradients_are_recorded_again_when_passes_without_have_taken_all_places(
 
 def test_layers_differentiated_twice_or_hooked_are_not_replayed():
     decoder, _ = made("llama", "cpu")
-    decoder.graphs = True
+    decoder.backends = ("graphs",)
     laid = lines(table(BATCH))
     with twice_differentiable():
         hidden_states(decoder, laid)
@@ -278,7 +276,7 @@ def test_rows_that_are_added_change_nothing(window: int):
     assert isinstance(laid.mask, Rows)
     assert laid.positions is not None
     rows = replace(laid.mask, window=window)
-    tokens, positions, more = filled(laid.tokens, laid.positions, rows)
+    tokens, positions, more = pad_to_size(laid.tokens, laid.positions, rows)
     assert tokens.numel() == 64
     n = laid.tokens.numel()
     plain = decoder(laid.tokens, positions=laid.positions, mask=rows)

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from hone.engine.params import SampleParams
-from hone.engine.runner import Part, Seat
+from hone.engine.runner import PromptChunk, Seat
 from hone.engine.runners.torch.int8 import Int8, Int8Layers, int8_weights, rounded
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
@@ -25,11 +25,11 @@ def build() -> Decoder:
         return Decoder(config)
 
 
-def first_raw(runner: PlainRunner) -> tuple[int, float, float]:
+def first_raw(runner: TorchRunner) -> tuple[int, float, float]:
     """Token, logp and raw after the prompt, greedily."""
     params = SampleParams(max_tokens=4, temperature=0.0, stop_ids=frozenset())
     seat = Seat(row=0, request=0, params=params, limit=4, blocks=(0,))
-    written = runner.prefill([Part(prompt=PROMPT, start=0, end=8, blocks=(0,), seats=(seat,))]).read()
+    written = runner.prefill([PromptChunk(prompt=PROMPT, start=0, end=8, blocks=(0,), seats=(seat,))]).read()
     return int(written.token[0]), float(written.logp[0]), float(written.raw[0])
 
 
@@ -58,8 +58,8 @@ def test_a_row_of_zeros_is_zero():
 
 def test_log_probs_are_close_and_those_of_the_rounded_model():
     decoder = build()
-    exact = first_raw(PlainRunner(decoder, max_rows=2, capacity=32))
-    runner = PlainRunner(decoder, max_rows=2, capacity=32, int8=True)
+    exact = first_raw(TorchRunner(decoder, max_rows=2, capacity=32))
+    runner = TorchRunner(decoder, max_rows=2, capacity=32, int8=True)
     near = first_raw(runner)
     assert near[0] == exact[0]
     assert near != exact
@@ -69,7 +69,7 @@ def test_log_probs_are_close_and_those_of_the_rounded_model():
 
 def test_every_product_has_its_copy_at_a_quarter_of_the_memory():
     decoder = build()
-    runner = PlainRunner(decoder, max_rows=1, capacity=32, int8=True)
+    runner = TorchRunner(decoder, max_rows=1, capacity=32, int8=True)
     first_raw(runner)
     layers = runner.layers
     assert isinstance(layers, Int8Layers)
@@ -81,7 +81,7 @@ def test_every_product_has_its_copy_at_a_quarter_of_the_memory():
 
 def test_a_step_of_the_optimiser_is_followed():
     decoder = build()
-    runner = PlainRunner(decoder, max_rows=1, capacity=32, int8=True)
+    runner = TorchRunner(decoder, max_rows=1, capacity=32, int8=True)
     before = first_raw(runner)
     kept = runner.layers.copies if isinstance(runner.layers, Int8Layers) else None
     assert first_raw(runner) == before
@@ -92,22 +92,22 @@ def test_a_step_of_the_optimiser_is_followed():
     optimizer.step()
     after = first_raw(runner)
     assert after != before
-    token, _, raw = first_raw(PlainRunner(decoder, max_rows=1, capacity=32))
+    token, _, raw = first_raw(TorchRunner(decoder, max_rows=1, capacity=32))
     assert after[0] == token
     assert after[2] == pytest.approx(raw, abs=0.05)
 
 
 def test_adapters_are_not_rounded():
     decoder = build()
-    plain = first_raw(PlainRunner(decoder, max_rows=1, capacity=32, int8=True))
+    plain = first_raw(TorchRunner(decoder, max_rows=1, capacity=32, int8=True))
     add_lora(decoder, rank=2, alpha=4.0, targets=("all-linear",))
-    runner = PlainRunner(decoder, max_rows=1, capacity=32, int8=True)
+    runner = TorchRunner(decoder, max_rows=1, capacity=32, int8=True)
     assert first_raw(runner) == plain  # B is zero
     for name, p in decoder.named_parameters():
         if name.endswith("lora_B"):
             torch.nn.init.constant_(p, 0.05)
     token, _, raw = first_raw(runner)
-    exact = first_raw(PlainRunner(decoder, max_rows=1, capacity=32))
+    exact = first_raw(TorchRunner(decoder, max_rows=1, capacity=32))
     assert token == exact[0]
     assert raw == pytest.approx(exact[2], abs=0.05)
     assert raw != plain[2]

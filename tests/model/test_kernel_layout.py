@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from hone.engine.params import SampleParams
-from hone.engine.runner import Part, Seat
+from hone.engine.runner import PromptChunk, Seat
 from hone.engine.runners.cuda.attend import QUERIES
 from hone.engine.runners.cuda.draw_state import STOPS, DrawState
 from hone.engine.runners.cuda.prompts import lay, passes, tiles_for
@@ -23,7 +23,7 @@ def prompt(length: int, seed: int) -> tuple[int, ...]:
 @pytest.mark.parametrize("room", [64, 100, 1_000])
 def test_prompts_lie_end_to_end_with_a_tile_for_every_few_tokens(room: int):
     parts = [
-        Part(prompt=prompt(n, n), start=start, end=n, blocks=tuple(range(n, n + -(-n // 32))))
+        PromptChunk(prompt=prompt(n, n), start=start, end=n, blocks=tuple(range(n, n + -(-n // 32))))
         for n, start in ((1, 0), (70, 32), (33, 0), (200, 64), (64, 63))
     ]
     seen = dict[tuple[int, ...], list[int]]()
@@ -48,7 +48,7 @@ def test_prompts_lie_end_to_end_with_a_tile_for_every_few_tokens(room: int):
     assert seen == {key: places for key, places in expected.items() if places}
 
 
-def seats() -> list[Part]:
+def seats() -> list[PromptChunk]:
     """Settings at their bounds; row 3 of none."""
     settings = [
         SampleParams(max_tokens=9, stop_ids=frozenset(range(STOPS)), seed=2**64 - 1, temperature=1e300),
@@ -61,9 +61,9 @@ def seats() -> list[Part]:
         for row, i, request in where
     ]
     return [
-        Part(prompt=prompt(40, 1), start=0, end=40, blocks=(5, 6), seats=tuple(made[:2])),
-        Part(prompt=prompt(3, 2), start=0, end=3, blocks=(6,), seats=tuple(made[2:])),
-        Part(prompt=prompt(50, 3), start=0, end=40, blocks=(1, 2)),
+        PromptChunk(prompt=prompt(40, 1), start=0, end=40, blocks=(5, 6), seats=tuple(made[:2])),
+        PromptChunk(prompt=prompt(3, 2), start=0, end=3, blocks=(6,), seats=tuple(made[2:])),
+        PromptChunk(prompt=prompt(50, 3), start=0, end=40, blocks=(1, 2)),
     ]
 
 

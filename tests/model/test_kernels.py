@@ -14,13 +14,14 @@ from each import each
 from engine_run import write as run
 
 from hone.engine.params import SampleParams
-from hone.engine.request import News, Request
-from hone.engine.runners.choose import make_runner, uncovered
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.requests import News, Request
+from hone.engine.runners.choose import make_runner
+from hone.engine.runners.cuda.runner import uncovered
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.adapters import use_adapter
-from hone.model.backends.fused.kernels.tiles import INVARIANT, ROWS, most_parts, pieces, tile
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.kernels.tiles import INVARIANT, ROWS, most_parts, pieces, tile
 from hone.model.lora import add_lora, lora_parameters
 from hone.rollout.local import LocalSampler
 
@@ -88,7 +89,7 @@ def test_what_the_kernels_do_not_cover_runs_in_plain_torch(changes: dict[str, An
     decoder = Decoder(config).to(dtype)
     assert why in uncovered(decoder)
     assert bool(why) == bool(uncovered(decoder))
-    assert isinstance(make_runner(decoder, max_rows=2, capacity=64), PlainRunner)  # there is no GPU under it
+    assert isinstance(make_runner(decoder, max_rows=2, capacity=64), TorchRunner)  # there is no GPU under it
 
 
 # On a GPU.
@@ -159,7 +160,7 @@ def test_log_probs_on_a_gpu_are_as_near_to_the_truth_as_those_of_plain_torch():
     asked = [r for r in mixed() if not r.params.temperature]
     exact = copy.deepcopy(decoder).double().cpu()
     kernels = error(exact, asked, write(make_runner(decoder, max_rows=64, capacity=256), asked, 1_000))
-    plain = error(exact, asked, write(PlainRunner(decoder, max_rows=64, capacity=256), asked, 1_000))
+    plain = error(exact, asked, write(TorchRunner(decoder, max_rows=64, capacity=256), asked, 1_000))
     assert kernels < 1.2 * plain
 
 
@@ -193,5 +194,5 @@ def test_an_adapter_on_a_gpu_is_as_near_to_the_truth_as_in_plain_torch(rows: int
     asked = [replace(r, adapter="one") for r in mixed() if not r.params.temperature][:rows]
     with switch("one"), use_adapter(exact, "one"):
         kernels = write(make_runner(decoder, max_rows=rows, capacity=256, switch=switch), asked, 1_000)
-        plain = write(PlainRunner(decoder, max_rows=rows, capacity=256, switch=switch), asked, 1_000)
+        plain = write(TorchRunner(decoder, max_rows=rows, capacity=256, switch=switch), asked, 1_000)
         assert error(exact, asked, kernels) < 1.3 * error(exact, asked, plain)

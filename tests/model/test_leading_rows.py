@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from hone.engine.params import SampleParams
-from hone.engine.runner import Part, Seat
+from hone.engine.runner import PromptChunk, Seat
 from hone.engine.runners.native.layers import Native, uncovered
+from hone.engine.runners.native.runner import NativeRunner
 from hone.engine.runners.torch.kv_cache import Slab
-from hone.engine.runners.torch.runner import PlainRunner
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.rollout.local import LocalSampler
@@ -79,11 +79,11 @@ def test_a_row_reads_the_leading_ones_memory_and_not_its_own_copy(kv_heads: int,
     prompt = tuple(3 + i % 50 for i in range(37))
     written: list[list[float]] = [[], []]
     for spoilt in (0, 1):
-        runner = PlainRunner(made(kv_heads, head_dim), max_rows=3, capacity=60)
+        runner = NativeRunner(made(kv_heads, head_dim), max_rows=3, capacity=60)
         assert isinstance(runner.layers, Native)
         params = SampleParams(max_tokens=12, seed=5, stop_ids=frozenset())
         seats = tuple(Seat(request=i, row=i, blocks=(i,), params=params, limit=12) for i in range(3))
-        part = Part(prompt=prompt, start=0, end=len(prompt), blocks=(0,), seats=seats)
+        part = PromptChunk(prompt=prompt, start=0, end=len(prompt), blocks=(0,), seats=seats)
         runner.prefill([part])
         assert runner.layers.slab.common.tolist() == [0, 37, 37]
         if spoilt:  # what it may read of another row: whole vectors of scores

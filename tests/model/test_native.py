@@ -9,15 +9,17 @@ import torch
 from each import each
 from torch import Tensor
 
-from hone.engine.draw import Knobs, draw
-from hone.engine.runners.native.layers import Native, NativeInvariantLayers, NativeLayers, uncovered
-from hone.engine.runners.torch.attention import Piece
-from hone.engine.runners.torch.layers import Attend, PlainLayers
-from hone.engine.runners.torch.runner import PlainRunner
-from hone.model.backends.native import build as building
-from hone.model.backends.native.build import OFF, library
+from hone.engine.draw import draw
+from hone.engine.params import Knobs
+from hone.engine.runners.choose import make_runner
+from hone.engine.runners.native.layers import NativeInvariantLayers, NativeLayers, uncovered
+from hone.engine.runners.native.runner import NativeRunner
+from hone.engine.runners.torch.kv_cache import RowChunk
+from hone.engine.runners.torch.layers import Attend, TorchLayers
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.kernels.cpp import library as building
+from hone.model.kernels.cpp.library import OFF, library
 from hone.model.lora import LoRALinear, add_lora
 
 torch.set_num_threads(1)
@@ -69,13 +71,13 @@ class InCpp(NativeLayers):
         raise AssertionError("the library covers it")
 
 
-def pieces(lengths: list[int], start: int = 0) -> list[Piece]:
+def pieces(lengths: list[int], start: int = 0) -> list[RowChunk]:
     g = torch.Generator().manual_seed(1)
     tokens = [torch.randint(0, VOCAB, (n,), generator=g).tolist() for n in lengths]
-    return [Piece(row=r, start=start, tokens=tuple(t)) for r, t in enumerate(tokens)]
+    return [RowChunk(row=r, start=start, tokens=tuple(t)) for r, t in enumerate(tokens)]
 
 
-def steps(layers: PlainLayers, lengths: list[int], count: int) -> Tensor:
+def steps(layers: TorchLayers, lengths: list[int], count: int) -> Tensor:
     """Hidden states and logits of prompts and of some tokens after them, [1 + count, rows, D + V]."""
     hidden = [layers.read(pieces(lengths))]
     for i in range(count):
@@ -91,11 +93,11 @@ def close(found: Tensor, plain: Tensor) -> None:
     torch.testing.assert_close(found.to(plain), plain, rtol=1e-5, atol=1e-5 * float(plain.abs().max()))
 
 
-def same_as_plain(decoder: Decoder, layers: PlainLayers) -> None:
+def same_as_plain(decoder: Decoder, layers: TorchLayers) -> None:
     """The layers give what the plain ones give, in float32 and in float64."""
     found = steps(layers, LENGTHS, 3)
-    close(found, steps(PlainLayers(decoder, len(LENGTHS), CONTEXT), LENGTHS, 3))
-    close(found, steps(PlainLayers(decoder.double(), len(LENGTHS), CONTEXT), LENGTHS, 3))
+    close(found, steps(TorchLayers(decoder, len(LENGTHS), CONTEXT), LENGTHS, 3))
+    close(found, steps(TorchLayers(decoder.double(), len(LENGTHS), CONTEXT), LENGTHS, 3))
     decoder.float()
 
 
@@ -162,7 +164,7 @@ def test_adapters_are_switched_between_steps():
     adapt(decoder, "two", 19, ("v_proj", "down_proj"))
     at = torch.tensor([5, 9])
 
-    def next_of(layers: PlainLayers) -> Tensor:
+    def next_of(layers: TorchLayers) -> Tensor:
         select(decoder, None)
         layers.read(pieces([5, 9]))
         found = list[Tensor]()
@@ -173,7 +175,7 @@ def test_adapters_are_switched_between_steps():
         return torch.stack(found)
 
     with torch.inference_mode():
-        found, plain = next_of(InCpp(decoder, 2, CONTEXT)), next_of(PlainLayers(decoder, 2, CONTEXT))
+        found, plain = next_of(InCpp(decoder, 2, CONTEXT)), next_of(TorchLayers(decoder, 2, CONTEXT))
     close(found, plain)
     assert torch.equal(found[3:], found[:2])
     assert len({tuple(x.flatten().tolist()) for x in found}) == 3
@@ -185,9 +187,9 @@ def test_what_an_optimiser_does_to_an_adapter_is_seen_at_the_next_step(moved):
     adapt(decoder, "one", 4)
     learnt = [p for p in decoder.parameters() if p.requires_grad]
     optimiser = torch.optim.SGD(learnt, lr=0.05)
-    layers, plain = InCpp(decoder, 1, CONTEXT), PlainLayers(decoder, 1, CONTEXT)
+    layers, plain = InCpp(decoder, 1, CONTEXT), TorchLayers(decoder, 1, CONTEXT)
 
-    def step_of(layers: PlainLayers) -> Tensor:
+    def step_of(layers: TorchLayers) -> Tensor:
         with torch.inference_mode():
             return layers.step(at, at, at, columns=8, even=True)
 
@@ -236,7 +238,7 @@ def same_in_parts(shape: str) -> None:
     at_once, later = NativeLayers(decoder, 1, CONTEXT), NativeLayers(decoder, 1, CONTEXT)
     exact = at_once.read([whole])
     for start, end in ((0, 1), (1, 30), (30, 50)):
-        hidden = later.read([Piece(row=0, start=start, tokens=whole.tokens[start:end])])
+        hidden = later.read([RowChunk(row=0, start=start, tokens=whole.tokens[start:end])])
     assert torch.equal(hidden, exact)
 
 
@@ -262,10 +264,10 @@ def test_the_tokens_drawn_are_those_that_torch_draws(vocab):
 
 def test_it_is_chosen_where_it_can_be_and_can_be_turned_off(monkeypatch):
     decoder = made("heads of 16")
-    assert isinstance(PlainRunner(decoder, max_rows=1, capacity=8).layers, Native)
+    assert isinstance(make_runner(decoder, max_rows=1, capacity=8), NativeRunner)
     monkeypatch.setenv(OFF, "0")
     assert uncovered(decoder) == "HONE_NATIVE is 0"
-    assert not isinstance(PlainRunner(decoder, max_rows=1, capacity=8).layers, Native)
+    assert not isinstance(make_runner(decoder, max_rows=1, capacity=8), NativeRunner)
     assert uncovered(decoder.double()) == "numbers other than float32"
 
 

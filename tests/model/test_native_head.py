@@ -9,12 +9,13 @@ from each import each
 from fast_models import functions
 from torch import Tensor
 
-from hone.model.backends.native import head
-from hone.model.backends.native.build import library
-from hone.model.backends.native.layer import normed
+from hone.model.backends.native import vocab
+from hone.model.backends.native.layer import final_norm
+from hone.model.backends.native.vocab import NativeVocab
 from hone.model.decoder import RMSNorm
-from hone.model.vocab.distribution import Plan
-from hone.model.vocab.token_stats import HeadRows, slices, token_stats
+from hone.model.kernels.cpp.library import library
+from hone.model.vocab.distribution import HeadRows, Plan
+from hone.model.vocab.token_stats import slices, token_stats
 
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
 D = 64
@@ -43,7 +44,9 @@ def problem(N: int, V: int, *, spread: float = 1.0) -> Problem:
     weight = torch.randn(V, D, generator=g).div_(D**0.5)
     found = Problem(hidden.requires_grad_(), weight.requires_grad_(), torch.randint(0, V, (N,), generator=g))
     plan = Plan(names=("entropy", "logp"), targets=found.targets, others={}, slices=slices(N, "fit", weight))
-    assert head.covers(HeadRows(found.hidden, found.weight), plan), "or the tests would be of another way"
+    assert NativeVocab().covers_head(HeadRows(found.hidden, found.weight), plan) is None, (
+        "or the tests would be of another way"
+    )
     return found
 
 
@@ -168,9 +171,9 @@ def test_what_it_does_not_compute(change: str, monkeypatch: pytest.MonkeyPatch):
     elif change == "width":
         rows = HeadRows(hidden[:, :42].contiguous(), weight[:, :42].contiguous())
     else:
-        monkeypatch.setattr(head, "SMALL", 33 * D * 4 - 1)
+        monkeypatch.setattr(vocab, "SMALL", 33 * D * 4 - 1)
     plan = Plan(names=("logp",), targets=p.targets, others={}, slices=(slice(0, 4),))
-    assert not head.covers(rows, plan)
+    assert NativeVocab().covers_head(rows, plan)
     # the other way gives the same numbers, but for rounding
     found = token_stats(rows.hidden, rows.weight, p.targets, want=WANTS[0], temperature=rows.temperature)["logp"]
     expected = (rows.hidden.double() @ rows.weight.double().t() / rows.temperature).log_softmax(-1)
@@ -191,7 +194,7 @@ def test_the_norm_s_values_and_gradients_are_torch_s(shape: tuple[int, ...], thr
     slope = torch.randn(shape, generator=g)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    y = normed(norm, x)
+    y = final_norm(norm, x)
     found = torch.autograd.grad((y * slope).sum(), (x, norm.weight))
     torch.set_num_threads(before)
     wide, gain = (t.detach().double().requires_grad_() for t in (x, norm.weight))
@@ -207,5 +210,5 @@ def test_the_norm_s_values_and_gradients_are_torch_s(shape: tuple[int, ...], thr
 def test_a_norm_with_a_hook_goes_its_own_way():
     norm, seen = RMSNorm(D, eps=1e-5), list[int]()
     norm.register_forward_hook(lambda *_: seen.append(1))
-    normed(norm, torch.randn(2, 3, D))
+    final_norm(norm, torch.randn(2, 3, D))
     assert seen == [1]

@@ -8,14 +8,13 @@ import torch
 from fast_models import fed, functions, gradients, model
 from torch import Tensor
 
-from hone.model.backends.native import calls
-from hone.model.backends.native import stack as stacked
-from hone.model.backends.native.build import library
+from hone.model.backends.native import calls, stack
+from hone.model.backends.native.backend import NativeLayers
 from hone.model.backends.native.calls import Segments
-from hone.model.backends.native.layer import Course, course
-from hone.model.layout.ragged import Rows
-from hone.model.layout.spans import Spans
-from hone.model.second_order import twice_differentiable
+from hone.model.backends.registry import twice_differentiable
+from hone.model.decoder import Pass
+from hone.model.kernels.cpp.library import library
+from hone.model.layout.rows import Rows, Spans
 
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
 COVERED = ("llama", "adapters", "adapters with biases")
@@ -24,7 +23,7 @@ COVERED = ("llama", "adapters", "adapters with biases")
 @pytest.fixture(autouse=True)
 def by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """No model is taken as a whole, however wide vectors are."""
-    monkeypatch.setattr(stacked, "SMALL", 0)
+    monkeypatch.setattr(stack, "SMALL", 0)
 
 
 def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -34,9 +33,7 @@ def apart(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
 
 
 def passed(name: str, layout: str, *, native: bool, **how: bool) -> dict[str, Tensor]:
-    decoder = model(name)
-    decoder.native_layers = native
-    return gradients(decoder, layout, fast=False, **how)
+    return gradients(model(name), layout, backends=("native",) if native else (), **how)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -58,19 +55,19 @@ def same_as_plain_and_recomputed(name: str, layout: str, threads: int) -> None:
     assert all(torch.equal(again[n], x) for n, x in found.items()), "recomputed, the same bits"
 
 
-def taken(name: str, layout: str = "padded", *, dtype: torch.dtype = torch.float32, single: bool = True) -> bool:
+def taken(name: str, layout: str = "padded", *, dtype: torch.dtype = torch.float32, asked: bool = False) -> bool:
     decoder, given = model(name, dtype), fed(layout)
     x = decoder.model.embed_tokens(given["tokens"])
-    found = course(decoder, x, (decoder.cos[:11], decoder.sin[:11]), given.get("mask"), single=single)
-    return isinstance(found, Course)
+    decoder.backends = ("native",) if asked else None
+    return NativeLayers().covers(decoder, Pass(x=x, cos=decoder.cos, sin=decoder.sin, mask=given.get("mask"))) is None
 
 
 def test_what_is_not_covered_goes_another_way(monkeypatch: pytest.MonkeyPatch):
     assert taken("llama")
     assert taken("adapters")
-    assert taken("llama", dtype=torch.float64, single=False)
+    assert taken("llama", dtype=torch.float64, asked=True)
     assert not taken("llama", dtype=torch.float64), "a run in float64 is for checking"
-    assert not taken("llama", dtype=torch.bfloat16, single=False)
+    assert not taken("llama", dtype=torch.bfloat16, asked=True)
     assert not taken("every option"), "norms of queries and keys, windows"
     monkeypatch.setenv("HONE_NATIVE", "0")
     assert not taken("llama")
@@ -81,7 +78,7 @@ def test_a_run_uses_them_unless_it_is_told_not_to():
     assert "_LayerBackward" in functions(decoder(tokens))
     with twice_differentiable():
         assert "_LayerBackward" not in functions(decoder(tokens))
-    decoder.native_layers = False
+    decoder.backends = ()
     assert "_LayerBackward" not in functions(decoder(tokens))
 
 
@@ -103,7 +100,7 @@ def test_of_the_last_layer_only_what_is_asked_for_is_computed():
     assert found.rows[:, 4].tolist() == [6, 1, 7, 5]
     assert found.tokens().tolist() == [6, 7, 8, 9, 10, 12, 13, 14, 27]
     decoder, given = model("adapters"), fed("shared")
-    decoder.native_layers = True
+    decoder.backends = ("native",)
     weights = torch.randn(28, 40, dtype=torch.float64) * asked[:, None]
 
     def gradient(asked: Tensor | None) -> list[Tensor]:
@@ -162,8 +159,6 @@ def test_large_scores_do_not_overflow():
 
 def test_in_single_precision_only_rounding_differs():
     decoder = model("llama", torch.float32)
-    decoder.native_layers = True
-    found = gradients(decoder, "shared", fast=False)
-    decoder.native_layers = False
-    exact = gradients(decoder.double(), "shared", fast=False)
+    found = gradients(decoder, "shared", backends=("native",))
+    exact = gradients(decoder.double(), "shared", backends=())
     assert apart({n: x.double() for n, x in found.items()}, exact) < 1e-5

@@ -13,9 +13,9 @@ from test_native_stack import same_as_plain
 from test_plain_invariant import build, check_invariant, requests
 from test_same_bits import Shape, same_as_sampled
 
-from hone.model.backends.native import build as building
 from hone.model.backends.native import stack
-from hone.model.backends.native.build import library
+from hone.model.kernels.cpp import library as building
+from hone.model.kernels.cpp.library import library
 
 torch.set_num_threads(1)
 NARROW, PLAIN = ("-mno-avx512f",), ("-mno-avx512f", "-mno-avx2")

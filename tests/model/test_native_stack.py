@@ -11,12 +11,12 @@ from fast_models import fed, functions, gradients
 from torch import Tensor
 
 from hone.model.backends.native import stack as stacked
-from hone.model.backends.native.build import library
 from hone.model.backends.native.calls import Segments
-from hone.model.backends.native.stack import Bundles, Room, stackable
+from hone.model.backends.native.stack import Bundles, Workspace, stackable
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.layout.ragged import Rows
+from hone.model.kernels.cpp.library import library
+from hone.model.layout.rows import Rows
 from hone.model.lora import add_lora
 from hone.model.policy import Policy
 from hone.train import optim
@@ -64,8 +64,7 @@ def small(dtype: torch.dtype = torch.float64, **changes: Any) -> Decoder:
 
 
 def passed(decoder: Decoder, layout: str, *, native: bool) -> dict[str, Tensor]:
-    decoder.native_layers = native
-    return gradients(decoder, layout, fast=False)
+    return gradients(decoder, layout, backends=("native",) if native else ())
 
 
 @pytest.mark.parametrize("together", [1, 160])
@@ -99,7 +98,7 @@ def test_only_what_is_asked_for_is_answered():
     weights = torch.randn(28, 64, dtype=torch.float64) * asked[:, None]
 
     def found(native: bool, asked: Tensor | None) -> list[Tensor]:
-        decoder.native_layers = native
+        decoder.backends = ("native",) if native else ()
         rows = replace(given["mask"], asked=asked)
         hidden = decoder(given["tokens"], positions=given["positions"], mask=rows)[0]
         return [hidden * weights, *torch.autograd.grad((hidden * weights).sum(), list(decoder.model.parameters()))]
@@ -155,16 +154,16 @@ def test_words_are_asked_once_and_give_the_same_bits(monkeypatch: pytest.MonkeyP
 def test_embeddings_that_are_more_than_a_table_are_given_as_they_are():
     decoder, tokens = small(torch.float32), torch.zeros(1, 500, dtype=torch.int64)
     embedding = decoder.model.embed_tokens
-    assert stacked.by_words(embedding, tokens) == (stacked.OFTEN == 0)
+    assert stacked.repeats_tokens(embedding, tokens) == (stacked.OFTEN == 0)
     handle = embedding.register_forward_hook(lambda module, given, out: out + 1.0)
-    assert not stacked.by_words(embedding, tokens)
+    assert not stacked.repeats_tokens(embedding, tokens)
     handle.remove()
     handle = embedding.register_full_backward_hook(lambda module, given, out: None)
-    assert not stacked.by_words(embedding, tokens)
+    assert not stacked.repeats_tokens(embedding, tokens)
     handle.remove()
     for odd in ({"padding_idx": 0}, {"scale_grad_by_freq": True}, {"sparse": True}, {"max_norm": 1.0}):
-        assert not stacked.by_words(torch.nn.Embedding(61, 64, **odd), tokens)
-    assert not stacked.by_words(torch.nn.Sequential(embedding), tokens)
+        assert not stacked.repeats_tokens(torch.nn.Embedding(61, 64, **odd), tokens)
+    assert not stacked.repeats_tokens(torch.nn.Sequential(embedding), tokens)
 
 
 def test_a_word_that_does_not_occur_harms_nobody():
@@ -172,7 +171,7 @@ def test_a_word_that_does_not_occur_harms_nobody():
     missing = next(v for v in range(61) if v not in given["tokens"])
     with torch.no_grad():
         decoder.model.embed_tokens.weight[missing] = torch.nan
-    decoder.native_layers = True
+    decoder.backends = ("native",)
     decoder(**given).sum().backward()
     for name, p in decoder.named_parameters():
         assert p.grad is None or p.grad.isfinite().all(), name
@@ -180,7 +179,7 @@ def test_a_word_that_does_not_occur_harms_nobody():
 
 def test_tokens_of_any_whole_kind():
     decoder, given = small(torch.float32), fed("shared")
-    decoder.native_layers = True
+    decoder.backends = ("native",)
     with torch.no_grad():
         expected = decoder(**given)
         assert torch.equal(decoder(**(given | {"tokens": given["tokens"].int()})), expected)
@@ -188,7 +187,7 @@ def test_tokens_of_any_whole_kind():
 
 def test_weights_that_do_not_lie_in_one_piece():
     decoder, given = small(torch.float32), fed("shared")
-    decoder.native_layers = True
+    decoder.backends = ("native",)
     with torch.no_grad():
         expected = decoder(**given)
         for layer in decoder.model.layers:
@@ -199,7 +198,7 @@ def test_weights_that_do_not_lie_in_one_piece():
 
 def test_frozen_weights_get_no_gradient():
     decoder = small()
-    decoder.native_layers = True
+    decoder.backends = ("native",)
     decoder.model.layers[1].requires_grad_(False)
     decoder.model.embed_tokens.requires_grad_(False)
     decoder(fed("padded")["tokens"]).sum().backward()
@@ -210,7 +209,7 @@ def test_frozen_weights_get_no_gradient():
 
 def test_a_weight_that_changed_before_the_gradient_is_refused():
     decoder = small()
-    decoder.native_layers = True
+    decoder.backends = ("native",)
     hidden = decoder(fed("padded")["tokens"])
     with torch.no_grad():
         next(decoder.model.layers.parameters()).mul_(2)
@@ -220,7 +219,7 @@ def test_a_weight_that_changed_before_the_gradient_is_refused():
 
 def test_memory_is_taken_over_only_when_nobody_reads_it():
     decoder, tokens = small(), fed("padded")["tokens"]
-    decoder.native_layers = True
+    decoder.backends = ("native",)
     wanted = list(decoder.model.layers.parameters())
     hidden = decoder(tokens)
     expected = torch.autograd.grad(hidden.sum(), wanted, retain_graph=True)
@@ -233,13 +232,13 @@ def test_memory_is_taken_over_only_when_nobody_reads_it():
 
 
 def test_the_next_room_of_about_that_size_is_the_last_one():
-    first = Room(1000, torch.float32)
+    first = Workspace(1000, torch.float32)
     place = first.place.value
-    second = Room(1000, torch.float32)
+    second = Workspace(1000, torch.float32)
     assert second.place.value != place
     del first
-    assert Room(1100, torch.float32).place.value == place
-    assert Room(100, torch.float32).place.value != place, "a small one does not take a large piece"
+    assert Workspace(1100, torch.float32).place.value == place
+    assert Workspace(100, torch.float32).place.value != place, "a small one does not take a large piece"
 
 
 def test_bundles_number_tokens_anew_and_share_them_evenly():

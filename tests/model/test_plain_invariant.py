@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from hone.engine.params import SampleParams
-from hone.engine.runner import Part, Seat, Written
+from hone.engine.runner import PromptChunk, Seat, Written
+from hone.engine.runners.choose import make_runner
 from hone.engine.runners.native.layers import uncovered
 from hone.engine.runners.torch.invariant import LANES, TILE, calm, calm_rows, places_agree
 from hone.engine.runners.torch.layers import product
-from hone.engine.runners.torch.runner import PlainRunner
-from hone.model.backends.native.build import OFF
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.kernels.cpp.library import OFF
 
 torch.set_num_threads(1)
 CONTEXT = 160
@@ -55,7 +55,7 @@ class Play:
     """Requests through a runner of some size, in some order, with prompts cut anywhere and rows moved about."""
 
     def __init__(self, decoder: Decoder, made: list[Request], seed: int, *, rows: int, invariant: bool = True) -> None:
-        self.runner = PlainRunner(decoder, max_rows=rows, capacity=CONTEXT, invariant=invariant)
+        self.runner = make_runner(decoder, max_rows=rows, capacity=CONTEXT, invariant=invariant)
         self.made, self.rng = made, np.random.default_rng(seed)
         self.owner, self.lines = dict[int, int](), dict[int, Line]()
 
@@ -73,13 +73,13 @@ class Play:
 
     def read(self, started: dict[int, int]) -> None:
         while started:
-            parts, further = list[Part](), dict[int, int]()
+            parts, further = list[PromptChunk](), dict[int, int]()
             for row, start in started.items():
                 prompt, params, limit = self.made[self.owner[row]]
                 end = len(prompt) if self.rng.random() < 0.4 else int(self.rng.integers(start + 1, len(prompt) + 1))
                 seat = Seat(row=row, request=self.owner[row], params=params, limit=limit, blocks=(row,))
                 seats = (seat,) if end == len(prompt) else ()
-                parts.append(Part(prompt=prompt, start=start, end=end, blocks=(row,), seats=seats))
+                parts.append(PromptChunk(prompt=prompt, start=start, end=end, blocks=(row,), seats=seats))
                 if not seats:
                     further[row] = end
             self.note(self.runner.prefill(parts).read())

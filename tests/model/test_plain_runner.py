@@ -9,9 +9,9 @@ import torch
 from each import each
 
 from hone.engine.params import SampleParams
-from hone.engine.runner import Part, Seat, Written
+from hone.engine.runner import PromptChunk, Seat, Written
 from hone.engine.runners.torch import runner as plain
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig, Rope
@@ -69,7 +69,7 @@ class Table:
             self.logp[request].append(float(logp))
             self.raw[request].append(float(raw))
 
-    def move(self, runner: PlainRunner, moves: list[tuple[int, int]]) -> None:
+    def move(self, runner: TorchRunner, moves: list[tuple[int, int]]) -> None:
         runner.move(moves)
         for a, b in moves:
             self.owner[b] = self.owner.pop(a)
@@ -93,11 +93,12 @@ def check_greedy(
 @each("family", FAMILIES)
 def test_greedy_rows_of_unequal_length_equal_the_whole_forward_pass(family, invariant, head):
     decoder = build(**{**FAMILIES[family], **head})
-    runner, table = PlainRunner(decoder, max_rows=8, capacity=CONTEXT, invariant=invariant), Table()
+    runner, table = TorchRunner(decoder, max_rows=8, capacity=CONTEXT, invariant=invariant), Table()
     lengths = (1, 7, 3, 12, 7, 30)
     prompts = {r: prompt_of(n, r) for r, n in enumerate(lengths)}
     parts = [
-        Part(prompt=p, start=0, end=len(p), blocks=(r,), seats=(table.seat(r, r, p, 12),)) for r, p in prompts.items()
+        PromptChunk(prompt=p, start=0, end=len(p), blocks=(r,), seats=(table.seat(r, r, p, 12),))
+        for r, p in prompts.items()
     ]
     table.add(runner.prefill(parts).read())
     for _ in range(11):
@@ -108,23 +109,24 @@ def test_greedy_rows_of_unequal_length_equal_the_whole_forward_pass(family, inva
         check_greedy(decoder, p, table, r)
 
 
-def begin(runner: PlainRunner, table: Table, rows: dict[int, tuple[int, ...]], *, limit: int = 10) -> None:
+def begin(runner: TorchRunner, table: Table, rows: dict[int, tuple[int, ...]], *, limit: int = 10) -> None:
     """A request for each row, numbered like it, whole prompts at once."""
     parts = [
-        Part(prompt=p, start=0, end=len(p), blocks=(r,), seats=(table.seat(r, r, p, limit),)) for r, p in rows.items()
+        PromptChunk(prompt=p, start=0, end=len(p), blocks=(r,), seats=(table.seat(r, r, p, limit),))
+        for r, p in rows.items()
     ]
     table.add(runner.prefill(parts).read())
 
 
-def finish(runner: PlainRunner, table: Table) -> None:
+def finish(runner: TorchRunner, table: Table) -> None:
     while len((written := runner.decode(runner.max_rows).read()).row):
         table.add(written)
 
 
 @pytest.fixture(params=[(False, {}), (True, {}), (False, NATIVE)], ids=["fast", "invariant", "in C++"])
-def runner(request: pytest.FixtureRequest) -> PlainRunner:
+def runner(request: pytest.FixtureRequest) -> TorchRunner:
     invariant, settings = request.param
-    return PlainRunner(build(**settings), max_rows=6, capacity=CONTEXT, invariant=invariant)
+    return TorchRunner(build(**settings), max_rows=6, capacity=CONTEXT, invariant=invariant)
 
 
 def test_rows_that_were_used_before_write_the_same(runner):
@@ -140,9 +142,9 @@ def test_rows_that_were_used_before_write_the_same(runner):
 def test_a_prompt_read_in_parts_is_the_prompt(runner):
     prompt, table = prompt_of(20), Table()
     for start, end in ((0, 1), (1, 9), (9, 19)):
-        assert not len(runner.prefill([Part(prompt=prompt, start=start, end=end, blocks=(2,))]).read().row)
+        assert not len(runner.prefill([PromptChunk(prompt=prompt, start=start, end=end, blocks=(2,))]).read().row)
     seat = table.seat(2, 2, prompt, 10)
-    table.add(runner.prefill([Part(prompt=prompt, start=19, end=20, blocks=(2,), seats=(seat,))]).read())
+    table.add(runner.prefill([PromptChunk(prompt=prompt, start=19, end=20, blocks=(2,), seats=(seat,))]).read())
     finish(runner, table)
     check_greedy(runner.decoder, prompt, table, 2)
 
@@ -160,7 +162,7 @@ def test_a_group_reads_its_prompt_once_and_goes_on_apart(runner):
     prompt, table = prompt_of(11), Table()
     params = SampleParams(max_tokens=8, stop_ids=frozenset(), seed=5)
     seats = tuple(table.seat(r, r, prompt, 8, params) for r in (4, 1, 2))
-    table.add(runner.prefill([Part(prompt=prompt, start=0, end=11, blocks=(4,), seats=seats)]).read())
+    table.add(runner.prefill([PromptChunk(prompt=prompt, start=0, end=11, blocks=(4,), seats=seats)]).read())
     finish(runner, table)
     assert len({tuple(table.tokens[r]) for r in (4, 1, 2)}) == 3
     for r in (4, 1, 2):
@@ -181,7 +183,7 @@ def test_each_row_has_its_own_temperature(runner):
     table, prompt = Table(), prompt_of(6)
     heat = {0: 0.5, 1: 2.0, 3: 1.0}
     parts = [
-        Part(prompt=prompt, start=0, end=6, blocks=(r,), seats=(table.seat(r, r, prompt, 12, SampleParams(
+        PromptChunk(prompt=prompt, start=0, end=6, blocks=(r,), seats=(table.seat(r, r, prompt, 12, SampleParams(
             max_tokens=12, temperature=t, stop_ids=frozenset())),)) for r, t in heat.items()
     ]  # fmt: skip
     table.add(runner.prefill(parts).read())
@@ -195,7 +197,7 @@ def test_columns_of_another_row_can_be_copied(runner):
     begin(runner, table, {0: shared}, limit=4)
     prompt = (*shared, *prompt_of(5, 9))
     seat = table.seat(3, 3, prompt, 10)
-    part = Part(prompt=prompt, start=16, end=21, blocks=(3,), seats=(seat,), copy=(0, 3, 16))
+    part = PromptChunk(prompt=prompt, start=16, end=21, blocks=(3,), seats=(seat,), copy=(0, 3, 16))
     table.add(runner.prefill([part]).read())
     finish(runner, table)
     check_greedy(runner.decoder, shared, table, 0)
@@ -238,7 +240,7 @@ def test_stop_tokens_and_limits_end_a_row(runner):
     params = SampleParams(max_tokens=10, temperature=0.0, stop_ids=frozenset({third, VOCAB - 1, 5_000}))
     for row, own, length in ((1, params, at + 1), (2, GREEDY, 1)):
         seat = table.seat(row, row, prompt, 10 if row == 1 else 1, own)
-        written = runner.prefill([Part(prompt=prompt, start=0, end=7, blocks=(row,), seats=(seat,))]).read()
+        written = runner.prefill([PromptChunk(prompt=prompt, start=0, end=7, blocks=(row,), seats=(seat,))]).read()
         table.add(written)
         assert bool(written.ended[0]) == (length == 1)
         finish(runner, table)
@@ -248,7 +250,7 @@ def test_stop_tokens_and_limits_end_a_row(runner):
 def test_a_row_may_fill_the_whole_context(runner):
     table, prompts = Table(), {0: prompt_of(CONTEXT - 1), 1: prompt_of(1)}
     parts = [
-        Part(prompt=p, start=0, end=len(p), blocks=(r,), seats=(table.seat(r, r, p, CONTEXT - len(p)),))
+        PromptChunk(prompt=p, start=0, end=len(p), blocks=(r,), seats=(table.seat(r, r, p, CONTEXT - len(p)),))
         for r, p in prompts.items()
     ]
     table.add(runner.prefill(parts).read())
@@ -262,7 +264,7 @@ def test_the_most_probable_tokens_are_reported(runner):
     prompt, table = prompt_of(5), Table()
     params = SampleParams(max_tokens=3, temperature=2.0, top_logprobs=4, stop_ids=frozenset())
     written = runner.prefill(
-        [Part(prompt=prompt, start=0, end=5, blocks=(1,), seats=(table.seat(1, 1, prompt, 3, params),))]
+        [PromptChunk(prompt=prompt, start=0, end=5, blocks=(1,), seats=(table.seat(1, 1, prompt, 3, params),))]
     ).read()
     with torch.no_grad():
         best = runner.decoder.logits(runner.decoder(torch.tensor([prompt])))[0, -1].log_softmax(-1).topk(4)
@@ -327,7 +329,7 @@ def test_adapters_by_name_and_the_weights_as_they_are(invariant, head):
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.3)
     switch = partial(use_adapter, decoder)
-    runner = PlainRunner(decoder, max_rows=2, capacity=CONTEXT, switch=switch, invariant=invariant)
+    runner = TorchRunner(decoder, max_rows=2, capacity=CONTEXT, switch=switch, invariant=invariant)
     seen = set()
     for name in ("one", None, "two"):  # as they are: the adapter added last is on
         runner.use(name)
@@ -341,14 +343,14 @@ def test_adapters_by_name_and_the_weights_as_they_are(invariant, head):
     with pytest.raises(HoneError, match=r'no adapter "three": use one of one, two'):
         runner.use("three")
     with pytest.raises(HoneError, match="given no adapters"):
-        PlainRunner(decoder, max_rows=2, capacity=CONTEXT).use("one")
+        TorchRunner(decoder, max_rows=2, capacity=CONTEXT).use("one")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.15)])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_other_precisions(dtype, tolerance, invariant):
     decoder, prompt = build(qkv_bias=True, qk_norm=True, windows=(0, 6)).to(dtype), prompt_of(9)
-    runner, table = PlainRunner(decoder, max_rows=3, capacity=CONTEXT, invariant=invariant), Table()
+    runner, table = TorchRunner(decoder, max_rows=3, capacity=CONTEXT, invariant=invariant), Table()
     begin(runner, table, {0: prompt, 2: prompt_of(15)})
     finish(runner, table)
     whole = torch.tensor([[*prompt, *table.tokens[0][:-1]]])
@@ -367,10 +369,10 @@ def test_what_cannot_be_is_refused():
         ({"max_rows": 1, "capacity": 8, "invariant": True, "int8": True}, "choose one of invariant and int8"),
     ):
         with pytest.raises(HoneError, match=message):
-            PlainRunner(decoder, **settings)
-    runner = PlainRunner(decoder, max_rows=1, capacity=8)
+            TorchRunner(decoder, **settings)
+    runner = TorchRunner(decoder, max_rows=1, capacity=8)
     with pytest.raises(ValueError, match="a part from 2 to 2 of a prompt of 2 tokens"):
-        runner.prefill([Part(prompt=(1, 2), start=2, end=2, blocks=(0,))])
+        runner.prefill([PromptChunk(prompt=(1, 2), start=2, end=2, blocks=(0,))])
 
 
 def test_threads_are_those_that_pay_and_are_given_back():
@@ -380,7 +382,7 @@ def test_threads_are_those_that_pay_and_are_given_back():
     assert plain.paying_threads(wide, 64) > 16
     torch.set_num_threads(3)
     try:
-        runner, table = PlainRunner(tiny, max_rows=1, capacity=16), Table()
+        runner, table = TorchRunner(tiny, max_rows=1, capacity=16), Table()
         begin(runner, table, {0: prompt_of(3)}, limit=2)
         assert torch.get_num_threads() == 3
     finally:

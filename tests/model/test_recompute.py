@@ -4,12 +4,13 @@ import pytest
 import torch
 from fast_models import model
 
-from hone.model.layout.recompute import SHARE, crowded, kept
+from hone.model.backends.fused.layer import fused_layer
+from hone.model.layout.forward import SHARE, crowded, kept
 
 
 def test_what_a_layer_keeps_is_what_autograd_saves_for_it():
     decoder = model("llama", torch.float32)
-    decoder.fast_layers = True
+    cos, sin = (t[:11].repeat(4, 1) for t in (decoder.cos, decoder.sin))
     sizes, tokens = list[int](), torch.randint(0, 61, (4, 11))
     seen: set[int] = set()
     weights = {p.untyped_storage().data_ptr() for p in decoder.parameters()}
@@ -24,15 +25,9 @@ def test_what_a_layer_keeps_is_what_autograd_saves_for_it():
     x = torch.randn(4, 11, 40, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
         for layer in decoder.model.layers:
-            x = layer(x, _turns(decoder, tokens), None, None)
+            x = fused_layer((cos, sin), layer, x, None)
     per_token = sum(sizes) / tokens.numel() / 2
     assert 0.5 * kept(decoder.config) <= per_token <= 1.1 * kept(decoder.config)
-
-
-def _turns(decoder, tokens):
-    from hone.model.decoder import Turns
-
-    return Turns(*(t[:11].repeat(4, 1) for t in (decoder.cos, decoder.sin)))
 
 
 def test_crowded_by_the_tokens_that_fit():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hone.model.backends.fused.graph_recording import Recording
+from hone.model.kernels.recording import Recording
 
 
 @pytest.mark.gpu

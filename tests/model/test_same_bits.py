@@ -11,11 +11,10 @@ from torch import Tensor
 from hone.data.collate import collate
 from hone.engine.params import SampleParams
 from hone.engine.runners.native.layers import NativeLayers, uncovered
-from hone.engine.runners.torch.attention import Piece
-from hone.model.backends.native.build import library
-from hone.model.backends.native.stack import bundled
+from hone.engine.runners.torch.kv_cache import RowChunk
 from hone.model.config import DecoderConfig
-from hone.model.decoder import Decoder
+from hone.model.decoder import Decoder, same_bits_as_sampler
+from hone.model.kernels.cpp.library import library
 from hone.model.policy import Policy
 from hone.rollout.local import LocalSampler
 from hone.types import Batch
@@ -55,7 +54,7 @@ def made(shape: Shape, vocab: int = 61) -> Decoder:
                 p.add_(torch.randn_like(p), alpha=0.05)
     if why := uncovered(decoder):
         pytest.skip(why)
-    assert bundled(Policy(decoder))
+    assert same_bits_as_sampler(Policy(decoder))
     return decoder
 
 
@@ -108,7 +107,7 @@ def test_hidden_states_are_the_same_read_at_once_and_token_by_token(shape: Shape
     tokens = torch.randint(0, 61, (B, T), generator=torch.Generator().manual_seed(0))
     learned = decoder(tokens)
     layers = NativeLayers(decoder, B, 64)
-    prompts = [Piece(row=i, start=0, tokens=tuple(tokens[i, :first].tolist())) for i in range(B)]
+    prompts = [RowChunk(row=i, start=0, tokens=tuple(tokens[i, :first].tolist())) for i in range(B)]
     assert torch.equal(layers.read(prompts), learned[:, first - 1])
     for t in range(first, T):
         at = torch.full((B,), t)
@@ -142,7 +141,7 @@ def test_torch_s_own_layers_have_others():
     # or the comparisons above would hold whatever the order of additions
     decoder = made((16, 6, 2))
     batch = written(decoder, group=8)
-    decoder.native_layers = False
+    decoder.backends = ()
     plain = read(decoder, batch)
     assert not same(plain, batch)
     torch.testing.assert_close(plain[batch.mask], batch.gen_logp[batch.mask], rtol=0, atol=1e-4)

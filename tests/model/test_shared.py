@@ -9,8 +9,8 @@ import torch
 from each import each
 
 from hone.errors import HoneError
-from hone.model.layout.grouped import leaders
-from hone.model.layout.shared_prefix import LAYOUTS, lay_out_shared, lines_of, tables
+from hone.model.layout.forward import LAYOUTS, lay_out_shared, lines_of, tables
+from hone.model.layout.rows import leaders
 from hone.model.policy import Policy
 from hone.types import Batch
 

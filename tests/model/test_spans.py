@@ -8,9 +8,8 @@ import torch
 from each import each
 from row_cases import ROWS, batch_of
 
-from hone.model.layout.grouped import Grouped
-from hone.model.layout.spans import NOWHERE, TILE, Spans, round_size, tiled
-from hone.model.layout.spans import ROWS as ROUND
+from hone.model.layout.rows import NOWHERE, TILE, Grouped, Spans, round_size, tiled
+from hone.model.layout.rows import ROWS as ROUND
 
 
 def grouped(lengths: list[int], group: list[int], common: int | list[int]) -> Grouped:

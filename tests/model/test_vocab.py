@@ -10,10 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vocab_cases import support_of
 
 from hone.engine.params import SampleParams
-from hone.model.layout.forward import cells, hidden_states, lay_out, wide
-from hone.model.second_order import twice_differentiable
+from hone.model.backends.registry import twice_differentiable
+from hone.model.layout.forward import cells, hidden_states, lay_out
 from hone.model.vocab import token_stats as vocab
-from hone.model.vocab.token_stats import HeadRows, slices, token_stats
+from hone.model.vocab.distribution import HeadRows, wide
+from hone.model.vocab.token_stats import slices, token_stats
 
 torch.set_num_threads(1)
 EVERYTHING = frozenset({"logp", "entropy", "ref_kl", "old_kl"})

@@ -1,4 +1,4 @@
-"""The kernels compute what vocab_rows.py computes in float64: interpreted on a CPU, compiled on a GPU."""
+"""The kernels compute what vocab/distribution.py computes in float64: interpreted on a CPU, compiled on a GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from torch import Tensor
 from vocab_cases import SETTINGS, case, on, outcome, outcomes, support_of
 
 from hone.engine.params import SampleParams
-from hone.model.vocab import rows
-from hone.model.vocab.token_stats import HeadRows, token_stats
+from hone.model.vocab import distribution
+from hone.model.vocab.distribution import HeadRows
+from hone.model.vocab.token_stats import token_stats
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 torch.set_num_threads(1)
@@ -29,7 +30,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
 
 def check(name: str, got: dict[str, Tensor]) -> None:
     chunk, upstream = case(**SETTINGS[name])
-    want = outcome(rows, on(chunk, "cpu", torch.float64), upstream)
+    want = outcome(distribution, on(chunk, "cpu", torch.float64), upstream)
     # a logit's rounding is a number's error: float32's eps times the greatest
     scale = max(1.0, chunk.logits[chunk.logits.isfinite()].abs().max().item() / 30)
     half = chunk.logits.dtype != torch.float32
@@ -52,7 +53,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(compared: bool, tmp_path: Pa
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from hone.model.backends.fused.kernels import vocab
+    from hone.model.backends.fused import vocab
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     flags = dict.fromkeys(("HAS_ENTROPY", "HAS_REF", "HAS_OLD", "CUT", "OLD_GIVEN"), compared)
@@ -74,7 +75,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here(compared: bool, tmp_path: Pa
 
 @pytest.mark.gpu
 def test_compiled_kernels_compute_what_torch_computes():
-    from hone.model.backends.fused.kernels import vocab
+    from hone.model.backends.fused import vocab
 
     found = dict(outcomes(vocab, "cuda"))
     for name in SETTINGS:

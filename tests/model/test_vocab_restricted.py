@@ -8,10 +8,10 @@ from each import each
 from torch import Tensor
 from vocab_cases import support_of
 
-from hone.engine.draw import Knobs, draw
-from hone.engine.params import SampleParams
-from hone.model.vocab import rows as vocab_rows
-from hone.model.vocab.rows import NUMBERS, PLACE, Chunk, Other
+from hone.engine.draw import draw
+from hone.engine.params import Knobs, SampleParams
+from hone.model.vocab import distribution
+from hone.model.vocab.distribution import NUMBERS, PLACE, Chunk, Other
 from hone.model.vocab.token_stats import token_stats
 
 torch.set_num_threads(1)
@@ -110,15 +110,18 @@ def test_the_log_prob_of_a_token_that_is_cut_moves_those_that_are_kept(twice: bo
 def test_banned_tokens_are_as_if_they_were_not_there():
     g = torch.Generator().manual_seed(3)
     x, r, o = (torch.randn(6, 8, dtype=torch.float64, generator=g) for _ in range(3))
-    targets, upstream = torch.randint(0, 8, (6,), generator=g), dict.fromkeys(vocab_rows.STATS, torch.ones(6).double())
+    targets, upstream = (
+        torch.randint(0, 8, (6,), generator=g),
+        dict.fromkeys(distribution.STATS, torch.ones(6).double()),
+    )
 
     def numbers(x: Tensor, r: Tensor, o: Tensor, given: bool) -> tuple[Tensor, Tensor]:
         others = {name: Other(logits=y, given=given) for name, y in (("ref_kl", r), ("old_kl", o))}
         table = torch.zeros(len(NUMBERS), 6, dtype=torch.float64)
-        chunk = Chunk(logits=x.clone(), targets=targets, table=table, want=vocab_rows.STATS, others=others)
-        vocab_rows.stats(chunk)
-        vocab_rows.grad(chunk, upstream)
-        return table[[PLACE[name] for name in sorted(vocab_rows.STATS)]], chunk.logits
+        chunk = Chunk(logits=x.clone(), targets=targets, table=table, want=distribution.STATS, others=others)
+        distribution.stats(chunk)
+        distribution.grad(chunk, upstream)
+        return table[[PLACE[name] for name in sorted(distribution.STATS)]], chunk.logits
 
     banned = torch.full((6, 3), -torch.inf, dtype=torch.float64)
     for given in (False, True):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hone.engine.draw import Knobs, draw
 from hone.engine.params import SampleParams
-from hone.model.vocab.rows import NUMBERS, PLACE, STATS, Chunk, Other
+from hone.model.vocab.distribution import NUMBERS, PLACE, STATS, Chunk, Other
 from hone.types import Support
 
 EVERY = ("logp", "entropy", "ref_kl", "old_kl")

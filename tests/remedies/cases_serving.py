@@ -20,9 +20,10 @@ from hone.cli import build_parser
 from hone.commands import serve
 from hone.data.collate import collate
 from hone.engine.engine import Engine
-from hone.engine.refuse import check_stops
-from hone.engine.request import Request
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.params import check_stops
+from hone.engine.requests import Request
+from hone.engine.runners.choose import make_runner
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.errors import HoneError
 from hone.model.adapters import ReferenceView, use_adapter
 from hone.model.formats import cache, fetch, hub
@@ -136,7 +137,7 @@ SERVERS = [
 
 def _requested(world: World, *numbers: int, noise: int | None = None, prefill: int | None = None, **more: Any) -> None:
     model = decoder(258)
-    runner = model.runner(max_rows=2, capacity=16, switch=more.pop("switch", partial(use_adapter, model)))
+    runner = make_runner(model, max_rows=2, capacity=16, switch=more.pop("switch", partial(use_adapter, model)))
     engine = Engine(runner, vocab_size=258, prefill_tokens=prefill)
     engine.submit([Request(id=n, prompt=(5,), params=params(**more), noise=noise) for n in numbers])
 
@@ -178,7 +179,7 @@ def _told(world: World, logp: float) -> None:
 
 
 def _runner(world: World, **more: Any) -> Any:
-    return PlainRunner(decoder(258), **{"max_rows": 1, "capacity": 8, **more})
+    return TorchRunner(decoder(258), **{"max_rows": 1, "capacity": 8, **more})
 
 
 SAMPLERS = [
@@ -207,8 +208,8 @@ SAMPLERS = [
         "choose one of invariant and int8",
     ),
     call(
-        lambda w: PlainRunner(decoder(258).to("meta"), max_rows=1, capacity=8, int8=True),
-        lambda w: PlainRunner(decoder(258).to("meta"), max_rows=1, capacity=8),
+        lambda w: TorchRunner(decoder(258).to("meta"), max_rows=1, capacity=8, int8=True),
+        lambda w: TorchRunner(decoder(258).to("meta"), max_rows=1, capacity=8),
         "leave int8 out",
     ),
     given(
@@ -257,8 +258,7 @@ POLICIES = [
     given(lambda w, on: _policy(w, "value", critic=on), False, True, "give it a SharedCritic or OwnCritic"),
     given(lambda w, on: _policy(w, "ref_kl", reference=on), False, True, "set policy.reference"),
     given(_reference, False, True, "use frozen_copy(policy) as its reference"),
-    given(lambda w, layout: _computed(w, 4, layout=layout), "x", "packed", 'use "padded" or "packed"'),
-    given(lambda w, line: _computed(w, 9, layout="packed", line=line), 4, 9, "raise it or shorten the row"),
+    given(lambda w, layout: _computed(w, 4, layout=layout), "x", "packed", "use one of padded, packed, shared"),
     given(_computed, 60, 9, "shorten it, or use a model with a longer context"),
     given(lambda w, n: decoder(258)(torch.ones(1, n, dtype=torch.long)), 60, 9, "a sequence of 60 tokens"),
     given(lambda w, n: trimmed(decoder(n), 258), 200, 258, "distil into a model of 200 tokens or fewer"),

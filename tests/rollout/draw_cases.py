@@ -13,10 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hone.engine import philox
-from hone.engine.draw import Knobs, draw
-from hone.engine.knobs import Uses
-from hone.engine.params import SampleParams
+from hone.engine.draw import draw, philox_uniforms
+from hone.engine.params import Knobs, SampleParams, Uses
 from hone.engine.runners.cuda.draw_state import DrawOut, DrawState
 
 HOLE = None
@@ -105,7 +103,7 @@ def expected(case: Case) -> dict[str, Tensor]:
     active = torch.ones(len(seats), dtype=torch.bool)
     out = {name: torch.zeros((case.steps, len(case.rows)), dtype=torch.float64) for name in NAMES}
     for step, logits in enumerate(case.logits()):
-        u = philox.uniforms([p.seed for _, p in seats], at.numpy(), case.start + step, 1)[0]
+        u = philox_uniforms([p.seed for _, p in seats], at.numpy(), case.start + step, 1)[0]
         token, logp, raw = draw(logits[at], torch.from_numpy(u), knobs)
         knobs.see(token)
         stopped = torch.tensor([int(t) in p.stop_ids for t, (_, p) in zip(token, seats, strict=True)])

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from hone.engine.blocks import CHUNK
-from hone.engine.draw import Knobs, draw, top_logprobs, uniforms
-from hone.engine.runner import Part, Runner, Seat, Ticket, Written
+from hone.engine.draw import draw, top_logprobs, uniforms
+from hone.engine.params import Knobs
+from hone.engine.runner import PromptChunk, Runner, Seat, Ticket, Written
 from hone.model.decoder import Decoder
 
 
@@ -42,14 +43,14 @@ class Watched:
         self.read_order: list[int] = []
         self.launches = 0
         self.computed = 0  # prompt tokens
-        self.parts: list[Part] = []
+        self.parts: list[PromptChunk] = []
         self.moved = 0
         self.widths: list[int] = []
 
     def use(self, adapter: str | None) -> None:
         self.inner.use(adapter)
 
-    def prefill(self, parts: Sequence[Part]) -> Ticket:
+    def prefill(self, parts: Sequence[PromptChunk]) -> Ticket:
         assert parts
         for part in parts:
             assert 0 <= part.start < part.end <= len(part.prompt)
@@ -61,7 +62,7 @@ class Watched:
                 self._seat(seat, part)
         return self._ticket(self.inner.prefill(parts))
 
-    def _seat(self, seat: Seat, part: Part) -> None:
+    def _seat(self, seat: Seat, part: PromptChunk) -> None:
         prompt = len(part.prompt)
         assert seat.row not in self.seats, "the row is taken"
         assert prompt + seat.limit <= self.capacity
@@ -143,7 +144,7 @@ class Paged:
         return self.decoder.logits(hidden[:, -1])
 
     @torch.no_grad()
-    def prefill(self, parts: Sequence[Part]) -> Ticket:
+    def prefill(self, parts: Sequence[PromptChunk]) -> Ticket:
         entries = []
         for part in parts:
             assert part.copy is None, "where a chunk is a block it is shared, not copied"

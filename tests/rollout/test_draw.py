@@ -9,8 +9,8 @@ import torch
 from each import each
 from torch import Tensor
 
-from hone.engine.draw import Knobs, draw, threshold, uniforms
-from hone.engine.params import SampleParams
+from hone.engine.draw import draw, threshold, uniforms
+from hone.engine.params import Knobs, SampleParams
 
 torch.set_num_threads(1)
 

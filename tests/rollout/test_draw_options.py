@@ -8,9 +8,8 @@ import torch
 from each import each
 from torch import Tensor
 
-from hone.engine import philox
-from hone.engine.draw import BLOCK, Knobs, draw
-from hone.engine.params import SampleParams
+from hone.engine.draw import BLOCK, draw, philox_uniforms
+from hone.engine.params import Knobs, SampleParams
 
 torch.set_num_threads(1)
 
@@ -85,7 +84,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_frequencies_are_those_of_the_exact_distribution(settings: dict[str, Any]):
     p = params(**settings)
     knobs = Knobs.of([p] * SIZE, len(LOGITS), "cpu", [READ] * SIZE)
-    u = torch.from_numpy(philox.uniforms(11, np.arange(SIZE), 0, 1)[0])
+    u = torch.from_numpy(philox_uniforms(11, np.arange(SIZE), 0, 1)[0])
     token, logp, raw = draw(LOGITS.expand(SIZE, -1), u, knobs)
     expected = exact(LOGITS, p, READ)
     assert chance_of(token, expected) > 1e-6
@@ -109,7 +108,7 @@ def test_frequencies_are_those_of_the_exact_distribution(settings: dict[str, Any
 )
 def test_the_test_notices_another_distribution(settings: dict[str, Any], other: dict[str, Any]):
     knobs = Knobs.of([params(**other)] * SIZE, len(LOGITS), "cpu", [READ] * SIZE)
-    token, _, _ = draw(LOGITS.expand(SIZE, -1), torch.from_numpy(philox.uniforms(11, np.arange(SIZE), 0, 1)[0]), knobs)
+    token, _, _ = draw(LOGITS.expand(SIZE, -1), torch.from_numpy(philox_uniforms(11, np.arange(SIZE), 0, 1)[0]), knobs)
     assert chance_of(token, exact(LOGITS, params(**settings), READ)) < 1e-6
 
 
@@ -120,7 +119,7 @@ def test_frequencies_over_several_blocks_of_tokens(settings: dict[str, Any], dty
     logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(0)) * 2).to(dtype)
     knobs = Knobs.of([params(**settings)] * rows, vocab, "cpu")
     token, logp, _ = draw(
-        logits.expand(rows, -1), torch.from_numpy(philox.uniforms(5, np.arange(rows), 9, 1)[0]), knobs
+        logits.expand(rows, -1), torch.from_numpy(philox_uniforms(5, np.arange(rows), 9, 1)[0]), knobs
     )
     expected = exact(logits, params(**settings))
     assert chance_of(token, expected) > 1e-6

@@ -14,10 +14,9 @@ from odd_runners import Paged, Watched
 
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.record import NOBODY
-from hone.engine.request import News, Request
-from hone.engine.runner import Part, Ticket, Written
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.requests import NOBODY, News, Request
+from hone.engine.runner import PromptChunk, Ticket, Written
+from hone.engine.runners.choose import make_runner
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
@@ -45,7 +44,7 @@ def letters(tokens: Sequence[int]) -> str:
 
 
 def watched(model: Decoder, rows: int = 8, *, lag: int = 0, capacity: int = CONTEXT) -> Watched:
-    return Watched(PlainRunner(model, max_rows=rows, capacity=capacity), lag)
+    return Watched(make_runner(model, max_rows=rows, capacity=capacity), lag)
 
 
 def engine_of(runner: Any, **settings: Any) -> Engine:
@@ -147,7 +146,7 @@ def test_in_invariant_mode_a_completion_is_the_request_s_own_to_the_last_bit(dty
     model = decoder().to(dtype)
 
     def got(rows: int, *, lag: int = 0, budget: int = 4096, asked: Sequence[Request] = ()) -> dict[int, News]:
-        plain = PlainRunner(model, max_rows=rows, capacity=CONTEXT, invariant=True)
+        plain = make_runner(model, max_rows=rows, capacity=CONTEXT, invariant=True)
         return ask(engine_of(Watched(plain, lag), prefill_tokens=budget), asked or mixed(60))
 
     expected = {r.id: got(1, asked=[r])[r.id] for r in mixed(60)}
@@ -471,7 +470,7 @@ class _Empty:
 
 
 def test_a_runner_that_loses_tokens_is_an_error_and_no_endless_loop(model):
-    engine = engine_of(Forgetful(PlainRunner(model, max_rows=4, capacity=CONTEXT)))
+    engine = engine_of(Forgetful(make_runner(model, max_rows=4, capacity=CONTEXT)))
     engine.submit([Request(id=0, prompt=(1, 2), params=params(5, stop_ids=[]))])
     with pytest.raises(RuntimeError, match="none can go on"):
         run(engine)
@@ -491,7 +490,7 @@ class Breaking(Watched):
             raise RuntimeError("out of something")
         return launch()
 
-    def prefill(self, parts: Sequence[Part]) -> Ticket:
+    def prefill(self, parts: Sequence[PromptChunk]) -> Ticket:
         return self._count(lambda: super(Breaking, self).prefill(parts))
 
     def decode(self, rows: int) -> Ticket:
@@ -501,7 +500,7 @@ class Breaking(Watched):
 @each("late", [False, True])
 @each("fail_at", [1, 2, 3, 7, 20])
 def test_a_failure_in_the_runner_leaves_nothing_behind(model, alone, fail_at: int, late: bool):
-    runner = Breaking(PlainRunner(model, max_rows=4, capacity=CONTEXT), 2)
+    runner = Breaking(make_runner(model, max_rows=4, capacity=CONTEXT), 2)
     engine = engine_of(runner, prefill_tokens=30)
     runner.fail_at, runner.late = fail_at, late
     engine.submit(mixed())
@@ -535,7 +534,7 @@ def test_adapters_by_request():
             for p in lora_parameters(model):
                 p.copy_(torch.randn(p.shape, generator=g, dtype=torch.float64) * 0.4)
     switch = partial(use_adapter, model)
-    plain = PlainRunner(model, max_rows=4, capacity=CONTEXT, switch=switch)
+    plain = make_runner(model, max_rows=4, capacity=CONTEXT, switch=switch)
     engine = engine_of(Watched(plain, 1))
     requests = [
         Request(id=r.id, prompt=r.prompt, params=r.params, adapter=("one", "two")[r.id // 3 % 2]) for r in mixed(60)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from odd_runners import Watched
 
-from hone.engine.draw import Knobs, draw, uniforms
+from hone.engine.draw import draw, uniforms
 from hone.engine.engine import Engine
-from hone.engine.params import SampleParams
-from hone.engine.request import News, Request
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.params import Knobs, SampleParams
+from hone.engine.requests import News, Request
+from hone.engine.runners.choose import make_runner
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -152,7 +152,7 @@ def test_thousands_of_requests(count: int):
     def switch(name: str | None):
         return use_adapter(model, None if name == "base" else name)
 
-    runner = Watched(PlainRunner(model, max_rows=96, capacity=CAPACITY, switch=switch), lag=2)
+    runner = Watched(make_runner(model, max_rows=96, capacity=CAPACITY, switch=switch), lag=2)
     engine = Engine(runner, vocab_size=VOCAB, decode=letters, prefill_tokens=2000)
     found = soak(engine, count, steps=8)
 
@@ -209,7 +209,7 @@ def test_some_of_them_truly_alone():
     """The same question put to an engine with one row, which has never seen another request."""
     model = model_of()
     switch = partial(use_adapter, model)
-    many = Engine(PlainRunner(model, max_rows=64, capacity=CAPACITY, switch=switch), vocab_size=VOCAB, decode=letters)
+    many = Engine(make_runner(model, max_rows=64, capacity=CAPACITY, switch=switch), vocab_size=VOCAB, decode=letters)
     asked = [replace(r, adapter="two") for burst in requests(2_000) for r in burst][:2000:10]
     many.submit(asked)
     together = {}
@@ -217,7 +217,7 @@ def test_some_of_them_truly_alone():
         for news in many.step():
             together.setdefault(news.id, []).append(news)
     for r in asked[::2]:
-        one = Engine(PlainRunner(model, max_rows=1, capacity=CAPACITY, switch=switch), vocab_size=VOCAB, decode=letters)
+        one = Engine(make_runner(model, max_rows=1, capacity=CAPACITY, switch=switch), vocab_size=VOCAB, decode=letters)
         one.submit([r])
         alone: list[News] = []
         while one.busy:

@@ -11,8 +11,9 @@ from odd_runners import Paged, Watched
 from hone.engine.blocks import CHUNK
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.request import News, Request
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.requests import News, Request
+from hone.engine.runners.choose import make_runner
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 
@@ -85,14 +86,14 @@ def model() -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def alone(model: Decoder) -> PlainRunner:
-    return PlainRunner(model, max_rows=1, capacity=CONTEXT)
+def alone(model: Decoder) -> TorchRunner:
+    return make_runner(model, max_rows=1, capacity=CONTEXT)
 
 
 @pytest.mark.parametrize("lag", [0, 2])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_turns_in_rows_are_what_they_are_alone(model: Decoder, alone: PlainRunner, rows: int, lag: int):
-    engine = engine_of(Watched(PlainRunner(model, max_rows=rows, capacity=CONTEXT), lag))
+def test_turns_in_rows_are_what_they_are_alone(model: Decoder, alone: TorchRunner, rows: int, lag: int):
+    engine = engine_of(Watched(make_runner(model, max_rows=rows, capacity=CONTEXT), lag))
     check_alone(alone, talk(engine, 3, 4))
 
 
@@ -105,7 +106,7 @@ def test_turns_in_pages_are_what_they_are_alone(model, alone, rows: int, blocks:
 
 def test_only_what_is_new_is_computed(model: Decoder):
     runners: list[Any] = [Paged(model, max_rows=4, num_blocks=40, capacity=CONTEXT, held_back=held) for held in (0, 1)]
-    for runner in (PlainRunner(model, max_rows=4, capacity=CONTEXT), *runners):
+    for runner in (make_runner(model, max_rows=4, capacity=CONTEXT), *runners):
         engine = engine_of(runner)
         first = ask(engine, [turn(0, opening(3), 0)])[0]
         whole = (*opening(3), *first.tokens)
@@ -118,14 +119,14 @@ def test_only_what_is_new_is_computed(model: Decoder):
 
 
 def test_what_is_not_to_be_kept_is_read_again(model: Decoder):
-    engine = engine_of(PlainRunner(model, max_rows=2, capacity=CONTEXT))
+    engine = engine_of(make_runner(model, max_rows=2, capacity=CONTEXT))
     first = ask(engine, [turn(0, opening(3), 0, keep=False)])[0]
     before = engine.counts.saved
     ask(engine, [turn(0, (*opening(3), *first.tokens, 7), 1)])
     assert engine.counts.saved - before == len(opening(3)) // CHUNK * CHUNK
 
 
-def test_the_last_token_is_in_memory_for_nobody(model: Decoder, alone: PlainRunner):
+def test_the_last_token_is_in_memory_for_nobody(model: Decoder, alone: TorchRunner):
     """Prompt and completion fill a chunk exactly, and the last token's column was never written."""
     for size in (CHUNK - 1, CHUNK, CHUNK + 1):
         paged = Paged(model, max_rows=2, num_blocks=20, capacity=CONTEXT)
@@ -137,11 +138,11 @@ def test_the_last_token_is_in_memory_for_nobody(model: Decoder, alone: PlainRunn
         assert second.tokens == ask(engine_of(alone), [turn(0, prompt, 1)])[0].tokens
 
 
-def test_a_stop_string_read_late_keeps_no_more_than_what_was_told(model: Decoder, alone: PlainRunner):
+def test_a_stop_string_read_late_keeps_no_more_than_what_was_told(model: Decoder, alone: TorchRunner):
     plain = ask(engine_of(alone), [turn(0, opening(2), 0)])[0]
     stop = "".join(chr(65 + t) for t in plain.tokens[36:38])
     for runner in (
-        PlainRunner(model, max_rows=2, capacity=CONTEXT),
+        make_runner(model, max_rows=2, capacity=CONTEXT),
         Paged(model, max_rows=2, num_blocks=20, capacity=CONTEXT),
     ):
         engine = engine_of(Watched(runner, 3))
@@ -156,7 +157,7 @@ def test_a_stop_string_read_late_keeps_no_more_than_what_was_told(model: Decoder
 
 def test_weights_that_changed_forget_what_was_written():
     old, new = decoder(seed=0), decoder(seed=1)
-    engine = engine_of(PlainRunner(old, max_rows=2, capacity=CONTEXT))
+    engine = engine_of(make_runner(old, max_rows=2, capacity=CONTEXT))
     engine.submit([turn(0, opening(3), 0)])
     first: list[News] = []
     for _ in range(20):
@@ -170,7 +171,7 @@ def test_weights_that_changed_forget_what_was_written():
     second = ask(engine, [turn(0, prompt, 1)])[0]
     assert engine.counts.saved == before
     assert (
-        second.tokens == ask(engine_of(PlainRunner(new, max_rows=1, capacity=CONTEXT)), [turn(0, prompt, 1)])[0].tokens
+        second.tokens == ask(engine_of(make_runner(new, max_rows=1, capacity=CONTEXT)), [turn(0, prompt, 1)])[0].tokens
     )
 
 
@@ -178,12 +179,12 @@ def test_weights_that_changed_forget_what_was_written():
 def test_going_on_from_what_was_written_gives_the_same_bits(dtype: torch.dtype, invariant: bool):
     """In C++ (float32, where there is a compiler) and in the invariant mode."""
     model = decoder(dtype)
-    runner = PlainRunner(model, max_rows=3, capacity=CONTEXT, invariant=invariant)
+    runner = make_runner(model, max_rows=3, capacity=CONTEXT, invariant=invariant)
     if not invariant and not type(runner.layers).__name__.startswith("Native"):
         pytest.skip("torch adds in another order for another number of tokens")
     told = talk(engine_of(runner), 2, 3)
     fresh, prompts = (
-        PlainRunner(model, max_rows=1, capacity=CONTEXT, invariant=invariant),
+        make_runner(model, max_rows=1, capacity=CONTEXT, invariant=invariant),
         {c: opening(c) for c in range(3)},
     )
     for t, news in enumerate(told):

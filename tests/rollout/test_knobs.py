@@ -9,9 +9,8 @@ import torch
 from each import each
 from torch import Tensor
 
-from hone.engine.draw import BLOCK, Knobs, check_params, draw, process, top_logprobs
-from hone.engine.knobs import Uses
-from hone.engine.params import SampleParams
+from hone.engine.draw import BLOCK, draw, process, top_logprobs
+from hone.engine.params import Knobs, SampleParams, Uses, check_params
 from hone.errors import HoneError
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from each import each
 
 from hone.engine import schedule
 from hone.engine.params import SampleParams
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.runners.torch.runner import TorchRunner
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
@@ -172,7 +172,7 @@ def test_completion_does_not_depend_on_how_prompts_are_cut_for_prefill(
 ):
     sampler = LocalSampler(decoder())
     expected = sampler.sample(prompts, n=2, params=params())
-    monkeypatch.setattr(PlainRunner, "prefill_tokens", 2 * len(prompts))
+    monkeypatch.setattr(TorchRunner, "prefill_tokens", 2 * len(prompts))
     for rollout, other in zip(flat(sampler.sample(prompts, n=2, params=params())), flat(expected), strict=True):
         assert rollout.tokens == other.tokens
         assert rollout.gen_logp == pytest.approx(other.gen_logp, abs=1e-10)
@@ -479,7 +479,7 @@ def test_with_little_memory_fewer_rows_run_at_a_time():
     assert few._runner is runner  # it asked for 24, and does not ask again
     invariant = LocalSampler(model, invariant=True, kv_memory=4 * 49 * column)
     invariant.sample(ragged(), n=4, params=params())
-    assert isinstance(invariant._runner, PlainRunner)
+    assert isinstance(invariant._runner, TorchRunner)
     assert invariant._runner.layers.slab.nbytes == 3 * 64 * column  # its columns come in blocks
     with pytest.raises(HoneError, match="keys and values of one sequence of 48 tokens take"):
         LocalSampler(model, kv_memory=48 * column).sample([[1]], n=1, params=params(47))
@@ -560,9 +560,9 @@ def test_stop_strings_end_a_rollout_and_its_text():
         LocalSampler(model).sample([[1]], n=1, params=params(stop=("a",)))
 
 
-def test_models_without_a_runner_are_sampled_in_waves():
+def test_models_without_a_runner_are_sampled_in_static_batches():
     class Other(Decoder):
-        runner = None  # pyright: ignore[reportAssignmentType]
+        takes_lists = False
 
     model = decoder()
     other = Other(model.config).double()
@@ -572,14 +572,14 @@ def test_models_without_a_runner_are_sampled_in_waves():
     for max_rows, stops in ((512, ()), (3, ()), (5, (stop,))):
         told = replace(settings, stop=stops)
         expected = flat(LocalSampler(model, decode=letters).sample(ragged(), n=4, params=told))
-        waves = LocalSampler(other, max_rows=max_rows, decode=letters)
-        for got, rollout in zip(flat(waves.sample(ragged(), n=4, params=told)), expected, strict=True):
+        batches = LocalSampler(other, max_rows=max_rows, decode=letters)
+        for got, rollout in zip(flat(batches.sample(ragged(), n=4, params=told)), expected, strict=True):
             same = [(r.tokens, r.mask, r.stop, r.limit, r.text) for r in (got, rollout)]
             assert same[0] == same[1]
             assert got.gen_logp == pytest.approx(rollout.gen_logp, abs=1e-10)
             assert got.raw_logp == pytest.approx(rollout.raw_logp, abs=1e-10)
     assert any(r.stop is Stop.STRING for r in expected)
-    assert waves._runner is None
+    assert batches._runner is None
 
 
 def test_a_prompt_that_is_text_is_refused():

@@ -5,7 +5,7 @@ from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.engine.philox import AHEAD, Streams, uniforms
+from hone.engine.draw import AHEAD, RandomStreams, philox_uniforms
 
 WORD = st.integers(0, 2**64 - 1)
 EDGES = [0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1]
@@ -20,33 +20,33 @@ def stream(seed: int, request: int, start: int, count: int) -> list[float]:
 
 def test_a_million_doubles_in():
     whole = np.random.Generator(np.random.Philox(key=np.array([3, 2**64 - 1], dtype=np.uint64))).random(10**6 + 1)
-    assert uniforms([3], [2**64 - 1], [10**6], 1).item() == whole[-1]
+    assert philox_uniforms([3], [2**64 - 1], [10**6], 1).item() == whole[-1]
     assert stream(3, 2**64 - 1, 10**6, 1) == [whole[-1]]  # what the other tests compare with
-    assert (uniforms(3, 2**64 - 1, 999_000, 1001)[:, 0] == whole[999_000:]).all()
+    assert (philox_uniforms(3, 2**64 - 1, 999_000, 1001)[:, 0] == whole[999_000:]).all()
 
 
 @settings(max_examples=200, deadline=None)
 @given(rows=st.lists(st.tuples(WORD, WORD, st.integers(0, 10**6)), min_size=1, max_size=9), count=st.integers(1, 11))
 def test_many_streams_at_once_are_numpys(rows: list[tuple[int, int, int]], count: int):
     seeds, requests, start = (np.array(x, dtype=np.uint64) for x in zip(*rows, strict=True))
-    table = uniforms(seeds, requests, start, count)
+    table = philox_uniforms(seeds, requests, start, count)
     assert table.T.tolist() == [stream(*row, count) for row in rows]
 
 
 @each("seed", EDGES)
 def test_edges_of_the_key(seed: int):
-    table = uniforms(seed, np.array(EDGES, dtype=np.uint64), 0, 6)
+    table = philox_uniforms(seed, np.array(EDGES, dtype=np.uint64), 0, 6)
     assert table.T.tolist() == [stream(seed, request, 0, 6) for request in EDGES]
     assert ((table >= 0) & (table < 1)).all()
 
 
 def test_no_rows_give_no_numbers():
-    assert uniforms([], [], 0, 3).shape == (3, 0)
+    assert philox_uniforms([], [], 0, 3).shape == (3, 0)
 
 
 def test_rows_go_at_their_own_pace():
     # rows join, leave and move at random; each must see its own stream in order, with no double left out
-    chance, streams = np.random.default_rng(0), Streams(7)
+    chance, streams = np.random.default_rng(0), RandomStreams(7)
     place: dict[int, tuple[int, int]] = {}
     written = 0
     for turn in range(400):
@@ -72,6 +72,6 @@ def test_rows_go_at_their_own_pace():
 
 
 def test_a_row_can_begin_in_the_middle_of_its_stream():
-    streams = Streams(2)
+    streams = RandomStreams(2)
     streams.seat(1, seed=8, request=9, count=AHEAD + 3)
     assert [streams.next(np.array([1]))[0] for _ in range(2)] == stream(8, 9, AHEAD + 3, 2)

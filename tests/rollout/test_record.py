@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hone.engine.record import NOBODY, WIDTH, Record
+from hone.engine.requests import NOBODY, WIDTH, Record
 from hone.engine.runner import Written
 
 

@@ -14,9 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from hone.engine.blocks import CHUNK
 from hone.engine.params import SampleParams
-from hone.engine.queue import SWITCH_AFTER
-from hone.engine.request import Request
-from hone.engine.schedule import PATIENCE, Place, Prefill, Scheduler, Waiting
+from hone.engine.requests import Request
+from hone.engine.schedule import PATIENCE, SWITCH_AFTER, Place, Prefill, Scheduler, Waiting
 
 
 def scheduler(rows: int = 8, *, blocks: int = 0, capacity: int = 256, budget: int = 1000) -> Scheduler:

@@ -19,16 +19,16 @@ from hone.model.decoder import Decoder
 
 def at_each_pass(told: Path) -> None:
     """Count what is recorded; on a CPU, where nothing is, the same steps are taken."""
-    made, number, before = cuda_graphs.Pass.__init__, count(1), Decoder.graphs
+    made, number, before = cuda_graphs.RecordedPass.__init__, count(1), Decoder.backends
 
     def counted(*arguments: Any, **named: Any) -> None:
         made(*arguments, **named)
         told.write_text(str(next(number)))
 
-    cuda_graphs.Pass.__init__ = counted  # pyright: ignore[reportAttributeAccessIssue]
+    cuda_graphs.RecordedPass.__init__ = counted  # pyright: ignore[reportAttributeAccessIssue]
     assert before is None, "a GPU decides for itself"
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        Decoder.graphs = Decoder.fast_layers = True
+        Decoder.backends = ("fused", "graphs")
 
 
 def at_each_file(step: int, file: int) -> None:

@@ -13,7 +13,8 @@ from little import make_decoder, make_tokenizer
 
 from hone.engine.engine import Counts, Engine
 from hone.engine.params import SampleParams
-from hone.engine.request import News, Request
+from hone.engine.requests import News, Request
+from hone.engine.runners.choose import make_runner
 from hone.model.decoder import Decoder
 from hone.serve.dispatcher import Dispatcher
 from hone.serve.http import APIError
@@ -33,7 +34,7 @@ async def told(dispatcher: Dispatcher, *requests: Request) -> list[News]:
 def dispatched(work: Callable[[Dispatcher, Decoder], Coroutine[Any, Any, None]]) -> list[str]:
     """Do it with a real engine; what the operator was told."""
     decoder, notes = make_decoder(make_tokenizer().vocab_size), list[str]()
-    runner = decoder.runner(max_rows=2, capacity=512, switch=None, invariant=False, memory=None)
+    runner = make_runner(decoder, max_rows=2, capacity=512)
     dispatcher = Dispatcher(Engine(runner, vocab_size=decoder.config.vocab_size), note=notes.append)
 
     async def run() -> None:

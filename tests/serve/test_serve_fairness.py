@@ -17,7 +17,8 @@ from starlette.requests import Request as Incoming
 
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.request import Request
+from hone.engine.requests import Request
+from hone.engine.runners.choose import make_runner
 from hone.serve import dispatcher as module
 from hone.serve.dispatcher import Dispatcher, Pace
 from hone.serve.http import ALL_BODIES, SMALL_BODY, APIError, BodyReader
@@ -34,7 +35,7 @@ def requests(dispatcher: Dispatcher, number: int, tokens: int, *, stream: bool =
 
 def dispatched(work: Callable[[Dispatcher], Coroutine[Any, Any, None]], *, rows: int) -> None:
     decoder = make_decoder(make_tokenizer().vocab_size)
-    runner = decoder.runner(max_rows=rows, capacity=1024, switch=None, invariant=False, memory=None)
+    runner = make_runner(decoder, max_rows=rows, capacity=1024)
     dispatcher = Dispatcher(Engine(runner, vocab_size=decoder.config.vocab_size), note=lambda text: None)
 
     async def run() -> None:

@@ -9,7 +9,7 @@ from little import make_tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from hone.data.text.tokenizer import Tokenizer
-from hone.engine.request import News
+from hone.engine.requests import News
 from hone.serve.detokenize import Completion, TokenBytes, WindowStream, shown, text_stream
 from hone.types import Stop
 

@@ -19,7 +19,7 @@ from hone.data.feed.source import Source
 from hone.dist import collect
 from hone.engine.params import SampleParams
 from hone.loop import online
-from hone.model.backends.native.build import library
+from hone.model.kernels.cpp.library import library
 from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Ahead
 from hone.train import annotate as passes
@@ -148,7 +148,7 @@ def warmer(learner: Learner, batch: Batch) -> Batch:
 
 
 def plain(learner: Learner, batch: Batch) -> Batch:
-    decoder_of(learner).native_layers = False
+    decoder_of(learner).backends = ()
     return batch
 
 

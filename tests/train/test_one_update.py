@@ -36,7 +36,7 @@ def not_borrowing(algo: Algorithm) -> Learner:
     """Torch's own layers differ from the sampler's by rounding, so that its log-probs cannot be taken over (see
     test_borrowed.py)."""
     learner = tiny.learner_for(algo)
-    learner.policy.decoder.native_layers = False  # pyright: ignore[reportAttributeAccessIssue]
+    learner.policy.decoder.backends = ()  # pyright: ignore[reportAttributeAccessIssue]
     return learner
 
 

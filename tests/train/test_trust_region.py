@@ -15,9 +15,9 @@ from hone.algo.table import TrustRegion, objective
 from hone.algo.weight import mismatch
 from hone.data.collate import collate
 from hone.errors import HoneError
+from hone.model.backends.registry import twice_differentiable
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.policy import Policy, frozen_copy
-from hone.model.second_order import twice_differentiable
 from hone.train import annotate as passes
 from hone.train import trust_region
 from hone.train import update as step

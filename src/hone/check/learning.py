@@ -11,7 +11,7 @@ from hone.algo.table import Algorithm, objective
 from hone.check.perturb import moved
 from hone.check.probe import Probe
 from hone.check.report import Finding, failed, passed, skipped, warned
-from hone.model.layout.shared_prefix import LAYOUTS
+from hone.model.layout.forward import LAYOUTS
 from hone.model.policy import Policy
 from hone.train import optim
 from hone.train.annotate import evaluate

@@ -22,8 +22,8 @@ from hone.config.recipe import plan as in_words
 from hone.data.text.tokenizer import Tokenizer
 from hone.launch.job import parts, save
 from hone.model.formats.folder import load_decoder, load_scorer
-from hone.model.layout.recompute import crowded
-from hone.model.layout.recompute import kept as kept_by_layer
+from hone.model.layout.forward import crowded
+from hone.model.layout.forward import kept as kept_by_layer
 from hone.model.lora import plain_state
 from hone.model.scorer import Scorer
 from hone.model.vocab.token_stats import slices

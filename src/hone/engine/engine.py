@@ -9,10 +9,8 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.engine.draw import check_params
-from hone.engine.record import NOBODY, Record
-from hone.engine.refuse import DIVERGED, check_prompt, check_stops, check_support, check_text
-from hone.engine.request import NO_TOPS, News, Request
+from hone.engine.params import DIVERGED, check_params, check_prompt, check_stops, check_support, check_text
+from hone.engine.requests import NO_TOPS, NOBODY, News, Record, Request
 from hone.engine.runner import Runner, Ticket, Written
 from hone.engine.schedule import Place, Prefill, Scheduler
 from hone.engine.stop_strings import Decode, StopFinder

@@ -26,7 +26,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class PromptChunk:
     """The prompt tokens from `start` to `end`, computed now; the ones before are in the blocks already.
 
     seats: who reads on from here; () while more of the prompt follows. Where a seat's block differs from the prompt's
@@ -87,7 +87,7 @@ class Runner(Protocol):
         """From now on compute with this adapter; None: the weights as they are. HoneError where there is none."""
         ...
 
-    def prefill(self, parts: Sequence[Part]) -> Ticket:
+    def prefill(self, parts: Sequence[PromptChunk]) -> Ticket:
         """Compute the parts, and draw the first token of each seat, unless the prompt's last token is held back."""
         ...
 

@@ -21,10 +21,9 @@ from hone.model.decoder import Decoder
 from hone.model.formats.cache import folder_of, resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.peft import load_peft
-from hone.model.heads import ScalarHead
 from hone.model.lora import add_lora, plain_state
 from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
-from hone.model.scorer import Scorer
+from hone.model.scorer import ScalarHead, Scorer
 from hone.model.teacher import TopKTeacher, trimmed
 from hone.reward.learned.load import process_model
 from hone.reward.learned.process_model import Dense

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from hone.errors import HoneError
 from hone.model.lora import Adapter, adapted_layers, adapter_names, check_adapter
 from hone.model.policy import Policy
-from hone.model.vocab.token_stats import LogRows
+from hone.model.vocab.distribution import LogRows
 from hone.types import Batch, Forward
 
 

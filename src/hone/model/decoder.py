@@ -6,8 +6,8 @@ Shapes: B rows, T new tokens, S keys (cached and new), D hidden, H query heads, 
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -15,23 +15,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hone.errors import HoneError
+from hone.model.backends.registry import Backend, differentiates_once, offering
 from hone.model.config import DecoderConfig
-from hone.model.layout.ragged import Rows
-from hone.model.second_order import once
-
-if TYPE_CHECKING:
-    from hone.engine.runner import Runner
-    from hone.model.backends.native.layer import Course
+from hone.model.layout.rows import Rows
 
 Mask = Tensor | Rows | None  # which tokens a token may look at: None, those before it
 TABLE = 4096  # positions whose rotation is kept from the start; longer contexts grow into it
-
-
-class Turns(NamedTuple):
-    """The rotation of every token, float32 [tokens, E]: what a fast layer reads."""
-
-    cos: Tensor
-    sin: Tensor
 
 
 class KVCache:
@@ -147,17 +136,22 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rope: "tuple[Tensor, Tensor] | Course", mask: Mask, cache: KVCache | None) -> Tensor:
-        if not isinstance(rope, tuple):
-            from hone.model.backends.native.layer import native_layer  # imports this module
-
-            return native_layer(self, x, rope)
-        if isinstance(rope, Turns):
-            from hone.model.backends.fused.layer import fast_layer  # imports this module
-
-            return fast_layer(self, x, rope, mask)
+    def forward(
+        self,
+        x: Tensor,
+        rope: tuple[Tensor, Tensor],
+        mask: Mask,
+        cache: KVCache | None,
+        instead: "LayerFunction | None" = None,
+    ) -> Tensor:
+        """instead: a backend's way to compute this layer; hooks see the call either way."""
+        if instead is not None:
+            return instead(self, x, mask)
         x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
         return x + self.mlp(self.post_attention_layernorm(x))
+
+
+LayerFunction = Callable[[Layer, Tensor, Mask], Tensor]  # layer, its input [B, T, D], mask -> its output
 
 
 class Backbone(nn.Module):
@@ -179,10 +173,7 @@ class Decoder(nn.Module):
     takes_lists = True  # its mask may be Rows
     adapted: int = 0  # how often adapters were put beside its layers
     computes_in: torch.dtype | None = None  # where that is not the type of its weights
-    fast_layers: bool | None = None  # whether layers are model/backends/fused/layer.py's; None: on a GPU
-    native_layers: bool | None = None  # whether they are model/native's where it can; None: where fast_layers is too
-    # whether passes are replayed (model/backends/fused/cuda_graphs.py); None: on a GPU, where it pays; True: everywhere
-    graphs: bool | None = None
+    backends: tuple[str, ...] | None = None  # those to use wherever they can; None: where they pay; (): plain code
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -229,12 +220,6 @@ class Decoder(nn.Module):
         """An empty cache on the model's device, in its dtype."""
         return KVCache(self.config, rows, capacity, like=self.model.embed_tokens.weight)
 
-    def runner(self, **settings: Any) -> "Runner":
-        """What samples from it: see engine/runners/choose.make_runner for the settings."""
-        from hone.engine.runners.choose import make_runner  # imports this module
-
-        return make_runner(self, **settings)
-
     def forward(
         self,
         tokens: Tensor,
@@ -256,11 +241,11 @@ class Decoder(nn.Module):
         if mask is None and cache is not None and cache.length and tokens.shape[1] > 1:
             raise ValueError("several tokens after a filled cache need an explicit mask")
         x = self.model.embed_tokens(tokens)
-        return self.through(
+        return self.from_embeddings(
             x, tokens=tokens, positions=positions, mask=mask, cache=cache, checkpoint_layers=checkpoint_layers
         )
 
-    def through(
+    def from_embeddings(
         self,
         x: Tensor,
         *,
@@ -270,43 +255,30 @@ class Decoder(nn.Module):
         cache: KVCache | None = None,
         checkpoint_layers: bool = False,
     ) -> Tensor:
-        """The layers and the final norm: embeddings to hidden states, [B, T, D] both; tokens: whose embeddings x are"""
-        past, T = cache.length if cache is not None else 0, x.shape[1]
-        rope = self._way(x, self._rope(past, past + T, positions), mask, cached=cache is not None)
-        if not isinstance(rope, tuple) and rope.whole is not None and not checkpoint_layers:
-            from hone.model.backends.native.layer import normed  # import this module
-            from hone.model.backends.native.stack import by_words, stacked
+        """The layers and the final norm, [B, T, D] -> [B, T, D]; tokens: whose embeddings x are."""
+        past = cache.length if cache is not None else 0
+        cos, sin = self._rope(past, past + x.shape[1], positions)
+        given = Pass(x=x, cos=cos, sin=sin, mask=mask, cache=cache, checkpoint_layers=checkpoint_layers, tokens=tokens)
+        backend = choose_backend(self, given)
+        return self.each_layer(given) if backend is None else backend.hidden_states(self, given)
 
-            embedding = self.model.embed_tokens
-            if tokens is not None and by_words(embedding, tokens):
-                whole = rope.whole.of_words(embedding.weight, tokens)
-                return normed(self.model.norm, stacked(x, whole, embedding=embedding.weight))
-            return normed(self.model.norm, stacked(x, rope.whole))
+    def each_layer(self, given: "Pass", instead: LayerFunction | None = None) -> Tensor:
+        """One layer after the other, then the final norm; instead: a backend's way to compute a layer."""
+        x, cache = given.x, given.cache
+        past, T = cache.length if cache is not None else 0, x.shape[1]
+        rope = given.cos, given.sin
+        if instead is None:
+            rope = given.cos.to(x.dtype), given.sin.to(x.dtype)
         windows = self.config.windows or (0,) * len(self.model.layers)
-        masks = {w: windowed(mask, w, past, past + T, device=x.device) for w in set(windows)}
+        masks = {w: windowed(given.mask, w, past, past + T, device=x.device) for w in set(windows)}
         for layer, window in zip(self.model.layers, windows, strict=True):
-            if checkpoint_layers and torch.is_grad_enabled():
-                x = checkpoint(layer, x, rope, masks[window], None, use_reentrant=False)
+            if given.checkpoint_layers and torch.is_grad_enabled():
+                x = checkpoint(layer, x, rope, masks[window], None, instead, use_reentrant=False)
             else:
-                x = layer(x, rope, masks[window], cache)
+                x = layer(x, rope, masks[window], cache, instead)
         if cache is not None:
             cache.advance(T)
         return self.model.norm(x)
-
-    def _way(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, *, cached: bool
-    ) -> "tuple[Tensor, Tensor] | Course":
-        """The rotations in the form that says how layers are computed: in C++, in few products, or plainly."""
-        once_only, fast = once() and not cached, self.fast_layers
-        if once_only and x.is_cpu and (fast is None if self.native_layers is None else self.native_layers):
-            from hone.model.backends.native.layer import course  # imports this module
-
-            found = course(self, x, rope, mask, single=self.native_layers is None)
-            if found is not None:
-                return found
-        if once_only and (x.is_cuda if fast is None else fast):
-            return Turns(*(t.expand(len(x), 1, *t.shape[-2:]).reshape(-1, t.shape[-1]) for t in rope))
-        return rope[0].to(x.dtype), rope[1].to(x.dtype)
 
     def _rope(self, first: int, last: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
         """The rotations of columns first to last, or of the given positions, none of which is after its column."""
@@ -333,3 +305,63 @@ def windowed(mask: Mask, window: int, first: int, last: int, *, device: torch.de
     far = torch.arange(first, last, device=device)[:, None] - torch.arange(last, device=device)
     near = far < window
     return near & (far >= 0) if mask is None else mask & near
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pass:
+    """What the layers of a decoder are given."""
+
+    x: Tensor  # [B, T, D]  embeddings
+    cos: Tensor  # float32 [T, E] or [B, 1, T, E]  the rotation of every token
+    sin: Tensor
+    mask: Mask = None
+    cache: KVCache | None = None
+    checkpoint_layers: bool = False
+    tokens: Tensor | None = None  # int64 [B, T]  whose embeddings x are, where that is known
+
+    def rotation(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of each token of all rows, one after the other, [B T, E]."""
+        B, T, _ = self.x.shape
+        cos, sin = (t if dtype is None else t.to(dtype) for t in (self.cos, self.sin))
+        return tuple(t.expand(B, 1, *t.shape[-2:]).reshape(B * T, -1) for t in (cos, sin))  # pyright: ignore
+
+
+class LayerBackend(Backend):
+    """Computes the layers of a decoder."""
+
+    def covers(self, decoder: Decoder, given: Pass) -> str | None:
+        """Why it does not compute this pass; None: it does."""
+        raise NotImplementedError
+
+    def hidden_states(self, decoder: Decoder, given: Pass) -> Tensor:
+        """What `Decoder.each_layer` defines, [B, T, D]."""
+        raise NotImplementedError
+
+    def reads_many_rows(self, model: nn.Module) -> bool:
+        """Whether a token costs no more, however many rows a pass has."""
+        return False
+
+    def same_bits_as_sampler(self, model: nn.Module) -> bool:
+        """Whether log-probs may equal those of the runner that samples, to the last bit."""
+        return False
+
+
+def choose_backend(decoder: Decoder, given: Pass) -> LayerBackend | None:
+    """The first backend that covers the pass; None: plain code."""
+    if given.cache is not None or not differentiates_once():
+        return None
+    allowed = decoder.backends
+    for backend in offering(LayerBackend):
+        if (allowed is None or backend.name in allowed) and backend.covers(decoder, given) is None:
+            return backend
+    return None
+
+
+def reads_many_rows(model: nn.Module) -> bool:
+    """Whether some backend reads the model's rows at one price a token, however many are in a pass."""
+    return any(backend.reads_many_rows(model) for backend in offering(LayerBackend))
+
+
+def same_bits_as_sampler(model: nn.Module) -> bool:
+    """Whether some backend gives the model the log-probs of the runner that samples, to the last bit."""
+    return any(backend.same_bits_as_sampler(model) for backend in offering(LayerBackend))

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.heads import ScalarHead, freeze_unused_head
-from hone.model.layout.forward import Lines, cells, hidden_states, scatter
-from hone.model.layout.ragged import Rows
-from hone.model.layout.shared_prefix import lines_of
-from hone.model.vocab.token_stats import STATS, HeadRows, LogRows, Positions, token_stats
+from hone.model.layout.forward import Lines, cells, hidden_states, lines_of, scatter
+from hone.model.layout.rows import Rows
+from hone.model.scorer import ScalarHead, freeze_unused_head
+from hone.model.vocab.distribution import STATS, HeadRows, LogRows
+from hone.model.vocab.token_stats import Positions, token_stats
 from hone.types import Batch, Forward
 
 
@@ -38,12 +38,11 @@ class RelativeDistribution(Protocol):
 
 
 class SharedCritic(nn.Module):
-    """A value head on the policy's own hidden states; detach: the value loss does not reach the backbone."""
+    """A value head on the policy's own hidden states."""
 
-    def __init__(self, hidden_size: int, *, detach: bool = False, zero: bool = True) -> None:
+    def __init__(self, hidden_size: int, *, zero: bool = True) -> None:
         super().__init__()
         self.head = ScalarHead(hidden_size, zero=zero)
-        self.detach = detach
 
 
 class OwnCritic(nn.Module):
@@ -72,7 +71,6 @@ class Policy(nn.Module):
         critic: SharedCritic | OwnCritic | None = None,
         temperature: float = 1.0,
         layout: str = "shared",
-        line: int | None = None,
         chunk: Positions = "fit",
         checkpoint_layers: bool | None = None,
     ) -> None:
@@ -82,7 +80,7 @@ class Policy(nn.Module):
         if temperature <= 0:
             raise HoneError(f"temperature is {temperature}: training needs a positive one, 1.0 if in doubt")
         self.decoder, self.critic = decoder, critic
-        self.temperature, self.layout, self.line = temperature, layout, line
+        self.temperature, self.layout = temperature, layout
         self.chunk: Positions = chunk
         self.checkpoint_layers = checkpoint_layers
         self.reference = self.old = None
@@ -149,7 +147,7 @@ class Policy(nn.Module):
     def _lay_out(self, batch: Batch, *, every: bool) -> Lines:
         """The tokens to read: every one, or those that a log-prob depends on; a row counts as long as it is."""
         read = batch if every else read_up_to_mask(batch)
-        lines = lines_of(read, self.decoder, layout=self.layout, line=self.line)
+        lines = lines_of(read, self.decoder, layout=self.layout)
         if every:
             return lines
         if isinstance(lines.mask, Rows) and batch.mask.is_cpu:
@@ -168,7 +166,7 @@ class Policy(nn.Module):
             return self.critic.head(own)
         assert self.critic is not None, "_check saw to it"
         assert hidden is not None, "forward saw to it"
-        return self.critic.head(hidden.detach() if self.critic.detach else hidden)
+        return self.critic.head(hidden)
 
     def _check(self, batch: Batch, want: frozenset[str]) -> None:
         if unknown := want - STATS - {"value"}:
@@ -208,7 +206,5 @@ def frozen_copy(policy: Policy, *, critic: bool = False) -> Policy:
 
 def frozen_policy(decoder: Decoder, like: Policy, *, critic: SharedCritic | OwnCritic | None = None) -> Policy:
     """A decoder without gradients that is read as `like` is."""
-    twin = Policy(
-        decoder, critic=critic, temperature=like.temperature, layout=like.layout, line=like.line, chunk=like.chunk
-    )
+    twin = Policy(decoder, critic=critic, temperature=like.temperature, layout=like.layout, chunk=like.chunk)
     return twin.requires_grad_(False).eval()

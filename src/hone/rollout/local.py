@@ -5,20 +5,20 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from hone.engine.draw import check_params
 from hone.engine.engine import Engine
-from hone.engine.params import Adapters, SampleParams, check_whole
-from hone.engine.refuse import check_prompt, check_text
-from hone.engine.request import News, Request
+from hone.engine.params import Adapters, SampleParams, check_params, check_prompt, check_text, check_whole
+from hone.engine.requests import News, Request
 from hone.engine.runner import Runner, Switch
+from hone.engine.runners.choose import has_runner, make_runner
+from hone.engine.static_batch import SampledDecoder, StaticBatches
 from hone.engine.stop_strings import Decode
-from hone.engine.waves import Decoder, Waves
 from hone.errors import HoneError
+from hone.model.decoder import Decoder
 from hone.types import Group, Rollout, Stop
 
 ADAPTER_IS_ON = frozenset({"selected", "enabled"})  # of model.lora.LoRALinear, which is to the right of this package
@@ -26,23 +26,8 @@ Ended = Callable[[News], tuple[int, Rollout]]  # what is made of a request's end
 COLUMNS = 64  # memory for sequences grows in steps of so many tokens, so that it seldom has to be made anew
 
 
-class Running(Protocol):
-    """A decoder that makes its own runner."""
-
-    def runner(
-        self,
-        *,
-        max_rows: int,
-        capacity: int,
-        switch: Switch | None,
-        invariant: bool,
-        memory: int | None,
-        support: bool,
-    ) -> Runner: ...
-
-
 @contextmanager
-def evaluating(decoder: Decoder) -> Iterator[None]:
+def evaluating(decoder: SampledDecoder) -> Iterator[None]:
     """Every module in eval mode, then each back in its own mode."""
     training = [module for module in decoder.modules() if module.training]
     try:
@@ -68,7 +53,7 @@ class LocalSampler:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: SampledDecoder,
         *,
         max_rows: int = 512,
         pad_id: int = 0,
@@ -161,9 +146,9 @@ class LocalSampler:
         """Completions, with the weights as they are, step by step; adapter: the name of the one that is on."""
         if not prompts:
             return
-        if getattr(self.decoder, "runner", None) is None:
-            waves = Waves(self.decoder, max_rows=self.max_rows, decode=self.decode)
-            yield from ([ended(news)] for news in waves.write(prompts, params))
+        if not has_runner(self.decoder):
+            batches = StaticBatches(self.decoder, max_rows=self.max_rows, decode=self.decode)
+            yield from ([ended(news)] for news in batches.write(prompts, params))
             return
         longest = max(prompts.values(), key=len)
         columns = len(longest) + self._limit(longest, params)
@@ -191,7 +176,8 @@ class LocalSampler:
             rows = max(rows, self._rows)
             del runner
             self.release()  # before the memory of the next is taken
-            runner = self._runner = cast(Running, self.decoder).runner(
+            runner = self._runner = make_runner(
+                cast(Decoder, self.decoder),
                 max_rows=rows,
                 capacity=columns,
                 switch=self.switch,
@@ -266,7 +252,7 @@ def _mask(before: int, written: int) -> tuple[bool, ...]:
     return (False,) * before + (True,) * written
 
 
-def _copied(decoder: Decoder, switch: Switch | None) -> tuple[Decoder, Switch | None]:
+def _copied(decoder: SampledDecoder, switch: Switch | None) -> tuple[SampledDecoder, Switch | None]:
     """A decoder of its own, and what switches its adapters."""
     twin, other = copies.deepcopy((decoder, switch))
     if switch is not None and other is switch:  # a plain function: it would switch the learner's

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from hone.engine.request import Request as EngineRequest
+from hone.engine.requests import Request as EngineRequest
 from hone.serve import reply
 from hone.serve.body import CompletionRequest, ServedModels, read_request
 from hone.serve.detokenize import Completion, Delta, TokenBytes

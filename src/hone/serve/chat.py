@@ -20,7 +20,7 @@ from typing import Protocol
 from hone.data.text.chat import continue_chat, render_prompt
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams
-from hone.engine.request import Request
+from hone.engine.requests import Request
 from hone.errors import HoneError
 from hone.serve.detokenize import Completion, TokenBytes
 from hone.serve.load import Loaded

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hone.data.text.tokenizer import UNKNOWN, Tokenizer, byte_of
-from hone.engine.request import News, Tops
+from hone.engine.requests import News, Tops
 from hone.types import Stop
 
 HELD = 3  # bytes of a character that may still be missing its last: each shows as one UNKNOWN at most

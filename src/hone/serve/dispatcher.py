@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hone.engine.engine import Counts, Engine
-from hone.engine.request import News, Request
+from hone.engine.requests import News, Request
 from hone.errors import HoneError
 from hone.serve.http import APIError, invalid_request
 

@@ -10,8 +10,8 @@ import torch
 from hone.data.text.tokenizer import Tokenizer, check_fits
 from hone.engine.engine import Engine
 from hone.engine.runner import Runner
-from hone.engine.runners.choose import SHARE, column_bytes, free_memory
-from hone.engine.runners.torch.runner import PlainRunner
+from hone.engine.runners import choose
+from hone.engine.runners.registry import column_bytes
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
@@ -79,13 +79,12 @@ def load(
 
 def make_runner(decoder: Decoder, *, max_rows: int, int8: bool, invariant: bool) -> Runner:
     """The model's whole context for each row, or as much as memory has room for; fewer rows where it is short."""
-    columns = int(SHARE * free_memory(decoder.device)) // column_bytes(decoder)
+    columns = int(choose.SHARE * choose.free_memory(decoder.device)) // column_bytes(decoder)
     capacity = max(2, min(decoder.config.max_position_embeddings, columns - 1))
     switch = partial(use_adapter, decoder)
-    if not int8:
-        return decoder.runner(max_rows=max_rows, capacity=capacity, switch=switch, invariant=invariant)
-    rows = max(1, min(max_rows, columns // (capacity + 1)))
-    return PlainRunner(decoder, max_rows=rows, capacity=capacity, switch=switch, invariant=invariant, int8=True)
+    return choose.make_runner(
+        decoder, max_rows=max_rows, capacity=capacity, switch=switch, invariant=invariant, int8=int8
+    )
 
 
 def place(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:

@@ -24,8 +24,8 @@ from hone.data.collate import collate, judged, mismatched, table
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.stats import Laps
-from hone.model.backends.fused.streams import side_by_side
-from hone.model.backends.native.stack import bundled
+from hone.model.decoder import same_bits_as_sampler
+from hone.model.layout.forward import run_passes
 from hone.train.learner import Learner, mini_batches, minibatch_rows, ran_out, release_memory
 from hone.types import ABSENT, Batch, Forward, ForwardModel, Group, sent
 
@@ -93,7 +93,7 @@ def evaluate(model: ForwardModel, batch: Batch, want: frozenset[str], *, rows: i
     slices = [slice(i * rows, (i + 1) * rows) for i in range(number)]
     if number > 1 and collect.world()[1] == 1:
         passes = [partial(_forward, model, batch.rows(at), want) for at in slices]
-        each = side_by_side(passes, batch.mask.device, _tensors)
+        each = run_passes(passes, batch.mask.device, _tensors)
     else:
         each = [_forward(model, batch.rows(at), want) for at in slices]
     parts = [part for made in each for part in made]
@@ -213,7 +213,7 @@ def annotated_minibatches(
 
 def sampler_agrees(learner: Learner) -> bool:
     """Whether sampler and learner may compute the same numbers at all: the same code, on this rank alone."""
-    return collect.world()[1] == 1 and bundled(cast(nn.Module, learner.policy))
+    return collect.world()[1] == 1 and same_bits_as_sampler(cast(nn.Module, learner.policy))
 
 
 def drawn_from_policy(groups: list[Group]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hone.algo.table import Algorithm
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.model.backends.native.stack import bundled
+from hone.model.decoder import reads_many_rows
 from hone.model.policy import Policy, frozen_copy
 from hone.train import optim
 from hone.train.guard import Guard
@@ -82,7 +82,7 @@ class Learner:
     def rows_of(self, batch: Batch) -> int:
         """How many rows of the batch are in memory at once when they are only read."""
         longest = int(batch.host.real.sum(-1).max()) if len(batch) else 0
-        most = BUNDLED if bundled(cast(nn.Module, self.policy)) else CACHE
+        most = BUNDLED if reads_many_rows(cast(nn.Module, self.policy)) else CACHE
         fit = fitting(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device, most=most)
         return max(1, fit // self.guard.divisor)
 

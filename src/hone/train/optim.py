@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hone.dist import collect
-from hone.model.layout.forward import wide
+from hone.model.vocab.distribution import wide
 
 BLOCK = 256  # the most numbers that share a scale
 SMALL = 4096  # vectors, and matrices below this size, keep float32 moments: they are few, and norms and biases matter

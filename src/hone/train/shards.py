@@ -12,9 +12,8 @@ from hone.checkpoint.files import optimizer_tensors
 from hone.dist import collect
 from hone.dist.spread import apart, cut, is_spread, joined, materialised, mesh_of, own, skeleton, spread, units, whole
 from hone.model.decoder import Decoder
-from hone.model.heads import ScalarHead
 from hone.model.policy import OwnCritic, Policy, frozen_policy
-from hone.model.scorer import Scorer
+from hone.model.scorer import ScalarHead, Scorer
 from hone.train.optim import parameters_of
 from hone.types import Batch
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hone.algo.table import Algorithm, Loss, TrustRegion, objective
 from hone.dist import collect
 from hone.log.stats import Stats
-from hone.model.second_order import twice_differentiable
+from hone.model.backends.registry import twice_differentiable
 from hone.train import metrics
 from hone.train.guard import mark
 from hone.train.learner import Learner, retry_smaller

@@ -1,0 +1,9 @@
+"""Runners: what reads prompts and writes tokens with a model's weights and a KV cache.
+
+Every folder is a runner. Its `__init__.py` says in REQUIRES which packages it needs, and its `runner.py` lists in
+BACKENDS what it covers. torch/ is the definition and takes the rest. Delete another folder and everything still works,
+slower.
+Doors: `choose` (make_runner, has_runner), `registry`. Nobody imports a runner by name but `choose`, which imports
+torch's.
+May import engine/ and model/.
+"""

@@ -19,8 +19,7 @@ from hone.model.formats.foreign import load_foreign, load_foreign_scorer, severa
 from hone.model.formats.hf_config import CONFIG, Unknown, config_from_hf
 from hone.model.formats.save import EMBEDDING, HEAD, SCORE
 from hone.model.formats.weight_files import read_file, read_weights
-from hone.model.heads import ScalarHead
-from hone.model.scorer import Scorer
+from hone.model.scorer import ScalarHead, Scorer
 
 
 def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Decoder:

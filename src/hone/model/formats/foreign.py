@@ -52,7 +52,6 @@ class Foreign(Decoder):
     """
 
     takes_lists = False
-    runner = None  # pyright: ignore[reportAssignmentType]  # it is sampled in waves
 
     def __init__(self, inner: Any) -> None:
         super(Decoder, self).__init__()  # an nn.Module, without the decoder's own weights

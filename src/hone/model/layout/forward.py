@@ -1,22 +1,29 @@
-"""From a padded table to hidden states and back: packing is known here and nowhere else.
+"""From a padded table to hidden states and back: packing and shared prompts are known here and nowhere else.
 
+A token's hidden state depends on the tokens before it and on nothing else, so the rows of a group share those of their
+prompt: eight answers to a question cost one reading of it, forward and backward.
 Shapes: B rows and T columns of the table, L lines of W slots for the decoder, N chosen positions, D hidden.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hone.errors import HoneError
-from hone.model.backends.fused.cuda_graphs import hidden_by_graph
+from hone.model.backends.registry import Backend, offering
+from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Mask
-from hone.model.layout.recompute import crowded
-from hone.types import sent
+from hone.model.layout.rows import Grouped, Ints, Rows, Spans, Tables, row_attention, tiled
+from hone.types import Batch, sent
 
-LAYOUTS = ("padded", "packed")
+LAYOUTS = ("padded", "packed", "shared")
 LINE = 512  # slots of a packed line, unless a row is longer
+SHARE = 0.7  # of the free memory that layers may fill: logits, gradients and what is being computed need the rest
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +59,6 @@ def moved(x: Any, device: torch.device) -> Any:
     return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x)})  # pyright: ignore
 
 
-def wide(x: Tensor) -> Tensor:
-    """At least float32: log-probs and values are never kept in half precision."""
-    return x if x.dtype in (torch.float32, torch.float64) else x.float()
-
-
 def first_fit_decreasing(lengths: list[int], width: int) -> tuple[list[int], list[int]]:
     """The line and first slot of each row: longest rows first, each into the first line with room."""
     line, start, used = [0] * len(lengths), [0] * len(lengths), list[int]()
@@ -72,21 +74,19 @@ def first_fit_decreasing(lengths: list[int], width: int) -> tuple[list[int], lis
     return line, start
 
 
-def lay_out(inputs: Tensor, real: Tensor, *, layout: str = "padded", line: int | None = None) -> Lines:
-    """Real tokens moved together: "padded" one row a line, "packed" several, at most `line` slots a line.
+def lay_out(inputs: Tensor, real: Tensor, *, layout: str = "padded") -> Lines:
+    """Real tokens moved together: "padded" one row a line, "packed" several in lines of LINE slots or more.
 
     A table without real tokens gives one empty slot, so that a forward pass still reaches every parameter.
     """
-    if layout not in LAYOUTS:
-        raise HoneError(f'unknown layout "{layout}": use "padded" or "packed"')
+    if layout not in ("padded", "packed"):
+        raise HoneError(f'unknown layout "{layout}": use one of {", ".join(LAYOUTS)}')
     lengths = real.sum(-1).tolist()
     longest = max(lengths, default=0)
     if layout == "padded":
         lines, starts = list(range(len(lengths))), [0] * len(lengths)
     else:
-        if line is not None and longest > line:
-            raise HoneError(f"a row has {longest} tokens, a packed line holds {line}: raise it or shorten the row")
-        lines, starts = first_fit_decreasing(lengths, line or max(longest, LINE))
+        lines, starts = first_fit_decreasing(lengths, max(longest, LINE))
     shape = (max(lines, default=0) + 1, max([s + n for s, n in zip(starts, lengths, strict=True)] + [1]))
 
     rank = real.cumsum(-1) - 1  # place in the row; meaningless on padding
@@ -117,6 +117,135 @@ def block_causal(document_LW: Tensor) -> Tensor:
     return (same & torch.ones(W, W, dtype=torch.bool, device=same.device).tril())[:, None]
 
 
+def lines_of(batch: Batch, decoder: Decoder, *, layout: str) -> Lines:
+    """The batch as the decoder is fed it; one that takes no lists gets rows with their padding instead of sharing."""
+    at, device = batch.host, batch.targets.device
+    if layout != "shared" or not decoder.takes_lists:
+        return lay_out(at.inputs, at.real, layout="padded" if layout == "shared" else layout).to(device)
+    return lay_out_shared(at.inputs, at.real, at.group, kernels=by_kernels(decoder, device)).to(device)
+
+
+def by_kernels(decoder: Decoder, device: torch.device) -> bool:
+    """Whether rows are attended to by kernels of our own, which have no second gradient."""
+    dtype = decoder.computes_in or decoder.model.embed_tokens.weight.dtype
+    return row_attention(device, dtype, decoder.config.head_dim) is not None
+
+
+def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor, *, kernels: bool = False) -> Lines:
+    """One line of all different tokens; without kernels a table that it would not shorten is laid out as it is."""
+    there, tokens = real.cpu().numpy(), inputs.cpu().numpy()
+    lengths = there.sum(-1)
+    B, W = len(there), int(lengths.max()) if len(there) else 0
+    filled = np.arange(there.shape[1]) < lengths[:, None]
+    straight = np.array_equal(filled, there)
+    if not straight:
+        compact = np.zeros_like(tokens)
+        compact[filled] = tokens[there]  # both go row by row, left to right
+        tokens = compact
+    rows = Grouped.of(tokens, lengths, group.cpu().numpy())
+    if not rows.tokens or (rows.tokens == B * W and not kernels):
+        return lay_out(inputs, real)
+    cells = np.maximum(rows.cells(B, there.shape[1]), 0).astype(np.int64)
+    if not straight:
+        cells = np.where(there, np.take_along_axis(cells, (there.cumsum(-1) - 1).clip(min=0), 1), 0)
+    return Lines(
+        tokens=torch.from_numpy(tokens.ravel()[rows.each(np.arange(B) * tokens.shape[1])])[None],
+        slot=torch.from_numpy(cells),
+        real=real.cpu(),
+        longest=W,
+        positions=torch.from_numpy(rows.each(np.zeros_like(lengths)))[None],
+        mask=_in_tiles(rows) if kernels else _in_tables(rows),
+    ).to(inputs.device)
+
+
+def tables(lengths: list[int]) -> list[list[int]]:
+    """The rows that have tokens, longest first, in tables whose rows fill at least three quarters of the width."""
+    found = list[list[int]]()
+    for row in sorted((r for r, n in enumerate(lengths) if n), key=lambda r: -lengths[r]):
+        if found and 4 * lengths[row] >= 3 * lengths[found[-1][0]]:
+            found[-1].append(row)
+        else:
+            found.append([row])
+    return found
+
+
+def _in_tiles(rows: Grouped) -> Rows:
+    """The rows shared out among a GPU's programs."""
+    spans, tiles = tiled(rows)
+    return Rows(spans=spans, by=tiles)
+
+
+def _in_tables(rows: Grouped) -> Rows:
+    """The rows' cells put together by length."""
+    lengths, place, end = rows.lengths.tolist(), np.zeros_like(rows.lengths), 0
+    cells, parts, shapes = rows.cells(len(lengths), max(lengths)), list[Ints](), list[tuple[int, int]]()
+    for chosen in tables(lengths):
+        n, W = len(chosen), lengths[chosen[0]]
+        parts.append(np.maximum(cells[chosen, :W], 0).ravel())
+        place[chosen] = np.arange(n) * W + end
+        shapes.append((n, W))
+        end += n * W
+    flat, owner = np.concatenate(parts).astype(np.int64), rows.each(place)
+    by = Tables(cells=torch.from_numpy(flat), shapes=tuple(shapes), owner=torch.from_numpy(owner))
+    return Rows(spans=Spans.of(rows), by=by)
+
+
+def kept(config: DecoderConfig) -> int:
+    """Numbers that a layer keeps for each token: two residual streams, queries, keys and values, what attention made of
+    them, gate and up."""
+    heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
+    return 2 * config.hidden_size + heads * config.head_dim + 2 * config.intermediate_size
+
+
+def crowded(decoder: Decoder, tokens: int, *, free: int | None = None) -> bool:
+    """Whether so many tokens would fill the memory that is free; None: what the GPU has, and never on a CPU."""
+    weight, config = decoder.model.embed_tokens.weight, decoder.config
+    if free is None and not weight.is_cuda:
+        return False
+    needed = tokens * config.num_hidden_layers * kept(config) * weight.element_size()
+    return needed > SHARE * (_free(weight.device) if free is None else free)
+
+
+def _free(gpu: torch.device) -> int:
+    return torch.cuda.get_device_properties(gpu).total_memory - torch.cuda.memory_allocated(gpu)
+
+
+class PassBackend(Backend):
+    """Takes the place of a whole call of the decoder: recorded passes that are replayed."""
+
+    def covers(self, decoder: Decoder, lines: Lines) -> str | None:
+        """Why it does not compute this pass; None: it does."""
+        raise NotImplementedError
+
+    def hidden_states(self, decoder: Decoder, lines: Lines) -> Tensor:
+        """[L, W, D]; a list may have more slots at its end than it was given."""
+        raise NotImplementedError
+
+
+class Streams(Backend):
+    """Runs passes without gradients beside each other."""
+
+    def covers(self, device: torch.device) -> str | None:
+        """Why it has no streams there; None: it has."""
+        raise NotImplementedError
+
+    def run(
+        self, passes: Iterable[Callable[[], T]], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
+    ) -> list[T]:
+        """What the passes give, in their order."""
+        raise NotImplementedError
+
+
+def run_passes(
+    passes: Iterable[Callable[[], T]], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
+) -> list[T]:
+    """What the passes give, in their order, beside each other where a backend can; tensors: those of a result."""
+    for backend in offering(Streams):
+        if backend.covers(device) is None:
+            return backend.run(passes, device, tensors)
+    return [one() for one in passes]
+
+
 def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | None = False) -> Tensor:
     """[L, W, D]; checkpoint_layers: layers keep only their inputs for the backward pass; None: where memory is short"""
     context = decoder.config.max_position_embeddings
@@ -128,9 +257,9 @@ def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | N
     if checkpoint_layers is None:
         checkpoint_layers = decoder.takes_lists and crowded(decoder, lines.tokens.numel())
     if decoder.takes_lists and not checkpoint_layers:
-        hidden = hidden_by_graph(decoder, lines.tokens, lines.positions, lines.mask)
-        if hidden is not None:
-            return hidden
+        for backend in offering(PassBackend):
+            if backend.covers(decoder, lines) is None:
+                return backend.hidden_states(decoder, lines)
     return decoder(lines.tokens, positions=lines.positions, mask=lines.mask, checkpoint_layers=checkpoint_layers)
 
 

@@ -1,0 +1,5 @@
+"""The vocabulary's numbers: log-probs, entropies and KLs of hidden states, a chunk of positions at a time.
+
+Doors: `token_stats` (token_stats) computes them with gradients, `distribution` (HeadRows, LogRows) says what they are.
+May import the registry of backends, and of engine/ what top-k, top-p and min-p keep.
+"""

@@ -1,9 +1,18 @@
-"""Distributions over the vocabulary and their statistics, written out for autograd.
+"""Distributions over the vocabulary, and the statistics of a chunk of them with their gradients in closed form.
 
-What a model does to its own logits, and a second derivative, need this; vocab_fused.py has the rest.
+With x the logits, z = (x - max x) / T, q = softmax(z), r and o what it is compared with, per position:
+
+    logp    log q[target]              d/dz_j = [j = target] - q_j
+    entropy H = -sum q log q           d/dz_j = -q_j (log q_j + H)
+    ref_kl  K = sum q (log q - log r)  d/dz_j = q_j (log q_j - log r_j - K)
+    old_kl  sum o (log o - log q)      d/dz_j = q_j - o_j
+
+and d/dx_j is that over T: the maximum and the normaliser cancel, since each statistic is of a distribution. A token
+of probability 0 adds nothing, whatever its logarithm, and has no gradient. A model that changes its logits after the
+head's matrix, and a second derivative, go through autograd.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +20,200 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hone.model.layout.forward import wide
+from hone.model.backends.registry import Backend, offering
 from hone.types import Support
 
 LogRows = Callable[[slice], Tensor]  # positions -> their log-distributions [n, V]
 Finish = Callable[[Tensor], Tensor]  # what a model does to its logits after the head's matrix
+STATS = frozenset({"logp", "entropy", "ref_kl", "old_kl"})
+# The table's rows: the statistics, and of each distribution max x and log sum exp z.
+NUMBERS = ("top", "log", "logp", "entropy", "ref_kl", "old_kl", "ref_top", "ref_log", "old_top", "old_log")
+PLACE = {name: i for i, name in enumerate(NUMBERS)}
+BLOCK = 1 << 18  # logits worked on together: they stay in a core's cache from one operation to the next
+GPU_BLOCK = 1 << 25  # on other devices
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32: log-probs and values are never kept in half precision."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """What a chunk's distribution is compared with."""
+
+    logits: Tensor  # [n, V]
+    temperature: float = 1.0
+    given: bool = False  # they are log-probs, and taken as they are
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """The logits of n positions, and where their numbers stand."""
+
+    logits: Tensor  # [n, V]
+    targets: Tensor  # int64 [n]
+    table: Tensor  # at least float32 [NUMBERS, n]
+    want: frozenset[str]
+    temperature: float = 1.0
+    cut: bool = False  # some logits are -inf: those of tokens that the sampler could not draw
+    others: Mapping[str, Other]  # by "ref_kl" and "old_kl"
+
+    def __getitem__(self, name: str) -> Tensor:
+        """[n, 1]"""
+        return self.table[PLACE[name], :, None]
+
+    def rows(self, at: slice) -> "Chunk":
+        """Some of the positions, as views."""
+        return Chunk(
+            logits=self.logits[at],
+            targets=self.targets[at],
+            table=self.table[:, at],
+            want=self.want,
+            temperature=self.temperature,
+            cut=self.cut,
+            others={
+                name: Other(logits=y.logits[at], temperature=y.temperature, given=y.given)
+                for name, y in self.others.items()
+            },
+        )
+
+
+def blocks(logits: Tensor) -> Iterator[slice]:
+    """Slices of the rows, of a size that suits the device."""
+    rows, cols = logits.shape
+    step = max(1, (BLOCK if logits.is_cpu else GPU_BLOCK) // cols)
+    return (slice(i, min(i + step, rows)) for i in range(0, rows, step))
+
+
+def stats(chunk: Chunk) -> None:
+    """Write what the chunk wants, and what its gradient will read, into its table."""
+    for at in blocks(chunk.logits):
+        _stats(chunk.rows(at))
+
+
+def grad(chunk: Chunk, upstream: Mapping[str, Tensor]) -> None:
+    """The logits become their gradient; upstream: that of each statistic that has one, [n]; the table is filled."""
+    for at in blocks(chunk.logits):
+        _grad(chunk.rows(at), {name: g[at, None] for name, g in upstream.items()})
+
+
+def _centred(x: Tensor, top: Tensor, temperature: float, *, out: Tensor | None = None) -> Tensor:
+    """(x - top) / T: the maximum goes first, so that nothing overflows, and as the sampler does it."""
+    z = torch.sub(x, top, out=out)
+    return z if temperature == 1 else z.div_(temperature)
+
+
+def _stats(c: Chunk) -> None:
+    x = wide(c.logits)
+    top = x.amax(-1, keepdim=True)
+    z = _centred(x, top, c.temperature)
+    at_target = z.gather(-1, c.targets[:, None])
+    weight = z.exp_() if c.want == {"logp"} else z.exp()
+    total = weight.sum(-1, keepdim=True)
+    log = total.log()
+    found = {"top": top, "log": log, "logp": at_target - log}
+    if "entropy" in c.want:
+        found["entropy"] = log - _dot(weight, z) / total
+    if "ref_kl" in c.want:
+        found["ref_kl"] = _dot(weight, z - _compared(c, "ref", normalise=True)) / total - log
+    if "old_kl" in c.want:
+        old = _compared(c, "old", normalise=True)
+        found["old_kl"] = _dot(old.exp(), old - (z - log))
+    for name, value in found.items():
+        c[name].copy_(value)
+
+
+def _dot(p: Tensor, x: Tensor) -> Tensor:
+    """[n, 1] sum p x, where a p of 0 adds nothing whatever the x"""
+    found = (p * x).sum(-1, keepdim=True)
+    if found.isnan().any():  # 0 times infinity: looked for only now, since looking costs more than the sum
+        found = (p * x).masked_fill_(p == 0, 0.0).sum(-1, keepdim=True)
+    return found
+
+
+def _compared(c: Chunk, name: str, *, normalise: bool = False) -> Tensor:
+    """The log-probs of "ref" or "old"; normalise: find their numbers first."""
+    other = c.others[f"{name}_kl"]
+    y = wide(other.logits)
+    if other.given:
+        return y
+    if normalise:
+        c[f"{name}_top"].copy_(y.amax(-1, keepdim=True))
+        z = _centred(y, c[f"{name}_top"], other.temperature)
+        c[f"{name}_log"].copy_(z.exp().sum(-1, keepdim=True).log_())
+        return z.sub_(c[f"{name}_log"])
+    return _centred(y, c[f"{name}_top"], other.temperature).sub_(c[f"{name}_log"])
+
+
+def _grad(c: Chunk, upstream: Mapping[str, Tensor]) -> None:
+    g = {name: value / c.temperature for name, value in upstream.items()}
+    x = wide(c.logits)
+    target = c.targets[:, None]
+    kept = x.gather(-1, target) > -torch.inf if c.cut else None  # before the logits are overwritten
+    logq = _centred(x, c["top"], c.temperature, out=x).sub_(c["log"])  # a wide chunk is overwritten here
+    dx = logq.exp_().mul_(-g["logp"]) if g.keys() == {"logp"} else _mixed(c, g, logq)
+    if "logp" in g:
+        dx.scatter_add_(-1, target, g["logp"] if kept is None else g["logp"] * kept)
+    if dx.data_ptr() != c.logits.data_ptr():
+        c.logits.copy_(dx)
+
+
+def _mixed(c: Chunk, g: Mapping[str, Tensor], logq: Tensor) -> Tensor:
+    """q (logq (g_ref - g_entropy) + the position's constant - g_ref log r) - g_old o"""
+    zero = torch.zeros_like(c["log"])
+    g_entropy, g_ref, g_old = (g.get(name, zero) for name in ("entropy", "ref_kl", "old_kl"))
+    constant = g_old - g.get("logp", zero)
+    constant = constant - g_entropy * c["entropy"] if "entropy" in g else constant
+    constant = constant - g_ref * c["ref_kl"] if "ref_kl" in g else constant
+    q = logq.exp()
+    dx = logq.mul_(g_ref - g_entropy).add_(constant)
+    if "ref_kl" in g:
+        dx.addcmul_(g_ref, _compared(c, "ref"), value=-1)
+    if dx.mul_(q).sum().isnan():
+        dx.masked_fill_(q == 0, 0.0)
+    if "old_kl" in g:
+        dx.addcmul_(g_old, _compared(c, "old").exp(), value=-1)
+    return dx
+
+
+class VocabBackend(Backend):
+    """Computes the statistics of a chunk of logits and their gradient; this class itself is the plain way."""
+
+    name = "plain"
+
+    def covers(self, logits: Tensor) -> str | None:
+        """Why it does not compute such a chunk; None: it does."""
+        return None
+
+    def stats(self, chunk: Chunk) -> None:
+        """Write what the chunk wants, and what its gradient will read, into its table."""
+        stats(chunk)
+
+    def grad(self, chunk: Chunk, upstream: Mapping[str, Tensor]) -> None:
+        """The logits become their gradient; upstream: that of each statistic that has one, [n]."""
+        grad(chunk, upstream)
+
+    def covers_head(self, rows: "HeadRows", plan: "Plan") -> str | None:
+        """Why it does not multiply with the head and compute the statistics in one go; None: it does."""
+        return "it begins with logits"
+
+    def head_stats(self, rows: "HeadRows", plan: "Plan", table: Tensor, *, logits: Tensor | None) -> None:
+        """Write the plan's numbers into the table; logits: receives them, [N, V]."""
+        raise NotImplementedError
+
+
+PLAIN = VocabBackend()
+
+
+def vocab_backend(logits: Tensor) -> VocabBackend:
+    """The first backend that covers such logits, or else the plain way."""
+    return next((b for b in offering(VocabBackend) if b.covers(logits) is None), PLAIN)
+
+
+def head_backend(rows: "HeadRows", plan: "Plan") -> VocabBackend | None:
+    """The first backend that needs no logits to begin with; None: there is none."""
+    return next((b for b in offering(VocabBackend) if b.covers_head(rows, plan) is None), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,7 +273,7 @@ def by_autograd(rows: HeadRows, plan: Plan) -> list[Tensor]:
 
 
 def differentiable_gradients(rows: HeadRows, plan: Plan, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """vocab_rows.py's gradients of hidden states and head, to be differentiated again; given: [N] by statistic.
+    """`grad`'s gradients of hidden states and head, to be differentiated again; given: [N] by statistic.
 
     Not by autograd, for which a head that is tied to the embedding is behind the hidden states as well.
     """
@@ -110,14 +308,14 @@ def _stat(name: str, logq_nV: Tensor, plan: Plan, at: slice) -> Tensor:
     if name == "logp":
         return logq_nV.gather(-1, plan.targets[at, None]).squeeze(-1)
     if name == "entropy":
-        return -_dot(logq_nV.exp(), logq_nV)
+        return -_expectation(logq_nV.exp(), logq_nV)
     with torch.no_grad():
         logr = plan.check(name, plan.others[name](at), logq_nV.shape)
     if name == "ref_kl":
-        return _dot(logq_nV.exp(), logq_nV - logr)
-    return _dot(logr.exp(), logr - logq_nV)
+        return _expectation(logq_nV.exp(), logq_nV - logr)
+    return _expectation(logr.exp(), logr - logq_nV)
 
 
-def _dot(p: Tensor, x: Tensor) -> Tensor:
+def _expectation(p: Tensor, x: Tensor) -> Tensor:
     """sum p x, where a p of 0 adds nothing whatever the x"""
     return (p * x.masked_fill(p == 0, 0.0)).sum(-1)

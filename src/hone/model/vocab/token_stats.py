@@ -1,22 +1,38 @@
 """Log-probs, entropies and KLs from hidden states: positions meet the vocabulary a chunk at a time.
 
+All chunks of logits share one piece of memory. The backward pass computes the logits again, turns them into their
+gradient in place, and multiplies that with the head and the hidden states. Kept between the passes are the inputs,
+numbers by position, and the logits of the last chunk: the backward pass begins with it and needs memory for one chunk
+in any case.
 Shapes: N positions, n of a chunk, D hidden, V vocabulary.
 """
 
-from collections.abc import Mapping
-from typing import Literal, TypedDict, Unpack
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from hone.model.second_order import once
-from hone.model.vocab import chunked
-from hone.model.vocab.distribution import Finish, HeadRows, LogRows, Plan, by_autograd
-from hone.model.vocab.rows import STATS
+from hone.model.backends.registry import differentiates_once
+from hone.model.vocab.distribution import (
+    NUMBERS,
+    PLACE,
+    STATS,
+    Chunk,
+    Finish,
+    HeadRows,
+    LogRows,
+    Other,
+    Plan,
+    by_autograd,
+    differentiable_gradients,
+    head_backend,
+    vocab_backend,
+    wide,
+)
 from hone.types import Support
 
-__all__ = ["STATS", "HeadRows", "LogRows", "Positions", "token_stats"]
-
+Grads = tuple[Tensor | None, Tensor | None]
 Positions = int | Literal["fit"] | None  # so many at once, as many as fit the budget, or all
 NONE: Mapping[str, Tensor | LogRows] = {}
 BUDGET = {"cpu": 256 << 20, "cuda": 512 << 20}  # bytes of logits at once, by device
@@ -57,8 +73,8 @@ def token_stats(
         raise ValueError(f"{name} needs a distribution to be compared with")
     others = {n: x.__getitem__ if isinstance(x, Tensor) else x for n, x in against.items() if n in want}
     grad = torch.is_grad_enabled() and (hidden_ND.requires_grad or head_weight_VD.requires_grad)
-    alone = not others and bare(rows) and once()
-    if keep and chunk == "fit" and grad and alone and not chunked.is_slope(want, head_weight_VD):
+    alone = not others and bare(rows) and differentiates_once()
+    if keep and chunk == "fit" and grad and alone and not is_slope(want, head_weight_VD):
         chunk = None
     plan = Plan(
         names=tuple(sorted(want)),
@@ -71,9 +87,9 @@ def token_stats(
     if rows.finish is not None:
         found = by_autograd(rows, plan)
     elif grad:
-        found = chunked.Fused.apply(hidden_ND, head_weight_VD, rows, plan)
+        found = ChunkedStats.apply(hidden_ND, head_weight_VD, rows, plan)
     else:
-        found = chunked.read(plan, chunked.forward(rows, plan)[0])
+        found = read(plan, compute(rows, plan)[0])
     return dict(zip(plan.names, found, strict=True))
 
 
@@ -110,3 +126,147 @@ def slices(N: int, chunk: Positions, weight: Tensor, *, tables: int = 1, bare: b
 def fitting(N: int, each: int, *, budget: int, memory: int) -> int:
     """How many of N positions meet the vocabulary at once, whose logits take `each` bytes; memory: a GPU's, or 0"""
     return max(1, budget // each, min(-(-N // CHUNKS), memory // SHARE // each))
+
+
+class LogitsBuffer:
+    """The logits of a chunk, of the distribution and of those it is compared with."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.longest = max(at.stop - at.start for at in plan.slices)
+        self.memory = dict[str, Tensor]()
+        self.held: slice | None = None  # the chunk whose logits are here
+
+    def fill(self, rows: HeadRows, at: slice, table: Tensor) -> Chunk:
+        """The logits at these positions, computed unless they are here already."""
+        fresh, self.held = self.held != at, at
+        logits = self._logits("", rows, at, fresh)
+        others = dict[str, Other]()
+        for name, other in self.plan.others.items():
+            if isinstance(other, HeadRows) and other.finish is None:
+                y = Other(logits=self._logits(name, other, at, fresh), temperature=other.temperature)
+            else:
+                y = Other(logits=other(at), given=True)
+            self.plan.check(name, y.logits, logits.shape)
+            others[name] = y
+        return Chunk(
+            logits=logits,
+            targets=self.plan.targets[at],
+            table=table[:, at],
+            want=frozenset(self.plan.names),
+            temperature=rows.temperature,
+            cut=rows.support is not None,
+            others=others,
+        )
+
+    def for_head(self, rows: HeadRows) -> Tensor:
+        """Memory for the logits of the only chunk, which a backend writes."""
+        (self.held,) = self.plan.slices
+        self.memory[""] = rows.hidden.new_empty(self.longest, len(rows.weight))
+        return self.memory[""]
+
+    def _logits(self, name: str, rows: HeadRows, at: slice, fresh: bool) -> Tensor:
+        hidden = rows.hidden[at]
+        if name not in self.memory:
+            self.memory[name] = hidden.new_empty(self.longest, len(rows.weight))
+        logits = self.memory[name][: len(hidden)]
+        if not fresh:
+            return logits
+        torch.mm(hidden, rows.weight.t(), out=logits)
+        if rows.support is not None:
+            logits.masked_fill_(rows.support.outside(at, logits.shape[-1]), -torch.inf)
+        return logits
+
+
+@torch.no_grad()
+def compute(
+    rows: HeadRows, plan: Plan, *, slope: Tensor | None = None, keep: bool = False
+) -> tuple[Tensor, LogitsBuffer | None]:
+    """The table of numbers [NUMBERS, N], and the buffer that holds the last chunk.
+
+    slope: receives the derivative of logp by the hidden states, [N, D], for which the logits are spent at once.
+    keep: a backward pass will ask for the last chunk's logits.
+    """
+    buffer, table = LogitsBuffer(plan), wide(rows.hidden[:0]).new_zeros(len(NUMBERS), len(rows.hidden))
+    head = head_backend(rows, plan)
+    if head is not None:
+        head.head_stats(rows, plan, table, logits=buffer.for_head(rows) if keep else None)
+        if slope is None:
+            return table, buffer
+    for at in plan.slices:
+        chunk = buffer.fill(rows, at, table)
+        backend = vocab_backend(chunk.logits)
+        if head is None:
+            backend.stats(chunk)
+        if slope is not None:
+            backend.grad(chunk, {"logp": torch.ones_like(table[0, at])})
+            torch.mm(chunk.logits, rows.weight, out=slope[at])
+    return table, buffer if slope is None else None
+
+
+def is_slope(names: Collection[str], weight: Tensor) -> bool:
+    """Whether nothing but a factor is missing from the gradient, as with a frozen head from logp's: logits are spent in
+    the forward pass, and no product is computed again."""
+    return set(names) == {"logp"} and not weight.requires_grad
+
+
+def read(plan: Plan, table: Tensor) -> tuple[Tensor, ...]:
+    """The plan's statistics out of the table."""
+    return tuple(table[PLACE[name]].clone() for name in plan.names)
+
+
+class ChunkedStats(torch.autograd.Function):
+    """apply(hidden, weight, rows, plan) -> the plan's statistics"""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, rows: HeadRows, plan: Plan) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        slope = torch.empty_like(hidden) if is_slope(plan.names, weight) else None
+        table, ctx.buffer = compute(rows, plan, slope=slope, keep=True)
+        ctx.plan, ctx.law = plan, (rows.temperature, rows.support)
+        ctx.save_for_backward(hidden, weight, table, slope)
+        return read(plan, table)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, table, slope = ctx.saved_tensors
+        rows, plan = HeadRows(hidden, weight, *ctx.law), ctx.plan
+        buffer, ctx.buffer = ctx.buffer or LogitsBuffer(plan), None  # its logits are spent after one pass
+        given = {name: g for name, g in zip(plan.names, upstream, strict=True) if g is not None}
+        if not given:
+            return None, None, None, None
+        if torch.is_grad_enabled():
+            return *differentiable_gradients(rows, plan, given), None, None
+        if slope is not None:
+            return (slope * given["logp"][:, None]).to(slope.dtype), None, None, None
+        needs_hidden, needs_weight = ctx.needs_input_grad[:2]
+        return *gradients(rows, buffer, table, given, hidden=needs_hidden, weight=needs_weight), None, None
+
+
+def gradients(
+    rows: HeadRows, buffer: LogitsBuffer, table: Tensor, given: Mapping[str, Tensor], *, hidden: bool, weight: bool
+) -> Grads:
+    """Those of the hidden states and of the head, the ones that are asked for."""
+    d_hidden = torch.empty_like(rows.hidden) if hidden else None
+    d_weight, slices = None, buffer.plan.slices
+    for at in reversed(slices):
+        chunk = buffer.fill(rows, at, table)
+        vocab_backend(chunk.logits).grad(chunk, {name: g[at] for name, g in given.items()})
+        if d_hidden is not None:
+            torch.mm(chunk.logits, rows.weight, out=d_hidden[at])
+        if weight:
+            d_weight = _add_product(d_weight, chunk.logits, rows.hidden[at], alone=len(slices) == 1)
+    return d_hidden, None if d_weight is None else d_weight.to(rows.weight.dtype)
+
+
+def _add_product(total: Tensor | None, d_logits: Tensor, hidden: Tensor, *, alone: bool) -> Tensor:
+    """total + d_logits' h, summed in at least float32; alone: there is nothing to add."""
+    left = d_logits.t()
+    if alone:
+        return torch.mm(left, hidden)
+    beta = 0 if total is None else 1
+    if total is None:
+        total = wide(hidden[:0]).new_empty(len(left), hidden.shape[1])
+    if total.dtype == left.dtype or not left.is_cuda:
+        return total.addmm_(left.to(total.dtype), hidden.to(total.dtype), beta=beta)
+    return torch.addmm(total, left, hidden, out_dtype=total.dtype, beta=beta, out=total)

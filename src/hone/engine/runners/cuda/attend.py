@@ -12,9 +12,9 @@ from hone.engine.runners.cuda import attention
 from hone.engine.runners.cuda import prefill as reading
 from hone.engine.runners.cuda.step import Launcher
 from hone.engine.runners.cuda.weights import LayerWeights
-from hone.model.backends.fused.kernels.tiles import pieces, power
 from hone.model.config import DecoderConfig
 from hone.model.decoder import rope_tables
+from hone.model.kernels.tiles import pieces, power
 
 BLOCK = 32  # columns of a KV block
 QUERIES = 64  # prompt tokens a program attends with
@@ -25,7 +25,7 @@ STORE = 32  # prompt tokens a program rotates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class KVPool:
     """KV memory and the tables of rotations."""
 
     pool: Tensor  # [blocks, layers, 2, K, BLOCK, E]
@@ -35,14 +35,14 @@ class Memory:
     arrived: Tensor  # int32 [rows * K]  stretches that have come, 0 between launches
 
     @staticmethod
-    def of(config: DecoderConfig, *, blocks: int, rows: int, positions: int, like: Tensor) -> "Memory":
+    def of(config: DecoderConfig, *, blocks: int, rows: int, positions: int, like: Tensor) -> "KVPool":
         """Empty."""
         KV, E, device = config.num_key_value_heads, config.head_dim, like.device
         shape = (blocks, config.num_hidden_layers, 2, KV, BLOCK, E)
         cos, sin = (x[:, : E // 2].contiguous().to(device) for x in rope_tables(config, positions))
         most = max(n * splits_of(n, KV, invariant=False) for n in range(1, rows + 1))
         size = max(most, rows * INVARIANT) * KV * padded(config.num_attention_heads // KV) * (E + 2)
-        return Memory(
+        return KVPool(
             # zeros, since what a block held before could be NaN, which a weight of 0 does not remove
             pool=torch.zeros(shape, dtype=like.dtype, device=device),
             cos=cos,
@@ -78,7 +78,7 @@ def _shape(launcher: Launcher, layer: int, w: LayerWeights, *, norm: bool) -> di
     return shape | {"BS": BLOCK} | ({"NORM": w.q_norm is not None} if norm else {})
 
 
-def attend_rows(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int, at: RowPlaces) -> None:
+def attend_rows(launcher: Launcher, memory: KVPool, w: LayerWeights, layer: int, at: RowPlaces) -> None:
     """One query a row, whose key and value are written to the pool as well."""
     c, b, pool = launcher.config, launcher.buffers, memory.pool[:, layer]
     G = c.num_attention_heads // c.num_key_value_heads
@@ -105,7 +105,7 @@ def splits_of(rows: int, heads: int, *, invariant: bool) -> int:
     return min(SPLITS, power(max(1, BUSY // (rows * heads))))
 
 
-def attend_prompts(launcher: Launcher, memory: Memory, w: LayerWeights, layer: int, at: PromptPlaces) -> None:
+def attend_prompts(launcher: Launcher, memory: KVPool, w: LayerWeights, layer: int, at: PromptPlaces) -> None:
     """The tokens of several prompts: keys and values to the pool, then every query against its own prompt."""
     c, b, pool, rows = launcher.config, launcher.buffers, memory.pool[:, layer], len(at.position)
     reading.store[(pieces(rows, STORE), c.num_attention_heads + 2 * c.num_key_value_heads)](

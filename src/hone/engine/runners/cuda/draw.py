@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hone.engine.knobs import HUGE
+from hone.engine.params import HUGE
 from hone.engine.runners.cuda.draw_state import BLOCK, STOPS, DrawOut, DrawState, chunk_of
 
 __all__ = ["DrawOut", "DrawState", "launch"]

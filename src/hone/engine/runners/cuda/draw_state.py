@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hone.engine.knobs import HUGE, check_params
-from hone.engine.params import SampleParams
+from hone.engine.params import HUGE, SampleParams, check_params
 from hone.errors import HoneError
 
 CHUNK = 4096  # logits one program sums

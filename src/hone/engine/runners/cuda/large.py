@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hone.engine.runners.cuda.step import Launcher
 from hone.engine.runners.cuda.weights import LayerWeights
-from hone.model.backends.adjacent import Low
-from hone.model.backends.fused.kernels import elementwise
-from hone.model.backends.fused.kernels.tiles import pieces
+from hone.model.kernels import elementwise
+from hone.model.kernels.fused_weights import LowRank
+from hone.model.kernels.tiles import pieces
 
 TOKENS = 1_536  # from which it is faster
 
@@ -36,7 +36,7 @@ def _norm(launcher: Launcher, gain: Tensor) -> None:
     elementwise.launch_norm(b.x[:n], gain, b.scaled[:n], launcher.config.rms_norm_eps)
 
 
-def _product(a: Tensor, weight: Tensor, bias: Tensor | None, adapters: list[Low], y: Tensor) -> None:
+def _product(a: Tensor, weight: Tensor, bias: Tensor | None, adapters: list[LowRank], y: Tensor) -> None:
     """y = a W^T + bias, with its adapters"""
     if bias is None:
         torch.mm(a, weight.t(), out=y)
@@ -46,7 +46,7 @@ def _product(a: Tensor, weight: Tensor, bias: Tensor | None, adapters: list[Low]
         y[:, low.at : low.at + len(low.B)].addmm_(a @ low.A.t(), low.B.t(), alpha=low.scale)
 
 
-def _add(a: Tensor, weight: Tensor, adapters: list[Low], x: Tensor) -> None:
+def _add(a: Tensor, weight: Tensor, adapters: list[LowRank], x: Tensor) -> None:
     """x += a W^T, with its adapters"""
     x.addmm_(a, weight.t())
     for low in adapters:

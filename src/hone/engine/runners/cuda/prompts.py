@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.engine.runner import Part
+from hone.engine.runner import PromptChunk
 from hone.engine.runners.cuda.attend import QUERIES
 
 Numbers = TypeVar("Numbers", NDArray[np.int32], Tensor)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PagedChunk:
     """Tokens start to end of a prompt, and the blocks they go to."""
 
     prompt: tuple[int, ...]
@@ -52,14 +52,14 @@ def cut(whole: Numbers, size: int, prompts: int, width: int) -> tuple[Numbers, N
     return tokens.reshape(3, size), tiles.reshape(-1, 4), table.reshape(prompts, width)
 
 
-def passes(parts: Sequence[Part], room: int) -> Iterator[list[Piece]]:
+def passes(parts: Sequence[PromptChunk], room: int) -> Iterator[list[PagedChunk]]:
     """The parts without what is held back (each prompt's last token), at most `room` tokens a pass."""
-    pieces, left = list[Piece](), room
+    pieces, left = list[PagedChunk](), room
     for part in parts:
         start, last = part.start, min(part.end, len(part.prompt) - 1)
         while start < last:
             end = min(last, start + left)
-            pieces.append(Piece(part.prompt, start, end, part.blocks))
+            pieces.append(PagedChunk(part.prompt, start, end, part.blocks))
             left -= end - start
             start = end
             if not left:
@@ -74,7 +74,7 @@ def tiles_for(tokens: int, prompts: int) -> int:
     return tokens // QUERIES + prompts
 
 
-def lay(pieces: Sequence[Piece], *, size: int, prompts: int, width: int) -> Laid:
+def lay(pieces: Sequence[PagedChunk], *, size: int, prompts: int, width: int) -> Laid:
     """The pieces in `size` tokens and `prompts` lines of a table `width` blocks wide."""
     laid, numbers = Laid.blank(size, prompts, width), np.arange(len(pieces))
     start = np.array([piece.start for piece in pieces], dtype=np.int64)

@@ -8,9 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.engine.knobs import HUGE, Uses
-from hone.engine.params import SampleParams
-from hone.engine.runner import Part, Seat
+from hone.engine.params import HUGE, SampleParams, Uses
+from hone.engine.runner import PromptChunk, Seat
 from hone.engine.runners.cuda.draw_state import STOPS, DrawOut, DrawState, chunk_of, signed
 from hone.engine.runners.cuda.prompts import write_lines
 
@@ -52,7 +51,7 @@ class RowState:
         wrote = self.out[2:].view(torch.float32)
         self.wrote = DrawOut(token=self.out[0], flag=self.out[1], logp=wrote[0], raw=wrote[1])
 
-    def seat(self, parts: Sequence[Part]) -> None:
+    def seat(self, parts: Sequence[PromptChunk]) -> None:
         """Seats of these parts begin: each reads its prompt's last token next."""
         pairs = [(part.prompt, seat) for part in parts for seat in part.seats]
         if not pairs:

@@ -10,23 +10,24 @@ from typing import cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from hone.engine.knobs import Uses
-from hone.engine.runner import Part, Switch, Ticket, Written
+from hone.engine.params import Uses
+from hone.engine.runner import PromptChunk, Runner, Switch, Ticket, Written
 from hone.engine.runners.cuda import large
-from hone.engine.runners.cuda.attend import BLOCK, Memory, PromptPlaces, RowPlaces, attend_prompts, attend_rows
+from hone.engine.runners.cuda.attend import BLOCK, KVPool, PromptPlaces, RowPlaces, attend_prompts, attend_rows
 from hone.engine.runners.cuda.draw import launch as draw
 from hone.engine.runners.cuda.draw_state import STOPS
 from hone.engine.runners.cuda.prefill import copy_blocks
-from hone.engine.runners.cuda.prompts import Piece, cut, lay, length, passes
+from hone.engine.runners.cuda.prompts import PagedChunk, cut, lay, length, passes
 from hone.engine.runners.cuda.rows import RowState
 from hone.engine.runners.cuda.step import Buffers, Launcher
 from hone.engine.runners.cuda.weights import LayerWeights, addresses, rank_of
+from hone.engine.runners.registry import Needs, RunnerBackend, column_bytes, too_little_memory
 from hone.engine.runners.torch.runner import Switching
-from hone.model.backends.fused.graph_recording import Recording
-from hone.model.backends.fused.kernels.tiles import ROWS, pieces
 from hone.model.decoder import Decoder, Layer
+from hone.model.kernels.recording import Recording
+from hone.model.kernels.tiles import ROWS, pieces
 
 LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of the captured graphs
 # prompt tokens of the captured graphs: a launch costs what its size costs, however few of them are real
@@ -66,15 +67,17 @@ class CudaRunner(Switching):
         width = pieces(capacity, BLOCK)
         with torch.inference_mode():
             self.rows = RowState(max_rows, config.vocab_size, width, device)
-            self.memory = Memory.of(config, blocks=num_blocks, rows=max_rows, positions=capacity, like=weight)
-            self.room = min(PROMPTS[-1], max(PROMPTS[0], max_rows * capacity))
+            self.memory = KVPool.of(config, blocks=num_blocks, rows=max_rows, positions=capacity, like=weight)
+            self.prompt_tokens = min(PROMPTS[-1], max(PROMPTS[0], max_rows * capacity))
             rank, wide = rank_of(decoder)
             self.adapts = rank > 0
-            tokens = max(self.room, max_rows)
-            self.buffers = Buffers.of(config, tokens, rank=rank, wide=wide or self._large(self.room), like=weight)
+            tokens = max(self.prompt_tokens, max_rows)
+            self.buffers = Buffers.of(
+                config, tokens, rank=rank, wide=wide or self._large(self.prompt_tokens), like=weight
+            )
             rows = pieces(max_rows, ROWS) * ROWS
             self.logits = torch.zeros(rows, config.vocab_size, device=device)
-            self.prompts = torch.zeros(length(self.room, LINES, width), dtype=torch.int32, device=device)
+            self.prompts = torch.zeros(length(self.prompt_tokens, LINES, width), dtype=torch.int32, device=device)
         self.graphs: dict[tuple[str | None, Hashable], torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.on_gpu else None  # graphs run one after the other
         self.at: dict[str | None, tuple[int, ...]] = {}
@@ -96,20 +99,20 @@ class CudaRunner(Switching):
             self.graphs = {key: graph for key, graph in self.graphs.items() if key[0] != self.adapter}
             self.weights[self.adapter], self.at[self.adapter] = layers, at
 
-    def prefill(self, parts: Sequence[Part]) -> Ticket:
+    def prefill(self, parts: Sequence[PromptChunk]) -> Ticket:
         """Read the parts but for each prompt's last token; their seats begin."""
         with torch.inference_mode():
-            for pieces in passes(parts, self.room):
+            for pieces in passes(parts, self.prompt_tokens):
                 for first in range(0, len(pieces), LINES):
                     self._read(pieces[first : first + LINES])
             self._share(parts)
             self.rows.seat(parts)
         return Nothing()
 
-    def _read(self, pieces: Sequence[Piece]) -> None:
+    def _read(self, pieces: Sequence[PagedChunk]) -> None:
         count = sum(piece.end - piece.start for piece in pieces)
         # a captured graph is launched at its own size; the interpreter takes them as they are
-        size = min(s for s in (*PROMPTS, self.room) if s >= count) if self.on_gpu else count
+        size = min(s for s in (*PROMPTS, self.prompt_tokens) if s >= count) if self.on_gpu else count
         lines = LINES if self.on_gpu else len(pieces)
         laid = lay(pieces, size=size, prompts=lines, width=self.rows.table.shape[1])
         self.prompts[: len(laid.whole)].copy_(self.rows.staged(laid.whole), non_blocking=True)
@@ -132,7 +135,7 @@ class CudaRunner(Switching):
         """Whether cuBLAS reads so many prompt tokens; it may add in another order for another number of them."""
         return tokens >= large.TOKENS and not self.invariant
 
-    def _share(self, parts: Sequence[Part]) -> None:
+    def _share(self, parts: Sequence[PromptChunk]) -> None:
         """Every seat gets its own copy of the block that the prompt leaves half filled."""
         pairs: list[tuple[int, int]] = []
         for part in parts:
@@ -266,3 +269,44 @@ def _home(x: Tensor) -> Tensor:
         return x.clone()
     here = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     return here.copy_(x, non_blocking=True)
+
+
+def uncovered(decoder: Decoder) -> str:
+    """Why the kernels cannot compute this decoder; "" if they can."""
+    c, weight = decoder.config, decoder.model.embed_tokens.weight
+    for odd, why in (
+        (weight.dtype not in (torch.bfloat16, torch.float16), f"weights in {weight.dtype}"),
+        (c.head_dim not in (16, 32, 64, 128, 256), f"heads of {c.head_dim} dimensions"),
+        (c.o_bias or c.mlp_bias, "a bias in the output or MLP projections"),
+        (decoder.finish is not None, "logits that are changed at the end"),
+        (type(decoder.lm_head) is not nn.Linear, "an adapter on the vocabulary head"),
+    ):
+        if odd:
+            return why
+    return ""
+
+
+class Cuda(RunnerBackend):
+    """Models in half precision on a GPU."""
+
+    name, priority = "cuda", 2
+
+    def covers(self, decoder: Decoder, needs: Needs) -> str | None:
+        if decoder.device.type != "cuda" or needs.capacity <= BLOCK:
+            return f"on {decoder.device}, or rows of {needs.capacity} columns, no more than a block has"
+        if needs.int8 or needs.support:
+            return "weights in 8 bits, or a record of which tokens could have been drawn"
+        return uncovered(decoder) or None
+
+    def make(self, decoder: Decoder, needs: Needs) -> Runner:
+        each, block = pieces(needs.capacity, BLOCK), BLOCK * column_bytes(decoder)
+        blocks = min(needs.max_rows * each, needs.memory // block)
+        if blocks < each:
+            raise too_little_memory(needs, each * block)
+        return CudaRunner(
+            decoder, max_rows=needs.max_rows, capacity=needs.capacity, num_blocks=blocks, switch=needs.switch,
+            invariant=needs.invariant,
+        )  # fmt: skip
+
+
+BACKENDS = (Cuda(),)

@@ -12,10 +12,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hone.engine.runners.cuda.linear import embed, gated, linear, normed, residual
 from hone.engine.runners.cuda.weights import LayerWeights
-from hone.model.backends.adjacent import Low
-from hone.model.backends.fused.kernels import elementwise
-from hone.model.backends.fused.kernels.tiles import CUBLAS_ROWS, ROWS, Tile, most_parts, pieces, power, tile
 from hone.model.config import DecoderConfig
+from hone.model.kernels import elementwise
+from hone.model.kernels.fused_weights import LowRank
+from hone.model.kernels.tiles import CUBLAS_ROWS, ROWS, Tile, most_parts, pieces, power, tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,14 +118,14 @@ class Launcher:
         )  # fmt: skip
         torch.mm(b.scaled[: self.rows], weight.t(), out_dtype=torch.float32, out=logits[: self.rows])
 
-    def low(self, a: Tensor, parts: int, adapters: list[Low], y: Tensor) -> None:
+    def low(self, a: Tensor, parts: int, adapters: list[LowRank], y: Tensor) -> None:
         """y += scale (a A^T / rms) B^T for each adapter, at its columns"""
         for adapter in adapters:
             h = self.buffers.low[:, : len(adapter.A)]
             self.linear(a, parts, adapter.A, None, h)
             self.add(h, adapter.B, y[:, adapter.at :], gain=None, scale=adapter.scale)
 
-    def into_x(self, a: Tensor, weight: Tensor, adapters: list[Low], gain: Tensor) -> int:
+    def into_x(self, a: Tensor, weight: Tensor, adapters: list[LowRank], gain: Tensor) -> int:
         """x += a W^T, with its adapters, ready for the norm with this gain"""
         b = self.buffers
         parts = self.add(a, weight, b.x, gain=None if adapters else gain)

@@ -5,8 +5,8 @@ from typing import cast
 
 from torch import Tensor
 
-from hone.model.backends.adjacent import Low, gate_up, lows, plain, qkv
 from hone.model.decoder import Decoder, Layer
+from hone.model.kernels.fused_weights import LowRank, adapters_on, gate_up, plain, qkv
 from hone.model.lora import Adapter, adapted_layers
 
 
@@ -23,13 +23,13 @@ class LayerWeights:
     mlp_gain: Tensor
     gate_up: Tensor
     down: Tensor
-    low_qkv: list[Low]
-    low_out: list[Low]
-    low_gate_up: list[Low]
-    low_down: list[Low]
+    low_qkv: list[LowRank]
+    low_out: list[LowRank]
+    low_gate_up: list[LowRank]
+    low_down: list[LowRank]
 
     @property
-    def adapters(self) -> list[Low]:
+    def adapters(self) -> list[LowRank]:
         return [*self.low_qkv, *self.low_out, *self.low_gate_up, *self.low_down]
 
     @staticmethod
@@ -46,10 +46,10 @@ class LayerWeights:
             mlp_gain=layer.post_attention_layernorm.weight,
             gate_up=gate_up(mlp)[0],
             down=plain(mlp.down_proj).weight,
-            low_qkv=list(lows(attention.q_proj, attention.k_proj, attention.v_proj)),
-            low_out=list(lows(attention.o_proj)),
-            low_gate_up=list(lows(mlp.gate_proj, mlp.up_proj)),
-            low_down=list(lows(mlp.down_proj)),
+            low_qkv=list(adapters_on(attention.q_proj, attention.k_proj, attention.v_proj)),
+            low_out=list(adapters_on(attention.o_proj)),
+            low_gate_up=list(adapters_on(mlp.gate_proj, mlp.up_proj)),
+            low_down=list(adapters_on(mlp.down_proj)),
         )
 
 

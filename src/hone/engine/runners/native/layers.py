@@ -1,5 +1,7 @@
-"""The decoder's layers in C++ over the same slab and the learner's own weights; what it does not cover goes the plain
-way."""
+"""The decoder's layers in C++ over the torch runner's slab and the learner's own weights.
+
+Weights may change while it runs: what the library does not cover by then goes through torch.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -7,13 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hone.engine.runners.torch.attention import Piece, packed
+from hone.engine.runners.native.structs import CLayer, CModel, CTokens, linear, pointer
 from hone.engine.runners.torch.invariant import InvariantLayers
-from hone.engine.runners.torch.layers import PlainLayers
-from hone.model.backends.native.build import library
-from hone.model.backends.native.places import CLayer, CModel, CTokens, address, linear, pointer
+from hone.engine.runners.torch.kv_cache import RowChunk, packed
+from hone.engine.runners.torch.layers import Draw, TorchLayers
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.kernels.cpp.library import address, library
 from hone.model.lora import Adapter, LoRALinear
 
 SMALL = 16 << 20  # bytes of weights that stay in the cache: each thread then computes rows of its own
@@ -37,7 +39,7 @@ def uncovered(decoder: Decoder) -> str:
     return f"heads of {size} dimensions" if size % found.hone_lanes() else ""
 
 
-class Native(PlainLayers):
+class Native(TorchLayers):
     """A token's numbers depend on it and those before it in its row alone, to the bit."""
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:
@@ -57,7 +59,7 @@ class Native(PlainLayers):
         assert not isinstance(found, str)
         return bool(found.hone_woven(ctypes.c_int64(config.num_key_value_heads), ctypes.c_int64(config.head_dim)))
 
-    def read(self, pieces: Sequence[Piece]) -> Tensor:
+    def read(self, pieces: Sequence[RowChunk]) -> Tensor:
         """Put the pieces into memory; the hidden state after each, [pieces, D]."""
         self.renew()
         if not self._covered():
@@ -88,8 +90,11 @@ class Native(PlainLayers):
         )  # fmt: skip
         return out if self.decoder.finish is None else self.decoder.finish(out)
 
+    def quick_draw(self) -> Draw:
+        return self.draw
+
     def draw(self, logits: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Token and log-prob, [B] each, as rollout.draw gives them where no setting alters the logits."""
+        """Token and log-prob, [B] each, as engine/draw.py gives them where no setting alters the logits."""
         (n, vocab), token = logits.shape, torch.empty(len(logits), dtype=torch.int64)
         logp, space = torch.empty(n), torch.empty(n * -(-vocab // 1024), dtype=torch.float64)
         self.library.hone_draw(

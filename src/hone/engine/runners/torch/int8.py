@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hone.engine.runners.torch.layers import PlainLayers
-from hone.engine.runners.torch.weights import Weights
+from hone.engine.runners.torch.layers import TorchLayers, Weights
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 
@@ -48,7 +47,7 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     return (x / scale).round_().to(torch.int8), scale
 
 
-class Int8Layers(PlainLayers):
+class Int8Layers(TorchLayers):
     """The layers with every weight in 8 bits; norms, adapters, attention and the embedding are as they were."""
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.engine.runners.torch.attention import Piece, packed, visible
-from hone.engine.runners.torch.kv_cache import Slab
-from hone.engine.runners.torch.layers import PlainLayers, product
+from hone.engine.runners.torch.kv_cache import RowChunk, Slab, packed, visible
+from hone.engine.runners.torch.layers import TorchLayers, product
 from hone.model.decoder import Decoder
 
 TILE = 16  # tokens: the lanes of the widest registers
@@ -25,7 +24,7 @@ LANES = 64  # numbers in the widest unrolled loop: what is left over goes throug
 EMPTY = -1e30  # a maximum below every score, and finite, so that nothing less itself is NaN
 
 
-class InvariantLayers(PlainLayers):
+class InvariantLayers(TorchLayers):
     """One tile at a time, through every layer."""
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:
@@ -35,7 +34,7 @@ class InvariantLayers(PlainLayers):
     def columns(self, needed: int) -> int:
         return -(-needed // BLOCK) * BLOCK
 
-    def read(self, pieces: Sequence[Piece]) -> Tensor:
+    def read(self, pieces: Sequence[RowChunk]) -> Tensor:
         """Put the pieces into memory; the hidden state after each, [pieces, D]."""
         self.renew()
         tokens, rows, positions = packed(pieces, self.decoder.device)
@@ -113,7 +112,7 @@ class BlockAttention:
 
 
 def tiles(x: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Rows in tiles, the last one filled up with zeros, and how many of each count."""
+    """RowState in tiles, the last one filled up with zeros, and how many of each count."""
     for part in x.split(TILE):
         tile = x.new_zeros(TILE, *x.shape[1:])
         tile[: len(part)] = part
@@ -121,7 +120,7 @@ def tiles(x: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def calm_rows(size: int) -> int:
-    """Rows of so many numbers that may be worked on together, each as if it were alone."""
+    """RowState of so many numbers that may be worked on together, each as if it were alone."""
     return 1 if size % LANES else max(1, ONE_THREAD // size)
 
 

@@ -1,26 +1,105 @@
 """The decoder's layers over a slab: packed tokens in, hidden states out. Nothing is padded but the rows' memory.
 
+The weights are the learner's own tensors, found again when they have moved. Products take them as they lie in memory,
+in the order that a CPU does fastest at a few rows.
 Shapes: N tokens of any rows, D hidden, H query heads, K key-value heads, E head size, M of the MLP.
-
-Products with weights as they lie in memory, in the order that a CPU does fastest at a few rows.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from hone.engine.runners.torch.attention import Causal, Decode, Piece, packed
-from hone.engine.runners.torch.kv_cache import Slab
-from hone.engine.runners.torch.weights import Block, Linear, Weights
+from hone.engine.runners.torch.kv_cache import DecodeAttention, PrefillAttention, RowChunk, Slab, packed
 from hone.model.config import DecoderConfig
-from hone.model.decoder import Decoder
+from hone.model.decoder import Decoder, Layer
+from hone.model.kernels.fused_weights import gate_up, plain, qkv
+from hone.model.lora import LoRALinear, linear_layers
 
 LARGE = 1 << 18  # numbers in a weight from which oneDNN is ahead of MKL
 FEW = 128  # rows up to which the weight goes first: oneDNN repacks its second operand, so that is the smaller one
 
 _onednn = torch.ops.mkldnn._linear_pointwise if torch.backends.mkldnn.is_available() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """One or more linear layers that read the same input, as one."""
+
+    weight: Tensor
+    bias: Tensor | None
+    adapted: tuple[tuple[int, LoRALinear], ...]  # layers with adapters, and where their outputs begin
+
+    @classmethod
+    def of(cls, layers: Sequence[nn.Module], weights: tuple[Tensor, Tensor | None]) -> "Linear":
+        """`weights` are those of the layers side by side."""
+        adapted, at = list[tuple[int, LoRALinear]](), 0
+        for layer in layers:
+            if isinstance(layer, LoRALinear):
+                adapted.append((at, layer))
+            at += len(plain(layer).weight)
+        return cls(weights[0].detach(), None if weights[1] is None else weights[1].detach(), tuple(adapted))
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer."""
+
+    before: Tensor  # weight of the norm before the attention
+    qkv: Linear
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Linear
+    after: Tensor  # of the norm before the MLP
+    gate_up: Linear
+    down: Linear
+
+
+def layer_weights(layer: Layer) -> LayerWeights:
+    """The layer's weights, side by side where they read one input."""
+    attention, mlp = layer.self_attn, layer.mlp
+    o, down = plain(attention.o_proj), plain(mlp.down_proj)
+    return LayerWeights(
+        before=layer.input_layernorm.weight.detach(),
+        qkv=Linear.of((attention.q_proj, attention.k_proj, attention.v_proj), qkv(attention)),
+        q_norm=None if attention.q_norm is None else attention.q_norm.weight.detach(),
+        k_norm=None if attention.k_norm is None else attention.k_norm.weight.detach(),
+        o=Linear.of((attention.o_proj,), (o.weight, o.bias)),
+        after=layer.post_attention_layernorm.weight.detach(),
+        gate_up=Linear.of((mlp.gate_proj, mlp.up_proj), gate_up(mlp)),
+        down=Linear.of((mlp.down_proj,), (down.weight, down.bias)),
+    )
+
+
+class Weights:
+    """The blocks of a decoder. An optimiser's step in place is seen at once; a parameter that got other memory is
+    found by `check`."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.blocks: list[LayerWeights] = []
+        self.head: Linear | None = None
+        self.bases: list[Tensor] = []  # the linear layers' own weights, without adapters
+        self.parameters: list[Tensor] = []
+        self.places: list[int] = []
+
+    def find(self) -> None:
+        """Read them from the modules, which may be others than before."""
+        with torch.inference_mode(False):
+            self.blocks = [layer_weights(layer) for layer in cast(Iterable[Layer], self.decoder.model.layers)]
+            head = plain(self.decoder.lm_head)
+            self.head = Linear.of((self.decoder.lm_head,), (head.weight, head.bias))
+            self.bases = [layer.weight for layer in linear_layers(self.decoder).values()]
+            self.parameters = [*self.decoder.model.parameters(), head.weight]
+            self.places = [p.data_ptr() for p in self.parameters]
+
+    def check(self) -> None:
+        """Find them again if any has moved."""
+        if [p.data_ptr() for p in self.parameters] != self.places:
+            self.find()
 
 
 def product(weight: Tensor, x: Tensor, *, rows: bool = False) -> Tensor:
@@ -48,10 +127,11 @@ def _by_onednn(weight: Tensor, x: Tensor) -> bool:
     return _onednn is not None and x.device.type == "cpu" and x.dtype == torch.float32 and weight.numel() >= LARGE
 
 
+Draw = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # logits [B, V], u [B] -> token, log-prob
 Attend = Callable[[int, Tensor, Tensor], Tensor]  # layer, q [N, H, E], keys and values [N, 2 K, E] -> [N, H E]
 
 
-class PlainLayers:
+class TorchLayers:
     """The learner's own weights, multiplied with packed tokens."""
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:
@@ -65,13 +145,13 @@ class PlainLayers:
         if capacity > len(decoder.cos):
             decoder.rotations(capacity, device=decoder.device)
 
-    def read(self, pieces: Sequence[Piece]) -> Tensor:
+    def read(self, pieces: Sequence[RowChunk]) -> Tensor:
         """Put the pieces into memory; the hidden state after each, [pieces, D]."""
         self.renew()
         order = sorted(range(len(pieces)), key=lambda i: (pieces[i].start, pieces[i].end))
         placed = [pieces[i] for i in order]
         tokens, rows, positions = packed(placed, self.decoder.device)
-        attend = Causal(self.slab, self.windows, placed)
+        attend = PrefillAttention(self.slab, self.windows, placed)
         x = self._run(tokens, positions, self.slab.slots(rows, positions), attend)
         back = torch.tensor(order).argsort()
         last = torch.tensor([len(p.tokens) for p in placed]).cumsum(0)[back] - 1
@@ -83,7 +163,7 @@ class PlainLayers:
         columns: what the longest row sees. even: every row that counts sees as much.
         """
         self.weights.check()
-        attend = Decode(self.slab, self.windows, positions, columns=columns, even=even)
+        attend = DecodeAttention(self.slab, self.windows, positions, columns=columns, even=even)
         slots = self.slab.slots(slice(0, len(tokens)), written)
         return self.norm(self._run(tokens, positions, slots, attend), self.decoder.model.norm.weight)
 
@@ -96,6 +176,10 @@ class PlainLayers:
         assert self.weights.head is not None
         logits = self._apply(self.weights.head, hidden, rows=True)
         return logits if self.decoder.finish is None else self.decoder.finish(logits)
+
+    def quick_draw(self) -> Draw | None:
+        """A faster way to draw rows that no setting alters; None: there is none."""
+        return None
 
     def columns(self, needed: int) -> int:
         """How many columns a row of memory has."""
@@ -117,7 +201,7 @@ class PlainLayers:
             self._add(x, block.down, self.silu(gate).mul_(up))
         return x
 
-    def _project(self, block: Block, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def _project(self, block: LayerWeights, h: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Queries and keys, rotated, and values: [N, H + 2 K, E]."""
         qkv = self._apply(block.qkv, h, rows=True).view(len(h), -1, self.E)
         if block.q_norm is not None and block.k_norm is not None:

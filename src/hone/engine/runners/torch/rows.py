@@ -1,31 +1,28 @@
 """What each row of a plain runner is doing: its last token, its length, its random numbers and how it draws."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.engine.draw import Knobs, draw, top_logprobs
-from hone.engine.knobs import Uses
-from hone.engine.philox import Streams
+from hone.engine.draw import RandomStreams, draw, top_logprobs
+from hone.engine.params import Knobs, Uses
 from hone.engine.runner import Seat, Written
+from hone.engine.runners.torch.layers import Draw
 
 NO_TOKEN = -1
 
 Index = NDArray[np.int64]
-Simple = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # logits [B, V], u [B] -> token, log-prob
 
 
-class Rows:
+class RowState:
     """Arrays with one entry a row, on the host: a launch is read at once, so nothing waits for them."""
 
     def __init__(
-        self, rows: int, vocab: int, device: torch.device, *, at_once: int, simple: Simple | None = None
+        self, rows: int, vocab: int, device: torch.device, *, at_once: int, quick_draw: Draw | None = None
     ) -> None:
-        """at_once: rows drawn together. simple: draws rows that no setting alters."""
-        self.device, self.at_once, self.simple = device, at_once, simple
+        """at_once: rows drawn together. quick_draw: draws rows that no setting alters."""
+        self.device, self.at_once, self.quick_draw = device, at_once, quick_draw
         self.alive = np.zeros(rows, dtype=np.bool_)
         self.token = np.zeros(rows, dtype=np.int64)  # the last one written: the next decode reads it
         self.length = np.zeros(rows, dtype=np.int64)  # columns in memory: all tokens but the last
@@ -34,7 +31,7 @@ class Rows:
         self.records = np.zeros(rows, dtype=np.bool_)  # whether it reports which tokens could have been drawn
         self.stops = np.full((rows, 1), NO_TOKEN)
         self.tainted = np.zeros(rows, dtype=np.bool_)  # its memory may hold numbers that are not finite
-        self.noise = Streams(rows)
+        self.noise = RandomStreams(rows)
         self.knobs = Knobs.plain(rows, vocab, device)
 
     def seat(self, seat: Seat, prompt: tuple[int, ...]) -> None:
@@ -93,10 +90,10 @@ class Rows:
         self, logits: Tensor, u: Tensor, knobs: Knobs, kept: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         easy = knobs.uses == Uses.SAMPLED
-        if self.simple is not None and easy.all():
-            token, logp = self.simple(logits, u)
+        if self.quick_draw is not None and easy.all():
+            token, logp = self.quick_draw(logits, u)
             return token, logp, logp
-        if self.simple is not None and easy.any():
+        if self.quick_draw is not None and easy.any():
             return self._apart(logits, u, knobs, easy, kept)
         if len(logits) <= self.at_once:
             return draw(logits, u, knobs, kept=kept)

@@ -1,7 +1,4 @@
-"""The runner in plain torch: what samples on a CPU, and on any device or dtype that the kernels do not cover.
-
-Which adapter a runner computes with.
-"""
+"""The runner in plain torch, which defines what a runner computes: it samples on any device, in any dtype."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hone.engine.runner import Part, Seat, Switch, Ticket, Written
-from hone.engine.runners.native.layers import Native, NativeInvariantLayers, NativeLayers, uncovered
-from hone.engine.runners.torch.attention import Piece
+from hone.engine.runner import PromptChunk, Seat, Switch, Ticket, Written
+from hone.engine.runners.registry import Needs, column_bytes, too_little_memory
 from hone.engine.runners.torch.int8 import Int8Layers
-from hone.engine.runners.torch.invariant import InvariantLayers, calm_rows
-from hone.engine.runners.torch.layers import PlainLayers
-from hone.engine.runners.torch.rows import Rows
+from hone.engine.runners.torch.invariant import BLOCK, InvariantLayers, calm_rows
+from hone.engine.runners.torch.kv_cache import RowChunk
+from hone.engine.runners.torch.layers import TorchLayers
+from hone.engine.runners.torch.rows import RowState
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 
@@ -55,7 +52,7 @@ class _Done:
         return self.written
 
 
-class PlainRunner(Switching):
+class TorchRunner(Switching):
     """Row r is block r of `capacity` columns; the weights are the learner's own tensors.
 
     switch: partial(use_adapter, decoder), for `use`. invariant: a row's numbers do not depend on the others, to the
@@ -91,21 +88,17 @@ class PlainRunner(Switching):
         with torch.inference_mode():
             # in the invariant mode every runner of a process has the same number, whatever its rows
             self.threads = None if invariant or decoder.device.type != "cpu" else paying_threads(decoder, max_rows)
-            self.layers = self._kind(decoder, invariant, int8)(decoder, max_rows, capacity)
+            self.layers = self.layers_for(invariant=invariant, int8=int8)(decoder, max_rows, capacity)
             vocab = decoder.config.vocab_size
-            at_once, simple = calm_rows(vocab) if invariant else max_rows, None
-            if isinstance(self.layers, Native):
-                simple = self.layers.draw
-            self.rows = Rows(max_rows, vocab, decoder.device, at_once=at_once, simple=simple)
+            at_once = calm_rows(vocab) if invariant else max_rows
+            self.rows = RowState(max_rows, vocab, decoder.device, at_once=at_once, quick_draw=self.layers.quick_draw())
 
     @staticmethod
-    def _kind(decoder: Decoder, invariant: bool, int8: bool) -> type[PlainLayers]:
-        """In C++ where that can be."""
-        if int8 or uncovered(decoder):
-            return InvariantLayers if invariant else Int8Layers if int8 else PlainLayers
-        return NativeInvariantLayers if invariant else NativeLayers
+    def layers_for(*, invariant: bool, int8: bool) -> type[TorchLayers]:
+        """The class of its layers."""
+        return InvariantLayers if invariant else Int8Layers if int8 else TorchLayers
 
-    def prefill(self, parts: Sequence[Part]) -> Ticket:
+    def prefill(self, parts: Sequence[PromptChunk]) -> Ticket:
         """Compute the parts, and draw the first token of each seat."""
         with self._computing():
             self._cleanse([b for p in parts if p.start == 0 or p.copy is not None for b in _rows_of(p)])
@@ -122,7 +115,7 @@ class PlainRunner(Switching):
             index = np.array([seat.row for seat in seats], dtype=np.int64)
             return _Done(self.rows.begin(index, torch.cat(logits)) if logits else self.rows.nothing())
 
-    def _seat(self, last: Tensor, ready: list[tuple[int, Part]]) -> Tensor:
+    def _seat(self, last: Tensor, ready: list[tuple[int, PromptChunk]]) -> Tensor:
         """Seat the readers of each part, whose hidden state is last[i]; their logits [seats, V]."""
         for _, part in ready:
             self.layers.slab.copy(part.blocks[0], [seat.blocks[0] for seat in part.seats], part.end)
@@ -184,7 +177,17 @@ class PlainRunner(Switching):
                     torch.set_num_threads(before)
 
 
-def _rows_of(part: Part) -> Iterator[int]:
+def rows_that_fit(decoder: Decoder, needs: Needs) -> int:
+    """How many rows the memory holds, at most those that are needed; HoneError: not one."""
+    columns = needs.capacity + 1  # as the layers allocate them
+    one_row = column_bytes(decoder) * (-(-columns // BLOCK) * BLOCK if needs.invariant else columns)
+    rows = min(needs.max_rows, needs.memory // one_row)
+    if rows < 1:
+        raise too_little_memory(needs, one_row)
+    return rows
+
+
+def _rows_of(part: PromptChunk) -> Iterator[int]:
     yield part.blocks[0]
     yield from (seat.row for seat in part.seats)
 
@@ -195,20 +198,20 @@ def paying_threads(decoder: Decoder, rows: int) -> int:
     return max(1, numbers * rows >> 22, numbers * decoder.model.embed_tokens.weight.element_size() >> 20)
 
 
-def _passes(parts: Sequence[Part]) -> Iterator[list[tuple[Part, Piece]]]:
+def _passes(parts: Sequence[PromptChunk]) -> Iterator[list[tuple[PromptChunk, RowChunk]]]:
     """The parts in forward passes of bounded size; a part that is longer is read in several."""
-    chunk, room = list[tuple[Part, Piece]](), PREFILL_TOKENS
+    chunk, left = list[tuple[PromptChunk, RowChunk]](), PREFILL_TOKENS
     for part in parts:
         if not part.start < part.end <= len(part.prompt):
             raise ValueError(f"a part from {part.start} to {part.end} of a prompt of {len(part.prompt)} tokens")
         start = part.start
         while start < part.end:
-            end = min(part.end, start + room)
-            chunk.append((part, Piece(row=part.blocks[0], start=start, tokens=part.prompt[start:end])))
-            room -= end - start
+            end = min(part.end, start + left)
+            chunk.append((part, RowChunk(row=part.blocks[0], start=start, tokens=part.prompt[start:end])))
+            left -= end - start
             start = end
-            if not room:
+            if not left:
                 yield chunk
-                chunk, room = [], PREFILL_TOKENS
+                chunk, left = [], PREFILL_TOKENS
     if chunk:
         yield chunk

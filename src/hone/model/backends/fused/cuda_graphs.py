@@ -1,9 +1,10 @@
 """The layers of a training pass as two CUDA graphs, forward and backward: two launches in place of a thousand.
 
 A small model's layer takes the GPU less time than the host needs to launch it. What comes up again and again is
-recorded once and replayed from then on, at a few round sizes (model/backends/fused/graph_memory.py). Recordings share one piece of memory
+recorded once and replayed from then on, at a few round sizes (graph_memory.py). Recordings share one piece of memory
 for all they keep between the passes, so only one of them may be between its passes; a second pass meanwhile is computed
-as it is. On a CPU nothing is recorded, and with `decoder.graphs = True` the same steps are taken without it (tests).
+as it is. On a CPU nothing is recorded: with `decoder.backends = ("graphs",)` the same steps are taken without it
+(tests).
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -17,19 +18,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hone.model.backends.adjacent import gate_up, qkv
-from hone.model.backends.fused.graph_memory import StandIns, Still, filled, size_of
-from hone.model.backends.fused.graph_recording import recorded
-from hone.model.backends.fused.streams import lane
+from hone.model.backends.fused.graph_memory import GraphInputs, GraphWeights, pad_to_size, size_of
+from hone.model.backends.fused.streams import stream_number
+from hone.model.backends.registry import differentiates_once
 from hone.model.decoder import Decoder, Layer, Mask
-from hone.model.layout.ragged import Rows
-from hone.model.layout.spans import Tiles
+from hone.model.kernels.fused_weights import gate_up, qkv
+from hone.model.kernels.recording import recorded
+from hone.model.layout.forward import Lines, PassBackend
+from hone.model.layout.rows import Rows, Tiles
 from hone.model.lora import LoRALinear
-from hone.model.second_order import once
 
 WORK = 1 << 39  # tokens times a layer's weights: with more the GPU needs longer than the host
 TIMES = 3  # a size comes up before it is recorded
-SIZES = 24  # recorded at most: some for passes with gradients, and for each lane of those without
+SIZES = 24  # recorded at most: some for passes with gradients, and for each stream of those without
 
 
 class Lease:
@@ -43,8 +44,8 @@ class Graphs:
     """What is recorded of one decoder."""
 
     seen: Counter[Hashable] = field(default_factory=Counter[Hashable])
-    passes: OrderedDict[Hashable, "Pass"] = field(default_factory=OrderedDict[Hashable, "Pass"])
-    pools: dict[tuple[bool, int], Any] = field(default_factory=dict[tuple[bool, int], Any])  # by gradient and lane
+    passes: OrderedDict[Hashable, "RecordedPass"] = field(default_factory=OrderedDict[Hashable, "RecordedPass"])
+    pools: dict[tuple[bool, int], Any] = field(default_factory=dict[tuple[bool, int], Any])  # by gradient and stream
     totals: dict[Hashable, list[Tensor]] = field(default_factory=dict[Hashable, list[Tensor]])  # where gradients end up
     lease: "weakref.ref[Lease] | None" = None
     full: bool = False  # memory was too short to record
@@ -61,48 +62,59 @@ class Graphs:
 _known: "weakref.WeakKeyDictionary[Decoder, Graphs]" = weakref.WeakKeyDictionary()
 
 
-def hidden_by_graph(decoder: Decoder, tokens: Tensor, positions: Tensor | None, mask: Mask) -> Tensor | None:
-    """What `decoder(tokens, ...)` gives, with more tokens at its end where the list was filled up; None where it has to
-    be computed as it is."""
-    if not _suits(decoder, tokens, mask):
+class CudaGraphs(PassBackend):
+    """Replays passes at which the host would be slower than the GPU."""
+
+    name = "graphs"
+
+    def covers(self, decoder: Decoder, lines: Lines) -> str | None:
+        """Why the pass is not replayed: the GPU is slower than the host, or a recording would miss something."""
+        weight, allowed, tokens, mask = decoder.model.embed_tokens.weight, decoder.backends, lines.tokens, lines.mask
+        if (not weight.is_cuda if allowed is None else self.name not in allowed) or not tokens.numel():
+            return "not asked for, or no token"
+        if not differentiates_once():
+            return "gradients are differentiated again"
+        if weight.is_cuda and (weight.dtype not in (torch.bfloat16, torch.float16) or not _has_fused_layers(decoder)):
+            return f"plain layers, or weights in {weight.dtype}"
+        if isinstance(mask, Tensor) or not hasattr(decoder.model, "layers"):
+            return "a mask of its own, or layers of another kind"
+        if weight.is_cuda and isinstance(mask, Rows) and not isinstance(mask.by, Tiles):
+            return "tables, which are other ones each time"
+        first = cast(Layer, decoder.model.layers[0])
+        if first._forward_pre_hooks or first._forward_hooks or torch.is_inference_mode_enabled():
+            return "hooks of layers: sharded weights come and go"
+        if allowed is None and tokens.numel() * sum([p.numel() for p in first.parameters()]) > WORK:
+            return "so many tokens that the GPU is slower than the host"
+        graphs = _known.setdefault(decoder, Graphs())
+        if graphs.full or (_needs_grad(decoder) and graphs.busy()):
+            return "memory is short, or the gradient of an earlier pass may still be asked for"
         return None
-    graphs = _known.setdefault(decoder, Graphs())
-    grad = torch.is_grad_enabled() and any(p.requires_grad for p in decoder.parameters())  # ends at the first
-    if graphs.full or (grad and graphs.busy()):
-        return None
-    if isinstance(mask, Rows):
-        assert positions is not None, "a list of rows has them"
-        tokens, positions, mask = filled(tokens, positions, mask)
-    x = decoder.model.embed_tokens(tokens)
-    key = ((size_of(x, mask), lane()), grad, x.requires_grad, *_state(decoder, graphs))
-    found = _recorded(decoder, graphs, key, x, positions, mask)
-    if found is None:  # filled up all the same: a resumed run, which has recorded nothing yet, gets the same bits
-        return decoder.through(x, positions=positions, mask=mask)
-    found.still.take(x.detach(), positions, mask)
-    if not grad:
-        return found.run().clone()
-    lease = Lease()
-    graphs.lease = weakref.ref(lease)
-    return cast(Tensor, _Replayed.apply(found, lease, x, *found.weights))
+
+    def hidden_states(self, decoder: Decoder, lines: Lines) -> Tensor:
+        tokens, positions, mask, graphs = lines.tokens, lines.positions, lines.mask, _known[decoder]
+        grad = _needs_grad(decoder)
+        if isinstance(mask, Rows):
+            assert positions is not None, "a list of rows has them"
+            tokens, positions, mask = pad_to_size(tokens, positions, mask)
+        x = decoder.model.embed_tokens(tokens)
+        key = ((size_of(x, mask), stream_number()), grad, x.requires_grad, *_state(decoder, graphs))
+        found = _recorded(decoder, graphs, key, x, positions, mask)
+        if found is None:  # padded all the same: a resumed run, which has recorded nothing yet, gets the same bits
+            return decoder.from_embeddings(x, positions=positions, mask=mask)
+        found.inputs.take(x.detach(), positions, mask)
+        if not grad:
+            return found.run().clone()
+        lease = Lease()
+        graphs.lease = weakref.ref(lease)
+        return cast(Tensor, _Replayed.apply(found, lease, x, *found.weights))
 
 
-def _suits(decoder: Decoder, tokens: Tensor, mask: Mask) -> bool:
-    """Whether the host is what such a pass waits for, and nothing happens in it that a recording would miss."""
-    weight, asked = decoder.model.embed_tokens.weight, decoder.graphs
-    if asked is False or not (asked or weight.is_cuda) or not tokens.numel() or not once():
-        return False
-    if weight.is_cuda and (weight.dtype not in (torch.bfloat16, torch.float16) or decoder.fast_layers is False):
-        return False
-    if isinstance(mask, Tensor) or not hasattr(decoder.model, "layers"):
-        return False
-    if weight.is_cuda and isinstance(mask, Rows) and not isinstance(mask.by, Tiles):  # tables are other ones each time
-        return False
-    first = cast(Layer, decoder.model.layers[0])
-    if (
-        first._forward_pre_hooks or first._forward_hooks or torch.is_inference_mode_enabled()
-    ):  # sharded weights come and go
-        return False
-    return bool(asked) or tokens.numel() * sum([p.numel() for p in first.parameters()]) <= WORK
+def _needs_grad(decoder: Decoder) -> bool:
+    return torch.is_grad_enabled() and any(p.requires_grad for p in decoder.parameters())  # ends at the first
+
+
+def _has_fused_layers(decoder: Decoder) -> bool:
+    return decoder.backends is None or "fused" in decoder.backends
 
 
 def _state(decoder: Decoder, graphs: Graphs) -> tuple[Hashable, ...]:
@@ -117,20 +129,20 @@ def _state(decoder: Decoder, graphs: Graphs) -> tuple[Hashable, ...]:
 
 def _recorded(
     decoder: Decoder, graphs: Graphs, key: tuple[Hashable, ...], x: Tensor, positions: Tensor | None, mask: Mask
-) -> "Pass | None":
+) -> "RecordedPass | None":
     if key in graphs.passes:
         graphs.passes.move_to_end(key)
         return graphs.passes[key]
     graphs.seen[key[:3]] += 1
-    if graphs.seen[key[:3]] < (1 if decoder.graphs else TIMES) or graphs.busy():
+    if graphs.seen[key[:3]] < (TIMES if decoder.backends is None else 1) or graphs.busy():
         return None
-    if x.is_cuda and _side_by_side(decoder):
+    if x.is_cuda and _make_adjacent(decoder):
         key = (*key[:3], *_state(decoder, graphs))
     while len(graphs.passes) >= SIZES:
         longest_unused, _ = graphs.passes.popitem(last=False)
         graphs.seen.pop(cast(tuple[Hashable, ...], longest_unused)[:3], None)
     try:
-        graphs.passes[key] = Pass(decoder, graphs, x, positions, mask, grad=bool(key[1]))
+        graphs.passes[key] = RecordedPass(decoder, graphs, x, positions, mask, grad=bool(key[1]))
     except torch.OutOfMemoryError:
         graphs.full = True
         torch.cuda.empty_cache()
@@ -138,7 +150,7 @@ def _recorded(
     return graphs.passes[key]
 
 
-def _side_by_side(decoder: Decoder) -> bool:
+def _make_adjacent(decoder: Decoder) -> bool:
     """Weights that read one input become neighbours; whether any moved."""
     before = [p.data_ptr() for p in decoder.parameters()]
     for layer in decoder.model.layers:
@@ -147,22 +159,22 @@ def _side_by_side(decoder: Decoder) -> bool:
     return before != [p.data_ptr() for p in decoder.parameters()]
 
 
-class Pass:
+class RecordedPass:
     """One size, forward and backward, recorded."""
 
     def __init__(
         self, decoder: Decoder, graphs: Graphs, x: Tensor, positions: Tensor | None, mask: Mask, *, grad: bool
     ) -> None:
-        self.decoder, self.leaves = weakref.proxy(decoder), StandIns(decoder)
-        self.still = Still(x, positions, mask, grad=grad and x.requires_grad)
+        self.decoder, self.leaves = weakref.proxy(decoder), GraphWeights(decoder)
+        self.inputs = GraphInputs(x, positions, mask, grad=grad and x.requires_grad)
         self.tape: Tensor | None = None
         self.weights, self.totals = list[nn.Parameter](), list[Tensor]()
         self.wanted = list[Tensor]()  # what gradients are asked of
-        self.still.take(x.detach(), positions, mask)
+        self.inputs.take(x.detach(), positions, mask)
         with torch.set_grad_enabled(grad):
             (hidden,) = self._forward()
         self.given, self.backward = torch.empty_like(hidden), None
-        pool = graphs.pools.setdefault((grad, lane()), torch.cuda.graph_pool_handle() if x.is_cuda else None)
+        pool = graphs.pools.setdefault((grad, stream_number()), torch.cuda.graph_pool_handle() if x.is_cuda else None)
         if grad:
             self._find_weights(graphs)
         self.tape = None
@@ -174,15 +186,15 @@ class Pass:
             self.tape = None
 
     def run(self) -> Tensor:
-        """The hidden states of what `still` has taken, until the next pass."""
+        """The hidden states of what `inputs` has taken, until the next pass."""
         out = self.forward.replay()
         assert out is not None
         return out[0]
 
     def _forward(self) -> Sequence[Tensor]:
-        still = self.still
+        inputs = self.inputs
         with self.leaves.instead():
-            tape = self.decoder.through(still.x, positions=still.positions, mask=still.mask)
+            tape = self.decoder.from_embeddings(inputs.x, positions=inputs.positions, mask=inputs.mask)
         self.tape = tape
         return [tape.detach()]
 
@@ -190,7 +202,7 @@ class Pass:
         """Those with a gradient, and memory for it that all sizes share; also the launch that compiles."""
         assert self.tape is not None
         leaves = [leaf for _, leaf in self.leaves.trained]
-        x = [self.still.x] if self.still.x.requires_grad else []
+        x = [self.inputs.x] if self.inputs.x.requires_grad else []
         found = torch.autograd.grad(self.tape, [*leaves, *x], torch.zeros_like(self.tape), allow_unused=True)
         used = [both for both, g in zip(self.leaves.trained, found, strict=False) if g is not None]
         self.weights, self.wanted = [p for p, _ in used], [*x, *(leaf for _, leaf in used)]
@@ -203,13 +215,13 @@ class Pass:
         """Leaves the weights' gradients in `totals`, and that of x, if it has one, where its own was given."""
         assert self.tape is not None
         found = torch.autograd.grad(self.tape, self.wanted, self.given)
-        given = [self.given] if self.still.x.requires_grad else []
+        given = [self.given] if self.inputs.x.requires_grad else []
         torch._foreach_copy_([*given, *self.totals], list(found))  # pyright: ignore
 
 
 class _Replayed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, found: Pass, lease: Lease, x: Tensor, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, found: RecordedPass, lease: Lease, x: Tensor, *weights: Tensor) -> Tensor:
         ctx.found, ctx.lease = found, lease
         with torch.enable_grad():
             return found.run().detach()
@@ -217,9 +229,11 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, given: Tensor) -> Any:
-        found: Pass = ctx.found
+        found: RecordedPass = ctx.found
         if ctx.lease.spent:
-            raise RuntimeError("a replayed pass gives its gradient once: set decoder.graphs to False for several")
+            raise RuntimeError(
+                'a replayed pass gives its gradient once: leave "graphs" out of decoder.backends for several'
+            )
         found.given.copy_(given)
         assert found.backward is not None
         with torch.enable_grad():

@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.model.backends.fused.kernels.tiles import power
-from hone.model.layout.forward import wide
+from hone.model.kernels import elementwise as kernels
+from hone.model.kernels.tiles import power
+from hone.model.vocab.distribution import wide
 
 PROGRAMS = 8 * 132  # that share the rows of a gradient: some for each multiprocessor of an H200
 
@@ -24,8 +25,6 @@ def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
     """x gain / rms(x)"""
     if not has_kernels(x_ND):
         return F.rms_norm(x_ND, gain_D.shape, gain_D, eps)
-    from hone.model.backends.fused.kernels import elementwise as kernels
-
     y = torch.empty_like(x_ND)
     kernels.launch_norm(x_ND, gain_D, y, eps)
     return y
@@ -35,8 +34,6 @@ def norm_and_copy(x_ND: Tensor, gain_D: Tensor, eps: float) -> tuple[Tensor, Ten
     """(x gain / rms(x), a copy of x)"""
     if not has_kernels(x_ND):
         return norm(x_ND, gain_D, eps), x_ND.clone()
-    from hone.model.backends.fused.kernels import elementwise as kernels
-
     y, copy = torch.empty_like(x_ND), torch.empty_like(x_ND)
     kernels.launch_norm(x_ND, gain_D, y, eps, copy=copy)
     return y, copy
@@ -55,8 +52,6 @@ def norm_grad(
         if again:
             dy_ND.copy_(n.mul_(gain_D))
         return (dx if plus is None else dx.add_(plus)).to(x_ND.dtype), dgain.to(gain_D.dtype)
-    from hone.model.backends.fused.kernels import elementwise as kernels
-
     (N, D), dx = x_ND.shape, torch.empty_like(x_ND)
     many = min(N, PROGRAMS)
     if not N:
@@ -73,9 +68,7 @@ def norm_grad(
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int) -> Tensor:
     """The first heads of x [N, heads in all, E] turned in place by angles whose cosines are cos [N, E]."""
     if not has_kernels(x):
-        return _turned_(x, cos, sin, heads)
-    from hone.model.backends.fused.kernels import elementwise as kernels
-
+        return _rotated_(x, cos, sin, heads)
     N, _, E = x.shape
     if N:
         kernels.rotate[(N,)](x, cos, sin, x.stride(0), cos.stride(0), HEADS=heads, BH=power(heads), E=E)
@@ -86,9 +79,7 @@ def rotate_back(dq_NHE: Tensor, dk_NKE: Tensor, dv_NKE: Tensor, cos: Tensor, sin
     """Gradients of queries and keys before `rotate_` and of values, side by side, [N, H + 2 K, E]"""
     if not has_kernels(dq_NHE):
         joined = torch.cat([dq_NHE, dk_NKE, dv_NKE], 1)
-        return _turned_(joined, cos, -sin, joined.shape[1] - dv_NKE.shape[1])
-    from hone.model.backends.fused.kernels import elementwise as kernels
-
+        return _rotated_(joined, cos, -sin, joined.shape[1] - dv_NKE.shape[1])
     (N, H, E), K = dq_NHE.shape, dk_NKE.shape[1]
     out = dq_NHE.new_empty(N, H + 2 * K, E)
     parts = [x if x.stride(2) == 1 else x.contiguous() for x in (dq_NHE, dk_NKE, dv_NKE)]
@@ -100,7 +91,7 @@ def rotate_back(dq_NHE: Tensor, dk_NKE: Tensor, dv_NKE: Tensor, cos: Tensor, sin
     return out
 
 
-def _turned_(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
+def _rotated_(x: Tensor, cos: Tensor, sin: Tensor, heads: int) -> Tensor:
     part, half = x[:, :heads], x.shape[-1] // 2
     other = torch.cat([-part[..., half:], part[..., :half]], -1).mul_(sin[:, None])
     part.mul_(cos[:, None]).add_(other)
@@ -112,8 +103,6 @@ def gate(x: Tensor) -> Tensor:
     M = x.shape[1] // 2
     if not has_kernels(x):
         return F.silu(x[:, :M]).mul_(x[:, M:])
-    from hone.model.backends.fused.kernels import elementwise as kernels
-
     y = x.new_empty(len(x), M)
     if len(x):
         kernels.gate[(len(x), -(-M // 1024))](x, y, M, BM=1024)
@@ -130,8 +119,6 @@ def gate_grad(x: Tensor, dy: Tensor) -> Tensor:
         dx[:, :M] = given * u * (s * (1 + g * (1 - s)))
         dy.copy_(s.mul_(g).mul_(u))
         return dx
-    from hone.model.backends.fused.kernels import elementwise as kernels
-
     if len(x):
         kernels.gate_grad[(len(x), -(-M // 1024))](x, dy, dx, M, BM=1024)
     return dx

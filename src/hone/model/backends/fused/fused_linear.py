@@ -6,88 +6,20 @@ Shapes: N tokens, D inputs, F outputs of all layers together.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hone.model.backends.adjacent import Low, adjacent, are_neighbours, lows, plain
 from hone.model.backends.fused import elementwise
-
-Gradients = list[Tensor | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """y = x W^T + b for linear layers that read the same x, and their adapters."""
-
-    weights: tuple[Tensor, ...]
-    biases: tuple[Tensor, ...]
-    lows: tuple[Low, ...]
-
-    @staticmethod
-    def of(*layers: nn.Module) -> "Product":
-        each = [plain(layer) for layer in layers]
-        biases = tuple(base.bias for base in each if base.bias is not None)
-        return Product(tuple(base.weight for base in each), biases, tuple(lows(*layers)))
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """What autograd has to know of, in the order of `backward`'s gradients."""
-        return (*self.weights, *self.biases, *(x for low in self.lows for x in (low.A, low.B)))
-
-    def forward(self, x_ND: Tensor, *, plus: Tensor | None = None, spend: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """(y + plus, what each adapter's A made of x); spend: in the memory of plus, but under autocast, which casts"""
-        W = _one(self.weights)
-        if plus is not None:
-            spend = spend and not torch.is_autocast_enabled(plus.device.type)
-            y = plus.addmm_(x_ND, W.t()) if spend else torch.addmm(plus, x_ND, W.t())
-            y = y.add_(_one(self.biases)) if self.biases else y
-        else:
-            y = torch.addmm(_one(self.biases), x_ND, W.t()) if self.biases else x_ND @ W.t()
-        inner = [x_ND @ low.A.t() for low in self.lows]
-        for low, h in zip(self.lows, inner, strict=True):
-            y[:, low.at : low.at + len(low.B)].addmm_(h, low.B.t(), alpha=low.scale)
-        return y, inner
-
-    def backward(self, dy_NF: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """(dx, what each adapter's B made of dy)"""
-        dx, back = dy_NF @ _one(self.weights), list[Tensor]()
-        for low in self.lows:
-            back.append((dy_NF[:, low.at : low.at + len(low.B)] @ low.B).mul_(low.scale))
-            dx.addmm_(back[-1], low.A)
-        return dx, back
-
-    def gradients(
-        self, x_ND: Tensor, dy_NF: Tensor, inner: Sequence[Tensor], back: Sequence[Tensor], wants: Sequence[bool]
-    ) -> Gradients:
-        """Those of `tensors()` that are wanted."""
-        n, found = len(self.weights), Gradients([None] * len(wants))
-        sizes = [len(w) for w in self.weights]
-        if any(wants[:n]):
-            found[:n] = (dy_NF.t() @ x_ND).split(sizes)
-        if any(wants[n : n + len(self.biases)]):
-            found[n : n + len(self.biases)] = dy_NF.sum(0).split(sizes)
-        at = n + len(self.biases)
-        for low, h, dh in zip(self.lows, inner, back, strict=True):
-            given = dy_NF[:, low.at : low.at + len(low.B)]
-            found[at : at + 2] = [dh.t() @ x_ND, (given.t() @ h).mul_(low.scale)]
-            at += 2
-        return [g if wanted else None for g, wanted in zip(found, wants, strict=True)]
-
-
-def _one(tensors: tuple[Tensor, ...]) -> Tensor:
-    """The tensors as one; a copy where they are no neighbours."""
-    if len(tensors) == 1:
-        return tensors[0]
-    return adjacent(tensors) if are_neighbours(tensors) else torch.cat([x.detach() for x in tensors])
+from hone.model.kernels.fused_weights import Product
 
 
 @dataclass(frozen=True, slots=True)
-class Turned:
-    """Outputs that are queries, keys and values [N, H or K, E], of which the first two are turned by these angles."""
+class Rotation:
+    """Outputs that are queries, keys and values [N, H or K, E], of which the first two are rotated by these angles."""
 
     cos: Tensor
     sin: Tensor
@@ -99,27 +31,27 @@ class Turned:
 class _NormedProduct(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gain: Tensor, eps: float, product: Product, turned: Turned | None, *tensors: Tensor
+        ctx: Any, x: Tensor, gain: Tensor, eps: float, product: Product, rotation: Rotation | None, *tensors: Tensor
     ) -> Any:
         n, again = elementwise.norm_and_copy(x, gain, eps)
         y, inner = product.forward(n)
-        ctx.product, ctx.eps, ctx.turned = product, eps, turned
+        ctx.product, ctx.eps, ctx.rotation = product, eps, rotation
         ctx.save_for_backward(x, gain, *inner)
-        if turned is None:
+        if rotation is None:
             return y, again
-        H, K = turned.H, turned.K
-        heads = elementwise.rotate_(y.view(len(y), H + 2 * K, turned.E), turned.cos, turned.sin, heads=H + K)
+        H, K = rotation.H, rotation.K
+        heads = elementwise.rotate_(y.view(len(y), H + 2 * K, rotation.E), rotation.cos, rotation.sin, heads=H + K)
         return *heads.split([H, K, K], 1), again
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: Tensor) -> Any:
-        (x, gain, *inner), turned, passed = ctx.saved_tensors, ctx.turned, given[-1]
-        if turned is None:
+        (x, gain, *inner), rotation, passed = ctx.saved_tensors, ctx.rotation, given[-1]
+        if rotation is None:
             dy = given[0].contiguous()
         else:
             dq, dk, dv, _ = given
-            dy = elementwise.rotate_back(dq, dk, dv, turned.cos, turned.sin).flatten(1)
+            dy = elementwise.rotate_back(dq, dk, dv, rotation.cos, rotation.sin).flatten(1)
         n, back = ctx.product.backward(dy)
         dx, dgain = elementwise.norm_grad(x, gain, ctx.eps, n, plus=passed.contiguous(), again=True)
         found = ctx.product.gradients(n, dy, inner, back, ctx.needs_input_grad[5:])
@@ -159,11 +91,11 @@ def normed_product(
     return _NormedProduct.apply(x, gain, eps, product, None, *product.tensors())  # pyright: ignore[reportReturnType]
 
 
-def turned_product(
-    x: Tensor, gain: Tensor, eps: float, product: Product, turned: Turned
+def rotated_product(
+    x: Tensor, gain: Tensor, eps: float, product: Product, rotation: Rotation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same where the product is queries, keys and values: (q, k, v, x), the first two turned"""
-    return _NormedProduct.apply(x, gain, eps, product, turned, *product.tensors())  # pyright: ignore[reportReturnType]
+    """The same where the product is queries, keys and values: (q, k, v, x), the first two rotated"""
+    return _NormedProduct.apply(x, gain, eps, product, rotation, *product.tensors())  # pyright: ignore[reportReturnType]
 
 
 def added_product(a: Tensor, x: Tensor, product: Product) -> Tensor:
@@ -191,6 +123,6 @@ class _Rotated(torch.autograd.Function):
         return elementwise.rotate_(dy, cos, -sin, heads=dy.shape[1]), None, None
 
 
-def rotated_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The heads of x [N, heads, E], turned in place"""
+def rotate_in_place(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The heads of x [N, heads, E], rotation in place"""
     return _Rotated.apply(x, cos, sin)  # pyright: ignore[reportReturnType]

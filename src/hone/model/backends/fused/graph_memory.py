@@ -1,8 +1,5 @@
-"""Inputs of a recorded pass: tensors that stay where they are and receive each batch's numbers.
-
-Leaves in the place of weights while a pass is recorded.
-
-A list of tokens filled up to a round size with rows that nobody reads, so that few sizes come up again and again.
+"""What a recorded pass reads: inputs that stay where they are and receive each batch's numbers, and leaves in the place
+of weights while it is recorded. Lists of tokens are padded to a round size, so that few sizes come up again and again.
 
 Shapes: U tokens in the list, R rows.
 """
@@ -17,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hone.model.decoder import Decoder, Mask
-from hone.model.layout.ragged import Rows, Tables
-from hone.model.layout.spans import TILE, Spans, Tiles, round_size
+from hone.model.layout.rows import TILE, Rows, Spans, Tables, Tiles, round_size
 
 T = TypeVar("T", Spans, Tiles)
 
@@ -29,7 +25,7 @@ def size_of(x: Tensor, mask: Mask) -> Hashable:
     return (*x.shape, *rows)
 
 
-class Still:
+class GraphInputs:
     """x [1, U, D], positions and rows."""
 
     def __init__(self, x: Tensor, positions: Tensor | None, mask: Mask, *, grad: bool) -> None:
@@ -60,7 +56,7 @@ def _tensors(rows: Rows) -> Iterator[Tensor]:
     return (getattr(x, f.name) for x in (rows.spans, rows.by) for f in fields(x))
 
 
-class StandIns:
+class GraphWeights:
     """Leaves that share the weights' memory, for autograd remembers on which stream it first met a weight itself."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -84,8 +80,8 @@ class StandIns:
                 module._parameters[name] = p
 
 
-def filled(tokens_1U: Tensor, positions_1U: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Rows]:
-    """Tokens, positions and rows of a round size; the tokens that are added stand in rows of their own."""
+def pad_to_size(tokens_1U: Tensor, positions_1U: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Rows]:
+    """Tokens, positions and rows of a round size; the tokens that are added stand in rows that nobody reads."""
     U = tokens_1U.numel()
     more = round_size(U) - U
     if not more:

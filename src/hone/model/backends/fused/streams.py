@@ -1,7 +1,6 @@
-"""Passes without gradients side by side: what waits for memory in one runs beside the products of another.
+"""Passes without gradients on two CUDA streams: what waits for memory in one runs beside the products of the other.
 
-On a GPU each lane is a queue of its own. What is recorded of a pass (model/backends/fused/cuda_graphs.py) belongs to a lane, for two
-recordings that share memory cannot run at the same time.
+A recorded pass (cuda_graphs.py) belongs to a stream, for two recordings that share memory cannot run at the same time.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,45 +11,61 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hone.model.layout.forward import Streams
+
 T = TypeVar("T")
-LANES = 2  # a third found nothing left to fill
-_lane = ContextVar("lane", default=0)
+STREAMS = 2  # a third found nothing left to fill
+_number = ContextVar("stream", default=0)
 
 
-def lane() -> int:
-    """The number of the lane that this thread computes in; 0: in none."""
-    return _lane.get()
+def stream_number() -> int:
+    """The number of the stream that this thread computes on; 0: the device's current one."""
+    return _number.get()
 
 
-def side_by_side(
-    calls: Iterable[Callable[[], T]], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
+class CudaStreams(Streams):
+    """Two streams on a GPU."""
+
+    name = "fused"
+
+    def covers(self, device: torch.device) -> str | None:
+        return None if device.type == "cuda" else f"no streams on {device}"
+
+    def run(
+        self, passes: Iterable[Callable[[], T]], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
+    ) -> list[T]:
+        return run_on_streams(passes, device, tensors)
+
+
+def run_on_streams(
+    passes: Iterable[Callable[[], T]], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
 ) -> list[T]:
-    """What the calls give, in their order; tensors: those of a result, which the caller's queue goes on to read."""
+    """What the passes give, in their order; tensors: those of a result, which the caller's stream goes on to read."""
     found = list[T]()
     try:
-        for i, call in enumerate(calls):
-            found.append(_in_lane(call, device, i % LANES, tensors))
+        for i, one in enumerate(passes):
+            found.append(_numbered(one, device, i % STREAMS, tensors))
     finally:  # also where one failed: what the others read must not be given away before they have
-        for i in range(LANES if device.type == "cuda" else 0):
+        for i in range(STREAMS if device.type == "cuda" else 0):
             torch.cuda.current_stream(device).wait_stream(_stream(device, i))
     return found
 
 
-def _in_lane(call: Callable[[], T], device: torch.device, number: int, tensors: Callable[[T], Iterable[Tensor]]) -> T:
-    before = _lane.set(1 + number)
+def _numbered(one: Callable[[], T], device: torch.device, number: int, tensors: Callable[[T], Iterable[Tensor]]) -> T:
+    before = _number.set(1 + number)
     try:
-        return call() if device.type != "cuda" else _queued(call, device, number, tensors)
+        return one() if device.type != "cuda" else _on_stream(one, device, number, tensors)
     finally:
-        _lane.reset(before)
+        _number.reset(before)
 
 
-def _queued(call: Callable[[], T], device: torch.device, number: int, tensors: Callable[[T], Iterable[Tensor]]) -> T:
+def _on_stream(one: Callable[[], T], device: torch.device, number: int, tensors: Callable[[T], Iterable[Tensor]]) -> T:
     main, stream = torch.cuda.current_stream(device), _stream(device, number)
     stream.wait_stream(main)
     with torch.cuda.stream(stream):
-        result = call()
+        result = one()
     for x in tensors(result):
-        x.record_stream(main)  # or its memory would be given away when the lane is done with it
+        x.record_stream(main)  # or its memory would be given away when the stream is done with it
     return result
 
 

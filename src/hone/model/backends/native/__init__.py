@@ -1,0 +1,7 @@
+"""The native backend: layers and vocabulary head of small models on a CPU, in C++.
+
+`layer.py` computes a layer at a time, `stack.py` all layers of a small decoder at once, `vocab.py` the head. The
+library itself is kernels/cpp/. Where there is no compiler the backend covers nothing.
+"""
+
+REQUIRES = ()

@@ -5,15 +5,13 @@ Shapes: N tokens, D hidden, M intermediate, U tokens in the list, H query heads,
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from hone.model.backends.native.build import library
-from hone.model.backends.native.places import address
-from hone.model.layout.spans import Spans
+from hone.model.kernels.cpp.library import call
+from hone.model.layout.rows import Spans
 
 
 class CShape(ctypes.Structure):
@@ -73,24 +71,10 @@ class Segments:
         )  # fmt: skip
 
 
-def called(name: str, x: Tensor, *arguments: Any) -> None:
-    """The library's function of this name for numbers of x's kind."""
-    found = library()
-    assert not isinstance(found, str)
-    getattr(found, f"hone_{name}_{'float64' if x.dtype == torch.float64 else 'float32'}")(*map(passed, arguments))
-
-
-def passed(x: Any) -> Any:
-    """As an argument of a function of the library."""
-    if isinstance(x, Tensor):
-        return address(x)
-    return ctypes.c_double(x) if isinstance(x, float) else ctypes.c_int64(x) if isinstance(x, int) else x
-
-
 def norm(x_ND: Tensor, gain_D: Tensor, eps: float) -> Tensor:
     """x gain / rms(x)"""
     y = torch.empty_like(x_ND)
-    called("norm", y, x_ND, gain_D, eps, *x_ND.shape, y, torch.get_num_threads())
+    call("norm", y, x_ND, gain_D, eps, *x_ND.shape, y, torch.get_num_threads())
     return y
 
 
@@ -101,40 +85,40 @@ def norm_grad(
     threads, dx = torch.get_num_threads(), torch.empty_like(x_ND)
     parts, step = gain_D.new_zeros(threads, len(gain_D)), 0 if plus is None else x_ND.shape[1]
     added = torch.zeros_like(gain_D) if plus is None else plus
-    called("norm_grad", dx, x_ND, gain_D, eps, dy_ND, added, step, *x_ND.shape, dx, parts, threads)
+    call("norm_grad", dx, x_ND, gain_D, eps, dy_ND, added, step, *x_ND.shape, dx, parts, threads)
     return dx, parts.sum(0)
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int, back: bool = False) -> Tensor:
     """The first heads of x [N, numbers of all heads] turned in place by angles whose cosines are cos [N, E]."""
     (N, width), E = x.shape, cos.shape[1]
-    called("rotate", x, x, cos, sin, N, width, heads, E, -1.0 if back else 1.0, torch.get_num_threads())
+    call("rotate", x, x, cos, sin, N, width, heads, E, -1.0 if back else 1.0, torch.get_num_threads())
     return x
 
 
 def gate(x: Tensor) -> Tensor:
     """silu(x[:, :M]) * x[:, M:]"""
     y = x.new_empty(len(x), x.shape[1] // 2)
-    called("gate", y, x, *y.shape, y, torch.get_num_threads())
+    call("gate", y, x, *y.shape, y, torch.get_num_threads())
     return y
 
 
 def gate_grad(x: Tensor, dy_NM: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of `gate`'s input, and its output again."""
     dx, y = torch.empty_like(x), torch.empty_like(dy_NM)
-    called("gate_grad", dx, x, dy_NM, *y.shape, dx, y, torch.get_num_threads())
+    call("gate_grad", dx, x, dy_NM, *y.shape, dx, y, torch.get_num_threads())
     return dx, y
 
 
 def attend(shape: CShape, qkv: Tensor) -> tuple[Tensor, Tensor]:
     """Causal attention in each row, [U, H E], and the logarithms of its sums, [U, H]; qkv: [U, (H + 2 K) E]."""
     out, log = qkv.new_empty(len(qkv), shape.H * shape.E), qkv.new_empty(len(qkv), shape.H)
-    called("attend", out, ctypes.byref(shape), qkv, out, log)
+    call("attend", out, ctypes.byref(shape), qkv, out, log)
     return out, log
 
 
 def attend_grad(shape: CShape, qkv: Tensor, out: Tensor, log: Tensor, dout: Tensor) -> Tensor:
     """The gradient of qkv."""
     dqkv = torch.zeros_like(qkv)
-    called("attend_grad", out, ctypes.byref(shape), qkv, out, log, dout, dqkv)
+    call("attend_grad", out, ctypes.byref(shape), qkv, out, log, dout, dqkv)
     return dqkv

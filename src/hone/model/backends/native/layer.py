@@ -1,12 +1,12 @@
 """A decoder layer on a CPU as one function with its gradient: torch's products, and C++ for all between them.
 
-Kept for the backward pass are the layer's input, queries, keys and values, what attention made of them, the stream
-after it, and gate and up; norms and the gated product are computed again.
+Kept for the backward pass are the layer's input, queries, keys and values, what attention made of them, the residual
+stream after it, and gate and up; norms and the gated product are computed again. The decoder's last norm is here too,
+added up as its layers' norms and the sampler's.
 Shapes: U tokens of all rows, D hidden, E head size.
-
-A decoder's last norm on a CPU as one function with its gradient, added up as its layers' norms and the sampler's.
 """
 
+# pyright: reportIncompatibleMethodOverride=false
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,21 +14,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hone.model.backends.adjacent import gate_up, qkv
-from hone.model.backends.fused.fused_linear import Product
 from hone.model.backends.native import calls
-from hone.model.backends.native.build import library
 from hone.model.backends.native.calls import Segments
-from hone.model.backends.native.stack import Bundles, Pass, hooked, stackable
-from hone.model.decoder import Decoder, Layer, Mask, RMSNorm
-from hone.model.layout.ragged import Rows
-from hone.model.layout.spans import Tiles
-
-# pyright: reportIncompatibleMethodOverride=false
+from hone.model.backends.native.stack import Bundles, StackPass, hooked, stackable
+from hone.model.decoder import Decoder, Layer, Mask, Pass, RMSNorm
+from hone.model.kernels.fused_weights import Product, gate_up, qkv
+from hone.model.layout.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class NativePlan:
     """What every layer of a pass reads besides its input."""
 
     cos: Tensor  # [U, E], of the stream's dtype
@@ -37,44 +32,32 @@ class Course:
     last: int  # the number of the last layer, of which
     ending: Segments  # fewer tokens may ask: their numbers are
     read: Tensor | None = None  # int64 [A]; None: all
-    whole: Pass | None = None  # all layers at once
+    stack: StackPass | None = None  # all layers at once
 
-
-def course(
-    decoder: Decoder, x_BTD: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, *, single: bool = True
-) -> Course | None:
-    """How the layers are computed here, or None where they are not; single: only in float32, as a run has it."""
-    config, (B, T, _) = decoder.config, x_BTD.shape
-    kinds = (torch.float32,) if single else (torch.float32, torch.float64)
-    if not x_BTD.is_cpu or x_BTD.dtype not in kinds or config.qk_norm or isinstance(mask, Tensor) or not B * T:
-        return None
-    if isinstance(mask, Rows) and isinstance(mask.by, Tiles):  # whose spans go on after the list
-        return None
-    spans = mask.spans if isinstance(mask, Rows) else None
-    if any(config.windows or ()) or isinstance(library(), str):
-        return None
-    weights = stackable(decoder, x_BTD.dtype)
-    if weights is None and any(p.dtype != x_BTD.dtype for p in decoder.parameters()):
-        return None
-    for layer in decoder.model.layers:
-        if type(layer) is Layer:  # one that FSDP puts together for each pass is of a class of its own, and stays
-            qkv(layer.self_attn)
-            gate_up(layer.mlp)
-    cos, sin = (t.to(x_BTD.dtype).expand(B, 1, *t.shape[-2:]).reshape(B * T, -1) for t in rope)
-    segments, last = (
-        Segments.lines(B, T) if spans is None else Segments.of(spans),
-        len(decoder.model.layers) - 1,
-    )
-    asked = mask.asked if isinstance(mask, Rows) else None
-    ending = segments if asked is None else segments.asking(asked)
-    read, whole = None if asked is None else ending.tokens(), None
-    if weights is not None and (found := Bundles.of(segments, ending, torch.get_num_threads())):
-        whole = Pass.of(decoder, weights, found, cos, sin)
-    return Course(cos, sin, segments, last, ending, read, whole)
+    @staticmethod
+    def of(decoder: Decoder, given: Pass) -> "NativePlan":
+        """The plan of a pass that the backend covers."""
+        mask, (B, T, _) = given.mask, given.x.shape
+        for layer in decoder.model.layers:
+            if type(layer) is Layer:  # one that FSDP puts together for each pass is of a class of its own, and stays
+                qkv(layer.self_attn)
+                gate_up(layer.mlp)
+        cos, sin = given.rotation(given.x.dtype)
+        segments, last = (
+            Segments.of(mask.spans) if isinstance(mask, Rows) else Segments.lines(B, T),
+            len(decoder.model.layers) - 1,
+        )
+        asked = mask.asked if isinstance(mask, Rows) else None
+        ending = segments if asked is None else segments.asking(asked)
+        read, stack = None if asked is None else ending.tokens(), None
+        weights = stackable(decoder, given.x.dtype)
+        if weights is not None and (found := Bundles.of(segments, ending, torch.get_num_threads())):
+            stack = StackPass.of(decoder, weights, found, cos, sin)
+        return NativePlan(cos, sin, segments, last, ending, read, stack)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class LayerProducts:
     """A layer's products and sizes."""
 
     qkv: Product
@@ -87,9 +70,9 @@ class Parts:
     E: int
 
     @staticmethod
-    def of(layer: Layer) -> "Parts":
+    def of(layer: Layer) -> "LayerProducts":
         a, m = layer.self_attn, layer.mlp
-        return Parts(
+        return LayerProducts(
             Product.of(a.q_proj, a.k_proj, a.v_proj), Product.of(a.o_proj), Product.of(m.gate_proj, m.up_proj),
             Product.of(m.down_proj), layer.input_layernorm.eps, a.H, a.K, a.E,
         )  # fmt: skip
@@ -99,9 +82,9 @@ class Parts:
         return self.qkv, self.o, self.gate_up, self.down
 
 
-def native_layer(layer: Layer, x_BTD: Tensor, given: Course) -> Tensor:
+def native_layer(given: NativePlan, layer: Layer, x_BTD: Tensor, mask: Mask) -> Tensor:
     """x + out(attention(norm(x))); x + down(silu(gate) * up)"""
-    parts = Parts.of(layer)
+    parts = LayerProducts.of(layer)
     if layer.self_attn.layer == given.last:
         given = replace(given, segments=given.ending)
     elif given.read is not None:
@@ -120,7 +103,7 @@ def _placed(x_AD: Tensor, at_A: Tensor, tokens: int) -> Tensor:
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, given: Course, parts: Parts, before: Tensor, after: Tensor, *tensors: Tensor
+        ctx: Any, x: Tensor, given: NativePlan, parts: LayerProducts, before: Tensor, after: Tensor, *tensors: Tensor
     ) -> Tensor:
         x = x.contiguous()
         qkv, low = parts.qkv.forward(calls.norm(x, before, parts.eps))
@@ -164,10 +147,7 @@ class _Layer(torch.autograd.Function):
         return dx, None, None, dbefore, dafter, *first, *o, *gate_up, *down
 
 
-# pyright: reportIncompatibleMethodOverride=false
-
-
-def normed(norm: RMSNorm, x_BTD: Tensor) -> Tensor:
+def final_norm(norm: RMSNorm, x_BTD: Tensor) -> Tensor:
     """norm(x), for numbers that the library computes."""
     if hooked(norm) or type(norm) is not RMSNorm or norm.weight.dtype != x_BTD.dtype:
         return norm(x_BTD)

@@ -1,8 +1,6 @@
 """All layers of a small decoder on a CPU as one function with its gradient, by stack.cpp.
 
-Kept for the backward pass is what native/learning.py's layers keep. Shapes: U tokens of all rows, D hidden.
-
-Memory that a pass takes over from the one before it: a page that is touched for the first time has to be cleared.
+It keeps for the backward pass what layer.py's layers keep. Shapes: U tokens of all rows, D hidden.
 """
 
 import ctypes
@@ -15,18 +13,22 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hone.model.backends.adjacent import plain
-from hone.model.backends.native import calls
-from hone.model.backends.native.build import library
 from hone.model.backends.native.calls import Segments
 from hone.model.decoder import Decoder, Layer
+from hone.model.kernels.cpp.library import call, library
+from hone.model.kernels.fused_weights import plain
 
-KEPT = 5  # pieces that wait for the next pass: what backward passes read, weights in panels, words, parts of gradients
-SPARE = 8  # one part in so many is room for a pass of a few more tokens
+KEPT = (
+    5  # workspaces that wait for the next pass: what backward passes read, weights in panels, words, parts of gradients
+)
+SPARE = 8  # one part in so many is spare, for a pass of a few more tokens
 
 
-class Room:
-    """Numbers of no value yet, until nobody refers to it."""
+class Workspace:
+    """Memory for numbers, free again when nobody refers to it.
+
+    A pass takes over that of the pass before: a page that is touched for the first time has to be cleared.
+    """
 
     _free: list[np.ndarray] = []  # noqa: RUF012  those of all passes, the last given back at the end
 
@@ -94,7 +96,7 @@ class Bundles:
         """None where threads would have too different parts."""
         rows, own, count = segments.rows, segments.rows[:, 0], segments.rows[:, 1]
         before = np.concatenate([[0], np.cumsum(count)])  # tokens of the rows before each
-        starts = _joined(before[segments.groups], segments.groups, threads)
+        starts = _bundle_starts(before[segments.groups], segments.groups, threads)
         tokens = np.diff(before[starts])
         first = np.concatenate([[0], np.cumsum(-(-tokens // TILE) * TILE)])
         share = _shares(tokens, threads)
@@ -116,7 +118,7 @@ class Bundles:
         return Bundles(moved, last, starts, first, tokens, share, order)
 
 
-def _joined(tokens: np.ndarray, groups: np.ndarray, threads: int) -> np.ndarray:
+def _bundle_starts(tokens: np.ndarray, groups: np.ndarray, threads: int) -> np.ndarray:
     """The first rows of bundles, about even and as many for each thread, and their end; tokens: before each group."""
     number = threads * max(2, tokens[-1] // (threads * TOGETHER))
     even = tokens[-1] * np.arange(1, number) / number
@@ -178,23 +180,18 @@ def stackable(decoder: Decoder, dtype: torch.dtype) -> list[list[Tensor]] | None
     return weights if sum(p.nbytes for own in weights for p in own) <= SMALL else None
 
 
-def bundled(model: nn.Module) -> bool:
-    """Whether all layers of its decoder are computed bundle by bundle, however many tokens there are."""
-    decoder = getattr(model, "decoder", None)
-    if not isinstance(decoder, Decoder) or not decoder.takes_lists:  # another library's model has no layers of ours
-        return False
-    if getattr(model, "checkpoint_layers", None):  # then a layer is a function of its own
-        return False
-    asked = decoder.fast_layers is None if decoder.native_layers is None else decoder.native_layers
+def bundled(decoder: Decoder) -> bool:
+    """Whether all layers of a decoder are computed bundle by bundle, however many tokens there are."""
+    asked = decoder.backends is None or "native" in decoder.backends
     if not asked or decoder.device.type != "cpu" or isinstance(library(), str):
         return False
     config, dtype = decoder.config, decoder.lm_head.weight.dtype
-    attends = not config.qk_norm and not any(config.windows or ())  # as learning.py's layers do
+    attends = not config.qk_norm and not any(config.windows or ())  # as layer.py's layers do
     return dtype == torch.float32 and attends and stackable(decoder, dtype) is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class StackPass:
     """What stack.cpp reads besides numbers of tokens, and what has to stay where it is meanwhile."""
 
     model: CStack
@@ -207,7 +204,7 @@ class Pass:
     tiled: int = 0  # words, in whole tiles
 
     @staticmethod
-    def of(decoder: Decoder, layers: list[list[Tensor]], bundles: Bundles, cos: Tensor, sin: Tensor) -> "Pass":
+    def of(decoder: Decoder, layers: list[list[Tensor]], bundles: Bundles, cos: Tensor, sin: Tensor) -> "StackPass":
         """layers: what `stackable` gave."""
         config, weights = decoder.config, list[CWeights]()
         for own in layers:
@@ -226,9 +223,9 @@ class Pass:
         width = (H + 2 * K) * E
         kept = int(b.first[-1]) * len(weights) * (2 * D + width + H * E + H + 2 * M)
         tensors, numbers = [p for own in layers for p in own], len(weights) * D * (width + H * E + 3 * M + 2)
-        return Pass(model, bundles, (array, cos, sin), len(cos), tensors, numbers, kept)
+        return StackPass(model, bundles, (array, cos, sin), len(cos), tensors, numbers, kept)
 
-    def of_words(self, weight: Tensor, ids: Tensor) -> "Pass":
+    def from_embedding(self, weight: Tensor, ids: Tensor) -> "StackPass":
         """The same, whose stream begins with these rows of the embedding."""
         ids, model, found = ids.flatten().long().contiguous(), CStack.from_buffer_copy(self.model), library()
         assert not isinstance(found, str)
@@ -248,7 +245,7 @@ class Pass:
         return (threads - 1) * self.weights + threads * (self.asked + stream) + 2 * stream
 
 
-def by_words(embedding: nn.Module, tokens: Tensor) -> bool:
+def repeats_tokens(embedding: nn.Module, tokens: Tensor) -> bool:
     """Whether tokens are many times as many as words, and nothing else happens to their embedding."""
     if type(embedding) is not nn.Embedding or hooked(embedding) or not embedding.weight.is_contiguous():
         return False
@@ -259,40 +256,40 @@ def by_words(embedding: nn.Module, tokens: Tensor) -> bool:
     return tokens.numel() >= OFTEN * len(embedding.weight)
 
 
-def stacked(x_BTD: Tensor, given: Pass, *, embedding: Tensor | None = None) -> Tensor:
-    """The layers' output; zero for tokens that nobody asks for. embedding: x are its rows, by `of_words`."""
+def run_stack(x_BTD: Tensor, given: StackPass, *, embedding: Tensor | None = None) -> Tensor:
+    """The layers' output; zero for tokens that nobody asks for. embedding: x are its rows, by `from_embedding`."""
     x = x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous() if embedding is None else embedding
     if not torch.is_grad_enabled():
-        return _through(given, x, None).view(x_BTD.shape)
+        return _forward(given, x, None).view(x_BTD.shape)
     y = _Stack.apply(x, given, *given.tensors)
     return y.view(x_BTD.shape)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
 
 
-def _through(given: Pass, x: Tensor, kept: Room | None) -> Tensor:
-    """kept: room for what the backward pass reads."""
-    y, panels = x.new_empty(given.tokens, x.shape[1]), Room(given.weights, x.dtype)
-    first = Room(given.asked, x.dtype) if given.asked else None
-    places = (None if room is None else room.place for room in (panels, kept, first))
-    calls.called("stack", x, ctypes.byref(given.model), x, y, *places)
+def _forward(given: StackPass, x: Tensor, kept: Workspace | None) -> Tensor:
+    """kept: memory for what the backward pass reads."""
+    y, panels = x.new_empty(given.tokens, x.shape[1]), Workspace(given.weights, x.dtype)
+    first = Workspace(given.asked, x.dtype) if given.asked else None
+    places = (None if memory is None else memory.place for memory in (panels, kept, first))
+    call("stack", x, ctypes.byref(given.model), x, y, *places)
     return y
 
 
 class _Stack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, given: Pass, *tensors: Tensor) -> Tensor:
-        ctx.given, ctx.kept = given, Room(given.kept, x.dtype)
+    def forward(ctx: Any, x: Tensor, given: StackPass, *tensors: Tensor) -> Tensor:
+        ctx.given, ctx.kept = given, Workspace(given.kept, x.dtype)
         ctx.save_for_backward(*tensors, *([x] if given.asked else []))  # which says if one has changed meanwhile
         ctx.shape = x.shape
-        return _through(given, x, ctx.kept)
+        return _forward(given, x, ctx.kept)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:
         given, dy = ctx.given, dy.contiguous()
         dx, grad = dy.new_empty(ctx.shape), dy.new_empty(given.weights)
-        panels, parts = Room(given.weights, dy.dtype), Room(given.parts, dy.dtype)
+        panels, parts = Workspace(given.weights, dy.dtype), Workspace(given.parts, dy.dtype)
         kept, model = ctx.kept.place, ctypes.byref(given.model)
-        calls.called("stack_grad", dy, model, dy, dx, panels.place, kept, grad, parts.place)
+        call("stack_grad", dy, model, dy, dx, panels.place, kept, grad, parts.place)
         return dx, None, *_split(grad, ctx.saved_tensors[: len(given.tensors)], ctx.needs_input_grad[2:])
 
 

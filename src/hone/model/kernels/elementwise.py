@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hone.model.backends.fused.kernels.tiles import pieces, power
+from hone.model.kernels.tiles import pieces, power
 
 
 @triton.jit

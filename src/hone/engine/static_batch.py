@@ -1,4 +1,4 @@
-"""Sampling in waves, for a model that has no runner: rows of one length begin together and end one by one."""
+"""Static batches, for a model that has no runner: rows of one length begin together and end one by one."""
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hone.engine.draw import Knobs, draw, uniforms
-from hone.engine.params import SampleParams
-from hone.engine.refuse import DIVERGED, check_support
-from hone.engine.request import News
+from hone.engine.draw import draw, uniforms
+from hone.engine.params import DIVERGED, Knobs, SampleParams, check_support
+from hone.engine.requests import News
 from hone.engine.stop_strings import Decode, StopFinder
 from hone.errors import HoneError
 from hone.types import Stop
@@ -26,7 +25,7 @@ class Cache(Protocol):
     def rows(self, index: Tensor) -> Self: ...
 
 
-class Shape(Protocol):
+class DecoderSizes(Protocol):
     """The two numbers a prompt is checked against."""
 
     @property
@@ -35,11 +34,11 @@ class Shape(Protocol):
     def max_position_embeddings(self) -> int: ...
 
 
-class Decoder(Protocol):
-    """What sampling needs of model.decoder.Decoder, which is to the right of this package."""
+class SampledDecoder(Protocol):
+    """What sampling needs of a decoder, ours or another library's."""
 
     @property
-    def config(self) -> Shape: ...
+    def config(self) -> DecoderSizes: ...
     @property
     def device(self) -> torch.device: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
@@ -75,10 +74,10 @@ class _Written:
     length: Tensor  # int64 [B]
 
 
-class Waves:
+class StaticBatches:
     """At most `max_rows` rows at a time, of prompts of one length."""
 
-    def __init__(self, decoder: Decoder, *, max_rows: int, decode: Decode | None) -> None:
+    def __init__(self, decoder: SampledDecoder, *, max_rows: int, decode: Decode | None) -> None:
         self.decoder, self.max_rows, self.decode = decoder, max_rows, decode
 
     def write(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> Iterator[News]:

@@ -1,4 +1,7 @@
-"""The C++ files as a library for this machine: compiled at the first use, kept in $HONE_HOME, found again later."""
+"""The C++ files as a library for this machine: compiled at the first use, kept in $HONE_HOME, found again later.
+
+`call` hands it tensors and numbers.
+"""
 
 import ctypes
 import hashlib
@@ -10,8 +13,10 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import torch  # noqa: F401  the library's threads are those of the OpenMP that it loads
+import torch  # the library's threads are those of the OpenMP that it loads
+from torch import Tensor
 
 from hone.model.formats.cache import home
 
@@ -69,3 +74,23 @@ def compiled(compiler: str, target: Path) -> None:
         for command in (*commands, [compiler, "-shared", *objects, "-o", str(made)]):
             subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
         made.replace(target)
+
+
+def address(x: Tensor) -> ctypes.c_void_p:
+    """Where its numbers begin, for an argument."""
+    return ctypes.c_void_p(x.data_ptr())
+
+
+def argument(x: Any) -> Any:
+    """As an argument of a function of the library."""
+    if isinstance(x, Tensor):
+        return address(x)
+    return ctypes.c_double(x) if isinstance(x, float) else ctypes.c_int64(x) if isinstance(x, int) else x
+
+
+def call(name: str, x: Tensor, *arguments: Any) -> None:
+    """The library's function of this name for numbers of x's kind."""
+    found = library()
+    assert not isinstance(found, str)
+    function = getattr(found, f"hone_{name}_{'float64' if x.dtype == torch.float64 else 'float32'}")
+    function(*map(argument, arguments))

@@ -1,10 +1,10 @@
-"""What decode.cpp and product.cpp read: where weights, adapters, memory and tokens are."""
+"""What decode.cpp and product.cpp read, as ctypes: where weights, adapters, memory and tokens are."""
 
 import ctypes
 
 from torch import Tensor
 
-from hone.engine.runners.torch.weights import Linear
+from hone.engine.runners.torch.layers import Linear
 from hone.model.lora import Adapter
 
 
@@ -65,11 +65,6 @@ def pointer(x: Tensor | None) -> int | None:
     """Where its numbers begin, for a field."""
     assert x is None or x.is_contiguous()
     return None if x is None else x.data_ptr()
-
-
-def address(x: Tensor) -> ctypes.c_void_p:
-    """The same, for an argument."""
-    return ctypes.c_void_p(x.data_ptr())
 
 
 def linear(layer: Linear) -> CLinear:

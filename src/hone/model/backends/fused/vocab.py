@@ -1,4 +1,4 @@
-"""vocab_rows.py as Triton kernels: a chunk's statistics in one pass over its logits, their gradient in another.
+"""vocab/distribution.py as Triton kernels: a chunk's statistics in one pass over its logits, their gradient in another.
 
 Sums are kept relative to the greatest logit so far and scaled when it grows. Logits may be bfloat16; sums are float32.
 """
@@ -6,12 +6,13 @@ Sums are kept relative to the greatest logit so far and scaled when it grows. Lo
 # pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
 from collections.abc import Mapping
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from hone.model.backends.fused.kernels.tiles import pieces, power
-from hone.model.vocab.rows import PLACE, Chunk
+from hone.model.kernels.tiles import pieces, power
+from hone.model.vocab.distribution import PLACE, Chunk, VocabBackend
 
 SIZE, COMPARED_SIZE = 4096, 2048  # logits a program reads at once; fewer where it holds several distributions
 WARPS = 8
@@ -205,3 +206,18 @@ def _arguments(chunk: Chunk) -> tuple[list[Tensor], list[float], int]:
     most = COMPARED_SIZE if any(others) else SIZE
     size = min(most, max(128, power(x.shape[1])))
     return [*rows, chunk.targets.contiguous(), table], [x.shape[1], table.stride(0), *inverses], size
+
+
+class FusedVocab(VocabBackend):
+    """On a GPU; float64, which is for checking, stays in torch."""
+
+    name, priority = "fused", 2
+
+    def covers(self, logits: Tensor) -> str | None:
+        return None if logits.is_cuda and logits.dtype != torch.float64 else f"{logits.dtype} on {logits.device}"
+
+    def stats(self, chunk: Chunk) -> None:
+        stats(chunk)
+
+    def grad(self, chunk: Chunk, upstream: Mapping[str, Tensor]) -> None:
+        grad(chunk, upstream)
