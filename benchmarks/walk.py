@@ -104,14 +104,14 @@ def model_folder(folder: Path) -> Path:
 
 
 def recipe(folder: Path, *, online: bool) -> "hone.Recipe":
-    """Three steps of a tiny model on three rows."""
+    """Three steps of a tiny model, each as small as it can be: a group of two, two tokens long."""
     common: dict[str, Any] = {"model": hone.ModelSpec(path=str(folder / "chatty")), "out": str(folder / "run")}
-    common["train"] = hone.TrainSpec(steps=3, prompts=3, device="cpu")
+    common["train"] = hone.TrainSpec(steps=3, prompts=1, device="cpu")
     if not online:
         rows = [{"prompt": f"What is {a}+1?", "completion": str(a + 1)} for a in range(3)]
         return hone.Recipe(name="sft", data=rows, algo=hone.algo.sft(), **common)
     rows = [{"prompt": f"What is {a}+1?", "answer": str(a + 1)} for a in range(3)]
-    sample = hone.SampleSpec(group=2, max_tokens=4)
+    sample = hone.SampleSpec(group=2, max_tokens=2)
     return hone.Recipe(
         name="grpo", data=rows, reward={"math": 1.0}, algo=hone.algo.grpo(beta=0.04), sample=sample, **common
     )
