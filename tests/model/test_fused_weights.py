@@ -12,7 +12,7 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Layer
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.save import save_decoder
-from hone.model.kernels.fused_weights import are_neighbours, gate_up, make_adjacent, plain, qkv
+from hone.model.kernels.fused_weights import as_view, gate_up, make_adjacent, plain, qkv
 from hone.model.lora import add_lora, plain_state
 
 torch.set_num_threads(1)
@@ -177,13 +177,13 @@ def test_adapted_layers_give_the_weights_below_the_adapters():
 def test_neighbours_by_chance_and_parts_out_of_order_are_not_taken_for_one():
     room = torch.arange(24.0).view(6, 4)
     first, second = nn.Parameter(room[:2]), nn.Parameter(room[2:6])
+    assert as_view([first, second]).data_ptr() == room.data_ptr()
     assert make_adjacent([first, second]).data_ptr() == room.data_ptr()
-    assert are_neighbours([first, second]).data_ptr() == room.data_ptr()
-    swapped = are_neighbours([second, first])
+    swapped = make_adjacent([second, first])
     assert torch.equal(swapped, torch.cat([room[2:], room[:2]]))
     assert second.data_ptr() == swapped.data_ptr()
     strided = [nn.Parameter(torch.arange(12.0).view(4, 3).t()), nn.Parameter(torch.ones(2, 4))]
-    joined = are_neighbours(strided)
+    joined = make_adjacent(strided)
     assert joined.is_contiguous()
     assert torch.equal(joined[:3], strided[0])
 
