@@ -11,6 +11,8 @@ FUZZ_SECONDS ?= 60
 
 # Threads that wait by spinning slow torch down many times over when the cores are shared.
 export OMP_WAIT_POLICY ?= passive
+# Without compiled modules on disk every worker and every process of the tests compiles all of Hone again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo demo-seeds faults table docs mutants torture trial fuzz wheel browser old-trl gym real-model test test-slow test-gpu docs-test sampler check static clean
 

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections import Counter
+from functools import cache
 from typing import Any
 
 import pytest
@@ -27,14 +28,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+    for item in [item for item in items if item.get_closest_marker("gpu") and not _has_gpu()]:
+        item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu"):
-        import torch
+@cache
+def _has_gpu() -> bool:
+    import torch
 
-        if not torch.cuda.is_available():
-            pytest.skip("needs an NVIDIA GPU")
+    return torch.cuda.is_available()
 
 
 def pytest_collection_finish() -> None:

@@ -23,6 +23,7 @@ from benchmarks.patched import ROOT, WORKERS, Bench, bench
 PAGE = ROOT / "docs" / "dev" / "faults.md"
 QUICK = 12  # faults in a quick run
 LIMIT = 120.0  # seconds for one fault
+KINDS = {".py", ".cpp", ".h"}  # of files that a fault may change
 Report = dict[str, Any]  # what `hone check --json` prints
 
 
@@ -46,14 +47,13 @@ def patch_of(on: Bench, fault: Fault) -> dict[str, str]:
 
 
 def file_of(on: Bench, edit: Edit) -> str:
-    """The path below src; in a folder, the only file that has the text."""
+    """The path below src of the only file that has the text: in the place that the edit names, else anywhere."""
     source = on.root / "src"
-    place = source / "hone" / edit.file
-    if place.is_file():
-        return str(place.relative_to(source))
-    found = [p for p in sorted(place.rglob("*.py")) if edit.old in p.read_text(encoding="utf-8")]
+    every = sorted(path for path in (source / "hone").rglob("*") if path.suffix in KINDS)
+    having = [path for path in every if edit.old in path.read_text(encoding="utf-8")]
+    found = [path for path in having if path.is_relative_to(source / "hone" / edit.file)] or having
     if len(found) != 1:
-        raise ValueError(f"{len(found)} files of src/hone/{edit.file} have: {edit.old!r}")
+        raise ValueError(f"{len(found)} files of src/hone have: {edit.old!r}")
     return str(found[0].relative_to(source))
 
 

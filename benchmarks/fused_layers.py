@@ -133,7 +133,8 @@ def layers(shape: str, *, quick: bool) -> Iterator[Row]:
     best = min(peers, key=took.__getitem__)
     yield row(
         f"H200 {shape}, layers of {ROWS} x {LENGTH} tokens, passes a second beside the best peer ({best})",
-        TIMES / took["Hone"], peer=TIMES / took[best], unit="1/s", goal=f">= {AHEAD} x", ok=took[best] >= AHEAD * took["Hone"],
+        TIMES / took["Hone"], peer=TIMES / took[best], unit="1/s", goal=f">= {AHEAD} x",
+        ok=took[best] >= AHEAD * took["Hone"],
     )  # fmt: skip
     for name in took:
         yield note(

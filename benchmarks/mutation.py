@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 Operator = Callable[[ast.AST], Iterator[ast.AST]]
 
+SENTENCE = 2  # blanks from which on a text is for a reader, and no setting
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.Gt), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.Lt), ast.GtE: (ast.Gt, ast.Lt),
     ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.In: (ast.NotIn,), ast.NotIn: (ast.In,),
@@ -85,7 +86,7 @@ def sign(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def constant(node: ast.AST) -> Iterator[ast.AST]:
-    """Another constant: one more, one less for 1, twice a fraction, the other truth, another word"""
+    """Another constant: one more, one less for 1, twice a fraction, the other truth, another word; no other sentence"""
     if not isinstance(node, ast.Constant):
         return
     value = node.value
@@ -97,7 +98,7 @@ def constant(node: ast.AST) -> Iterator[ast.AST]:
         yield ast.Constant(value * 2 if value not in (0.0, 1.0) else 1.0 - value)
     elif value is None:
         yield ast.Constant(1)
-    elif isinstance(value, str):
+    elif isinstance(value, str) and value.count(" ") < SENTENCE:
         yield ast.Constant(value + "_" if value else "k1")
 
 

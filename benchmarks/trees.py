@@ -88,7 +88,9 @@ def run_once(work: dict[str, Any], folder: Path, *, steps: int) -> float:
         sample=sample,
         train=hone.TrainSpec(steps=steps, prompts=work["prompts"]),
         save=hone.SaveSpec(minutes=0),
-        limits=getattr(hone, "LimitSpec", getattr(hone, "Limits", None))(**dict.fromkeys(("truncated_stop", "varied_warn", "truncated_warn"))),
+        limits=getattr(hone, "LimitSpec", getattr(hone, "Limits", None))(
+            **dict.fromkeys(("truncated_stop", "varied_warn", "truncated_warn"))
+        ),
         out=str(out),
         **online,
     )

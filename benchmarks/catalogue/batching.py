@@ -12,7 +12,7 @@ BATCHING = (
         tests="rollout/test_blocks.py",
     ),
     fault(
-        "each of a group is given the first one's half-filled block, uncopied", "pain 15", "sampler", "engine/runners/torch/runner.py",
+        "each of a group is given the first one's half-filled block, uncopied", "pain 15", "sampler", "",
         old="            self.layers.slab.copy(part.blocks[0], [seat.blocks[0] for seat in part.seats], part.end)\n",
         new="",
         tests="model/test_plain_runner.py",

@@ -10,7 +10,8 @@ Where = Literal["recipe", "data", "template", "reward", "sampler", "learner", "l
 class Edit:
     """In one file the old text, which must be there exactly once, becomes the new one; old "" replaces all of it.
 
-    Of the source, `file` may be a folder, in one file of which the text is: code is moved more often than changed.
+    Of the source, `file` is "" where one file only has the text, for code is moved more often than changed. Else it is
+    that file, or a folder around it.
     """
 
     file: str

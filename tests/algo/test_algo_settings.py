@@ -9,6 +9,7 @@ import algo_cases
 import pytest
 import torch
 from algo_cases import ALL, rollout
+from each import each
 
 from hone import algo as algorithms
 from hone.algo import ALGORITHMS, Algorithm, assign_credit
@@ -84,7 +85,7 @@ def portrait(algo: Algorithm) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("name", "setting"), SETTINGS)
+@each(("name", "setting"), SETTINGS)
 def test_every_setting_does_something(name: str, setting: str) -> None:
     value, context = OTHER.get(f"{name}.{setting}") or OTHER[setting]
     known = inspect.signature(ALGORITHMS[name]).parameters
@@ -101,7 +102,7 @@ def numeric(name: str) -> list[str]:
 NUMERIC = [(name, setting) for name in ALL for setting in numeric(name)]
 
 
-@pytest.mark.parametrize(("name", "setting"), NUMERIC)
+@each(("name", "setting"), NUMERIC)
 def test_every_number_has_a_range_and_what_is_no_number_is_refused(name: str, setting: str) -> None:
     assert setting in RANGES, f"give {setting} a range in algo/settings"
     for wrong in (math.nan, math.inf, -math.inf, "0.1", True):
@@ -112,7 +113,7 @@ def test_every_number_has_a_range_and_what_is_no_number_is_refused(name: str, se
             ALGORITHMS[name](**{setting: -1})
 
 
-@pytest.mark.parametrize(
+@each(
     "build",
     [
         lambda: algorithms.ppo(clip=0.0),

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from algo_cases import grouped, ragged, row_of
+from each import each
 
 from hone.algo import credit, grpo, ppo, reinforce_pp, reinforce_pp_baseline
 from hone.algo.table import assign_credit
@@ -58,8 +59,8 @@ def test_an_invalid_reward_is_left_out_of_the_statistics() -> None:
     assert column(credit.leave_one_out(batch)) == [-2.0, 0.0, 2.0]
 
 
-@pytest.mark.parametrize("how", [credit.group_centred, credit.group_zscore, credit.leave_one_out])
-@pytest.mark.parametrize("rewards", [[5.0], [None], [5.0, None, None], [None, None], [0.1] * 7, [-3e7] * 3])
+@each("how", [credit.group_centred, credit.group_zscore, credit.leave_one_out])
+@each("rewards", [[5.0], [None], [5.0, None, None], [None, None], [0.1] * 7, [-3e7] * 3])
 def test_a_group_without_signal_has_advantage_zero(
     how: Callable[[Batch], torch.Tensor], rewards: list[float | None]
 ) -> None:

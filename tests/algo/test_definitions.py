@@ -5,8 +5,8 @@ import ast
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
+from each import each
 from written import written
 
 from hone.algo import ALGORITHMS
@@ -22,7 +22,7 @@ def value_of(text: str) -> Any:
     return ast.literal_eval(text) if text[0].isdigit() or text in ("True", "False", "None") else text
 
 
-@pytest.mark.parametrize(("head", "lines"), [(b[0], b[1:]) for b in BLOCKS], ids=[b[0] for b in BLOCKS])
+@each(("head", "lines"), [(b[0], b[1:]) for b in BLOCKS])
 def test_an_algorithm_is_its_definition(head: str, lines: list[str]) -> None:
     name, *settings = head.split()
     made = ALGORITHMS[name](**{key: value_of(text) for key, text in (setting.split("=") for setting in settings)})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from algo_cases import grouped, one_token, ragged, rollout, row_of
+from each import each
 from torch import Tensor
 
 from hone import algo
@@ -105,7 +106,7 @@ def at(ratio: float, adv: float) -> tuple[Forward, Batch]:
     return Forward(logp=x), one_token(old_logp=zero, adv=torch.full_like(zero, adv))
 
 
-@pytest.mark.parametrize(
+@each(
     ("ratio", "adv", "dual", "cut"),
     [
         (0.5, -1.0, None, 0.0),
@@ -206,7 +207,7 @@ STEPWISE = [credit.group_process, credit.group_progress]
 ROWWISE = [credit.group_centred, credit.group_zscore, credit.leave_one_out, *STEPWISE, credit.gae]
 
 
-@pytest.mark.parametrize("how", [*ROWWISE, credit.reward_to_go])
+@each("how", [*ROWWISE, credit.reward_to_go])
 def test_advantages_are_zero_off_the_mask(how: Callable[[Batch], Tensor]) -> None:
     batch = ragged()
     adv = how(batch)
@@ -278,7 +279,7 @@ def test_every_group_has_its_own_spread() -> None:
     assert credit.group_zscore(batch, eps=0.0)[:, 0].tolist() == [-1.0, 1.0, -1.0, 1.0]
 
 
-@pytest.mark.parametrize("how", ROWWISE)
+@each("how", ROWWISE)
 def test_float32_in_is_float32_out(how: Callable[[Batch], Tensor]) -> None:
     full = ragged()
     half = replace(full, **{n: x.float() for n, x in full.columns().items() if x.dtype == torch.float64})
@@ -290,7 +291,7 @@ def test_float32_in_is_float32_out(how: Callable[[Batch], Tensor]) -> None:
 # --- defaults of the parts, where no algorithm names them ---
 
 
-@pytest.mark.parametrize(
+@each(
     ("part", "defaults"),
     [
         (credit.kl_cost, {"kl": ""}),
@@ -381,7 +382,7 @@ def test_the_steered_columns() -> None:
 # --- settings ---
 
 
-@pytest.mark.parametrize(
+@each(
     ("allowed", "words"),
     [
         (POSITIVE, "above 0"),
@@ -432,7 +433,7 @@ def test_the_ranges_by_name() -> None:
     assert expected == RANGES
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "message"),
     [
         (lambda: algo.trpo(cg_steps=0), "trpo: cg_steps is 0: it must be a whole number, at least 1"),

@@ -3,9 +3,9 @@
 from dataclasses import fields, replace
 
 import algo_cases
-import pytest
 import torch
 from algo_cases import ALL, ANNOTATED, ONLINE, ROWS
+from each import each
 from torch import Tensor
 
 from hone.algo import ALGORITHMS, Algorithm, Teacher, assign_credit, distil, grpo, objective, sft, terms
@@ -46,7 +46,7 @@ def cut(sizes: list[int], unit: int, seed: int) -> list[Tensor]:
     return list(rows.split(sizes))
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_loss_and_gradient_add_up_over_any_split(case: str) -> None:
     algo = algorithm(case)
     batch = algo_cases.prepared(algo)
@@ -69,8 +69,8 @@ def spoilt(x: Tensor, keep: Tensor, rubbish: float) -> Tensor:
     return x.detach().where(keep, rubbish)
 
 
-@pytest.mark.parametrize("rubbish", [1e4, -1e4])
-@pytest.mark.parametrize("case", CASES)
+@each("rubbish", [1e4, -1e4])
+@each("case", CASES)
 def test_rubbish_off_the_mask_changes_neither_loss_nor_gradient(case: str, rubbish: float) -> None:
     algo = algorithm(case)
     batch = algo_cases.prepared(algo)
@@ -89,8 +89,8 @@ def test_rubbish_off_the_mask_changes_neither_loss_nor_gradient(case: str, rubbi
         assert not g[~kept.get(name, batch.mask)].any()
 
 
-@pytest.mark.parametrize("rubbish", [torch.inf, -torch.inf, torch.nan])
-@pytest.mark.parametrize("case", CASES)
+@each("rubbish", [torch.inf, -torch.inf, torch.nan])
+@each("case", CASES)
 def test_a_log_prob_that_is_no_number_off_the_mask_does_no_harm(case: str, rubbish: float) -> None:
     algo = algorithm(case)
     batch = algo_cases.prepared(algo)
@@ -113,7 +113,7 @@ def test_a_log_prob_that_is_no_number_off_the_mask_does_no_harm(case: str, rubbi
 SCORED = [c for c in CASES if algorithm(c).online and algorithm(c).unit == 1]  # a row's reward may be invalid
 
 
-@pytest.mark.parametrize("case", SCORED)
+@each("case", SCORED)
 def test_an_invalid_row_has_no_part_in_loss_or_gradient(case: str) -> None:
     algo = algorithm(case)
     base = algo_cases.ragged()
@@ -148,7 +148,7 @@ class Recorder:
         return getattr(self.record, name)
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_the_loss_reads_only_the_columns_and_fields_it_declares(case: str) -> None:
     algo = algorithm(case)
     full = algo_cases.prepared(algo)
@@ -161,7 +161,7 @@ def test_the_loss_reads_only_the_columns_and_fields_it_declares(case: str) -> No
     assert {f for f in fwd.read if f in {x.name for x in fields(Forward)}} <= algo.wants
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_what_it_watches_needs_nothing_more(case: str) -> None:
     algo = algorithm(case)
     batch = algo_cases.prepared(algo)
@@ -175,7 +175,7 @@ def test_what_it_watches_needs_nothing_more(case: str) -> None:
             assert set(trained.tolist()) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_every_declared_column_matters(name: str) -> None:
     algo = ALGORITHMS[name]()
     batch = algo_cases.with_label(algo_cases.ragged(), algo)
@@ -190,7 +190,7 @@ def test_every_declared_column_matters(name: str) -> None:
         assert after != before, f"{name} declares {column} and does not read it"
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_every_wanted_field_takes_a_gradient(name: str) -> None:
     algo = ALGORITHMS[name]()
     batch = algo_cases.prepared(algo)
@@ -203,7 +203,7 @@ NO_RATIO = {"klq"}  # a regression, not a policy gradient
 POLICY_GRADIENTS = [n for n in ONLINE if ALGORITHMS[n]().credit is not None and n not in NO_RATIO]
 
 
-@pytest.mark.parametrize("name", POLICY_GRADIENTS)
+@each("name", POLICY_GRADIENTS)
 def test_on_policy_the_surrogate_has_the_policy_gradients_gradient(name: str) -> None:
     algo = ALGORITHMS[name]()
     batch = algo_cases.prepared(algo)
@@ -214,7 +214,7 @@ def test_on_policy_the_surrogate_has_the_policy_gradients_gradient(name: str) ->
     assert found.any()
 
 
-@pytest.mark.parametrize("name", [n for n in ONLINE if ALGORITHMS[n]().credit is not None])
+@each("name", [n for n in ONLINE if ALGORITHMS[n]().credit is not None])
 def test_advantages_are_zero_off_the_mask_and_always_finite(name: str) -> None:
     algo = ALGORITHMS[name]()
     worlds = {

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from algo_cases import rollout
+from each import each
 
 from hone.algo import dapo, expert_iteration, online_dpo, select
 from hone.types import Group, Outcome, Stop
@@ -28,9 +29,7 @@ def test_varied_drops_groups_without_signal() -> None:
     assert rewards(select.varied(groups)) == [[0, 1], [0.5, None, 0.0]]
 
 
-@pytest.mark.parametrize(
-    ("length", "penalty"), [(0, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (101, -1.0), (500, -1.0)]
-)
+@each(("length", "penalty"), [(0, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (101, -1.0), (500, -1.0)])
 def test_the_overlong_penalty(length: int, penalty: float) -> None:
     # limit 100, margin 20: free up to 80, then (80 - n) / 20, then -1
     assert select.overlong_penalty(length, limit=100, margin=20) == pytest.approx(penalty)

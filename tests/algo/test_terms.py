@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from algo_cases import grad, one_token, row_of
+from each import each
 from torch import Tensor
 
 from hone.algo import credit, kl, klq, terms
@@ -36,7 +37,7 @@ CLIP_TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("adv", "rho", "surrogate"), CLIP_TABLE)
+@each(("adv", "rho", "surrogate"), CLIP_TABLE)
 def test_the_clip_table_of_the_specification(adv: float, rho: float, surrogate: float) -> None:
     fwd, batch = at_ratio(rho, adv)
     assert terms.clipped(fwd, batch).item() == pytest.approx(-surrogate)  # the loss is minus the surrogate
@@ -50,7 +51,7 @@ def test_the_clip_cuts_the_gradient_and_says_so(adv: float, rho: float) -> None:
     assert terms.is_clipped(fwd, batch).item() == 1.0
 
 
-@pytest.mark.parametrize(("adv", "rho"), [(0.5, 0.8), (0.5, 0.1), (-1.0, 1.5), (1.0, 1.1), (-1.0, 0.9), (1.0, 1.0)])
+@each(("adv", "rho"), [(0.5, 0.8), (0.5, 0.1), (-1.0, 1.5), (1.0, 1.1), (-1.0, 0.9), (1.0, 1.0)])
 def test_the_clip_leaves_a_gradient_that_goes_back_and_says_so(adv: float, rho: float) -> None:
     fwd, batch = at_ratio(rho, adv)
     terms.clipped(fwd, batch).sum().backward()

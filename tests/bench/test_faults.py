@@ -2,12 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import faults as program
 from benchmarks.catalogue import FAULTS, Edit, Fault, Sight
+from benchmarks.catalogue.fault import fault as made
 from benchmarks.catalogue.world import make_world
 from benchmarks.faults import Result, examine, file_of, page, seen_in
 from benchmarks.patched import ROOT, Bench
@@ -18,26 +20,45 @@ HERE = Bench(ROOT, [])
 HERE.root = ROOT
 
 
-@pytest.mark.parametrize("fault", OURS, ids=lambda f: f.name)
-def test_a_fault_of_the_source_fits_and_compiles(fault: Fault) -> None:
-    for path, text in program.patch_of(HERE, fault).items():
-        if path.endswith(".py"):  # others are compiled where the fault is injected
-            compile(text, path, "exec")
-        assert text != HERE.source(path)
-    assert fault.tests
+def wrong_with(fault: Fault) -> str:
+    """Why a fault of the source cannot be injected, "" where it can."""
+    try:
+        patched = program.patch_of(HERE, fault)
+        for path, text in patched.items():
+            if path.endswith(".py"):  # others are compiled where the fault is injected
+                compile(text, path, "exec")
+    except (ValueError, SyntaxError) as error:
+        return str(error)
+    if any(text == HERE.source(path) for path, text in patched.items()):
+        return "changes nothing"
     for test in fault.tests:
         file, _, name = test.partition("::")
-        assert f"def {name.partition('[')[0]}" in (ROOT / "tests" / file).read_text(), test
+        if f"def {name.partition('[')[0]}" not in (ROOT / "tests" / file).read_text():
+            return f"there is no test {test}"
+    return "" if fault.tests else "names no test"
 
 
-@pytest.mark.parametrize("fault", USERS, ids=lambda f: f.name)
-def test_a_fault_of_the_user_fits_the_project(fault: Fault, project: Path) -> None:
-    assert fault.sight
-    assert fault.sight.finding or fault.sight.refusal
-    assert bool(fault.project) != bool(fault.settings)
-    for edit in fault.project:
-        before = (project / edit.file).read_text()
-        assert edit.apply(before) != before
+def test_every_fault_of_the_source_fits_and_compiles() -> None:
+    assert {fault.name: wrong for fault in OURS if (wrong := wrong_with(fault))} == {}
+
+
+def test_a_fault_that_does_not_fit_is_found() -> None:
+    fits = made("fits", "contract", "algorithm", "algo/kl.py", old="expm1() + d", new="expm1() - d", tests="tiny.py")
+    edits = ("no such text", "new"), ("expm1() + d", "expm1() - "), ("expm1() + d", "expm1() + d")
+    spoiled = [replace(fits, source=(Edit(file="", old=old, new=new),)) for old, new in edits]
+    spoiled += [replace(fits, tests=()), replace(fits, tests=("tiny.py::test_nothing",))]
+    assert not wrong_with(fits)
+    assert all(wrong_with(each) for each in spoiled)
+
+
+def test_every_fault_of_the_user_fits_the_project(project: Path) -> None:
+    for fault in USERS:
+        assert fault.sight, fault.name
+        assert fault.sight.finding or fault.sight.refusal, fault.name
+        assert bool(fault.project) != bool(fault.settings), fault.name
+        for edit in fault.project:
+            before = (project / edit.file).read_text()
+            assert edit.apply(before) != before, fault.name
 
 
 def test_the_catalogue_is_large_and_says_what_it_mimics() -> None:
@@ -53,7 +74,14 @@ def test_a_patch_that_no_longer_fits_is_loud() -> None:
             Edit(file="algo/kl.py", old=old, new="").apply("import a\nimport b\n")
     with pytest.raises(ValueError, match="0 files"):
         file_of(HERE, Edit(file="algo", old="no such text", new=""))
-    assert file_of(HERE, Edit(file="algo", old="(-d).expm1() + d", new="")) == "hone/algo/kl.py"
+    with pytest.raises(ValueError, match=r"\d\d+ files"):
+        file_of(HERE, Edit(file="algo", old="import", new=""))
+
+
+def test_a_patch_finds_the_file_that_has_its_text() -> None:
+    for place in ("algo/kl.py", "algo", "", "model"):  # the last: where it was once
+        assert file_of(HERE, Edit(file=place, old="(-d).expm1() + d", new="")) == "hone/algo/kl.py"
+    assert file_of(HERE, Edit(file="algo/kl.py", old="import", new="")) == "hone/algo/kl.py"
 
 
 @pytest.fixture(scope="module")

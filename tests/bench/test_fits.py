@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -79,7 +80,7 @@ def test_gradient_checkpointing_is_on_where_it_is_asked_for():
 # --- the search ---
 
 
-@pytest.mark.parametrize(
+@each(
     ("limit", "largest", "tried"),
     [
         (64, 64, [8, 16, 32, 64]),

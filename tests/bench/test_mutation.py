@@ -3,6 +3,7 @@
 import ast
 
 import pytest
+from each import each
 
 from benchmarks import mutants as program
 from benchmarks import survivors
@@ -21,7 +22,7 @@ def made(source: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "expected"),
     [
         ("return a < b", {"return a <= b", "return a > b"}),
@@ -37,6 +38,9 @@ def made(source: str) -> set[str]:
         ("return a if c else b", {"return a", "return b"}),
         ("return a.old_logp", {"return a.gen_logp"}),
         ("return 0.5", {"return 1.0"}),
+        ("return 'reward:k1'", {"return 'reward:k1_'"}),
+        ("return {'a': b, 'x': 'give each row its reward'}", {"return {'x': 'give each row its reward'}",
+                                                              "return {'a': b}"}),
         ("return {'a': 1, 'b': a}", {"return {'b': a}", "return {'a': 1}", "return {'a': 0, 'b': a}",
                                      "return {'a': 2, 'b': a}"}),
     ],
@@ -54,7 +58,7 @@ def test_a_statement_and_a_decorator_can_be_forgotten_and_an_argument_returned()
     assert "@checked() def f ... return a + 3 -> @checked() def f ... return a" in shown
 
 
-@pytest.mark.parametrize(
+@each(
     "source",
     [
         '"""One."""\n',

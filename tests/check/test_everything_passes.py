@@ -1,14 +1,14 @@
 """Every algorithm, and the settings that change what is built, pass every check or say why one does not apply."""
 
-import pytest
 import torch
 from desk import Desk, job_of, names, recipe
+from each import each
 
 from hone.algo import ALGORITHMS
 from hone.check import suite
 
 
-@pytest.mark.parametrize("algo", sorted(ALGORITHMS))
+@each("algo", sorted(ALGORITHMS))
 def test_every_algorithm_passes(desk: Desk, algo: str):
     report = suite.check(recipe(desk, algo))
     assert names(report, "fail") | names(report, "warn") == set(), report.findings
@@ -20,7 +20,7 @@ def test_every_algorithm_passes(desk: Desk, algo: str):
     assert not (desk.folder / "never").exists()
 
 
-@pytest.mark.parametrize(
+@each(
     ("algo", "settings"),
     [
         ("grpo", ["lora.rank=4", "train.layout=packed"]),

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from desk import Desk, failing, job_of, verdict
+from each import each
 
 import hone.algo
 from hone.check import plan, suite
@@ -135,8 +136,8 @@ def test_a_decay_that_takes_the_weights_away_is_found(desk: Desk):
     assert "takes 20% of every weight away" in seen
 
 
-@pytest.mark.parametrize("algo", ["sft", "grpo"])
-@pytest.mark.parametrize("rate", ["1e-12", "1e-20", "1e-30"])
+@each("algo", ["sft", "grpo"])
+@each("rate", ["1e-12", "1e-20", "1e-30"])
 def test_a_rate_that_changes_no_weights_is_blamed_on_the_rate(desk: Desk, rate: str, algo: str):
     found = one_step(desk, f"optim.lr={rate}", algo=algo)
     assert (found.verdict, found.remedy) == (

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from each import each
 
 from hone.cli import _parse, build_parser, explain, main
 from hone.commands.command import EXAMPLES, Parser
@@ -33,7 +34,7 @@ def parsers(parser: Parser) -> Iterator[Parser]:
 ALL = list(parsers(build_parser()))
 
 
-@pytest.mark.parametrize("parser", ALL, ids=lambda parser: parser.prog)
+@each("parser", ALL, ids=lambda parser: parser.prog)
 def test_each_help_describes_itself_and_all_it_takes(parser: Parser):
     text = parser.format_help()
     assert parser.description
@@ -46,7 +47,7 @@ def test_each_help_describes_itself_and_all_it_takes(parser: Parser):
             assert action.metavar, f"{parser.prog}: {action.dest} has no name for its value"
 
 
-@pytest.mark.parametrize("parser", [p for p in ALL if "hone " in p.prog], ids=lambda parser: parser.prog)
+@each("parser", [p for p in ALL if "hone " in p.prog], ids=lambda parser: parser.prog)
 def test_the_examples_of_a_help_can_be_typed(parser: Parser):
     lines = [line for line in (parser.epilog or "").partition(EXAMPLES)[2].splitlines() if line.strip()]
     leaf = not any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, Literal
 
 import pytest
+from each import each
 
 from hone.config.overrides import (
     ELSEWHERE,
@@ -51,7 +52,7 @@ def error_of(function, *arguments) -> str:
     return message
 
 
-@pytest.mark.parametrize(
+@each(
     ("setting", "path", "value"),
     [
         ("optim.lr=2", "optim.lr", 2.0),
@@ -91,7 +92,7 @@ def test_an_override_reaches_its_field(setting, path, value):
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("setting", "says"),
     [
         ("optm.lr=1", "did you mean 'optim'"),
@@ -205,7 +206,7 @@ def test_a_choice_calls_its_factory_with_checked_settings():
     assert type(result[2]) is float
 
 
-@pytest.mark.parametrize(
+@each(
     ("choice", "says"),
     [
         (Choice("dpao"), "no algorithm 'dpao'; did you mean 'dapo'? there are dapo, fixed"),
@@ -339,7 +340,7 @@ def test_a_right_config_passes_the_check():
     check(Run(data=[1, 2], reward=print, optim=Optim(lr=1)))
 
 
-@pytest.mark.parametrize("name", ELSEWHERE)
+@each("name", ELSEWHERE)
 def test_what_other_frameworks_call_a_setting_is_answered_with_a_setting(name: str):
     group, _, setting = ELSEWHERE[name].partition(".")
     recipe = Recipe()

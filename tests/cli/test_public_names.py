@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from each import each
 
 import hone
 
@@ -16,7 +17,7 @@ def test_importing_hone_does_not_import_torch():
     assert done.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize("name", hone.__all__)
+@each("name", hone.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(hone, name) is getattr(hone, name)
 

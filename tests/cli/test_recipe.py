@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import pytest
+from each import each
 
 from hone.config.overrides import Choice, from_yaml, override, to_json
 from hone.config.recipe import OFFLINE, PAIRED, LoraSpec, ModelSpec, Recipe, TrainSpec, plan
@@ -18,7 +19,7 @@ def test_a_sensible_recipe_is_valid():
         validate(recipe)
 
 
-@pytest.mark.parametrize(
+@each(
     ("setting", "says"),
     [
         ("train.steps=0", "train.steps is 0: it must be at least 1"),
@@ -104,7 +105,7 @@ def test_the_run_is_written_to_a_folder_of_its_name():
     assert str(Recipe(out="here/{brace}").run_dir) == "here/{brace}"
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "expected"),
     [
         (

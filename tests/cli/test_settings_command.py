@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from each import each
 
 from hone.cli import main
 from hone.commands.reference import Setting, all_settings, meanings, written
@@ -81,7 +82,7 @@ def test_all_settings_are_listed_with_the_defaults_of_the_dataclasses(capsys: py
         assert len(re.findall(f"(?m)^{group}: ", out)) == 1
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
+@each("setting", SETTINGS, ids=lambda s: s.name)
 def test_a_default_is_written_as_it_can_be_set(setting: Setting):
     assert to_json(override(Recipe(), [f"{setting.name}={written(setting.default)}"])) == to_json(Recipe())
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 
 from hone.data.collate import collate, mismatched
 from hone.errors import HoneError
@@ -202,10 +203,8 @@ def test_one_row_cannot_be_mismatched():
         mismatched([row, Rollout(tokens=[1], mask=[F])])
 
 
-@pytest.mark.parametrize(
-    "mask", [[0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 0], [0, 1, 0], [1, 0, 1]], ids=lambda m: "".join(map(str, m))
-)
-@pytest.mark.parametrize("kind", [list, tuple])
+@each("mask", [[0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 0], [0, 1, 0], [1, 0, 1]], ids=lambda m: "".join(map(str, m)))
+@each("kind", [list, tuple])
 def test_what_the_policy_wrote(mask: list[int], kind: type):
     rollout = Rollout(tokens=array("q", [7, 8, 9]), mask=kind(map(bool, mask)))
     assert rollout.written() == [token for token, on in zip([7, 8, 9], mask, strict=True) if on]
@@ -226,7 +225,7 @@ def test_a_copy_with_other_fields_is_that_of_replace():
             row.having(**{name: value})
 
 
-@pytest.mark.parametrize("kinds", ["qqq", "iii", "qiq", "qlq", "q-q", "---"])
+@each("kinds", ["qqq", "iii", "qiq", "qlq", "q-q", "---"])
 def test_rows_are_the_same_table_in_arrays_of_any_kind_and_in_lists(kinds: str):
     tokens, logps = [[5, 6, 7], [5, 9], [8, 2, 3]], [[0.0, -0.5, -0.25], [0.0, -1.0], [0.0, -2.0, -0.125]]
     held = [x if kind == "-" else array(kind, x) for kind, x in zip(kinds, tokens, strict=True)]

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from each import each
 
 from hone.data.rows.columns import RowKind, row_kind
 from hone.data.rows.convert import Grouper, Tasker, to_groups
@@ -42,7 +43,7 @@ def only(row):
     return to_groups([row], TOK).groups[0]
 
 
-@pytest.mark.parametrize("kind", list(RowKind))
+@each("kind", list(RowKind))
 def test_each_shape_is_told_by_its_columns(kind):
     assert row_kind(GOLD[kind], expected=[kind]) is kind
     assert row_kind({**GOLD[kind], "source": "web", "id": 7}, expected=[kind]) is kind
@@ -193,7 +194,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "change", "says"), WRONG)
+@each(("kind", "change", "says"), WRONG)
 def test_a_bad_row_is_named_by_file_number_and_column(kind, change, says):
     rows = [GOLD[kind], GOLD[kind], {**GOLD[kind], **change}]
     with pytest.raises(HoneError) as caught:
@@ -204,7 +205,7 @@ def test_a_bad_row_is_named_by_file_number_and_column(kind, change, says):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("kind", [s for s in RowKind if s not in (RowKind.TASK, RowKind.TEXT)])
+@each("kind", [s for s in RowKind if s not in (RowKind.TASK, RowKind.TEXT)])
 def test_a_missing_column_is_named(kind):
     for column in GOLD[kind].keys() - {"margin"}:
         row = {k: v for k, v in GOLD[kind].items() if k != column}

@@ -1,6 +1,7 @@
 """Other ways of writing a row become Hone's columns; nothing is guessed, and what is not read is refused."""
 
 import pytest
+from each import each
 
 from hone.data.rows.columns import RowKind, plainly, row_kind
 from hone.errors import HoneError
@@ -42,7 +43,7 @@ def test_sharegpt_pairs_become_a_prompt_with_two_replies():
     assert made == {"prompt": [USER], "chosen": [BOT], "rejected": [{"role": "assistant", "content": "no"}]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("turns", "says"),
     [
         ("hi", "expected a list of turns"),

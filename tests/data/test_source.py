@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from each import each
 
 from hone.data.feed.source import Source, read_rows
 from hone.errors import HoneError
@@ -96,7 +97,7 @@ def test_without_shuffling_rows_come_in_order():
     assert Source("abc", seed=0, shuffle=False).take(7) == list("abcabca")
 
 
-@pytest.mark.parametrize("before", [0, 1, 9, 10, 11, 35])
+@each("before", [0, 1, 9, 10, 11, 35])
 def test_resuming_goes_on_exactly(before):
     whole = Source(range(10), seed=3).take(before + 40)
     first = Source(range(10), seed=3)

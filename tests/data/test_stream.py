@@ -93,8 +93,8 @@ def test_a_changed_file_is_refused(tmp_path, change):
                 "shorter": text[: text.rindex("{")],
             }[change]
         )
-        stores = [RowStore(place=File(path=tmp_path / f"{k}.jsonl")) for k in range(3)]
-        again = Stream(stores, numbers, seed=3, buffer=5)
+        missing = [RowStore(place=File(path=tmp_path / f"{k}.jsonl")) for k in range(3)]
+        again = Stream(missing, numbers, seed=3, buffer=5)
     with pytest.raises(HoneError, match="cannot resume: the data's content has changed"):
         again.load(state)
 

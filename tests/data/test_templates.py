@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from each import each
 from template_zoo import (
     ANSWER,
     BY_NAME,
@@ -65,7 +66,7 @@ def simulate(tok: Tokenizer, messages: list[dict[str, Any]], tools: Any) -> list
     return [(ids, mask) for _, ids, mask in rows]
 
 
-@pytest.mark.parametrize(("family", "chat"), cases())
+@each(("family", "chat"), cases())
 def test_the_text_is_that_of_transformers(family, chat):
     tok = tokenizer_of(family)
     messages, tools = chats_of(BY_NAME[family])[chat]
@@ -81,7 +82,7 @@ def test_the_text_is_that_of_transformers(family, chat):
             assert tok.encode(ours, specials=True) == ids
 
 
-@pytest.mark.parametrize(("family", "chat"), cases())
+@each(("family", "chat"), cases())
 def test_tokens_and_masks_are_those_of_an_episode_played_turn_by_turn(family, chat):
     tok = tokenizer_of(family)
     messages, tools = chats_of(BY_NAME[family])[chat]
@@ -94,7 +95,7 @@ def test_tokens_and_masks_are_those_of_an_episode_played_turn_by_turn(family, ch
             encode_messages(tok, messages, tools=tools)
 
 
-@pytest.mark.parametrize(("family", "chat"), cases())
+@each(("family", "chat"), cases())
 def test_the_stop_token_is_trained_and_no_bos_is_doubled(family, chat):
     tok = tokenizer_of(family)
     messages, tools = chats_of(BY_NAME[family])[chat]
@@ -108,7 +109,7 @@ def test_the_stop_token_is_trained_and_no_bos_is_doubled(family, chat):
             assert tokens[:2] != [tok.bos_id, tok.bos_id]
 
 
-@pytest.mark.parametrize(("family", "chat"), cases())
+@each(("family", "chat"), cases())
 def test_the_prompt_of_a_sampler_is_the_beginning_of_the_row(family, chat):
     tok = tokenizer_of(family)
     messages, tools = chats_of(BY_NAME[family])[chat]
@@ -120,7 +121,7 @@ def test_the_prompt_of_a_sampler_is_the_beginning_of_the_row(family, chat):
             assert mask == [False] * len(prompt) + [True] * (len(tokens) - len(prompt))
 
 
-@pytest.mark.parametrize("family", [f.name for f in FAMILIES if not f.reasoning])
+@each("family", [f.name for f in FAMILIES if not f.reasoning])
 def test_trained_words_by_hand(family):
     tok = tokenizer_of(family)
     tokens, mask = encode_messages(tok, PLAIN["several turns"])
@@ -308,7 +309,7 @@ def test_content_beside_a_call_that_the_format_drops_is_refused():
     encode_messages(tokenizer_of("qwen25"), [QUESTION, turn], tools=TOOLS)
 
 
-@pytest.mark.parametrize("family", [f.name for f in FAMILIES])
+@each("family", [f.name for f in FAMILIES])
 def test_special_tokens_in_any_text_are_refused(family):
     tok, tools = tokenizer_of(family), [{"type": "function", "function": {"name": "f", "description": "see "}}]
     for token in tok.reserved:
@@ -334,7 +335,7 @@ def test_a_role_that_spells_a_stop_token_is_refused():
         encode_messages(tokenizer_of("phi3"), [QUESTION, said("end", "x"), ANSWER])
 
 
-@pytest.mark.parametrize(
+@each(
     ("message", "says"),
     [
         (said("user", [{"type": "image", "url": "x"}]), '"content"'),

@@ -1,6 +1,7 @@
 """A new turn after sampled tokens: the tokens stay bit for bit, only the new text is tokenised, or it is refused."""
 
 import pytest
+from each import each
 from template_zoo import FAMILIES, QUESTION, TOOLS, call, said, tokenizer_of
 
 from hone.data.text.chat import continue_chat, encode_turns, render, render_prompt
@@ -17,7 +18,7 @@ def sampled(tok, text, *, name="", tools=None):
     return [*render_prompt(tok, [QUESTION], tools=tools), *letters, tok.id_of(STOPS.get(name, tok.eos))]
 
 
-@pytest.mark.parametrize("name", [f.name for f in FAMILIES if not f.reasoning and f.name not in ("llama2", "mistral")])
+@each("name", [f.name for f in FAMILIES if not f.reasoning and f.name not in ("llama2", "mistral")])
 def test_the_suffix_is_what_the_template_writes_between_the_turns(name):
     tok = tokenizer_of(name)
     tokens = sampled(tok, "the weather", name=name)

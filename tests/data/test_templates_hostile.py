@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from each import each
 from patience import patience
 from template_zoo import ANSWER, QUESTION, said, tokenizer_of
 
@@ -40,7 +41,7 @@ def test_a_template_that_does_not_end_is_stopped(template, monkeypatch):
     assert time.monotonic() - start < patience(5)
 
 
-@pytest.mark.parametrize(
+@each(
     "template",
     [
         "{{ 'x' * 10**9 }}",
@@ -73,7 +74,7 @@ def test_the_text_has_a_limit(monkeypatch):
     assert "more than 1000 characters" in refused("{% for i in range(500) %}xyz{% endfor %}")
 
 
-@pytest.mark.parametrize(
+@each(
     "template",
     [
         "{{ ''.__class__ }}{{ ''.__class__.__mro__ }}",
@@ -96,7 +97,7 @@ def test_a_template_cannot_pry_or_change_the_messages(template):
     refused(template)
 
 
-@pytest.mark.parametrize(
+@each(
     ("template", "says"),
     [
         ("{{ raise_exception('no such role') }}", "no such role"),

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import tokenizers
+from each import each
 from tokenizers import processors
 
 from hone.data.text.chat import DEFAULT_TEMPLATE
@@ -29,7 +30,7 @@ def test_specials_come_first_and_pad_is_zero(tok):
     assert tok.start_ids == []
 
 
-@pytest.mark.parametrize("text", [*TEXTS[:3], *NASTY])
+@each("text", [*TEXTS[:3], *NASTY])
 def test_decoding_gives_the_text_back_and_nothing_is_added(tok, text):
     for specials in (False, True):
         assert tok.decode(tok.encode(text, specials=specials)) == text

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
+from each import each
 from template_zoo import ANSWER, FAMILIES, PLAIN, QUESTION, TOOLS, hugging_face, tokenizer_of
 from tokenizers import processors
 
@@ -164,7 +165,7 @@ def test_saved_folders_load_again_and_in_transformers(family, tmp_path):
     assert Tokenizer.load(tmp_path).tool_template is None
 
 
-@pytest.mark.parametrize("family", [f.name for f in FAMILIES if f.bos is not None])
+@each("family", [f.name for f in FAMILIES if f.bos is not None])
 def test_bos_is_never_doubled_where_the_post_processor_adds_it_too(family):
     tok = tokenizer_of(family)
     inner = tokenizers.Tokenizer.from_str(tok.inner.to_str())

@@ -33,7 +33,8 @@ def digest(found):
 
 torch.set_num_threads(1)
 ways = {{"plain": {WAYS["plain"]}, "default": {WAYS["default"]}}}
-found = {{f"{{case}}, {{name}}": digest(trajectory(CASES[case], way)) for case in {CASES!r} for name, way in ways.items()}}
+runs = [(case, name) for case in {CASES!r} for name in ways]
+found = {{f"{{case}}, {{name}}": digest(trajectory(CASES[case], ways[name])) for case, name in runs}}
 print(json.dumps({{"source": hone.__file__, "found": found}}))
 """
 

@@ -1,11 +1,10 @@
 """Weights shared out over ranks change nothing: the trajectory is that of one process which holds all of them."""
 
-from dataclasses import replace
-
 import pytest
 import torch
-from ranks import by_ranks
-from ways import CASES, Trajectory, Way, alone, furthest
+from each import each
+from ranks import assert_alike, assert_as_alone, by_ranks
+from ways import CASES, Trajectory, Way
 
 torch.set_num_threads(1)
 UNEVEN = Way(prompts=5, micro_rows=3, layout="packed", shard="fsdp")  # ranks have different numbers of micro-batches
@@ -28,25 +27,16 @@ OTHERS = [name for name in CASES if name not in QUICK and name != "trpo"]  # trp
 Found = dict[int, dict[tuple[str, str], list[Trajectory]]]
 
 
-def assert_as_alone(name: str, way: Way, seen: list[Trajectory]) -> None:
-    one = alone(name, replace(way, shard="none"))
-    for each in seen:
-        assert furthest(one.weights, each.weights) <= 1e-12
-        assert [m.keys() for m in each.metrics] == [m.keys() for m in one.metrics]
-        for ours, theirs in zip(one.metrics, each.metrics, strict=True):
-            assert ours == pytest.approx(theirs, rel=1e-9, abs=1e-12)
-    assert all(furthest(seen[0].weights, other.weights) == 0 for other in seen)
-
-
 @pytest.fixture(scope="module")
 def found() -> Found:
     """The quick cases by 2 and by 3 processes."""
     return {ranks: by_ranks(ranks, ways, CHOSEN[ranks]) for ranks, ways in WAYS.items()}
 
 
-@pytest.mark.parametrize(("name", "ranks", "way"), RUNS)
+@each(("name", "ranks", "way"), RUNS)
 def test_parts_of_the_weights_change_no_weight_and_no_metric(name: str, ranks: int, way: str, found: Found) -> None:
     assert_as_alone(name, WAYS[ranks][way], found[ranks][name, way])
+    assert_alike(name, found[ranks][name, way])
 
 
 @pytest.mark.parametrize("name", ["sft", "grpo", "ppo"])
@@ -60,3 +50,4 @@ def test_every_other_algorithm_agrees_too() -> None:
     seen = by_ranks(2, {"uneven": UNEVEN}, OTHERS)
     for name in OTHERS:
         assert_as_alone(name, UNEVEN, seen[name, "uneven"])
+        assert_alike(name, seen[name, "uneven"])

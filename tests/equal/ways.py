@@ -64,6 +64,10 @@ CASES = {name: Case(algo=partial(make, **QUICK.get(name, {}))) for name, make in
     "distil with a LoRA": Case(algo=ALGORITHMS["distil"], lora=True),
     "dapo, filtered": Case(algo=partial(ALGORITHMS["dapo"], overlong="filter")),
 }  # fmt: skip
+FEW = (  # those that differ most: in what they read, train and draw
+    "grpo", "ppo, own critic, entropy, bootstrap", "ppo, exact KL in the loss", "trpo", "dpo with a LoRA", "sft",
+    "reward_model", "distil",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

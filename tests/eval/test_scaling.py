@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from each import each
 
 from hone.cli import main
 from hone.errors import HoneError
@@ -31,8 +32,8 @@ def runs(noise: float, seed: int = 0) -> list[tuple[float, float, float]]:
     return [(n, d, PLANTED.loss(n, d) * math.exp(draw.normal(0, noise))) for n, d in shapes]
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
-@pytest.mark.parametrize("flops", [1e15, 1e19, 5.88e23, 1e27])
+@each("law", LAWS.values())
+@each("flops", [1e15, 1e19, 5.88e23, 1e27])
 def test_the_closed_form_is_the_minimum_along_the_budget(law, flops):
     plan = optimum(law, flops)
     assert 6 * plan.params * plan.tokens == pytest.approx(flops)

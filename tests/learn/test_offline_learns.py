@@ -3,9 +3,9 @@
 import itertools
 
 import held_out
-import pytest
 import tiny
 import torch
+from each import each
 
 from hone.algo import ALGORITHMS, Algorithm
 from hone.train.learner import Learner
@@ -58,7 +58,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", OFFLINE)
+@each("name", OFFLINE)
 def test_it_learns_what_holds_for_rows_it_has_not_seen(name: str) -> None:
     CASES[name](name)
 

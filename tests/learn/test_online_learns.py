@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from each import each
 
 from hone.algo import ALGORITHMS
 from hone.data.collate import collate
@@ -51,7 +52,7 @@ MADE = {name: make() for name, make in sorted(ALGORITHMS.items())}
 ONLINE = [name for name, algo in MADE.items() if algo.online and not algo.teacher]  # test_distil_learns.py has those
 
 
-@pytest.mark.parametrize("name", ONLINE)
+@each("name", ONLINE)
 def test_it_learns_to_say_three(name: str) -> None:
     case = CASES[name]
     algo = ALGORITHMS[name](**case.settings)

@@ -8,6 +8,7 @@ from dataclasses import fields
 
 import pytest
 import torch
+from each import each
 
 from hone.log.limits import LimitSpec
 from hone.log.monitor import LOW, REMEDIES, Monitor
@@ -25,8 +26,8 @@ def test_repetition_by_hand() -> None:
     assert repetition([]) == repetition([[1, 2, 3]]) == repetition([[]]) == 0.0
 
 
-@pytest.mark.parametrize("n", [1, 2, 4, 9])
-@pytest.mark.parametrize("vocabulary", [1, 3, 70_000, 2**40])
+@each("n", [1, 2, 4, 9])
+@each("vocabulary", [1, 3, 70_000, 2**40])
 def test_completions_in_arrays_are_counted_as_those_in_lists(n: int, vocabulary: int) -> None:
     draw = random.Random(n)
     rows = [[draw.randrange(vocabulary) for _ in range(draw.choice([0, 1, 3, 4, 40]))] for _ in range(50)]
@@ -78,8 +79,8 @@ def test_a_stop_follows_a_warning_and_is_said_instead_of_it() -> None:
     assert (only.severity, only.threshold) == ("stop", 0.5)
 
 
-@pytest.mark.parametrize("name", sorted(set(REMEDIES) - {"nonfinite"}))
-@pytest.mark.parametrize("severity", ["warn", "stop"])
+@each("name", sorted(set(REMEDIES) - {"nonfinite"}))
+@each("severity", ["warn", "stop"])
 def test_each_limit_trips_on_its_own_side_only(name: str, severity: str) -> None:
     other = "stop" if severity == "warn" else "warn"
     limits = LimitSpec(**{f"{name}_{severity}": 0.4, f"{name}_{other}": None, f"patience_{severity}": 1})
@@ -94,8 +95,8 @@ def test_each_limit_trips_on_its_own_side_only(name: str, severity: str) -> None
     assert Monitor(off).check(1, {name: bad}) == []
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["loss", "grad_norm", "value_loss"])
+@each("bad", [math.nan, math.inf, -math.inf])
+@each("name", ["loss", "grad_norm", "value_loss"])
 def test_a_loss_that_is_not_a_number_warns_at_once_and_stops_if_it_stays(name: str, bad: float) -> None:
     monitor = Monitor()
     assert monitor.check(1, {name: 1.0}) == []

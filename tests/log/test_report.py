@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 
 from hone.report.chart import label, mark_labels, series, smoothed, svg, thinned, ticks
 from hone.report.report import write_report
@@ -200,7 +201,7 @@ def test_the_file_replaces_an_older_one_in_one_move(tmp_path: Path) -> None:
     assert [p.name for p in path.parent.iterdir()] == ["report.html"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("raw", "kinds"),
     [
         ("plain", []),

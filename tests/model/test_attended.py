@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from apart import written_by
+from each import each
 from fast_models import model
 from row_cases import CASES, DEVICES, ROWS, batch_of, differences, inputs, rows_of, with_gradients
 from torch import Tensor
@@ -54,8 +55,8 @@ def test_on_a_gpu_every_bit_is_the_same_again(size: int):
         assert all(torch.equal(a, b) for a, b in zip(first, with_gradients(mask, given), strict=True))
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("window", [0, 3])
+@each("name", ROWS)
+@each("window", [0, 3])
 def test_where_kernels_will_not_do_rows_are_put_into_one_table(name: str, window: int):
     plain, tiled = (replace(rows, window=window) for rows in rows_of(name))
     assert isinstance(plain.by, Tables)
@@ -107,7 +108,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     return float((a.double() - b.double()).norm() / a.double().norm())
 
 
-@pytest.mark.parametrize(
+@each(
     ("device", "dtype", "size", "usable"),
     [
         ("cuda", torch.bfloat16, 64, True),

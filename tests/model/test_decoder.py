@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from each import each
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hone.errors import HoneError
@@ -11,8 +12,8 @@ from hone.model.decoder import Decoder, KVCache, rope_tables
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("tie", [True, False])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@each("tie", [True, False])
+@each("kv_heads", [1, 2, 4])
 def test_logits_equal_those_of_hugging_face(tie, kv_heads, make_decoder):
     shape = {"vocab_size": 23, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
     shape |= {"num_attention_heads": 4, "num_key_value_heads": kv_heads, "max_position_embeddings": 32}

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from each import each
 
 from hone.model.inspect import difference, energy_rank, low_rank_values, singular_values, spread, update_of
 from hone.model.lora import adapted_layers, add_lora, lora_parameters
@@ -35,7 +36,7 @@ def test_effective_rank_by_hand():
     assert spread(singular_values(torch.zeros(3, 2))) == 0.0
 
 
-@pytest.mark.parametrize(
+@each(
     ("sigma", "rank"),
     [
         ([3.0, 1.0], 1),  # 9 of 10 is 0.9 exactly

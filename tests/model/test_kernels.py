@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from apart import written_by
+from each import each
 from engine_run import write as run
 
 from hone.engine.params import SampleParams
@@ -44,7 +45,7 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_kernels_write_what_the_plain_runner_writes(interpreted: dict[str, Any], name: str):
     found = interpreted[name]
     assert found["tokens"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 
 from hone.engine.draw import draw
@@ -121,9 +122,9 @@ def test_heads_of_one_vector_are_those_of_the_plain_layers(heads, shared, monkey
     same_as_plain(decoder, layers)
 
 
-@pytest.mark.parametrize("rank", [1, 3, 16])
-@pytest.mark.parametrize("targets", ADAPTED, ids=" ".join)
-@pytest.mark.parametrize("shape", ["heads of 32", "heads of 48", "heads of 64"])
+@each("rank", [1, 3, 16])
+@each("targets", ADAPTED)
+@each("shape", ["heads of 32", "heads of 48", "heads of 64"])
 @torch.inference_mode()
 def test_adapters_are_those_of_the_plain_layers(shape, targets, rank):
     decoder = made(shape)
@@ -134,8 +135,8 @@ def test_adapters_are_those_of_the_plain_layers(shape, targets, rank):
     same_as_plain(decoder, layers)
 
 
-@pytest.mark.parametrize(("shape", "adapters"), [("heads of 16", False), ("heads of 32", False), ("heads of 32", True)])
-@pytest.mark.parametrize("rows", [2, 15, 16, 17, 33, 48, 63, 64, 65, 130])
+@each(("shape", "adapters"), [("heads of 16", False), ("heads of 32", False), ("heads of 32", True)])
+@each("rows", [2, 15, 16, 17, 33, 48, 63, 64, 65, 130])
 @torch.inference_mode()
 def test_a_row_is_the_same_to_the_bit_with_any_others_and_on_any_number_of_threads(rows, shape, adapters):
     same_in_any_company(rows, shape, adapters)
@@ -241,7 +242,7 @@ def same_in_parts(shape: str) -> None:
     assert torch.equal(hidden, exact)
 
 
-@pytest.mark.parametrize("vocab", [3, 16, 320, 1024, 1030, 5000])
+@each("vocab", [3, 16, 320, 1024, 1030, 5000])
 def test_the_tokens_drawn_are_those_that_torch_draws(vocab):
     layers = NativeLayers(made("heads of 16"), 1, 8)
     g = torch.Generator().manual_seed(vocab)  # a number within rounding of a boundary may give either token

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
+from each import each
 from fast_models import functions
 from torch import Tensor
 
@@ -82,22 +83,22 @@ def same_as_exact(p: Problem, want: frozenset[str], *, atol: float = 3e-6) -> No
         close(x, y, atol=atol * max(1.0, float(y.abs().max())) if y.numel() else atol)
 
 
-@pytest.mark.parametrize("want", WANTS, ids=len)
-@pytest.mark.parametrize("V", VOCABS)
-@pytest.mark.parametrize("N", [7, 24])
+@each("want", WANTS, ids=len)
+@each("V", VOCABS)
+@each("N", [7, 24])
 def test_any_vocabulary(N: int, V: int, want: frozenset[str]):
     same_as_exact(problem(N, V), want)
 
 
-@pytest.mark.parametrize("want", WANTS, ids=len)
-@pytest.mark.parametrize("V", [31, 64])
-@pytest.mark.parametrize("N", COUNTS)
+@each("want", WANTS, ids=len)
+@each("V", [31, 64])
+@each("N", COUNTS)
 def test_any_number_of_positions(N: int, V: int, want: frozenset[str]):
     same_as_exact(problem(N, V), want)
 
 
-@pytest.mark.parametrize("spread", [30.0, 300.0, 3000.0])
-@pytest.mark.parametrize("V", [5, 61, 1100])
+@each("spread", [30.0, 300.0, 3000.0])
+@each("V", [5, 61, 1100])
 def test_logits_that_are_far_apart(V: int, spread: float):
     # a product in float32 is off by its rounding, which is relative to the logits
     same_as_exact(problem(13, V, spread=spread), WANTS[1], atol=3e-6 * spread)
@@ -182,8 +183,8 @@ def test_what_it_does_not_compute(change: str, monkeypatch: pytest.MonkeyPatch):
 # --- the last norm ---
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("shape", [(1, 1, 64), (3, 7, 64), (2, 5, 42), (0, 4, 64), (40, 50, 64)], ids=str)
+@each("threads", [1, 2])
+@each("shape", [(1, 1, 64), (3, 7, 64), (2, 5, 42), (0, 4, 64), (40, 50, 64)], ids=str)
 def test_the_norm_s_values_and_gradients_are_torch_s(shape: tuple[int, ...], threads: int):
     g = torch.Generator().manual_seed(0)
     norm = RMSNorm(shape[-1], eps=1e-5)

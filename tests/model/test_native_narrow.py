@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from each import each
 from test_native import same_in_any_company, same_in_parts
 from test_native_layers import same_as_plain_and_recomputed
 from test_native_stack import same_as_plain
@@ -39,8 +40,8 @@ def narrow(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     building._library.cache_clear()
 
 
-@pytest.mark.parametrize(("shape", "adapters"), [("heads of 16", False), ("heads of 32", True)])
-@pytest.mark.parametrize("rows", [15, 33, 130])
+@each(("shape", "adapters"), [("heads of 16", False), ("heads of 32", True)])
+@each("rows", [15, 33, 130])
 @torch.inference_mode()
 def test_a_row_is_the_same_to_the_bit_with_any_others(rows: int, shape: str, adapters: bool):
     same_in_any_company(rows, shape, adapters)
@@ -67,7 +68,7 @@ def test_all_layers_at_once_are_the_plain_ones():
 
 
 # vectors of a head, heads of queries and of keys: K that divides the lanes and not, heads of one vector and of several
-@pytest.mark.parametrize("shape", [(1, 8, 4), (1, 8, 2), (1, 6, 3), (2, 6, 2), (4, 3, 3), (8, 2, 1)], ids=str)
+@each("shape", [(1, 8, 4), (1, 8, 2), (1, 6, 3), (2, 6, 2), (4, 3, 3), (8, 2, 1)], ids=str)
 def test_sampler_and_learner_compute_the_same_bits(shape: Shape, narrow: ctypes.CDLL):
     vectors, H, K = shape
     same_as_sampled((vectors * narrow.hone_lanes(), H, K))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from hone.engine.params import SampleParams
 from hone.engine.runner import PromptChunk, Seat, Written
@@ -87,9 +88,9 @@ def check_greedy(
     assert table.raw[request] == pytest.approx(exact, abs=tolerance)
 
 
-@pytest.mark.parametrize("head", [{}, NATIVE], ids=["small heads", "heads that C++ covers"])
-@pytest.mark.parametrize("invariant", [False, True])
-@pytest.mark.parametrize("family", FAMILIES)
+@each("head", [{}, NATIVE])
+@each("invariant", [False, True])
+@each("family", FAMILIES)
 def test_greedy_rows_of_unequal_length_equal_the_whole_forward_pass(family, invariant, head):
     decoder = build(**{**FAMILIES[family], **head})
     runner, table = TorchRunner(decoder, max_rows=8, capacity=CONTEXT, invariant=invariant), Table()
@@ -317,7 +318,7 @@ def test_a_model_that_diverged_leaves_nothing_behind(runner):
         check_greedy(runner.decoder, p, table, r)
 
 
-@pytest.mark.parametrize("head", [{}, NATIVE], ids=["small heads", "heads that C++ covers"])
+@pytest.mark.parametrize("head", [{}, NATIVE])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_adapters_by_name_and_the_weights_as_they_are(invariant, head):
     decoder, prompt = build(**head), prompt_of(8)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from each import each
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.errors import HoneError
@@ -83,8 +84,8 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@each("own", [False, True])
+@each("settings", SETTINGS, ids=str)
 def test_every_layout_gives_the_numbers_and_gradients_of_each_row_alone(
     settings, own, make_decoder, make_batch, rows, logits_of
 ):
@@ -135,9 +136,9 @@ def test_logits_are_computed_once_where_nothing_is_to_be_computed_again(
     assert len(logits.seen) == chunks, "what is only read needs no more memory than a chunk"
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
-@pytest.mark.parametrize("place", ["left", "right", "middle", "both"])
-@pytest.mark.parametrize("extra", [0, 1, 9])
+@each("layout", ["padded", "packed", "shared"])
+@each("place", ["left", "right", "middle", "both"])
+@each("extra", [0, 1, 9])
 def test_padding_changes_nothing_whatever_its_place_amount_and_tokens(
     layout, place, extra, make_decoder, make_batch, rows
 ):
@@ -298,9 +299,9 @@ def test_values_of_a_shared_critic_reach_the_backbone(make_decoder, make_batch, 
     assert policy.critic.head.weight.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
-@pytest.mark.parametrize("empty", ["mask", "real", "rows"])
-@pytest.mark.parametrize("chunk", [None, 3])
+@each("layout", ["padded", "packed", "shared"])
+@each("empty", ["mask", "real", "rows"])
+@each("chunk", [None, 3])
 def test_an_empty_micro_batch_gives_zeros_and_zero_gradients(layout, empty, chunk, make_decoder, make_batch, rows):
     policy = full_policy(make_decoder, layout=layout, chunk=chunk)
     batch = make_batch(rows)

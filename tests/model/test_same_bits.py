@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 
 from hone.data.collate import collate
@@ -87,8 +88,8 @@ def same_as_sampled(shape: Shape, vocab: int = 61, group: int = 8) -> None:
             assert same(read(decoder, batch, want=want), batch)
 
 
-@pytest.mark.parametrize("vocab", VOCABS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@each("vocab", VOCABS)
+@each("shape", SHAPES, ids=str)
 def test_the_learner_s_log_probs_are_the_sampler_s(shape: Shape, vocab: int):
     same_as_sampled(shape, vocab)
 
@@ -120,8 +121,8 @@ def test_any_layout_has_the_same_bits(layout: str, threads: int):
     assert same(Policy(decoder, layout=layout)(batch, LOGP).logp.detach(), batch)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 5])
-@pytest.mark.parametrize("shape", [(16, 6, 2), (16, 6, 3), (32, 4, 4), (64, 2, 1)], ids=str)
+@each("rows", [1, 3, 5])
+@each("shape", [(16, 6, 2), (16, 6, 3), (32, 4, 4), (64, 2, 1)], ids=str)
 def test_any_micro_batch_of_one_thread_has_the_same_bits(shape: Shape, rows: int):
     decoder = made(shape)
     batch = written(decoder, group=8, stops=3)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from hone.errors import HoneError
 from hone.model.layout.forward import LAYOUTS, lay_out_shared, lines_of, tables
@@ -56,9 +57,9 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("window", [0, 3])
-@pytest.mark.parametrize("place", ["right", "left", "middle", "both"])
-@pytest.mark.parametrize("name", TABLES)
+@each("window", [0, 3])
+@each("place", ["right", "left", "middle", "both"])
+@each("name", TABLES)
 def test_numbers_and_gradients_are_those_of_each_row_alone(name, place, window, batch_of, make_decoder, logits_of):
     rows, groups = TABLES[name]
     decoder = make_decoder(windows=(window, 0) if window else ())

@@ -5,6 +5,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from each import each
 from row_cases import ROWS, batch_of
 
 from hone.model.layout.rows import NOWHERE, TILE, Grouped, Spans, round_size, tiled
@@ -16,7 +17,7 @@ def grouped(lengths: list[int], group: list[int], common: int | list[int]) -> Gr
     return Grouped.of(batch.inputs.numpy(), np.array(lengths), np.array(group))
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each("name", ROWS)
 def test_every_token_is_in_one_tile(name: str):
     rows = grouped(*ROWS[name])
     spans, tiles = tiled(rows)
@@ -32,7 +33,7 @@ def test_every_token_is_in_one_tile(name: str):
     assert not spans.common[len(rows.own) :].any()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each("name", ROWS)
 def test_a_row_and_those_that_begin_with_it(name: str):
     rows = grouped(*ROWS[name])
     spans, tiles = tiled(rows)
@@ -58,7 +59,7 @@ def test_tiles_whose_keys_most_queries_see_come_first(name: str):
     assert work[0] > work[-1]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@each("name", ROWS)
 def test_tiles_whose_queries_see_the_most_keys_are_asked_first(name: str):
     spans, tiles = tiled(grouped(*ROWS[name]))
     assert sorted(tiles.order.tolist()) == list(range(len(tiles.row)))
@@ -79,7 +80,7 @@ def test_lists_of_one_round_size_and_about_as_many_rows_are_one_size():
     assert shapes == {(ROUND + 1, ROUND, ROUND, T, T, T, ROUND, ROUND + 1)}
 
 
-@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 4_000, 65_536, 65_537])
+@each("tokens", [1, 63, 64, 65, 4_000, 65_536, 65_537])
 def test_a_list_is_filled_up_by_little(tokens: int):
     size = round_size(tokens)
     assert tokens <= size < tokens + max(64, tokens / 32 + 1)

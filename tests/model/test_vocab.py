@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from each import each
 from torch.utils._python_dispatch import TorchDispatchMode
 from vocab_cases import support_of
 
@@ -61,7 +62,7 @@ def test_statistics_by_hand():
     assert got["old_kl"].item() == pytest.approx(0.14384103622589045, abs=1e-12)  # 1/2 log 2 + 1/2 log 2/3
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 10, 11, 12, None])
+@each("chunk", [1, 3, 10, 11, 12, None])
 def test_chunk_size_changes_neither_values_nor_gradients(chunk):
     def run(chunk):
         hidden, weight, targets, ref, old = problem()
@@ -267,7 +268,7 @@ def test_half_precision_logits_are_widened_before_the_softmax():
     assert wide(hidden).dtype == torch.float64
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "match"),
     [
         ({"want": frozenset({"perplexity"})}, "unknown statistics"),
@@ -296,8 +297,8 @@ MIXTURES = [frozenset(some) for n in (1, 2, 3, 4) for some in combinations(sorte
 RESTRICTIONS = [None, {"top_k": 4}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 6, "top_p": 0.9, "min_p": 0.05}]
 
 
-@pytest.mark.parametrize("want", MIXTURES, ids=lambda want: "+".join(sorted(want)))
-@pytest.mark.parametrize("chunk", [4, None])
+@each("want", MIXTURES, ids=lambda want: "+".join(sorted(want)))
+@each("chunk", [4, None])
 def test_gradients_of_every_mixture(want, chunk):
     hidden, weight, targets, _, old = problem(N=7, V=6, D=3)
     lazy = HeadRows(hidden.detach() + 0.3, weight.detach().flip(0), 0.8)
@@ -311,9 +312,9 @@ def test_gradients_of_every_mixture(want, chunk):
     assert torch.autograd.gradcheck(f, (hidden, weight))
 
 
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("restriction", RESTRICTIONS, ids=str)
-@pytest.mark.parametrize("chunk", [1, 4, 5, None])
+@each("lazy", [False, True])
+@each("restriction", RESTRICTIONS, ids=str)
+@each("chunk", [1, 4, 5, None])
 def test_the_closed_form_is_what_autograd_gives(restriction, chunk, lazy):
     hidden, weight, targets, ref, old = problem(N=13, V=9)
     support = None if restriction is None else support_of(hidden @ weight.T, sampled(0.7, **restriction))

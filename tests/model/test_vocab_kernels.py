@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from apart import written_by
+from each import each
 from safetensors.torch import load_file
 from torch import Tensor
 from vocab_cases import SETTINGS, case, on, outcome, outcomes, support_of
@@ -39,7 +40,7 @@ def check(name: str, got: dict[str, Tensor]) -> None:
         torch.testing.assert_close(got[what].double(), value, **close, msg=lambda m, w=what: f"{w}: {m}")
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@each("name", SETTINGS)
 def test_interpreted_kernels_compute_what_torch_computes(name: str, interpreted: dict[str, Tensor]):
     got = {key.removeprefix(f"{name}: "): x for key, x in interpreted.items() if key.startswith(f"{name}: ")}
     assert got

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 from vocab_cases import support_of
 
@@ -48,8 +49,8 @@ def tied(rows: int, vocab: int) -> Tensor:
     return torch.randint(-6, 7, (rows, vocab), generator=g).double() / 2
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@each("temperature", [1.0, 0.6])
+@each("setting", SETTINGS, ids=str)
 def test_the_learner_gives_the_sampler_s_log_prob_of_each_token_drawn(setting: dict[str, Any], temperature: float):
     g = torch.Generator().manual_seed(0)
     restrict = params(temperature, **setting)
@@ -59,7 +60,7 @@ def test_the_learner_gives_the_sampler_s_log_prob_of_each_token_drawn(setting: d
         torch.testing.assert_close(log_probs(logits, token, restrict), logp, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@each("setting", SETTINGS, ids=str)
 def test_log_probs_of_all_tokens_are_the_distribution_drawn_from(setting: dict[str, Any]):
     restrict, vocab, steps = params(0.8, **setting), 30, 3000
     logits = tied(1, vocab)

@@ -3,9 +3,9 @@
 import itertools
 from dataclasses import replace
 
-import pytest
 import tiny
 import torch
+from each import each
 from torch import Tensor
 from world import close, wave
 
@@ -34,7 +34,7 @@ def exact(logits: Tensor, other: Tensor, k: int) -> Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("k", range(1, V + 1))
+@each("k", range(1, V + 1))
 def test_the_lumped_kl_and_its_gradient_are_those_of_the_exact_sum(k: int) -> None:
     logits, other = (2 * wave(9, V, shift=1.0)).requires_grad_(), 2 * wave(9, V, shift=2.0)
     rows = lumped(logits.log_softmax(-1).__getitem__, other.log_softmax(-1).__getitem__, k)(slice(None))
@@ -82,8 +82,8 @@ def enumerated(policy: Policy) -> Batch:
     return collate([[r] for r in made], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("top_k", [0, 1, 4, tiny.VOCAB])
-@pytest.mark.parametrize("layout", ["padded", "packed"])
+@each("top_k", [0, 1, 4, tiny.VOCAB])
+@each("layout", ["padded", "packed"])
 def test_every_parameters_gradient_is_that_of_the_exact_sum(top_k: int, layout: str) -> None:
     algo = distil(top_k=top_k)
     policy = Policy(tiny.decoder(1, width=8, dtype=torch.float64), temperature=0.7, layout=layout, chunk=97)

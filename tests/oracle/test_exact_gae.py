@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 from world import close, wave
 
@@ -87,14 +88,14 @@ def test_there_is_a_row_for_every_mask() -> None:
     assert BATCH.bootstrap.count_nonzero() == 85
 
 
-@pytest.mark.parametrize(("gamma", "lam"), DISCOUNTS)
-@pytest.mark.parametrize("missing", [(), ("bootstrap",), ("step_reward",), ("old_value",), ("old_value", "bootstrap")])
+@each(("gamma", "lam"), DISCOUNTS)
+@each("missing", [(), ("bootstrap",), ("step_reward",), ("old_value",), ("old_value", "bootstrap")])
 def test_gae_is_the_sum_of_td_errors_for_every_mask(gamma: float, lam: float, missing: tuple[str, ...]) -> None:
     batch = replace(BATCH, **dict.fromkeys(missing, ABSENT))
     close(credit.gae(batch, gamma=gamma, lam=lam), by_td_errors(batch, gamma=gamma, lam=lam))
 
 
-@pytest.mark.parametrize(("gamma", "lam"), DISCOUNTS)
+@each(("gamma", "lam"), DISCOUNTS)
 def test_gae_is_the_mixture_of_n_step_returns_for_every_mask(gamma: float, lam: float) -> None:
     close(credit.gae(BATCH, gamma=gamma, lam=lam), by_n_step_returns(BATCH, gamma=gamma, lam=lam))
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 from world import RAGGED, SQUARE, World, close, cosine, error, expected_gradient, wave
 
@@ -64,8 +65,8 @@ def zscore_factor(p: float, size: int, eps: float = 1e-4) -> float:
     return total / (p * (1 - p))
 
 
-@pytest.mark.parametrize("threshold", [-0.5, 0.4, 1.1])
-@pytest.mark.parametrize("size", [2, 3, 4])
+@each("threshold", [-0.5, 0.4, 1.1])
+@each("size", [2, 3, 4])
 def test_right_or_wrong_the_zscore_rescales_the_gradient_by_the_expected_std_over_the_variance(
     size: int, threshold: float
 ) -> None:
@@ -110,10 +111,8 @@ def test_with_many_reward_values_the_zscore_turns_the_gradient_too(size: int, an
     assert float(found.norm() / TRUE.norm()) == pytest.approx(length, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("algo", "weigh"), [(grpo(beta=0.0), row_mean), (gspo(), row_mean), (dapo(), token_mean), (cispo(), token_mean)]
-)
-@pytest.mark.parametrize("size", [2, 3])
+@each(("algo", "weigh"), [(grpo(beta=0.0), row_mean), (gspo(), row_mean), (dapo(), token_mean), (cispo(), token_mean)])
+@each("size", [2, 3])
 def test_at_ratio_one_each_of_grpos_kin_has_the_gradient_of_its_credit_and_average(
     algo: Algorithm, weigh: Weigh, size: int
 ) -> None:

@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 from world import (
     RAGGED,
@@ -101,9 +102,7 @@ def test_in_the_loss_the_future_is_left_out_of_the_gradient() -> None:
     assert error(per_state(POLICY), sequence_kl()) == pytest.approx(0.1186747402, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    "setting", ["loss:k2", "loss:k3", "loss:exact", "loss:k1*ratio", "loss:k2*ratio", "loss:k3*ratio"]
-)
+@each("setting", ["loss:k2", "loss:k3", "loss:exact", "loss:k1*ratio", "loss:k2*ratio", "loss:k3*ratio"])
 def test_the_factories_add_the_term_that_the_setting_names(setting: str) -> None:
     estimator, _, ratio = setting.removeprefix("loss:").partition("*")
     algo = dr_grpo(beta=BETA, kl=setting)  # one row a group: no advantage; divided by the limit, 3

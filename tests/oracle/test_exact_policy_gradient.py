@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 from world import (
     RAGGED,
@@ -62,7 +63,7 @@ def test_a_baseline_of_the_prompt_does_not_change_the_mean(baseline: float) -> N
     close(found, RAGGED.loss_gradient(POLICY))
 
 
-@pytest.mark.parametrize("shift", range(6))
+@each("shift", range(6))
 def test_a_baseline_of_the_state_does_not_change_the_mean(shift: int) -> None:
     values = RAGGED.at(10 * wave(RAGGED.states, shift=shift))
     algo = replace(a2c(lam=1.0, entropy=0.0), weigh=row_sum)
@@ -91,8 +92,8 @@ def test_a_discount_is_short_of_gamma_to_the_age_of_the_token() -> None:
 # --- actor and critic ---
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
-@pytest.mark.parametrize("bootstrap", [False, True])
+@each("lam", [0.0, 0.5, 0.95, 1.0])
+@each("bootstrap", [False, True])
 def test_a2c_with_the_true_value_function_is_unbiased_for_every_lam(lam: float, bootstrap: bool) -> None:
     # bootstrapped, what lies behind a truncated row's last token is part of what is maximised
     behind = torch.where(RAGGED.batch.truncated, wave(15, shift=4), 0.0) if bootstrap else torch.zeros(15).double()
@@ -144,7 +145,7 @@ ON_POLICY = {
 }
 
 
-@pytest.mark.parametrize("name", ON_POLICY)
+@each("name", ON_POLICY)
 def test_at_ratio_one_every_actor_critic_has_the_true_gradient_a_token(name: str) -> None:
     # two tokens a row, so the token mean is half of the row's sum; the penalty's gradient at pi_old is zero
     algo = replace(ON_POLICY[name], whiten=False)

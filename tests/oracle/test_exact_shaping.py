@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 from world import RAGGED, TOKENS, World, close, error, expected_gradient, gradient, wave
 
@@ -74,8 +75,8 @@ def with_values(world: World, values: Tensor, bootstrap: Tensor) -> Batch:
     return replace(world.batch, old_value=world.at(values), bootstrap=bootstrap)
 
 
-@pytest.mark.parametrize("lam", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@each("lam", [0.0, 0.7, 1.0])
+@each("gamma", [1.0, 0.9])
 def test_a_truncated_state_keeps_its_potential_and_gae_sees_no_shaping_at_all(gamma: float, lam: float) -> None:
     # the value function of the shaped rewards is V - Phi, behind the last token too
     truncated = RAGGED.batch.truncated

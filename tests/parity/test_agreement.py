@@ -1,6 +1,7 @@
 """Hone's losses and gradients are TRL's, to rounding, for every case of cases.py."""
 
 import pytest
+from each import each
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -c constraints.txt -e .[dev]")
 
@@ -10,8 +11,8 @@ from tests.parity.house import distance
 METHODS = ("dpo", "kto", "orpo", "simpo", "rloo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo", "reward model")
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", CASES)
+@each("level", LEVELS)
+@each("name", CASES)
 def test_loss_and_gradient_are_those_of_trl(name, level):
     case = CASES[name]
     loss, gradient = agreement(case, level)
@@ -19,7 +20,7 @@ def test_loss_and_gradient_are_those_of_trl(name, level):
     assert gradient <= case.tolerance[level]
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_the_case_says_something(name):
     ours = CASES[name].sides[0](CASES[name], "logp")
     assert max(float(g.abs().max()) for g in ours.grads.values()) > 1e-3

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from each import each
 
 from hone.algo.kl import k3
 from hone.model.config import DecoderConfig
@@ -50,7 +51,7 @@ def names_in(path: str) -> set[str]:
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("row", ROWS)
+@each("row", ROWS)
 def test_the_row_has_its_tests(row):
     for test in ROWS[row]:
         path, _, name = test.partition("::")

@@ -1,6 +1,7 @@
 """Micro-batches: Hone's gradient is the same whatever the cut; TRL's is, too, where the normaliser allows it."""
 
 import pytest
+from each import each
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -c constraints.txt -e .[dev]")
 
@@ -19,8 +20,8 @@ EVEN = {  # TRL's loss_type and settings, Hone's method
 }
 
 
-@pytest.mark.parametrize("micro_rows", [4, 2, 1])
-@pytest.mark.parametrize("loss_type", EVEN)
+@each("micro_rows", [4, 2, 1])
+@each("loss_type", EVEN)
 def test_even_cuts_agree_to_the_parameters(loss_type, micro_rows):
     algo, more = EVEN[loss_type]
     batch = group_batch(algo)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from each import each
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -c constraints.txt -e .[dev]")
 
@@ -15,14 +16,14 @@ from tests.parity.house import distance
 PAGE = Path(__file__).parents[2] / "docs" / "dev" / "parity.md"
 
 
-@pytest.mark.parametrize("name", DIFFERENCES)
+@each("name", DIFFERENCES)
 def test_trl_is_as_stated_and_not_as_hone(name):
     found = DIFFERENCES[name]()
     assert max(distance(found.stated, found.peer)) <= 2e-6
     assert max(distance(found.ours, found.peer)) >= 1e-3
 
 
-@pytest.mark.parametrize("name", DIFFERENCES)
+@each("name", DIFFERENCES)
 def test_the_page_lists_it_with_its_numbers(name):
     found = DIFFERENCES[name]()
     (line,) = [x for x in PAGE.read_text().splitlines() if x.startswith(f"| {name} ")]

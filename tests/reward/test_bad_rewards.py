@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from each import each
 from patience import patience
 
 from hone.errors import HoneError
@@ -36,7 +37,7 @@ def reason(function, *texts: str) -> str:
 # --- what a function returns ---
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "says"),
     [
         (1.0, "reward batch returned a float, expected a list of 3: return one value for each completion"),
@@ -60,7 +61,7 @@ def test_one_value_for_a_batch_or_the_wrong_number_of_them_stops_the_run(value, 
             score([[rollout()] * 3], reward)
 
 
-@pytest.mark.parametrize(
+@each(
     ("value", "says"),
     [
         (None, "the reward returned NoneType None, expected a finite number"),
@@ -239,8 +240,8 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("kind", ODD)
-@pytest.mark.parametrize("name", sorted(set(VERIFIERS) - {"code", "gym"}))  # they need more than a gold answer
+@each("kind", ODD)
+@each("name", sorted(set(VERIFIERS) - {"code", "gym"}))  # they need more than a gold answer
 def test_any_completion_gets_a_verdict_and_none_of_these_is_right(name: str, kind: str):
     start = time.perf_counter()
     (outcome,) = Reward(VERIFIERS[name])([rollout(ODD[kind], answer="C" if name == "choice" else "41")])
@@ -248,15 +249,15 @@ def test_any_completion_gets_a_verdict_and_none_of_these_is_right(name: str, kin
     assert time.perf_counter() - start < patience(5)
 
 
-@pytest.mark.parametrize("name", ["choice", "exact", "math"])
-@pytest.mark.parametrize("answer", [None, "", "  \n"])
+@each("name", ["choice", "exact", "math"])
+@each("answer", [None, "", "  \n"])
 def test_without_a_gold_answer_there_is_no_verdict(name: str, answer: str | None):
     outcome = Reward(VERIFIERS[name])([rollout("<answer>B</answer>", answer=answer)])[0]
     assert outcome.value is None
     assert "gold answer" in outcome.reason
 
 
-@pytest.mark.parametrize("answer", ["K", "Paris", "A or B", "1", "\udcff", "A" * 100_000])
+@each("answer", ["K", "Paris", "A or B", "1", "\udcff", "A" * 100_000])
 def test_a_gold_answer_that_is_malformed_says_so(answer: str):
     outcome = Reward(VERIFIERS["choice"])([rollout("<answer>B</answer>", answer=answer)])[0]
     assert outcome.value is None

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from each import each
 from patience import patience
 
 from hone.config.recipe import PartsSpec, Recipe, TrainSpec, check_parts
@@ -40,7 +41,7 @@ def test_a_part_is_clipped_scheduled_and_weighed_in_this_order():
     assert [both.steady()([rollout("", version=step)])[0].value for step in (0, 500)] == [2.0, 2.0]
 
 
-@pytest.mark.parametrize("text", ["", "x", "0", "0:a", "5:1 5:2", "5:1 0:2", "-1:1", "0:nan", "0:inf", "0:1:2"])
+@each("text", ["", "x", "0", "0:a", "5:1 5:2", "5:1 0:2", "-1:1", "0:nan", "0:inf", "0:1:2"])
 def test_a_schedule_that_is_none_is_refused(text: str):
     with pytest.raises(HoneError, match=r"parts\.schedule\.format .* as in '0:1 200:0\.1'"):
         read_schedule(text, name="format")

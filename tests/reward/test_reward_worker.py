@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from each import each
 from patience import patience
 
 from hone.errors import HoneError
@@ -76,7 +77,7 @@ def test_outcomes_are_those_of_the_function_in_order(reward: Reward):
     assert reward.one_by_one
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "says"),
     [
         ("hang", "timed out: reward odd took more than 0.4 s (train.reward_timeout, parts.timeout)"),

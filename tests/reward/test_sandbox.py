@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from each import each
 from patience import patience
 
 from benchmarks.hostile import INPUTS, PROGRAMS, aimed, groups_of, judge, unsandboxed, world
@@ -59,12 +60,12 @@ def test_there_are_programs_enough_and_no_two_alike():
     assert {p.kind for p in PROGRAMS} == set("RCVH")
 
 
-@pytest.mark.parametrize("program", [p for p in PROGRAMS if "control" in p.marks], ids=by_id)
+@each("program", [p for p in PROGRAMS if "control" in p.marks], ids=by_id)
 def test_a_harmless_probe_succeeds_without_the_sandbox(program, places):
     assert "ESCAPED" in unsandboxed(aimed(program, places))
 
 
-@pytest.mark.parametrize("program", [p for p in PROGRAMS if not p.marks & {"long", "heavy"}], ids=by_id)
+@each("program", [p for p in PROGRAMS if not p.marks & {"long", "heavy"}], ids=by_id)
 def test_a_hostile_program_gets_nothing(program, sandbox, places):
     assert not wrong_about(program, judge(sandbox, aimed(program, places)))
 

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import patience
@@ -165,7 +166,7 @@ RUBBISH = [
 ]
 
 
-@pytest.mark.parametrize("text", RUBBISH, ids=range(len(RUBBISH)))
+@each("text", RUBBISH)
 def test_what_was_not_written_by_the_driver_is_refused(text):
     with pytest.raises(ValueError):
         loads(text)

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from hone.errors import HoneError
 from hone.reward.group_scorer import GroupScorer
@@ -29,7 +30,7 @@ def value_of(result) -> Outcome:
     return Reward(lambda completion: result)([rollout()])[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("result", "value"),
     [
         (1, 1.0),
@@ -54,7 +55,7 @@ def test_numbers_of_every_kind_are_a_value(result, value):
     assert type(outcome.value) is float
 
 
-@pytest.mark.parametrize(
+@each(
     "result",
     [
         None,
@@ -97,7 +98,7 @@ class Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-@pytest.mark.parametrize(
+@each(
     ("error", "reason"),
     [
         (ValueError("bad\n  input"), "ValueError: bad input"),
@@ -188,7 +189,7 @@ class SlowJudge:
         return 1.0
 
 
-@pytest.mark.parametrize(
+@each(
     "function",
     [
         lambda: 1,
@@ -221,7 +222,7 @@ def test_the_error_lists_the_allowed_names():
         assert name in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("result", "says"),
     [
         ([1.0], "a list of 1, expected a list of 2"),

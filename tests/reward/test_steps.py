@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from each import each
 
 from hone.errors import HoneError
 from hone.reward.learned.process_model import Dense, ProcessModel, shaping
@@ -30,7 +31,7 @@ def stepper(separator: str = "\n") -> Stepper:
     return Stepper(decode=decode, stop_ids={0}, separator=separator)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "steps"),
     [
         ("", []),

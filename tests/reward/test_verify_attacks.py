@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from each import each
 
 from hone.reward.sandbox.sandbox import Language
 from hone.reward.score import Reward
@@ -63,7 +64,7 @@ def judged(name: str, text: str, answer: str = "") -> Outcome:
     return Reward(made(name)[0])([row])[0]
 
 
-@pytest.mark.parametrize(("name", "text", "answer", "wanted"), ATTACKS, ids=lambda value: repr(value)[:40])
+@each(("name", "text", "answer", "wanted"), ATTACKS, ids=lambda value: repr(value)[:40])
 def test_an_attack_gets_what_it_deserves(name: str, text: str, answer: str, wanted: float):
     outcome = judged(name, text, answer)
     assert outcome.value == pytest.approx(wanted), outcome.reason

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from each import each
 from patience import patience
 
 from benchmarks.hostile import PROGRAMS
@@ -68,7 +69,7 @@ def test_tests_are_read_without_running_them():
     assert looped.names == ["root"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "right", "wrong"),
     [
         ("assert f(1)", [1, "x", True], [0, "", None, []]),
@@ -170,7 +171,7 @@ def test_a_program_is_found_as_other_machines_write_it():
     assert program_of("```python\n\ufeffif x:\n    y = 1\n```", MBPP) == wanted
 
 
-@pytest.mark.parametrize(
+@each(
     "extra",
     [
         {},

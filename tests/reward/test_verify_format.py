@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,7 +37,7 @@ def test_think_and_answer_are_parsed():
     assert think_answer("a</think><answer>b</answer>", opened=True) == ThinkAnswer("a", "b")
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -92,7 +93,7 @@ def test_boxes_match_their_braces():
     assert boxes("}}{{") == []
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "<answer>B</answer>",
@@ -127,7 +128,7 @@ def test_the_chosen_letter_is_found(text):
     assert final_choice(text) == "B"
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -202,9 +203,7 @@ def test_any_text_gets_a_verdict(text):
         assert format_reward(wrapped) in (0.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    "piece", ["A ", "(A) ", "A or ", " ", "<think>", "</answer>", "<answer>", "\\boxed{", "answer is ", "A, "]
-)
+@each("piece", ["A ", "(A) ", "A or ", " ", "<think>", "</answer>", "<answer>", "\\boxed{", "answer is ", "A, "])
 def test_no_repetition_makes_it_slow(piece):
     text = piece * (300_000 // len(piece))
     start = time.process_time()

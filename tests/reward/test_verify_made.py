@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from each import each
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import patience
@@ -29,7 +30,7 @@ def value(name: str, text: str, *, answer: str | None = "yes", tokens: int = 1, 
     return Reward(made(name)[0])([row])[0].value
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "right"),
     [
         ("<a>x</a><b>y</b>", 1.0),
@@ -88,7 +89,7 @@ def test_text_without_spaces_has_units_too(text: str):
     assert (value("repetition:4", text * 8) or 1) < 0.3
 
 
-@pytest.mark.parametrize("text", ["哈" * 500, "ha" * 500, "!" * 500, "\u200b" * 500, "ですね。" * 200, "x。" * 300])
+@each("text", ["哈" * 500, "ha" * 500, "!" * 500, "\u200b" * 500, "ですね。" * 200, "x。" * 300])
 def test_what_says_one_thing_for_ever_is_not_varied(text: str):
     assert (value("repetition:4", text) or 0) < 0.05
 
@@ -123,7 +124,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "right"),
     [
         ('{"age": 3}', 1.0),
@@ -190,7 +191,7 @@ def _timed(recipe: Recipe, name: str) -> Recipe:
 # --- numbers and words ---
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "right"),
     [
         ("3.14", 1.0),
@@ -245,7 +246,7 @@ def test_any_text_gets_a_verdict(text: str, gold: str):
         assert found is None or 0.0 <= found <= 1.0
 
 
-@pytest.mark.parametrize(
+@each(
     "name",
     [
         "regex:(", "tags:a,a", "tags:a b", "tags:,", "schema:nowhere.json", "schema:{}/not.json", "grammar:{}/not.lark",

@@ -4,6 +4,7 @@ import time
 from fractions import Fraction
 
 import pytest
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ def reward(completion: str, answer: str | None) -> float | None:
     return math_reward(completion, Task(prompt="q", answer=answer)).value
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "value"),
     [
         ("42", 42),
@@ -85,7 +86,7 @@ def test_a_number_in_any_usual_dress_is_read_exactly(text, value):
     assert number(text) == value
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         *("", " ", ".", "-", "$", "%", ",", "/", "1/", "/2", "e5", "--5", "+-5", "5-", "7-3", "5 - 3", "5 + 5", "5 +5"),
@@ -159,7 +160,7 @@ def test_any_arithmetic_looking_text_gives_a_verdict(text):
     assert number(text) is None or isinstance(number(text), Fraction)
 
 
-@pytest.mark.parametrize(
+@each(
     ("completion", "answer"),
     [
         ("<answer>42</answer>", "42"),
@@ -199,7 +200,7 @@ def test_a_right_answer_scores_one(completion, answer):
     assert reward(completion, answer) == 1.0
 
 
-@pytest.mark.parametrize(
+@each(
     "completion",
     [
         "",
@@ -259,7 +260,7 @@ def test_a_near_miss_scores_zero(completion):
     assert reward(completion, "42") == 0.0
 
 
-@pytest.mark.parametrize(
+@each(
     "answer",
     [None, "", " ", "9^9^9^9", r"\frac{1}{2", r"\boxed{}", "2^{2^{99}}", "1" * 2000, "±", r"\foo", "see page 4"],
 )
@@ -275,7 +276,7 @@ def test_rounding_is_not_equality():
     assert reward("<answer>9007199254740993</answer>", "9007199254740992") == 0.0
 
 
-@pytest.mark.parametrize(
+@each(
     "piece",
     [
         "9^",
@@ -294,7 +295,7 @@ def test_rounding_is_not_equality():
         "9",
     ],
 )
-@pytest.mark.parametrize("form", ["{}", "<answer>{}</answer>", "\\boxed{{{}}}", "the answer is {}"])
+@each("form", ["{}", "<answer>{}</answer>", "\\boxed{{{}}}", "the answer is {}"])
 def test_no_repetition_makes_it_slow(piece, form):
     text = form.format(piece * (300_000 // len(piece)))
     start = time.process_time()

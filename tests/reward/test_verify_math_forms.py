@@ -4,6 +4,7 @@ import os
 import threading
 
 import pytest
+from each import each
 
 from hone.errors import HoneError
 from hone.reward.score import Reward
@@ -197,12 +198,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "gold"), PLAIN + SYMBOLIC)
+@each(("answer", "gold"), PLAIN + SYMBOLIC)
 def test_the_same_in_another_form_scores_one_and_so_does_the_gold_answer_itself(answer, gold):
     assert reward(answer, gold) == reward(gold, gold) == 1.0
 
 
-@pytest.mark.parametrize(("answer", "gold"), WRONG)
+@each(("answer", "gold"), WRONG)
 def test_what_only_looks_like_it_scores_zero(answer, gold):
     assert reward(answer, gold) == 0.0
 

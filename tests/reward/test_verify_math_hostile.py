@@ -1,5 +1,6 @@
 """Answers that would hang, exhaust or mislead the verifier: each ends soon and none is accepted."""
 
+import gc
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from each import each
 from patience import patience
 
 from benchmarks.trials.costly import COSTLY, leaves
@@ -60,7 +62,7 @@ def reward(answer: str, gold: str = "5"):
     return math_reward(f"The answer is $\\boxed{{{answer}}}$.", Task(prompt="q", answer=gold))
 
 
-@pytest.mark.parametrize("answer", HANGING, ids=range(len(HANGING)))
+@each("answer", HANGING)
 def test_an_answer_that_would_hang_ends_at_once_and_is_not_accepted(answer):
     start = time.perf_counter()
     assert reward(answer).value != 1.0
@@ -69,7 +71,7 @@ def test_an_answer_that_would_hang_ends_at_once_and_is_not_accepted(answer):
     assert time.perf_counter() - start < patience(1.0)
 
 
-@pytest.mark.parametrize("answer", STRANGE)
+@each("answer", STRANGE)
 def test_text_that_is_no_mathematics_gives_a_verdict(answer):
     assert reward(answer).value == 0.0
     assert reward(answer, "x+1").value == 0.0
@@ -81,7 +83,7 @@ def test_an_enormous_completion_is_read_from_its_end():
     assert math_reward(r"\boxed{5}" + "x" * 10_000_000, Task(prompt="q", answer="5")).value == 0.0
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     ["2^{10}", "x^2+2x+1", "e^{x^2}", r"\frac{1}{2004!}", "n!", r"\binom{52}{5}", "(x+1)^{100}", "x^{2n}", "2^{n-1}"],
 )
@@ -89,9 +91,7 @@ def test_the_guard_lets_ordinary_answers_through(text):
     assert admitted(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["x;y", r"\input{x}", r"\write18", "import(os)!!", "a.b", "f'", "x=", "5 5", "2^", "__a"]
-)
+@each("text", ["x;y", r"\input{x}", r"\write18", "import(os)!!", "a.b", "f'", "x=", "5 5", "2^", "__a"])
 def test_the_guard_refuses_what_is_no_expression(text):
     with pytest.raises(Refused):
         admitted(text)
@@ -278,6 +278,18 @@ def test_processes_that_were_ended_from_outside_are_replaced_and_none_is_left_be
     until = time.monotonic() + patience(20)
     while children() - before and time.monotonic() < until:
         time.sleep(0.05)
+    assert children() == before
+
+
+def test_workers_that_are_collected_as_garbage_end_and_nothing_hangs():
+    before = children()
+    workers = Workers()
+    assert workers.ask({"kind": "value", "gold": "5", "answer": r"\sqrt { 25 }"})["equal"] is True
+    assert len(children() - before) == 1
+    cycle: list[object] = [workers]
+    cycle.append(cycle)
+    del workers, cycle
+    gc.collect()
     assert children() == before
 
 

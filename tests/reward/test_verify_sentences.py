@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from each import each
 
 from benchmarks.trials import loopholes, sentences
 from benchmarks.trials.case import Case, outcome
@@ -67,14 +68,12 @@ def test_an_answer_in_the_right_format_can_be_seen():
     assert all(visible(text) for text in ("5", ".", "e\u0301", "\u200b5", "$x$", "<b>", "{5}", "**5**"))
 
 
-@pytest.mark.parametrize(
-    "piece", ["\\boxed{", "<answer>", "<think>", "\\boxed{5} or ", "answer: 5\n", "<!--", "~~5", '{"answer": 5, ']
-)
+@each("piece", ["\\boxed{", "<answer>", "<think>", "\\boxed{5} or ", "answer: 5\n", "<!--", "~~5", '{"answer": 5, '])
 def test_a_million_characters_are_read_in_time(piece: str):
     assert loopholes.ends_soon(piece) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("completion", "wanted"),
     [
         ("a", "a"),
@@ -134,7 +133,7 @@ def test_a_denial_stands_directly_at_the_answer():
         assert not denied(text, text.index("@"), text.index("@") + 1), text
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "wanted"),
     [
         (r"\boxed{5} cm", ["5 cm"]),

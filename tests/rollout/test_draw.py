@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from each import each
 from torch import Tensor
 
 from hone.engine.draw import draw, threshold, uniforms
@@ -33,7 +34,7 @@ def kept(p: Tensor = P, **settings: Any) -> Tensor:
     return (p > 0) & (z >= threshold(z, z.exp(), Knobs.of([params(**settings)], len(p), "cpu")))[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "support"),
     [
         ({}, {0, 1, 2, 3, 5}),
@@ -79,7 +80,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
+@each("settings", SETTINGS)
 def test_frequencies_match_the_exact_distribution(settings: dict[str, Any]):
     size = 20_000
     u = uniforms(7, range(size), 1)[0]
@@ -93,8 +94,8 @@ def test_frequencies_match_the_exact_distribution(settings: dict[str, Any]):
     torch.testing.assert_close(logp, p.log()[token], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("settings", [*SETTINGS, {"temperature": 0.0}])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@each("settings", [*SETTINGS, {"temperature": 0.0}])
+@each("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_no_edge_value_draws_a_token_of_zero_probability(settings: dict[str, Any], dtype: torch.dtype):
     last, first = torch.tensor([-math.inf, 0.0, 1.0, -math.inf]), torch.tensor([0.0, -math.inf, -math.inf, -1.0])
     edges = torch.tensor([0.0, 5e-324, 0.5, 1 - 2**-53, 1.0], dtype=torch.float64)

@@ -4,8 +4,8 @@ import math
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
+from each import each
 from torch import Tensor
 
 from hone.engine.draw import BLOCK, draw, philox_uniforms
@@ -80,7 +80,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", OPTIONS, ids=str)
+@each("settings", OPTIONS, ids=str)
 def test_frequencies_are_those_of_the_exact_distribution(settings: dict[str, Any]):
     p = params(**settings)
     knobs = Knobs.of([p] * SIZE, len(LOGITS), "cpu", [READ] * SIZE)
@@ -93,7 +93,7 @@ def test_frequencies_are_those_of_the_exact_distribution(settings: dict[str, Any
         torch.testing.assert_close(logp, expected.log()[token], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "other"),
     [
         ({}, {"temperature": 1.1}),
@@ -112,8 +112,8 @@ def test_the_test_notices_another_distribution(settings: dict[str, Any], other: 
     assert chance_of(token, exact(LOGITS, params(**settings), READ)) < 1e-6
 
 
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"top_k": 300, "min_p": 0.02}, {"top_p": 0.9}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@each("settings", [{}, {"temperature": 0.7}, {"top_k": 300, "min_p": 0.02}, {"top_p": 0.9}], ids=str)
+@each("dtype", [torch.float32, torch.bfloat16])
 def test_frequencies_over_several_blocks_of_tokens(settings: dict[str, Any], dtype: torch.dtype):
     vocab, rows = 2 * BLOCK + 77, 8_000
     logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(0)) * 2).to(dtype)
@@ -127,16 +127,16 @@ def test_frequencies_over_several_blocks_of_tokens(settings: dict[str, Any], dty
     assert chance_of(token, exact(logits, params(temperature=0.9))) < 1e-6
 
 
-@pytest.mark.parametrize("vocab", [12, BLOCK, 5 * BLOCK - 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@each("vocab", [12, BLOCK, 5 * BLOCK - 3])
+@each("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_a_row_draws_what_it_would_draw_alone(vocab: int, dtype: torch.dtype):
     chance = torch.Generator().manual_seed(vocab)
     settings = [params(**each) for each in OPTIONS] * 3
     logits = (torch.randn(len(settings), vocab, generator=chance) * 3).to(dtype)
     u = torch.rand(len(settings), generator=chance, dtype=torch.float64)
     together = draw(logits, u, Knobs.of(settings, vocab, "cpu", [READ] * len(settings)))
-    for row, each in enumerate(settings):
-        alone = draw(logits[row : row + 1], u[row : row + 1], Knobs.of([each], vocab, "cpu", [READ]))
+    for row, setting in enumerate(settings):
+        alone = draw(logits[row : row + 1], u[row : row + 1], Knobs.of([setting], vocab, "cpu", [READ]))
         for ours, theirs in zip(together, alone, strict=True):
             assert ours[row] == theirs[0]
     halves = [slice(20), slice(20, None)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from apart import written_by
 from draw_cases import CASES, NAMES, READ, Case, expected, launched
+from each import each
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -45,7 +46,7 @@ def check(case: Case, got: dict[str, Tensor], atol: float) -> None:
     assert got["state token"][fine].tolist() == last[fine].tolist()
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_interpreted_kernels_draw_what_torch_draws(name: str, interpreted: dict[str, Tensor]):
     got = {key.removeprefix(f"{name}: "): x for key, x in interpreted.items() if key.startswith(f"{name}: ")}
     assert set(NAMES) <= set(got)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from each import each
 from odd_runners import Paged, Watched
 
 from hone.engine.engine import Engine
@@ -122,15 +123,15 @@ def same(got: dict[int, News], expected: dict[int, News]) -> None:
         assert news.raw == pytest.approx(other.raw, abs=1e-10)
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2, 5])
-@pytest.mark.parametrize(("rows", "budget"), [(1, 4096), (3, 50), (16, 4096), (64, 7)])
+@each("lag", [0, 1, 2, 5])
+@each(("rows", "budget"), [(1, 4096), (3, 50), (16, 4096), (64, 7)])
 def test_a_completion_is_that_of_the_request_alone(model, alone, rows: int, budget: int, lag: int):
     same(ask(engine_of(watched(model, rows, lag=lag), prefill_tokens=budget), mixed()), alone)
 
 
-@pytest.mark.parametrize(("blocks", "rows"), [(5, 4), (9, 3), (40, 16), (400, 64)])
-@pytest.mark.parametrize("lag", [0, 3])
-@pytest.mark.parametrize("held_back", [0, 1])
+@each(("blocks", "rows"), [(5, 4), (9, 3), (40, 16), (400, 64)])
+@each("lag", [0, 3])
+@each("held_back", [0, 1])
 def test_in_pages_too(model, alone, blocks: int, rows: int, lag: int, held_back: int):
     paged = Paged(model, max_rows=rows, num_blocks=blocks, capacity=CONTEXT, held_back=held_back)
     engine = engine_of(Watched(paged, lag, launches=1 + 2 * held_back), prefill_tokens=60)
@@ -190,7 +191,7 @@ def test_a_group_is_computed_once_and_a_common_beginning_once(model):
     assert runner.computed == 44 + 33 + 3
 
 
-@pytest.mark.parametrize("length", [31, 32, 33, 63, 64, 65])
+@each("length", [31, 32, 33, 63, 64, 65])
 def test_a_prompt_that_is_in_memory_whole_is_computed_again_from_its_last_chunk(model, length: int):
     prompt, group = tuple(i % VOCAB for i in range(length)), range(3)
     pages = [Paged(model, max_rows=4, num_blocks=20, capacity=CONTEXT, held_back=held) for held in (0, 1)]
@@ -230,7 +231,7 @@ def test_a_stop_token_may_come_first(model):
     assert {(len(news.tokens), news.stop) for news in got.values()} == {(1, Stop.TOKEN)}
 
 
-@pytest.mark.parametrize(
+@each(
     ("request_", "words"),
     [
         (Request(id=1, prompt=(), params=params()), "request 1 has 0 tokens"),
@@ -282,8 +283,8 @@ def test_stop_strings_need_a_way_to_read(model):
         engine_of(watched(model), prefill_tokens=0)
 
 
-@pytest.mark.parametrize("lag", [0, 1, 4])
-@pytest.mark.parametrize("stream", [False, True])
+@each("lag", [0, 1, 4])
+@each("stream", [False, True])
 def test_stop_strings_end_a_completion_where_they_are_complete(model, lag: int, stream: bool):
     plain = ask(engine_of(watched(model)), mixed(stop=("zzzzz",)))  # never written
     words = sorted({plain[n].text[i : i + k] for n in plain for i in range(2, 9, 3) for k in (2, 3)} - {""})[::9]
@@ -496,8 +497,8 @@ class Breaking(Watched):
         return self._count(lambda: super(Breaking, self).decode(rows))
 
 
-@pytest.mark.parametrize("late", [False, True])
-@pytest.mark.parametrize("fail_at", [1, 2, 3, 7, 20])
+@each("late", [False, True])
+@each("fail_at", [1, 2, 3, 7, 20])
 def test_a_failure_in_the_runner_leaves_nothing_behind(model, alone, fail_at: int, late: bool):
     runner = Breaking(make_runner(model, max_rows=4, capacity=CONTEXT), 2)
     engine = engine_of(runner, prefill_tokens=30)

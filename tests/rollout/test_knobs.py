@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from each import each
 from torch import Tensor
 
 from hone.engine.draw import BLOCK, draw, process, top_logprobs
@@ -102,8 +103,8 @@ def test_penalty_bias_and_banned_by_hand():
     assert raw.item() == pytest.approx(logits.log_softmax(-1)[0, 0].item(), abs=1e-6)
 
 
-@pytest.mark.parametrize("vocab", [5, BLOCK + 5, 3 * BLOCK])
-@pytest.mark.parametrize("settings", [{}, {"temperature": 1.8}, {"top_p": 0.9}, {"top_k": 4}, {"min_p": 0.1}], ids=str)
+@each("vocab", [5, BLOCK + 5, 3 * BLOCK])
+@each("settings", [{}, {"temperature": 1.8}, {"top_p": 0.9}, {"top_k": 4}, {"min_p": 0.1}], ids=str)
 def test_the_one_token_not_banned_is_written_at_every_u(vocab: int, settings: dict[str, Any]):
     for only in (0, vocab // 2, vocab - 1):
         banned = frozenset(range(vocab)) - {only}
@@ -124,9 +125,9 @@ def test_no_u_draws_what_has_no_probability_in_a_large_vocabulary(dtype: torch.d
         assert raw.isfinite().all()
 
 
-@pytest.mark.parametrize("vocab", [5, 2 * BLOCK + 1])
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(
+@each("vocab", [5, 2 * BLOCK + 1])
+@each("bad", [math.nan, math.inf, -math.inf])
+@each(
     "settings",
     [{}, {"temperature": 0.0}, {"temperature": 0.5}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}, {"bias": {1: 1.0}},
      {"repetition_penalty": 2.0}, {"banned": frozenset({1})}],
@@ -144,14 +145,14 @@ def test_a_row_that_is_not_finite_says_so_and_spoils_no_other(vocab: int, bad: f
     assert (token[0], token[2]) == (fine[0][0], fine[0][2])
 
 
-@pytest.mark.parametrize(
+@each(
     "settings",
     [{"temperature": 1e-300}, {"temperature": 1e300}, {"repetition_penalty": 1e300}, {"repetition_penalty": 1e-300},
      {"bias": {1: 1e300}}, {"bias": {1: -1e300}}, {"top_k": 10**12}, {"top_p": 1e-300}, {"top_p": 1 - 1e-16},
      {"min_p": 1e-300}],
     ids=str,
 )  # fmt: skip
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@each("dtype", [torch.float32, torch.float64])
 def test_extreme_settings_stay_finite(settings: dict[str, Any], dtype: torch.dtype):
     logits = torch.tensor([[0.0, 3.0, -2.0, -math.inf]] * len(EDGES), dtype=dtype)
     token, logp, raw = drawn(logits, EDGES, (0, 1), **settings)
@@ -160,8 +161,8 @@ def test_extreme_settings_stay_finite(settings: dict[str, Any], dtype: torch.dty
     assert (token != 3).all()
 
 
-@pytest.mark.parametrize("settings", [{"top_p": 0.9}, {"top_k": 50, "top_p": 0.6}, {"top_p": 0.999, "min_p": 0.001}])
-@pytest.mark.parametrize("scale", [0.5, 3.0, 8.0])  # nearly flat, or nearly all on one token
+@each("settings", [{"top_p": 0.9}, {"top_k": 50, "top_p": 0.6}, {"top_p": 0.999, "min_p": 0.001}])
+@each("scale", [0.5, 3.0, 8.0])  # nearly flat, or nearly all on one token
 def test_the_support_in_a_large_vocabulary_is_the_sorted_one(settings: dict[str, Any], scale: float):
     logits = torch.randn(2, 6000, generator=torch.Generator().manual_seed(1)) * scale
     least = drawn(logits, torch.tensor([0.0, 0.0]), **settings)  # any token: what counts is the mass that is left

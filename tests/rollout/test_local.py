@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from each import each
 
 from hone.engine import schedule
 from hone.engine.params import SampleParams
@@ -77,9 +78,9 @@ def test_greedy_is_what_transformers_generates():
     assert len({tuple(completion(r)) for r in rollouts}) > 3  # the model is not stuck on one answer
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
-@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
-@pytest.mark.parametrize("prompts", [ragged(), [[1, 2, 3], [4, 5, 6]]], ids=["mixed", "equal"])
+@each(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@each("temperature", [0.7, 1.0, 1.6])
+@each("prompts", [ragged(), [[1, 2, 3], [4, 5, 6]]])
 def test_gen_logp_is_that_of_a_plain_forward_pass(
     dtype: torch.dtype, tolerance: float, temperature: float, prompts: list[list[int]]
 ):
@@ -165,7 +166,7 @@ def test_completion_does_not_depend_on_compaction(share: float, monkeypatch: pyt
         assert rollout.gen_logp == pytest.approx(other.gen_logp, abs=1e-10)
 
 
-@pytest.mark.parametrize("prompts", [ragged(), [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]], ids=["mixed", "equal"])
+@pytest.mark.parametrize("prompts", [ragged(), [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]])
 def test_completion_does_not_depend_on_how_prompts_are_cut_for_prefill(
     prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ):

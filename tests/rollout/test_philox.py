@@ -1,7 +1,7 @@
 """The streams of random numbers are numpy's, to the bit, however many are made at once and wherever one begins."""
 
 import numpy as np
-import pytest
+from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +33,7 @@ def test_many_streams_at_once_are_numpys(rows: list[tuple[int, int, int]], count
     assert table.T.tolist() == [stream(*row, count) for row in rows]
 
 
-@pytest.mark.parametrize("seed", EDGES)
+@each("seed", EDGES)
 def test_edges_of_the_key(seed: int):
     table = philox_uniforms(seed, np.array(EDGES, dtype=np.uint64), 0, 6)
     assert table.T.tolist() == [stream(seed, request, 0, 6) for request in EDGES]

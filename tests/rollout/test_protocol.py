@@ -4,12 +4,13 @@ import math
 from typing import Any
 
 import pytest
+from each import each
 
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "words"),
     [
         ({"max_tokens": 0}, "max_tokens is 0"),
@@ -63,7 +64,7 @@ def test_bounds_themselves_are_allowed():
     SampleParams(max_tokens=1, temperature=0.0, top_p=1.0, min_p=1.0, stop_ids=frozenset({0}), seed=2**64 - 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("settings", "altered"),
     [
         ({}, ()),

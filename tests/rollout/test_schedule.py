@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from each import each
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -365,8 +366,8 @@ def wander(s: Scheduler, g: random.Random) -> None:
             s.release(place)
 
 
-@pytest.mark.parametrize("blocks", [0, 12, 40])
-@pytest.mark.parametrize("budget", [7, 40, 1000])
+@each("blocks", [0, 12, 40])
+@each("budget", [7, 40, 1000])
 def test_every_chunk_is_where_the_index_says(blocks: int, budget: int):
     for seed in range(30):
         wander(scheduler(1 + seed % 7, blocks=blocks, capacity=160, budget=budget), random.Random(seed))

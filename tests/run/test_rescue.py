@@ -115,7 +115,7 @@ def test_what_raises_before_the_update_gives_back_what_was_sampled_ahead(
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     hone.run(recipe(world, "grpo", whole, *AHEAD))
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "annotate", failing(loop.annotate, 2, RuntimeError("the cable")))
+        patch.setattr(loop.Annotator, "annotate", failing(loop.Annotator.annotate, 2, RuntimeError("the cable")))
         with pytest.raises(RuntimeError, match="the cable"):
             hone.run(recipe(world, "grpo", cut, *AHEAD))
     assert list(checkpoints(cut / "checkpoints")) == [2]

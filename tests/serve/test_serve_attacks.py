@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from each import each
 from little import Server, read_answer, start_server
 from patience import patience
 
@@ -22,8 +23,8 @@ def is_error(answer: Any) -> bool:
     return set(answer["error"]) == {"message", "type", "param", "code"} and answer["error"]["message"] != ""
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
+@each("method", METHODS)
+@each(
     "host",
     ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "127.0.0.2:8000", "127.0.0.1@evil", "",
      "localhost:8000:9000", "[::1", "0", "2130706433"],
@@ -47,10 +48,8 @@ def test_a_request_with_no_host_or_two_is_refused(server: Server):
     assert [server.raw(data)[0] for data in (two, none, old)] == [400, 400, 403]
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    "origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://localhost", "file://"]
-)
+@each("method", METHODS)
+@each("origin", ["https://evil.example", "null", "http://127.0.0.1:1", "http://localhost", "file://"])
 def test_a_page_of_another_origin_is_refused_on_every_method(server: Server, method: str, origin: str):
     for path in ("/health", COMPLETIONS):
         status, headers, _ = server.raw(server.head(method, path, origin=origin))
@@ -65,8 +64,8 @@ def test_requests_that_a_browser_marks_as_cross_site_are_refused(server: Server)
     assert server.raw(server.head("GET", "/health", origin=own))[0] == 200
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
+@each("method", METHODS)
+@each(
     "given",
     [None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic {token}", "{token}", "Bearer {token}x", "Bearer \xff"],
 )
@@ -91,7 +90,7 @@ def test_health_tells_those_without_a_token_nothing_more(server: Server):
     assert server.ask("GET", "/health")[2]["free_blocks"] == 8
 
 
-@pytest.mark.parametrize(
+@each(
     "path",
     ["/", "/v1", "/v1/models/", "/v1/models/nobody", "/v1/models/chatty/", "/v1/models/../models", "/v1/../health",
      "/health/", "//health", "/HEALTH", "/docs",
@@ -146,7 +145,7 @@ def test_chunks_that_end_are_read_and_too_many_are_refused(server: Server):
     assert server.raw(head + large)[0] == 413
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x00" * 100,
      b"GET /health HTTP/1.1\r\nhost: localhost\r\n bad\r\n\r\n",

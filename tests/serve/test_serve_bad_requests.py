@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from each import each
 from little import CONTEXT, Server, make_tokenizer
 
 from hone.serve.body import ServedModels, read_request
@@ -42,8 +43,8 @@ def refused(server: Server, path: str, body: Any, status: int = 400) -> dict[str
     return answer["error"]
 
 
-@pytest.mark.parametrize("name", RUBBISH)
-@pytest.mark.parametrize(("path", "fine"), BOTH, ids=["completions", "chat"])
+@each("name", RUBBISH)
+@each(("path", "fine"), BOTH)
 def test_a_wrong_value_is_refused_by_name(server: Server, path: str, fine: dict[str, Any], name: str):
     for value in RUBBISH[name]:
         body = {**fine, name: value, **({"stream": True} if name == "stream_options" else {})}
@@ -52,7 +53,7 @@ def test_a_wrong_value_is_refused_by_name(server: Server, path: str, fine: dict[
         assert error["type"] == "invalid_request_error"
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "name", "value"),
     [
         (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}]),
@@ -88,7 +89,7 @@ def test_what_asks_for_nothing_is_taken(server: Server):
     assert server.ask("POST", COMPLETIONS, {**PLAIN, **nothing, "echo": False, "best_of": 1, "suffix": None})[0] == 200
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [b"", b"{", b"null", b"[]", b'"a"', b"1", b"{}", b"\xff\xfe", b'{"model": "chatty" "prompt": "a"}', b"\x00",
      b'{"model":"chatty","prompt":"a","temperature":NaN}', b'{"model":"chatty","prompt":"a","temperature":Infinity}',
@@ -102,14 +103,14 @@ def test_a_body_that_is_no_request_is_refused(server: Server, body: bytes):
         assert error["code"] == "invalid_json" or (b"NaN" not in body and b"Infinity" not in body)
 
 
-@pytest.mark.parametrize("name", ["gpt-4", "", "chatty ", "../chatty", "CHATTY", "\x00"])
+@each("name", ["gpt-4", "", "chatty ", "../chatty", "CHATTY", "\x00"])
 def test_an_unknown_model_is_not_found(server: Server, name: str):
     for path, fine in BOTH:
         error = refused(server, path, {**fine, "model": name}, 404)
         assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
-@pytest.mark.parametrize(
+@each(
     "prompt",
     [None, "", [], [[]], [""], 1, True, {}, [True], [1.5], [-1], [10**6], [10**30], [1, "a"], [[1], [None]],
      [[[1]]], ["a"] * 257, "\ud800", ["a", "\udfff"], "a" * 9000, [1] * CONTEXT],
@@ -119,7 +120,7 @@ def test_a_prompt_that_cannot_be_read_is_refused(server: Server, prompt: Any):
     assert error["param"] == "prompt"
 
 
-@pytest.mark.parametrize(
+@each(
     "messages",
     [None, [], "hi", {}, [1], ["hi"], [[]], [{}], [{"role": "user"}], [{"content": "x"}], [{"role": 1, "content": "x"}],
      [{"role": "user", "content": 1}], [{"role": "user", "content": []}],

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from each import each
 from tree import MODULES, name_of, parsed
 
 from benchmarks.claims import CHECKS, command_lines, pages
@@ -49,7 +50,7 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@each("name", CHECKS)
 def test_the_pages_have_only(name: str):
     wrong = [f"{page.name}: {why}" for page in pages() for why in CHECKS[name](page)]
     assert not wrong, "\n".join(wrong)

@@ -1,97 +1,88 @@
-"""A name imports only from names to its left, and every module can be imported."""
+"""The rooms import in one order, at the top of a module, and every module can be imported."""
 
 import ast
 import importlib
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tree import MODULES, broken, name_of, parsed
+import pytest
+import tree
+from importlinter.api import use_cases  # configures the linter
+from tree import MODULES, ROOT, SOURCE, Function, broken, name_of, parsed
 
-import hone
+CONTRACTS = str(ROOT / "pyproject.toml")
+# Commands import what they run when they run it: `hone --help` does not wait for torch.
+LATE = ("hone.cli", "hone.__main__", "hone.commands")
 
-ORDER = [
-    "types", "algo", "data", "reward", "rollout", "model", "dist", "train", "search", "eval",
-    "loop", "signals", "measure", "state", "record", "build", "feeds", "judging", "rewards", "job", "rundir", "rescue",
-    "replay", "check", "runner", "guided", "demo", "board", "serve", "commands", "cli", "__main__", "recipes",
-]  # fmt: skip
-LEAVES = {  # may be imported from anywhere, and import only these
-    "errors": set[str](),
-    "values": set[str](),
-    "textfile": set[str](),
-    "config": {"errors", "textfile", "values"},
-    "log": {"errors", "types"},
-    "recipe_parts": {"errors", "config"},
-    "recipe": {"config", "log", "recipe_parts"},
-    "recipe_rules": {"errors", "values", "config", "recipe", "recipe_parts"},
-    "outline": {"errors", "recipe"},
-    "changes": {"errors", "config", "recipe"},
-    "load": {"errors", "config", "textfile"},
+
+def test_the_rooms_keep_their_contracts(capsys: pytest.CaptureFixture[str]):
+    kept = use_cases.lint_imports(config_filename=CONTRACTS, cache_dir=None, no_logo=True)
+    assert kept, capsys.readouterr().out
+
+
+WRONG = {  # a contract of pyproject.toml -> the module, and the line that breaks the contract there
+    "A room imports only from the rooms below it": ("data/collate.py", "from hone.train import step"),
+    "Settings stop at the edge": ("reward/score.py", "from hone.config import recipe"),
+    "Algorithms need torch and nothing else": ("algo/kl.py", "import numpy"),
+    "No two modules or folders of a room import each other": ("algo/kl.py", "from hone.algo import terms"),
+    "Nothing knows a backend by its name": ("model/decoder.py", "from hone.model.backends import fused"),
 }
-# settings stop at the edge: below it, functions take plain arguments
-EDGE = {"config", "recipe", "recipe_parts", "recipe_rules", "outline", "changes", "load", "values"}
-READS_SETTINGS = {
-    "state", "record", "build", "feeds", "judging", "rewards", "job", "rundir", "rescue", "replay", "check", "runner",
-    "demo", "commands", "cli", "recipes", *EDGE,
-}  # fmt: skip
 
 
-def part(module: str) -> str:
-    """hone.algo.terms -> algo; hone itself -> "" """
-    return module.split(".")[1] if "." in module else ""
+def test_each_contract_finds_what_breaks_it(tmp_path: Path):
+    shutil.copytree(SOURCE / "hone", tmp_path / "hone", ignore=shutil.ignore_patterns("__pycache__"))
+    for module, line in WRONG.values():
+        path = tmp_path / "hone" / module
+        path.write_text(f"{path.read_text(encoding='utf-8')}\n{line}\n", encoding="utf-8")
+    command = f"from importlinter.cli import lint_imports; lint_imports({CONTRACTS!r}, no_cache=True, no_logo=True)"
+    done = subprocess.run(
+        [sys.executable, "-c", command],
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    lines = done.stdout.partition("\nContracts:")[0].splitlines()
+    for contract in WRONG:
+        assert any(line.startswith(contract) and "BROKEN" in line for line in lines), contract + done.stdout
 
 
-def imported(path) -> set[str]:
-    """The parts of hone that a module imports, wherever the import stands."""
-    found: set[str] = set()
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Import):
-            found |= {part(alias.name) for alias in node.names if alias.name.split(".")[0] == "hone"}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: write the import in full"
-            if node.module == "hone":
-                found |= {alias.name for alias in node.names}
-            elif (node.module or "").startswith("hone."):
-                found.add(part(node.module or ""))
-    return found
+def inner_imports(path: Path) -> Iterator[str]:
+    """Imports of hone inside functions; they hide cycles."""
+    for function in (node for node in ast.walk(parsed(path)) if isinstance(node, Function)):
+        for node in ast.walk(function):
+            modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if any(module.split(".")[0] == "hone" for module in modules):
+                yield f" line {node.lineno}: {ast.unparse(node)}"
 
 
-def allowed(name: str) -> set[str]:
-    if name == "recipes":
-        return {"load", *hone.__all__}  # as a user's own recipe: the public names, and other recipes by name
-    if name in LEAVES:
-        return LEAVES[name] | {name}
-    return {*LEAVES, *ORDER[: ORDER.index(name) + 1]}
+def test_modules_import_at_their_top():
+    early = [path for path in MODULES if not name_of(path).startswith(LATE)]
+    assert broken(inner_imports, early) == []
 
 
-def wrong_imports(path: Path) -> Iterator[str]:
-    name = part(name_of(path))
-    if not name:
-        return  # the package itself only re-exports, lazily
-    if wrong := imported(path) - allowed(name):
-        yield f" may not import {sorted(wrong)}"
-    if name not in READS_SETTINGS and imported(path) & EDGE:
-        yield " is below the edge: pass it plain arguments"
+def test_an_import_inside_a_function_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tree, "SOURCE", tmp_path)
+    path = tmp_path / "late.py"
+    path.write_text("def f():\n    import hone.types\n    import torch\n    from hone import algo\n")
+    assert len(broken(inner_imports, [path])) == 2
 
 
-def test_imports_go_to_the_left():
-    assert broken(wrong_imports) == []
-
-
-def test_the_rule_itself_is_right():
-    assert "train" not in allowed("algo")
-    assert "algo" in allowed("train")
-    assert {name for path in MODULES if (name := part(name_of(path)))} <= {*ORDER, *LEAVES}
+def test_imports_are_written_in_full():
+    relative = [
+        f"{name_of(path)} line {node.lineno}"
+        for path in MODULES
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.ImportFrom) and node.level
+    ]
+    assert relative == []
 
 
 def test_every_module_imports():
     for path in MODULES:
         importlib.import_module(name_of(path))
-
-
-def test_algorithms_need_torch_and_nothing_else():
-    for path in MODULES:
-        if part(name_of(path)) in ("algo", "types"):
-            names = [a.name for n in ast.walk(parsed(path)) if isinstance(n, ast.Import) for a in n.names]
-            names += [n.module or "" for n in ast.walk(parsed(path)) if isinstance(n, ast.ImportFrom)]
-            outside = {n.split(".")[0] for n in names} - {"torch", "hone"}
-            assert not outside & {"numpy", "transformers", "tokenizers", "safetensors", "rich", "yaml"}, path

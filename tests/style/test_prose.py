@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tree
-from tree import ROOT, Function, broken, is_kernel, name_of, parsed, tracked
+from tree import MODULES, ROOT, Function, broken, is_kernel, name_of, parsed, tracked
 
 # Put together here, so that this file does not contain what it forbids.
 FORBIDDEN = {
@@ -26,6 +26,7 @@ FORBIDDEN = {
 }
 
 OWN_PARENT = {("hone.reward.workers.reward_worker", "pickle.loads")}  # reads what the process that forked it sent
+ROOM_LINES = 10  # of a room's docstring
 RUNS_PROGRAMS = {"hone.reward.sandbox.job"}  # behind the sandbox's wall, where a program is what there is to run
 
 
@@ -50,6 +51,13 @@ def undocumented(path: Path) -> Iterator[str]:
         public = isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_")
         if public and not (ast.get_docstring(node) or is_obvious(node)):
             yield f".{node.name} has no docstring"
+
+
+def unnamed(path: Path) -> Iterator[str]:
+    """A room's docstring says what it is for, its doors and what it may import."""
+    lines = (ast.get_docstring(parsed(path)) or "").splitlines()
+    if not 1 <= len(lines) <= ROOM_LINES:
+        yield f" has a docstring of {len(lines)} lines, not 1 to {ROOM_LINES}"
 
 
 def unannotated(path: Path) -> Iterator[str]:
@@ -89,6 +97,11 @@ def test_public_names_are_documented():
     assert broken(undocumented) == []
 
 
+def test_every_room_says_what_it_is_for():
+    rooms = [path for path in MODULES if path.name == "__init__.py"]
+    assert broken(unnamed, rooms) == []
+
+
 def test_functions_are_annotated():
     assert broken(unannotated) == []
 
@@ -118,7 +131,7 @@ def test_each_rule_finds_what_breaks_it(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(tree, "SOURCE", tmp_path)
     path = tmp_path / "utils.py"
     path.write_text(BAD)
-    counts = {undocumented: 2, unannotated: 2, swallowed: 1, unpickled_or_evaluated: 1, loose_ends: 2}
+    counts = {undocumented: 2, unnamed: 1, unannotated: 2, swallowed: 1, unpickled_or_evaluated: 1, loose_ends: 2}
     assert {rule: len(broken(rule, [path])) for rule in counts} == counts
 
 

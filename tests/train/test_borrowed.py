@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from each import each
 from torch import Tensor
 
 from hone.algo import ALGORITHMS, Algorithm
@@ -178,7 +179,7 @@ UNREAD = {
 }
 
 
-@pytest.mark.parametrize("name", OTHER)
+@each("name", OTHER)
 def test_nothing_is_borrowed_with(name: str):
     learner = moved()
     batch = OTHER[name](learner, sampled(learner))
@@ -272,8 +273,8 @@ def test_a_run_reads_few_rows_and_ends_with_the_bits_of_one_that_reads_all(
         assert not torch.equal(x, z)
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("how", [{}, {"minibatches": 4}, {"epochs": 2}], ids=str)
+@each("lag", [0, 1])
+@each("how", [{}, {"minibatches": 4}, {"epochs": 2}], ids=str)
 def test_a_run_that_corrects_the_sampler_s_mismatch_reads_every_row(how: dict[str, int], lag: int):
     # it compares what the sampler said with what the learner says
     learner = moved()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from each import each
 
 from hone.algo import ALGORITHMS, Algorithm, grpo, ppo
 from hone.data.collate import collate
@@ -86,8 +87,8 @@ def test_it_is_not_begun_where_samples_may_be_left_out_or_others_take_part(monke
 
 
 @pytest.mark.usefixtures("beside")
-@pytest.mark.parametrize("invalid", [0, 4])
-@pytest.mark.parametrize("name", FULL)
+@each("invalid", [0, 4])
+@each("name", FULL)
 def test_the_batch_is_that_of_annotating_afterwards(name: str, invalid: int) -> None:
     algo = FULL[name]()
     learner = tiny.learner_for(algo, base=tiny.decoder(dtype=torch.float64))

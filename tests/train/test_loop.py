@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+from each import each
 
 from hone.algo import (
     ALGORITHMS,
@@ -102,7 +103,7 @@ def test_nothing_kept_is_no_update_but_an_iteration(make: Callable[[], Algorithm
     assert all(torch.equal(a, b) for a, b in zip(before, tiny.parameters_of(learner), strict=True))
 
 
-@pytest.mark.parametrize("name", [n for n in sorted(ALGORITHMS) if ALGORITHMS[n]().online])
+@each("name", [n for n in sorted(ALGORITHMS) if ALGORITHMS[n]().online])
 def test_an_iteration_of_invalid_rewards_is_counted_and_does_no_harm(name: str) -> None:
     learner, _, run = started(ALGORITHMS[name](), by_turns(INVALID), refill_rounds=1)
     before = tiny.parameters_of(learner)

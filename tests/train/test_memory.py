@@ -8,6 +8,7 @@ import apart
 import pytest
 import tiny
 import torch
+from each import each
 from torch import Tensor
 
 from hone.algo import Algorithm, dpo, grpo, ppo, trpo
@@ -76,8 +77,8 @@ def taken(algo: Algorithm, learner: Learner, batch: Batch) -> tuple[list[Tensor]
     return tiny.parameters_of(learner), stats
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-@pytest.mark.parametrize("make", [grpo, ppo, dpo, trpo], ids=lambda f: f.__name__)
+@each("where", ["forward", "backward"])
+@each("make", [grpo, ppo, dpo, trpo], ids=lambda f: f.__name__)
 def test_the_update_is_that_of_smaller_micro_batches(make: Callable[[], Algorithm], where: str):
     algo = make()
     small, batch = world(algo, micro_rows=3)

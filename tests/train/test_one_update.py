@@ -3,9 +3,9 @@
 from dataclasses import replace
 from functools import partial
 
-import pytest
 import tiny
 import torch
+from each import each
 
 from hone.algo import ALGORITHMS, Algorithm, credit
 from hone.algo.table import begun
@@ -88,7 +88,7 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@each("name", KEPT)
 def test_what_else_reads_them_keeps_the_pass(name: str) -> None:
     assert without_old_logp(KEPT[name]) == KEPT[name]
 
@@ -96,7 +96,7 @@ def test_what_else_reads_them_keeps_the_pass(name: str) -> None:
 CREDITED = {name: make() for name, make in ALGORITHMS.items() if make().credit is not None}
 
 
-@pytest.mark.parametrize("name", [n for n, algo in CREDITED.items() if not credit.reads_log_probs(algo.credit)])
+@each("name", [n for n, algo in CREDITED.items() if not credit.reads_log_probs(algo.credit)])
 def test_a_credit_that_is_said_not_to_read_them_does_not(name: str) -> None:
     algo = CREDITED[name]
     rows = [r for g in tiny.groups_for(algo) for r in g]

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import tiny
 import torch
+from each import each
 
 from hone.algo import ALGORITHMS, Algorithm, dpo, grpo, kto, ppo, ppo_penalty, reinforce, reinforce_baseline, rloo, sft
 from hone.algo.table import objective
@@ -82,7 +83,7 @@ class Counted:
         return self.model(batch, want)
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_annotate_fills_what_is_declared_with_one_pass_a_model(name: str) -> None:
     algo = ALGORITHMS[name]()
     learner = learner_for(algo)
@@ -193,8 +194,8 @@ def numbered(rows: int, *, seed: int = 0) -> Batch:
     return replace(batch, group=torch.arange(rows))
 
 
-@pytest.mark.parametrize("unit", [1, 2])
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 100])
+@each("unit", [1, 2])
+@each("rows", [1, 2, 3, 5, 100])
 def test_micro_batches_lose_no_row_and_keep_pairs_together(rows: int, unit: int) -> None:
     batch = numbered(12)
     parts = [m.group.tolist() for m in cut.micro_batches(batch, rows=rows, unit=unit)]
@@ -206,8 +207,8 @@ def test_micro_batches_lose_no_row_and_keep_pairs_together(rows: int, unit: int)
         assert all(a % 2 == 0 and b == a + 1 for a, b in zip(flat[::2], flat[1::2], strict=True))
 
 
-@pytest.mark.parametrize("unit", [1, 2])
-@pytest.mark.parametrize("tokens", [1, 7, 20, 33, 10_000])
+@each("unit", [1, 2])
+@each("tokens", [1, 7, 20, 33, 10_000])
 def test_micro_batches_by_tokens_hold_as_many_rows_as_fit_and_no_more(tokens: int, unit: int) -> None:
     batch = numbered(12)
     parts = list(cut.micro_batches(batch, rows=1, tokens=tokens, unit=unit))
@@ -223,8 +224,8 @@ def test_micro_batches_begin_with_the_longest_rows() -> None:
     assert lengths == sorted(lengths, reverse=True)
 
 
-@pytest.mark.parametrize("unit", [1, 2])
-@pytest.mark.parametrize("count", [1, 2, 3, 6])
+@each("unit", [1, 2])
+@each("count", [1, 2, 3, 6])
 def test_mini_batches_lose_no_row_and_keep_pairs_together(count: int, unit: int) -> None:
     parts = [m.group.tolist() for m in cut.mini_batches(numbered(12), count=count, unit=unit, seed=3)]
     assert len(parts) == count
@@ -274,7 +275,7 @@ def gradient_of(learner: Learner, batch: Batch, algo: Algorithm) -> torch.Tensor
     return torch.cat([(a - b).flatten() for a, b in zip(before, after, strict=True)])
 
 
-@pytest.mark.parametrize("name", ALL)
+@each("name", ALL)
 def test_the_gradient_does_not_depend_on_the_micro_batches_or_the_layout(name: str) -> None:
     algo = ALGORITHMS[name]()
     learner = learner_for(algo)

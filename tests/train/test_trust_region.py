@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import tiny
 import torch
+from each import each
 from torch import Tensor
 
 from hone.algo import Algorithm, trpo
@@ -122,8 +123,8 @@ def take(learner: Learner, batch: Batch, algo: Algorithm) -> tuple[dict[str, flo
     return trust_region.step(learner, batch, algo).means(), before, policy
 
 
-@pytest.mark.parametrize("delta", [0.3, 0.01, 1e-4])
-@pytest.mark.parametrize(("shared", "lora"), [(True, False), (False, False), (True, True)])
+@each("delta", [0.3, 0.01, 1e-4])
+@each(("shared", "lora"), [(True, False), (False, False), (True, True)])
 def test_an_accepted_step_keeps_the_bound_and_improves_the_surrogate(delta: float, shared: bool, lora: bool) -> None:
     algo = trpo(delta=delta, cg_steps=5, damping=0.01)
     learner = world(algo, shared=shared, lora=lora)

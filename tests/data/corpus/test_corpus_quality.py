@@ -4,6 +4,7 @@ import random
 from collections import Counter
 
 import pytest
+from each import each
 from prose import prose
 
 from hone.data.corpus.quality import RULES, Facts, broken, repeated_share, top_share
@@ -50,7 +51,7 @@ def test_good_text_breaks_no_rule():
         assert broken(Facts(prose(seed)), {}) is None
 
 
-@pytest.mark.parametrize("name", [rule.name for rule in RULES])
+@each("name", [rule.name for rule in RULES])
 def test_every_rule_drops_its_junk_and_keeps_good_text(name):
     limits = only(name, 0 if name == "max_braces" else None)
     found = broken(Facts(JUNK[name]), limits)
@@ -60,7 +61,7 @@ def test_every_rule_drops_its_junk_and_keeps_good_text(name):
     assert broken(Facts(JUNK[name]), {rule.name: None for rule in RULES}) is None  # switched off
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@each("rule", RULES, ids=lambda rule: rule.name)
 def test_the_limit_itself_is_allowed(rule):
     value = rule.measure(Facts(JUNK[rule.name]))
     assert broken(Facts(JUNK[rule.name]), only(rule.name, value)) is None
@@ -126,7 +127,7 @@ def test_shares_of_repeated_runs_equal_a_slow_count():
             assert top_share(facts, n) == pytest.approx(slow_top(words, n))
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\n", "word", "\x00" * 5, "日本語" * 100, "🙂" * 1000])
+@each("text", ["", " ", "\n\n", "word", "\x00" * 5, "日本語" * 100, "🙂" * 1000])
 def test_odd_texts_are_measured_without_error(text):
     for rule in RULES:
         assert rule.measure(Facts(text)) >= 0

@@ -295,9 +295,7 @@ def _file(folder: Path, name: str) -> str:
     except UnicodeDecodeError as error:
         raise not_utf8(folder / name, error) from error
     except (OSError, ValueError) as error:
-        raise HoneError(
-            f"the judge's file {folder / name} cannot be read ({error}): check the path"
-        ) from error
+        raise HoneError(f"the judge's file {folder / name} cannot be read ({error}): check the path") from error
 
 
 def _filled(template: str, values: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from hone.reward.workers.supervisor import ANSWERED, TIMED_OUT, Closed, pair, re
 
 START_SECONDS = 120.0
 WALL_SECONDS = 300.0  # for one call, whose processor time is limited by `symbolic.CPU_SECONDS`
+END_SECONDS = 2.0  # from the end of its connection to that of a process that only forks
 GRACE = 5.0  # more for the supervisor to say so
 MOST = 16  # calls at a time; others wait
 MEMORY = 4096  # calls that are known to exhaust a process
@@ -165,8 +166,17 @@ def _started() -> socket.socket:
     ours.settimeout(START_SECONDS)
     if not ours.recv(1):
         raise HoneError(f"the processes that compare expressions did not start (exit code {process.wait()}): see above")
-    weakref.finalize(ours, process.wait).atexit = False  # at the exit of all nobody closes the connection before
+    weakref.finalize(ours, _reap, process).atexit = False  # at the exit of all nobody closes the connection before
     return ours
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    """Waits for its end. Of a cycle of garbage Python closes the connection only after this, so it is ended then."""
+    try:
+        process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 WORKERS = Workers()
