@@ -90,13 +90,13 @@ LEARNER = (
         tests="train/test_two_ranks.py",
     ),
     fault(
-        "rows without a trained token count in the denominator", "pain 1", "learner", TRAIN,
+        "rows without a trained token count in the denominator", "pain 1", "learner", "algo/weight.py",
         old="torch.stack([mask.any(-1).sum(), mask.sum()])",
         new="torch.stack([batch.real.any(-1).sum(), batch.mask.sum()])",
         tests="train/test_step.py",
     ),
     fault(
-        "the prompt's tokens count in the denominator", "pain 1", "learner", TRAIN,
+        "the prompt's tokens count in the denominator", "pain 1", "learner", "algo/weight.py",
         old="torch.stack([mask.any(-1).sum(), mask.sum()])",
         new="torch.stack([batch.mask.any(-1).sum(), batch.real.sum()])",
         tests="train/test_step.py",

@@ -15,11 +15,12 @@ from hone.data.feed.source import Feed
 from hone.data.feed.token_batches import TokenBatches
 from hone.dist import collect
 from hone.errors import HoneError
+from hone.log.rollouts import describe
 from hone.rollout.supply import Ahead, Roll, Score, Supply, as_ahead, check_lag
 from hone.train import trust_region
 from hone.train.annotate import Annotator, annotate, mismatched_batch
 from hone.train.learner import Learner
-from hone.train.metrics import describe, summary
+from hone.train.metrics import summary
 from hone.train.update import Correct, assign_credit, kl_of_update, steer, update, weigh
 from hone.types import Group, Task
 
@@ -55,11 +56,12 @@ def online(
     limits = {"prompts": prompts, "refill_rounds": refill_rounds}
     supply = Supply(tasks, roll, score, algo, begin=annotator.begin, publish=publish, **limits)
     take_step = trust_region.step if algo.trust_region else update
+    ranks = collect.world()[1]
     learner.begin(algo)
     while True:
         rounds = supply.next(learner.version)  # prompts -> rollouts -> rewards
         kept = [algo.select(groups) for groups in rounds]  # which of them to learn from
-        stats = describe(rounds, kept) + supply.age(rounds, learner.version)
+        stats = describe(rounds, kept, ranks=ranks) + supply.age(rounds, learner.version)
         batch = annotator.collate(kept)  # one row a rollout; None if no rank kept any
         if batch is not None:
             batch = annotator.annotate(batch)  # what the old policy, the reference and the critic say of each token

@@ -107,12 +107,18 @@ def plain(line: str) -> str:
 
 
 def missing(shown: tuple[str, ...], printed: str) -> str:
-    """The first shown line that was not printed in its turn, "" where all were. `...` stands for any lines."""
-    lines = iter([plain(line) for line in printed.splitlines()])
+    """The first shown line that was not printed, "" where all were. `...` stands for any lines, or the rest of one.
+
+    Each printed line counts once. Their order is free: stdout and stderr come in another order from a pipe.
+    """
+    lines = [plain(line) for line in printed.splitlines()]
     for line in shown:
         wanted, cut, _ = plain(line).partition("...")
-        if wanted and not any(found.startswith(wanted) if cut else found == wanted for found in lines):
+        found = [other for other in lines if (other.startswith(wanted) if cut else other == wanted)]
+        if wanted and not found:
             return line
+        if wanted:
+            lines.remove(found[0])
     return ""
 
 

@@ -115,7 +115,6 @@ class Reader:
             "OMP_NUM_THREADS": "1",
             "HONE_DATA": str(DATA),
         }
-        plain["PYTHONUNBUFFERED"] = "1"  # lines in the order in which they are written, as on a terminal
         streams = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT} | ({"stdout": output} if output else {})
         return {"cwd": self.folder, "env": {**os.environ, **plain}, "start_new_session": True, **streams}
 
@@ -209,6 +208,7 @@ def test_a_page_that_is_not_true_is_found_out(tmp_path: Path):
     cases = {
         "true": ("echo loss 0.2", "loss 0.9", ""),
         "another line": ("echo loss 0.2", "lost 0.2", "did not print 'lost 0.2'"),
+        "a line too few": ("echo loss 0.2", "loss 0.2\nloss 0.2", "did not print 'loss 0.2'"),
         "another code": ("echo loss 0.2; false", "loss 0.2", "ended with 1, not 0"),
         "another number": ("echo loss 1.2", "loss 0.2", "loss is 1.2"),
         "no number": ("echo", "...", "there is no loss"),

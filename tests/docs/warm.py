@@ -5,7 +5,6 @@ folder, environment and streams over, passes signals on, and ends with the code 
 """
 
 import contextlib
-import io
 import json
 import os
 import signal
@@ -70,9 +69,6 @@ def _become(connection: socket.socket) -> None:
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(line_buffering=True)  # as on a terminal
         code = _run(request["kind"], request["words"])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)

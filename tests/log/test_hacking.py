@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hone.cli import main
-from hone.log.hacking import watch
+from hone.log.rollouts import watch
 from hone.log.stats import Stats
 from hone.report.hacking import Drift, drifts, top
 from hone.types import Outcome, Rollout

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from hone.log.limits import LimitSpec
-from hone.log.monitor import LOW, REMEDIES, Monitor, repeated, repetition
+from hone.log.monitor import LOW, REMEDIES, Monitor
+from hone.log.rollouts import repeated, repetition
 
 torch.set_num_threads(1)
 

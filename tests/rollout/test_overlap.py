@@ -16,7 +16,7 @@ from hone.algo import grpo
 from hone.data.text.tokenizer import train_bpe
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.log.laps import Laps
+from hone.log.stats import Laps
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.reward.group_scorer import GroupScorer

@@ -128,6 +128,13 @@ def test_a_support_that_does_not_fit_its_tokens_is_refused():
         collate([[Rollout(**row, support_size=[0, 1, 1], support=[2, 3]), Rollout(**row)]])
 
 
+def test_a_sampler_that_records_nothing_is_refused(world: World, tmp_path: Path):
+    job = prepare(recipe(world, "grpo", tmp_path / "run", "sample.top_k=5"))
+    job.learner.policy.decoder.runner = None  # pyright: ignore  # as a model that runs through transformers
+    with pytest.raises(HoneError, match="does not record which tokens top_k, top_p and min_p keep"):
+        sampled(job)
+
+
 def test_a_teachers_likeliest_tokens_are_not_compared_with_truncated_samples(world: World, tmp_path: Path):
     with pytest.raises(HoneError, match=r"set algo.top_k=0, or sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0"):
         prepare(recipe(world, "distil", tmp_path / "run", "sample.top_k=5", "algo.top_k=3"))

@@ -25,9 +25,7 @@ FORBIDDEN = {
     ),
 }
 
-OWN_PARENT = {
-    ("hone.reward.workers.reward_worker", "pickle.loads")
-}  # a worker reads what the process that forked it has sent
+OWN_PARENT = {("hone.reward.workers.reward_worker", "pickle.loads")}  # reads what the process that forked it sent
 RUNS_PROGRAMS = {"hone.reward.sandbox.job"}  # behind the sandbox's wall, where a program is what there is to run
 
 

@@ -18,7 +18,7 @@ from hone.data.text.tokenizer import train_bpe
 from hone.dist import collect
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.log.laps import Laps
+from hone.log.stats import Laps
 from hone.loop import Iteration, online
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder

@@ -26,9 +26,9 @@ from hone.algo import (
 from hone.algo.weight import mismatch
 from hone.data.feed.source import Source
 from hone.errors import HoneError
+from hone.log.rollouts import describe, varied
 from hone.loop import hash_seed, offline, online
 from hone.train.learner import Learner
-from hone.train.metrics import describe, varied
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
 torch.set_num_threads(1)

@@ -7,7 +7,7 @@ Loading torch's sharding takes half a second. The functions here load it, so tha
 import copy
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -66,7 +66,7 @@ def apart(module: nn.Module) -> None:
         unit.reshard()
 
 
-def is_spread(x: Tensor) -> "TypeGuard[DTensor]":
+def is_spread(x: Tensor) -> bool:
     """Whether ranks hold parts of it."""
     return hasattr(x, "to_local")
 
@@ -74,13 +74,13 @@ def is_spread(x: Tensor) -> "TypeGuard[DTensor]":
 @torch.no_grad()
 def whole(x: Tensor) -> Tensor:
     """The tensor that ranks hold parts of; every rank takes part, and has it."""
-    return x.full_tensor() if is_spread(x) else x.detach()
+    return cast("DTensor", x).full_tensor() if is_spread(x) else x.detach()
 
 
 @torch.no_grad()
 def own(x: Tensor) -> Tensor:
     """This rank's part, in the memory of the parameter itself."""
-    return x.to_local() if is_spread(x) else x.detach()
+    return cast("DTensor", x).to_local() if is_spread(x) else x.detach()
 
 
 def joined(part: Tensor, like: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What a run says while it goes: metrics, samples, warnings, progress.
 
-Doors: `stats.Stats` adds up a step's numbers, `laps.Laps` its seconds; `sinks` writes metrics, `samples` and `invalid`
-what is to be read of rollouts; `monitor.Monitor` warns or stops by the limits of `limits.LimitSpec`;
-`hacking.watch` looks for signs of reward hacking; `progress.Progress` shows a line a step, `progress.say` any other.
+Doors: `stats.Stats` adds up a step's numbers, `stats.Laps` its seconds; `rollouts.describe` says what rollouts show;
+`sinks` writes metrics, `samples` and `invalid` what is to be read of rollouts; `monitor.Monitor` warns or stops by the
+limits of `limits.LimitSpec`; `progress.Progress` shows a line a step, `progress.say` any other.
 It may import types, errors and the names of files alone, so that every room may import it.
 """

@@ -1,68 +1,14 @@
 """Collapse seen early: a monitor of the metrics that foretell it, which says so with the remedy."""
 
 import math
-from array import array
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
 
 from hone.errors import HoneError
 from hone.log.limits import LimitSpec, Severity
 
-MANY = 16  # completions from which on arrays pay
-LARGEST = 2**24  # ids that a table is made for
-NEVER = np.uint64(2**64 - 1)  # no n-gram's number
 LOW = frozenset({"entropy", "ess", "explained_variance", "varied"})  # these go wrong when low, all others when high
-
-
-def repetition(completions: Sequence[Sequence[Hashable]], n: int = 4) -> float:
-    """1 - distinct / all n-grams, each counted within its own completion."""
-    again, total = repeated(completions, n)
-    return again / total if total else 0.0
-
-
-def repeated(completions: Sequence[Sequence[Hashable]], n: int = 4) -> tuple[int, int]:
-    """(n-grams that the completion had before, all n-grams)"""
-    arrays = [items for items in completions if isinstance(items, array)]
-    if len(arrays) == len(completions) >= MANY:
-        lengths = np.array([len(items) for items in arrays])
-        kinds, numbers = _numbered(np.concatenate(arrays))
-        if 0 < kinds**n < 2**64:
-            return _repeated_numbers(numbers, lengths, kinds, n)
-    again = total = 0
-    for items in completions:
-        number = max(0, len(items) - n + 1)
-        again += number - len(set(zip(*(items[i:] for i in range(n)), strict=False)))
-        total += number
-    return again, total
-
-
-def _numbered(ids: NDArray[np.int64]) -> tuple[int, NDArray[np.uint64]]:
-    """How many different ids there are, and which of them each is, from 0 on; (0, ids) where a table cannot tell."""
-    if not len(ids) or ids.min() < 0 or ids.max() >= LARGEST:
-        return 0, ids.astype(np.uint64)
-    seen = np.zeros(int(ids.max()) + 1, dtype=np.bool_)
-    seen[ids] = True
-    return int(seen.sum()), (seen.cumsum() - 1).astype(np.uint64)[ids]
-
-
-def _repeated_numbers(x: NDArray[np.uint64], lengths: NDArray[np.int64], kinds: int, n: int) -> tuple[int, int]:
-    """The same of rows laid end to end, of numbers below `kinds`: each n-gram as one number, those of a row sorted."""
-    code = x.copy()
-    for i in range(1, min(n, len(x))):
-        code[: len(x) - i] = code[: len(x) - i] * np.uint64(kinds) + x[i:]
-    counts = np.maximum(lengths - n + 1, 0)
-    ends = lengths.cumsum()
-    inside = np.arange(len(x)) < np.repeat(ends - lengths + counts, lengths)
-    table = np.full((len(lengths), max(int(counts.max()), 1)), NEVER)
-    table[np.arange(table.shape[1]) < counts[:, None]] = code[inside]
-    table.sort(axis=1)
-    equal = int((table[:, 1:] == table[:, :-1]).sum())
-    filler = np.maximum(table.shape[1] - counts - 1, 0).sum()  # equal neighbours that stand for nothing
-    return equal - int(filler), int(counts.sum())
 
 
 REMEDIES = {

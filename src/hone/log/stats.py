@@ -1,8 +1,9 @@
-"""Statistics as sums and counts, so that no cut into micro-batches or ranks can change a mean.
+"""Statistics as sums and counts, so that no cut into micro-batches or ranks can change a mean; and seconds by stage.
 
 Tensors stay on their device until `means` or `plain` is asked for: adding never waits for an accelerator.
 """
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -111,3 +112,32 @@ def _floats(numbers: list[Number]) -> list[float]:
         for i, value in zip(places, torch.stack([torch.as_tensor(numbers[i]) for i in places]).tolist(), strict=True):
             found[i] = value
     return found
+
+
+# --- where the time goes ---
+
+
+class Laps:
+    """A watch that is read at the end of each stage. A GPU's work counts where its result is waited for."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self.seconds = dict[str, float]()
+
+    def __call__(self, stage: str, *, at: float | None = None) -> None:
+        """The time since the stage before this one is this one's; at: when it ended, if not now."""
+        now = time.perf_counter() if at is None else max(at, self._last)
+        self.beside(stage, now - self._last)
+        self._last = now
+
+    def beside(self, name: str, seconds: float) -> None:
+        """Time that passed while stages did."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def total(self) -> float:
+        """Seconds since the watch was started."""
+        return time.perf_counter() - self._start
+
+    def metrics(self) -> dict[str, float]:
+        """seconds_<stage> for every stage there was."""
+        return {f"seconds_{stage}": seconds for stage, seconds in self.seconds.items()}

@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
 from hone.errors import HoneError, counted
-from hone.log.hacking import HELD_OUT
 from hone.log.progress import say
+from hone.log.rollouts import HELD_OUT
 from hone.reward.outcome import commonest, kinds
 from hone.reward.score import RewardScorer, score
 from hone.types import Group, Outcome, Rollout

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 
-from hone.log.laps import Laps
+from hone.log.stats import Laps
 from hone.types import Group, Outcome, Rollout, Task
 
 T = TypeVar("T")

@@ -20,8 +20,7 @@ from hone.checkpoint import names
 from hone.data.feed.source import Feed
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.log.laps import Laps
-from hone.log.stats import Stats
+from hone.log.stats import Laps, Stats
 from hone.rollout import overlap
 from hone.rollout.overlap import Aside, Begin
 from hone.rollout.rollout_file import packed, unpacked

@@ -23,7 +23,7 @@ from hone.algo.table import Algorithm
 from hone.data.collate import collate, judged, mismatched, table
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.log.laps import Laps
+from hone.log.stats import Laps
 from hone.model.decoder import same_bits_as_sampler
 from hone.model.layout.forward import run_passes
 from hone.train.learner import Learner, mini_batches, minibatch_rows, ran_out, release_memory

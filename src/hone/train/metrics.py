@@ -1,6 +1,4 @@
-"""What is worth watching in rollouts and updates, as sums and counts, so that no cut of the batch can skew it."""
-
-from collections.abc import Sequence
+"""What is worth watching in an update, as sums and counts, so that no cut of the batch can skew it."""
 
 import torch
 from torch import Tensor
@@ -8,44 +6,8 @@ from torch import Tensor
 from hone.algo.kl import k3
 from hone.algo.table import Algorithm
 from hone.dist import collect
-from hone.log import hacking
-from hone.log.monitor import repeated
 from hone.log.stats import Stats, merged
-from hone.types import ABSENT, Batch, Forward, Group, Rollout, Stop
-
-
-def describe(rounds: Sequence[Sequence[Group]], kept: Sequence[Sequence[Group]]) -> Stats:
-    """Rewards, lengths and how rollouts ended, by round of asking; an invalid reward is counted, never averaged in."""
-    groups = [g for made in rounds for g in made]
-    rollouts = [r for g in groups for r in g]
-    lengths = [sum(r.mask) for r in rollouts]
-    values = _valid_rewards(rollouts)
-    stats = Stats()
-    stats.add_all(
-        reward=(sum(values), len(values)),
-        invalid=(len(rollouts) - len(values), len(rollouts)),
-        length=(sum(lengths), len(rollouts)),
-        truncated=(sum(r.stop is Stop.LENGTH for r in rollouts), len(rollouts)),
-        varied=varied(groups),
-        kept=(sum(map(len, kept)), len(groups)),
-        tokens=(sum(lengths), 1 / collect.world()[1]),  # of all ranks
-        repetition=repeated([r.completion() for r in rollouts]),
-    )
-    for name, x in ((name, x) for r in rollouts if r.outcome for name, x in r.outcome.parts.items()):
-        stats.add(f"reward/{name}", x)
-    hacking.watch(stats, rollouts)
-    return stats
-
-
-def varied(groups: list[Group]) -> tuple[int, int]:
-    """(groups whose valid rewards differ, groups of more than one); a rank's single rollouts count as one group."""
-    compared = groups if any(len(g) > 1 for g in groups) else [[r for g in groups for r in g]]
-    compared = [g for g in compared if len(g) > 1]
-    return sum(len(set(_valid_rewards(g))) > 1 for g in compared), len(compared)
-
-
-def _valid_rewards(rollouts: Sequence[Rollout]) -> list[float]:
-    return [r.outcome.value for r in rollouts if r.outcome is not None and r.outcome.value is not None]
+from hone.types import ABSENT, Batch, Forward
 
 
 def observe(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:

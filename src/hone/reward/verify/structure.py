@@ -16,7 +16,7 @@ from hone.algo.select import overlong_penalty
 from hone.config.textfile import read_text
 from hone.data.corpus.language import identify, languages
 from hone.errors import HoneError, not_utf8
-from hone.log.monitor import repetition
+from hone.log.rollouts import repetition
 from hone.reward.verify.answers import MAX_COMPLETION, WORD, answer_tag, said
 from hone.types import Rollout
 
