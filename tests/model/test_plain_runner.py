@@ -10,6 +10,7 @@ from each import each
 
 from hone.engine.params import SampleParams
 from hone.engine.runner import PromptChunk, Seat, Written
+from hone.engine.runners.choose import make_runner
 from hone.engine.runners.torch import runner as plain
 from hone.engine.runners.torch.runner import TorchRunner
 from hone.errors import HoneError
@@ -30,7 +31,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mistral": {"windows": (5, 5)},
     "Qwen3 with windows": {"qk_norm": True, "windows": (0, 7), "qkv_bias": True},
 }
-NATIVE = {"head_dim": 16}  # model/native computes it where there is a compiler
+NATIVE = {"head_dim": 16}  # the native runner takes it where there is a compiler
 GREEDY = SampleParams(max_tokens=CONTEXT, temperature=0.0, stop_ids=frozenset())
 
 
@@ -93,7 +94,7 @@ def check_greedy(
 @each("family", FAMILIES)
 def test_greedy_rows_of_unequal_length_equal_the_whole_forward_pass(family, invariant, head):
     decoder = build(**{**FAMILIES[family], **head})
-    runner, table = TorchRunner(decoder, max_rows=8, capacity=CONTEXT, invariant=invariant), Table()
+    runner, table = make_runner(decoder, max_rows=8, capacity=CONTEXT, invariant=invariant), Table()
     lengths = (1, 7, 3, 12, 7, 30)
     prompts = {r: prompt_of(n, r) for r, n in enumerate(lengths)}
     parts = [
@@ -126,7 +127,7 @@ def finish(runner: TorchRunner, table: Table) -> None:
 @pytest.fixture(params=[(False, {}), (True, {}), (False, NATIVE)], ids=["fast", "invariant", "in C++"])
 def runner(request: pytest.FixtureRequest) -> TorchRunner:
     invariant, settings = request.param
-    return TorchRunner(build(**settings), max_rows=6, capacity=CONTEXT, invariant=invariant)
+    return make_runner(build(**settings), max_rows=6, capacity=CONTEXT, invariant=invariant)
 
 
 def test_rows_that_were_used_before_write_the_same(runner):
@@ -329,7 +330,7 @@ def test_adapters_by_name_and_the_weights_as_they_are(invariant, head):
         if "lora_B" in name:
             torch.nn.init.normal_(p, std=0.3)
     switch = partial(use_adapter, decoder)
-    runner = TorchRunner(decoder, max_rows=2, capacity=CONTEXT, switch=switch, invariant=invariant)
+    runner = make_runner(decoder, max_rows=2, capacity=CONTEXT, switch=switch, invariant=invariant)
     seen = set()
     for name in ("one", None, "two"):  # as they are: the adapter added last is on
         runner.use(name)
@@ -350,7 +351,7 @@ def test_adapters_by_name_and_the_weights_as_they_are(invariant, head):
 @pytest.mark.parametrize("invariant", [False, True])
 def test_other_precisions(dtype, tolerance, invariant):
     decoder, prompt = build(qkv_bias=True, qk_norm=True, windows=(0, 6)).to(dtype), prompt_of(9)
-    runner, table = TorchRunner(decoder, max_rows=3, capacity=CONTEXT, invariant=invariant), Table()
+    runner, table = make_runner(decoder, max_rows=3, capacity=CONTEXT, invariant=invariant), Table()
     begin(runner, table, {0: prompt, 2: prompt_of(15)})
     finish(runner, table)
     whole = torch.tensor([[*prompt, *table.tokens[0][:-1]]])
@@ -382,7 +383,7 @@ def test_threads_are_those_that_pay_and_are_given_back():
     assert plain.paying_threads(wide, 64) > 16
     torch.set_num_threads(3)
     try:
-        runner, table = TorchRunner(tiny, max_rows=1, capacity=16), Table()
+        runner, table = make_runner(tiny, max_rows=1, capacity=16), Table()
         begin(runner, table, {0: prompt_of(3)}, limit=2)
         assert torch.get_num_threads() == 3
     finally:

@@ -1,4 +1,4 @@
-"""Batches that the kernels of draw_triton.py and the torch of draw.py must answer alike.
+"""Batches that the kernels of draw.py and the torch of draw.py must answer alike.
 
 Run as a program, this file interprets the kernels on a CPU, where no GPU is: Triton must be told before it is imported.
 """

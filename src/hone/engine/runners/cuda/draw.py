@@ -26,7 +26,7 @@ _WEYL_1 = tl.constexpr(0xBB67AE8584CAA73B)
 
 @triton.jit
 def _uniform(seed, request, count):
-    """double `count` of numpy's Philox4x64-10 keyed (seed, request), as in philox.py"""
+    """double `count` of numpy's Philox4x64-10 keyed (seed, request), as in engine/draw.py"""
     key_0, key_1 = seed.to(tl.uint64, bitcast=True), request.to(tl.uint64, bitcast=True)
     m_0, m_1 = tl.full([], _MULTIPLIER_0, tl.uint64), tl.full([], _MULTIPLIER_1, tl.uint64)
     w_0, w_1 = tl.full([], _WEYL_0, tl.uint64), tl.full([], _WEYL_1, tl.uint64)

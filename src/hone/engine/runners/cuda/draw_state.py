@@ -1,4 +1,4 @@
-"""Where the rows of a batch stand, as the kernels of draw_triton.py read and update it."""
+"""Where the rows of a batch stand, as the kernels of draw.py read and update it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
