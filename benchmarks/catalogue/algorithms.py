@@ -135,7 +135,7 @@ ALGORITHMS = (
         tests="oracle/test_exact_kl.py",
     ),
     fault(
-        "k3 with the ratio upside down", "pain 8", "algorithm", "algo/kl.py",
+        "k3 with the ratio upside down", "pain 8", "algorithm", "algo/terms.py",
         old="    return (-d).expm1() + d", new="    return d.expm1() - d",
         tests="oracle/test_exact_kl.py",
     ),

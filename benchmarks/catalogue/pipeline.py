@@ -182,7 +182,7 @@ RESUME = (
         old="    if algo.credit is not None and not corrected:", new="    if False:", tests="run/test_lag.py",
     ),
     fault(
-        "resume resets the request counter", "pain 19", "resume", "rollout/roller.py",
+        "resume resets the request counter", "pain 19", "resume", "rollout/supply.py",
         old="        self.requests = requests", new="        self.requests = 0",
         tests="run/test_resume.py",
     ),

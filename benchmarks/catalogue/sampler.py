@@ -2,8 +2,8 @@
 
 from benchmarks.catalogue.fault import fault
 
-LOCAL, ENGINE, ROLLER, DRAW = "rollout/local.py", "engine/engine.py", "rollout/roller.py", "engine/draw.py"
-PLAIN, ROWS = "engine/runners/torch/runner.py", "engine/runners/torch/rows.py"
+LOCAL, ENGINE, ROLLER, DRAW = "rollout/local.py", "engine/engine.py", "rollout/supply.py", "engine/draw.py"
+PLAIN = ROWS = "engine/runners/torch/runner.py"
 
 SAMPLER = (
     # --- random numbers and the distribution drawn from ---

@@ -20,7 +20,7 @@ from hone.model.policy import Policy, frozen_copy
 from hone.model.scorer import Scorer
 from hone.reward.score import as_scorer, score
 from hone.rollout.local import LocalSampler
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 from hone.train import optim
 from hone.train.learner import Learner
 from hone.train.optim import Masters

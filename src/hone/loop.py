@@ -20,8 +20,7 @@ from hone.rollout.supply import Ahead, Roll, Score, Supply, as_ahead, check_lag
 from hone.train import trust_region
 from hone.train.annotate import Annotator, annotate, mismatched_batch
 from hone.train.learner import Learner
-from hone.train.metrics import summary
-from hone.train.update import Correct, assign_credit, kl_of_update, steer, update, weigh
+from hone.train.update import Correct, assign_credit, measure_update_kl, steer, summary, update, weigh
 from hone.types import Group, Task
 
 
@@ -61,7 +60,7 @@ def online(
     while True:
         rounds = supply.next(learner.version)  # prompts -> rollouts -> rewards
         kept = [algo.select(groups) for groups in rounds]  # which of them to learn from
-        stats = describe(rounds, kept, ranks=ranks) + supply.age(rounds, learner.version)
+        stats = describe(rounds, kept, ranks=ranks, version=learner.version if tasks.lag else None)
         batch = annotator.collate(kept)  # one row a rollout; None if no rank kept any
         if batch is not None:
             batch = annotator.annotate(batch)  # what the old policy, the reference and the critic say of each token
@@ -72,7 +71,7 @@ def online(
                 for minibatch in annotator.minibatches(batch, count=minibatches, seed=shuffle):
                     minibatch = weigh(minibatch, algo, correct=correct)  # each token's weight in the loss
                     stats.merge(take_step(learner, minibatch, algo))
-            stats.merge(kl_of_update(learner, batch, algo))
+            measure_update_kl(stats, learner, batch, algo)
         metrics = summary(stats, seconds=supply.wait())
         steer(learner, algo, metrics)  # adaptive coefficients
         learner.end()

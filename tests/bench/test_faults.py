@@ -43,7 +43,7 @@ def test_every_fault_of_the_source_fits_and_compiles() -> None:
 
 
 def test_a_fault_that_does_not_fit_is_found() -> None:
-    fits = made("fits", "contract", "algorithm", "algo/kl.py", old="expm1() + d", new="expm1() - d", tests="tiny.py")
+    fits = made("fits", "contract", "algorithm", "algo/terms.py", old="expm1() + d", new="expm1() - d", tests="tiny.py")
     edits = ("no such text", "new"), ("expm1() + d", "expm1() - "), ("expm1() + d", "expm1() + d")
     spoiled = [replace(fits, source=(Edit(file="", old=old, new=new),)) for old, new in edits]
     spoiled += [replace(fits, tests=()), replace(fits, tests=("tiny.py::test_nothing",))]
@@ -71,7 +71,7 @@ def test_the_catalogue_is_large_and_says_what_it_mimics() -> None:
 def test_a_patch_that_no_longer_fits_is_loud() -> None:
     for old in ("no such text", "import"):
         with pytest.raises(ValueError, match="not once"):
-            Edit(file="algo/kl.py", old=old, new="").apply("import a\nimport b\n")
+            Edit(file="algo/terms.py", old=old, new="").apply("import a\nimport b\n")
     with pytest.raises(ValueError, match="0 files"):
         file_of(HERE, Edit(file="algo", old="no such text", new=""))
     with pytest.raises(ValueError, match=r"\d\d+ files"):
@@ -79,9 +79,9 @@ def test_a_patch_that_no_longer_fits_is_loud() -> None:
 
 
 def test_a_patch_finds_the_file_that_has_its_text() -> None:
-    for place in ("algo/kl.py", "algo", "", "model"):  # the last: where it was once
-        assert file_of(HERE, Edit(file=place, old="(-d).expm1() + d", new="")) == "hone/algo/kl.py"
-    assert file_of(HERE, Edit(file="algo/kl.py", old="import", new="")) == "hone/algo/kl.py"
+    for place in ("algo/terms.py", "algo", "", "model"):  # the last: where it was once
+        assert file_of(HERE, Edit(file=place, old="(-d).expm1() + d", new="")) == "hone/algo/terms.py"
+    assert file_of(HERE, Edit(file="algo/terms.py", old="import", new="")) == "hone/algo/terms.py"
 
 
 @pytest.fixture(scope="module")

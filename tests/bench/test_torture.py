@@ -14,7 +14,7 @@ from benchmarks.torturing.points import KINDS, SAVES
 from benchmarks.torturing.world import World, contents, differences, loops, make_world, temporary
 from hone.algo import ALGORITHMS
 from hone.checkpoint import files
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 
 torch.set_num_threads(1)
 

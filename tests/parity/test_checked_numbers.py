@@ -8,7 +8,7 @@ import pytest
 import torch
 from each import each
 
-from hone.algo.kl import k3
+from hone.algo.terms import k3
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.train import optim

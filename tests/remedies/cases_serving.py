@@ -37,7 +37,7 @@ from hone.model.scorer import Scorer
 from hone.model.teacher import trimmed
 from hone.reward.learned.load import Reencoder, process_model
 from hone.rollout.local import LocalSampler
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 from hone.serve.chat import Conversation, Terminal
 from hone.serve.http import check_token
 from hone.serve.load import load, place

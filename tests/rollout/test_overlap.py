@@ -23,8 +23,7 @@ from hone.reward.group_scorer import GroupScorer
 from hone.reward.score import Reward, combine
 from hone.rollout.local import LocalSampler
 from hone.rollout.overlap import Aside, Stopped, scored
-from hone.rollout.roller import Roller
-from hone.rollout.supply import sample_and_score
+from hone.rollout.supply import Roller, sample_and_score
 from hone.train.annotate import EarlyPasses
 from hone.types import Group, Rollout, Task
 

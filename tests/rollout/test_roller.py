@@ -7,7 +7,7 @@ from hone.engine.params import SampleParams
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.rollout.local import LocalSampler
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 from hone.types import Group, Task
 
 torch.set_num_threads(1)

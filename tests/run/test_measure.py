@@ -12,7 +12,7 @@ from hone.errors import HoneError
 from hone.launch.measure import measure, sample_groups, summarise
 from hone.reward.score import Reward
 from hone.rollout.local import LocalSampler
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 from hone.types import Outcome, Rollout, Stop, Task
 
 torch.set_num_threads(1)

@@ -15,7 +15,7 @@ from small import World, assert_same_run, metrics, recipe, temporary
 import hone
 from hone.checkpoint.files import checkpoints
 from hone.errors import HoneError
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 
 torch.set_num_threads(1)
 AHEAD = ("train.lag=1", "train.mismatch=truncate")

@@ -18,7 +18,7 @@ from hone.data.feed.source import Source
 from hone.errors import HoneError
 from hone.launch import train as runner
 from hone.rollout.local import Beginning, LocalSampler
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 from hone.train import optim
 from hone.train.learner import Learner
 

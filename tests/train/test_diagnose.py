@@ -8,7 +8,7 @@ import torch
 
 from hone.algo import cispo, expert_iteration, grpo, ppo, sft
 from hone.log.stats import Stats
-from hone.train import metrics
+from hone.train.update import derived, observe
 from hone.types import Batch, Forward
 
 torch.set_num_threads(1)
@@ -26,8 +26,8 @@ def row(mask: list[int], **columns: torch.Tensor) -> Batch:
 
 def seen(fwd: Forward, batch: Batch, algo: object = None) -> dict[str, float]:
     stats = Stats()
-    metrics.observe(stats, fwd, batch, algo or cispo())  # pyright: ignore[reportArgumentType]
-    return metrics.derived(stats.means())
+    observe(stats, fwd, batch, algo or cispo())  # pyright: ignore[reportArgumentType]
+    return derived(stats.means())
 
 
 def test_ratios_and_the_effective_sample_size() -> None:
@@ -112,9 +112,9 @@ def test_no_cut_changes_what_is_seen() -> None:
     )  # fmt: skip
     fwd = Forward(logp=normal(), value=normal(), entropy=normal())
     whole = Stats()
-    metrics.observe(whole, fwd, batch, ppo())
+    observe(whole, fwd, batch, ppo())
     parts = Stats()
     for rows in (slice(0, 1), slice(1, 5), slice(5, 6)):
         part = Forward(logp=fwd.logp[rows], value=fwd.value[rows], entropy=fwd.entropy[rows])
-        metrics.observe(parts, part, batch.rows(rows), ppo())
-    assert metrics.derived(parts.means()) == pytest.approx(metrics.derived(whole.means()))
+        observe(parts, part, batch.rows(rows), ppo())
+    assert derived(parts.means()) == pytest.approx(derived(whole.means()))

@@ -26,7 +26,7 @@ from hone.model.decoder import Decoder
 from hone.reward.group_scorer import GroupScorer
 from hone.reward.score import Reward
 from hone.rollout.local import LocalSampler
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 from hone.train import annotate as early
 from hone.train.annotate import EarlyPasses, annotate, may_begin_early, number_rows
 from hone.train.learner import Learner, minibatch_rows

@@ -29,7 +29,9 @@ ALL = sorted(ALGORITHMS)
 
 
 def update_kl(learner: Learner, batch: Batch) -> float:
-    return step.kl_of_update(learner, batch, ppo_penalty()).means()["update_kl"]
+    stats = Stats()
+    step.measure_update_kl(stats, learner, batch, ppo_penalty())
+    return stats.means()["update_kl"]
 
 
 def double_batch(groups: list[Group]) -> Batch:

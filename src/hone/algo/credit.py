@@ -13,7 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hone.algo.kl import ESTIMATORS
+from hone.algo.terms import ESTIMATORS
 from hone.types import ABSENT, Batch, sent, sequence_sum
 
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over ranks

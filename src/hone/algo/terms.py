@@ -9,10 +9,42 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.algo.kl import ESTIMATORS, k3
 from hone.types import Batch, Forward, sequence_mean, sequence_sum
 
 Term = Callable[[Forward, Batch], Tensor]
+
+
+# --- estimators of KL(pi || other) from samples of pi, with d = log pi - log other on the sampled token ---
+#
+# Their values and their gradients differ, and mixing the two up is an error many trainers shipped:
+#
+# | name | value | expected gradient as a loss, on samples of pi |
+# |---|---|---|
+# | k1 = d | unbiased | zero: refused as a loss |
+# | k2 = d^2 / 2 | biased | that of KL(pi || other) |
+# | k3 = exp(-d) - 1 + d | unbiased, never negative | that of KL(other || pi) |
+# | exact | sum over the vocabulary | that of KL(pi || other) |
+#
+# All are per state, with the distribution of states held fixed: what a token does to later states' KL is left out. On
+# samples of another policy none but the exact one has the gradient named, unless weighed by the ratio (kl_penalty).
+
+
+def k1(d: Tensor) -> Tensor:
+    """d"""
+    return d
+
+
+def k2(d: Tensor) -> Tensor:
+    """d^2 / 2"""
+    return d.square() / 2
+
+
+def k3(d: Tensor) -> Tensor:
+    """exp(-d) - 1 + d"""
+    return (-d).expm1() + d
+
+
+ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 
 
 # --- ratios pi / pi_old, each [B, T] ---
@@ -107,7 +139,7 @@ def is_truncated(fwd: Forward, batch: Batch, *, max_ratio: float = 5.0) -> Tenso
 
 
 def kl_penalty(fwd: Forward, batch: Batch, *, estimator: str = "k3", through_ratio: bool = False) -> Tensor:
-    """kl_coef * KL to the reference, by the named estimator (see algo/kl for what each one's gradient is).
+    """kl_coef * KL to the reference, by the named estimator (see k1, k2 and k3 for what each one's gradient is).
 
     through_ratio weighs the estimator by pi/pi_old, so that on samples of pi_old, too, its expected gradient is
     that of KL(pi || ref): differentiated through for k1 and k3, whose values are unbiased, and held fixed for

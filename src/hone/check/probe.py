@@ -26,7 +26,7 @@ from hone.model.lora import plain_state
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.reward.score import RewardScorer, score
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 from hone.train.annotate import annotate, keep_old_policy
 from hone.train.update import assign_credit, weigh
 from hone.types import Batch, Group, Outcome, Rollout, Stop, Task

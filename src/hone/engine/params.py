@@ -2,10 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
-from typing import Protocol, SupportsFloat, SupportsIndex
+from typing import SupportsFloat, SupportsIndex
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.errors import HoneError
-from hone.types import Group, Rollout
 
 DIVERGED = (
     "the model's logits are not finite, its weights have diverged: go back to an earlier checkpoint "
@@ -147,6 +146,21 @@ def check_prompt(name: str, prompt: Sequence[int], *, context: int, vocab_size: 
         raise HoneError(f"{name} has token {wrong}, outside the model's vocabulary of {vocab_size}: {TOKENIZER}")
 
 
+def check_call(
+    prompts: Iterable[Sequence[int]], n: int, params: SampleParams, first_request: int,
+    *, context: int, vocab_size: int, reads_text: bool,
+) -> None:  # fmt: skip
+    """Everything that a sampler is asked for, or HoneError."""
+    check_whole("n", n)
+    check_whole("first_request", first_request)
+    if n < 1 or first_request < 0:
+        raise HoneError(f"n is {n} and first_request {first_request}: set n to 1 or more, the other to 0 or more")
+    check_params(params, vocab_size)
+    check_text(params, reads_text=reads_text)
+    for i, prompt in enumerate(prompts):
+        check_prompt(f"prompt {i}", prompt, context=context, vocab_size=vocab_size)
+
+
 def check_text(params: SampleParams, *, reads_text: bool) -> None:
     """Stop strings can be looked for."""
     if params.stop and not reads_text:
@@ -170,40 +184,6 @@ def check_support(params: SampleParams, *, records: bool) -> None:
 
 # One adapter by name for all prompts, or one for each, where None is the base model; None: the weights as they are.
 Adapters = str | Sequence[str | None] | None
-
-
-class Sampler(Protocol):
-    """Writes completions with the weights called `version`."""
-
-    version: int
-
-    def publish(self, version: int) -> None:
-        """From now on sample from the learner's weights as they are, and call them `version`."""
-        ...
-
-    def sample(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        n: int,
-        params: SampleParams,
-        first_request: int = 0,
-        adapter: Adapters = None,
-    ) -> list[Group]:
-        """n rollouts of each prompt; sample j of prompt i is request `first_request + i * n + j`."""
-        ...
-
-    def stream(
-        self,
-        prompts: Sequence[Sequence[int]],
-        *,
-        n: int,
-        params: SampleParams,
-        first_request: int = 0,
-        adapter: Adapters = None,
-    ) -> Iterator[list[tuple[int, Rollout]]]:
-        """The same, step by step: the rollouts that ended in it, sample j of prompt i as number i * n + j."""
-        ...
 
 
 PLAIN = SampleParams(max_tokens=1, stop_ids=frozenset())

@@ -23,7 +23,7 @@ from hone.model.formats.save import save_model
 from hone.model.lora import adapted_layers
 from hone.model.policy import Policy
 from hone.rollout.local import LocalSampler, evaluating
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 from hone.types import Message, Rollout, Stop, Task
 
 Prompt = str | Sequence[Message]  # plain text, or the messages of a chat

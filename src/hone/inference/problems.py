@@ -11,7 +11,7 @@ from hone.inference.model import Model, load
 from hone.launch import build, feeds, rewards
 from hone.launch.measure import APART
 from hone.reward.score import RewardScorer
-from hone.rollout.roller import Roller
+from hone.rollout.supply import Roller
 from hone.types import Group, Task
 
 AT_ONCE = 32  # problems that are worked on together

@@ -37,8 +37,7 @@ from hone.reward.group_scorer import GroupScorer
 from hone.reward.learned.process_model import Dense
 from hone.reward.score import Reward, RewardScorer, as_scorer
 from hone.rollout.local import LocalSampler
-from hone.rollout.roller import Roller
-from hone.rollout.supply import Ahead
+from hone.rollout.supply import Ahead, Roller
 from hone.train.guard import Spikes, local, not_finite
 from hone.train.learner import Learner
 from hone.train.threads import threads

@@ -19,11 +19,10 @@ from hone.reward.outcome import commonest
 from hone.reward.score import RewardScorer, score
 from hone.reward.verify.structure import format_reward
 from hone.rollout.local import LocalSampler
-from hone.rollout.roller import Roller
-from hone.train import metrics
+from hone.rollout.supply import Roller
 from hone.train.annotate import annotate, mismatched_batch
 from hone.train.learner import Learner
-from hone.train.update import weigh
+from hone.train.update import derived, observe, weigh
 from hone.types import Group, Rollout, Stop, Task
 
 ANSWERS = ("math", "choice", "exact")  # verifiers that compare an answer with the gold one
@@ -108,6 +107,6 @@ def assess(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, contex
     for micro in learner.cut(batch, algo.unit):
         fwd = learner.policy(micro, algo.wants)
         stats.add("loss", objective(fwd, micro, algo.loss), 0)
-        metrics.observe(stats, fwd, micro, algo)
+        observe(stats, fwd, micro, algo)
     stats.add("loss", 0.0, 1)
-    return metrics.derived(stats.means()) | {"rows": float(len(batch))}
+    return derived(stats.means()) | {"rows": float(len(batch))}

@@ -20,8 +20,13 @@ LARGEST = 2**24  # ids that a table is made for
 NEVER = np.uint64(2**64 - 1)  # no n-gram's number
 
 
-def describe(rounds: Sequence[Sequence[Group]], kept: Sequence[Sequence[Group]], *, ranks: int = 1) -> Stats:
-    """Rewards, lengths and how rollouts ended, by round of asking; an invalid reward is counted, never averaged in."""
+def describe(
+    rounds: Sequence[Sequence[Group]], kept: Sequence[Sequence[Group]], *, ranks: int = 1, version: int | None = None
+) -> Stats:
+    """Rewards, lengths and how rollouts ended, by round of asking; an invalid reward is counted, never averaged in.
+
+    ranks: that sample as many tokens. version: of the learner's weights, where rollouts may be older.
+    """
     groups = [g for made in rounds for g in made]
     rollouts = [r for g in groups for r in g]
     lengths = [sum(r.mask) for r in rollouts]
@@ -37,6 +42,8 @@ def describe(rounds: Sequence[Sequence[Group]], kept: Sequence[Sequence[Group]],
         tokens=(sum(lengths), 1 / ranks),  # of all ranks
         repetition=repeated([r.completion() for r in rollouts]),
     )
+    if version is not None:
+        stats.add("lag", sum(version - r.version for r in rollouts), len(rollouts))
     for name, x in ((name, x) for r in rollouts if r.outcome for name, x in r.outcome.parts.items()):
         stats.add(f"reward/{name}", x)
     watch(stats, rollouts)

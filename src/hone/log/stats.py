@@ -4,7 +4,7 @@ Tensors stay on their device until `means` or `plain` is asked for: adding never
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -71,6 +71,10 @@ class Stats:
         for name, value in plain["maxima"].items():
             stats.peak(name, value)
         return stats
+
+    def over_ranks(self, gather: Callable[[object], list[Any]]) -> "Stats":
+        """The statistics of all ranks; gather: gives every rank's plain object."""
+        return merged([Stats.of(plain) for plain in gather(self.plain())])
 
 
 def merged(parts: Iterable[Stats]) -> Stats:

@@ -1,17 +1,20 @@
-"""The in-process sampler: it decodes with the learner's own weights, so nothing is copied or can go stale."""
+"""The sampler protocol, and the sampler in this process.
+
+It decodes with the learner's own weights, so that nothing is copied or can go stale.
+"""
 
 import copy as copies
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from hone.engine.engine import Engine
-from hone.engine.params import Adapters, SampleParams, check_params, check_prompt, check_text, check_whole
+from hone.engine.params import Adapters, SampleParams, check_call, check_whole
 from hone.engine.requests import News, Request
 from hone.engine.runner import Runner, Switch
 from hone.engine.runners.choose import has_runner, make_runner
@@ -24,6 +27,40 @@ from hone.types import Group, Rollout, Stop
 ADAPTER_IS_ON = frozenset({"selected", "enabled"})  # of model.lora.LoRALinear, which is to the right of this package
 Ended = Callable[[News], tuple[int, Rollout]]  # what is made of a request's end
 COLUMNS = 64  # memory for sequences grows in steps of so many tokens, so that it seldom has to be made anew
+
+
+class Sampler(Protocol):
+    """Writes completions with the weights called `version`."""
+
+    version: int
+
+    def publish(self, version: int) -> None:
+        """From now on sample from the learner's weights as they are, and call them `version`."""
+        ...
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        n: int,
+        params: SampleParams,
+        first_request: int = 0,
+        adapter: Adapters = None,
+    ) -> list[Group]:
+        """n rollouts of each prompt; sample j of prompt i is request `first_request + i * n + j`."""
+        ...
+
+    def stream(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        n: int,
+        params: SampleParams,
+        first_request: int = 0,
+        adapter: Adapters = None,
+    ) -> Iterator[list[tuple[int, Rollout]]]:
+        """The same, step by step: the rollouts that ended in it, sample j of prompt i as number i * n + j."""
+        ...
 
 
 @contextmanager
@@ -128,7 +165,12 @@ class LocalSampler:
         adapter: Adapters = None,
     ) -> Iterator[list[tuple[int, Rollout]]]:
         """The same, step by step: the rollouts that ended in it, sample j of prompt i as number i * n + j."""
-        self._check(prompts, n, params, first_request)
+        context, vocab, reads_text = (
+            self.decoder.config.max_position_embeddings,
+            self.decoder.config.vocab_size,
+            self.decode is not None,
+        )
+        check_call(prompts, n, params, first_request, context=context, vocab_size=vocab, reads_text=reads_text)
         kept = [Beginning(tuple(prompt), self._limit(prompt, params), self.version) for prompt in prompts]
         with evaluating(self.decoder):
             for name, on, chosen in self._by_adapter(len(kept), adapter):
@@ -209,18 +251,6 @@ class LocalSampler:
                 pass  # a name that is not there is said before anything is sampled
         for name in dict.fromkeys(names):
             yield name, self.switch(name), [i for i, other in enumerate(names) if other == name]
-
-    def _check(self, prompts: Iterable[Sequence[int]], n: int, params: SampleParams, first_request: int) -> None:
-        check_whole("n", n)
-        check_whole("first_request", first_request)
-        if n < 1 or first_request < 0:
-            raise HoneError(f"n is {n} and first_request {first_request}: set n to 1 or more, the other to 0 or more")
-        config = self.decoder.config
-        check_params(params, config.vocab_size)
-        check_text(params, reads_text=self.decode is not None)
-        context, vocab_size = config.max_position_embeddings, config.vocab_size
-        for i, prompt in enumerate(prompts):
-            check_prompt(f"prompt {i}", prompt, context=context, vocab_size=vocab_size)
 
 
 class Beginning:

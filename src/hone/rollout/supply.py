@@ -1,15 +1,16 @@
-"""The supply of rollouts: prompts are taken, sampled and scored, when the loop asks or while the learner updates."""
+"""The supply of rollouts: prompts are rendered, sampled and scored, when the loop asks or while the learner updates."""
 
 import copy
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -18,18 +19,27 @@ from torch import Tensor
 from hone.algo.table import Algorithm
 from hone.checkpoint import names
 from hone.data.feed.source import Feed
+from hone.data.text.chat import render_prompts
+from hone.data.text.tokenizer import Tokenizer
 from hone.dist import collect
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.log.stats import Laps, Stats
+from hone.log.stats import Laps
 from hone.rollout import overlap
+from hone.rollout.local import Sampler
 from hone.rollout.overlap import Aside, Begin
 from hone.rollout.rollout_file import packed, unpacked
-from hone.types import Group, Task
+from hone.types import Group, Rollout, Stop, Task
 
 Roll = Callable[[list[Task], slice], list[Group]]  # sample a group for each task of this rank's part
 Score = Callable[[list[Group]], list[Group]]  # give each rollout its outcome
 Rounds = list[list[Group]]  # this rank's groups, scored, by round of asking for prompts
 Fill = Callable[[Laps], Rounds]
+
+LOST = (
+    "the sampler gave a log-prob that is not finite: go on from the last checkpoint, and where it comes again from an "
+    "earlier one with a lower optim.lr"
+)
 
 
 class Supply:
@@ -60,13 +70,6 @@ class Supply:
         """One iteration's rollouts, scored, by round of asking; version: of the learner's weights."""
         self.lap = Laps()
         return self.ahead.next(self._fill, self.lap, partial(self._publish, version))
-
-    def age(self, rounds: Rounds, version: int) -> Stats:
-        """How many versions of the weights ago rollouts were sampled, where that can differ from 0."""
-        stats, rollouts = Stats(), [r for groups in rounds for g in groups for r in g]
-        if self.ahead.lag:
-            stats.add("lag", sum(version - r.version for r in rollouts), len(rollouts))
-        return stats
 
     def wait(self) -> float:
         """Until the rollouts that are sampled beside the update are there; the seconds of the iteration so far."""
@@ -124,6 +127,65 @@ def sample_and_score(
     laps("score")
     laps.beside("scoring", time.perf_counter() - start)
     return groups
+
+
+class Roller:
+    """Samples `group` completions of each task. Sampled tokens are kept as they are, never re-tokenised."""
+
+    def __init__(self, sampler: Sampler, tokenizer: Tokenizer, params: SampleParams, *, group: int) -> None:
+        self.sampler, self.tokenizer, self.params, self.group = sampler, tokenizer, params, group
+        self.requests = 0  # each request draws its own random numbers
+
+    def __call__(self, tasks: list[Task], mine: slice = slice(None)) -> list[Group]:
+        """Groups for this rank's part of the tasks; requests are numbered over all, so ranks change no sample."""
+        return self.told(self.sampled(tasks, mine), tasks[mine])
+
+    def sampled(self, tasks: list[Task], mine: slice = slice(None)) -> list[Group]:
+        """The same, before they are told their tasks and texts."""
+        first, prompts = self._next(tasks, mine)
+        return self.sampler.sample(prompts, n=self.group, params=self.params, first_request=first)
+
+    def stream(self, tasks: list[Task], mine: slice = slice(None)) -> Iterator[list[tuple[int, Rollout]]]:
+        """As `sampled`, step by step: the rollouts that ended in it, numbered within this rank's part."""
+        first, prompts = self._next(tasks, mine)
+        yield from self.sampler.stream(prompts, n=self.group, params=self.params, first_request=first)
+
+    def told(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]:
+        """Each group's rollouts with their task and the completion's text, without the stop token or stop string."""
+        rollouts = [r for g in groups for r in g]
+        of = [task for g, task in zip(groups, tasks, strict=True) for _ in g]
+        if rollouts and not np.isfinite(np.concatenate([r.gen_logp for r in rollouts])).all():
+            raise HoneError(LOST)
+        texts = self.tokenizer.decode_all([self._written(r) for r in rollouts])
+        told = iter(
+            r.having(task=task, text=r.text if r.stop is Stop.STRING else text)
+            for r, task, text in zip(rollouts, of, texts, strict=True)
+        )
+        return [list(islice(told, len(g))) for g in groups]
+
+    def _next(self, tasks: list[Task], mine: slice) -> tuple[int, list[list[int]]]:
+        """The number of this rank's first request, and its prompts; the next call's come after all ranks' requests."""
+        first = self.requests + mine.indices(len(tasks))[0] * self.group
+        self.requests += len(tasks) * self.group
+        return first, render_prompts(self.tokenizer, [(task.prompt, task.extra.get("tools")) for task in tasks[mine]])
+
+    def _written(self, rollout: Rollout) -> Sequence[int]:
+        """Its completion's tokens that are text; none where a stop string has ended the text that is known."""
+        written = rollout.completion()
+        if rollout.stop is Stop.STRING:
+            return written[:0]
+        return written[:-1] if len(written) and written[-1] in self.params.stop_ids else written
+
+    def state(self) -> dict[str, int]:
+        """What a checkpoint holds."""
+        return {"requests": self.requests}
+
+    def load(self, state: dict[str, int]) -> None:
+        """Go on where `state` was taken."""
+        requests = state.get("requests") if isinstance(state, Mapping) else None
+        if type(requests) is not int or not 0 <= requests < 2**63:
+            raise HoneError(f"cannot resume: {requests!r} is no number of requests: resume from another checkpoint")
+        self.requests = requests
 
 
 def check_lag(algo: Algorithm, *, name: str, corrected: bool) -> None:

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hone.engine.params import SampleParams, Sampler
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
 from hone.reward.learned.process_model import ProcessModel
+from hone.rollout.local import Sampler
 from hone.types import Group, Rollout, Stop
 
 OPEN = Stop.STRING  # of a beginning that can be gone on with: it ended with a step

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from hone.data.text.chat import encode_completion
 from hone.data.text.tokenizer import Tokenizer
-from hone.engine.params import SampleParams, Sampler
+from hone.engine.params import SampleParams
 from hone.errors import HoneError
 from hone.reward.steps import Stepper
+from hone.rollout.local import Sampler
 from hone.types import Outcome, Rollout, Task
 
 Prefix = tuple[int, ...]

@@ -1,7 +1,7 @@
 """From rollouts or rows to a weight update.
 
-Doors: `annotate` (columns that forward passes fill), `update` (credit, weights of the loss, one optimiser step),
-`learner` (what holds the weights and cuts a batch), `trust_region` (TRPO's step), `metrics` (what is logged of a step).
+Doors: `annotate` (columns that forward passes fill), `update` (credit, weights of the loss, one optimiser step, and
+what it shows), `learner` (what holds the weights and cuts a batch), `trust_region` (TRPO's step).
 Behind them: `optim` (AdamW, schedules, float32 copies), `guard` (updates that are not finite), `shards` (weights spread
 over ranks), `threads` (what the host gives to a run).
 May import: algo, data, model, dist, log, checkpoint.files, types, errors.

@@ -15,10 +15,9 @@ from hone.algo.table import Algorithm, Loss, TrustRegion, objective
 from hone.dist import collect
 from hone.log.stats import Stats
 from hone.model.backends.registry import twice_differentiable
-from hone.train import metrics
 from hone.train.guard import mark
 from hone.train.learner import Learner, retry_smaller
-from hone.train.update import apply_gradients, skipped, totals
+from hone.train.update import apply_gradients, observe, skipped, totals
 from hone.types import Batch
 
 Product = Callable[[Tensor], Tensor]
@@ -140,7 +139,7 @@ def _gradient(
         part = objective(fwd, micro, loss)
         gradient += _flat(torch.autograd.grad(part, parameters)).double()
         value += part.item()
-        metrics.observe(stats, fwd, micro, algo)
+        observe(stats, fwd, micro, algo)
     stats.add("loss", value, 1 / collect.world()[1])
     summed = collect.total(torch.cat([gradient, gradient.new_tensor([value])]))
     return float(summed[-1]), summed[:-1]

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 
 from hone.algo import table, weight
-from hone.algo.kl import k3
 from hone.algo.table import Algorithm, begun, objective
+from hone.algo.terms import k3
 from hone.dist import collect
 from hone.log.stats import Stats
-from hone.train import metrics, optim
+from hone.train import optim
 from hone.train.annotate import evaluate
 from hone.train.guard import Found, examine, mark
 from hone.train.learner import Learner, retry_smaller
-from hone.types import Batch
+from hone.types import ABSENT, Batch, Forward
 
 Correct = Callable[[Batch], Tensor]  # a factor on each token's weight
 
@@ -64,7 +64,7 @@ def _gradients(learner: Learner, batch: Batch, algo: Algorithm) -> tuple[Stats, 
         losses.append(loss.detach())
         stats.add("loss", losses[-1], 0)
         if len(micro):
-            metrics.observe(stats, fwd, micro, algo)
+            observe(stats, fwd, micro, algo)
     return stats, losses
 
 
@@ -77,12 +77,11 @@ def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Para
     finite = bool(norm.isfinite())
     if finite:
         learner.moved = True
-        stats.add("lr", optim.set_rate(learner.optimizer, learner.schedule(learner.updates)), 1)
+        rate = optim.set_rate(learner.optimizer, learner.schedule(learner.updates))
         learner.optimizer.step()
         learner.updates += 1
         learner.guard.taken()
-        stats.add("skipped", 0.0, 1)
-        stats.add("grad_norm", norm.detach(), 1)
+        stats.add_all(lr=(rate, 1), skipped=(0.0, 1), grad_norm=(norm.detach(), 1))
     learner.optimizer.zero_grad(set_to_none=True)
     return finite
 
@@ -112,19 +111,17 @@ def explain(learner: Learner, batch: Batch, algo: Algorithm) -> list[Found]:
 
 
 @torch.no_grad()
-def kl_of_update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
-    """update_kl, the mean k3 of KL(old || now) per trained token after the updates, over all ranks.
+def measure_update_kl(stats: Stats, learner: Learner, batch: Batch, algo: Algorithm) -> None:
+    """Adds update_kl, the mean k3 of KL(old || now) per trained token after the updates, over all ranks.
 
     It takes a pass, so it is measured only for an algorithm whose adaptive numbers follow it.
     """
-    stats = Stats()
     if any(c.reads == "update_kl" for c in algo.control):
         now = evaluate(learner.policy, batch, frozenset({"logp"}), rows=learner.rows_of(batch))
         d = torch.where(batch.mask, now.logp - batch.old_logp, 0.0)
         sums = torch.stack([k3(-d).double().sum(), batch.mask.double().sum()])
         summed, count = collect.total(sums).tolist()
         stats.add("update_kl", summed / max(count, 1.0))
-    return stats
 
 
 def steer(learner: Learner, algo: Algorithm, metrics: dict[str, float]) -> None:
@@ -132,3 +129,79 @@ def steer(learner: Learner, algo: Algorithm, metrics: dict[str, float]) -> None:
     for c in () if metrics.get("skipped") else algo.control:
         if c.reads in metrics:
             learner.control[c.column] = c.update(learner.control[c.column], metrics[c.reads])
+
+
+# --- what is worth watching, as sums and counts, so that no cut of the batch can skew it ---
+
+
+def observe(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:
+    """Adds what this micro-batch shows: entropy, KLs, ratios, clipping, the critic's fit, the sampler's gap."""
+    mask, rows = batch.mask, batch.mask.any(-1)
+    tokens = mask.sum()
+
+    def mean(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Over tokens of a [B, T] column, over rows of a [B] one."""
+        if x.ndim == 2:
+            return torch.where(mask, x.detach(), 0.0).double().sum(), tokens
+        return torch.where(rows, x.detach(), 0.0).double().sum(), rows.sum()
+
+    sums = {name: mean(term(fwd, batch)) for name, term in algo.watch}
+    if fwd.logp is not ABSENT:
+        logp = fwd.logp.detach()
+        sums["nll"] = mean(-logp)
+        if fwd.entropy is not ABSENT:
+            sums["entropy"] = mean(fwd.entropy)
+        elif algo.online:  # on the policy's own samples -log pi is an unbiased estimate; on a dataset's it is not
+            sums["entropy"] = mean(-logp)
+        if batch.ref_logp is not ABSENT and algo.online:  # k3 estimates a KL on the policy's own samples only
+            sums["ref_kl"] = mean(k3(torch.where(mask, logp - batch.ref_logp, 0.0)))
+        if batch.old_logp is not ABSENT:
+            sums |= _ratios(logp, batch)
+        if batch.gen_logp is not ABSENT:
+            # KL(gen || learner) by k3 on the sampler's own tokens, and the largest difference of log-probs
+            d = torch.where(mask, (logp if batch.old_logp is ABSENT else batch.old_logp) - batch.gen_logp, 0.0)
+            sums["gen_kl"] = k3(-d).double().sum(), tokens
+            stats.peak("gen_gap", d.abs().max())
+    if fwd.value is not ABSENT and batch.returns is not ABSENT:
+        sums |= _critic(fwd.value.detach(), batch)
+    stats.add_all(**sums)
+
+
+def _ratios(logp: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    """KL(old || now) by k3, and the sums of r and r^2 from which the effective sample size follows."""
+    d = torch.where(batch.mask, logp - batch.old_logp, 0.0)
+    r = torch.where(batch.mask, d.exp(), 0.0).double()
+    tokens = batch.mask.sum()
+    sums = {"old_kl": k3(-d).double().sum(), "ratio": r.sum(), "ratio_square": r.square().sum()}
+    return {name: (x, tokens) for name, x in sums.items()}
+
+
+def _critic(value: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+    """The moments from which the explained variance follows."""
+    tokens, sums = batch.mask.sum(), dict[str, tuple[Tensor, Tensor]]()
+    for name, x in (("return", batch.returns), ("return_error", batch.returns - value)):
+        x = torch.where(batch.mask, x, 0.0).double()
+        sums |= {name: (x.sum(), tokens), f"{name}_square": (x.square().sum(), tokens)}
+    return sums
+
+
+def summary(stats: Stats, *, seconds: float) -> dict[str, float]:
+    """The means over all ranks' sums, with what follows from them."""
+    means = derived(stats.over_ranks(collect.gather).means())
+    means["seconds"] = seconds
+    if "tokens" in means:
+        means["tokens_per_second"] = means["tokens"] / seconds
+    return means
+
+
+def derived(means: dict[str, float]) -> dict[str, float]:
+    """Replaces raw moments by what they are for: effective sample size and explained variance."""
+    out = dict(means)
+    if "ratio_square" in out:
+        out["ess"] = out["ratio"] ** 2 / max(out.pop("ratio_square"), 1e-12)
+    if "return_square" in out:
+        variance = out.pop("return_square") - out["return"] ** 2
+        error = out.pop("return_error_square") - out.pop("return_error") ** 2
+        if variance > 1e-12:
+            out["explained_variance"] = 1 - error / variance
+    return out

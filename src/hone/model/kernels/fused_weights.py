@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from hone.model.decoder import MLP, Attention
+from hone.model.decoder import MLP, Attention, Layer
 from hone.model.lora import LoRALinear
 
 Weights = tuple[Tensor, Tensor | None]  # [sum of outputs, inputs], [sum of outputs]
@@ -97,6 +97,12 @@ def qkv(attention: Attention) -> Weights:
 def gate_up(mlp: MLP) -> Weights:
     """[2 M, D]: gate, then up."""
     return weights_of((mlp.gate_proj, mlp.up_proj))
+
+
+def layer_weights(layer: Layer) -> tuple[Weights, Weights, Weights, Weights]:
+    """Those of a layer's four products: queries, keys and values; output; gate and up; down."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return qkv(attention), weights_of((attention.o_proj,)), gate_up(mlp), weights_of((mlp.down_proj,))
 
 
 def as_one(tensors: tuple[Tensor, ...]) -> Tensor:

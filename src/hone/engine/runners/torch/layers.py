@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hone.engine.runners.torch.kv_cache import DecodeAttention, PrefillAttention, RowChunk, Slab, packed
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Layer
-from hone.model.kernels.fused_weights import gate_up, plain, qkv
+from hone.model.kernels.fused_weights import layer_weights, weights_of
 from hone.model.lora import LoRALinear
 
 LARGE = 1 << 18  # numbers in a weight from which oneDNN is ahead of MKL
@@ -40,7 +40,7 @@ class Linear:
         for layer in layers:
             if isinstance(layer, LoRALinear):
                 adapted.append((at, layer))
-            at += len(plain(layer).weight)
+            at += (layer.base if isinstance(layer, LoRALinear) else cast(nn.Linear, layer)).out_features
         return cls(weights[0].detach(), None if weights[1] is None else weights[1].detach(), tuple(adapted))
 
 
@@ -58,19 +58,19 @@ class LayerWeights:
     down: Linear
 
 
-def layer_weights(layer: Layer) -> LayerWeights:
+def find_weights(layer: Layer) -> LayerWeights:
     """The layer's weights, side by side where they read one input."""
     attention, mlp = layer.self_attn, layer.mlp
-    o, down = plain(attention.o_proj), plain(mlp.down_proj)
+    qkv, out, gate_up, down = layer_weights(layer)
     return LayerWeights(
         before=layer.input_layernorm.weight.detach(),
-        qkv=Linear.of((attention.q_proj, attention.k_proj, attention.v_proj), qkv(attention)),
+        qkv=Linear.of((attention.q_proj, attention.k_proj, attention.v_proj), qkv),
         q_norm=None if attention.q_norm is None else attention.q_norm.weight.detach(),
         k_norm=None if attention.k_norm is None else attention.k_norm.weight.detach(),
-        o=Linear.of((attention.o_proj,), (o.weight, o.bias)),
+        o=Linear.of((attention.o_proj,), out),
         after=layer.post_attention_layernorm.weight.detach(),
-        gate_up=Linear.of((mlp.gate_proj, mlp.up_proj), gate_up(mlp)),
-        down=Linear.of((mlp.down_proj,), (down.weight, down.bias)),
+        gate_up=Linear.of((mlp.gate_proj, mlp.up_proj), gate_up),
+        down=Linear.of((mlp.down_proj,), down),
     )
 
 
@@ -88,10 +88,9 @@ class Weights:
     def find(self) -> None:
         """Read them from the modules, which may be others than before."""
         with torch.inference_mode(False):
-            self.blocks = [layer_weights(layer) for layer in cast(Iterable[Layer], self.decoder.model.layers)]
-            head = plain(self.decoder.lm_head)
-            self.head = Linear.of((self.decoder.lm_head,), (head.weight, head.bias))
-            self.parameters = [*self.decoder.model.parameters(), head.weight]
+            self.blocks = [find_weights(layer) for layer in cast(Iterable[Layer], self.decoder.model.layers)]
+            self.head = Linear.of((self.decoder.lm_head,), weights_of((self.decoder.lm_head,)))
+            self.parameters = [*self.decoder.model.parameters(), self.head.weight]
             self.places = [p.data_ptr() for p in self.parameters]
 
     def check(self) -> None:
