@@ -33,7 +33,7 @@ def passes(decoder: Decoder, x: Tensor) -> Callable[[], Tensor]:
 
     def run() -> Tensor:
         decoder.zero_grad(set_to_none=True)
-        out = decoder.through(x)
+        out = decoder.from_embeddings(x)
         out.backward(torch.ones_like(out))
         return out
 
@@ -151,7 +151,7 @@ def layers(shape: str, *, quick: bool) -> Iterator[Row]:
 def _logps(decoder: Decoder, x: Tensor) -> Tensor:
     """The log-probs of one token at each place of the first two rows."""
     head = decoder.lm_head.weight
-    return F.log_softmax((decoder.through(x[:2].to(head.dtype)) @ head.t()).float(), -1)[..., 7]
+    return F.log_softmax((decoder.from_embeddings(x[:2].to(head.dtype)) @ head.t()).float(), -1)[..., 7]
 
 
 def measure(quick: bool) -> Iterable[Row]:

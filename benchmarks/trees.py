@@ -80,6 +80,8 @@ def run_once(work: dict[str, Any], folder: Path, *, steps: int) -> float:
         {"reward": lambda completion, task: float(task.answer in completion)} if "group" in work else {}
     )
     sample = hone.SampleSpec(**{name: work[name] for name in ("group", "max_tokens") if name in work})
+    off = dict.fromkeys(("truncated_stop", "varied_warn", "truncated_warn"))
+    limits: Any = getattr(hone, "LimitSpec" if hasattr(hone, "LimitSpec") else "Limits")(**off)
     recipe = hone.Recipe(
         name="trees",
         model=hone.ModelSpec(tokenizer=str(folder / "tokenizer"), **work["shape"]),
@@ -88,9 +90,7 @@ def run_once(work: dict[str, Any], folder: Path, *, steps: int) -> float:
         sample=sample,
         train=hone.TrainSpec(steps=steps, prompts=work["prompts"]),
         save=hone.SaveSpec(minutes=0),
-        limits=getattr(hone, "LimitSpec", getattr(hone, "Limits", None))(
-            **dict.fromkeys(("truncated_stop", "varied_warn", "truncated_warn"))
-        ),
+        limits=limits,
         out=str(out),
         **online,
     )
