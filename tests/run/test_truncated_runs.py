@@ -15,6 +15,7 @@ from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.launch import train
 from hone.launch.job import Run, prepare
+from hone.rollout.local import LocalSampler
 from hone.rollout.rollout_file import packed, unpacked
 from hone.train.annotate import evaluate
 from hone.train.guard import Guard, load_rows
@@ -130,7 +131,10 @@ def test_a_support_that_does_not_fit_its_tokens_is_refused():
 
 def test_a_sampler_that_records_nothing_is_refused(world: World, tmp_path: Path):
     job = prepare(recipe(world, "grpo", tmp_path / "run", "sample.top_k=5"))
-    job.learner.policy.decoder.runner = None  # pyright: ignore  # as a model that runs through transformers
+    decoder = job.policy.decoder
+    decoder.takes_lists = False  # as a model that runs through transformers
+    assert job.roller is not None
+    job.roller.sampler = LocalSampler(decoder)
     with pytest.raises(HoneError, match="does not record which tokens top_k, top_p and min_p keep"):
         sampled(job)
 
