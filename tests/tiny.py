@@ -127,7 +127,7 @@ def run_offline(
 def parameters_of(learner: Learner) -> list[torch.Tensor]:
     """Whole, on every rank, in the optimiser's order."""
     found = optim.parameters_of(learner.optimizer)
-    return [p.detach().clone() if learner.shards is None else learner.shards.whole(p).clone() for p in found]
+    return [p.detach().clone() if learner.shards is None else learner.shards.full_parameter(p).clone() for p in found]
 
 
 def spread_learner(

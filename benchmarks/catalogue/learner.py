@@ -24,10 +24,10 @@ LEARNER = (
     ),
     fault(
         "every micro-batch has its own denominator", "pain 1", "learner", TRAIN,
-        old="        fwd = learner.policy(micro, algo.wants)\n        micro = begun(",
+        old="        fwd = learner.policy(micro, algo.wants)\n        micro = old_logp_from_first_pass(",
         new=(
             "        micro = weight.weigh(micro, algo.weigh, totals(micro))\n"
-            "        fwd = learner.policy(micro, algo.wants)\n        micro = begun("
+            "        fwd = learner.policy(micro, algo.wants)\n        micro = old_logp_from_first_pass("
         ),
         tests="train/test_step.py",
     ),

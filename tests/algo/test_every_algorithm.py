@@ -9,7 +9,7 @@ from each import each
 from torch import Tensor
 
 from hone.algo import ALGORITHMS, Algorithm, Teacher, assign_credit, distil, grpo, objective, sft, terms
-from hone.algo.table import begun
+from hone.algo.table import old_logp_from_first_pass
 from hone.types import ABSENT, Batch, Forward
 
 torch.set_num_threads(1)
@@ -235,11 +235,11 @@ def test_advantages_are_zero_off_the_mask_and_always_finite(name: str) -> None:
 def test_old_log_probs_that_nothing_has_filled_are_those_of_the_pass_itself() -> None:
     batch = replace(algo_cases.ragged(), old_logp=ABSENT)
     fwd = algo_cases.forward_of(algo_cases.ragged())
-    filled = begun(fwd, batch, grpo())
+    filled = old_logp_from_first_pass(fwd, batch, grpo())
     assert filled.old_logp.equal(fwd.logp)
     assert not filled.old_logp.requires_grad
-    assert begun(fwd, batch, sft()) is batch
-    assert begun(fwd, filled, grpo()) is filled
+    assert old_logp_from_first_pass(fwd, batch, sft()) is batch
+    assert old_logp_from_first_pass(fwd, filled, grpo()) is filled
 
 
 def test_a_teacher_is_compared_over_the_whole_vocabulary_unless_told_otherwise() -> None:

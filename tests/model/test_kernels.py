@@ -21,7 +21,7 @@ from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.kernels.tiles import INVARIANT, ROWS, most_parts, pieces, tile
+from hone.model.kernels.tiles import INVARIANT, ROWS, cdiv, most_parts, tile
 from hone.model.lora import add_lora, lora_parameters
 from hone.rollout.local import LocalSampler
 
@@ -68,7 +68,7 @@ def test_tiles_fit_the_buffers_and_the_invariant_one_is_the_same_for_all():
             for double in (False, True):
                 t = tile(rows, cols, depth, invariant=False, double=double)
                 assert ROWS % t.rows == 0
-                assert double or pieces(cols, t.cols) <= most_parts(cols)
+                assert double or cdiv(cols, t.cols) <= most_parts(cols)
                 assert tile(rows, cols, depth, invariant=True, double=double) == INVARIANT
 
 

@@ -22,7 +22,7 @@ from hone.model.formats.peft import load_peft, save_peft
 from hone.model.lora import add_lora, select_adapter
 from hone.model.scorer import Scorer
 from hone.reward.learned.endpoint import Endpoint
-from hone.reward.learned.reward_model import joined
+from hone.reward.learned.reward_model import combine_scores
 from hone.reward.score import as_scorer
 from hone.reward.steps import split_steps
 from hone.rollout.local import LocalSampler
@@ -235,7 +235,9 @@ PROGRAMS = [
     call(lambda w: pass_at_k(2, 1, 3), lambda w: pass_at_k(3, 1, 3), "sample more"),
     call(lambda w: mean_and_error([]), lambda w: mean_and_error([1.0]), "evaluate at least one task"),
     call(
-        lambda w: joined(np.ones((2, 2)), how="best"), lambda w: joined(np.ones((2, 2)), how="mean"), "use one of mean"
+        lambda w: combine_scores(np.ones((2, 2)), how="best"),
+        lambda w: combine_scores(np.ones((2, 2)), how="mean"),
+        "use one of mean",
     ),
     call(lambda w: split_steps("a", ""), lambda w: split_steps("a", "\n"), "as a line break"),
     call(lambda w: Scorer(decoder(258), kind="x"), lambda w: Scorer(decoder(258), kind="reward"), "use one of reward"),

@@ -8,7 +8,7 @@ from each import each
 
 from hone.errors import HoneError
 from hone.reward.learned.process_model import Dense, ProcessModel, shaping
-from hone.reward.learned.reward_model import Ensemble, joined
+from hone.reward.learned.reward_model import Ensemble, combine_scores
 from hone.reward.score import Reward
 from hone.reward.steps import Stepper, split_steps, text_ends
 from hone.types import Batch, Forward, Outcome, Rollout, Stop
@@ -133,9 +133,9 @@ def test_a_rating_sums_up_the_steps(by, expected):
 def test_an_ensemble_is_its_mean_its_lowest_or_less_its_spread_by_hand():
     # of 1 and 5: mean 3, standard deviation 2 (variance 4, and 2.83 where one is taken off the count)
     values = torch.tensor([[1.0, 2.0], [5.0, 2.0]]).double().numpy()
-    assert joined(values, how="mean").tolist() == [3.0, 2.0]
-    assert joined(values, how="min").tolist() == [1.0, 2.0]
-    assert joined(values, how="penalty", k=0.5).tolist() == [2.0, 2.0]
+    assert combine_scores(values, how="mean").tolist() == [3.0, 2.0]
+    assert combine_scores(values, how="min").tolist() == [1.0, 2.0]
+    assert combine_scores(values, how="penalty", k=0.5).tolist() == [2.0, 2.0]
     members = [lambda rollouts: [1.0, 2.0], lambda rollouts: [5.0, math.nan]]
     outcomes = Reward(Ensemble(members=members, how="penalty", k=2.0))([rollout(1), rollout(2)])
     assert (outcomes[0].value, dict(outcomes[0].parts)) == (-1.0, {"mean": 3.0, "spread": 2.0})

@@ -342,7 +342,7 @@ def test_an_error_that_a_library_made_of_ctrl_c_is_ctrl_c(world: World, tmp_path
         except KeyboardInterrupt:
             raise AttributeError("module 'numpy' has no attribute 'multiply'") from None
 
-    monkeypatch.setattr("hone.launch.train.joined", imports)
+    monkeypatch.setattr("hone.launch.train.join_ranks", imports)
     assert main(arguments(recipe(world, "sft", tmp_path / "run"), world)) == 130
     assert capsys.readouterr().err == "hone: interrupted; nothing new was saved\n"
 
@@ -355,7 +355,7 @@ def test_ctrl_c_that_a_library_has_swallowed_ends_the_command_before_it_begins(
             interrupt()
         return contextlib.nullcontext()
 
-    monkeypatch.setattr("hone.launch.train.joined", swallows)
+    monkeypatch.setattr("hone.launch.train.join_ranks", swallows)
     assert main(arguments(recipe(world, "sft", tmp_path / "run"), world)) == 130
     assert capsys.readouterr().err == "hone: interrupted; nothing new was saved\n"
     assert not (tmp_path / "run").exists()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from small import World, arguments, metrics, recipe, temporary
 
 from hone.config.recipe import Recipe
-from hone.dist.join import joined
+from hone.dist.join import join_ranks
 from hone.errors import HoneError
 from hone.launch import build, train
 
@@ -165,14 +165,14 @@ def test_ranks_that_torchrun_did_not_start_are_told_to_use_it(monkeypatch: pytes
     monkeypatch.setenv("WORLD_SIZE", "2")
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(HoneError, match="start them with torchrun"), joined("cpu"):
+    with pytest.raises(HoneError, match="start them with torchrun"), join_ranks("cpu"):
         pytest.fail("there is nobody to join")
 
 
 def test_a_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("LOCAL_RANK", "99")
-    with pytest.raises(HoneError, match="leave the number out"), joined("cuda:0"):
+    with pytest.raises(HoneError, match="leave the number out"), join_ranks("cuda:0"):
         pytest.fail("every rank would take the same one")
-    with pytest.raises(HoneError, match="--nproc-per-node"), joined("cuda"):
+    with pytest.raises(HoneError, match="--nproc-per-node"), join_ranks("cuda"):
         pytest.fail("there are not so many")

@@ -8,7 +8,7 @@ import torch
 from each import each
 
 from hone.algo import ALGORITHMS, Algorithm, credit
-from hone.algo.table import begun
+from hone.algo.table import old_logp_from_first_pass
 from hone.train.annotate import annotated_minibatches, without_old_logp
 from hone.train.learner import Learner
 from hone.train.update import update, weigh
@@ -111,12 +111,12 @@ def test_a_column_that_is_there_is_left_alone():
     rows = tiny.random_rows(2)
     batch = tiny.collated(rows)
     fwd, algo = Forward(logp=torch.full(batch.mask.shape, -1.0, requires_grad=True)), ALGORITHMS["grpo"]()
-    filled = begun(fwd, batch, algo)
+    filled = old_logp_from_first_pass(fwd, batch, algo)
     assert filled.old_logp.equal(fwd.logp)
     assert not filled.old_logp.requires_grad
     there = replace(batch, old_logp=torch.zeros(batch.mask.shape))
-    assert begun(fwd, there, algo) is there
-    assert begun(fwd, batch, ALGORITHMS["sft"]()) is batch
+    assert old_logp_from_first_pass(fwd, there, algo) is there
+    assert old_logp_from_first_pass(fwd, batch, ALGORITHMS["sft"]()) is batch
 
 
 def test_the_gradient_is_the_policy_s_and_the_ratio_is_one():

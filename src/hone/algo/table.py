@@ -144,7 +144,7 @@ class _Present:
         return value
 
 
-def begun(fwd: Forward, batch: Batch, algo: Algorithm) -> Batch:
+def old_logp_from_first_pass(fwd: Forward, batch: Batch, algo: Algorithm) -> Batch:
     """With old_logp where it is needed and no pass of its own has filled it: then these weights are the old ones."""
     if "old_logp" not in algo.needs or batch.old_logp is not ABSENT:
         return batch

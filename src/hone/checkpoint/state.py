@@ -22,7 +22,7 @@ from hone.model.formats.cache import resolve
 from hone.model.formats.foreign import Foreign
 from hone.model.formats.peft import save_peft
 from hone.model.formats.save import save_model, weights_of
-from hone.model.formats.weight_files import stored
+from hone.model.formats.weight_files import tensor_index
 from hone.model.lora import adapter_names
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
@@ -206,7 +206,7 @@ def saved_weights(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
     """The trained weights of a checkpoint by name: those in a file of their own, and those `wanted` from its model."""
     found = load_tensors(folder / names.WEIGHTS)
     if missing := [name for name in wanted if name not in found]:
-        model = stored(folder)
+        model = tensor_index(folder)
         found |= {name: model[key].read() for name in missing if (key := _stored_as(name)) in model}
     return found
 

@@ -23,7 +23,7 @@ def started_as() -> tuple[int, int]:
 
 
 @contextmanager
-def joined(device: str = "auto") -> Iterator[None]:
+def join_ranks(device: str = "auto") -> Iterator[None]:
     """Inside, the processes of torchrun are ranks that wait for each other; a process alone stays alone."""
     if started_as()[1] == 1 or dist.is_initialized():
         yield

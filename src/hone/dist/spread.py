@@ -72,7 +72,7 @@ def is_spread(x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def whole(x: Tensor) -> Tensor:
+def full_tensor(x: Tensor) -> Tensor:
     """The tensor that ranks hold parts of; every rank takes part, and has it."""
     return cast("DTensor", x).full_tensor() if is_spread(x) else x.detach()
 
@@ -83,7 +83,7 @@ def own(x: Tensor) -> Tensor:
     return cast("DTensor", x).to_local() if is_spread(x) else x.detach()
 
 
-def joined(part: Tensor, like: Tensor) -> Tensor:
+def full_from_part(part: Tensor, like: Tensor) -> Tensor:
     """The whole of what ranks hold parts of as they do of `like`, such as its moments."""
     from torch.distributed.tensor import DTensor, Shard
 

@@ -19,7 +19,7 @@ from hone.config.overrides import override, unknown
 from hone.config.recipe import Recipe, plan
 from hone.config.rules import validate
 from hone.dist import collect
-from hone.dist.join import joined
+from hone.dist.join import join_ranks
 from hone.errors import HoneError, Interrupted
 from hone.launch import build
 from hone.launch.job import Run, begin, prepare, publish, save, set_torch
@@ -46,7 +46,7 @@ def run(recipe: Recipe, *, resume: bool = False, allow_change: bool = False) -> 
     allow_change: a run that is resumed may go on with settings that lead elsewhere than those it was started with.
     """
     validate(recipe)
-    with joined(recipe.train.device), _stopper() as stopper:
+    with join_ranks(recipe.train.device), _stopper() as stopper:
         return _run(recipe, stopper, resume=resume, allow_change=allow_change)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from hone.errors import HoneError
 from hone.model.formats import peft
 from hone.model.formats.cache import folder_of, resolve
-from hone.model.formats.weight_files import Stored, in_order, kind_of, stored
+from hone.model.formats.weight_files import Stored, in_order, kind_of, tensor_index
 
 ENERGY = 0.9  # the share of sum sigma^2 that `energy_rank` holds
 
@@ -120,10 +120,10 @@ def inspect(model: str, base: str = "") -> Report:
     folder = folder_of(model)
     if peft.is_adapter(folder):
         return _adapter(folder, base)
-    here = stored(folder)
+    here = tensor_index(folder)
     if not base:
         return Report(model=str(folder), base="", kinds=_kinds(here))
-    other = stored(_folder(base))
+    other = tensor_index(_folder(base))
     both = [name for name in here if name in other]
     if not both:
         raise HoneError(f"{folder} and {base} have no weight of one name: give the model it was trained from as --base")
@@ -186,7 +186,7 @@ def _adapter(folder: Path, base: str) -> Report:
     found = peft.read_peft(folder)
     named = base or found.base
     # what an adapter says of its base may be of another machine; what the user says must be there
-    other = stored(_folder(named)) if base or (named and resolve(named).is_dir()) else {}
+    other = tensor_index(_folder(named)) if base or (named and resolve(named).is_dir()) else {}
     changes = list[Change]()
     for layer in sorted(found.tensors, key=in_order):
         a, b = found.tensors[layer]
@@ -201,5 +201,5 @@ def _adapter(folder: Path, base: str) -> Report:
             Change(name=name, shape=shape, update=update_of(abs(found.scale(layer)) * low_rank_values(a, b), base=size))
         )
     notes = found.notes if other else (*found.notes, "no base model at hand: give --base for relative norms")
-    kinds = _kinds(stored(folder, [peft.WEIGHTS]))
+    kinds = _kinds(tensor_index(folder, [peft.WEIGHTS]))
     return Report(model=str(folder), base=named if other else "", kinds=kinds, changes=tuple(changes), notes=notes)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from hone.algo.table import Algorithm, begun, objective
+from hone.algo.table import Algorithm, objective, old_logp_from_first_pass
 from hone.algo.terms import token_ratio
 from hone.checkpoint import files, names
 from hone.dist import collect
@@ -75,7 +75,7 @@ def examine(
         for p in trained.values():
             p.grad = None
         fwd = policy(micro, algo.wants)
-        micro = begun(fwd, micro, algo)
+        micro = old_logp_from_first_pass(fwd, micro, algo)
         loss = objective(fwd, micro, algo.loss)
         loss.backward()
         _note_rows(found, i, micro, _computed(fwd, micro, algo))

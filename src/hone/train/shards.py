@@ -10,7 +10,19 @@ from torch import Tensor, nn
 
 from hone.checkpoint.files import optimizer_tensors
 from hone.dist import collect
-from hone.dist.spread import apart, cut, is_spread, joined, materialised, mesh_of, own, skeleton, spread, units, whole
+from hone.dist.spread import (
+    apart,
+    cut,
+    full_from_part,
+    full_tensor,
+    is_spread,
+    materialised,
+    mesh_of,
+    own,
+    skeleton,
+    spread,
+    units,
+)
 from hone.model.decoder import Decoder
 from hone.model.policy import OwnCritic, Policy, frozen_policy
 from hone.model.scorer import ScalarHead, Scorer
@@ -120,7 +132,7 @@ class Shards:
         apart(self.policy)
         with torch.no_grad():
             for x, y in zip(twin.parameters(), saved_part(self.policy).parameters(), strict=True):
-                full = whole(y)
+                full = full_tensor(y)
                 if not x.is_meta:
                     x.copy_(full)
 
@@ -130,22 +142,22 @@ class Shards:
         twin = twin if self.half is None else twin.to(self.half)
         return twin if device.type == "meta" else materialised(twin, device)
 
-    def whole(self, part: nn.Parameter) -> Tensor:
+    def full_parameter(self, part: nn.Parameter) -> Tensor:
         """All of what is stepped here in parts, on every rank."""
-        return whole(self._origin.get(part, part))
+        return full_tensor(self._origin.get(part, part))
 
     # --- checkpoints: whole tensors on the first rank ---
 
     def whole_weights(self) -> dict[str, Tensor]:
         """The trained weights by name; every rank takes part."""
         apart(self.policy)
-        return {name: kept(whole(p)) for name, p in self.trained().items()}
+        return {name: kept(full_tensor(p)) for name, p in self.trained().items()}
 
     def whole_moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """What the optimiser holds, as optimizer_tensors names it; every rank takes part."""
         found = optimizer_tensors(optimizer)
         like = {name: self._like(optimizer, name, x) for name, x in found.items()}
-        return {name: kept(x if like[name] is None else joined(x, like[name])) for name, x in found.items()}
+        return {name: kept(x if like[name] is None else full_from_part(x, like[name])) for name, x in found.items()}
 
     def own_moments(self, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's parts of `whole_moments`, of whatever number of ranks."""
@@ -159,7 +171,7 @@ class Shards:
 
     def whole_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state dict of tensors that are spread; every rank takes part."""
-        return {name: kept(whole(x)) for name, x in state.items()}
+        return {name: kept(full_tensor(x)) for name, x in state.items()}
 
     @torch.no_grad()
     def load(self, parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:

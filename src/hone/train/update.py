@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from hone.algo import table, weight
-from hone.algo.table import Algorithm, begun, objective
+from hone.algo.table import Algorithm, objective, old_logp_from_first_pass
 from hone.algo.terms import k3
 from hone.dist import collect
 from hone.log.stats import Stats
@@ -58,7 +58,7 @@ def _gradients(learner: Learner, batch: Batch, algo: Algorithm) -> tuple[Stats, 
     cut = learner.cut(batch, algo.unit)
     for micro in cut if learner.shards is None else learner.shards.passes(cut, batch.rows(slice(0))):
         fwd = learner.policy(micro, algo.wants)
-        micro = begun(fwd, micro, algo)
+        micro = old_logp_from_first_pass(fwd, micro, algo)
         loss = objective(fwd, micro, algo.loss)
         loss.backward()
         losses.append(loss.detach())

@@ -121,7 +121,7 @@ class Stored:
             return file.get_tensor(self.key)
 
 
-def stored(folder: Path, files: list[str] | None = None) -> dict[str, Stored]:
+def tensor_index(folder: Path, files: list[str] | None = None) -> dict[str, Stored]:
     """What a model folder holds, by name, layer 2 before layer 10; files: others than the model's."""
     found = dict[str, Stored]()
     for name in weight_files(folder) if files is None else files:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hone.model.kernels.tiles import pieces, power
+from hone.model.kernels.tiles import cdiv, power
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def launch_norm(x: Tensor, gain: Tensor, y: Tensor, eps: float, *, copy: Tensor 
     rows = max(1, 2_048 // width)
     if N:
         warps = min(8, rows * width // 1_024)
-        norm[(pieces(N, rows),)](
+        norm[(cdiv(N, rows),)](
             x, gain, y, x if copy is None else copy, N, D, eps, COPIES=copy is not None, BR=rows, BD=width,
             num_warps=warps,
         )  # fmt: skip
@@ -93,7 +93,7 @@ def sum_lines_of(X, Y, lines, D, BL: tl.constexpr, BD: tl.constexpr):
 
 def launch_sum(x: Tensor, y: Tensor) -> None:
     """y = x.sum(0), [lines, D] -> [D]"""
-    sum_lines_of[(pieces(x.shape[1], 8),)](x, y, *x.shape, BL=512, BD=8, num_warps=8)
+    sum_lines_of[(cdiv(x.shape[1], 8),)](x, y, *x.shape, BL=512, BD=8, num_warps=8)
 
 
 @triton.jit

@@ -23,7 +23,7 @@ class Tile:
 INVARIANT = Tile(64, 64, 64, 4, 4)  # for batches that must not change a row's numbers: one size for every batch
 
 
-def pieces(whole: int, each: int) -> int:
+def cdiv(whole: int, each: int) -> int:
     """How many of this size cover the whole."""
     return -(-whole // each)
 
@@ -35,7 +35,7 @@ def power(x: int) -> int:
 
 def most_parts(cols: int) -> int:
     """Room for the sums of squares of a row, one for each column tile."""
-    return power(pieces(cols, 16 if cols < NARROW else 32))
+    return power(cdiv(cols, 16 if cols < NARROW else 32))
 
 
 def tile(rows: int, cols: int, depth: int, *, invariant: bool, double: bool = False) -> Tile:

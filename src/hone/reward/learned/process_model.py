@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hone.errors import HoneError
-from hone.reward.learned.reward_model import joined, values_at
+from hone.reward.learned.reward_model import combine_scores, values_at
 from hone.reward.outcome import invalid
 from hone.reward.steps import Stepper
 from hone.types import ForwardModel, Group, Outcome, Rollout, Stop
@@ -52,7 +52,7 @@ class ProcessModel:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Steps]:
         ends = [self.stepper.ends(r) for r in rollouts]
         flat = [self._flat(model, rollouts, ends) for model in self.models]
-        scores = iter(joined(np.array(flat, dtype=np.float64), how=self.how, k=self.k).tolist())
+        scores = iter(combine_scores(np.array(flat, dtype=np.float64), how=self.how, k=self.k).tolist())
         return [Steps(places, [next(scores) for _ in places]) for places in ends]
 
     def _flat(self, model: ForwardModel, rollouts: Sequence[Rollout], ends: Sequence[Sequence[int]]) -> list[float]:

@@ -106,7 +106,7 @@ JOINS = ("mean", "min", "penalty")
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
-def joined(values: Array, *, how: str = "mean", k: float = 1.0) -> Array:
+def combine_scores(values: Array, *, how: str = "mean", k: float = 1.0) -> Array:
     """[M, N] of M members -> [N]: mean, min, or penalty: mean - k std (population) over the members."""
     if how not in JOINS:
         raise HoneError(f"an ensemble is joined by {how!r}: use one of {', '.join(JOINS)}")
@@ -128,10 +128,10 @@ class Ensemble:
             raise HoneError(
                 f"an ensemble of {len(self.members)} models with k={self.k}: give models, and k of 0 or more"
             )
-        joined(np.zeros((1, 0)), how=self.how)
+        combine_scores(np.zeros((1, 0)), how=self.how)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
         values = np.array([member(rollouts) for member in self.members], dtype=np.float64).reshape(-1, len(rollouts))
-        columns = zip(joined(values, how=self.how, k=self.k), values.mean(0), values.std(0), strict=True)
+        columns = zip(combine_scores(values, how=self.how, k=self.k), values.mean(0), values.std(0), strict=True)
         # a member's NaN makes the whole NaN, which is no reward
         return [Outcome(value=float(v), parts={"mean": float(m), "spread": float(s)}) for v, m, s in columns]

@@ -14,7 +14,7 @@ from hone.engine.runners.cuda.step import Launcher
 from hone.engine.runners.cuda.weights import LayerWeights
 from hone.model.config import DecoderConfig
 from hone.model.decoder import rope_tables
-from hone.model.kernels.tiles import pieces, power
+from hone.model.kernels.tiles import cdiv, power
 
 BLOCK = 32  # columns of a KV block
 QUERIES = 64  # prompt tokens a program attends with
@@ -108,7 +108,7 @@ def splits_of(rows: int, heads: int, *, invariant: bool) -> int:
 def attend_prompts(launcher: Launcher, memory: KVPool, w: LayerWeights, layer: int, at: PromptPlaces) -> None:
     """The tokens of several prompts: keys and values to the pool, then every query against its own prompt."""
     c, b, pool, rows = launcher.config, launcher.buffers, memory.pool[:, layer], len(at.position)
-    reading.store[(pieces(rows, STORE), c.num_attention_heads + 2 * c.num_key_value_heads)](
+    reading.store[(cdiv(rows, STORE), c.num_attention_heads + 2 * c.num_key_value_heads)](
         b.qkv, pool, at.table, at.position, at.owner, memory.cos, memory.sin, *_gains(w),
         c.rms_norm_eps, at.table.shape[1], rows, BT=STORE, num_warps=4, **_shape(launcher, layer, w, norm=True),
     )  # fmt: skip

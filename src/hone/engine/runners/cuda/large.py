@@ -11,7 +11,7 @@ from hone.engine.runners.cuda.step import Launcher
 from hone.engine.runners.cuda.weights import LayerWeights
 from hone.model.kernels import elementwise
 from hone.model.kernels.fused_weights import LowRank
-from hone.model.kernels.tiles import pieces
+from hone.model.kernels.tiles import cdiv
 
 TOKENS = 1_536  # from which it is faster
 
@@ -26,7 +26,7 @@ def large_layer(launcher: Launcher, w: LayerWeights, attend: Callable[[], None])
     _add(b.mixed[:n], w.out, w.low_out, x)
     _norm(launcher, w.mlp_gain)
     _product(normed, w.gate_up, None, w.low_gate_up, wide)
-    elementwise.gate[(n, pieces(M, 1024))](wide, act, M, BM=1024)
+    elementwise.gate[(n, cdiv(M, 1024))](wide, act, M, BM=1024)
     _add(act, w.down, w.low_down, x)
 
 

@@ -27,7 +27,7 @@ from hone.engine.runners.registry import Needs, RunnerBackend, column_bytes, too
 from hone.engine.runners.torch.runner import Switching
 from hone.model.decoder import Decoder, Layer
 from hone.model.kernels.recording import Recording
-from hone.model.kernels.tiles import ROWS, pieces
+from hone.model.kernels.tiles import ROWS, cdiv
 
 LADDER = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  # rows of the captured graphs
 # prompt tokens of the captured graphs: a launch costs what its size costs, however few of them are real
@@ -64,7 +64,7 @@ class CudaRunner(Switching):
         self.hopper = self.on_gpu and torch.cuda.get_device_capability(device) >= (9, 0)
         self.lag = LAG if self.on_gpu else 0
         self.keeps_written = not invariant  # rows and prompts are read by kernels that add in different orders
-        width = pieces(capacity, BLOCK)
+        width = cdiv(capacity, BLOCK)
         with torch.inference_mode():
             self.rows = RowState(max_rows, config.vocab_size, width, device)
             self.memory = KVPool.of(config, blocks=num_blocks, rows=max_rows, positions=capacity, like=weight)
@@ -75,7 +75,7 @@ class CudaRunner(Switching):
             self.buffers = Buffers.of(
                 config, tokens, rank=rank, wide=wide or self._large(self.prompt_tokens), like=weight
             )
-            rows = pieces(max_rows, ROWS) * ROWS
+            rows = cdiv(max_rows, ROWS) * ROWS
             self.logits = torch.zeros(rows, config.vocab_size, device=device)
             self.prompts = torch.zeros(length(self.prompt_tokens, LINES, width), dtype=torch.int32, device=device)
         self.graphs: dict[tuple[str | None, Hashable], torch.cuda.CUDAGraph] = {}
@@ -146,7 +146,7 @@ class CudaRunner(Switching):
         if pairs:
             size = self.memory.pool[0].numel()
             where = self.rows.sent(np.array(pairs, dtype=np.int32))
-            copy_blocks[(len(pairs), pieces(size, 4096))](self.memory.pool, where, size, BLOCK=4096)
+            copy_blocks[(len(pairs), cdiv(size, 4096))](self.memory.pool, where, size, BLOCK=4096)
 
     def decode(self, rows: int) -> Ticket:
         """One more token for each row in [0, rows) that is seated and has not ended."""
@@ -299,7 +299,7 @@ class Cuda(RunnerBackend):
         return uncovered(decoder) or None
 
     def make(self, decoder: Decoder, needs: Needs) -> Runner:
-        each, block = pieces(needs.capacity, BLOCK), BLOCK * column_bytes(decoder)
+        each, block = cdiv(needs.capacity, BLOCK), BLOCK * column_bytes(decoder)
         blocks = min(needs.max_rows * each, needs.memory // block)
         if blocks < each:
             raise too_little_memory(needs, each * block)

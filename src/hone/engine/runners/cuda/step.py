@@ -15,7 +15,7 @@ from hone.engine.runners.cuda.weights import LayerWeights
 from hone.model.config import DecoderConfig
 from hone.model.kernels import elementwise
 from hone.model.kernels.fused_weights import LowRank
-from hone.model.kernels.tiles import CUBLAS_ROWS, ROWS, Tile, most_parts, pieces, power, tile
+from hone.model.kernels.tiles import CUBLAS_ROWS, ROWS, Tile, cdiv, most_parts, power, tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Buffers:
 
     @staticmethod
     def of(config: DecoderConfig, rows: int, *, rank: int, wide: bool, like: Tensor) -> "Buffers":
-        rows = pieces(rows, ROWS) * ROWS
+        rows = cdiv(rows, ROWS) * ROWS
         D, E, M = config.hidden_size, config.head_dim, config.intermediate_size
         heads, keys = config.num_attention_heads * E, config.num_key_value_heads * E
 
@@ -66,7 +66,7 @@ class Launcher:
         options: dict[str, Any] = {"launch_pdl": True} if self.pdl else {}
         options |= {"BM": t.rows, "BN": t.cols, "BK": t.depth, "num_warps": t.warps, "num_stages": t.stages}
         options |= {"EVEN": K % t.depth == 0 and N % t.cols == 0, "PDL": self.pdl}
-        return t, (pieces(self.rows, t.rows), pieces(N, t.cols)), options
+        return t, (cdiv(self.rows, t.rows), cdiv(N, t.cols)), options
 
     def _sides(self, a: Tensor, weight: Tensor, t: Tile) -> tuple[Any, Any, bool]:
         """The two matrices as descriptors where the copy engine can read them, and whether it can."""
@@ -104,7 +104,7 @@ class Launcher:
             A, W, weight, y, weight if gain is None else gain, b.scaled, b.squares, scale, N, K,
             a.stride(0), y.stride(0), P=0 if gain is None else b.squares.shape[1], TMA=tma, **options,
         )  # fmt: skip
-        return pieces(N, t.cols)
+        return cdiv(N, t.cols)
 
     def head(self, parts: int, gain: Tensor, weight: Tensor, logits: Tensor) -> None:
         """logits = norm(x) W^T in float32; large ones by cuBLAS, which is faster there"""
@@ -141,7 +141,7 @@ class Launcher:
         if w.low_gate_up:
             self.linear(b.scaled, parts, w.gate_up, None, b.wide)
             self.low(b.scaled, parts, w.low_gate_up, b.wide)
-            elementwise.gate[(self.rows, pieces(M, 1024))](b.wide, b.act, M, BM=1024)
+            elementwise.gate[(self.rows, cdiv(M, 1024))](b.wide, b.act, M, BM=1024)
             return
         t, grid, options = self._tile(M, K, double=True)
         A, W, tma = self._sides(b.scaled, w.gate_up, t)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hone.model.kernels.tiles import pieces, power
+from hone.model.kernels.tiles import cdiv, power
 from hone.model.vocab.distribution import PLACE, Chunk, VocabBackend
 
 SIZE, COMPARED_SIZE = 4096, 2048  # logits a program reads at once; fewer where it holds several distributions
@@ -185,7 +185,7 @@ def grad(chunk: Chunk, upstream: Mapping[str, Tensor]) -> None:
     """The logits become their gradient; upstream: that of each statistic that has one, [n]; the table is filled."""
     if len(chunk.logits):
         pointers, numbers, size = _arguments(chunk)
-        blocks = pieces(chunk.logits.shape[1], size)
+        blocks = cdiv(chunk.logits.shape[1], size)
         names = ("logp", "entropy", "ref_kl", "old_kl")
         grads = [upstream[name].float().contiguous() if name in upstream else chunk.logits for name in names]
         vocab_grad[(len(chunk.logits) * blocks,)](
