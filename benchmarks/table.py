@@ -18,7 +18,12 @@ MATHS, VERIFIERS = RESULTS / "maths_cpu.json", DOCS / "verifiers.md"
 MATHS_MARKS = "<!-- maths, written by `make table` -->\n", "<!-- end of maths -->\n"
 MARKS = "<!-- process, written by `make table` -->\n", "<!-- end of process -->\n"
 CREDIT_MARKS = "<!-- credit, written by `make table` -->\n", "<!-- end of credit -->\n"
-NO_SPEED = {PROCESS, CREDIT, MATHS, RESULTS / "trial_cpu.json"}
+NO_SPEED = {
+    PROCESS,
+    CREDIT,
+    MATHS,
+    *(RESULTS / f"{name}_cpu.json" for name in ("trial", "walk", "walk_before", "trees")),
+}
 HEAD = "| work | Hone | peer | ratio | goal | |\n|---|---|---|---|---|---|\n"
 LESS = {"GB", "MiB", "ms", "s"}  # units of which less is better
 
