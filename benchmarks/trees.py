@@ -11,6 +11,7 @@ no more than 3 % slower. On a machine with a GPU the work is of its size, and ru
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -69,7 +70,8 @@ def run_once(work: dict[str, Any], folder: Path, *, steps: int) -> float:
     """The median seconds of a run's later steps."""
     import hone
 
-    out = folder / "run"
+    out, start = folder / "run", folder / f"start-{work['shape']['hidden_size']}"
+    fresh = hone.ModelSpec(tokenizer=str(folder / "tokenizer"), **work["shape"])
     problems = [(f"What is {a}+{b}?", str(a + b)) for a in range(20) for b in range(20)]
     rows: list[dict[str, Any]] = [{"prompt": q, "answer": a} for q, a in problems]
     if work["algo"] == "sft":
@@ -84,7 +86,7 @@ def run_once(work: dict[str, Any], folder: Path, *, steps: int) -> float:
     limits: Any = getattr(hone, "LimitSpec" if hasattr(hone, "LimitSpec") else "Limits")(**off)
     recipe = hone.Recipe(
         name="trees",
-        model=hone.ModelSpec(tokenizer=str(folder / "tokenizer"), **work["shape"]),
+        model=hone.ModelSpec(path=str(start)) if start.is_dir() else fresh,
         data=rows,
         algo=getattr(hone.algo, work["algo"])(),
         sample=sample,
@@ -97,7 +99,9 @@ def run_once(work: dict[str, Any], folder: Path, *, steps: int) -> float:
     with redirect_stdout(sys.stderr):
         hone.run(recipe)
     seconds = [json.loads(line)["seconds"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    subprocess.run(["rm", "-rf", str(out)], check=True)
+    if not start.is_dir():  # the model as the run found it: the next run need not make it anew
+        shutil.move(out / "start", start)
+    shutil.rmtree(out)
     return statistics.median(seconds[len(seconds) // 3 :])
 
 
