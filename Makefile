@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY ?= passive
 # Without compiled modules on disk every worker and every process of the tests compiles all of Hone again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo demo-seeds faults table docs mutants torture trial fuzz wheel browser old-trl gym real-model test test-slow test-gpu docs-test sampler check static clean
+.PHONY: help setup demo demo-seeds faults table docs mutants torture trial fuzz wheel browser old-trl gym real-model test test-slow test-gpu docs-test docs-test-slow deleted sampler check static clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -69,7 +69,7 @@ gym: $(VENV)/.dev ## reasoning-gym, whose tasks tests/reward makes and marks (11
 	$(PIP) reasoning-gym
 
 test: $(VENV)/.dev ## the fast tests
-	$(PYTEST) $(WORKERS) -m "not slow and not gpu"
+	$(PYTEST) $(WORKERS) -m "not slow and not gpu" --ignore tests/docs
 
 test-slow: $(VENV)/.dev ## the slow tests
 	$(PYTEST) -m "slow and not gpu" --timeout 3600
@@ -77,8 +77,14 @@ test-slow: $(VENV)/.dev ## the slow tests
 test-gpu: $(VENV)/.dev ## the tests that need an NVIDIA GPU
 	$(PYTEST) -m gpu --timeout 1800
 
-docs-test: $(VENV)/.dev ## follow the tutorial and the how-to pages word for word, with what takes minutes
+docs-test: $(VENV)/.dev ## follow the tutorial and the how-to pages word for word, but for what takes minutes
+	$(PYTEST) tests/docs -m "not slow"
+
+docs-test-slow: $(VENV)/.dev ## the same with the whole demo and the real model
 	$(PYTEST) tests/docs --timeout 3600
+
+deleted: $(VENV)/.dev ## delete each backend and each runner in a copy of Hone: everything must still work
+	$(PYTEST) tests/equal/test_deleted_backends.py --timeout 1800
 
 sampler: $(VENV)/.dev ## the sampler's figures against transformers, as JSON: of the GPU if there is one, else of the CPU
 	$(BIN)/python -m benchmarks.sampler

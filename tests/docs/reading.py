@@ -4,7 +4,7 @@
     <!-- run: exit 2 -->      the same, and the last command ends with this code
     <!-- file: NAME -->       write it to this file
     <!-- background -->       start it, wait for what the page shows, and leave it running to the end of the page
-    <!-- slow: REASON -->     run it by `make docs-test` only, for this reason
+    <!-- slow: REASON -->     run it by `make docs-test-slow` only, for this reason
     <!-- skip: REASON -->     never run it here, for this reason
 
 Behind a block `<!-- holds: pass@1 > 0.6 -->` is a fact about the number that the output has behind this name.

@@ -178,7 +178,7 @@ def test_what_is_left_out_says_why():
     """Its skip shows the reasons in the summary of every run."""
     left_out = [block for page in reading.pages() for block in reading.blocks(page) if block.kind in ("skip", "slow")]
     assert all(block.what for block in left_out)
-    pytest.skip("left out, or run by `make docs-test` only: " + "; ".join(f"{b} ({b.what})" for b in left_out))
+    pytest.skip("left out, or run by `make docs-test-slow` only: " + "; ".join(f"{b} ({b.what})" for b in left_out))
 
 
 def test_every_marker_belongs_to_a_block():
