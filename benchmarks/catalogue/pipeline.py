@@ -75,7 +75,7 @@ DATA = (
     ),
     fault(
         "every epoch has the same order", "pain 19", "data", "data/feed/source.py",
-        old="np.random.SeedSequence((self._seed, self._epoch))", new="np.random.SeedSequence((self._seed, 0))",
+        old="permutation(n, self._seed, self._epoch)", new="permutation(n, self._seed, 0)",
         tests="data/test_source.py",
     ),
     fault(

@@ -1,4 +1,4 @@
-"""Chunks for the kernels of kernels/vocab.py. Run as a program, it puts them through Triton's interpreter."""
+"""Chunks for the kernels of model/backends/fused/vocab.py. As a program, it puts them through Triton's interpreter."""
 
 import sys
 from collections.abc import Iterator

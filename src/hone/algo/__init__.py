@@ -3,8 +3,9 @@
 An algorithm is a value, which a function of its published name makes: `algo = grpo(beta=0.0)`. A step of training is
 `batch = assign_credit(batch, algo)`, `batch = weigh(batch, algo)`, `objective(forward, batch, algo).backward()`.
 A `Batch` holds what was sampled, a `Forward` what the policy says of it; examples/minimal_grpo.py is a whole loop.
-The parts: select (which rollouts), credit (rewards to advantages), terms and prefer (losses), weight (averages), kl,
-control (coefficients that adapt). May import: types and errors.
+The parts: select (which rollouts), credit (rewards to advantages), terms and prefer (losses), weight (averages),
+control (coefficients that adapt). table puts them together; online and offline make the algorithms; settings has
+the range of each setting, explain the formulas and papers. May import: types and errors.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """The commands of the command line, one module a kind: what `hone NAME` reads, calls and prints.
 
 Door: `COMMANDS`, which `hone.cli` makes a parser of. A command reads its options and calls the library; it computes
-nothing itself. It may import every room, but inside its functions: none imports torch before it runs, so that help is
+nothing itself. It may import every room. Rooms that need torch are imported inside its functions, so that help is
 instant.
 """
 

@@ -1,12 +1,6 @@
-"""The settings of a run, as frozen dataclasses: a recipe is a function that returns a `Recipe`. No torch here.
+"""The settings of a run as frozen dataclasses, those of a reward among them, and a step in words. No torch here.
 
-The comment above or beside a field is what `hone settings` prints as its meaning, so each is understood by itself.
-
-Only the edge (command line, runner, recipes) reads these; everything below takes plain arguments.
-
-The settings of a reward: what its parts may be called, and how each counts. No torch here.
-
-What a step of a recipe does, in words. No torch here.
+`hone settings` prints the comment above or beside a field as its meaning, so each is understood by itself.
 """
 
 import re

@@ -59,7 +59,10 @@ def _support(rows: list[Rollout], real: Array, mask: Array) -> Support | None:
 
 
 def judged(batch: Batch, groups: Sequence[Group], *, dtype: torch.dtype = torch.float32) -> Batch:
-    """Their table, on the host, with what else rollouts hold; a row whose reward is invalid is not trained on."""
+    """Adds rewards, limits, labels, margins and the sampler's log-probs to the table, which is on the host.
+
+    Rows with an invalid reward are not trained on.
+    """
     rows = [r for g in groups for r in g]
     mask, real = batch.mask.numpy(), batch.real.numpy()
     label, step_mask = _labels(rows, real, dtype)
@@ -112,7 +115,10 @@ def _pad(rows: Sequence[Sequence[Any]], real: Array, fill: Any, dtype: DTypeLike
 
 
 def _end_to_end(rows: Sequence[Sequence[Any]], dtype: DTypeLike) -> Array:
-    """A row that is an array is read as it lies, one that several rollouts share once."""
+    """All rows in one array.
+
+    Arrays of one type are copied as bytes; otherwise a row that several rollouts share is converted once.
+    """
     arrays = [row for row in rows if isinstance(row, array)]
     kinds = {row.typecode for row in arrays}
     if len(arrays) == len(rows) and len(kinds) == 1:  # as a sampler gives them: bytes are joined ten times as fast

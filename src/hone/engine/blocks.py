@@ -13,7 +13,7 @@ Key = tuple[int, tuple[int, ...]]  # the id of the chunk before, and the tokens:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """So many tokens of a prompt after the ones of `parent`, in at least one block."""
+    """CHUNK tokens of a prompt that follow the chunk whose id is in `key`; kept in at least one block."""
 
     id: int  # never used again, so that the children of a chunk that is gone are found by nobody
     key: Key
@@ -182,8 +182,8 @@ def claim_blocks(
 ) -> list[tuple[int, ...]]:
     """Blocks for sequences that share a prompt of so many tokens, as many sequences as there is room for.
 
-    The whole blocks of the prompt are everybody's, and those of `chunks` are in memory; a last one that is not full
-    belongs to the first sequence, and each other one has its own. What is held back of a prompt is nobody else's.
+    Full blocks of the prompt are shared, without its last `held_back` tokens; those of `chunks` are in memory already.
+    A partly filled last block is private to each sequence.
     """
     shared = [next(reversed(chunk.blocks)) for chunk in chunks]
     whole = (prompt - held_back) // CHUNK

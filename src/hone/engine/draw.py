@@ -86,7 +86,7 @@ def _nucleus(z: Tensor, weight: Tensor, knobs: Knobs, low: Tensor) -> Tensor:
     best = _descending(z, torch.maximum(floor.to(z.dtype), low))
     at = torch.searchsorted(best.exp().cumsum(-1, dtype=torch.float64), top_p * total)
     found = best.gather(-1, at.clamp(max=best.shape[-1] - 1))
-    return found.masked_fill_(at == best.shape[-1], -math.inf)  # rounding kept the sum from it: all are needed
+    return found.masked_fill_(at == best.shape[-1], -math.inf)  # rounding kept the sum below top_p: keep all
 
 
 def _descending(z: Tensor, floor: Tensor) -> Tensor:

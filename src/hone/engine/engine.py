@@ -44,8 +44,8 @@ class _Watch:
 class Engine:
     """Writes completions of the requests submitted. `step` launches what can be, and gives the news.
 
-    The oldest of `runner.lag + 1` launches is read when the next has begun, always that one, so that a run is the same
-    every time. A request that ended in a launch not yet read is computed on, and what it writes then is dropped.
+    After a launch has begun, at most `runner.lag` stay in flight; the oldest is read first, so every run has the same
+    order. Tokens of a request that already ended are dropped.
     decode: token ids to text, for stop strings. prefill_tokens: the most prompt tokens in one launch.
     """
 

@@ -127,7 +127,7 @@ class Place:
     row: int
     limit: int
     blocks: tuple[int, ...]
-    age: int  # of the index when it began: one that was forgotten since must not learn of it
+    age: int  # version of the prefix index when it began; after `forget` its blocks are not added
     reading: "Reading | None" = None  # its prompt, while that is being read
     gone: bool = False  # cancelled meanwhile: the row is given back with the prompt's last part
     slot: int = -1  # where the engine records what it writes

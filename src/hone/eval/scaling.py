@@ -1,8 +1,7 @@
 """How large a model and how many tokens for a budget, by a law L(N, D) = E + A / N^alpha + B / D^beta and C = 6 N D.
 
-N counts parameters, D tokens, C floating-point operations of training, L nats a token.
-
-Fitting a scaling law to runs as Hoffmann et al. 2022 (appendix D.3): Huber loss on log L, LBFGS, many starts.
+N counts parameters, D tokens, C floating-point operations of training, L nats a token. `fit` fits the law to runs as
+Hoffmann et al. 2022 (appendix D.3) do: Huber loss on log L, LBFGS, many starts.
 """
 
 import itertools

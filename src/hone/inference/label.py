@@ -1,6 +1,6 @@
-"""hone label-steps: a file of solutions with a label for each step, which work can be gone on with after a kill.
+"""hone label-steps: a file of solutions with a label for each step.
 
-A file of finished rows that work goes on from: appended to in whole lines, never written twice.
+Whole lines are appended as they are finished, so that work goes on from the file after a kill.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""From a recipe's reward to what scores completions; what can hang or crash runs in processes of its own.
+"""From a recipe's reward to what scores completions; a judge is made from its file.
 
-A judge from its file: behind an endpoint, or a model of this machine.
+What can hang or crash runs in processes of its own.
 """
 
 import math

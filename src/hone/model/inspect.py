@@ -1,6 +1,6 @@
 """What `hone inspect` tells of a model or adapter: its parameters by kind, and how it differs from its base.
 
-How large an update is and how many directions it has: from singular values, in float64.
+The size of a difference and its number of directions come from singular values, in float64.
 """
 
 import math

@@ -3,8 +3,9 @@
 Verifiers: `math`, `choice`, `exact`, `f1`, `format`, `code`, `gym`, each called as `math(completion, task)`, where the
 task may be the gold answer itself. Makers of verifiers: `numeric`, `regex`, `tags`, `schema`, `grammar`, `length`,
 `overlong`, `language`, `repetition`, as in `numeric("1%")`. `combine` adds rewards up with weights.
-Inside: verify/ checks by program, sandbox/ runs programs, learned/ asks models, workers/ are processes.
-It imports types, errors, config, log, data, algo and, in learned/, model.
+Doors for other rooms: `score` (Reward, score), `group_scorer` (the reward of a run), `outcome` (a number or invalid),
+`steps` (where steps end). verify/ checks by program, sandbox/ runs programs, learned/ asks models, workers/ are
+processes. May import: types, errors, config.textfile, log, data, algo and, in learned/, model.
 """
 
 from importlib import import_module

@@ -14,7 +14,7 @@ from hone.reward.outcome import commonest, kinds
 from hone.reward.score import RewardScorer, score
 from hone.types import Group, Outcome, Rollout
 
-WAIT_SECONDS = 2.0  # until then all are waited for: quick failures are told in full
+WAIT_SECONDS = 2.0  # fewer seconds than this: wait for all, to report quick failures in full
 
 
 class TooManyInvalid(Exception):
@@ -48,7 +48,7 @@ _limit: ContextVar[tuple[float, Callable[[str], None]] | None] = ContextVar("lim
 
 @contextmanager
 def limit_invalid(room: float, late: Callable[[str], None]) -> Iterator[None]:
-    """Within it, in this thread, so many outcomes of each call may be invalid."""
+    """Inside, each call in this thread may have at most so many invalid outcomes."""
     token = _limit.set((room, late))
     try:
         yield
@@ -88,8 +88,7 @@ class GroupScorer:
     def fill(self, groups: Sequence[Group], *, bad: Sequence[Outcome] = (), count: int = 0) -> list[Group]:
         """The same groups with every outcome filled.
 
-        bad, count: of a step whose other rollouts were scored before or will be, its invalid outcomes so far and all
-        of its rollouts; none: these groups are all of it.
+        bad: invalid outcomes already seen in this step. count: all rollouts of the step (0: these groups are all).
         """
         count = count or sum(map(len, groups))
         try:

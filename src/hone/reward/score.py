@@ -37,7 +37,7 @@ class Reward:
     """
 
     function: Callable[..., Any]
-    seconds: float | None = field(default=None, kw_only=True)  # a completion may take, where that can be seen to
+    seconds: float | None = field(default=None, kw_only=True)  # a completion may take, where a limit can be enforced
 
     def __post_init__(self) -> None:
         _ = self.names

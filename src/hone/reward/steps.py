@@ -72,7 +72,8 @@ class Stepper:
         for step in split_steps(text, self.separator)[:-1]:
             boundary += len(step)
             before = token
-            # a token that adds no character at a step's end begins the next one's first, of several tokens
+            # A token that adds no text at a boundary is the first of a character of several tokens: it belongs to the
+            # next step.
             while (token < 0 or reach[token] < boundary) and token + 1 < len(reach) and reach[token + 1] <= boundary:
                 token += 1
             last += [token] if token > before else []

@@ -1,7 +1,6 @@
 """From tasks to scored rollouts: the sampler protocol, who implements it, and the supply that the loop asks.
 
 Doors: `supply` (tasks to groups of rollouts, for the loop, now or one iteration ahead), `local` (the sampler in this
-process). Behind them: `overlap` (rewards while the sampler goes on), `rollout_file` (rollouts in a
-checkpoint).
-May import: engine, data, dist, log, algo, types, errors.
+process). Behind them: `overlap` (rewards while the sampler goes on), `rollout_file` (rollouts in a checkpoint).
+May import: engine, data, dist, log, algo, model.decoder, reward.outcome, checkpoint.names, types, errors.
 """

@@ -49,7 +49,7 @@ class Scoring(Protocol):
 
 
 class Stopped(Exception):
-    """Work that nobody waits for any more was given up."""
+    """The caller cancelled this work."""
 
 
 class Aside(Generic[T]):

@@ -1,7 +1,4 @@
-"""From the places of the data to a feed: read, converted, streamed or held, mixed.
-
-Several feeds as one, in fixed proportions.
-"""
+"""Makes one feed of the datasets: rows are read and converted, streamed or held in memory, and mixed in proportion."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy

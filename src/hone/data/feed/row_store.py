@@ -1,7 +1,4 @@
-"""Where rows come from, read in order from any place: files, the Hub, or rows in memory. All look the same.
-
-The Hub's client made brief: where the Hub is not there, it reads its cache at once instead of trying again.
-"""
+"""Rows in order from any place: files, the Hub or memory. Where the Hub cannot be reached, its cache is read."""
 
 import hashlib
 import logging

@@ -1,7 +1,4 @@
-"""Reading dataset files, and an endless, resumable order over their rows.
-
-Orders that a run is saved under: the same for ever, whatever the version of numpy.
-"""
+"""Endless, resumable orders over rows, the same with every version of numpy; and all rows of a dataset file."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -62,12 +59,10 @@ class Source(Generic[T]):
         self._epoch = self._position = 0
         self._order = self._permutation()
 
-    def _permutation(self) -> np.ndarray:
-        """Sorts raw random bits: numpy promises those for every version, but not `Generator.permutation`."""
-        if not self._shuffle:
-            return np.arange(len(self._rows))
-        bits = np.random.PCG64(np.random.SeedSequence((self._seed, self._epoch)))
-        return np.argsort(bits.random_raw(len(self._rows)), kind="stable")
+    def _permutation(self) -> list[int]:
+        """The order of the present epoch."""
+        n = len(self._rows)
+        return permutation(n, self._seed, self._epoch) if self._shuffle else list(range(n))
 
     @property
     def epoch(self) -> float:
@@ -91,7 +86,7 @@ class Source(Generic[T]):
                 self._epoch, self._position = self._epoch + 1, 0
                 self._order = self._permutation()
             index = self._order[self._position : self._position + n - len(taken)]
-            taken += [self._rows[i] for i in index.tolist()]
+            taken += [self._rows[i] for i in index]
             self._position += len(index)
         return taken
 

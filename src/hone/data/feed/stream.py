@@ -91,7 +91,7 @@ class Stream(Generic[T]):
         return items, None
 
     def _filled(self) -> list[T]:
-        """The window's items in the order they are handed out; an epoch that is over begins again."""
+        """The window's items in the order they are handed out; they are read when first asked for."""
         if self._items is None:
             items, self._end = self._read(self._first if self._window == 0 else self._buffer)
             if not items and not self._before:

@@ -42,7 +42,7 @@ class TokenBatches:
     """A feed of groups in batches of at most `tokens` tokens, padding included.
 
     Windows of groups are taken from the feed, sorted by length and cut; the batches of a window come in an order set
-    by (seed, window). Every group comes once a time that the feed gives it.
+    by (seed, window). Each group appears as often as the feed gives it.
     """
 
     def __init__(self, feed: Feed[Group], *, tokens: int, seed: int, window: int = WINDOW) -> None:

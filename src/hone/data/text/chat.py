@@ -34,7 +34,7 @@ def render(
 
 
 def _continue(tokenizer: Tokenizer, tokens: list[int], texts: tuple[str, str], *, specials: bool) -> list[int]:
-    """The ids that lead from the `tokens` of the text before to the text after, leaving `tokens` as they are.
+    """The ids to append to `tokens` so that the text `before` becomes `after`.
 
     A sampler has already committed to the prompt's tokens, so a merge across the boundary is not allowed.
     """
@@ -190,7 +190,10 @@ def _exact(tokenizer: Tokenizer, text: str, talk: Talk, tools: Sequence[Tool] | 
 
 
 def _kept(tokenizer: Tokenizer, text: str, talk: Talk, tools: Sequence[Tool] | None) -> str:
-    """What the template writes after the stop token of the turn; a turn without calls is stood in for by a word."""
+    """What the template writes after the stop token of the turn.
+
+    A turn without tool calls is replaced by a placeholder word.
+    """
     (*known, last), new = talk
     word = next(f"answer{n}" for n in range(len(text) + 2) if f"answer{n}" not in str(talk))
     turn: Message = last if last.get("tool_calls") else {"role": "assistant", "content": word}

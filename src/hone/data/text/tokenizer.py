@@ -1,6 +1,6 @@
 """Text to token ids and back, in the folder layout that `transformers.AutoTokenizer` reads and writes.
 
-Texts of many rows at once, where a tokenizer's decoding is no more than its tokens joined.
+Where decoding only joins the tokens, many rows are decoded at once (`TokenTexts`).
 """
 
 import json

@@ -2,9 +2,8 @@
 
 Each has a limit of memory, and nothing that it starts outlives it (see `supervisor`).
 
-A pool's processes are forked when it is made, so that functions need no name to be found by; make it before there are
-threads, a GPU or large weights. Calls go out as pickles; outcomes come back as JSON, for nothing that a worker says
-may run here.
+Workers are forked when the pool is made, so functions need not be importable. Make the pool before there are threads,
+a GPU or large weights. Calls go out as pickles. Outcomes come back as JSON: nothing that a worker says may run here.
 """
 
 import gc
@@ -95,7 +94,8 @@ class WorkerPool:
         return [answers[number] for number in range(len(calls))]
 
     def _begin(self, busy: dict[socket.socket, int], number: int, call: bytes, *, seconds: float) -> None:
-        end = self._idle.pop()  # for good, where anything interrupts: its answer would be taken for the next one's
+        # On an interrupt it is not returned to the idle list: its late answer would be taken for the next call's.
+        end = self._idle.pop()
         busy[end] = number
         with suppress(Closed):  # which is found out when it is asked for its answer
             send(end, call, seconds)

@@ -2,7 +2,8 @@
 
 `runner.py` is the runner and says what it covers; `step.py`, `large.py`, `attend.py` launch the kernels of `linear.py`,
 `attention.py` and `prefill.py`; `draw.py` draws on the device; `rows.py`, `draw_state.py`, `prompts.py` lay out what
-they read.
+they read, and `weights.py` gives them the decoder's own tensors.
+May import engine/ (its parameters and runners, torch/ too) and model/.
 """
 
 REQUIRES = ("triton",)
