@@ -29,7 +29,7 @@ WRONG = {  # a contract of pyproject.toml -> the module, and the line that break
     "Settings stop at the edge": ("reward/score.py", "from hone.config import recipe"),
     "Algorithms need torch and nothing else": ("algo/terms.py", "import numpy"),
     "No two modules or folders of a room import each other": ("algo/terms.py", "from hone.algo import credit"),
-    "Nothing knows a backend by its name": ("model/decoder.py", "from hone.model.backends import fused"),
+    "Nothing knows a backend or a runner by its name": ("model/decoder.py", "from hone.model.backends import fused"),
 }
 
 

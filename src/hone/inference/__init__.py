@@ -3,5 +3,5 @@
 Doors: `model.load` and `model.Model` (public as `hone.load` and `hone.Model`), `evaluate.evaluate` (`hone.evaluate`),
 `rank.evaluate_ranked` (best of n by a judge), `label.label_steps` (data for a process reward model),
 `calibrate.calibrate` (a reward model's mean and deviation), `defaults.Sampling` (how to sample).
-May import: algo, data, engine, rollout, model, reward, search, eval, log, checkpoint, launch and config.textfile.
+May import: algo, data, engine, rollout, model, reward, search, eval, log, storage, launch, types, errors.
 """
