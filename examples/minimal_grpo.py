@@ -91,7 +91,10 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, algo:
 
 
 def online(policy: Policy, optimizer: torch.optim.Optimizer, algo: Algorithm, rng: random.Random) -> Iterator[float]:
-    """The mean reward of each iteration, for as long as it is asked."""
+    """The mean reward of each iteration, again and again.
+
+    One update an iteration, so there are no epochs. Sampler and learner are one model, so nothing is published.
+    """
     while True:
         prompts = [p for p in (problem(rng) for _ in range(PROMPTS)) for _ in range(GROUP)]
         tokens = sample(policy, prompts)  # prompts -> rollouts

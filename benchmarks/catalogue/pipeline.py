@@ -209,18 +209,18 @@ RESUME = (
         tests="run/test_resume.py::test_a_run_longer_than_planned_is_the_long_run",
     ),
     fault(
-        "checkpoints are not atomic", "pain 19", "resume", "checkpoint/files.py",
+        "checkpoints are not atomic", "pain 19", "resume", "storage/files.py",
         old="    aside, before = _aside(folder), _aside(folder, \"old.tmp\")\n",
         new="    aside, before = folder, _aside(folder, \"old.tmp\")\n",
         tests="train/test_checkpoint.py",
     ),
     fault(
-        "a damaged checkpoint is taken", "pain 19", "resume", "checkpoint/files.py",
+        "a damaged checkpoint is taken", "pain 19", "resume", "storage/files.py",
         old="        if not path.is_file() or digest(path) != expected:", new="        if not path.is_file():",
         tests="train/test_checkpoint.py",
     ),
     fault(
-        "the old checkpoint goes before the new one is whole", "pain 19", "resume", "checkpoint/files.py",
+        "the old checkpoint goes before the new one is whole", "pain 19", "resume", "storage/files.py",
         old='    folder = save_folder(root / name_of(step), write, between=between)\n',
         new=(
             "    for old in list(checkpoints(root).values())[: -max(keep - 1, 0) or None]:\n"

@@ -16,9 +16,9 @@ from benchmarks.torturing import victim
 from benchmarks.torturing.case import Case
 from benchmarks.torturing.points import Points
 from benchmarks.torturing.world import World, contents, differences, temporary
-from hone.checkpoint import files as checkpoint
 from hone.config.recipe import Recipe
 from hone.errors import HoneError
+from hone.storage import files as checkpoint
 
 PAGE = 4096
 LOOP = "grpo, sampled ahead"  # the one whose checkpoints hold most

@@ -10,8 +10,8 @@ from benchmarks.torturing import victim
 from benchmarks.torturing.points import KINDS, SAVES, likely
 from benchmarks.torturing.victim import Told
 from benchmarks.torturing.world import STEPS, World, differences, metrics, temporary
-from hone.checkpoint import files
 from hone.errors import HoneError
+from hone.storage import files
 
 ANY = "any moment"  # chosen by a clock, not by what the run does
 IN_SAVES, IN_OTHERS = 0.45, 0.4  # shares of the kills; the rest are of any moment

@@ -18,11 +18,11 @@ from benchmarks.torturing import victim
 from benchmarks.torturing.case import Case
 from benchmarks.torturing.points import Points
 from benchmarks.torturing.world import STEPS, World, differences, metrics, temporary
-from hone.checkpoint import files
 from hone.engine.engine import Engine
 from hone.model.policy import Policy
 from hone.model.scorer import ScalarHead, Scorer
 from hone.rollout.local import Beginning
+from hone.storage import files
 from hone.train import optim
 from hone.train.learner import Learner
 

@@ -14,10 +14,10 @@ import safetensors.torch
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from hone.checkpoint import files
 from hone.engine.engine import Engine
 from hone.launch import job, train
 from hone.reward.group_scorer import GroupScorer
+from hone.storage import files
 from hone.train import trust_region
 
 OPENED, CALLS = "open", {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree"}

@@ -1,7 +1,7 @@
-"""The two loops. Read this file first: one stage a line, and one file behind each stage.
+"""The two loops. Read this file first: one stage a line, and one function behind each stage.
 
 `online` samples its own data; `offline` reads it. Both are generators: they yield after each iteration, which is when
-logs are written and checkpoints taken, and all that changes lives in the learner, the roller and the source.
+logs are written and checkpoints taken. What changes from step to step is held by the learner, the sampler and the feed.
 """
 
 import time
@@ -48,12 +48,13 @@ def online(
     publish: Callable[[int], None] = lambda version: None,
     seed: int = 0,
 ) -> Iterator[Iteration]:
-    """Prompts -> rollouts -> rewards -> batch -> credit -> updates -> publish, for as long as it is asked."""
+    """Prompts -> rollouts -> rewards -> batch -> credit -> updates -> publish, again and again."""
     tasks = as_ahead(tasks)
     algo = check_algorithm(algo, lag=tasks.lag, updates=epochs * minibatches, corrected=correct is not None)
     annotator = Annotator(algo, learner, epochs=epochs, lag=tasks.lag, corrected=correct is not None)
-    limits = {"prompts": prompts, "refill_rounds": refill_rounds}
-    supply = Supply(tasks, roll, score, algo, begin=annotator.begin, publish=publish, **limits)
+    supply = Supply(
+        tasks, roll, score, algo, prompts=prompts, refill_rounds=refill_rounds, begin=annotator.begin, publish=publish
+    )
     take_step = trust_region.step if algo.trust_region else update
     ranks = collect.world()[1]
     learner.begin(algo)
@@ -72,9 +73,10 @@ def online(
                     minibatch = weigh(minibatch, algo, correct=correct)  # each token's weight in the loss
                     stats.merge(take_step(learner, minibatch, algo))
             measure_update_kl(stats, learner, batch, algo)
-        metrics = summary(stats, seconds=supply.wait())
-        steer(learner, algo, metrics)  # adaptive coefficients
-        learner.end()
+        seconds = supply.wait()  # with a lag, for the rollouts that were sampled beside these updates
+        metrics = summary(stats, seconds=seconds)
+        steer(learner, algo, metrics)  # moves adaptive coefficients, such as beta
+        learner.end()  # the weights have a new version
         metrics |= learner.control | supply.publish(learner.version)  # the sampler gets the new weights
         yield Iteration(number=learner.version, metrics=metrics, groups=[g for groups in rounds for g in groups])
 
@@ -82,7 +84,7 @@ def online(
 def offline(
     rows: Feed[Group], learner: Learner, algo: Algorithm, *, size: int, context: int = 0
 ) -> Iterator[Iteration]:
-    """Rows -> batch -> update, for as long as it is asked; `size` groups (rows or pairs) a step, or a budget of tokens.
+    """Rows -> batch -> update, again and again; `size` groups (rows or pairs) a step, or a budget of tokens.
 
     context: the most tokens the model reads (0: no limit), for KTO's mismatched pairs may be longer than any row.
     """

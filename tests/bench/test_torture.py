@@ -13,8 +13,8 @@ from benchmarks.torturing.page import WORDS, page
 from benchmarks.torturing.points import KINDS, SAVES
 from benchmarks.torturing.world import World, contents, differences, loops, make_world, temporary
 from hone.algo import ALGORITHMS
-from hone.checkpoint import files
 from hone.rollout.supply import Roller
+from hone.storage import files
 
 torch.set_num_threads(1)
 

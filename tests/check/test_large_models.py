@@ -17,12 +17,12 @@ from hone.algo import ALGORITHMS
 from hone.check import probe, suite
 from hone.check.perturb import moved
 from hone.checkpoint import state
-from hone.checkpoint.files import save_tensors
 from hone.checkpoint.state import write_model
 from hone.data.text.tokenizer import train_bpe
 from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy
 from hone.rollout.local import LocalSampler
+from hone.storage.files import save_tensors
 from hone.train import optim
 from hone.types import Group
 

@@ -19,11 +19,12 @@ from hone.check import plan, suite
 from hone.check.perturb import moved
 from hone.check.probe import Probe
 from hone.check.report import Finding
-from hone.checkpoint import files, state
-from hone.checkpoint.files import save_tensors
+from hone.checkpoint import state
 from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy
 from hone.model.vocab import token_stats
+from hone.storage import files
+from hone.storage.files import save_tensors
 from hone.train import optim
 from hone.train import update as step
 

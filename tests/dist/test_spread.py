@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hone.algo import ALGORITHMS, Algorithm
-from hone.checkpoint import files
+from hone.storage import files
 from hone.checkpoint.state import take_snapshot, restore, write_state
-from hone.checkpoint.files import optimizer_tensors
+from hone.storage.files import optimizer_tensors
 from hone.config.recipe import Recipe
 from hone.data.collate import collate
 from hone.errors import HoneError

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hone.checkpoint.files import load_tensors, save_tensors
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Layer
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.save import save_decoder
 from hone.model.kernels.fused_weights import as_view, gate_up, make_adjacent, plain, qkv
 from hone.model.lora import add_lora, plain_state
+from hone.storage.files import load_tensors, save_tensors
 
 torch.set_num_threads(1)
 TOKENS = torch.arange(8)[None]

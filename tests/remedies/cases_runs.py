@@ -14,15 +14,16 @@ from safetensors.torch import save
 from torch import nn
 
 import hone
-from hone.checkpoint import files, names, run_folder, state
-from hone.checkpoint.files import load_optimizer, load_tensors
-from hone.checkpoint.names import AHEAD
+from hone.checkpoint import run_folder, state
 from hone.data.collate import collate
 from hone.data.feed.source import Source
 from hone.demo import journey
 from hone.demo.stages import QUICK
 from hone.loop import check_algorithm
 from hone.rollout.supply import Ahead
+from hone.storage import files, names
+from hone.storage.files import load_optimizer, load_tensors
+from hone.storage.names import AHEAD
 from hone.train.guard import Guard, Spikes, load_rows
 from hone.types import Rollout
 

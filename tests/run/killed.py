@@ -11,10 +11,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hone.checkpoint import files
 from hone.cli import main
 from hone.model.backends.fused import cuda_graphs
 from hone.model.decoder import Decoder
+from hone.storage import files
 
 
 def at_each_pass(told: Path) -> None:

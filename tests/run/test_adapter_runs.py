@@ -9,13 +9,13 @@ import torch
 from small import Wire, World, assert_same_run, contents, interrupt, metrics, recipe, watched
 
 import hone
-from hone.checkpoint.files import load_tensors
 from hone.config.rules import validate
 from hone.errors import HoneError, Interrupted
 from hone.launch.job import prepare
 from hone.model.adapters import ReferenceView, adapter_off, lora_state
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.peft import CONFIG, load_peft, read_peft
+from hone.storage.files import load_tensors
 
 torch.set_num_threads(1)
 TOKENS = torch.arange(40, 60)[None]

@@ -13,8 +13,6 @@ from small import Wire, World, assert_same_run, contents, hone, interrupt, metri
 
 import hone as package
 from hone.algo import sft
-from hone.checkpoint import files
-from hone.checkpoint.files import load_tensors
 from hone.checkpoint.state import write_model
 from hone.cli import main
 from hone.config.recipe import Recipe
@@ -23,6 +21,8 @@ from hone.launch.replay import replay
 from hone.launch.rescue import nearest
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.storage import files
+from hone.storage.files import load_tensors
 from hone.train.guard import load_rows
 
 torch.set_num_threads(1)

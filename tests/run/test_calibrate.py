@@ -9,7 +9,6 @@ import pytest
 import torch
 from small import World, recipe, write_rows
 
-from hone.checkpoint.files import verify
 from hone.cli import main
 from hone.data.rows.convert import to_groups
 from hone.errors import HoneError
@@ -17,6 +16,7 @@ from hone.inference.calibrate import calibrate
 from hone.launch import train
 from hone.model.formats.folder import load_scorer
 from hone.reward.learned.load import reward_model
+from hone.storage.files import verify
 
 torch.set_num_threads(1)
 

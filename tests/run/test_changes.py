@@ -12,13 +12,13 @@ import torch
 from small import Wire, World, arguments, assert_same_run, contents, interrupt, metrics, recipe, watched
 
 import hone
-from hone.checkpoint.files import digest, load_tensors
 from hone.checkpoint.record import _digest
 from hone.cli import main
 from hone.config.changes import FREE, NEVER, changes
 from hone.config.overrides import override, to_json
 from hone.config.recipe import Recipe
 from hone.errors import HoneError, Interrupted
+from hone.storage.files import digest, load_tensors
 
 torch.set_num_threads(1)
 

@@ -10,11 +10,11 @@ from small import ROWS, World, arguments, contents, hone, metrics, recipe, rows_
 
 import hone as package
 from hone.algo import ALGORITHMS
-from hone.checkpoint.files import load_tensors, verify
 from hone.cli import main
 from hone.config.recipe import ModelSpec
 from hone.data.text.tokenizer import Tokenizer
 from hone.model.formats.folder import load_decoder, load_scorer
+from hone.storage.files import load_tensors, verify
 
 torch.set_num_threads(1)
 

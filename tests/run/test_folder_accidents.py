@@ -12,12 +12,12 @@ import torch
 from small import Wire, World, arguments, assert_same_run, contents, recipe, temporary, watched
 
 import hone
-from hone.checkpoint import names
-from hone.checkpoint.files import checkpoints
 from hone.cli import main
 from hone.errors import HoneError
 from hone.log import sinks
 from hone.log.sinks import read
+from hone.storage import names
+from hone.storage.files import checkpoints
 
 torch.set_num_threads(1)
 GONE = "was removed, renamed or replaced while the run went on"

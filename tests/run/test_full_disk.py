@@ -12,10 +12,10 @@ import torch
 from small import World, arguments, assert_same_run, contents, metrics, recipe, temporary
 
 import hone
-from hone.checkpoint.files import checkpoints, latest
 from hone.cli import main
 from hone.errors import HoneError
 from hone.model.formats.folder import load_decoder
+from hone.storage.files import checkpoints, latest
 
 torch.set_num_threads(1)
 

@@ -32,10 +32,10 @@ from small import (
 )
 
 import hone
-from hone.checkpoint.files import checkpoints, latest
 from hone.cli import main
 from hone.errors import Interrupted
 from hone.launch.signals import Stopper
+from hone.storage.files import checkpoints, latest
 
 torch.set_num_threads(1)
 

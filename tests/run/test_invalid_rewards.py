@@ -9,11 +9,11 @@ import torch
 from small import Wire, World, arguments, assert_same_run, interrupt, recipe, watched
 
 import hone
-from hone.checkpoint.names import INVALID
 from hone.cli import main
 from hone.errors import HoneError, Interrupted
 from hone.log.invalid import totals
 from hone.log.sinks import read
+from hone.storage.names import INVALID
 
 torch.set_num_threads(1)
 REWARDS = """\

@@ -13,7 +13,7 @@ import pytest
 import torch
 from small import World, arguments, assert_same_run, recipe, temporary
 
-from hone.checkpoint.files import checkpoints, latest
+from hone.storage.files import checkpoints, latest
 
 torch.set_num_threads(1)
 KINDS = {

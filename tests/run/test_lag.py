@@ -15,10 +15,10 @@ from small import World, assert_same_run, metrics, recipe
 
 import hone
 from hone.algo import ALGORITHMS
-from hone.checkpoint.files import checkpoints
 from hone.errors import HoneError, Interrupted
 from hone.launch import train
 from hone.rollout.local import LocalSampler
+from hone.storage.files import checkpoints
 from hone.types import Group
 
 torch.set_num_threads(1)

@@ -8,15 +8,15 @@ import pytest
 
 from benchmarks.trials.accidents import clear, command
 from benchmarks.trials.small_runs import make_world, settings
-from hone.checkpoint.files import sync, verify
 from hone.config.load import load_function, load_recipe
 from hone.config.overrides import from_yaml, override
 from hone.config.recipe import Recipe
 from hone.config.rules import validate
-from hone.config.textfile import read_text
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
 from hone.inference.defaults import Sampling, settle
+from hone.storage.files import sync, verify
+from hone.storage.textfile import read_text
 from hone.train.guard import Spikes, load_rows
 
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from small import World, assert_same_run, metrics, recipe, temporary
 
 import hone
-from hone.checkpoint.files import checkpoints
 from hone.errors import HoneError
 from hone.rollout.supply import Roller
+from hone.storage.files import checkpoints
 
 torch.set_num_threads(1)
 AHEAD = ("train.lag=1", "train.mismatch=truncate")

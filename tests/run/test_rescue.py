@@ -13,12 +13,12 @@ from small import World, assert_same_run, contents, metrics, recipe, temporary
 
 import hone
 from hone import loop
-from hone.checkpoint.files import checkpoints, load_tensors
 from hone.data.feed.source import Source
 from hone.errors import HoneError
 from hone.launch import train
 from hone.rollout.local import Beginning, LocalSampler
 from hone.rollout.supply import Roller
+from hone.storage.files import checkpoints, load_tensors
 from hone.train import optim
 from hone.train.learner import Learner
 

@@ -25,10 +25,10 @@ from small import (
 
 import hone
 from hone.algo import ALGORITHMS
-from hone.checkpoint.files import load_tensors
 from hone.cli import main
 from hone.config.recipe import Recipe
 from hone.errors import HoneError, Interrupted
+from hone.storage.files import load_tensors
 
 torch.set_num_threads(1)
 

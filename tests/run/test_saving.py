@@ -25,12 +25,12 @@ from small import (
 )
 
 import hone as package
-from hone.checkpoint import files as checkpoint
-from hone.checkpoint.files import checkpoints, load_tensors
 from hone.checkpoint.state import saved_weights
 from hone.cli import main
 from hone.errors import HoneError, Interrupted
 from hone.model.formats.folder import load_decoder
+from hone.storage import files as checkpoint
+from hone.storage.files import checkpoints, load_tensors
 
 torch.set_num_threads(1)
 

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from small import World, arguments, assert_same_run, contents, metrics, recipe, start_hone, temporary
 
 import hone
-from hone.checkpoint.files import checkpoints, latest
 from hone.checkpoint.saver import Saver, Timer
 from hone.cli import main
 from hone.config.recipe import Recipe
+from hone.storage.files import checkpoints, latest
 
 torch.set_num_threads(1)
 AHEAD = ("train.lag=1", "train.mismatch=truncate")

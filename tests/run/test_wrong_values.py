@@ -17,8 +17,6 @@ from safetensors.torch import save
 from small import World, recipe
 
 import hone
-from hone.checkpoint import files as checkpoint
-from hone.checkpoint import names
 from hone.checkpoint.record import _digest, recorded
 from hone.cli import main
 from hone.config.overrides import from_yaml, to_json
@@ -36,6 +34,8 @@ from hone.report.report import write_report
 from hone.reward.learned.judge import JudgeSettings
 from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.structure import schema
+from hone.storage import files as checkpoint
+from hone.storage import names
 from hone.train.learner import Learner
 
 torch.set_num_threads(1)

@@ -11,13 +11,13 @@ import pytest
 import tiny
 
 from hone.algo import ALGORITHMS
-from hone.checkpoint.names import AHEAD
 from hone.data.feed.source import Source
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.stats import Laps
 from hone.rollout.rollout_file import packed, unpacked
 from hone.rollout.supply import Ahead, check_lag
+from hone.storage.names import AHEAD
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
 

@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from hone.checkpoint import files as checkpoint
-from hone.checkpoint.files import load_optimizer, load_tensors, optimizer_tensors, save_tensors
 from hone.errors import HoneError
+from hone.storage import files as checkpoint
+from hone.storage.files import load_optimizer, load_tensors, optimizer_tensors, save_tensors
 from hone.train import optim
 
 torch.set_num_threads(1)

@@ -99,7 +99,7 @@ def test_one_byte_moments_take_a_quarter_of_the_memory() -> None:
 
 
 def test_a_packed_optimiser_goes_on_exactly_where_it_was_saved() -> None:
-    from hone.checkpoint.files import load_optimizer, optimizer_tensors
+    from hone.storage.files import load_optimizer, optimizer_tensors
 
     _, optimizer, model = trained(8, steps=3)
     twin = [nn.Parameter(p.detach().clone()) for p in model.parameters()]

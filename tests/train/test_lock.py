@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hone.checkpoint.names import LOCK
 from hone.checkpoint.run_folder import held
 from hone.errors import HoneError
+from hone.storage.names import LOCK
 
 
 def in_child(do) -> int:

@@ -12,9 +12,9 @@ from each import each
 from torch import Tensor
 
 from hone.algo import Algorithm, dpo, grpo, ppo, trpo
-from hone.checkpoint.names import DIVISOR
 from hone.data.collate import collate
 from hone.errors import HoneError
+from hone.storage.names import DIVISOR
 from hone.train import trust_region
 from hone.train.annotate import annotate, evaluate
 from hone.train.learner import Learner

@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from hone.checkpoint import files
 from hone.checkpoint.saver import Saver, Timer, process_age
 from hone.checkpoint.state import Copies
 from hone.errors import HoneError
 from hone.rollout.overlap import Stopped
+from hone.storage import files
 
 
 def test_only_what_moves_is_copied_and_once():

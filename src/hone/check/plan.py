@@ -15,8 +15,6 @@ from hone.check.learning import trained
 from hone.check.perturb import kept, moved
 from hone.check.probe import Probe
 from hone.check.report import Finding, failed, passed, skipped, warned
-from hone.checkpoint import files as checkpoint
-from hone.checkpoint.files import optimizer_tensors
 from hone.checkpoint.state import restore
 from hone.config.recipe import plan as in_words
 from hone.data.text.tokenizer import Tokenizer
@@ -27,6 +25,8 @@ from hone.model.layout.forward import kept as kept_by_layer
 from hone.model.lora import plain_state
 from hone.model.scorer import Scorer
 from hone.model.vocab.token_stats import slices
+from hone.storage import files as checkpoint
+from hone.storage.files import optimizer_tensors
 from hone.train.learner import fitting
 from hone.train.update import update
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hone.checkpoint import files, names
 from hone.config.changes import Change
 from hone.config.overrides import Choice, from_plain, to_json
 from hone.config.recipe import Recipe, plan
 from hone.errors import HoneError
+from hone.storage import files, names
 
 NONE: Mapping[str, Change] = MappingProxyType({})
 NO_CONFIG = dict[str, Any]()  # stands for a config.json that is not there

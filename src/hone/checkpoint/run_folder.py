@@ -14,11 +14,11 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from hone.checkpoint import files, names
 from hone.dist import collect
 from hone.errors import HoneError, Unsaved
 from hone.log import sinks
 from hone.log.progress import say
+from hone.storage import files, names
 
 
 def is_first() -> bool:

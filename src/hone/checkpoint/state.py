@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from hone.checkpoint import files, names
-from hone.checkpoint.files import load_optimizer, load_tensors, optimizer_tensors, save_tensors
 from hone.config.recipe import Recipe
-from hone.config.textfile import read_text
 from hone.config.values import Misfit, fit, words
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
@@ -26,6 +23,9 @@ from hone.model.formats.weight_files import tensor_index
 from hone.model.lora import adapter_names
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
+from hone.storage import files, names
+from hone.storage.files import load_optimizer, load_tensors, optimizer_tensors, save_tensors
+from hone.storage.textfile import read_text
 from hone.train.guard import local
 from hone.train.learner import Learner
 

@@ -55,10 +55,10 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _report(arguments: argparse.Namespace) -> None:
-    from hone.checkpoint import names
     from hone.log import sinks
     from hone.log.invalid import totals
     from hone.report.report import write_report
+    from hone.storage import names
 
     folder = Path(arguments.run_dir)
     rows = sinks.read(folder / names.METRICS)

@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from hone.config.overrides import unknown
-from hone.config.textfile import read_text
 from hone.errors import HoneError, not_utf8
+from hone.storage.textfile import read_text
 
 
 def recipe_folders() -> list[Path]:

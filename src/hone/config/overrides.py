@@ -17,9 +17,9 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import yaml
 
-from hone.config.textfile import read_text
 from hone.config.values import Misfit, fit, mapping_value, read, words
 from hone.errors import HoneError, counted, not_utf8
+from hone.storage.textfile import read_text
 
 C = TypeVar("C")
 T = TypeVar("T")

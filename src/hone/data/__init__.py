@@ -2,5 +2,5 @@
 
 Doors: `collate` (rollouts to a batch, the one shift), `text` (tokenizer and chats), `rows` (what a row means), `feed`
 (where rows come from), `corpus` (cleaning text for pre-training).
-May import: types, errors, config.textfile.
+May import: types, errors, storage.textfile.
 """

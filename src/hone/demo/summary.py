@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hone.algo.select import reward_of
-from hone.checkpoint import names
 from hone.demo.stages import ORDER, STARTS
 from hone.log import sinks
 from hone.log.progress import duration
+from hone.storage import names
 from hone.types import Group
 
 NAMES = {

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hone.checkpoint.files import digest, read_json, write_atomically
-from hone.checkpoint.names import MANIFEST
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.launch import build, feeds
@@ -15,6 +13,8 @@ from hone.model.formats.cache import resolve
 from hone.model.formats.folder import load_scorer
 from hone.model.formats.hf_config import CONFIG
 from hone.reward.learned.reward_model import RewardModel
+from hone.storage.files import digest, read_json, write_atomically
+from hone.storage.names import MANIFEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hone.config.textfile import read_text
 from hone.errors import HoneError
 from hone.inference.defaults import Sampling
 from hone.inference.problems import Problems, Say
 from hone.log import sinks
 from hone.reward.steps import Stepper, named_separator
 from hone.search.label import Labelled, Labeller, given_solution, share_invalid
+from hone.storage.textfile import read_text
 from hone.types import Group, Task
 
 Row = dict[str, Any]

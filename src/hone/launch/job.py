@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hone.algo import Algorithm
-from hone.checkpoint import files, names, run_folder
-from hone.checkpoint.files import load_tensors, save_tensors
+from hone.checkpoint import run_folder
 from hone.checkpoint.record import describe, is_described
 from hone.checkpoint.saver import Saver, Timer, process_age
 from hone.checkpoint.state import read_state, restore, score_of, take_snapshot, write_checkpoint, write_model
@@ -38,6 +37,8 @@ from hone.reward.learned.process_model import Dense
 from hone.reward.score import Reward, RewardScorer, as_scorer
 from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Ahead, Roller
+from hone.storage import files, names
+from hone.storage.files import load_tensors, save_tensors
 from hone.train.guard import Spikes, local, not_finite
 from hone.train.learner import Learner
 from hone.train.threads import threads

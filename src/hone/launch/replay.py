@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from hone.checkpoint import names
 from hone.checkpoint.record import recorded
 from hone.checkpoint.state import restore_weights
 from hone.config.recipe import Recipe
@@ -14,6 +13,7 @@ from hone.launch.job import learner_of, set_torch, start_of
 from hone.launch.rescue import nearest
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
+from hone.storage import names
 from hone.train.annotate import keep_old_policy
 from hone.train.guard import Found, load_rows
 from hone.train.update import explain

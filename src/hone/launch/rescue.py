@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hone.checkpoint import files, names
 from hone.checkpoint.record import describe
 from hone.checkpoint.state import read_state, restore_learned
 from hone.dist import collect
 from hone.errors import HoneError, Unsaved
 from hone.launch.job import Run, parts, publish, save
 from hone.loop import Iteration
+from hone.storage import files, names
 from hone.train.guard import local, not_finite
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import torch
 
 from hone import loop
 from hone.check import suite
-from hone.checkpoint import files, names, run_folder
+from hone.checkpoint import run_folder
 from hone.checkpoint.record import HOW_IN_PYTHON, in_python, recorded, settings_in
 from hone.config.changes import changes, check_changes
 from hone.config.overrides import override, unknown
@@ -32,6 +32,7 @@ from hone.log.sinks import JsonlSink, MultiSink, Sink, TensorBoardSink, truncate
 from hone.model.policy import Policy
 from hone.reward.outcome import kinds
 from hone.reward.score import Combined
+from hone.storage import files, names
 from hone.train.threads import settled
 from hone.types import Group, Rollout
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hone.checkpoint import names
 from hone.log.sinks import append, mend, read, truncate_after
+from hone.storage import names
 
 HELD_OUT = "held-out: "  # before a kind that an evaluation met
 Kinds = Mapping[str, tuple[int, str]]  # how often, and the first reason

@@ -17,7 +17,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from hone.algo.table import Algorithm
-from hone.checkpoint import names
 from hone.data.feed.source import Feed
 from hone.data.text.chat import render_prompts
 from hone.data.text.tokenizer import Tokenizer
@@ -29,6 +28,7 @@ from hone.rollout import overlap
 from hone.rollout.local import Sampler
 from hone.rollout.overlap import Aside, Begin
 from hone.rollout.rollout_file import packed, unpacked
+from hone.storage import names
 from hone.types import Group, Rollout, Stop, Task
 
 Roll = Callable[[list[Task], slice], list[Group]]  # sample a group for each task of this rank's part

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from hone.algo.table import Algorithm, objective, old_logp_from_first_pass
 from hone.algo.terms import token_ratio
-from hone.checkpoint import files, names
 from hone.dist import collect
 from hone.errors import HoneError
+from hone.storage import files, names
 from hone.types import ABSENT, Batch, Forward, ForwardModel, Support
 
 MAY_BE_NAN = frozenset({"step_reward"})  # NaN there means that no step ends at the token

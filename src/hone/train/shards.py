@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hone.checkpoint.files import optimizer_tensors
 from hone.dist import collect
 from hone.dist.spread import (
     apart,
@@ -26,6 +25,7 @@ from hone.dist.spread import (
 from hone.model.decoder import Decoder
 from hone.model.policy import OwnCritic, Policy, frozen_policy
 from hone.model.scorer import ScalarHead, Scorer
+from hone.storage.files import optimizer_tensors
 from hone.train.optim import parameters_of
 from hone.types import Batch
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from hone.config.textfile import read_text
 from hone.errors import HoneError
+from hone.storage.textfile import read_text
 
 ASIDE, LOCK = ".part", ".lock"
 

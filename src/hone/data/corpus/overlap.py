@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.config.textfile import read_text
 from hone.data.corpus.words import normal_words, run_hashes
 from hone.data.feed import registry
 from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import read_rows
 from hone.errors import HoneError, not_utf8
+from hone.storage.textfile import read_text
 
 MOSTLY = 0.8  # an item with this share of its runs found is counted as mostly seen
 

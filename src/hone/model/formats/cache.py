@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from hone.checkpoint import names
-from hone.config.textfile import read_text
 from hone.errors import HoneError, made_by
+from hone.storage import names
+from hone.storage.textfile import read_text
 
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 MANIFEST = "fetched.json"  # where the folder came from and the size of each file

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hone.config.textfile import read_text
 from hone.errors import HoneError
 from hone.model.formats import hub
 from hone.model.formats.cache import LLAMA2C, MANIFEST, PACKAGED, Packaged, is_whole, place
 from hone.model.formats.gguf import check_package, convert_gguf
 from hone.model.formats.llama2c import load_llama2c
 from hone.model.formats.save import save_model
+from hone.storage.textfile import read_text
 
 
 def fetch(name: str, *, to: str | Path | None = None, note: Callable[[str], None] = print) -> Path:

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from hone.config.textfile import read_text
 from hone.errors import HoneError, not_utf8
 from hone.log.samples import prompt_text
 from hone.reward.learned.endpoint import Failed
 from hone.reward.outcome import invalid
 from hone.reward.verify.answers import said
+from hone.storage.textfile import read_text
 from hone.types import Outcome, Task
 
 MAX_LINE = 400  # characters

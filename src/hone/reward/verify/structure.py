@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from hone.algo.select import overlong_penalty
-from hone.config.textfile import read_text
 from hone.data.corpus.language import identify, languages
 from hone.errors import HoneError, not_utf8
 from hone.log.rollouts import repetition
 from hone.reward.verify.answers import MAX_COMPLETION, WORD, answer_tag, said
+from hone.storage.textfile import read_text
 from hone.types import Rollout
 
 MAX_WRAPPED = 3  # levels of markup around nothing

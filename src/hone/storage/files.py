@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hone.checkpoint import names
-from hone.config.textfile import read_text
 from hone.errors import HoneError, Unsaved
+from hone.storage import names
+from hone.storage.textfile import read_text
 
 # --- folders ---
 
