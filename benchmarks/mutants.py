@@ -25,12 +25,14 @@ LIMIT = 150.0  # seconds for one stage of tests
 QUICK_SECONDS = 75.0
 
 ALGO = "tests/algo"
-EVERY, SETTINGS, WHAT = (f"{ALGO}/test_{name}.py" for name in ("every_algorithm", "algo_settings", "definitions"))
+EVERY, SETTINGS, WHAT, ALONE = (
+    f"{ALGO}/test_{name}.py" for name in ("every_algorithm", "algo_settings", "definitions", "algo_alone")
+)
 HOME = {  # the tests nearest to a module: nine in ten of its mutants end there
     "control": (f"{ALGO}/test_weight_and_control.py",), "weight": (f"{ALGO}/test_weight_and_control.py",),
-    "credit": (f"{ALGO}/test_credit.py",), "terms": (f"{ALGO}/test_terms.py",), "kl": (f"{ALGO}/test_terms.py",),
+    "credit": (f"{ALGO}/test_credit.py",), "terms": (f"{ALGO}/test_terms.py",),
     "prefer": (f"{ALGO}/test_prefer.py",), "select": (f"{ALGO}/test_select.py",), "settings": (SETTINGS,),
-    "offline": (WHAT, SETTINGS), "online": (WHAT, SETTINGS), "table": (EVERY,), "__init__": (WHAT,),
+    "offline": (WHAT, SETTINGS), "online": (WHAT, SETTINGS), "table": (EVERY, ALONE), "__init__": (WHAT,),
 }  # fmt: skip
 QUICKLY = ((ALGO,), ("tests/oracle",))
 SLOWLY = (("tests/train", "tests/equal"), ("tests/learn", "tests/run/test_settings_take_effect.py"))

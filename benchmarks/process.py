@@ -30,7 +30,7 @@ from hone.demo.world import make_data, make_tokenizer
 from hone.inference.defaults import Sampling
 from hone.inference.label import StepLabels, label_steps
 from hone.inference.rank import Rank, evaluate_ranked
-from hone.launch import train as runner
+from hone.launch import train
 from hone.log.limits import LimitSpec
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ CLAIMS = (
 
 
 @dataclass(frozen=True)
-class Course:
+class Schedule:
     """How much is sampled, for which reward, and how often."""
 
     group: int = 8
@@ -69,9 +69,9 @@ class Course:
     reward: Mapping[str, float] = field(default_factory=lambda: {"math": 1.0, "format": 0.1})
 
 
-EIGHTS = Course()
+EIGHTS = Schedule()
 # a z-score of two is 1 and -1 whatever they differ in, so that a tidy answer would count as much as a right one
-PAIRS = Course(group=2, prompts=96, steps=16, reward={"math": 1.0})
+PAIRS = Schedule(group=2, prompts=96, steps=16, reward={"math": 1.0})
 FOURS = replace(PAIRS, group=4, prompts=48)
 
 
@@ -86,7 +86,7 @@ def base(sizes: Sizes, *, quick: bool) -> Iterator[tuple[Path, Path]]:
         make_data(out / "data", sizes, seed=0)
         make_tokenizer(out / "data", sizes)
         for stage in ("pretrain", "sft"):
-            left = runner.run(stages.recipe(stage, out, sizes, seed=0))
+            left = train.run(stages.recipe(stage, out, sizes, seed=0))
             left.rename(out / stage / "model")
         yield out / "sft" / "model", out / "data"
 
@@ -134,7 +134,7 @@ class Bench:
     def judge(self, name: str, data: str) -> Path:
         """A head trained on the labels of every step, or of whole solutions."""
         steps = 2 if self.quick else 50
-        return runner.run(
+        return train.run(
             Recipe(
                 name=name,
                 seed=self.seed,
@@ -166,13 +166,13 @@ class Bench:
             if not beams:
                 self.found["one sample"] = 100 * found["reward"]
 
-    def train(self, name: str, spec: ProcessSpec, course: Course = EIGHTS, **settings: float | str) -> None:
+    def train(self, name: str, spec: ProcessSpec, schedule: Schedule = EIGHTS, **settings: float | str) -> None:
         """The demo's GRPO or PPO with the verifier as reward, and perhaps a process model beside it."""
         algo = name.split(",")[0].split()[0]
         own = {"beta": 0.02, "value_clip": None} if algo == "ppo" else {"beta": 0.01, **settings}
-        steps, prompts = (2, 8) if self.quick else (course.steps, course.prompts)
+        steps, prompts = (2, 8) if self.quick else (schedule.steps, schedule.prompts)
         start = time.perf_counter()
-        folder = runner.run(
+        folder = train.run(
             Recipe(
                 name=name.replace(", ", "-").replace(" ", "-"),
                 seed=self.seed,
@@ -180,11 +180,11 @@ class Bench:
                 model=ModelSpec(path=str(self.start)),
                 data=str(self.data / "problems.jsonl"),
                 eval_data=str(self.data / "held_out.jsonl"),
-                reward=dict(course.reward),
+                reward=dict(schedule.reward),
                 algo=Choice(algo, own),
                 process=spec,
                 critic=CriticSpec(kind="own" if algo == "ppo" else "none"),
-                sample=SampleSpec(group=course.group, max_tokens=44),
+                sample=SampleSpec(group=schedule.group, max_tokens=44),
                 train=TrainSpec(steps=steps, prompts=prompts, minibatches=4, eval_samples=1 if self.quick else 8),
                 optim=OptimSpec(lr=1e-4, critic_lr=5e-4, warmup=10),
                 limits=LimitSpec(ref_kl_warn=None, ref_kl_stop=None),

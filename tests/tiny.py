@@ -11,6 +11,7 @@ import torch
 from hone.algo import Algorithm, terms
 from hone.data.collate import collate
 from hone.data.feed.source import Source
+from hone.dist.spread import full_tensor
 from hone.engine.params import SampleParams
 from hone.loop import Iteration, offline, online
 from hone.model.config import DecoderConfig
@@ -127,7 +128,8 @@ def run_offline(
 def parameters_of(learner: Learner) -> list[torch.Tensor]:
     """Whole, on every rank, in the optimiser's order."""
     found = optim.parameters_of(learner.optimizer)
-    return [p.detach().clone() if learner.shards is None else learner.shards.full_parameter(p).clone() for p in found]
+    origin = {} if learner.shards is None else learner.shards._origin
+    return [full_tensor(origin.get(p, p)).detach().clone() for p in found]
 
 
 def spread_learner(

@@ -10,7 +10,7 @@ LEARNER = (
         "the loss is divided by the micro-batches", "pain 1", "learner", "train/update.py",
         old="        loss.backward()\n",
         new="        (loss / -(-len(batch) // learner.micro_rows)).backward()\n",
-        tests="train/test_step.py",
+        tests="train/test_update.py",
     ),
     fault(
         "the critic's loss is multiplied by the micro-batches", "pain 1", "learner", "train/update.py",
@@ -20,7 +20,7 @@ LEARNER = (
             "        scaled = tuple((c * (parts if 'value' in str(t) else 1), t) for c, t in algo.loss)\n"
             "        loss = objective(fwd, micro, scaled)\n"
         ),
-        tests="train/test_step.py",
+        tests="train/test_update.py",
     ),
     fault(
         "every micro-batch has its own denominator", "pain 1", "learner", TRAIN,
@@ -29,7 +29,7 @@ LEARNER = (
             "        micro = weight.weigh(micro, algo.weigh, totals(micro))\n"
             "        fwd = learner.policy(micro, algo.wants)\n        micro = old_logp_from_first_pass("
         ),
-        tests="train/test_step.py",
+        tests="train/test_update.py",
     ),
     fault(
         "old log-probs of the update itself, whatever the updates", "contract", "loop", TRAIN,
@@ -93,19 +93,19 @@ LEARNER = (
         "rows without a trained token count in the denominator", "pain 1", "learner", "algo/weight.py",
         old="torch.stack([mask.any(-1).sum(), mask.sum()])",
         new="torch.stack([batch.real.any(-1).sum(), batch.mask.sum()])",
-        tests="train/test_step.py",
+        tests="train/test_update.py",
     ),
     fault(
         "the prompt's tokens count in the denominator", "pain 1", "learner", "algo/weight.py",
         old="torch.stack([mask.any(-1).sum(), mask.sum()])",
         new="torch.stack([batch.mask.any(-1).sum(), batch.real.sum()])",
-        tests="train/test_step.py",
+        tests="train/test_update.py",
     ),
     fault(
         "gradients add up from one update to the next", "contract", "learner", TRAIN,
         old="    learner.optimizer.zero_grad(set_to_none=True)\n    cut =",
         new="    cut =",
-        tests="train/test_step.py",
+        tests="train/test_update.py",
         more=(
             Edit(
                 file=TRAIN,
@@ -152,24 +152,24 @@ LEARNER = (
             '        columns["old_logp"] = batch.gen_logp\n'
             "    batch = replace(batch, **columns)\n    if missing"
         ),
-        tests="train/test_step.py",
+        tests="train/test_update.py",
     ),
     fault(
         "the sampler's log-probs are taken over without a look at the learner's", "pain 15", "learner", TRAIN,
         old="torch.equal(own[probe.mask], probe.gen_logp[probe.mask])",
         new="torch.equal(own[probe.mask], own[probe.mask])",
-        tests="train/test_borrowed.py",
+        tests="train/test_old_logp.py",
     ),
     fault(
         "log-probs are taken over from weights that did not write the rows", "pain 16", "learner", TRAIN,
         old="    old = old_logp_from_sampler(batch, learner) if from_sampler else None\n",
         new="    old = old_logp_from_sampler(batch, learner)\n",
-        tests="train/test_borrowed.py",
+        tests="train/test_old_logp.py",
     ),
     fault(
         "the correction of the sampler's mismatch compares it with itself", "pain 15", "loop", TRAIN,
         old="self._sampler_agrees = not lag and not corrected and ", new="self._sampler_agrees = ",
-        tests="train/test_borrowed.py",
+        tests="train/test_old_logp.py",
     ),
     # --- reference ---
     fault(
@@ -196,12 +196,12 @@ LEARNER = (
     fault(
         "bootstrap on finished episodes", "contract", "learner", TRAIN,
         old="torch.where(batch.truncated, last_value(old, batch), 0.0)", new="last_value(old, batch)",
-        tests="train/test_step.py",
+        tests="train/test_update.py",
     ),
     fault(
         "KTO's baseline is not clamped at zero", "contract", "learner", TRAIN,
         old="    return max(0.0, summed / max(count, 1.0))", new="    return summed / max(count, 1.0)",
-        tests="train/test_step.py",
+        tests="train/test_update.py",
     ),
     fault(
         "KTO's baseline is of the matched pairs", "contract", "loop", TRAIN,
@@ -218,7 +218,7 @@ LEARNER = (
         "the gradient is clipped after the step", "contract", "learner", TRAIN,
         old="    norm = optim.clip_gradients(parameters, learner.clip_norm, parts=parts)\n",
         new="    norm = optim.clip_gradients(parameters, 0.0, parts=parts)\n",
-        tests="train/test_step.py",
+        tests="train/test_update.py",
         more=(
             Edit(
                 file=TRAIN,
@@ -235,7 +235,7 @@ LEARNER = (
     fault(
         "the schedule reads iterations, not updates", "contract", "learner", TRAIN,
         old="learner.schedule(learner.updates)", new="learner.schedule(learner.version)",
-        tests="train/test_step.py",
+        tests="train/test_update.py",
     ),
     fault(
         "the schedule ends too late: epochs and minibatches not counted", "contract", "recipe", "launch/build.py",
@@ -251,7 +251,7 @@ LEARNER = (
     fault(
         "a NaN gradient is stepped on", "contract", "learner", TRAIN,
         old="    finite = bool(norm.isfinite())\n", new="    finite = True\n",
-        tests="train/test_step.py",
+        tests="train/test_update.py",
     ),
     # --- metrics ---
     fault(

@@ -42,12 +42,12 @@ PASSES = (
     fault(
         "a prompt that rows share learns from the first of them alone", "contract", "learner", CAUSAL,
         old="    for n in range(tl.load(BEGIN + row), tl.load(BEGIN + row + 1)):", new="    for n in range(0, 0):",
-        tests="model/test_attended.py",
+        tests="model/test_shared_attention.py",
     ),
     fault(
         "a row sees one token of another row after their prompt", "contract", "learner", CAUSAL,
         old="        x = tl.where(key < common, x, nothing)", new="        x = tl.where(key <= common, x, nothing)",
-        tests="model/test_attended.py",
+        tests="model/test_shared_attention.py",
     ),
     fault(
         "tokens that fill a list up are answered by nobody", "contract", "learner", "model/layout/rows.py",

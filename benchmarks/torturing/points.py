@@ -15,8 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hone.engine.engine import Engine
-from hone.launch import job
-from hone.launch import train as runner
+from hone.launch import job, train
 from hone.reward.group_scorer import GroupScorer
 from hone.storage import files
 from hone.train import trust_region
@@ -64,7 +63,7 @@ class Points:
         for register in (register_optimizer_step_pre_hook, register_optimizer_step_post_hook):
             register(lambda *_: self("updating"))
         self._wrap(os, "fsync", lambda: "syncing" if self.saving else "starting")
-        self._wrap(runner, "prepare", "resuming")
+        self._wrap(train, "prepare", "resuming")
         self._wrap(job, "restore", "resuming")
         self._tear(Path, "write_text", lambda path, content, **_: content.encode())
         self._tear(Path, "write_bytes", lambda path, content: content)

@@ -61,7 +61,7 @@ def places_of_a_choice(text: str) -> Iterator[str]:
     yield from (text, f"<answer>{text}</answer>", f"\\boxed{{{text}}}", f"The answer is {text}", f"Answer: {text}")
 
 
-def twice(form: str) -> str:
+def repeated(form: str) -> str:
     """The form with one answer and then with another."""
     return form.replace("@", "5") + "\n" + form.replace("@", "6")
 
@@ -72,7 +72,7 @@ def maths() -> Iterator[Case]:
         ("denied, hedged or hidden boxes", BOXED),
         ("answers that were only thought", THOUGHT),
         ("denied or hedged sentences", SAID),
-        ("two answers in a published closing form", [twice(form) for _, form, _ in PUBLISHED]),
+        ("two answers in a published closing form", [repeated(form) for _, form, _ in PUBLISHED]),
     )
     for group, texts in groups:
         yield from (Case(group, text, scores(0.0, text)) for text in texts)

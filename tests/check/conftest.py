@@ -1,12 +1,12 @@
-"""One desk for all tests of checks: nobody writes into it."""
+"""One world for all tests of checks: nobody writes into it."""
 
 import pytest
 import torch
-from desk import Desk, make_desk
+from check_world import World, make_world
 
 torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    return make_desk(tmp_path_factory.mktemp("desk"))
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from desk import Desk, chat_tokenizer, failing, job_of, make_desk, names, recipe, verdict
+from check_world import World, chat_tokenizer, failing, job_of, make_world, names, recipe, verdict
 from places import decoder
 
 import hone.algo
@@ -28,9 +28,9 @@ from hone.types import Group
 
 
 @pytest.fixture(scope="module")
-def deep(tmp_path_factory: pytest.TempPathFactory) -> Desk:
-    """The desk with models of four layers."""
-    made = make_desk(tmp_path_factory.mktemp("deep"))
+def deep(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """The world with models of four layers."""
+    made = make_world(tmp_path_factory.mktemp("deep"))
     for name, tokenizer in (("plain", train_bpe([], vocab_size=258)), ("chat", chat_tokenizer())):
         write_model(made.folder / name, decoder(tokenizer.vocab_size, layers=4), tokenizer)
     return made
@@ -41,13 +41,13 @@ def _all_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "LARGE", 0)
 
 
-def test_every_algorithm_passes(deep: Desk):
+def test_every_algorithm_passes(deep: World):
     for algo in ALGORITHMS:
         report = suite.check(recipe(deep, algo))
         assert names(report, "fail") == set(), f"{algo}: {report.failures}"
 
 
-def test_adapters_critics_and_chats_pass(deep: Desk):
+def test_adapters_critics_and_chats_pass(deep: World):
     chats = {"model": hone.ModelSpec(path=deep / "chat"), "data": deep / "chats.jsonl"}
     for algo, settings, fields in (
         ("sft", ["lora.rank=2"], {}),
@@ -59,11 +59,11 @@ def test_adapters_critics_and_chats_pass(deep: Desk):
         assert names(report, "fail") == set(), f"{algo} {settings}: {report.failures}"
 
 
-def test_the_checkpoint_is_tried_on_the_first_layers(deep: Desk):
+def test_the_checkpoint_is_tried_on_the_first_layers(deep: World):
     assert verdict(job_of(deep, "sft"), "checkpoint")[1].endswith("(tried on 2 of 4 layers)")
 
 
-def test_examining_moves_nothing(deep: Desk):
+def test_examining_moves_nothing(deep: World):
     job = job_of(deep, "grpo")
     before = copy.deepcopy([p.data for p in job.policy.parameters()])
     suite.examine(job)
@@ -71,7 +71,7 @@ def test_examining_moves_nothing(deep: Desk):
     assert (job.learner.updates, job.step) == (0, 0)
 
 
-def test_faults_of_the_model_are_found(deep: Desk):
+def test_faults_of_the_model_are_found(deep: World):
     job = job_of(deep, "sft")
     embedding = job.policy.decoder.model.embed_tokens
     embedding.register_forward_hook(lambda module, inputs, out: F.dropout(out, 0.2, training=module.training))  # pyright: ignore
@@ -86,14 +86,14 @@ def test_faults_of_the_model_are_found(deep: Desk):
     assert "gradient" in failing(job)
 
 
-def test_a_sampler_of_other_weights_is_found(deep: Desk):
+def test_a_sampler_of_other_weights_is_found(deep: World):
     job = job_of(deep, "grpo")
     assert job.roller is not None
     job.roller.sampler = LocalSampler(copy.deepcopy(job.policy.decoder))
     assert failing(job) == {"published weights"}
 
 
-def test_samples_that_share_their_random_numbers_are_found(deep: Desk):
+def test_samples_that_share_their_random_numbers_are_found(deep: World):
     class Shared(LocalSampler):
         def sample(self, prompts: Any, *, n: int, params: Any, first_request: int = 0) -> list[Group]:  # pyright: ignore
             return [g * n for g in super().sample(prompts, n=1, params=params, first_request=first_request)]
@@ -104,7 +104,7 @@ def test_samples_that_share_their_random_numbers_are_found(deep: Desk):
     assert "groups differ" in failing(job)
 
 
-def test_losses_and_layouts_are_found_on_the_first_layers(deep: Desk, monkeypatch: pytest.MonkeyPatch):
+def test_losses_and_layouts_are_found_on_the_first_layers(deep: World, monkeypatch: pytest.MonkeyPatch):
     def mean(fwd: Any, batch: Any) -> torch.Tensor:
         return -fwd.logp / len(batch)
 
@@ -118,7 +118,7 @@ def test_losses_and_layouts_are_found_on_the_first_layers(deep: Desk, monkeypatc
     assert failing(job_of(deep, "sft")) == {"layouts"}
 
 
-def test_faults_of_the_update_are_found(deep: Desk, monkeypatch: pytest.MonkeyPatch):
+def test_faults_of_the_update_are_found(deep: World, monkeypatch: pytest.MonkeyPatch):
     job = job_of(deep, "sft")
     for group in job.learner.optimizer.param_groups:
         group["maximize"] = True
@@ -128,7 +128,7 @@ def test_faults_of_the_update_are_found(deep: Desk, monkeypatch: pytest.MonkeyPa
     assert failing(job_of(deep, "sft")) == {"update in force"}
 
 
-def test_a_checkpoint_that_loses_precision_is_found(deep: Desk, monkeypatch: pytest.MonkeyPatch):
+def test_a_checkpoint_that_loses_precision_is_found(deep: World, monkeypatch: pytest.MonkeyPatch):
     def rounded(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         save_tensors(path, {name: x.bfloat16().to(x.dtype) if x.ndim else x for name, x in tensors.items()})
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from desk import ROWS, Desk, failing, job_of, names, recipe, tags, verdict
+from check_world import ROWS, World, failing, job_of, names, recipe, tags, verdict
 
 from hone.check import suite
 from hone.config.recipe import ModelSpec
@@ -57,14 +57,14 @@ def sometimes_invalid(completion: str, task: Any) -> float | None:
         (one_for_all, {"reward values", "reward repeats", "signal", "gold answers"}, "returned a float"),
     ],
 )
-def test_a_reward_that_gives_no_numbers(desk: Desk, reward: Callable[..., Any], fails: set[str], seen: str):
-    job = job_of(desk, "grpo", reward=reward)
+def test_a_reward_that_gives_no_numbers(world: World, reward: Callable[..., Any], fails: set[str], seen: str):
+    job = job_of(world, "grpo", reward=reward)
     assert failing(job) == fails
     assert seen in verdict(job, "reward values")[1]
 
 
-def test_a_few_invalid_rewards_are_noted_and_many_fail(desk: Desk):
-    job = job_of(desk, "grpo", "train.max_invalid=0.9", reward=sometimes_invalid)
+def test_a_few_invalid_rewards_are_noted_and_many_fail(world: World):
+    job = job_of(world, "grpo", "train.max_invalid=0.9", reward=sometimes_invalid)
     assert verdict(job, "reward values")[0] == "warn"
     job.recipe = replace(job.recipe, train=replace(job.recipe.train, max_invalid=0.0))
     assert "reward values" in failing(job)
@@ -75,19 +75,19 @@ def shorter(completion: str, task: Any) -> float:
     return float(task.answer) + len(task.extra["hint"]) + sum(completion.encode()) % 7
 
 
-def test_one_prompt_on_which_the_reward_raises_is_named_with_the_exception(desk: Desk):
+def test_one_prompt_on_which_the_reward_raises_is_named_with_the_exception(world: World):
     rows = [{"prompt": f"{'so ' * 11}is\n{a}?", "answer": str(a)} for a in range(4)]
-    state, seen = verdict(job_of(desk, "grpo", "sample.max_tokens=1", data=rows, reward=shorter), "reward values")
+    state, seen = verdict(job_of(world, "grpo", "sample.max_tokens=1", data=rows, reward=shorter), "reward values")
     assert state == "fail"
     assert "16 of 16 rewards are invalid, most often: KeyError: 'hint' (" in seen
     assert "); as for the prompt '..." in seen
     assert re.search(r"so is \d\?'$", seen), "the end of the prompt, on one line"
 
 
-def test_a_rare_row_on_which_the_reward_raises_is_found_with_its_answer(desk: Desk):
+def test_a_rare_row_on_which_the_reward_raises_is_found_with_its_answer(world: World):
     rows = [{"prompt": f"{a}?", "answer": str(a), "hint": "x"} for a in range(180)]
     rows[50]["answer"] = "fifty"
-    job = job_of(desk, "grpo", data=rows, reward=shorter)
+    job = job_of(world, "grpo", data=rows, reward=shorter)
     state, seen = verdict(job, "gold answers")
     assert state == "warn"
     place = f"{place_of(shorter).rpartition(':')[0]}:{shorter.__code__.co_firstlineno + 2}"
@@ -99,56 +99,56 @@ def test_a_rare_row_on_which_the_reward_raises_is_found_with_its_answer(desk: De
     assert verdict(job, "gold answers")[0] == "fail"
 
 
-def test_rows_without_an_answer_are_tried_too_and_not_more_than_two_hundred(desk: Desk):
+def test_rows_without_an_answer_are_tried_too_and_not_more_than_two_hundred(world: World):
     rows = [{"prompt": f"{a}?", "hint": "x", **({"answer": str(a)} if a % 2 else {})} for a in range(300)]
-    state, seen = verdict(job_of(desk, "grpo", data=rows, reward=shorter), "gold answers")
+    state, seen = verdict(job_of(world, "grpo", data=rows, reward=shorter), "gold answers")
     assert state == "fail"
     assert re.match(r"\d+ of 200 gold answers get an invalid reward, at first: TypeError: float\(\)", seen)
 
 
-def test_of_a_chat_the_last_message_is_named(desk: Desk):
-    model = ModelSpec(path=desk / "chat")
-    job = job_of(desk, "grpo", data=desk / "chats.jsonl", model=model, reward=raises)
+def test_of_a_chat_the_last_message_is_named(world: World):
+    model = ModelSpec(path=world / "chat")
+    job = job_of(world, "grpo", data=world / "chats.jsonl", model=model, reward=raises)
     said = verdict(job, "gold answers")[1]
     assert re.search(r"RuntimeError: two lines \(.*\.py:\d+\); for the prompt '\d\+\d'$", said)
 
 
-def test_a_reward_that_is_the_same_for_everything_is_noted(desk: Desk):
-    report = suite.check(recipe(desk, "grpo", reward=always))
+def test_a_reward_that_is_the_same_for_everything_is_noted(world: World):
+    report = suite.check(recipe(world, "grpo", reward=always))
     assert names(report, "fail") == set()
     assert names(report, "warn") == {"reward values", "signal", "gold answers"}
 
 
-def test_no_signal_matters_only_where_groups_are_compared(desk: Desk):
-    assert verdict(job_of(desk, "grpo", reward=always), "signal")[0] == "warn"
-    assert verdict(job_of(desk, "reinforce", reward=always), "signal")[0] == "skip"
+def test_no_signal_matters_only_where_groups_are_compared(world: World):
+    assert verdict(job_of(world, "grpo", reward=always), "signal")[0] == "warn"
+    assert verdict(job_of(world, "reinforce", reward=always), "signal")[0] == "skip"
 
 
-def test_a_reward_that_depends_on_the_order_fails(desk: Desk):
-    job = job_of(desk, "grpo", reward=by_place)
+def test_a_reward_that_depends_on_the_order_fails(world: World):
+    job = job_of(world, "grpo", reward=by_place)
     assert failing(job) == {"reward repeats"}
     assert "16 of 16 rewards differ when the completions come in another order" in verdict(job, "reward repeats")[1]
 
 
-def test_a_reward_that_depends_on_its_neighbours_is_noted(desk: Desk):
-    state, seen = verdict(job_of(desk, "grpo", reward=by_rank), "reward repeats")
+def test_a_reward_that_depends_on_its_neighbours_is_noted(world: World):
+    state, seen = verdict(job_of(world, "grpo", reward=by_rank), "reward repeats")
     assert state == "warn"
     assert "scored alone" in seen
 
 
-def test_a_reward_of_chance_is_noted(desk: Desk):
+def test_a_reward_of_chance_is_noted(world: World):
     numbers = itertools.count()
-    state, seen = verdict(job_of(desk, "grpo", reward=lambda completion: float(next(numbers))), "reward repeats")
+    state, seen = verdict(job_of(world, "grpo", reward=lambda completion: float(next(numbers))), "reward repeats")
     assert (state, seen) == ("warn", "16 of 16 rewards differ when asked twice")
 
 
-def test_a_reward_cannot_change_the_rows_and_a_scorer_that_does_fails(desk: Desk):
+def test_a_reward_cannot_change_the_rows_and_a_scorer_that_does_fails(world: World):
     def greedy(completion: str, rollout: Any) -> float:
         with pytest.raises(TypeError):
             rollout.tokens[0] = 5
         return tags(completion, rollout.task)
 
-    job = job_of(desk, "grpo", reward=greedy)
+    job = job_of(world, "grpo", reward=greedy)
     assert verdict(job, "reward repeats")[0] == "pass"
 
     def changes(rollouts: Any) -> list[Outcome]:
@@ -163,60 +163,60 @@ def test_a_reward_cannot_change_the_rows_and_a_scorer_that_does_fails(desk: Desk
 # --- answers ---
 
 
-def test_the_verifiers_accept_gold_answers_and_refuse_others(desk: Desk):
+def test_the_verifiers_accept_gold_answers_and_refuse_others(world: World):
     letters = [{"prompt": f"{a}?", "answer": "ABC"[a % 3]} for a in range(9)]
     for name, rows in (("math", ROWS["problems"]), ("exact", ROWS["problems"]), ("choice", letters)):
-        state, seen = verdict(job_of(desk, "grpo", reward={name: 1.0, "format": 0.1}, data=rows), "gold answers")
+        state, seen = verdict(job_of(world, "grpo", reward={name: 1.0, "format": 0.1}, data=rows), "gold answers")
         assert state == "pass"
         assert f"{name} accepts 9 gold answers, and 0 of 9 answers of other rows" in seen
 
 
-def test_a_worked_solution_is_a_gold_answer(desk: Desk):
+def test_a_worked_solution_is_a_gold_answer(world: World):
     rows = [{"prompt": f"{a}+1", "answer": f"{a} and 1 more. #### {a + 1}"} for a in range(5)]
-    assert verdict(job_of(desk, "grpo", reward={"math": 1.0}, data=rows), "gold answers")[0] == "pass"
+    assert verdict(job_of(world, "grpo", reward={"math": 1.0}, data=rows), "gold answers")[0] == "pass"
 
 
-def test_a_gold_answer_that_maths_cannot_read_is_named_with_its_row_and_the_reason_however_rare(desk: Desk):
+def test_a_gold_answer_that_maths_cannot_read_is_named_with_its_row_and_the_reason_however_rare(world: World):
     rows = [{"prompt": f"{a}?", "answer": str(a)} for a in range(300)]
     rows[170]["answer"] = r"\foo{5}"
-    state, seen = verdict(job_of(desk, "grpo", reward={"math": 1.0}, data=rows), "gold answers")
+    state, seen = verdict(job_of(world, "grpo", reward={"math": 1.0}, data=rows), "gold answers")
     assert state == "warn"
     assert re.search(r"1 of 300 gold answers: row 171: the gold answer .* unusable: it has the command \\foo", seen)
 
 
-def test_gold_answers_that_the_verifier_cannot_read(desk: Desk):
+def test_gold_answers_that_the_verifier_cannot_read(world: World):
     rows = [{"prompt": f"{a}?", "answer": "how many?" if a < 3 else str(a)} for a in range(9)]
-    job = job_of(desk, "grpo", reward={"math": 1.0}, data=rows)
+    job = job_of(world, "grpo", reward={"math": 1.0}, data=rows)
     assert "gold answers" in failing(job)
     assert "math does not accept 3 of 9 gold answers" in verdict(job, "gold answers")[1]
     few = [{"prompt": f"{a}?", "answer": "how many?" if a < 1 else str(a)} for a in range(9)]
-    assert verdict(job_of(desk, "grpo", reward={"math": 1.0}, data=few), "gold answers")[0] == "warn"
+    assert verdict(job_of(world, "grpo", reward={"math": 1.0}, data=few), "gold answers")[0] == "warn"
     none = [{"prompt": f"{a}?"} for a in range(9)]
     assert (
         "9 of 9 tasks have no answer"
-        in verdict(job_of(desk, "grpo", reward={"math": 1.0}, data=none), "gold answers")[1]
+        in verdict(job_of(world, "grpo", reward={"math": 1.0}, data=none), "gold answers")[1]
     )
 
 
 @pytest.mark.parametrize(("value", "seen"), [(1.0, "9 of 9 answers of other rows"), (0.0, "is refused in every form")])
 def test_a_verifier_that_accepts_or_refuses_everything(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, value: float, seen: str
+    world: World, monkeypatch: pytest.MonkeyPatch, value: float, seen: str
 ):
     monkeypatch.setitem(verify.VERIFIERS, "math", lambda completion, task: value)
-    job = job_of(desk, "grpo", reward={"math": 1.0})
+    job = job_of(world, "grpo", reward={"math": 1.0})
     assert failing(job) == {"gold answers"}
     assert seen in verdict(job, "gold answers")[1]
 
 
-def test_a_function_is_tried_in_several_forms(desk: Desk):
-    job = job_of(desk, "grpo", reward=lambda completion, task: float(completion == rf"\boxed{{{task.answer}}}"))
+def test_a_function_is_tried_in_several_forms(world: World):
+    job = job_of(world, "grpo", reward=lambda completion, task: float(completion == rf"\boxed{{{task.answer}}}"))
     assert verdict(job, "gold answers")[0] == "pass"
     assert r"written as \boxed{X}, earns more than another row's on 9 of 9 tasks" in verdict(job, "gold answers")[1]
-    job = job_of(desk, "grpo", reward=lambda completion, task: -float(task.answer in completion))
+    job = job_of(world, "grpo", reward=lambda completion, task: -float(task.answer in completion))
     assert verdict(job, "gold answers")[0] == "warn"
 
 
-def test_a_reward_that_reads_no_answer_is_not_asked(desk: Desk):
-    assert verdict(job_of(desk, "grpo", reward={"format": 1.0}), "gold answers")[0] == "skip"
+def test_a_reward_that_reads_no_answer_is_not_asked(world: World):
+    assert verdict(job_of(world, "grpo", reward={"format": 1.0}), "gold answers")[0] == "skip"
     rows = [{"prompt": row["prompt"]} for row in ROWS["problems"]]
-    assert verdict(job_of(desk, "grpo", reward=always, data=rows), "gold answers")[0] == "skip"
+    assert verdict(job_of(world, "grpo", reward=always, data=rows), "gold answers")[0] == "skip"

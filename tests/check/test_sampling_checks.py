@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from desk import Desk, failing, job_of, verdict
+from check_world import World, failing, job_of, verdict
 
 from hone.launch.job import Run
 from hone.model.lora import merge_lora
@@ -25,40 +25,40 @@ def put(job: Run, sampler: Any) -> Run:
     return job
 
 
-def test_a_sampler_with_a_copy_of_the_weights_is_found_though_the_copy_is_right_at_first(desk: Desk):
-    job = job_of(desk, "grpo")
+def test_a_sampler_with_a_copy_of_the_weights_is_found_though_the_copy_is_right_at_first(world: World):
+    job = job_of(world, "grpo")
     put(job, LocalSampler(copy.deepcopy(job.policy.decoder)))
     assert failing(job) == {"published weights"}
     assert verdict(job, "log-probs agree")[0] == "pass"
 
 
-def test_a_sampler_without_the_adapters_is_found(desk: Desk):
-    job = job_of(desk, "grpo", "lora.rank=2")
+def test_a_sampler_without_the_adapters_is_found(world: World):
+    job = job_of(world, "grpo", "lora.rank=2")
     base = copy.deepcopy(job.policy.decoder)
     merge_lora(base)
     assert failing(put(job, LocalSampler(base))) == {"published weights"}
 
 
-def test_a_version_that_does_not_reach_the_sampler_is_found(desk: Desk):
+def test_a_version_that_does_not_reach_the_sampler_is_found(world: World):
     class Deaf(LocalSampler):
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, 0 if name == "version" else value)
 
-    job = job_of(desk, "grpo")
+    job = job_of(world, "grpo")
     put(job, Deaf(job.policy.decoder))
     assert failing(job) == {"published weights"}
     assert verdict(job, "published weights")[1] == "completions carry the version of older weights"
 
 
-def test_a_sampler_of_other_weights_is_found(desk: Desk):
-    other = job_of(desk, "grpo").policy.decoder
+def test_a_sampler_of_other_weights_is_found(world: World):
+    other = job_of(world, "grpo").policy.decoder
     for p in other.parameters():
         p.data.mul_(1.1)
-    assert failing(put(job_of(desk, "grpo"), LocalSampler(other))) == {"log-probs agree", "published weights"}
+    assert failing(put(job_of(world, "grpo"), LocalSampler(other))) == {"log-probs agree", "published weights"}
 
 
-def test_a_policy_with_another_temperature_is_found(desk: Desk):
-    job = job_of(desk, "grpo", "sample.temperature=0.7")
+def test_a_policy_with_another_temperature_is_found(world: World):
+    job = job_of(world, "grpo", "sample.temperature=0.7")
     assert not failing(job)
     job.policy.temperature = 1.0
     assert failing(job) == {"temperature", "log-probs agree", "published weights", "reference"}
@@ -68,15 +68,15 @@ def test_a_policy_with_another_temperature_is_found(desk: Desk):
 @pytest.mark.parametrize(
     "setting", [{"top_k": 5}, {"repetition_penalty": 1.5}, {"bias": {5: 2.0}}, {"banned": frozenset({5})}]
 )
-def test_a_distribution_the_learner_does_not_see_is_found(setting: dict[str, Any], desk: Desk):
-    job = job_of(desk, "grpo")
+def test_a_distribution_the_learner_does_not_see_is_found(setting: dict[str, Any], world: World):
+    job = job_of(world, "grpo")
     assert job.roller is not None
     job.roller.params = replace(job.roller.params, **setting)
     assert failing(job) >= {"temperature", "log-probs agree"}
     assert next(iter(setting)) in verdict(job, "temperature")[1]
 
 
-def test_samples_that_share_their_random_numbers_are_found(desk: Desk):
+def test_samples_that_share_their_random_numbers_are_found(world: World):
     class Shared(LocalSampler):
         def sample(
             self, prompts: Sequence[Sequence[int]], *, n: int, params: Any, first_request: int = 0
@@ -84,51 +84,51 @@ def test_samples_that_share_their_random_numbers_are_found(desk: Desk):
             single = super().sample(prompts, n=1, params=params, first_request=first_request)
             return [g * n for g in single]
 
-    job = job_of(desk, "grpo")
+    job = job_of(world, "grpo")
     assert failing(put(job, Shared(job.policy.decoder))) == {"groups differ"}
     assert "the weights move, the loss does not" in verdict(job, "one step")[1]
     assert "4 of 16 completions in 4 groups are the first of their kind" in verdict(job, "groups differ")[1]
 
 
-def test_a_policy_that_is_sure_of_itself_may_repeat_itself(desk: Desk):
-    job = job_of(desk, "grpo", "sample.temperature=0.001")
+def test_a_policy_that_is_sure_of_itself_may_repeat_itself(world: World):
+    job = job_of(world, "grpo", "sample.temperature=0.001")
     state, seen = verdict(job, "groups differ")
     assert state == "warn"
     assert "the policy writes one thing only" in seen
 
 
-def test_one_sample_a_prompt_is_no_group(desk: Desk):
-    assert verdict(job_of(desk, "reinforce", "sample.group=1"), "groups differ")[0] == "skip"
+def test_one_sample_a_prompt_is_no_group(world: World):
+    assert verdict(job_of(world, "reinforce", "sample.group=1"), "groups differ")[0] == "skip"
 
 
-def test_completions_of_other_prompts_are_found(desk: Desk):
+def test_completions_of_other_prompts_are_found(world: World):
     class Turned(LocalSampler):
         def sample(
             self, prompts: Sequence[Sequence[int]], *, n: int, params: Any, first_request: int = 0
         ) -> list[Group]:
             return super().sample(prompts, n=n, params=params, first_request=first_request)[::-1]
 
-    job = job_of(desk, "grpo")
+    job = job_of(world, "grpo")
     assert failing(put(job, Turned(job.policy.decoder))) == {"completions"}
     assert "was sampled from another prompt" in verdict(job, "completions")[1]
 
 
-def test_a_stop_token_that_is_not_trained_on_is_found(desk: Desk):
+def test_a_stop_token_that_is_not_trained_on_is_found(world: World):
     class Forgetful(LocalSampler):
         def sample(self, *arguments: Any, **named: Any) -> list[Group]:
             groups = super().sample(*arguments, **named)
             return [[replace(r, mask=[*r.mask[:-1], False]) for r in g] for g in groups]
 
-    job = job_of(desk, "grpo")
+    job = job_of(world, "grpo")
     assert "completions" in failing(put(job, Forgetful(job.policy.decoder)))
     assert verdict(job, "completions")[1] == "the mask is not exactly what the policy wrote"
 
 
-def test_a_cut_completion_that_says_it_stopped_is_found(desk: Desk):
+def test_a_cut_completion_that_says_it_stopped_is_found(world: World):
     class Liar(LocalSampler):
         def sample(self, *arguments: Any, **named: Any) -> list[Group]:
             return [[replace(r, stop=Stop.TOKEN) for r in g] for g in super().sample(*arguments, **named)]
 
-    job = job_of(desk, "grpo")
+    job = job_of(world, "grpo")
     assert failing(put(job, Liar(job.policy.decoder))) == {"completions"}
     assert sampler_of(job).version == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from desk import Desk, chat_tokenizer, job_of, recipe, verdict
+from check_world import World, chat_tokenizer, job_of, recipe, verdict
 from places import decoder, write_rows
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -88,56 +88,56 @@ def test_the_template_says_what_ends_a_turn():
     assert closing_token(chat_tokenizer()) == "<eos>"
 
 
-def check(desk: Desk, made: Tokenizer, folder: Path, algo: str = "grpo", **fields: Any) -> Finding:
+def check(world: World, made: Tokenizer, folder: Path, algo: str = "grpo", **fields: Any) -> Finding:
     """The finding of the stop token, by the whole of `hone check`."""
     write_model(folder, decoder(made.vocab_size, context=160), made)
-    report = suite.check(recipe(desk, algo, **{"model": ModelSpec(path=str(folder)), **fields}))
+    report = suite.check(recipe(world, algo, **{"model": ModelSpec(path=str(folder)), **fields}))
     return next(f for f in report.findings if f.name == "stop token")
 
 
-def test_a_digit_fails_the_check_whatever_the_data(desk: Desk, tmp_path: Path):
+def test_a_digit_fails_the_check_whatever_the_data(world: World, tmp_path: Path):
     made = tokenizer("5", "<|im_start|>", "<|im_end|>", template=CHATML)
     for n, (algo, data) in enumerate(
         (("grpo", "chats"), ("grpo", "problems"), ("sft", "messages"), ("sft", "answers"))
     ):
-        found = check(desk, made, tmp_path / f"m{n}", algo, data=desk / f"{data}.jsonl")
+        found = check(world, made, tmp_path / f"m{n}", algo, data=world / f"{data}.jsonl")
         assert found.verdict == "fail", f"{algo} {data}"
         assert 'tokenizer_config.json to "<|im_end|>"' in found.remedy, f"{algo} {data}"
 
 
-def test_the_remedy_is_the_fix(desk: Desk, tmp_path: Path):
+def test_the_remedy_is_the_fix(world: World, tmp_path: Path):
     made = tokenizer("5", "<|im_start|>", "<|im_end|>", template=CHATML)
-    assert check(desk, made, tmp_path / "m", data=desk / "chats.jsonl").verdict == "fail"
+    assert check(world, made, tmp_path / "m", data=world / "chats.jsonl").verdict == "fail"
     path = tmp_path / "m/tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token": "<|im_end|>", "pad_token": None}))
     config = tmp_path / "m/generation_config.json"
     config.unlink(missing_ok=True)
-    mended = suite.check(recipe(desk, "grpo", model=ModelSpec(path=str(tmp_path / "m")), data=desk / "chats.jsonl"))
+    mended = suite.check(recipe(world, "grpo", model=ModelSpec(path=str(tmp_path / "m")), data=world / "chats.jsonl"))
     assert next(f for f in mended.findings if f.name == "stop token").verdict == "pass"
 
 
-def test_a_template_that_ends_turns_with_another_token_fails_where_rows_are_chats(desk: Desk, tmp_path: Path):
+def test_a_template_that_ends_turns_with_another_token_fails_where_rows_are_chats(world: World, tmp_path: Path):
     made = tokenizer("<|endoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", template=CHATML)
-    found = check(desk, made, tmp_path / "m", data=desk / "chats.jsonl")
+    found = check(world, made, tmp_path / "m", data=world / "chats.jsonl")
     assert found.verdict == "fail"
     assert "the chat template ends a turn with <|im_end|>, the tokenizer stops at <|endoftext|>" in found.seen
     assert 'to "<|im_end|>"' in found.remedy
     both = tokenizer(
         "<|endoftext|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", template=CHATML, stops=("<|im_end|>",)
     )
-    assert check(desk, both, tmp_path / "both", data=desk / "chats.jsonl").verdict == "pass"
+    assert check(world, both, tmp_path / "both", data=world / "chats.jsonl").verdict == "pass"
 
 
-def test_data_that_ends_with_another_familys_token_fails(desk: Desk, tmp_path: Path):
+def test_data_that_ends_with_another_familys_token_fails(world: World, tmp_path: Path):
     rows = [{"prompt": f"{a}+{a}=\n", "completion": f"{2 * a}</s>"} for a in range(9)]
     data = write_rows(tmp_path / "rows.jsonl", rows)
-    state, seen = verdict(job_of(desk, "sft", data=data), "stop token")
+    state, seen = verdict(job_of(world, "sft", data=data), "stop token")
     assert state == "fail"
     assert "9 of 9 rows end with the text </s>" in seen
 
 
-def test_a_run_blames_the_tokenizer_and_not_the_rows(desk: Desk, tmp_path: Path):
+def test_a_run_blames_the_tokenizer_and_not_the_rows(world: World, tmp_path: Path):
     made = tokenizer("0", "<|im_start|>", "<|im_end|>", template=CHATML)
     write_model(tmp_path / "m", decoder(made.vocab_size), made)
     with pytest.raises(HoneError, match="the stop token '0' is an ordinary piece of text"):
-        job_of(desk, "grpo", model=ModelSpec(path=str(tmp_path / "m")), data=desk / "chats.jsonl")
+        job_of(world, "grpo", model=ModelSpec(path=str(tmp_path / "m")), data=world / "chats.jsonl")

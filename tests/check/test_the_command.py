@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from desk import ROWS, Desk, job_of, recipe, write_rows
+from check_world import ROWS, World, job_of, recipe, write_rows
 from rich.console import Console
 
 import hone
@@ -52,9 +52,9 @@ def broken(completion):
 
 
 @pytest.fixture
-def here(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a recipe and its rewards, entered."""
-    text = RECIPE.replace("MODEL", desk / "plain").replace("DATA", desk / "problems.jsonl")
+    text = RECIPE.replace("MODEL", world / "plain").replace("DATA", world / "problems.jsonl")
     (tmp_path / "recipe.py").write_text(text)
     (tmp_path / "rewards.py").write_text(REWARDS)
     monkeypatch.chdir(tmp_path)
@@ -182,12 +182,12 @@ def test_the_gravest_come_first_and_what_is_skipped_is_one_line(capsys: pytest.C
     assert capsys.readouterr().out.startswith("WARN: x can run; look at check2")
 
 
-def test_a_check_that_raises_is_a_failure_and_not_a_crash(desk: Desk, monkeypatch: pytest.MonkeyPatch):
+def test_a_check_that_raises_is_a_failure_and_not_a_crash(world: World, monkeypatch: pytest.MonkeyPatch):
     def breaks(probe: Any) -> Finding:
         raise KeyError("lost")
 
     monkeypatch.setitem(suite.ALL, "mask", breaks)
-    report = suite.check(recipe(desk, "sft"))
+    report = suite.check(recipe(world, "sft"))
     assert [(f.name, f.seen) for f in report.failures] == [("mask", "KeyError: 'lost'")]
     assert len(report.findings) == len(suite.ALL)
 
@@ -195,9 +195,9 @@ def test_a_check_that_raises_is_a_failure_and_not_a_crash(desk: Desk, monkeypatc
 # --- before the first step of a run ---
 
 
-def test_a_run_refuses_what_a_cheap_check_finds_and_leaves_nothing(desk: Desk, tmp_path: Path):
+def test_a_run_refuses_what_a_cheap_check_finds_and_leaves_nothing(world: World, tmp_path: Path):
     rows = write_rows(tmp_path / "rows.jsonl", [{**row, "answer": "how many?"} for row in ROWS["problems"]])
-    bad = recipe(desk, "grpo", f"out={tmp_path / 'run'}", data=rows, reward={"math": 1.0})
+    bad = recipe(world, "grpo", f"out={tmp_path / 'run'}", data=rows, reward={"math": 1.0})
     with pytest.raises(
         hone.HoneError, match=r"gold answers: math does not accept 9 of 9 .*: correct the column answer"
     ):
@@ -205,24 +205,24 @@ def test_a_run_refuses_what_a_cheap_check_finds_and_leaves_nothing(desk: Desk, t
     assert files(tmp_path) == {"rows.jsonl"}
 
 
-def test_a_run_prints_warnings_and_goes_on(desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    made = recipe(desk, "grpo", f"out={tmp_path / 'run'}", "train.steps=1", "sample.max_tokens=44")
+def test_a_run_prints_warnings_and_goes_on(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    made = recipe(world, "grpo", f"out={tmp_path / 'run'}", "train.steps=1", "sample.max_tokens=44")
     hone.run(made)
     warnings = [line for line in capsys.readouterr().err.splitlines() if ": warn: " in line]
     assert len(warnings) == 1
     assert warnings[0].startswith("small: warn: context: longest of 9 prompts 5 + 44 to write, context 48")
-    hone.run(recipe(desk, "grpo", f"out={tmp_path / 'run'}", "train.steps=2", "sample.max_tokens=44"), resume=True)
+    hone.run(recipe(world, "grpo", f"out={tmp_path / 'run'}", "train.steps=2", "sample.max_tokens=44"), resume=True)
     assert ": warn: context" not in capsys.readouterr().err
 
 
-def test_the_cheap_checks_call_no_function_of_the_users_and_sample_nothing(desk: Desk):
+def test_the_cheap_checks_call_no_function_of_the_users_and_sample_nothing(world: World):
     calls = list[str]()
 
     def counted(completion: str, task: Any) -> float:
         calls.append(completion)
         return 0.0
 
-    job = job_of(desk, "grpo", reward=counted)
+    job = job_of(world, "grpo", reward=counted)
     assert job.roller is not None
     job.roller.sampler = None  # pyright: ignore
     findings = suite.cheap(job)
@@ -230,9 +230,9 @@ def test_the_cheap_checks_call_no_function_of_the_users_and_sample_nothing(desk:
     assert calls == []
 
 
-def test_the_cheap_checks_are_cheap(desk: Desk):
+def test_the_cheap_checks_are_cheap(world: World):
     rows = [{"prompt": f"{a}+{a}=\n", "answer": str(2 * a)} for a in range(20_000)]
-    job = job_of(desk, "grpo", data=rows, reward={"math": 1.0})
+    job = job_of(world, "grpo", data=rows, reward={"math": 1.0})
     start = time.process_time()
     assert all(f.verdict in ("pass", "skip") for f in suite.cheap(job))
     assert time.process_time() - start < 1

@@ -18,7 +18,7 @@ from hone.model.backends.fused.fused_linear import (
     rotate_in_place,
     rotated_product,
 )
-from hone.model.backends.registry import twice_differentiable
+from hone.model.backends.registry import second_order
 from hone.model.kernels.fused_weights import Product, make_adjacent
 
 
@@ -58,7 +58,7 @@ def test_a_gradient_can_be_differentiated_again_where_it_is_asked_for():
     decoder.backends = ("fused",)
     tokens = torch.arange(8)[None]
     weight = decoder.model.norm.weight
-    with twice_differentiable():
+    with second_order():
         (first,) = torch.autograd.grad(decoder(tokens).pow(3).sum(), weight, create_graph=True)
         (second,) = torch.autograd.grad(first.sum(), weight)
     assert second.abs().max() > 0

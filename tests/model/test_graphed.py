@@ -13,7 +13,7 @@ from torch import Tensor
 from hone.model.adapters import use_adapter
 from hone.model.backends.fused import cuda_graphs
 from hone.model.backends.fused.graph_memory import pad_to_size
-from hone.model.backends.registry import twice_differentiable
+from hone.model.backends.registry import second_order
 from hone.model.decoder import Decoder
 from hone.model.layout.forward import Lines, cells, hidden_states, lay_out_shared
 from hone.model.layout.rows import Rows, Tables, round_size
@@ -259,7 +259,7 @@ def test_layers_differentiated_twice_or_hooked_are_not_replayed():
     decoder, _ = made("llama", "cpu")
     decoder.backends = ("graphs",)
     laid = lines(table(BATCH))
-    with twice_differentiable():
+    with second_order():
         hidden_states(decoder, laid)
     hook = decoder.model.layers[0].register_forward_pre_hook(lambda *_: None)
     hidden_states(decoder, laid)

@@ -6,7 +6,7 @@ import torch
 
 from hone.engine.params import SampleParams
 from hone.engine.runner import PromptChunk, Seat
-from hone.engine.runners.cuda.attend import QUERIES
+from hone.engine.runners.cuda.attention_launch import QUERIES
 from hone.engine.runners.cuda.draw_state import STOPS, DrawState
 from hone.engine.runners.cuda.prompts import lay, passes, tiles_for
 from hone.engine.runners.cuda.rows import RowState

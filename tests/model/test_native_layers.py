@@ -11,7 +11,7 @@ from torch import Tensor
 from hone.model.backends.native import calls, stack
 from hone.model.backends.native.backend import NativeLayers
 from hone.model.backends.native.calls import Segments
-from hone.model.backends.registry import twice_differentiable
+from hone.model.backends.registry import second_order
 from hone.model.decoder import Pass
 from hone.model.kernels.cpp.library import library
 from hone.model.layout.rows import Rows, Spans
@@ -76,7 +76,7 @@ def test_what_is_not_covered_goes_another_way(monkeypatch: pytest.MonkeyPatch):
 def test_a_run_uses_them_unless_it_is_told_not_to():
     decoder, tokens = model("llama", torch.float32), fed("padded")["tokens"]
     assert "_LayerBackward" in functions(decoder(tokens))
-    with twice_differentiable():
+    with second_order():
         assert "_LayerBackward" not in functions(decoder(tokens))
     decoder.backends = ()
     assert "_LayerBackward" not in functions(decoder(tokens))

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vocab_cases import support_of
 
 from hone.engine.params import SampleParams
-from hone.model.backends.registry import twice_differentiable
+from hone.model.backends.registry import second_order
 from hone.model.layout.forward import cells, hidden_states, lay_out
 from hone.model.vocab import token_stats as vocab
 from hone.model.vocab.distribution import HeadRows, wide
@@ -238,7 +238,7 @@ def test_fisher_vector_product_through_the_decoder(make_decoder, make_batch, row
         kl = token_stats(*args, want=frozenset({"old_kl"}), against={"old_kl": old})["old_kl"].sum()
         return torch.autograd.grad(kl, params, create_graph=create_graph)
 
-    with twice_differentiable():
+    with second_order():
         hidden = lines.gather(hidden_states(decoder, lines), cells(batch.mask))
         old = HeadRows(hidden, decoder.lm_head.weight)(slice(None)).detach()
         g = torch.Generator().manual_seed(3)

@@ -13,8 +13,9 @@ from benchmarks.hostile import PROGRAMS
 from hone.errors import HoneError
 from hone.reward.sandbox.sandbox import Call, Sandbox, SandboxError, SandboxLimits
 from hone.reward.verify.code.checker import Checker
+from hone.reward.verify.code.extract import extract
 from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, read_tests
-from hone.reward.verify.code.verdict import code_reward, judged, program_of
+from hone.reward.verify.code.verdict import code_reward, judged
 from hone.types import Task
 
 CHECK = """
@@ -156,19 +157,24 @@ def test_spoofed_verdicts_score_zero():
     assert [p.id for p in spoofs if all(judged(p.code, tests)[0])] == []
 
 
+def program_of(completion: str) -> str | None:
+    found = extract(completion, wanted=read_tests(MBPP).wanted)
+    return found.source if found else None
+
+
 def test_the_last_program_of_a_completion_counts():
     text = fenced("def add(a, b): return 0") + "Wait.\n" + fenced("def add(a, b): return a + b") + "```text\nx\n```"
     assert code_reward(text, MBPP).value == 1
     assert code_reward("<think>" + fenced("def add(a, b): return a + b") + "</think>I give up.", MBPP).value == 0
-    assert program_of("```\nx = 1\n", MBPP) == "x = 1\n"  # cut off before the fence is closed
-    assert program_of(" \n", MBPP) is None
+    assert program_of("```\nx = 1\n") == "x = 1\n"  # cut off before the fence is closed
+    assert program_of(" \n") is None
 
 
 def test_a_program_is_found_as_other_machines_write_it():
     wanted = "if x:\n    y = 1\n"
-    assert program_of("```python\r\nif x:\r\n    y = 1\r\n```\r\nDone.", MBPP) == wanted
-    assert program_of("1. Do\n   ```python\n   if x:\n       y = 1\n   ```\n", MBPP) == wanted
-    assert program_of("```python\n\ufeffif x:\n    y = 1\n```", MBPP) == wanted
+    assert program_of("```python\r\nif x:\r\n    y = 1\r\n```\r\nDone.") == wanted
+    assert program_of("1. Do\n   ```python\n   if x:\n       y = 1\n   ```\n") == wanted
+    assert program_of("```python\n\ufeffif x:\n    y = 1\n```") == wanted
 
 
 @each(

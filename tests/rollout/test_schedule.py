@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from hone.engine.blocks import CHUNK
 from hone.engine.params import SampleParams
 from hone.engine.requests import Request
-from hone.engine.schedule import PATIENCE, SWITCH_AFTER, Place, Prefill, Scheduler, Waiting
+from hone.engine.schedule import PATIENCE, SWITCH_AFTER, ActiveRequest, Prefill, Scheduler, Waiting
 
 
 def scheduler(rows: int = 8, *, blocks: int = 0, capacity: int = 256, budget: int = 1000) -> Scheduler:
@@ -47,9 +47,9 @@ def spans(prefill: Prefill) -> list[tuple[int, int, int]]:
     return [(part.start, part.end, len(part.seats)) for part in prefill.parts]
 
 
-def place_of(s: Scheduler, number: int) -> Place:
+def place_of(s: Scheduler, number: int) -> ActiveRequest:
     found = s.owner[number]
-    assert isinstance(found, Place)
+    assert isinstance(found, ActiveRequest)
     return found
 
 

@@ -15,7 +15,7 @@ import hone
 from hone import loop
 from hone.data.feed.source import Source
 from hone.errors import HoneError
-from hone.launch import train as runner
+from hone.launch import train
 from hone.rollout.local import Beginning, LocalSampler
 from hone.rollout.supply import Roller
 from hone.storage.files import checkpoints, load_tensors
@@ -129,7 +129,7 @@ def test_an_evaluation_that_raises_costs_its_own_numbers_alone(world: World, tmp
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     hone.run(recipe(world, "grpo", whole, *settings))
     with monkeypatch.context() as patch:
-        patch.setattr(runner, "measure", failing(runner.measure, 0, RuntimeError("the cable")))
+        patch.setattr(train, "measure", failing(train.measure, 0, RuntimeError("the cable")))
         with pytest.raises(RuntimeError, match="the cable"):
             hone.run(recipe(world, "grpo", cut, *settings))
     assert "the evaluation after step 2 failed; the step is saved" in capsys.readouterr().err

@@ -10,8 +10,7 @@ from small import ROWS, World, contents, metrics, recipe, write_rows
 
 import hone
 from hone.config.recipe import Recipe
-from hone.launch import build, job, rewards
-from hone.launch import train as runner
+from hone.launch import build, job, rewards, train
 from hone.launch.train import Run
 from hone.model.adapters import ReferenceView
 from hone.model.lora import LoRALinear
@@ -25,7 +24,7 @@ torch.set_num_threads(1)
 @pytest.fixture
 def prepare(world: World, tmp_path: Path):
     def prepare(algo: str, *settings: str, **algo_settings: float) -> Run:
-        job = runner.prepare(recipe(world, algo, tmp_path / "run", *settings, **algo_settings))
+        job = train.prepare(recipe(world, algo, tmp_path / "run", *settings, **algo_settings))
         assert list(tmp_path.iterdir()) == [], "nothing is written before everything is built"
         return job
 
@@ -258,7 +257,7 @@ def test_only_deterministic_operations_are_used_where_asked(asked: bool, world: 
 
 def test_every_group_of_settings_is_read_somewhere():
     """A field of the recipe that the edge never reads does nothing."""
-    source = "".join(Path(module.__file__ or "").read_text() for module in (build, job, rewards, runner))
+    source = "".join(Path(module.__file__ or "").read_text() for module in (build, job, rewards, train))
     for group in fields(Recipe):
         if group.name in ("model", "sample", "train", "optim", "lora", "critic", "save", "parts"):
             spec = getattr(Recipe(), group.name)

@@ -166,17 +166,17 @@ def test_what_fails_is_owed_and_said_when_it_is_needed(tmp_path: Path) -> None:
     for one in (ahead, whole):
         one.next(fill(one, [1]), Laps())
         one.wait(Laps())
-    assert not ahead.owes
+    assert not ahead.must_sample_first
     ahead.next(counted, Laps())
     ahead.wait(Laps())
-    assert ahead.owes
+    assert ahead.must_sample_first
     assert count.requests == 0
     with pytest.raises(HoneError, match="the reward is broken"):
         ahead.next(fill(ahead, [1]), Laps())
     (tmp_path / AHEAD).write_bytes(ahead.saved())
     resumed, published = supply(), list[int]()
     resumed.load(tmp_path)
-    assert resumed.owes
+    assert resumed.must_sample_first
     whole.next(fill(whole, [1]), Laps())
     whole.wait(Laps())
     assert resumed.next(fill(resumed, [1]), Laps(), lambda: published.append(1)) == whole.next(

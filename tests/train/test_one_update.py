@@ -34,7 +34,7 @@ def test_two_updates_need_a_pass_before_them():
 
 def not_borrowing(algo: Algorithm) -> Learner:
     """Torch's own layers differ from the sampler's by rounding, so that its log-probs cannot be taken over (see
-    test_borrowed.py)."""
+    test_old_logp.py)."""
     learner = tiny.learner_for(algo)
     learner.policy.decoder.backends = ()  # pyright: ignore[reportAttributeAccessIssue]
     return learner

@@ -15,7 +15,7 @@ from hone.algo.table import TrustRegion, objective
 from hone.algo.weight import mismatch
 from hone.data.collate import collate
 from hone.errors import HoneError
-from hone.model.backends.registry import twice_differentiable
+from hone.model.backends.registry import second_order
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.policy import Policy, frozen_copy
 from hone.train import annotate as passes
@@ -98,7 +98,7 @@ def test_the_fisher_product_is_the_fisher_matrix_times_the_vector() -> None:
         learner.micro_rows = micro_rows
         learner.policy.chunk, learner.policy.checkpoint_layers = chunk, layers  # pyright: ignore
         v = torch.randn(len(F), generator=g, dtype=torch.float64)
-        with twice_differentiable(), trust_region._compared_with(learner, learner.policy):
+        with second_order(), trust_region._compared_with(learner, learner.policy):
             found = trust_region._fisher_product(learner, batch, parameters, v, 1)
         torch.testing.assert_close(found, F @ v, rtol=0, atol=1e-12)
 

@@ -22,7 +22,7 @@ from hone.demo.stages import FILES, FULL, QUICK, Sizes
 from hone.demo.world import make_data, make_tokenizer, write_rows
 from hone.engine.params import SampleParams
 from hone.errors import HoneError, Interrupted
-from hone.launch import train as runner
+from hone.launch import train
 from hone.launch.measure import sample_groups
 from hone.model.formats.folder import load_decoder, load_scorer
 from hone.report.report import write_report
@@ -138,14 +138,14 @@ def run_stages(journey: Journey) -> None:
     for stage in stages.ORDER:
         if stage == "reward":
             journey.step("preferences", lambda: make_preferences(journey))
-        journey.step(stage, lambda stage=stage: train(journey, stage))
+        journey.step(stage, lambda stage=stage: train_stage(journey, stage))
 
 
-def train(journey: Journey, stage: str) -> dict[str, Any]:
+def train_stage(journey: Journey, stage: str) -> dict[str, Any]:
     """Run the stage's recipe, keep its model, examine it."""
     recipe = stages.recipe(stage, journey.out, journey.sizes, seed=journey.seed)
     start = time.perf_counter()
-    final = runner.run(recipe, resume=True)
+    final = train.run(recipe, resume=True)
     seconds = time.perf_counter() - start
     shutil.copytree(final, stages.model_folder(journey.out, stage), dirs_exist_ok=True)
     if stage == "reward":

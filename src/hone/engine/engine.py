@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hone.engine.params import DIVERGED, check_params, check_prompt, check_stops, check_support, check_text
 from hone.engine.requests import NO_TOPS, NOBODY, News, Record, Request
 from hone.engine.runner import Runner, Ticket, Written
-from hone.engine.schedule import Place, Prefill, Scheduler
+from hone.engine.schedule import ActiveRequest, Prefill, Scheduler
 from hone.engine.stop_strings import Decode, StopFinder
 from hone.errors import HoneError
 from hone.types import Stop
@@ -36,7 +36,7 @@ class Counts:
 class _Watch:
     """A request that is looked at after every token: it streams, or has stop strings."""
 
-    place: Place
+    place: ActiveRequest
     finder: StopFinder | None
     reported: int = 0
 
@@ -228,7 +228,7 @@ class Engine:
                     tell(self._news(place, watch.reported, safe))
                     watch.reported = safe
 
-    def _end(self, ended: Sequence[tuple[Place, int]], tell: Tell, *, found: bool = False) -> None:
+    def _end(self, ended: Sequence[tuple[ActiveRequest, int]], tell: Tell, *, found: bool = False) -> None:
         """The last news of requests, each with its last token; `found` is a stop string."""
         for place, last in ended:
             watch, count = self.watches.get(place.slot), self.record.count(place.slot)
@@ -244,7 +244,7 @@ class Engine:
         self.schedule.release(*places)
         self._close(places)
 
-    def _news(self, place: Place, first: int, last: int, *, stop: Stop | None = None, text: str = "") -> News:
+    def _news(self, place: ActiveRequest, first: int, last: int, *, stop: Stop | None = None, text: str = "") -> News:
         tokens, logp, raw = self.record.since(place.slot, first, last)
         k = place.request.params.top_logprobs
         top = self.record.most_probable(place.slot, first, last, k) if k else NO_TOPS
@@ -253,7 +253,7 @@ class Engine:
             news.support_size, news.support = self.record.could_draw(place.slot, first, last)
         return news
 
-    def _open(self, place: Place) -> None:
+    def _open(self, place: ActiveRequest) -> None:
         """It begins to write."""
         request = place.request
         top, support = request.params.top_logprobs > 0, request.params.support_recorded
@@ -264,7 +264,7 @@ class Engine:
         elif request.stream:
             self.watches[line] = _Watch(place, None)
 
-    def _close(self, places: Sequence[Place]) -> None:
+    def _close(self, places: Sequence[ActiveRequest]) -> None:
         """Nothing more is heard of them."""
         lines = [place.slot for place in places]
         self.line_of[[place.row for place in places]] = NOBODY
@@ -285,7 +285,7 @@ class Engine:
         self.schedule = Scheduler(self.runner, prefill_tokens=self.prefill_tokens)
         self.record = Record(rows)
         self.line_of = np.full(rows, NOBODY)  # by row
-        self.places: dict[int, Place] = {}  # by line
+        self.places: dict[int, ActiveRequest] = {}  # by line
         self.watches: dict[int, _Watch] = {}
         self.flight: deque[tuple[Ticket, NDArray[np.int64]]] = deque()
         self.launched = 0

@@ -120,7 +120,7 @@ class Queues:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class ActiveRequest:
     """A request with a row, and the blocks for all it may write."""
 
     request: Request
@@ -128,18 +128,18 @@ class Place:
     limit: int
     blocks: tuple[int, ...]
     age: int  # version of the prefix index when it began; after `forget` its blocks are not added
-    reading: "Reading | None" = None  # its prompt, while that is being read
+    reading: "PromptInProgress | None" = None  # its prompt, while that is being read
     gone: bool = False  # cancelled meanwhile: the row is given back with the prompt's last part
     slot: int = -1  # where the engine records what it writes
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class PromptInProgress:
     """A prompt on its way into the blocks of its first place; `done` columns are there."""
 
     prompt: tuple[int, ...]
     adapter: str | None
-    places: list[Place]
+    places: list[ActiveRequest]
     done: int
     age: int  # as its places'
     copy: tuple[int, int, int] | None = None
@@ -151,8 +151,8 @@ class Prefill:
 
     budget: int
     parts: list[PromptChunk] = field(default_factory=list[PromptChunk])
-    begin: list[Place] = field(default_factory=list[Place])  # these write their first token
-    read: list[Reading] = field(default_factory=list[Reading])
+    begin: list[ActiveRequest] = field(default_factory=list[ActiveRequest])  # these write their first token
+    read: list[PromptInProgress] = field(default_factory=list[PromptInProgress])
     coming: set[Key] = field(default_factory=set[Key])  # the first chunk that each prompt adds to the index
 
 
@@ -168,10 +168,10 @@ class Scheduler:
         self._pool, self.queues = BlockPool(runner.num_blocks, slab=self.slab), Queues()
         self._returned: list[int] = []  # blocks to release before the pool is looked at
         self.rows = list(range(self.max_rows))  # the free ones, a heap
-        self.by_row: list[Place | None] = [None] * self.max_rows
+        self.by_row: list[ActiveRequest | None] = [None] * self.max_rows
         self.left = np.zeros(self.max_rows, dtype=np.int64)  # tokens of each row that no launch has begun to write
-        self.reading: list[Reading] = []
-        self.owner: dict[int, Waiting | Place] = {}  # every request in the engine
+        self.reading: list[PromptInProgress] = []
+        self.owner: dict[int, Waiting | ActiveRequest] = {}  # every request in the engine
         self.launches = self.admitted = self.age = 0
         self.computed = self.saved = 0  # prompt tokens
         self.begun = 0  # requests
@@ -203,7 +203,7 @@ class Scheduler:
         """Queue them."""
         self.owner |= self.queues.add(requests, self.launches)
 
-    def cancel(self, number: int) -> Place | None:
+    def cancel(self, number: int) -> ActiveRequest | None:
         """Take a request out; its place, where a row has to be stopped."""
         owner = self.owner.pop(number)
         if isinstance(owner, Waiting):
@@ -219,13 +219,13 @@ class Scheduler:
             self._give_back(*owner.reading.places)
         return None
 
-    def keep(self, place: Place, written: Sequence[int]) -> None:
+    def keep(self, place: ActiveRequest, written: Sequence[int]) -> None:
         """A later prompt may begin with what it read and wrote, as long as the memory is not needed."""
         if written and place.age == self.age:
             tokens = (*place.request.prompt, *written)
             self.pool.index.add(place.request.adapter, tokens, len(tokens), place.blocks)
 
-    def release(self, *places: Place) -> None:
+    def release(self, *places: ActiveRequest) -> None:
         """They wrote their last tokens."""
         for place in places:
             del self.owner[place.request.id]
@@ -296,7 +296,7 @@ class Scheduler:
             if not self.rows or launch.budget <= 0:
                 return
 
-    def _take(self, group: Waiting, chunks: list[Chunk]) -> tuple[list[Place], tuple[int, int, int] | None]:
+    def _take(self, group: Waiting, chunks: list[Chunk]) -> tuple[list[ActiveRequest], tuple[int, int, int] | None]:
         """Rows and blocks for as many of the group as there are; and the columns to copy first."""
         requests = list(islice(group.requests.values(), len(self.rows)))
         limits, copy = [self.limit(request) for request in requests], None
@@ -308,13 +308,15 @@ class Scheduler:
             blocks = claim_blocks(self.pool, len(group.prompt), limits, chunks, held_back=self.held_back)
             rows = [heapq.heappop(self.rows) for _ in blocks]
         taken = zip(requests, rows, limits, blocks, strict=False)  # fewer blocks than requests: the others wait on
-        places = [Place(request, row, limit, held, self.age) for request, row, limit, held in taken]
+        places = [ActiveRequest(request, row, limit, held, self.age) for request, row, limit, held in taken]
         for place in places:
             self.by_row[place.row] = place
         return places, copy
 
-    def _begin(self, group: Waiting, places: list[Place], columns: int, copy: tuple[int, int, int] | None) -> Reading:
-        reading = Reading(group.prompt, group.adapter, places, columns, self.age, copy)
+    def _begin(
+        self, group: Waiting, places: list[ActiveRequest], columns: int, copy: tuple[int, int, int] | None
+    ) -> PromptInProgress:
+        reading = PromptInProgress(group.prompt, group.adapter, places, columns, self.age, copy)
         self.reading.append(reading)
         for place in places:
             place.reading = reading
@@ -323,7 +325,7 @@ class Scheduler:
         self.saved += columns + (len(places) - 1) * len(group.prompt)
         return reading
 
-    def _read(self, reading: Reading, chunks: list[Chunk], launch: Prefill) -> None:
+    def _read(self, reading: PromptInProgress, chunks: list[Chunk], launch: Prefill) -> None:
         """The next part of a prompt, as much as there is room for; `chunks` of it can be found already."""
         if launch.budget <= 0:
             return
@@ -347,7 +349,7 @@ class Scheduler:
         launch.begin += places
         launch.read.append(reading)
 
-    def _learn(self, reading: Reading) -> None:
+    def _learn(self, reading: PromptInProgress) -> None:
         """A part is launched: later prompts may begin with it, and its places write when it was the last."""
         index, last = self.pool.index, reading.done == len(reading.prompt)
         if reading.age == self.age:
@@ -365,7 +367,7 @@ class Scheduler:
             if place.gone:
                 self._give_back(place)
 
-    def _give_back(self, *places: Place) -> None:
+    def _give_back(self, *places: ActiveRequest) -> None:
         self.left[[place.row for place in places]] = 0
         for place in places:
             self.by_row[place.row] = None
@@ -390,7 +392,7 @@ class Scheduler:
         return moves
 
 
-def _seat(place: Place) -> Seat:
+def _seat(place: ActiveRequest) -> Seat:
     request = place.request
     noise = request.id if request.noise is None else request.noise
     return Seat(row=place.row, request=noise, params=request.params, limit=place.limit, blocks=place.blocks)

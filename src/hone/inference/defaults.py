@@ -47,7 +47,7 @@ def settle(how: Sampling, folder: Path, *, context: int) -> Settled:
     config = read_object(folder / FILE) if (folder / FILE).is_file() else {}
     warmth, why = _temperature(how, config)
     if how.temperature is None and warmth.temperature:
-        warmth = replace(warmth, top_k=_whole(config, "top_k"), top_p=_number(config, "top_p", 1.0))
+        warmth = replace(warmth, top_k=_integer(config, "top_k"), top_p=_number(config, "top_p", 1.0))
     length, source = _length(how, config, context)
     return Settled(how=replace(warmth, max_tokens=length), temperature_from=why, length_from=source)
 
@@ -72,9 +72,9 @@ def _length(how: Sampling, config: Mapping[str, Any], context: int) -> tuple[int
     if how.max_tokens:
         return how.max_tokens, "as asked"
     left = build.SampleSpec().limit(context)
-    if asked := _whole(config, "max_new_tokens"):
+    if asked := _integer(config, "max_new_tokens"):
         return min(asked, context - 1), FILE
-    asked = _whole(config, "max_length")
+    asked = _integer(config, "max_length")
     if asked > OLD_LENGTH:
         return max(1, min(asked, left)), FILE
     return left, "what the context leaves" if left == context - 1 else "the default"
@@ -86,7 +86,7 @@ def _number(config: Mapping[str, Any], name: str, default: float) -> float:
     return float(value) if fits else default  # pyright: ignore[reportArgumentType]
 
 
-def _whole(config: Mapping[str, Any], name: str) -> int:
+def _integer(config: Mapping[str, Any], name: str) -> int:
     value = _number(config, name, 0.0)
     return int(value) if value == int(value) else 0
 

@@ -24,7 +24,7 @@ class Problems:
     def __init__(self, model: str | Path | Model, data: str | Sequence[Any], how: Sampling, *, limit: int = 0) -> None:
         self.model = model if isinstance(model, Model) else load(model)
         self.tokenizer, self.sampler, self.context = self.model.tokenizer, self.model.sampler, self.model.context
-        self.tasks: list[Task] = feeds.tasks(data, self.tokenizer, room=self.context - 1)[: limit or None]
+        self.tasks: list[Task] = feeds.tasks(data, self.tokenizer, max_tokens=self.context - 1)[: limit or None]
         self.settled = settle(how, self.model.folder, context=self.context)
         how = self.settled.how
         spec = build.SampleSpec(

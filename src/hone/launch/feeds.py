@@ -70,11 +70,13 @@ def is_streamed(data: str | Sequence[Any], how: Reading) -> bool:
     return any(assemble.is_streamed(part, how) for part in locate(data, how))
 
 
-def tasks(data: str | Sequence[Any], vocabulary: Tokenizer, *, room: int, how: Reading | None = None) -> list[Task]:
+def tasks(
+    data: str | Sequence[Any], vocabulary: Tokenizer, *, max_tokens: int, how: Reading | None = None
+) -> list[Task]:
     """Problems whose prompts leave room for a completion, in order."""
     how = how or Reading(chat=vocabulary.chat_template is not None, pairs="prompts", settings=False)
     parts = locate(data, how)
-    return [task for part in parts for task in assemble.held(part, how, _tasker(vocabulary, how, room))]
+    return [task for part in parts for task in assemble.held(part, how, _tasker(vocabulary, how, max_tokens))]
 
 
 def groups(
@@ -98,9 +100,9 @@ def feed(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, context: int
     return _budgeted(recipe, loaded) if recipe.train.tokens else loaded
 
 
-def _tasker(vocabulary: Tokenizer, how: Reading, room: int) -> Tasker:
+def _tasker(vocabulary: Tokenizer, how: Reading, max_tokens: int) -> Tasker:
     plain = {name: getattr(how, name) for name in ("overlong", "skip_bad", "settings")}
-    return Tasker(tokenizer=vocabulary, max_tokens=room, **plain)
+    return Tasker(tokenizer=vocabulary, max_tokens=max_tokens, **plain)
 
 
 def _grouper(vocabulary: Tokenizer, how: Reading, context: int) -> Grouper:

@@ -125,7 +125,7 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
     if recipe.eval_data:
         how = feeds.reading(recipe, algo, vocabulary)
         if algo.online:
-            job.held_out = feeds.tasks(recipe.eval_data, vocabulary, room=context - 1, how=how)
+            job.held_out = feeds.tasks(recipe.eval_data, vocabulary, max_tokens=context - 1, how=how)
         else:
             job.held_rows = feeds.groups(recipe.eval_data, vocabulary, context=context, how=how)
     if resume_from is not None:
@@ -238,14 +238,14 @@ def publish(job: Run, version: int) -> None:
 def _sampled_with(job: Run) -> dict[str, Tensor] | None:
     """The weights that the sampler has, where they are still to write rollouts."""
     assert job.roller is not None
-    if job.ahead is None or not job.ahead.owes:
+    if job.ahead is None or not job.ahead.must_sample_first:
         return None
     return cast(LocalSampler, job.roller.sampler).weights()
 
 
 def _keep_to(job: Run, path: Path) -> None:
     """Let the sampler write what is owed with the weights of the iteration before the last."""
-    if job.ahead is not None and job.ahead.owes and job.roller is not None and path.is_file():
+    if job.ahead is not None and job.ahead.must_sample_first and job.roller is not None and path.is_file():
         cast(LocalSampler, job.roller.sampler).keep_to(load_tensors(path), version=job.step - 1)
 
 

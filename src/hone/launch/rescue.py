@@ -154,6 +154,6 @@ def gone_back(job: Run, folder: Path, metrics: Mapping[str, float]) -> str:
         raise HoneError(f"stopped at step {job.step}: {why}, and no checkpoint is left to go back to: {remedy}")
     job.spikes.tried.append(good.name)
     restore_learned(good, job.policy, job.learner)
-    if job.roller is not None and not (job.ahead and job.ahead.owes):
+    if job.roller is not None and not (job.ahead and job.ahead.must_sample_first):
         publish(job, job.step)
     return f"{why}: went back to the weights of {good.name} (train.rollback)"

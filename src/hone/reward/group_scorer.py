@@ -29,7 +29,7 @@ class TooManyInvalid(Exception):
 class InvalidCount:
     """One part's outcomes of one call, as they come."""
 
-    room: float  # the most that may be invalid
+    most_invalid: float
     late: Callable[[str], None]  # is told of one that took too long
     since: float = field(default_factory=time.monotonic)
     bad: list[Outcome] = field(default_factory=list[Outcome])
@@ -39,7 +39,7 @@ class InvalidCount:
         self.bad += [outcome for outcome in outcomes if not outcome.valid]
         if late:
             self.late(outcomes[0].reason)
-        if len(self.bad) > self.room and time.monotonic() - self.since >= WAIT_SECONDS:
+        if len(self.bad) > self.most_invalid and time.monotonic() - self.since >= WAIT_SECONDS:
             raise TooManyInvalid(self.bad)
 
 
@@ -47,9 +47,9 @@ _limit: ContextVar[tuple[float, Callable[[str], None]] | None] = ContextVar("lim
 
 
 @contextmanager
-def limit_invalid(room: float, late: Callable[[str], None]) -> Iterator[None]:
+def limit_invalid(most_invalid: float, late: Callable[[str], None]) -> Iterator[None]:
     """Inside, each call in this thread may have at most so many invalid outcomes."""
-    token = _limit.set((room, late))
+    token = _limit.set((most_invalid, late))
     try:
         yield
     finally:
@@ -59,7 +59,7 @@ def limit_invalid(room: float, late: Callable[[str], None]) -> Iterator[None]:
 def count_invalid() -> InvalidCount | None:
     """For a call that begins here; None where nobody has set a limit."""
     limit = _limit.get()
-    return None if limit is None else InvalidCount(room=limit[0], late=limit[1])
+    return None if limit is None else InvalidCount(most_invalid=limit[0], late=limit[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

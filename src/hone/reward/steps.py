@@ -53,7 +53,7 @@ class Stepper:
     decode: Callable[[list[int]], str]
     stop_ids: Collection[int] = ()
     separator: str = "\n"
-    _pieces: dict[int, str] = field(default_factory=dict[int, str], repr=False, compare=False)
+    _token_texts: dict[int, str] = field(default_factory=dict[int, str], repr=False, compare=False)
 
     def ends(self, rollout: Rollout) -> list[int]:
         """The index of each step's last token. A token that reaches into the next step belongs to that one."""
@@ -68,7 +68,7 @@ class Stepper:
             return [], []
         written = [rollout.tokens[i] for i in places]
         text = self.decode(written)
-        reach, last, boundary, token = self._reach(written, text), list[int](), 0, -1
+        reach, last, boundary, token = self._text_ends(written, text), list[int](), 0, -1
         for step in split_steps(text, self.separator)[:-1]:
             boundary += len(step)
             before = token
@@ -82,13 +82,13 @@ class Stepper:
         marks = [0, *(reach[i] for i in last[:-1]), len(text)]
         return [places[i] for i in last], [text[a:b] for a, b in itertools.pairwise(marks)]
 
-    def _reach(self, written: Sequence[int], text: str) -> list[int]:
+    def _text_ends(self, written: Sequence[int], text: str) -> list[int]:
         """`text_ends`, from each token's own text where those make up the whole."""
         pieces = list[str]()
         for token in written:
-            if token not in self._pieces:
-                self._pieces[token] = self.decode([token])
-            pieces.append(self._pieces[token])
+            if token not in self._token_texts:
+                self._token_texts[token] = self.decode([token])
+            pieces.append(self._token_texts[token])
         if "".join(pieces) != text:
             return text_ends(written, self.decode)
         total, ends = 0, list[int]()

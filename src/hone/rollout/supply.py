@@ -83,7 +83,7 @@ class Supply:
         Where the next rollouts could not be sampled beside this iteration, the old weights still have to sample them.
         """
         self.lap("update")
-        if not self.ahead.owes:
+        if not self.ahead.must_sample_first:
             self._publish(version)
         self.lap("publish")
         return self.lap.metrics()
@@ -233,7 +233,7 @@ class Ahead:
         self._stream: torch.cuda.Stream | None = None
 
     @property
-    def owes(self) -> bool:
+    def must_sample_first(self) -> bool:
         """Whether the next iteration's rollouts are still to be made, by the weights that the sampler has."""
         return self.lag > 0 and self._rounds is None
 
@@ -313,7 +313,10 @@ class Ahead:
         by_rank = cast(list[Rounds], collect.gather(self._rounds or []))
         rounds = [[g for part in parts for g in part] for parts in zip(*by_rank, strict=True)]
         tensors, about = packed([g for groups in rounds for g in groups])
-        about |= {"feed": self._before, "rounds": None if self.owes else [len(groups) for groups in rounds]}
+        about |= {
+            "feed": self._before,
+            "rounds": None if self.must_sample_first else [len(groups) for groups in rounds],
+        }
         return save(tensors, metadata={"hone": json.dumps(about)})
 
     def load(self, folder: Path, *, changed: bool = False) -> None:

@@ -62,9 +62,9 @@ class Beam:
         groups = self.sampler.sample(prompts, n=width, params=params, first_request=first)
         self.requests += width * len(beginnings)
         self.tokens += sum(sum(r.mask) for group in groups for r in group)
-        return [[self._joined(r, begun) for r in group] for group, begun in zip(groups, beginnings, strict=True)]
+        return [[self._append_step(r, begun) for r in group] for group, begun in zip(groups, beginnings, strict=True)]
 
-    def _joined(self, step: Rollout, begun: Rollout) -> Rollout:
+    def _append_step(self, step: Rollout, begun: Rollout) -> Rollout:
         """The beginning with this step. A token that reaches into the next step is written anew with that one."""
         tokens, mask, stop = list(step.tokens), [*begun.mask, *step.mask[len(begun.mask) :]], step.stop
         stepper, written = self.process.stepper, len(tokens) - len(begun.tokens)

@@ -142,10 +142,6 @@ class Shards:
         twin = twin if self.half is None else twin.to(self.half)
         return twin if device.type == "meta" else materialised(twin, device)
 
-    def full_parameter(self, part: nn.Parameter) -> Tensor:
-        """All of what is stepped here in parts, on every rank."""
-        return full_tensor(self._origin.get(part, part))
-
     # --- checkpoints: whole tensors on the first rank ---
 
     def whole_weights(self) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hone.algo.table import Algorithm, Loss, TrustRegion, objective
 from hone.dist import collect
 from hone.log.stats import Stats
-from hone.model.backends.registry import twice_differentiable
+from hone.model.backends.registry import second_order
 from hone.train.guard import mark
 from hone.train.learner import Learner, retry_smaller
 from hone.train.update import apply_gradients, observe, skipped, totals
@@ -65,7 +65,7 @@ def _actor_step(learner: Learner, batch: Batch, algo: Algorithm, *, region: Trus
     """Whether the surrogate and its gradient are finite; what is not moves nothing."""
     parameters = learner.policy.actor_parameters()
     surrogate = algo.loss[:1]
-    with twice_differentiable(), _compared_with(learner, learner.policy):
+    with second_order(), _compared_with(learner, learner.policy):
         loss, gradient = _gradient(learner, batch, surrogate, parameters, stats=stats, algo=algo)
         if not (math.isfinite(loss) and gradient.isfinite().all()):
             return False

@@ -71,7 +71,7 @@ def _manifest(sources: Sequence[str], settings: CorpusSettings) -> dict[str, Any
     shards = documents.plan(sources, shard_bytes=settings.shard_bytes, split=settings.split)
     paths = [*dict.fromkeys(shard.path for shard in shards), *(e for e in settings.evals if Path(e).is_file())]
     stats = [(path, Path(path).stat()) for path in paths]
-    sets = {name: shelf.place.fingerprint for name in settings.evals if (shelf := named_set(name)) is not None}
+    sets = {name: store.place.fingerprint for name in settings.evals if (store := named_set(name)) is not None}
     promise = {
         "format": FORMAT,
         "sources": list(sources),

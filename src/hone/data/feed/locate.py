@@ -16,7 +16,7 @@ from hone.data.feed.stream import BUFFER
 from hone.data.rows.columns import Row, RowKind, asked, plainly, renamed
 from hone.data.rows.convert import Overlong
 from hone.data.rows.pairs import Use
-from hone.data.text.chat import Turns
+from hone.data.text.chat import ChatRows
 from hone.errors import HoneError
 from hone.types import Task
 
@@ -37,7 +37,7 @@ class Reading:
     buffer: int = BUFFER
     chunk: int = 0
     chat: bool = False
-    turns: Turns = "joined"
+    turns: ChatRows = "joined"
     shares: bool = False  # scores are from 0 to 1
     kinds: tuple[RowKind, ...] = ()  # that `reader`, an algorithm, can use; none: any
     pairs: Use = "pairs"  # what the reader makes of a preference pair

@@ -90,7 +90,7 @@ class Stream(Generic[T]):
             at, self._reader = At(file=at.file + 1), None
         return items, None
 
-    def _filled(self) -> list[T]:
+    def _window_items(self) -> list[T]:
         """The window's items in the order they are handed out; they are read when first asked for."""
         if self._items is None:
             items, self._end = self._read(self._first if self._window == 0 else self._buffer)
@@ -105,7 +105,7 @@ class Stream(Generic[T]):
         """The next n rows; a batch may straddle windows, files and epochs."""
         taken = list[T]()
         while len(taken) < n:
-            items = self._filled()
+            items = self._window_items()
             part = items[self._position : self._position + n - len(taken)]
             taken += part
             self._position += len(part)
@@ -154,5 +154,5 @@ class Stream(Generic[T]):
         epoch, window, before, position, self._rows, file, *cursor = whole
         start = At(file=file, cursor=(cursor[0], cursor[1]))
         self._go(epoch=epoch, window=window, start=start, before=before, position=position)
-        if position and position >= len(self._filled()):
+        if position and position >= len(self._window_items()):
             raise HoneError(f"cannot resume: row {position} is no place in the data: start a new run")

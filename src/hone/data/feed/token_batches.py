@@ -70,7 +70,7 @@ class TokenBatches:
         """The feed's."""
         return self._feed.progress()
 
-    def _filled(self) -> list[list[Group]]:
+    def _window_batches(self) -> list[list[Group]]:
         if self._batches is None:
             batches = by_length(self._feed.take(self._size), tokens=self._tokens)
             self._batches = [batches[i] for i in permutation(len(batches), self._seed, self._window)]
@@ -79,7 +79,7 @@ class TokenBatches:
     def step(self) -> list[Group]:
         """The next batch, or what is left of the present one."""
         before = 0
-        for batch in self._filled():
+        for batch in self._window_batches():
             before += len(batch)
             if self._position < before:
                 return self.take(before - self._position)
@@ -89,7 +89,7 @@ class TokenBatches:
         """The next n groups, whatever the batches."""
         taken = list[Group]()
         while len(taken) < n:
-            flat = [group for batch in self._filled() for group in batch]
+            flat = [group for batch in self._window_batches() for group in batch]
             part = flat[self._position : self._position + n - len(taken)]
             taken += part
             self._position += len(part)

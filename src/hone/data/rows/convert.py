@@ -10,7 +10,7 @@ from typing import Literal
 from hone.data.rows.columns import Row, RowKind, WrongColumns, row_kind
 from hone.data.rows.parse import shown
 from hone.data.rows.record import OWN, converter, step_end, task_row
-from hone.data.text.chat import Turns, render_prompt
+from hone.data.text.chat import ChatRows, render_prompt
 from hone.data.text.rendering import AT_ONCE, render_ahead
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError, counted
@@ -81,7 +81,7 @@ class Grouper:
     max_tokens: int = 0
     overlong: Overlong = "error"
     skip_bad: bool = False
-    turns: Turns = "joined"
+    turns: ChatRows = "joined"
     shares: bool = False  # scores are from 0 to 1
     expected: tuple[RowKind, ...] = ()
     reader: str = "training"

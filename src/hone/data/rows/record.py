@@ -10,7 +10,7 @@ from typing import Any
 from hone.data.rows.code_asserts import check_row
 from hone.data.rows.columns import Row, RowKind, WrongColumns, names_of
 from hone.data.rows.pairs import split_chats
-from hone.data.text.chat import Turns, encode_completion, encode_steps, encode_turns
+from hone.data.text.chat import ChatRows, encode_completion, encode_steps, encode_turns
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.types import Group, Message, Rollout, Task
@@ -78,7 +78,7 @@ def completion_row(row: Row, tokenizer: Tokenizer, *, name: str = "completion") 
     return Rollout(tokens=tokens, mask=mask, text=text)
 
 
-def messages_rows(row: Row, tokenizer: Tokenizer, *, turns: Turns = "joined") -> Group:
+def messages_rows(row: Row, tokenizer: Tokenizer, *, turns: ChatRows = "joined") -> Group:
     """SFT: every assistant turn trained; split, in as many rows as a template needs that rewrites earlier turns."""
     messages = _turns(row, "messages")
     if isinstance(messages, str):
@@ -177,7 +177,7 @@ CONVERTERS: dict[RowKind, Callable[[Row, Tokenizer], Group]] = {
 }
 
 
-def converter(kind: RowKind, *, turns: Turns = "joined", shares: bool = False) -> Callable[[Row, Tokenizer], Group]:
+def converter(kind: RowKind, *, turns: ChatRows = "joined", shares: bool = False) -> Callable[[Row, Tokenizer], Group]:
     """How a row of this kind becomes a group; turns: of chats; shares: scores are from 0 to 1."""
     if kind is RowKind.MESSAGES:
         return partial(messages_rows, turns=turns)

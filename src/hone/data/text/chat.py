@@ -19,7 +19,7 @@ __all__ = [
 
 CHAT_SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 Encoded = tuple[list[int], list[bool]]  # tokens, and True where the token is trained on
-Turns = Literal["joined", "split"]  # one row a chat; or a new row wherever the template rewrites earlier turns
+ChatRows = Literal["joined", "split"]  # one row a chat; or a new row wherever the template rewrites earlier turns
 
 
 def render(
@@ -75,7 +75,7 @@ def encode_turns(
     *,
     start: int = 0,
     tools: Sequence[Tool] | None = None,
-    turns: Turns = "joined",
+    turns: ChatRows = "joined",
 ) -> list[Encoded]:
     """As `encode_messages`, in as many rows as it takes for each turn to follow what a sampler reads before it."""
     dialogue = Dialogue(tokenizer, messages, tools=tools)

@@ -3,6 +3,6 @@
 Every folder here is a backend. Its `__init__.py` says in REQUIRES which packages it needs, and its `backend.py` lists
 in BACKENDS what it computes: layers, the attention of rows, the vocabulary's statistics, whole passes. Each of these
 says what it covers. Delete a folder and everything still works, slower.
-Doors: `registry` (Backend, offering, twice_differentiable). The registry imports nothing of hone, and nobody imports a
+Doors: `registry` (Backend, offering, second_order). The registry imports nothing of hone, and nobody imports a
 backend by name. A backend may import all of model/.
 """

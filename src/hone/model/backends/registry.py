@@ -26,7 +26,7 @@ class Backend:
 
 
 B = TypeVar("B", bound=Backend)
-_twice = [0]  # how many callers will differentiate gradients again
+_second_order = [0]  # how many callers will differentiate gradients again
 
 
 def discover(package: str, entry: str) -> Iterator[Any]:
@@ -50,16 +50,16 @@ def offering(kind: type[B], package: str = "hone.model.backends", entry: str = "
 
 
 @contextmanager
-def twice_differentiable() -> Iterator[None]:
+def second_order() -> Iterator[None]:
     """Inside, layers and attention are plain operations: those of a backend have no second gradient (TRPO)."""
-    _twice[0] += 1
+    _second_order[0] += 1
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        _twice[0] -= 1
+        _second_order[0] -= 1
 
 
 def differentiates_once() -> bool:
     """Whether nobody differentiates gradients again."""
-    return not _twice[0]
+    return not _second_order[0]

@@ -57,13 +57,13 @@ def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _shape(hf: Mapping[str, Any], family: Family) -> DecoderConfig:
-    context = _whole(hf.get("max_position_embeddings", family.context), "max_position_embeddings")
-    layers, bias = _whole(hf["num_hidden_layers"], "num_hidden_layers"), bool(hf.get("attention_bias"))
+    context = _integer(hf.get("max_position_embeddings", family.context), "max_position_embeddings")
+    layers, bias = _integer(hf["num_hidden_layers"], "num_hidden_layers"), bool(hf.get("attention_bias"))
     return DecoderConfig(
         family=str(hf["model_type"]),
-        **{key: _whole(hf[key], key) for key in SIZES},
-        num_key_value_heads=_whole(hf.get("num_key_value_heads") or hf["num_attention_heads"], "num_key_value_heads"),
-        head_dim=_whole(hf["head_dim"], "head_dim") if hf.get("head_dim") else 0,
+        **{key: _integer(hf[key], key) for key in SIZES},
+        num_key_value_heads=_integer(hf.get("num_key_value_heads") or hf["num_attention_heads"], "num_key_value_heads"),
+        head_dim=_integer(hf["head_dim"], "head_dim") if hf.get("head_dim") else 0,
         max_position_embeddings=context,
         rope=_rope(hf, context),
         rms_norm_eps=_positive(hf.get("rms_norm_eps", family.eps), "rms_norm_eps"),
@@ -118,7 +118,7 @@ def _rope(hf: Mapping[str, Any], context: int) -> Rope:
         kind=kind,
         theta=theta,
         factor=factor,
-        original=_whole(original, "original_max_position_embeddings"),
+        original=_integer(original, "original_max_position_embeddings"),
         low_freq=_positive(given.get("low_freq_factor", 1.0), "low_freq_factor"),
         high_freq=_positive(given.get("high_freq_factor", 4.0), "high_freq_factor"),
         beta_fast=_positive(given.get("beta_fast") or 32.0, "beta_fast"),
@@ -132,7 +132,7 @@ def _windows(hf: Mapping[str, Any], family: Family, layers: int) -> tuple[int, .
     window = hf.get("sliding_window")
     if not family.window or not window or (family.window == "some" and not hf.get("use_sliding_window")):
         return ()
-    window = _whole(window, "sliding_window")
+    window = _integer(window, "sliding_window")
     if family.window == "all":
         return (window,) * layers
     first = hf.get("max_window_layers", 28)
@@ -143,7 +143,7 @@ def _windows(hf: Mapping[str, Any], family: Family, layers: int) -> tuple[int, .
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def _whole(value: Any, key: str) -> int:
+def _integer(value: Any, key: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{key} is {_short(value)}, not a positive whole number")
     if value > (MOST_LAYERS if key == "num_hidden_layers" else LARGEST):

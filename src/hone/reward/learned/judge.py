@@ -253,9 +253,9 @@ class Judge:
         about |= {"prompt": prompt_text(task), "low": f"{s.low:g}", "high": f"{s.high:g}", "answer": reference}
         about["reference"] = f"The reference answer:\n{reference}\n\n" if reference else ""
         if s.kind == "score":
-            return [_filled(self._template, {**about, "completion": completion})] * s.votes
-        one = _filled(self._template, {**about, "first": completion, "second": reference})
-        other = _filled(self._template, {**about, "first": reference, "second": completion})
+            return [_fill_template(self._template, {**about, "completion": completion})] * s.votes
+        one = _fill_template(self._template, {**about, "first": completion, "second": reference})
+        other = _fill_template(self._template, {**about, "first": reference, "second": completion})
         return [one] * s.votes + ([other] * s.votes if s.both_orders else [])
 
     def _vote(self, question: str, seed: int) -> str | Failed:
@@ -298,7 +298,7 @@ def _file(folder: Path, name: str) -> str:
         raise HoneError(f"the judge's file {folder / name} cannot be read ({error}): check the path") from error
 
 
-def _filled(template: str, values: Mapping[str, Any]) -> str:
+def _fill_template(template: str, values: Mapping[str, Any]) -> str:
     """Each {name} once: braces in what is filled in stay as they are."""
     return re.sub(r"\{(\w{1,20})\}", lambda found: str(values.get(found[1], found[0])), template)
 

@@ -116,7 +116,7 @@ def await_lock(job: Sequence[int]) -> None:
         raise SandboxError(f"a job could not be locked in ({why}): run `hone sandbox doctor`")
 
 
-class Backend(Protocol):
+class SandboxBackend(Protocol):
     """Runs jobs where they can do no harm."""
 
     def converse(self, request: bytes, job_output: JobOutput, *, seconds: float, ask: Ask | None = None) -> float: ...

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hone.reward.sandbox.limits import BackendOptions, Protection, SandboxLimits
-from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, Backend, JobOutput, SandboxError, frame
+from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, JobOutput, SandboxBackend, SandboxError, frame
 
 TOKEN = "HONE_SANDBOX_TOKEN"
 MAX_BODY = 64 << 20
@@ -111,7 +111,7 @@ def _whole(response: http.client.HTTPResponse, until: float) -> bytes:
 class Service(ThreadingHTTPServer):
     """Runs programs for whoever knows the token; the caller serves and closes it."""
 
-    def __init__(self, backend: Backend, limits: SandboxLimits, *, host: str, port: int, token: str) -> None:
+    def __init__(self, backend: SandboxBackend, limits: SandboxLimits, *, host: str, port: int, token: str) -> None:
         super().__init__((host, port), _Handler)
         self.backend, self.limits, self.token = backend, limits, f"Bearer {token}".encode()
 

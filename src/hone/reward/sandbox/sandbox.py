@@ -18,7 +18,7 @@ from typing import Any, Self
 from hone.errors import HoneError
 from hone.reward.sandbox.limits import BackendOptions, Protection, SandboxLimits, interpreter
 from hone.reward.sandbox.native import NativeBackend
-from hone.reward.sandbox.protocol import Ask, Backend, JobOutput, SandboxError, frame
+from hone.reward.sandbox.protocol import Ask, JobOutput, SandboxBackend, SandboxError, frame
 from hone.reward.sandbox.remote import RemoteBackend
 
 __all__ = ["Call", "Finished", "Language", "Program", "Raised", "Returned", "Sandbox", "SandboxError", "SandboxLimits"]
@@ -123,7 +123,7 @@ def _finished(job_output: JobOutput, seconds: float, *, asked: bool) -> Finished
     )
 
 
-def open_backend(name: str, wanted: BackendOptions) -> Backend:
+def open_backend(name: str, wanted: BackendOptions) -> SandboxBackend:
     """The backend of that name, ready to run jobs."""
     if name == "native":
         return NativeBackend(wanted)
@@ -143,7 +143,7 @@ class Sandbox:
         self,
         *,
         limits: SandboxLimits | None = None,
-        backend: str | Backend = "native",
+        backend: str | SandboxBackend = "native",
         slots: int = 0,
         python: str = "",
         packages: Sequence[str] = (),

@@ -127,7 +127,7 @@ def tags(names: str) -> Callable[[str], float]:
 
 def length(bounds: str) -> Callable[[Rollout], float]:
     """A reward: 1 where the completion has LOW to HIGH tokens, else how far it is from that: n / LOW or HIGH / n."""
-    low, high = _whole(bounds, "length", "length:20-200, in tokens", "-")
+    low, high = _integers(bounds, "length", "length:20-200, in tokens", "-")
     if not 0 < low <= high:
         raise HoneError(f"length:{bounds}: the bounds are the wrong way round: write length:20-200, in tokens")
 
@@ -140,7 +140,7 @@ def length(bounds: str) -> Callable[[Rollout], float]:
 
 def overlong(margin: str) -> Callable[[Rollout], float]:
     """A reward: 0, falling to -1 over the last MARGIN tokens before the sampler's limit (DAPO's soft punishment)."""
-    (tokens,) = _whole(margin, "overlong", "overlong:64, in tokens", ",")
+    (tokens,) = _integers(margin, "overlong", "overlong:64, in tokens", ",")
     if tokens < 1:
         raise HoneError(f"overlong:{margin}: the margin has no tokens: write overlong:64")
 
@@ -152,7 +152,7 @@ def overlong(margin: str) -> Callable[[Rollout], float]:
     return overlong_reward
 
 
-def _whole(text: str, kind: str, example: str, between: str) -> list[int]:
+def _integers(text: str, kind: str, example: str, between: str) -> list[int]:
     parts = text.split(between)
     if not all(part.strip().isdecimal() and len(part) < 10 for part in parts) or len(parts) != 1 + (between == "-"):
         raise HoneError(f"{kind}:{text} is not understood: write {example}")
@@ -195,7 +195,7 @@ def varied(n: str) -> Callable[[str], float]:
     >>> varied("1")("one two one two"), varied("2")("one two three")
     (0.5, 1.0)
     """
-    (size,) = _whole(n, "repetition", "repetition:4, in words", ",")
+    (size,) = _integers(n, "repetition", "repetition:4, in words", ",")
     if not 1 <= size <= 100:
         raise HoneError(f"repetition:{n}: write a number of words from 1 to 100, as in repetition:4")
 

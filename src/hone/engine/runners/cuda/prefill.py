@@ -1,13 +1,13 @@
 """Attention of prompts over paged KV memory: their keys and values are written to it, then many queries read it.
 
-As in attention.py, keys are visited from the first to the last, so that a prompt's numbers depend on itself alone.
+As in attention_kernels.py, keys are visited from first to last, so that a prompt's numbers depend on itself alone.
 """
 
 # pyright: reportGeneralTypeIssues=false
 import triton
 import triton.language as tl
 
-from hone.engine.runners.cuda.attention import _absorb, _block, _rotated
+from hone.engine.runners.cuda.attention_kernels import _absorb, _block, _rotated
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.engine.runner import PromptChunk
-from hone.engine.runners.cuda.attend import QUERIES
+from hone.engine.runners.cuda.attention_launch import QUERIES
 
 Numbers = TypeVar("Numbers", NDArray[np.int32], Tensor)
 

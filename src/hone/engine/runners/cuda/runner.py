@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from hone.engine.params import Uses
 from hone.engine.runner import PromptChunk, Runner, Switch, Ticket, Written
 from hone.engine.runners.cuda import large
-from hone.engine.runners.cuda.attend import BLOCK, KVPool, PromptPlaces, RowPlaces, attend_prompts, attend_rows
+from hone.engine.runners.cuda.attention_launch import (
+    BLOCK,
+    KVPool,
+    PromptPlaces,
+    RowPlaces,
+    attend_prompts,
+    attend_rows,
+)
 from hone.engine.runners.cuda.draw import launch as draw
 from hone.engine.runners.cuda.draw_state import STOPS
 from hone.engine.runners.cuda.prefill import copy_blocks

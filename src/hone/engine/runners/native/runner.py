@@ -16,7 +16,7 @@ class NativeRunner(TorchRunner):
         return NativeInvariantLayers if invariant else NativeLayers
 
 
-class Native(RunnerBackend):
+class NativeBackend(RunnerBackend):
     """Small and large models in float32 on a CPU."""
 
     name, priority = "native", 1
@@ -31,4 +31,4 @@ class Native(RunnerBackend):
         )
 
 
-BACKENDS = (Native(),)
+BACKENDS = (NativeBackend(),)

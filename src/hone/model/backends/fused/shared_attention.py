@@ -59,10 +59,10 @@ class SharedAttention(RowAttention):
 
 def attend(q_UHE: Tensor, k_UKE: Tensor, v_UKE: Tensor, spans: Spans, tiles: Tiles, *, window: int = 0) -> Tensor:
     """Causal attention in each row, [U, H, E]; window: how many tokens back one looks, 0: all."""
-    return _Attended.apply(q_UHE, k_UKE, v_UKE, spans, tiles, window)  # pyright: ignore[reportReturnType]
+    return _SharedAttention.apply(q_UHE, k_UKE, v_UKE, spans, tiles, window)  # pyright: ignore[reportReturnType]
 
 
-class _Attended(torch.autograd.Function):
+class _SharedAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q_UHE: Tensor, k_UKE: Tensor, v_UKE: Tensor, spans: Spans, tiles: Tiles, window: int

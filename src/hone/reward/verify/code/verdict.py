@@ -41,16 +41,6 @@ SAID = 200  # characters of what a program wrote that are shown
 NO_PROGRAM = "the completion holds no program"
 
 
-def program_of(completion: str, task: Task, *, fences: Collection[str] = PYTHON) -> str | None:
-    """The program a completion settles on, with what the task's prompt puts before it; None where there is none."""
-    try:
-        wanted = read_tests(task).wanted
-    except NoTests:
-        wanted = ()
-    found = _extracted(completion, task, wanted, fences)
-    return found.source if found else None
-
-
 def _extracted(completion: str, task: Task, wanted: Sequence[str], fences: Collection[str]) -> Extracted | None:
     return extract(completion, wanted=wanted, prompt=task.prompt, before=preamble(task), fences=fences)
 

@@ -20,7 +20,7 @@ _DOMAIN = re.compile(r"[ZNQRC](?:\^?\{?[*+]\}?|_\{?(?:[+>0-9]|\\ge ?0)\}?)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Comparer:
     """How single expressions are compared."""
 
     equal: Callable[[str, str], bool]  # the gold one and the answer
@@ -28,38 +28,38 @@ class Judge:
     near: Callable[[str, str], bool]  # the second is the first, rounded
     related: Callable[[str, str], bool]  # two inequalities or two "not equal", one the other times a number
 
-    def of_one_text(self) -> "Judge":
+    def of_one_text(self) -> "Comparer":
         """For the members of one chain: neither is the gold answer, so one that cannot be read is only not equal."""
         return replace(self, equal=lambda last, member: self.true(member, last), related=lambda _, __: False)
 
 
-def same(gold: Form, answer: Form, judge: Judge) -> bool:
+def same(gold: Form, answer: Form, comparer: Comparer) -> bool:
     """Whether the answer is the gold one."""
     gold, answer = _alike(gold, answer)
     if not _agree(gold.name, answer.name):
         return False
     if answer.kind in ("chain", "about"):
-        return true(answer, judge) and any(same(gold, value, judge) for value in values(answer))
+        return true(answer, comparer) and any(same(gold, value, comparer) for value in values(answer))
     if gold.kind in ("chain", "about"):
-        return any(same(value, answer, judge) for value in values(gold))
+        return any(same(value, answer, comparer) for value in values(gold))
     if {gold.kind, answer.kind} == {"one"}:
-        return judge.equal(gold.text, answer.text)
+        return comparer.equal(gold.text, answer.text)
     if {gold.kind, answer.kind} in ({"()", "many"}, {"()", "{}"}):
         gold, answer = _point(gold), _point(answer)
-        return gold.kind == answer.kind and same(gold, answer, judge)
+        return gold.kind == answer.kind and same(gold, answer, comparer)
     if {gold.kind, answer.kind} <= {"many", "{}", "one"}:
-        return _listed(gold.parts or (gold,), answer.parts or (answer,), judge)
+        return _listed(gold.parts or (gold,), answer.parts or (answer,), comparer)
     if {"()", "matrix"} == {gold.kind, answer.kind}:
         gold, answer = _vector(gold), _vector(answer)
     if _relates(gold) or _relates(answer):
-        return _related(gold, answer, judge)
+        return _related(gold, answer, comparer)
     if gold.kind != answer.kind or len(gold.parts) != len(answer.parts):
         return False
     if gold.kind in ("union", "system"):
-        return _matched(gold.parts, answer.parts, judge)
+        return _matched(gold.parts, answer.parts, comparer)
     if gold.kind == "mod":
-        return _congruent(gold, answer, judge)
-    return all(same(g, a, judge) for g, a in zip(gold.parts, answer.parts, strict=True))
+        return _congruent(gold, answer, comparer)
+    return all(same(g, a, comparer) for g, a in zip(gold.parts, answer.parts, strict=True))
 
 
 def _alike(gold: Form, answer: Form) -> tuple[Form, Form]:
@@ -135,11 +135,11 @@ def values(chain: Form) -> list[Form]:
     return values(chain.parts[0 if rounded else -1]) + rounded
 
 
-def true(chain: Form, judge: Judge) -> bool:
+def true(chain: Form, comparer: Comparer) -> bool:
     """Whether every member equals the last; one with other letters, the r^2 of `A = r^2 = 9`, is taken as given."""
     if chain.kind == "about":
         exact = values(chain.parts[0])[0]
-        return true(chain.parts[0], judge) and exact.kind == "one" and judge.near(exact.text, chain.parts[1].text)
+        return true(chain.parts[0], comparer) and exact.kind == "one" and comparer.near(exact.text, chain.parts[1].text)
     if chain.kind != "chain":
         return True
     last = chain.parts[-1]
@@ -148,7 +148,7 @@ def true(chain: Form, judge: Judge) -> bool:
         if found - letters(last.text):
             if not chain.name or chain.name in found:
                 return False
-        elif not same(last, member, judge.of_one_text()):
+        elif not same(last, member, comparer.of_one_text()):
             return False
     return True
 
@@ -163,15 +163,15 @@ def _agree(name: str, other: str) -> bool:
     return "y" in (name, other) and any(re.fullmatch(r"[A-Za-z]\([a-z]\)", text) for text in (name, other))
 
 
-def _listed(gold: Sequence[Form], answer: Sequence[Form], judge: Judge) -> bool:
+def _listed(gold: Sequence[Form], answer: Sequence[Form], comparer: Comparer) -> bool:
     """In any order; in that of the names where only one of both names its entries."""
     declared = [any(map(_declares, parts)) for parts in (gold, answer)]
     if declared[0] != declared[1]:  # the "k in Z" that one leaves out
         gold, answer = ([part for part in parts if not _declares(part)] for parts in (gold, answer))
     names = [[part.name for part in parts] for parts in (gold, answer)]
     if len(gold) == len(answer) > 1 and all(names[0]) and len({*names[0]}) > 1 and not any(names[1]):
-        return all(same(g, a, judge) for g, a in zip(gold, answer, strict=True))
-    return _matched(gold, answer, judge)
+        return all(same(g, a, comparer) for g, a in zip(gold, answer, strict=True))
+    return _matched(gold, answer, comparer)
 
 
 def _declares(part: Form) -> bool:
@@ -189,25 +189,25 @@ def _relates(form: Form) -> bool:
     return form.kind.startswith("order") or form.kind == "unequal"
 
 
-def _related(gold: Form, answer: Form, judge: Judge) -> bool:
+def _related(gold: Form, answer: Form, comparer: Comparer) -> bool:
     """Relations side by side, or as a whole: `-x > -1` says what `x < 1` says, which is read as an interval."""
     if gold.kind == answer.kind and len(gold.parts) == len(answer.parts):
         both = zip(gold.parts, answer.parts, strict=True)
-        if all(g.kind == a.kind == "one" and judge.equal(g.text, a.text) for g, a in both):
+        if all(g.kind == a.kind == "one" and comparer.equal(g.text, a.text) for g, a in both):
             return True
-    return judge.related(gold.text, answer.text)
+    return comparer.related(gold.text, answer.text)
 
 
-def _congruent(gold: Form, answer: Form, judge: Judge) -> bool:
+def _congruent(gold: Form, answer: Form, comparer: Comparer) -> bool:
     """The same modulus, and remainders that differ by a multiple of it."""
     numbers = [amount(part.text) for part in (gold.parts[1], answer.parts[1], gold.parts[2])]
     found = [number[0] for number in numbers if number is not None]
     rests = len(found) == 3 and found[2] != 0 and (found[0] - found[1]) % found[2] == 0
     others = [0, 2] if rests else [0, 1, 2]
-    return all(same(gold.parts[i], answer.parts[i], judge) for i in others)
+    return all(same(gold.parts[i], answer.parts[i], comparer) for i in others)
 
 
-def _matched(gold: Sequence[Form], answer: Sequence[Form], judge: Judge) -> bool:
+def _matched(gold: Sequence[Form], answer: Sequence[Form], comparer: Comparer) -> bool:
     """Every part has a partner of its own; equal texts are paired first, for that costs nothing."""
     if len(gold) != len(answer):
         return False
@@ -219,7 +219,7 @@ def _matched(gold: Sequence[Form], answer: Sequence[Form], judge: Judge) -> bool
         else:
             left.remove(twin)
     for part in rest:
-        partner = next((other for other in left if same(part, other, judge)), None)
+        partner = next((other for other in left if same(part, other, comparer)), None)
         if partner is None:
             return False
         left.remove(partner)

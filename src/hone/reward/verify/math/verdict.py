@@ -22,7 +22,7 @@ from hone.reward.verify.math.arithmetic import worked_out
 from hone.reward.verify.math.expression import FUNCTIONS, Refused, admitted, symbols, words
 from hone.reward.verify.math.extract import MAX_PLACES, places
 from hone.reward.verify.math.form import Form, form, relation
-from hone.reward.verify.math.match import Judge, answer_for, same, true
+from hone.reward.verify.math.match import Comparer, answer_for, same, true
 from hone.reward.verify.math.normalise import normalise
 from hone.types import Outcome, Task
 
@@ -93,7 +93,7 @@ def _solved(answer: str) -> str:
 
 
 def _consistent(found: Form) -> bool:
-    return (found.kind not in ("chain", "about") or true(found, JUDGE)) and all(map(_consistent, found.parts))
+    return (found.kind not in ("chain", "about") or true(found, COMPARER)) and all(map(_consistent, found.parts))
 
 
 def _is_text(leaf: str) -> bool:
@@ -287,7 +287,7 @@ def _related(gold: str, answer: str) -> bool:
     return _by_symbols(*sides, kind="equation" if first[0] == "unequal" else "order")
 
 
-JUDGE = Judge(equal=equal, true=_step, near=_near, related=_related)
+COMPARER = Comparer(equal=equal, true=_step, near=_near, related=_related)
 
 
 def _rejoined(found: Form) -> Form:
@@ -307,9 +307,9 @@ def right(gold: Form, answer: str) -> bool:
     if number and found.kind == "one" and (again := _AGAIN.fullmatch(answer)):
         return right(gold, again.group(1)) and _restated(gold.text, again.group(2))
     if "=" not in found.text + gold.text or not found.kind == gold.kind == "one":
-        return same(gold, found, JUDGE)
+        return same(gold, found, COMPARER)
     try:
-        return same(_rejoined(gold), _rejoined(found), JUDGE)
+        return same(_rejoined(gold), _rejoined(found), COMPARER)
     except Unusable:
         if gold.name:  # it is the name that cannot be read, which only an answer of this form asks for
             return False

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hone.model.backends.fused import shared_attention
 from hone.model.backends.fused.shared_attention import SharedAttention
-from hone.model.backends.registry import twice_differentiable
+from hone.model.backends.registry import second_order
 from hone.model.decoder import Decoder
 from hone.model.layout.forward import by_kernels, cells, hidden_states, lay_out_shared, lines_of
 from hone.model.layout.rows import Rows, Tables, Tiles
@@ -23,7 +23,9 @@ from hone.types import Batch
 
 def test_the_kernels_give_what_tables_give(tmp_path: Path):
     pytest.importorskip("triton", reason="Triton is not installed")
-    found = json.loads(written_by(Path(__file__).with_name("attended_cases.py"), tmp_path / "found.json").read_text())
+    found = json.loads(
+        written_by(Path(__file__).with_name("shared_attention_cases.py"), tmp_path / "found.json").read_text()
+    )
     assert len(found) == len(CASES)
     assert {case: apart for case, apart in found.items() if not apart < 2e-6} == {}
 
@@ -61,7 +63,7 @@ def test_where_kernels_will_not_do_rows_are_put_into_one_table(name: str, window
     plain, tiled = (replace(rows, window=window) for rows in rows_of(name))
     assert isinstance(plain.by, Tables)
     given = inputs(len(plain.by.owner))
-    with twice_differentiable():
+    with second_order():
         found = [second(rows, given) for rows in (plain, tiled)]
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
@@ -163,7 +165,7 @@ def test_where_weights_are_not_what_is_computed_in_kernels_are_asked_for_the_lat
     decoder.computes_in = torch.bfloat16
     by_kernels(decoder, torch.device("cuda"))
     assert asked == [torch.float32, torch.bfloat16]
-    with twice_differentiable():
+    with second_order():
         assert not by_kernels(decoder, torch.device("cuda"))
     assert len(asked) == 2
 

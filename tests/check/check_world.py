@@ -43,7 +43,7 @@ def tags(completion: str, task: Any) -> float:
     return float(f"<answer>{task.answer}</answer>" in completion) + sum(completion.encode()) % 7 / 70
 
 
-class Desk(Place):
+class World(Place):
     """Where everything is."""
 
 
@@ -52,14 +52,14 @@ def chat_tokenizer(*, template: str = DEFAULT_TEMPLATE) -> Tokenizer:
     return Tokenizer(inner.inner, eos=inner.eos, pad=inner.pad, bos=BOS, chat_template=template)
 
 
-def make_desk(folder: Path) -> Desk:
+def make_world(folder: Path) -> World:
     """Data, `plain` and `chat` models with their tokenizers, and a `teacher` of the plain one."""
     for name, rows in ROWS.items():
         write_rows(folder / f"{name}.jsonl", rows)
     for name, tokenizer in (("plain", train_bpe([], vocab_size=258)), ("chat", chat_tokenizer())):
         write_model(folder / name, decoder(tokenizer.vocab_size), tokenizer)
     write_model(folder / "teacher", decoder(258, seed=2), train_bpe([], vocab_size=258))
-    return Desk(folder)
+    return World(folder)
 
 
 def rows_for(algo: str) -> str:
@@ -67,17 +67,17 @@ def rows_for(algo: str) -> str:
     return "problems" if made.online else "pairs" if made.unit == 2 else SINGLE[algo]
 
 
-def recipe(desk: Desk, algo: Any, *settings: str, **fields: Any) -> Recipe:
-    """The algorithm on the desk's rows, with fields replaced and then strict `a.b=value` changes."""
+def recipe(world: World, algo: Any, *settings: str, **fields: Any) -> Recipe:
+    """The algorithm on the world's rows, with fields replaced and then strict `a.b=value` changes."""
     name = algo if isinstance(algo, str) else algo.name
     base = {
         "name": "small",
         "seed": 3,
-        "out": desk / "never",
-        "model": ModelSpec(path=desk / "plain"),
-        "data": desk / f"{rows_for(name)}.jsonl",
+        "out": world / "never",
+        "model": ModelSpec(path=world / "plain"),
+        "data": world / f"{rows_for(name)}.jsonl",
         "reward": tags,
-        "teacher": desk / "teacher" if ALGORITHMS[name]().teacher else "",
+        "teacher": world / "teacher" if ALGORITHMS[name]().teacher else "",
         "algo": Choice(algo) if isinstance(algo, str) else algo,
         "sample": SampleSpec(group=4, max_tokens=6),
         "train": TrainSpec(steps=4, prompts=4),
@@ -86,12 +86,12 @@ def recipe(desk: Desk, algo: Any, *settings: str, **fields: Any) -> Recipe:
     return override(Recipe(**{**base, **fields}), settings)
 
 
-def job_of(desk: Desk, algo: Any, *settings: str, **fields: Any) -> Run:
+def job_of(world: World, algo: Any, *settings: str, **fields: Any) -> Run:
     with torch.random.fork_rng():
-        return prepare(recipe(desk, algo, *settings, **fields))
+        return prepare(recipe(world, algo, *settings, **fields))
 
 
-def with_template(desk: Desk, template: str, folder: Path, *, name: str = "chat") -> str:
+def with_template(world: World, template: str, folder: Path, *, name: str = "chat") -> str:
     """A copy of the chat model whose tokenizer has another template."""
     tokenizer = chat_tokenizer(template=template)
     write_model(folder / name, decoder(tokenizer.vocab_size), tokenizer)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hone.engine.runners.cuda import attention
+from hone.engine.runners.cuda import attention_kernels
 from hone.engine.runners.cuda import prefill as reading
 from hone.engine.runners.cuda.step import Launcher
 from hone.engine.runners.cuda.weights import LayerWeights
@@ -83,7 +83,7 @@ def attend_rows(launcher: Launcher, memory: KVPool, w: LayerWeights, layer: int,
     c, b, pool = launcher.config, launcher.buffers, memory.pool[:, layer]
     G = c.num_attention_heads // c.num_key_value_heads
     splits = splits_of(launcher.rows, c.num_key_value_heads, invariant=launcher.invariant)
-    attention.decode[(launcher.rows, c.num_key_value_heads, splits)](
+    attention_kernels.decode[(launcher.rows, c.num_key_value_heads, splits)](
         b.qkv, pool, at.table, at.position, at.active, memory.cos, memory.sin, *_gains(w), b.mixed,
         memory.sums, memory.arrived, c.head_dim**-0.5, c.rms_norm_eps, at.table.shape[1],
         GP=padded(G), SPLITS=splits,
