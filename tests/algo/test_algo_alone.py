@@ -23,6 +23,7 @@ from hone.algo import (
     totals,
     weigh,
 )
+from hone.algo.table import lacks
 from hone.algo.weight import token_mean
 from hone.cli import main
 from hone.config.overrides import Choice, override
@@ -118,6 +119,24 @@ def test_a_loss_names_the_column_that_it_lacks():
     for algo in (dpo(), kto()):
         with pytest.raises(ValueError, match=f"{algo.name} reads (ref_logp|label), which this batch lacks"):
             objective(Forward(logp=LOGP), weigh(made(), algo), algo)
+
+
+def test_a_column_that_a_stage_fills_is_missed_with_what_fills_it():
+    filled = ("reward", "step_reward", "label", "old_logp", "ref_logp", "kl_coef", "old_value", "adv", "returns")
+    generic = [c for c in (*filled, "token_weight") if "replace(batch" in str(lacks("it", c))]
+    assert generic == []
+    assert str(lacks("it", "margin")).endswith("fill it, as in replace(batch, margin=...)")
+
+
+def test_a_credit_of_ones_own_needs_no_reward():
+    algo = replace(grpo(), credit=lambda batch: torch.ones_like(LOGP))
+    assert assign_credit(made(), algo).adv.tolist() == torch.ones_like(LOGP).tolist()
+
+
+def test_half_of_the_weights_are_not_enough():
+    for half in ({"token_weight": LOGP}, {"row_weight": REWARD}):
+        with pytest.raises(ValueError, match="grpo reads token_weight, which this batch lacks"):
+            objective(Forward(logp=LOGP), made(adv=LOGP, old_logp=LOGP, **half), grpo())
 
 
 def test_a_batch_that_was_not_weighed_and_a_forward_pass_that_lacks_a_field_are_named():

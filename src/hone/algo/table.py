@@ -70,7 +70,6 @@ FILLED_BY: dict[str, str] = {
     "adv": "assign_credit(batch, algo) adds it",
     "returns": "assign_credit(batch, algo) adds it",
     "token_weight": "weigh(batch, algo) adds it",
-    "row_weight": "weigh(batch, algo) adds it",
 }
 
 
