@@ -147,10 +147,14 @@ def test_a_killed_program_leaves_no_process_of_its_rewards(kind: str, tmp_path: 
     assert eventually(lambda: not any(map(running, found)))
 
 
+HERE = os.getpid()
+
+
 def groups() -> Iterator[Path]:
-    home = process_tree._home(os.getpid())
+    """Control groups of this process's workers."""
+    home = process_tree._home(HERE)
     for folder in set(home.folders.values()) if home else ():
-        yield from folder.glob(f"hone-sandbox-{os.getpid()}-*")
+        yield from folder.glob(f"hone-sandbox-{HERE}-*")
 
 
 def test_no_control_group_is_left_by_a_pool_or_by_a_supervisor_that_was_killed(tmp_path: Path):
@@ -163,6 +167,23 @@ def test_no_control_group_is_left_by_a_pool_or_by_a_supervisor_that_was_killed(t
     assert scored(made, "a")[0].value == 1.0
     for _, supervisor in made.pool._supervisors:
         os.kill(supervisor, signal.SIGKILL)
+    made.pool.close()
+    assert set(groups()) == before
+
+
+def test_control_groups_that_a_reward_made_inside_its_own_go_with_it():
+    if process_tree._home(os.getpid()) is None:
+        pytest.skip("no control group can be made here")
+    before = set(groups())
+
+    def nested(completion: str) -> float:
+        for folder in groups():
+            (folder / completion).mkdir()
+        return 1.0
+
+    (made,) = in_workers([nested], seconds=60.0, workers=1)
+    assert isinstance(made, WorkerReward)
+    assert scored(made, "inner")[0].value == 1.0
     made.pool.close()
     assert set(groups()) == before
 

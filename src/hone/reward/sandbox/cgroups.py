@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hone.reward.sandbox.limits import Protection, SandboxLimits
-from hone.reward.sandbox.namespaces import remove_groups
+from hone.reward.sandbox.namespaces import remove_groups, with_inner_groups
 from hone.reward.sandbox.protocol import SandboxError
 
 PERIOD = 100_000  # microseconds of the CPU quota
@@ -106,12 +106,21 @@ def out_of_memory(folders: Sequence[str]) -> int:
     return 0
 
 
-def end_all(folders: Sequence[str]) -> None:
-    """Kill every process of a cgroup."""
-    for folder in folders[:1]:  # each process is in all of them
-        for pid in Path(folder, "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.kill(int(pid), signal.SIGKILL)
+def end_all(folders: Sequence[str]) -> bool:
+    """Kill every process of a cgroup and of those inside it; whether there was one."""
+    found = [pid for folder in folders[:1] for pid in _members(folder)]  # each process is in all of them
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            os.kill(pid, signal.SIGKILL)
+    return bool(found)
+
+
+def _members(folder: str) -> list[int]:
+    found = list[int]()
+    for group in with_inner_groups(folder):
+        with contextlib.suppress(OSError):  # it has just been removed
+            found += map(int, Path(group, "cgroup.procs").read_text().split())
+    return found
 
 
 def find(root: Path = Path("/")) -> CgroupParent | None:

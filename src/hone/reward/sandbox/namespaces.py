@@ -194,11 +194,12 @@ def install(program: bytes) -> None:
 
 
 def remove_groups(folders: Sequence[str], *, seconds: float = 5.0) -> bool:
-    """Remove cgroups whose processes are ending; whether all are gone."""
+    """Remove cgroups whose processes are ending, with those inside them; whether all are gone."""
     until, left = time.monotonic() + seconds, list(folders)
     while left:
-        with contextlib.suppress(OSError):  # busy until its last process is gone
-            os.rmdir(left[-1])
+        for folder in with_inner_groups(left[-1]):
+            with contextlib.suppress(OSError):  # busy until its last process is gone
+                os.rmdir(folder)
         if not os.path.isdir(left[-1]):
             left.pop()
         elif time.monotonic() >= until:
@@ -206,3 +207,8 @@ def remove_groups(folders: Sequence[str], *, seconds: float = 5.0) -> bool:
         else:
             time.sleep(0.001)
     return True
+
+
+def with_inner_groups(folder: str) -> list[str]:
+    """A cgroup and those inside it, the innermost first: a program in it may have made its own."""
+    return [path for path, _, _ in os.walk(folder, topdown=False)]

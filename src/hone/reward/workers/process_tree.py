@@ -107,17 +107,11 @@ class Bounds:
         for folder in self.folders:
             with suppress(OSError):  # this controller has no such file
                 Path(folder, "pids.max").write_text("0")
-        while self._members() and time.monotonic() < until:
-            end_all(self.folders)
+        while end_all(self.folders) and time.monotonic() < until:
             time.sleep(0.001)
         for folder in self.folders:
             with suppress(OSError):
                 Path(folder, "pids.max").write_text(str(PROCESSES))
-
-    def _members(self) -> bool:
-        with suppress(OSError):
-            return bool(self.folders and Path(self.folders[0], "cgroup.procs").read_text())
-        return False
 
     def close(self) -> None:
         """End all, and the control group itself."""
@@ -188,14 +182,24 @@ def orphans(worker: int) -> bool:
     return False
 
 
-def taken(processes: Iterable[int], name: str = "Pss_Anon") -> int:
-    """Bytes of memory of these processes; pages that several share count in part (all: name is Anonymous)."""
-    total = 0
-    for process in processes:
-        with suppress(OSError):  # it has just ended
-            text = Path(f"/proc/{process}/smaps_rollup").read_text()
-            total += sum(1024 * int(size) for size in re.findall(rf"^{name}:\s+(\d+)", text, re.MULTILINE))
-    return total
+def taken(processes: Iterable[int]) -> int:
+    """Bytes of memory of these processes; a page that n processes share counts as an n-th for each."""
+    return sum(_anonymous(process)[0] for process in processes)
+
+
+def inherited(process: int) -> int:
+    """How much of `taken` of one process is memory that it shares with this one, if it has all that this one has."""
+    shared_in_part, private = _anonymous(process)
+    return max(0, shared_in_part - private)
+
+
+def _anonymous(process: int) -> tuple[int, int]:
+    """Bytes of its memory that is no file's: shared pages in part, and those that are its alone."""
+    with suppress(OSError):  # it has just ended
+        text = Path(f"/proc/{process}/smaps_rollup").read_text()
+        sizes = {name: 1024 * int(size) for name, size in re.findall(r"^(Pss_Anon|Private_Dirty):\s+(\d+)", text, re.M)}
+        return sizes.get("Pss_Anon", 0), sizes.get("Private_Dirty", 0)
+    return 0, 0
 
 
 def peak(process: int) -> int:

@@ -23,6 +23,7 @@ from hone.reward.workers.process_tree import (
     die_with_parent,
     end_below,
     give_back_free_memory,
+    inherited,
     orphans,
     peak,
     taken,
@@ -98,7 +99,6 @@ class _Worker:
             _serve(work, theirs, bounds)
         theirs.close()
         watched = bounds is not None and not bounds.folders
-        self.began = taken([self.number], "Anonymous") if watched else 0  # what it shares with others
         self.began_peak = peak(self.number) if watched else 0
 
     def gone(self) -> str:
@@ -139,7 +139,9 @@ class _Worker:
             return True
         if not (others := descendants(self.number)):
             return False
-        return taken([self.number, *others]) > self.began + self.bounds.memory
+        mine = [self.number, *others]
+        begun_with = len(mine) * inherited(os.getpid())  # each began with the memory that its supervisor still has
+        return taken(mine) > begun_with + self.bounds.memory
 
 
 def _described(status: int) -> str:
