@@ -153,7 +153,7 @@ def recipe(world: World, algo: str, out: Path, *settings: str, **algo_settings: 
         teacher=world / "teacher" if ALGORITHMS[algo]().teacher else "",
         algo=Choice(algo, algo_settings),
         sample=SampleSpec(group=3, max_tokens=6),
-        train=TrainSpec(steps=4, prompts=3),
+        train=TrainSpec(steps=4, prompts=3, reward_apart="never"),  # starting processes is half of a run this small
         optim=OptimSpec(lr=1e-3),
         save=SaveSpec(keep=9, minutes=0),  # by the clock: what is saved would depend on how busy the machine is
     )
@@ -168,7 +168,7 @@ def arguments(made: Recipe, world: World) -> list[str]:
         "reward": made.reward, "teacher": made.teacher, "algo": made.algo.name, "sample.group": made.sample.group,
         "sample.max_tokens": made.sample.max_tokens, "train.steps": made.train.steps,
         "train.prompts": made.train.prompts, "optim.lr": made.optim.lr, "save.keep": made.save.keep,
-        "save.minutes": made.save.minutes,
+        "save.minutes": made.save.minutes, "train.reward_apart": made.train.reward_apart,
     }  # fmt: skip
     pairs |= {f"algo.{name}": value for name, value in made.algo.settings.items()}
     return ["run", world / "recipe.py", *(f"{name}={value}" for name, value in pairs.items())]

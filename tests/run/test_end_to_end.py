@@ -160,7 +160,7 @@ def test_evaluation_is_the_same_from_python_and_the_command_line(world: World, t
 
 def test_a_loud_reward_breaks_nothing(world: World, tmp_path: Path, capfd):
     out = tmp_path / "run"
-    made = recipe(world, "grpo", out, f"reward={world / 'rewards.py:chatty'}")
+    made = recipe(world, "grpo", out, f"reward={world / 'rewards.py:chatty'}", "train.reward_apart=auto")
     assert main(arguments(made, world)) == 0
     said = capfd.readouterr()
     assert said.err.count("to stdout") == 4 * 9  # lines of two workers may meet

@@ -21,7 +21,7 @@ def begin(server: Server, **more: object) -> socket.socket:
     """A long stream, of which the first bytes have come."""
     body = json.dumps({**LONG, "stream": True, **more}).encode()
     sock = server.connect()
-    sock.sendall(server.head("POST", COMPLETIONS, content_length=str(len(body))) + body)
+    sock.sendall(server.head("POST", COMPLETIONS, content_length=str(len(body)), connection="close") + body)
     assert sock.recv(15) == b"HTTP/1.1 200 OK"
     return sock
 

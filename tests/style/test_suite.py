@@ -29,18 +29,18 @@ HANGS = """
 import time
 import pytest
 
-@pytest.mark.timeout(2)
+@pytest.mark.timeout(1)
 def test_that_waits_for_ever():
     time.sleep(600)
 
-@pytest.mark.timeout(2)
+@pytest.mark.timeout(1)
 def test_that_computes_for_ever():
     while True:
         pass
 
 @pytest.mark.timeout(60)
 def test_that_ends():
-    time.sleep(3)
+    time.sleep(2)
 """
 
 
