@@ -9,7 +9,7 @@ from typing import Any
 
 from hone.algo import Algorithm
 from hone.algo.prefer import score_bce
-from hone.config.recipe import PAIRED, Recipe
+from hone.config.recipe import Recipe
 from hone.data.feed import assemble
 from hone.data.feed.assemble import Loaded
 from hone.data.feed.locate import Reading, locate
@@ -114,8 +114,7 @@ def _kinds(recipe: Recipe) -> tuple[RowKind, ...]:
     """The kinds that an offline algorithm reads; none: any."""
     if recipe.online:
         return ()
-    pairs = recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2
-    return KINDS.get(recipe.algo_name, (RowKind.PREFERENCE,) if pairs else ())
+    return KINDS.get(recipe.algo_name, (RowKind.PREFERENCE,) if recipe.paired else ())
 
 
 def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:
