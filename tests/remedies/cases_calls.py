@@ -10,7 +10,8 @@ from places import decoder
 from remedy_world import Case, World, call, prepared, tokenizer, typed
 
 import hone
-from hone.config.load import load_function, load_recipe
+from hone.config.load import load_algorithm, load_function, load_recipe
+from hone.config.overrides import Choice
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.engine.params import SampleParams
 from hone.eval.sample_metrics import mean_and_error, pass_at_k
@@ -230,6 +231,13 @@ PROGRAMS = [
         lambda w: load_function("length"),
         lambda w: load_function(w / "rewards.py:length"),
         "write path/file.py:function",
+    ),
+    call(
+        lambda w: load_algorithm(Choice(w.file("def mine(): return 3\n", ".py") + ":mine")),
+        lambda w: load_algorithm(
+            Choice(w.file("import hone\n\n\ndef mine(): return hone.algo.grpo()\n", ".py") + ":mine")
+        ),
+        "return a hone.algo.Algorithm",
     ),
     call(lambda w: LimitSpec(patience_warn=0), lambda w: LimitSpec(), "set it to 1 or more steps"),
     call(lambda w: pass_at_k(2, 1, 3), lambda w: pass_at_k(3, 1, 3), "sample more"),
