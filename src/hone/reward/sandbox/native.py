@@ -18,7 +18,7 @@ from hone.reward.sandbox import cgroups
 from hone.reward.sandbox.job import ENVIRONMENT
 from hone.reward.sandbox.limits import OWN_PROCESSES, BackendOptions, Protection, configuration
 from hone.reward.sandbox.namespaces import remove_groups
-from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, Conversation, JobOutput, SandboxError, await_lock, readable
+from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, JobExchange, JobOutput, SandboxError, await_lock, readable
 
 START = "import sys; sys.path.insert(0, {home!r}); from hone.reward.sandbox import server; server.serve({number})"
 HOME = str(Path(__file__).parents[3])
@@ -125,8 +125,8 @@ class Slot:
         ended = cgroups.out_of_memory(self.folders)
         if self._watched:
             self._control.send(b"go")
-        conversation = Conversation(job, self._control.fileno(), self._told, job_output=job_output, ask=ask)
-        conversation.hold(request, time.monotonic() + seconds)
+        exchange = JobExchange(job, self._control.fileno(), self._told, job_output=job_output, ask=ask)
+        exchange.hold(request, time.monotonic() + seconds)
         job_output.limit = job_output.limit or job_output.told.get("over", "")
         if not job_output.limit and job_output.told.get("status", -signal.SIGKILL) == -signal.SIGKILL:
             job_output.limit = "memory" if cgroups.out_of_memory(self.folders) > ended else ""
@@ -238,7 +238,7 @@ class NativeBackend:
         return Slot(self._server, folders, watched=self.home is None)
 
     def converse(self, request: bytes, job_output: JobOutput, *, seconds: float, ask: Ask | None = None) -> float:
-        """Hold one conversation in a fresh job; the seconds it took, from request to the last process's end."""
+        """Hold one exchange in a fresh job; the seconds it took, from request to the last process's end."""
         if os.getpid() != self._process:  # two that ask one slot would get each other's values
             raise SandboxError("the sandbox was opened before a fork: open one in the process that uses it")
         slot = self._places.get()
