@@ -20,7 +20,7 @@ from hone.data.rows.convert import Tally
 from hone.reward.verify.math.amount import amount
 from hone.reward.verify.math.normalise import normalise
 from hone.reward.verify.math.verdict import _asked, math_reward
-from hone.reward.verify.math.workers import WORKERS, Failed
+from hone.reward.verify.math.workers import WORKERS, NoVerdict
 from hone.types import Task
 
 SETS = ("gsm8k:test", "svamp", "math500")
@@ -208,7 +208,7 @@ def past_the_guard() -> Iterator[Row]:
         start = time.perf_counter()
         try:
             equal = WORKERS.ask({"kind": "value", "gold": "5", "answer": answer}).get("equal") is True
-        except Failed:
+        except NoVerdict:
             equal = False
         return equal, time.perf_counter() - start
 
