@@ -23,7 +23,7 @@ from hone.engine.params import SampleParams
 from hone.engine.requests import Request
 from hone.errors import HoneError
 from hone.serve.detokenize import Completion, TokenBytes
-from hone.serve.load import Loaded
+from hone.serve.load import LoadedModel
 from hone.types import Stop
 
 HELP = "/reset begins anew, /system TEXT sets the system message, /save FILE writes the conversation, /quit leaves"
@@ -106,7 +106,7 @@ class PlainHistory:
 class Conversation:
     """Turns with the engine; each draws random numbers of its own."""
 
-    def __init__(self, loaded: Loaded, params: SampleParams, *, adapter: str | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, params: SampleParams, *, adapter: str | None = None) -> None:
         self.engine, self.tokenizer, self.context = loaded.engine, loaded.tokenizer, loaded.context
         self.params, self.bytes_of = replace(params, stop_ids=self.tokenizer.stop_ids), TokenBytes(self.tokenizer)
         self.adapter, self.turns = adapter, 0
