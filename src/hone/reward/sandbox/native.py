@@ -188,7 +188,7 @@ class _Places:
                 self._idle.append(slot)
 
 
-class NativeBackend:
+class NativeSandbox:
     """Hone's own sandbox: a server, and slots in cgroups where there are any."""
 
     def __init__(self, wanted: BackendOptions, *, cgroup: bool = True, user: bool = True) -> None:
