@@ -24,7 +24,7 @@ START = "import sys; sys.path.insert(0, {home!r}); from hone.reward.sandbox impo
 HOME = str(Path(__file__).parents[3])
 
 
-class Server:
+class SandboxServer:
     """A fresh interpreter that opens and ends slots; when its client is gone, so is everything it started."""
 
     def __init__(self, conf: Mapping[str, Any], python: str) -> None:
@@ -88,7 +88,7 @@ class Server:
 class Slot:
     """One place for jobs, one after the other; each is forked before it is wanted."""
 
-    def __init__(self, server: Server, folders: Sequence[str], *, watched: bool) -> None:
+    def __init__(self, server: SandboxServer, folders: Sequence[str], *, watched: bool) -> None:
         self._server, self.folders, self._watched = server, folders, watched
         self.number, self._control = server.open(folders)
         self._control.settimeout(GRACE)
@@ -207,8 +207,8 @@ class NativeSandbox:
         self.proc = first.proc
         self._places.put(first)
 
-    def _serve(self) -> Server:
-        return Server(configuration(self.wanted, user=self.user, watched=self.home is None), self.wanted.python)
+    def _serve(self) -> SandboxServer:
+        return SandboxServer(configuration(self.wanted, user=self.user, watched=self.home is None), self.wanted.python)
 
     def _first(self) -> Slot:
         """A slot that works. Root can do without a user namespace: programs then run as a user of the machine's."""
