@@ -226,18 +226,18 @@ PROGRAMS = [
     function("def recipe(x): pass\n", GOOD, "a recipe takes no arguments"),
     function("def recipe(): return 3\n", GOOD, "a recipe returns a hone.Recipe"),
     function("x = 1/0\n", GOOD, "cannot be loaded: ZeroDivisionError"),
-    call(lambda w: load_recipe("nothing.py"), lambda w: load_recipe(w.file(GOOD, ".py")), "check the path"),
-    call(
-        lambda w: load_function("length"),
-        lambda w: load_function(w / "rewards.py:length"),
-        "write path/file.py:function",
-    ),
     call(
         lambda w: load_algorithm(Choice(w.file("def mine(): return 3\n", ".py") + ":mine")),
         lambda w: load_algorithm(
             Choice(w.file("import hone\n\n\ndef mine(): return hone.algo.grpo()\n", ".py") + ":mine")
         ),
         "return a hone.algo.Algorithm",
+    ),
+    call(lambda w: load_recipe("nothing.py"), lambda w: load_recipe(w.file(GOOD, ".py")), "check the path"),
+    call(
+        lambda w: load_function("length"),
+        lambda w: load_function(w / "rewards.py:length"),
+        "write path/file.py:function",
     ),
     call(lambda w: LimitSpec(patience_warn=0), lambda w: LimitSpec(), "set it to 1 or more steps"),
     call(lambda w: pass_at_k(2, 1, 3), lambda w: pass_at_k(3, 1, 3), "sample more"),
