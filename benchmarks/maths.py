@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from benchmarks.form import Row, main, note, row, say
 from hone.data.feed import assemble
 from hone.data.feed.locate import Reading, locate
-from hone.data.rows.convert import Tally
+from hone.data.rows.convert import RowCounts
 from hone.reward.verify.math.amount import amount
 from hone.reward.verify.math.normalise import normalise
 from hone.reward.verify.math.verdict import _asked, math_reward
-from hone.reward.verify.math.workers import WORKERS, Failed
+from hone.reward.verify.math.workers import WORKERS, NoVerdict
 from hone.types import Task
 
 SETS = ("gsm8k:test", "svamp", "math500")
@@ -130,7 +130,7 @@ def counted(cases: Sequence[tuple[str, str]], *, right: bool, peers: int) -> Cou
 def answers(name: str) -> list[str]:
     """The gold answers of a dataset."""
     (part,) = locate(name, Reading(chat=False))
-    return [str(found["answer"]) for found, _ in assemble.plain_rows(part, Reading(chat=False), Tally())]
+    return [str(found["answer"]) for found, _ in assemble.plain_rows(part, Reading(chat=False), RowCounts())]
 
 
 def agreement(quick: bool) -> Iterator[Row]:
@@ -208,7 +208,7 @@ def past_the_guard() -> Iterator[Row]:
         start = time.perf_counter()
         try:
             equal = WORKERS.ask({"kind": "value", "gold": "5", "answer": answer}).get("equal") is True
-        except Failed:
+        except NoVerdict:
             equal = False
         return equal, time.perf_counter() - start
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.form import Row, main, note, row, say
 from benchmarks.hostile.soak import below, megabytes, soaked
 from hone.reward.sandbox.limits import BackendOptions, interpreter
-from hone.reward.sandbox.native import NativeBackend
+from hone.reward.sandbox.native import NativeSandbox
 from hone.reward.sandbox.protocol import JobOutput, frame
 from hone.reward.sandbox.sandbox import Call, Program, Returned, Sandbox, SandboxLimits
 
@@ -64,7 +64,7 @@ def rate(run: Callable[[], None], clients: int, times: int) -> float:
 def cold(times: int) -> list[float]:
     """A slot built for one program, the sandbox being open."""
     limits = SandboxLimits()
-    pool = NativeBackend(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
+    pool = NativeSandbox(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
     order = {"source": SOURCE, "stdin": None, "file": "", "build": [], "run": []}
     request = frame(order) + frame({"name": "add", "args": [1, 2], "kwargs": {}})
     taken = list[float]()
@@ -90,7 +90,7 @@ def memory(slots: int) -> float:
     """Megabytes of a server with this many slots, each with a job that waits."""
     others = set(below(os.getpid()))
     limits = SandboxLimits()
-    pool = NativeBackend(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
+    pool = NativeSandbox(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
     opened = [pool.open_slot() for _ in range(slots - 1)]
     for slot in opened:
         slot.ready()

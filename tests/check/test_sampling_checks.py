@@ -3,10 +3,12 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from check_world import World, failing, job_of, verdict
+from places import write_rows
 
 from hone.launch.job import Run
 from hone.model.lora import merge_lora
@@ -111,6 +113,41 @@ def test_completions_of_other_prompts_are_found(world: World):
     job = job_of(world, "grpo")
     assert failing(put(job, Turned(job.policy.decoder))) == {"completions"}
     assert "was sampled from another prompt" in verdict(job, "completions")[1]
+
+
+def endings(world: World, *settings: str, eager: float, limit: int) -> tuple[str, str]:
+    """What `completions` says of a model that is so eager to write its stop token, but never before the 10th token."""
+
+    class Late(LocalSampler):
+        def sample(
+            self, prompts: Sequence[Sequence[int]], *, n: int, params: Any, first_request: int = 0
+        ) -> list[Group]:
+            (stop,) = params.stop_ids
+            bias = {stop: eager if params.max_tokens >= 10 else -100.0}
+            return super().sample(prompts, n=n, params=replace(params, bias=bias), first_request=first_request)
+
+    job = job_of(world, "grpo", f"sample.max_tokens={limit}", *settings)
+    return verdict(put(job, Late(job.policy.decoder)), "completions")
+
+
+def test_answers_that_would_end_with_more_tokens_warn_that_max_tokens_is_too_small(world: World):
+    state, seen = endings(world, eager=5.0, limit=6)
+    assert state == "warn"
+    assert seen == "no sampled answer ended by itself within sample.max_tokens (6): 16 of 16 end within 64"
+
+
+def test_a_model_that_never_ends_and_a_limit_that_is_long_enough_do_not_warn(world: World):
+    assert endings(world, eager=-100.0, limit=6) == ("pass", "16 completions of 6 to 6 tokens, none stopped by itself")
+    state, seen = endings(world, eager=5.0, limit=40)
+    assert state == "pass"
+    assert "stopped by themselves" in seen
+
+
+def test_answers_of_the_data_that_do_not_fit_into_max_tokens_warn(world: World, tmp_path: Path):
+    long = write_rows(tmp_path / "long.jsonl", [{"prompt": f"{a}?\n", "answer": f"{a}{a}{a} in all"} for a in range(9)])
+    state, seen = endings(world, f"data={long}", eager=-100.0, limit=6)
+    assert state == "warn"
+    assert seen.endswith("within sample.max_tokens (6): the answers of the data have 10 tokens or more")
 
 
 def test_a_stop_token_that_is_not_trained_on_is_found(world: World):

@@ -9,7 +9,7 @@ import pytest
 from each import each
 
 from hone.cli import main
-from hone.commands.reference import Setting, all_settings, meanings, written
+from hone.commands.reference import RecipeSetting, all_settings, meanings, written
 from hone.config.overrides import Choice, override, to_json
 from hone.config.recipe import ModelSpec, Recipe, TrainSpec
 
@@ -83,7 +83,7 @@ def test_all_settings_are_listed_with_the_defaults_of_the_dataclasses(capsys: py
 
 
 @each("setting", SETTINGS, ids=lambda s: s.name)
-def test_a_default_is_written_as_it_can_be_set(setting: Setting):
+def test_a_default_is_written_as_it_can_be_set(setting: RecipeSetting):
     assert to_json(override(Recipe(), [f"{setting.name}={written(setting.default)}"])) == to_json(Recipe())
 
 

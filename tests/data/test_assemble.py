@@ -10,7 +10,7 @@ from hone.data.feed.assemble import Mixture
 from hone.data.feed.locate import Reading, locate
 from hone.data.feed.source import Source
 from hone.data.feed.stream import Stream
-from hone.data.rows.convert import Grouper, Tally, Tasker
+from hone.data.rows.convert import Grouper, RowCounts, Tasker
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
@@ -262,7 +262,7 @@ def test_a_slice_takes_the_first_rows_of_every_kind_of_data(tmp_path, monkeypatc
     write(tmp_path / "gsm8k" / "test.jsonl", [{"question": f"q{i}", "answer": f"#### {i}"} for i in range(5)])
     monkeypatch.setenv("HONE_DATA", str(tmp_path))
     (part,) = locate("gsm8k:test[:3]", Reading())
-    assert [row["answer"] for row, _ in assemble.plain_rows(part, Reading(), Tally())] == ["0", "1", "2"]
+    assert [row["answer"] for row, _ in assemble.plain_rows(part, Reading(), RowCounts())] == ["0", "1", "2"]
 
 
 def test_a_slice_of_a_file_with_blank_lines_resumes_in_a_stream(tmp_path):

@@ -12,7 +12,7 @@ from patience import patience
 from hone.data.feed import assemble, registry
 from hone.data.feed.locate import Reading, locate
 from hone.data.rows.columns import RowKind
-from hone.data.rows.convert import Grouper, Tally, Tasker
+from hone.data.rows.convert import Grouper, RowCounts, Tasker
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
 from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError
@@ -30,8 +30,8 @@ def here(monkeypatch):
     monkeypatch.setenv(registry.FOLDER, str(DATA))
 
 
-def rows_of(spec: str, *, chat: bool = False) -> tuple[list, Tally]:
-    tally = Tally()
+def rows_of(spec: str, *, chat: bool = False) -> tuple[list, RowCounts]:
+    tally = RowCounts()
     (part,) = locate(spec, Reading(chat=chat))
     return [row for row, _ in assemble.plain_rows(part, Reading(chat=chat), tally)], tally
 
@@ -187,7 +187,7 @@ def test_a_row_that_is_not_the_datasets_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv(registry.FOLDER, str(tmp_path))
     with pytest.raises(HoneError, match=r"train.jsonl line 1: the solution has no answer after ####"):
         rows_of("gsm8k")
-    tally = Tally()
+    tally = RowCounts()
     (part,) = locate("gsm8k", Reading(skip_bad=True))
     assert list(assemble.plain_rows(part, Reading(skip_bad=True), tally)) == []
     assert tally.skipped == 2

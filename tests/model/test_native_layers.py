@@ -9,7 +9,7 @@ from fast_models import fed, functions, gradients, model
 from torch import Tensor
 
 from hone.model.backends.native import calls, stack
-from hone.model.backends.native.backend import NativeLayers
+from hone.model.backends.native.backend import NativeLayerBackend
 from hone.model.backends.native.calls import Segments
 from hone.model.backends.registry import second_order
 from hone.model.decoder import Pass
@@ -59,7 +59,10 @@ def taken(name: str, layout: str = "padded", *, dtype: torch.dtype = torch.float
     decoder, given = model(name, dtype), fed(layout)
     x = decoder.model.embed_tokens(given["tokens"])
     decoder.backends = ("native",) if asked else None
-    return NativeLayers().covers(decoder, Pass(x=x, cos=decoder.cos, sin=decoder.sin, mask=given.get("mask"))) is None
+    return (
+        NativeLayerBackend().covers(decoder, Pass(x=x, cos=decoder.cos, sin=decoder.sin, mask=given.get("mask")))
+        is None
+    )
 
 
 def test_what_is_not_covered_goes_another_way(monkeypatch: pytest.MonkeyPatch):

@@ -10,7 +10,8 @@ from places import decoder
 from remedy_world import Case, World, call, prepared, tokenizer, typed
 
 import hone
-from hone.config.load import load_function, load_recipe
+from hone.config.load import load_algorithm, load_function, load_recipe
+from hone.config.overrides import Choice
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.engine.params import SampleParams
 from hone.eval.sample_metrics import mean_and_error, pass_at_k
@@ -225,6 +226,13 @@ PROGRAMS = [
     function("def recipe(x): pass\n", GOOD, "a recipe takes no arguments"),
     function("def recipe(): return 3\n", GOOD, "a recipe returns a hone.Recipe"),
     function("x = 1/0\n", GOOD, "cannot be loaded: ZeroDivisionError"),
+    call(
+        lambda w: load_algorithm(Choice(w.file("def mine(): return 3\n", ".py") + ":mine")),
+        lambda w: load_algorithm(
+            Choice(w.file("import hone\n\n\ndef mine(): return hone.algo.grpo()\n", ".py") + ":mine")
+        ),
+        "return a hone.algo.Algorithm",
+    ),
     call(lambda w: load_recipe("nothing.py"), lambda w: load_recipe(w.file(GOOD, ".py")), "check the path"),
     call(
         lambda w: load_function("length"),

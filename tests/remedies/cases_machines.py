@@ -20,8 +20,8 @@ from hone.model.formats.gguf import load_gguf
 from hone.model.formats.hf_config import config_from_hf
 from hone.reward.learned.load import reward_model
 from hone.reward.sandbox.limits import BackendOptions, interpreter
-from hone.reward.sandbox.native import NativeBackend
-from hone.reward.sandbox.remote import TOKEN, RemoteBackend, Service
+from hone.reward.sandbox.native import NativeSandbox
+from hone.reward.sandbox.remote import TOKEN, RemoteBackend, SandboxService
 from hone.reward.sandbox.sandbox import Sandbox, SandboxLimits
 from hone.reward.verify.math.verdict import math_reward
 from hone.serve.load import load
@@ -62,7 +62,7 @@ def _wanted(**limits: Any) -> BackendOptions:
 
 def _served(world: World, use: Callable[[str], Any], *, other: bool = False) -> None:
     """A service of programs, or a server of something else, while it is used."""
-    pool = None if other else NativeBackend(_wanted())
+    pool = None if other else NativeSandbox(_wanted())
     made = HTTPServer(("127.0.0.1", 0), _Other) if pool is None else _service(pool)
     with made as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -76,8 +76,8 @@ def _served(world: World, use: Callable[[str], Any], *, other: bool = False) -> 
                 pool.close()
 
 
-def _service(pool: NativeBackend) -> Service:
-    return Service(pool, SandboxLimits(), host="127.0.0.1", port=0, token=SECRET)
+def _service(pool: NativeSandbox) -> SandboxService:
+    return SandboxService(pool, SandboxLimits(), host="127.0.0.1", port=0, token=SECRET)
 
 
 def _opened(world: World, secret: str = SECRET, *, other: bool = False, url: str = "", **limits: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from patience import patience
 
 from hone.errors import HoneError
-from hone.reward.learned.endpoint import Budget, Endpoint, Failed
+from hone.reward.learned.endpoint import Budget, Endpoint, NoAnswer
 
 RIGHT = json.dumps({"choices": [{"message": {"content": "Score: 7"}}]}).encode()
 
@@ -93,7 +93,7 @@ def ask(fake: Fake, **settings) -> str:
 )
 def test_what_may_pass_is_tried_again_and_then_failed(fake: Fake, answer: bytes, says: str):
     fake.answers = [answer]
-    with pytest.raises(Failed, match=rf"did not answer in 2 tries, the last with .*{says}"):
+    with pytest.raises(NoAnswer, match=rf"did not answer in 2 tries, the last with .*{says}"):
         ask(fake)
     assert len(fake.asked) == 2
     fake.answers = [answer, whole(RIGHT)]
@@ -103,7 +103,7 @@ def test_what_may_pass_is_tried_again_and_then_failed(fake: Fake, answer: bytes,
 @pytest.mark.parametrize("status", ["400 Bad", "401 Key", "404 None"])
 def test_a_refusal_is_not_tried_again(fake: Fake, status: str):
     fake.answers = [whole(b"no", status=status)]
-    with pytest.raises(Failed, match=f"refused with status {status[:3]}: no"):
+    with pytest.raises(NoAnswer, match=f"refused with status {status[:3]}: no"):
         ask(fake)
     assert len(fake.asked) == 1
 
@@ -111,7 +111,7 @@ def test_a_refusal_is_not_tried_again(fake: Fake, status: str):
 def test_an_answer_that_comes_byte_by_byte_is_late_too(fake: Fake):
     fake.answers, fake.pause = [whole(RIGHT)], 0.05  # about 5 s in all, and never 0.5 s without a byte
     start = time.monotonic()
-    with pytest.raises(Failed, match="TimeoutError"):
+    with pytest.raises(NoAnswer, match="TimeoutError"):
         ask(fake, timeout=0.5, retries=0)
     assert time.monotonic() - start < patience(4)
 
@@ -120,7 +120,7 @@ def test_every_try_costs(fake: Fake):
     budget = Budget(3)
     fake.answers = [whole(b"", status="500 Oops")]
     for says in ("did not answer in 2 tries", "budget of 3 requests is spent", "budget of 3 requests is spent"):
-        with pytest.raises(Failed, match=says):
+        with pytest.raises(NoAnswer, match=says):
             ask(fake, budget=budget)
     assert len(fake.asked) == 3
 

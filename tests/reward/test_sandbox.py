@@ -15,7 +15,7 @@ from benchmarks.hostile import INPUTS, PROGRAMS, aimed, groups_of, judge, unsand
 from benchmarks.hostile.soak import below, megabytes
 from hone.errors import HoneError
 from hone.reward.sandbox.limits import BackendOptions, interpreter
-from hone.reward.sandbox.native import NativeBackend
+from hone.reward.sandbox.native import NativeSandbox
 from hone.reward.sandbox.sandbox import Call, Language, Program, Raised, Returned, Sandbox, SandboxError, SandboxLimits
 
 ROOT = Path(__file__).parents[2]
@@ -42,7 +42,7 @@ def by_id(program):
 def pool(**how):
     limits = how.pop("limits", SandboxLimits(seconds=3))
     wanted = BackendOptions(limits=limits, slots=how.pop("slots", 2), python=interpreter(), packages=())
-    return Sandbox(limits=limits, backend=NativeBackend(wanted, **how))
+    return Sandbox(limits=limits, backend=NativeSandbox(wanted, **how))
 
 
 def wrong_about(program, verdict):
@@ -186,7 +186,7 @@ LIMITS = {
 
 def test_the_kernel_has_the_limits_of_a_slot():
     limits = SandboxLimits(memory=200 * MIB, processes=7, cores=0.5)
-    own = NativeBackend(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
+    own = NativeSandbox(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()))
     try:
         slot = own.open_slot()
         found = {p.name: p.read_text().strip() for f in slot.folders for p in Path(f).iterdir() if p.name in LIMITS}
@@ -517,7 +517,7 @@ def test_a_machine_that_lacks_a_protection_is_reported_and_refused_on_request():
         replaced = {p.name for p in sandbox.report() if p.replaced}
         assert replaced == {"memory and processes", "CPU"}
     limits = SandboxLimits()
-    backend = NativeBackend(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()), cgroup=False)
+    backend = NativeSandbox(BackendOptions(limits=limits, slots=1, python=interpreter(), packages=()), cgroup=False)
     with pytest.raises(SandboxError, match=r"lacks memory and processes .*: open it where cgroups can be written"):
         Sandbox(limits=limits, backend=backend, strict=True)
 

@@ -18,7 +18,7 @@ from hone.reward.verify.math import workers as math_workers
 from hone.reward.verify.math.expression import Refused, admitted
 from hone.reward.verify.math.symbolic import _POINTS
 from hone.reward.verify.math.verdict import math_reward
-from hone.reward.verify.math.workers import Exhausted, Failed, Workers
+from hone.reward.verify.math.workers import Exhausted, NoVerdict, Workers
 from hone.types import Task
 
 HANGING = [
@@ -102,7 +102,7 @@ def asked(answer: str) -> tuple[str, float]:
     start = time.perf_counter()
     try:
         said = str(math_workers.WORKERS.ask({"kind": "value", "gold": "5", "answer": answer}))
-    except Failed as failed:
+    except NoVerdict as failed:
         said = str(failed)
     return said, time.perf_counter() - start
 
@@ -201,7 +201,7 @@ def test_a_right_answer_whose_process_gets_no_processor_for_a_while_is_right(sto
 def test_a_process_that_stands_still_is_no_verdict_and_not_the_answers_fault(stopped):
     workers, _ = stopped
     workers._wall = 0.5
-    with pytest.raises(Failed, match="timed out") as raised:
+    with pytest.raises(NoVerdict, match="timed out") as raised:
         workers.ask(RIGHT)
     assert not isinstance(raised.value, Exhausted)
     workers._wall = 30.0
@@ -212,7 +212,7 @@ def test_a_process_that_is_killed_from_outside_is_no_verdict_and_not_the_answers
     workers, processes = stopped
     timer = threading.Timer(0.5, ended, [processes, signal.SIGKILL])
     timer.start()
-    with pytest.raises(Failed, match="from outside") as raised:
+    with pytest.raises(NoVerdict, match="from outside") as raised:
         workers.ask(RIGHT)
     assert not isinstance(raised.value, Exhausted)
 

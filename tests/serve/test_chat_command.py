@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from each import each
 from little import ENVIRONMENT, hone, make_decoder, make_tokenizer
 from patience import patience
 
@@ -97,6 +98,35 @@ def test_a_model_without_a_template_goes_on_with_the_text_and_says_so_once(chat:
     assert text.startswith("the cat")
     assert "\nsat" in text
     assert done.out.replace("\n", "") in text.replace("\n", "").replace("sat", "", 1).removeprefix("the cat")
+
+
+@each("said", ["the cat\n", "the cat"])
+def test_a_model_without_a_template_reads_the_line_break_that_ends_a_line_and_no_other(
+    chat: Chat, folders: Path, said: str
+):
+    tokenizer, decoder = make_tokenizer(chats=False), load_decoder(folders / "plain")
+    prompt = render_prompt(tokenizer, said)
+    params = SampleParams(max_tokens=12, temperature=0.0, stop_ids=tokenizer.stop_ids)
+    written = LocalSampler(decoder).sample([prompt], n=1, params=params)[0][0].tokens[len(prompt) :]
+    done = chat(folders / "plain", said, "--temperature", "0", "--max-tokens", "12")
+    assert done.out == tokenizer.decode(written, specials=False) + "\n"
+
+
+def test_on_a_terminal_a_backslash_leaves_out_the_line_break(folders: Path, tmp_path: Path):
+    seat = Pty(str(folders / "plain"), "--max-tokens", "2", "--temperature", "0")
+    seat.until("end a line with \\ to leave out its line break")
+    for line, file in (("the cat", "whole.json"), ("the cat\\", "open.json")):
+        for typed in ("/reset", line, f"/save {tmp_path / file}"):
+            seat.until("> ")
+            seat.type(f"{typed}\n")
+    seat.until("> ")
+    seat.type("/quit\n")
+    assert seat.close() == 0
+    whole, left_open = (json.loads((tmp_path / f).read_text())["text"] for f in ("whole.json", "open.json"))
+    assert whole.startswith("the cat\n")
+    assert left_open.startswith("the cat")
+    assert "\\" not in left_open[:8]
+    assert left_open[7] != "\n"
 
 
 def test_a_system_message_without_a_template_is_the_text_that_it_begins_with(chat: Chat, folders: Path, tmp_path: Path):

@@ -191,11 +191,15 @@ class Probe:
         """A few completions of a few tasks, by the run's own sampler."""
         return self.sample(self.asked)
 
-    def sample(self, tasks: list[Task], *, fewer: int = 1) -> list[Group]:
-        """The same tasks give the same completions as long as the weights are the same; or a half of all, or less."""
+    def sample(self, tasks: list[Task], *, fewer: int = 1, longest: bool = False) -> list[Group]:
+        """The same tasks give the same completions as long as the weights are the same; or a half of all, or less.
+
+        longest: of as many tokens as a check samples, though the run has fewer.
+        """
         roller = self.job.roller
         assert roller is not None
-        params = replace(roller.params, max_tokens=min(roller.params.max_tokens, self.extent.tokens // fewer))
+        most = self.extent.tokens // fewer
+        params = replace(roller.params, max_tokens=most if longest else min(roller.params.max_tokens, most))
         size = max(min(roller.group, self.extent.samples // fewer), self.job.algo.group)
         return Roller(roller.sampler, self.job.tokenizer, params, group=size)(tasks)
 

@@ -190,5 +190,28 @@ def completions(probe: Probe) -> Finding:
         return failed(wrong, "this is a bug of Hone: please report it")
     stopped = sum(r.stop is Stop.TOKEN for r in rows)
     lengths = [sum(r.mask) for r in rows]
+    if not stopped and (why := _cut_off(probe)):
+        limit = probe.job.roller.params.max_tokens
+        seen = f"no sampled answer ended by itself within sample.max_tokens ({limit}): {why}"
+        return warned(seen, "raise sample.max_tokens")
     ends = f"{stopped} stopped by themselves, their stop token trained on" if stopped else "none stopped by itself"
     return passed(f"{len(rows)} completions of {min(lengths)} to {max(lengths)} tokens, {ends}")
+
+
+def _cut_off(probe: Probe) -> str:
+    """What shows that sample.max_tokens ended every completion, not the check, nor a model that has not learnt to end.
+
+    The answers of the data are longer, or with more tokens most completions end. "": nothing shows it.
+    """
+    job = probe.job
+    assert job.roller is not None
+    if (limit := job.roller.params.max_tokens) >= probe.extent.tokens:
+        return ""
+    answers = [len(job.tokenizer.encode(task.answer)) for task in probe.asked if task.answer]
+    if answers and min(answers) >= limit:  # the stop token is one more
+        return f"the answers of the data have {min(answers)} tokens or more"
+    if probe.large:
+        return ""
+    rows = [r for g in probe.sample(probe.asked, longest=True) for r in g]
+    ended = sum(r.stop is Stop.TOKEN for r in rows)
+    return f"{ended} of {len(rows)} end within {probe.extent.tokens}" if 2 * ended >= len(rows) else ""

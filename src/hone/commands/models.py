@@ -12,7 +12,7 @@ from hone.log.progress import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hone.model.inspect import Report
+    from hone.model.inspect import Inspection
 
 
 WIDE = 120  # columns where there is no terminal to ask
@@ -60,7 +60,7 @@ def _inspect(arguments: argparse.Namespace) -> None:
         console.print(note, markup=False, highlight=False)
 
 
-def _kinds(report: "Report") -> "Table":
+def _kinds(report: "Inspection") -> "Table":
     lines = _table(report.model, ("parameters", "tensors", "numbers", "MB", "dtype"))
     for k in report.kinds:
         size = "?" if k.bytes is None else f"{k.bytes / 1e6:.1f}"
@@ -71,7 +71,7 @@ def _kinds(report: "Report") -> "Table":
     return lines
 
 
-def _changes(report: "Report") -> "Table":
+def _changes(report: "Inspection") -> "Table":
     lines = _table(
         f"update over {report.base or 'its base'}",
         ("weight", "shape", "norm", "relative", "effective rank", "rank of 90 %"),

@@ -83,7 +83,7 @@ def _shown(default: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class RecipeSetting:
     """A setting by its dotted name."""
 
     name: str
@@ -118,7 +118,7 @@ def text_width() -> int:
     return min(WIDTH, shutil.get_terminal_size().columns)
 
 
-def all_settings(config: Any = None, above: str = "") -> Iterator[Setting]:
+def all_settings(config: Any = None, above: str = "") -> Iterator[RecipeSetting]:
     """Those of a recipe, in the order of its source."""
     config = Recipe() if config is None else config
     hints, told = get_type_hints(type(config)), meanings(type(config))
@@ -128,7 +128,7 @@ def all_settings(config: Any = None, above: str = "") -> Iterator[Setting]:
             yield from all_settings(value, f"{name}.")
         else:
             choices = get_args(hint) if get_origin(hint) is Literal else ()
-            yield Setting(name=name, default=value, meaning=told.get(field.name, ""), choices=choices)
+            yield RecipeSetting(name=name, default=value, meaning=told.get(field.name, ""), choices=choices)
 
 
 def meanings(kind: type) -> dict[str, str]:
@@ -190,7 +190,7 @@ def _no_setting(prefix: str, names: Sequence[str]) -> HoneError:
     return HoneError(f"no setting {prefix!r}{hint or ';'} `hone settings` lists them all")
 
 
-def _block(group: str, settings: Sequence[Setting], width: int) -> str:
+def _block(group: str, settings: Sequence[RecipeSetting], width: int) -> str:
     """Settings of one group, under what its dataclass says of it."""
     of = type(attrgetter(group)(Recipe())) if group else Recipe
     head = f"{group or 'recipe'}: {first_line(of)}"

@@ -74,16 +74,16 @@ def _serve(arguments: argparse.Namespace) -> None:
     import sys
 
     from hone.reward.sandbox.limits import BackendOptions, interpreter
-    from hone.reward.sandbox.native import NativeBackend
-    from hone.reward.sandbox.remote import TOKEN, Service
+    from hone.reward.sandbox.native import NativeSandbox
+    from hone.reward.sandbox.remote import TOKEN, SandboxService
 
     token = os.environ.get(TOKEN, "")
     if len(token) < 16:
         raise HoneError(f"a service needs a secret of 16 characters or more: put it into the environment as {TOKEN}")
     limits, slots = _limits(arguments.limit), arguments.slots or os.cpu_count() or 1
-    pool = NativeBackend(BackendOptions(limits=limits, slots=slots, python=interpreter(), packages=()))
+    pool = NativeSandbox(BackendOptions(limits=limits, slots=slots, python=interpreter(), packages=()))
     try:
-        with Service(pool, limits, host=arguments.host, port=arguments.port, token=token) as server:
+        with SandboxService(pool, limits, host=arguments.host, port=arguments.port, token=token) as server:
             print(f"programs are run at http://{arguments.host}:{server.server_port}/run", file=sys.stderr, flush=True)
             server.serve_forever()
     finally:

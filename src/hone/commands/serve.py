@@ -11,7 +11,7 @@ from hone.commands.command import Command
 from hone.errors import HoneError
 
 if TYPE_CHECKING:
-    from hone.serve.load import Loaded
+    from hone.serve.load import LoadedModel
 
 
 EXAMPLE = """\
@@ -171,7 +171,7 @@ def _say(text: str) -> None:
     print(f"hone: {text}", file=sys.stderr, flush=True)
 
 
-def _greet(loaded: "Loaded", host: str, port: int, *, token: str) -> None:
+def _greet(loaded: "LoadedModel", host: str, port: int, *, token: str) -> None:
     """token: to be shown, this once; "" where the person who starts the server has chosen it."""
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

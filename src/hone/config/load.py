@@ -1,4 +1,4 @@
-"""Python files named by the user: recipes and reward functions, with errors that say what to put right."""
+"""Python files named by the user: recipes, rewards and algorithms, with errors that say what to put right."""
 
 import ast
 import importlib.util
@@ -7,11 +7,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hone.config.overrides import unknown
+from hone.config.overrides import Choice, build_choice, unknown
 from hone.errors import HoneError, not_utf8
 from hone.storage.textfile import read_text
 
@@ -46,7 +47,7 @@ def load_recipe(source: str) -> Callable[[], Any]:
 
 
 def load_function(reference: str) -> Callable[..., Any]:
-    """The function that `path/file.py:function` names, for rewards."""
+    """The function that `path/file.py:function` names, for rewards and algorithms."""
     file, _, name = reference.partition(":")
     if not file.endswith(".py") or not name:
         raise HoneError(f"{reference!r} is not a function: write path/file.py:function")
@@ -54,6 +55,22 @@ def load_function(reference: str) -> Callable[..., Any]:
     if not callable(getattr(module, name, None)):
         raise unknown("function", name, _functions(module), owner=file)
     return getattr(module, name)
+
+
+def load_algorithm(choice: Choice) -> Any:
+    """The algorithm that the function `path/file.py:function` returns, called with the choice's settings."""
+    path = Path(choice.name.partition(":")[0])
+    changed = path.stat().st_mtime_ns if path.is_file() else 0
+    made = build_choice(choice, {choice.name: _load_once(choice.name, path.resolve(), changed)})
+    if not hasattr(made, "online"):
+        raise HoneError(f"{choice.name} returned {type(made).__name__}: return a hone.algo.Algorithm")
+    return made
+
+
+@cache
+def _load_once(reference: str, path: Path, changed: int) -> Callable[..., Any]:
+    """A recipe asks often for its algorithm: its file runs once, and again only where it was written anew."""
+    return load_function(reference)
 
 
 def source(path: Path) -> str:

@@ -123,13 +123,15 @@ def settings_of(factory: Callable[..., Any]) -> dict[str, Any]:
 def build_choice(choice: Choice, table: Mapping[str, Callable[..., T]], kind: str = "algorithm") -> T:
     """The factory called with the chosen settings, each checked against the factory's signature."""
     if choice.name not in table:
-        raise unknown(kind, choice.name, table)
+        raise unknown(kind, choice.name, [*table, "FILE.py:function"])
     factory = table[choice.name]
     known, hints, values = settings_of(factory), get_type_hints(factory), dict[str, Any]()
     for name, value in choice.settings.items():
         if name not in known:
             raise unknown("setting", name, known, owner=choice.name)
-        hint = hints.get(name, type(known[name]))
+        default = known[name]
+        untold = default is None or default is inspect.Parameter.empty  # whose type says nothing
+        hint = hints.get(name, Any if untold else type(default))
         try:
             values[name] = read(value, hint) if isinstance(value, str) else fit(value, hint)
         except Misfit as misfit:

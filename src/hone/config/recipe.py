@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from hone.config.load import load_algorithm
 from hone.config.overrides import Choice, unknown
 from hone.errors import HoneError, counted
 from hone.log.limits import LimitSpec
@@ -277,8 +278,8 @@ class Recipe:
     # what completions are marked by: weights of parts, as in reward.math=1.0 reward.format=0.1, or {"math": 1.0,
     # "format": 0.1}; one name, "rewards.py:function", or in Python a function
     reward: str | Mapping[str, float] | Callable[..., Any] = field(default_factory=dict[str, float])
-    # the algorithm by name, with settings, as in algo=dapo algo.high=0.3: `hone algos` lists them; in Python also a
-    # value, as in hone.algo.grpo(beta=0.0)
+    # the algorithm by name, with settings, as in algo=dapo algo.high=0.3: `hone algos` lists them; or one of your own,
+    # "algorithms.py:function"; in Python also a value, as in hone.algo.grpo(beta=0.0)
     algo: Choice | Any = field(default_factory=lambda: Choice("grpo"))
     sample: SampleSpec = field(default_factory=SampleSpec)
     train: TrainSpec = field(default_factory=TrainSpec)
@@ -308,7 +309,19 @@ class Recipe:
     @property
     def online(self) -> bool:
         """Whether the algorithm samples its own data."""
-        return self.algo_name not in OFFLINE if isinstance(self.algo, Choice) else bool(self.algo.online)
+        return self.algo_name not in OFFLINE if self.own_algo is None else bool(self.own_algo.online)
+
+    @property
+    def paired(self) -> bool:
+        """Whether the algorithm learns from pairs of rows."""
+        return self.algo_name in PAIRED if self.own_algo is None else getattr(self.own_algo, "unit", 1) == 2
+
+    @property
+    def own_algo(self) -> Any:
+        """The algorithm as a value, where it is of FILE.py:function or was made in Python; None: one of Hone's."""
+        if not isinstance(self.algo, Choice):
+            return self.algo
+        return load_algorithm(self.algo) if is_function(self.algo.name) else None
 
     @property
     def algo_name(self) -> str:
@@ -324,7 +337,7 @@ def plan(recipe: Recipe) -> str:
         return f"at most {train.tokens} tokens = 1 update; micro-batches of at most {most} tokens"
     made = f"{counted(train.prompts, 'prompt')} x {counted(each, 'sample')} = {counted(train.prompts * each, 'row')}"
     if not recipe.online:
-        each = 2 if recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2 else 1
+        each = 2 if recipe.paired else 1
         made = f"{counted(train.prompts, 'pair')} = " if each == 2 else ""
         made += counted(train.prompts * each, "row")
     cut = f"{counted(train.epochs, 'epoch')} x {counted(train.minibatches, 'minibatch')}"

@@ -12,7 +12,7 @@ Key = tuple[int, tuple[int, ...]]  # the id of the chunk before, and the tokens:
 
 
 @dataclass(slots=True, eq=False)
-class Chunk:
+class CachedChunk:
     """CHUNK tokens of a prompt that follow the chunk whose id is in `key`; kept in at least one block."""
 
     id: int  # never used again, so that the children of a chunk that is gone are found by nobody
@@ -24,14 +24,14 @@ class PrefixIndex:
     """The chunks in memory, as a tree; the root of each tree is an adapter, for its keys and values are its own."""
 
     def __init__(self) -> None:
-        self.chunks: dict[Key, Chunk] = {}
-        self.held: dict[int, list[Chunk]] = {}  # by block
+        self.chunks: dict[Key, CachedChunk] = {}
+        self.held: dict[int, list[CachedChunk]] = {}  # by block
         self.roots: dict[str | None, int] = {}
         self._ids = 0
 
-    def find(self, adapter: str | None, prompt: Sequence[int]) -> list[Chunk]:
+    def find(self, adapter: str | None, prompt: Sequence[int]) -> list[CachedChunk]:
         """The chunks that begin the prompt, without its last token: that one is always computed."""
-        found: list[Chunk] = []
+        found: list[CachedChunk] = []
         while len(found) < (len(prompt) - 1) // CHUNK:
             chunk = self.chunks.get(self.next_key(adapter, prompt, found))
             if chunk is None:
@@ -39,7 +39,7 @@ class PrefixIndex:
             found.append(chunk)
         return found
 
-    def next_key(self, adapter: str | None, prompt: Sequence[int], found: Sequence[Chunk]) -> Key:
+    def next_key(self, adapter: str | None, prompt: Sequence[int], found: Sequence[CachedChunk]) -> Key:
         """What the chunk of the prompt after those found is called."""
         above = found[-1].id if found else self._root(adapter)
         return above, tuple(prompt[len(found) * CHUNK : (len(found) + 1) * CHUNK])
@@ -51,7 +51,7 @@ class PrefixIndex:
             key = above, tuple(prompt[number * CHUNK : (number + 1) * CHUNK])
             chunk = self.chunks.get(key)
             if chunk is None:
-                chunk = self.chunks[key] = Chunk(id=self._new_id(), key=key, blocks={})
+                chunk = self.chunks[key] = CachedChunk(id=self._new_id(), key=key, blocks={})
             block = blocks[0] if len(blocks) == 1 else blocks[number]
             if block not in chunk.blocks:
                 chunk.blocks[block] = None
@@ -166,7 +166,7 @@ class BlockPool:
         self._kept.clear()
 
 
-def claim_rows(pool: BlockPool, rows: Sequence[int], chunks: Sequence[Chunk]) -> tuple[int, int, int] | None:
+def claim_rows(pool: BlockPool, rows: Sequence[int], chunks: Sequence[CachedChunk]) -> tuple[int, int, int] | None:
     """The blocks of these rows, for a prompt that begins with the chunks; the columns to copy into the first row."""
     holders = chunks[-1].blocks if chunks else {}
     kept = rows[0] in holders  # what it needs is in place already
@@ -178,7 +178,7 @@ def claim_rows(pool: BlockPool, rows: Sequence[int], chunks: Sequence[Chunk]) ->
 
 
 def claim_blocks(
-    pool: BlockPool, prompt: int, limits: Sequence[int], chunks: Sequence[Chunk], *, held_back: int = 0
+    pool: BlockPool, prompt: int, limits: Sequence[int], chunks: Sequence[CachedChunk], *, held_back: int = 0
 ) -> list[tuple[int, ...]]:
     """Blocks for sequences that share a prompt of so many tokens, as many sequences as there is room for.
 

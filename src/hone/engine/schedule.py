@@ -11,7 +11,7 @@ from itertools import islice
 
 import numpy as np
 
-from hone.engine.blocks import CHUNK, BlockPool, Chunk, Key, claim_blocks, claim_rows
+from hone.engine.blocks import CHUNK, BlockPool, CachedChunk, Key, claim_blocks, claim_rows
 from hone.engine.requests import Request
 from hone.engine.runner import PromptChunk, Runner, Seat
 
@@ -296,7 +296,9 @@ class Scheduler:
             if not self.rows or launch.budget <= 0:
                 return
 
-    def _take(self, group: Waiting, chunks: list[Chunk]) -> tuple[list[ActiveRequest], tuple[int, int, int] | None]:
+    def _take(
+        self, group: Waiting, chunks: list[CachedChunk]
+    ) -> tuple[list[ActiveRequest], tuple[int, int, int] | None]:
         """Rows and blocks for as many of the group as there are; and the columns to copy first."""
         requests = list(islice(group.requests.values(), len(self.rows)))
         limits, copy = [self.limit(request) for request in requests], None
@@ -325,7 +327,7 @@ class Scheduler:
         self.saved += columns + (len(places) - 1) * len(group.prompt)
         return reading
 
-    def _read(self, reading: PromptInProgress, chunks: list[Chunk], launch: Prefill) -> None:
+    def _read(self, reading: PromptInProgress, chunks: list[CachedChunk], launch: Prefill) -> None:
         """The next part of a prompt, as much as there is room for; `chunks` of it can be found already."""
         if launch.budget <= 0:
             return

@@ -9,7 +9,7 @@ import torch
 from hone.algo import ALGORITHMS, Algorithm, Teacher
 from hone.algo.credit import per_token
 from hone.algo.weight import mismatch
-from hone.config.overrides import Choice, build_choice
+from hone.config.overrides import build_choice
 from hone.config.recipe import LoraSpec, ModelSpec, Recipe, SampleSpec, TrainSpec
 from hone.data.text.tokenizer import Tokenizer, check_fits, check_same_tokens
 from hone.dist import collect
@@ -43,7 +43,8 @@ SCORERS = {"reward_model": "reward", "pointwise_reward_model": "reward", "proces
 
 def algorithm(recipe: Recipe) -> Algorithm:
     """The recipe's algorithm, checked against what the rest of the recipe asks for."""
-    algo = build_choice(recipe.algo, ALGORITHMS) if isinstance(recipe.algo, Choice) else recipe.algo
+    own = recipe.own_algo
+    algo: Algorithm = build_choice(recipe.algo, ALGORITHMS) if own is None else own
     name, sample = recipe.algo_name, recipe.sample
     if "kl_baseline" in algo.needs and recipe.train.prompts < 2:
         raise HoneError(f"{name} compares each row with the next: set train.prompts to 2 or more")

@@ -9,14 +9,14 @@ from typing import Any
 
 from hone.algo import Algorithm
 from hone.algo.prefer import score_bce
-from hone.config.recipe import PAIRED, Recipe
+from hone.config.recipe import Recipe
 from hone.data.feed import assemble
 from hone.data.feed.assemble import Loaded
 from hone.data.feed.locate import Reading, locate
 from hone.data.feed.source import Source
 from hone.data.feed.token_batches import WINDOW, TokenBatches, check_fits
 from hone.data.rows.columns import RowKind, has_kind
-from hone.data.rows.convert import Grouper, Tally, Tasker
+from hone.data.rows.convert import Grouper, RowCounts, Tasker
 from hone.data.rows.pairs import Use
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
@@ -60,7 +60,7 @@ def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
     parts, rows = locate(data, how), list[Any]()
     for part in parts:
         most = assemble.PREVIEW if assemble.is_streamed(part, how) else None
-        found = [row for row, _ in islice(assemble.plain_rows(part, how, Tally()), most)]
+        found = [row for row, _ in islice(assemble.plain_rows(part, how, RowCounts()), most)]
         rows += [row for row in found if not how.skip_bad or has_kind(row, how.kinds)]
     return rows, " + ".join(part.name for part in parts)
 
@@ -114,8 +114,7 @@ def _kinds(recipe: Recipe) -> tuple[RowKind, ...]:
     """The kinds that an offline algorithm reads; none: any."""
     if recipe.online:
         return ()
-    pairs = recipe.algo_name in PAIRED or getattr(recipe.algo, "unit", 1) == 2
-    return KINDS.get(recipe.algo_name, (RowKind.PREFERENCE,) if pairs else ())
+    return KINDS.get(recipe.algo_name, (RowKind.PREFERENCE,) if recipe.paired else ())
 
 
 def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:

@@ -20,7 +20,7 @@ from hone.errors import HoneError
 from hone.launch import build
 from hone.launch.measure import sample_groups
 from hone.model.decoder import Decoder
-from hone.reward.learned.endpoint import Budget, Endpoint, Failed
+from hone.reward.learned.endpoint import Budget, Endpoint, NoAnswer
 from hone.reward.learned.judge import Ask, Judge, JudgeSettings, check_settings
 from hone.reward.learned.load import reward_model
 from hone.reward.score import Reward, RewardPart, RewardScorer, as_scorer, cached, combine, read_schedule
@@ -69,7 +69,7 @@ def _answer(
         with lock:
             ((rollout,),) = sample_groups(decoder, vocabulary, [Task(prompt=prompt)], params=params, samples=1)
     except (HoneError, ValueError) as error:  # as for a question that is longer than the context
-        raise Failed(f"the judge cannot read this: {error}") from error
+        raise NoAnswer(f"the judge cannot read this: {error}") from error
     return rollout.text
 
 

@@ -100,7 +100,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class Inspection:
     """All that is told; `changes` is empty where there is nothing to compare with."""
 
     model: str
@@ -115,19 +115,19 @@ class Report:
         return math.sqrt(sum(c.update.norm**2 for c in self.changes))
 
 
-def inspect(model: str, base: str = "") -> Report:
+def inspect(model: str, base: str = "") -> Inspection:
     """Read the model's files, and the base's where one is given or an adapter names a folder that is there."""
     folder = folder_of(model)
     if peft.is_adapter(folder):
         return _adapter(folder, base)
     here = tensor_index(folder)
     if not base:
-        return Report(model=str(folder), base="", kinds=_kinds(here))
+        return Inspection(model=str(folder), base="", kinds=_kinds(here))
     other = tensor_index(_folder(base))
     both = [name for name in here if name in other]
     if not both:
         raise HoneError(f"{folder} and {base} have no weight of one name: give the model it was trained from as --base")
-    return Report(
+    return Inspection(
         model=str(folder),
         base=base,
         kinds=_kinds(here),
@@ -182,7 +182,7 @@ def _one_sided(here: Mapping[str, Stored], other: Mapping[str, Stored], base: st
             yield f"only in {what}: {', '.join(sorted(names))}"
 
 
-def _adapter(folder: Path, base: str) -> Report:
+def _adapter(folder: Path, base: str) -> Inspection:
     found = peft.read_peft(folder)
     named = base or found.base
     # what an adapter says of its base may be of another machine; what the user says must be there
@@ -202,4 +202,4 @@ def _adapter(folder: Path, base: str) -> Report:
         )
     notes = found.notes if other else (*found.notes, "no base model at hand: give --base for relative norms")
     kinds = _kinds(tensor_index(folder, [peft.WEIGHTS]))
-    return Report(model=str(folder), base=named if other else "", kinds=kinds, changes=tuple(changes), notes=notes)
+    return Inspection(model=str(folder), base=named if other else "", kinds=kinds, changes=tuple(changes), notes=notes)

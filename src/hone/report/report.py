@@ -21,7 +21,7 @@ def percent(x: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     """A known column of the table: its heading and how its numbers are written."""
 
     heading: str
@@ -29,13 +29,13 @@ class Column:
 
 
 COLUMNS = {
-    "stage": Column("stage"),
-    "accuracy": Column("held-out accuracy", percent),
-    "greedy": Column("greedy", percent),
-    "format": Column("format rate", percent),
-    "length": Column("mean length", "{:.1f}".format),
-    "kl": Column("KL from SFT", "{:z.3f}".format),
-    "seconds": Column("seconds", "{:,.1f}".format),
+    "stage": TableColumn("stage"),
+    "accuracy": TableColumn("held-out accuracy", percent),
+    "greedy": TableColumn("greedy", percent),
+    "format": TableColumn("format rate", percent),
+    "length": TableColumn("mean length", "{:.1f}".format),
+    "kl": TableColumn("KL from SFT", "{:z.3f}".format),
+    "seconds": TableColumn("seconds", "{:,.1f}".format),
 }
 
 

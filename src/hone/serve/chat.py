@@ -23,7 +23,7 @@ from hone.engine.params import SampleParams
 from hone.engine.requests import Request
 from hone.errors import HoneError
 from hone.serve.detokenize import Completion, TokenBytes
-from hone.serve.load import Loaded
+from hone.serve.load import LoadedModel
 from hone.types import Stop
 
 HELP = "/reset begins anew, /system TEXT sets the system message, /save FILE writes the conversation, /quit leaves"
@@ -106,7 +106,7 @@ class PlainHistory:
 class Conversation:
     """Turns with the engine; each draws random numbers of its own."""
 
-    def __init__(self, loaded: Loaded, params: SampleParams, *, adapter: str | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, params: SampleParams, *, adapter: str | None = None) -> None:
         self.engine, self.tokenizer, self.context = loaded.engine, loaded.tokenizer, loaded.context
         self.params, self.bytes_of = replace(params, stop_ids=self.tokenizer.stop_ids), TokenBytes(self.tokenizer)
         self.adapter, self.turns = adapter, 0
@@ -208,7 +208,8 @@ class Terminal:
         if isinstance(sys.stdin, io.TextIOWrapper):
             sys.stdin.reconfigure(errors="surrogateescape")  # what is not text is refused as a line, not as a program
         if self.conversation.history.plain:
-            self.note("the model has no chat template: it continues the text as it is")
+            typed = "; end a line with \\ to leave out its line break" if self.reads else ""
+            self.note(f"the model has no chat template: it continues the text as it is{typed}")
         if self.reads:
             self._edit_lines()
             self.note(f"{HELP}; Ctrl-C stops an answer, Ctrl-D leaves")
@@ -223,9 +224,9 @@ class Terminal:
             if NOT_TEXT.search(line):
                 raise HoneError(f"line {self.lines} of the input is not UTF-8: write it as UTF-8")
             if line.startswith("/"):
-                return self._command(line) != "quit"
-            if line.strip():
-                self._answer(line)
+                return self._command(line.removesuffix("\n")) != "quit"
+            if (said := self._said(line)).strip():
+                self._answer(said)
         except HoneError as error:
             self.note(str(error))
         return True
@@ -243,10 +244,10 @@ class Terminal:
             self.note("lines cannot be edited here: this Python has no readline")
 
     def _line(self) -> str | None:
-        """None: there are no more."""
+        """With its line break, where it has one; None: there are no more."""
         try:
             self.interrupt.waiting = True
-            line = input("> ") if self.reads else sys.stdin.readline()
+            line = f"{input('> ')}\n" if self.reads else sys.stdin.readline()
             self.interrupt.waiting = False
         except KeyboardInterrupt:
             print(file=sys.stderr)
@@ -256,7 +257,7 @@ class Terminal:
             return None
         finally:
             self.interrupt.waiting = False
-        return line if self.reads else line.rstrip("\n") if line else None
+        return line or None
 
     def _command(self, line: str) -> str:
         name, _, rest = line[1:].partition(" ")
@@ -282,6 +283,12 @@ class Terminal:
         if not self.system:
             return "without system message"
         return "which begins with this text" if self.conversation.history.plain else "with this system message"
+
+    def _said(self, line: str) -> str:
+        """What the model reads of a line: without a template the line break too, for many prompts end with one."""
+        if not self.conversation.history.plain:
+            return line.removesuffix("\n")
+        return line.removesuffix("\\\n") if self.reads else line
 
     def _answer(self, line: str) -> None:
         empty, self.interrupt.asked = True, False

@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedModel:
     """One base model, its tokenizer, and an engine that answers with any of the adapters."""
 
     name: str
@@ -46,7 +46,7 @@ def load(
     dtype: str = "auto",
     int8: bool = False,
     invariant: bool = False,
-) -> Loaded:
+) -> LoadedModel:
     """MODEL is a folder or the name of a fetched model; adapters: folders by model name."""
     folder = resolve(model)
     if not folder.is_dir():
@@ -66,7 +66,7 @@ def load(
         layer.enabled = False  # a request that names no adapter is answered by the base model
     decoder.to(where)
     runner = make_runner(decoder, max_rows=max_rows, int8=int8, invariant=invariant)
-    return Loaded(
+    return LoadedModel(
         name=Path(model).resolve().name if Path(model).exists() else model,
         tokenizer=tokenizer,
         engine=Engine(runner, vocab_size=decoder.config.vocab_size, decode=partial(tokenizer.decode, specials=False)),

@@ -97,7 +97,7 @@ def _line_search(
     """Accept the longest of full, full/2, ... that improves the surrogate and keeps the KL in bound, or none."""
     parameters = learner.policy.actor_parameters()
     start = _flat(parameters).clone()
-    old = Snapshot(learner, parameters)
+    old = OldPolicy(learner, parameters)
     learner.moved, scale = True, 1.0
     for _ in range(region.backtracks):
         _assign(parameters, start + (scale * full).to(start.dtype))
@@ -173,7 +173,7 @@ def _measure(learner: Learner, batch: Batch, loss: Loss, unit: int) -> tuple[flo
 # --- the old policy ---
 
 
-class Snapshot:
+class OldPolicy:
     """The policy with its parameters as they were: the old distribution without a second model."""
 
     def __init__(self, learner: Learner, parameters: Sequence[nn.Parameter]) -> None:

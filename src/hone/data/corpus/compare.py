@@ -17,7 +17,7 @@ from hone.errors import HoneError
 
 
 @dataclass(frozen=True)
-class Found:
+class ShardContents:
     """What one shard holds."""
 
     hits: NDArray[np.uint8]  # bits, one a run
@@ -26,7 +26,7 @@ class Found:
     examples: dict[str, list[dict[str, Any]]]
 
 
-def _scan(task: tuple[Shard, CorpusSettings]) -> Found:
+def _scan(task: tuple[Shard, CorpusSettings]) -> ShardContents:
     shard, settings = task
     index = index_of(settings.evals, settings.eval_fields, settings.ngram, settings.short)
     found, count = Overlaps(index), 0
@@ -35,7 +35,7 @@ def _scan(task: tuple[Shard, CorpusSettings]) -> Found:
         count += len(batch)
         texts, places = [document.text for document in batch], [document.at for document in batch]
         found.look(texts, file=shard.path, places=places)
-    return Found(np.packbits(found.hits), found.documents, count, found.examples)
+    return ShardContents(np.packbits(found.hits), found.documents, count, found.examples)
 
 
 def compare(sources: Sequence[str], settings: CorpusSettings, *, workers: int = 1) -> dict[str, Any]:

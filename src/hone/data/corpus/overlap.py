@@ -21,7 +21,7 @@ MOSTLY = 0.8  # an item with this share of its runs found is counted as mostly s
 
 
 @dataclass(frozen=True)
-class Runs:
+class NgramIndex:
     """The distinct runs of one length: their words as numbers, and a table to find them by."""
 
     length: int
@@ -53,7 +53,7 @@ class Index:
 
     names: tuple[str, ...]  # evaluation sets
     vocabulary: Mapping[str, int]
-    lengths: tuple[Runs, ...]
+    lengths: tuple[NgramIndex, ...]
     item_of: NDArray[np.int64]  # [links]  item
     run_of: NDArray[np.int64]  # [links]  a run of it
     set_of: NDArray[np.int64]  # [items]  evaluation set
@@ -143,7 +143,7 @@ def build(sets: Mapping[str, Sequence[Sequence[str]]], *, n: int, short: int) ->
                 linked.setdefault(len(run), {}).setdefault(run, []).append(len(set_of))
             set_of.append(which)
             row_of.append(row)
-    lengths: list[Runs] = []
+    lengths: list[NgramIndex] = []
     links: list[tuple[int, int]] = []
     first = 0
     for length in sorted(linked):
@@ -172,11 +172,11 @@ def _runs_of(text: str, vocabulary: dict[str, int], *, n: int, short: int) -> It
         yield tuple(numbers[i : i + length])
 
 
-def _without_collisions(length: int, first: int, numbers: NDArray[np.uint64]) -> Runs:
+def _without_collisions(length: int, first: int, numbers: NDArray[np.uint64]) -> NgramIndex:
     """A seed under which no two runs share a hash, so that a look-up can miss none."""
     for seed in range(64):
         if len(np.unique(_keys(numbers, seed))) == len(numbers):
-            return Runs(length, first, numbers, seed)
+            return NgramIndex(length, first, numbers, seed)
     raise RuntimeError(f"no seed tells {len(numbers)} runs of {length} words apart")
 
 

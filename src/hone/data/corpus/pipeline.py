@@ -18,7 +18,7 @@ from hone.data.corpus import documents, duplicates, language
 from hone.data.corpus.atomic import aside, locked, read_json, write_json
 from hone.data.corpus.pool import Killed, each
 from hone.data.corpus.report import build_report, show
-from hone.data.corpus.run import Run, begin, check_packages, discard
+from hone.data.corpus.run import CorpusRun, begin, check_packages, discard
 from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.shards import EXACT, KEPT, NEAR, filter_shard, finish_shard, index_of
 from hone.data.corpus.tally import Tally
@@ -66,7 +66,7 @@ def clean(
             raise
 
 
-def _finished(run: Run, *, workers: int, say: Say) -> dict[str, Any]:
+def _finished(run: CorpusRun, *, workers: int, say: Say) -> dict[str, Any]:
     """The report of the run, which is there once everything else is."""
     finished = run.folder / "report.json"
     if not finished.exists():
@@ -95,7 +95,7 @@ def _check(sources: Sequence[str], settings: CorpusSettings, workers: int) -> No
     documents.plan(sources, shard_bytes=settings.shard_bytes, split=settings.split)
 
 
-def _stages(run: Run, *, workers: int, say: Say) -> None:
+def _stages(run: CorpusRun, *, workers: int, say: Say) -> None:
     _over_shards(run, filter_shard, done=".json", workers=workers, say=partial(_said, say, "filter"))
     _refuse_unreadable(run)
     if not (run.work / "verdict.npy").exists():
@@ -112,7 +112,12 @@ def _said(say: Say, stage: str, done: int, total: int) -> None:
 
 
 def _over_shards(
-    run: Run, work: Callable[[tuple[str, str, int]], None], *, done: str, workers: int, say: Callable[[int, int], None]
+    run: CorpusRun,
+    work: Callable[[tuple[str, str, int]], None],
+    *,
+    done: str,
+    workers: int,
+    say: Callable[[int, int], None],
 ) -> None:
     total = len(run.shards)
     open_ones = [i for i in range(total) if not run.file(i, done).exists()]
@@ -121,7 +126,7 @@ def _over_shards(
         say(total - len(open_ones) + count, total)
 
 
-def _refuse_unreadable(run: Run) -> None:
+def _refuse_unreadable(run: CorpusRun) -> None:
     """A source of which nothing can be read was described wrongly."""
     for source in run.sources:
         counts = [read_json(run.file(i, ".json")) for i, shard in enumerate(run.shards) if shard.source == source]
@@ -134,7 +139,7 @@ def _refuse_unreadable(run: Run) -> None:
             raise HoneError(f"no record of {source} can be read ({why}): {READABLE.get(most, 'check what is in it')}")
 
 
-def _joined(run: Run, ending: str) -> NDArray[Any]:
+def _joined(run: CorpusRun, ending: str) -> NDArray[Any]:
     """The arrays of all shards as one on disk; [documents, ...]."""
     parts = [np.load(run.file(i, ending), mmap_mode="r") for i in range(len(run.shards))]
     shape = (sum(map(len, parts)), *parts[0].shape[1:])
@@ -148,7 +153,7 @@ def _joined(run: Run, ending: str) -> NDArray[Any]:
     return np.load(path, mmap_mode="r" if shape[0] else None)
 
 
-def _find_copies(run: Run, *, workers: int) -> None:
+def _find_copies(run: CorpusRun, *, workers: int) -> None:
     """verdict.npy: [documents, 2], what kind of copy each one is and of which."""
     settings, count, tally = run.settings, sum(run.counts), Tally()
     verdict = np.full((count, 2), KEPT, dtype=np.int64)
@@ -176,7 +181,7 @@ def _find_copies(run: Run, *, workers: int) -> None:
         np.save(file, verdict)
 
 
-def _passed_bytes(run: Run, shard: int) -> int:
+def _passed_bytes(run: CorpusRun, shard: int) -> int:
     counts = read_json(run.file(shard, ".json"))
     return counts["bytes"] - sum(n[1] for n in counts["dropped"].values())
 
@@ -191,7 +196,7 @@ def _band(task: tuple[str, int, int, float]) -> tuple[NDArray[np.int64], float]:
     return pairs, tally.steps["near"][1]
 
 
-def kept_texts(run: Run) -> Iterator[str]:
+def kept_texts(run: CorpusRun) -> Iterator[str]:
     """The texts in the output, in order."""
     for i in range(len(run.shards)):
         with open(run.part(i), "rb") as lines:
@@ -199,7 +204,7 @@ def kept_texts(run: Run) -> Iterator[str]:
                 yield json.loads(line)["text"]
 
 
-def _train_tokenizer(run: Run) -> None:
+def _train_tokenizer(run: CorpusRun) -> None:
     """A sample by hash: which texts are in it does not depend on the order or on the workers."""
     total = sum(len(text.encode()) for text in kept_texts(run))
     share = min(1.0, run.settings.bpe_bytes / max(1, total))

@@ -7,12 +7,12 @@ import numpy as np
 
 from hone.data.corpus import overlap
 from hone.data.corpus.atomic import read_json
-from hone.data.corpus.run import Run
+from hone.data.corpus.run import CorpusRun
 from hone.data.corpus.shards import index_of
 from hone.data.corpus.tally import SHOWN, Tally, merge
 
 
-def build_report(run: Run) -> dict[str, Any]:
+def build_report(run: CorpusRun) -> dict[str, Any]:
     """Everything but `speed` is the same for any number of workers; documents in = kept + dropped, and bytes too."""
     total = Tally()
     kept: dict[str, list[int]] = {source: [0, 0, 0, 0] for source in run.sources}
@@ -40,7 +40,7 @@ def _speed(size: float, seconds: float) -> dict[str, float]:
     return {"bytes": size, "seconds": seconds, "mb_per_second": size / 1e6 / seconds if seconds else 0.0}
 
 
-def _dropped(run: Run, total: Tally) -> list[dict[str, Any]]:
+def _dropped(run: CorpusRun, total: Tally) -> list[dict[str, Any]]:
     limits = {f"quality:{name}": limit for name, limit in run.settings.plain()["rules"].items()}
     limits |= {"language": run.settings.confidence, "toxicity": run.settings.toxicity}
     limits |= {"duplicate:near": run.settings.near, "overlap": run.settings.ngram}
@@ -57,7 +57,7 @@ def _dropped(run: Run, total: Tally) -> list[dict[str, Any]]:
     ]
 
 
-def _overlap(run: Run) -> dict[str, Any] | None:
+def _overlap(run: CorpusRun) -> dict[str, Any] | None:
     settings = run.settings
     if not settings.evals:
         return None

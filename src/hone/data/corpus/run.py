@@ -25,7 +25,7 @@ MODULES = {"py3langid": "py3langid", "alt-profanity-check": "profanity_check", "
 
 
 @dataclass(frozen=True)
-class Run:
+class CorpusRun:
     """What the manifest says."""
 
     folder: Path
@@ -108,7 +108,7 @@ def begin(
     *,
     restart: bool = False,
     say: Callable[[str], None] = print,
-) -> Run:
+) -> CorpusRun:
     """The run of a folder: a new one, or the one that was begun there with the same settings and inputs."""
     manifest = _manifest(sources, settings)
     path = folder / "manifest.json"
@@ -144,10 +144,10 @@ def begin(
 
 
 @lru_cache(4)
-def load(folder: Path, digest: str) -> Run:
+def load(folder: Path, digest: str) -> CorpusRun:
     """Read once in a process; the hash tells a folder that was begun anew."""
     manifest = read_json(folder / "manifest.json")
-    return Run(
+    return CorpusRun(
         folder=folder,
         settings=CorpusSettings.read(manifest["settings"]),
         shards=tuple(Shard(**shard) for shard in manifest["shards"]),

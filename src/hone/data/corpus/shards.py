@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hone.data.corpus import documents, duplicates, filters, overlap
 from hone.data.corpus.atomic import aside, write_json
 from hone.data.corpus.documents import Document, Shard
-from hone.data.corpus.run import Run, load
+from hone.data.corpus.run import CorpusRun, load
 from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.tally import SHOWN, Tally
 from hone.errors import HoneError
@@ -163,7 +163,7 @@ def _row_batches(path: Path, verdict: NDArray[np.int64]) -> Iterator[list[dict[s
 
 
 def _without_copies(
-    rows: Sequence[dict[str, Any]], run: Run, *, shard: Shard, tally: Tally
+    rows: Sequence[dict[str, Any]], run: CorpusRun, *, shard: Shard, tally: Tally
 ) -> Iterator[dict[str, Any]]:
     for row in rows:
         if row["kind"] == KEPT:
@@ -186,7 +186,7 @@ def _without_shared(
         tally.drop("overlap", row["size"], measured=shared[which], **place)
 
 
-def _place(run: Run, document: int) -> str:
+def _place(run: CorpusRun, document: int) -> str:
     """FILE byte AT of a document, by its number among those that passed the filters."""
     ends = np.cumsum(run.counts)
     shard = int(np.searchsorted(ends, document, side="right"))

@@ -14,7 +14,7 @@ from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import Feed, Source
 from hone.data.feed.stream import Stream
 from hone.data.rows.columns import Row, WrongColumns
-from hone.data.rows.convert import LONGER, SKIP, Grouper, Tally, Tasker
+from hone.data.rows.convert import LONGER, SKIP, Grouper, RowCounts, Tasker
 from hone.data.rows.pairs import used
 from hone.data.rows.parse import shown
 from hone.data.text.rendering import AT_ONCE
@@ -128,14 +128,14 @@ class Loaded:
         return tuple(text for text in _notes(self.converters) if text not in self.notes)
 
 
-def plain_rows(part: Dataset, how: Reading, tally: Tally) -> Iterator[tuple[Row, str]]:
+def plain_rows(part: Dataset, how: Reading, tally: RowCounts) -> Iterator[tuple[Row, str]]:
     """Each row in Hone's columns with its address; bad ones are refused, or skipped and counted."""
     for store in part.stores:
         for read in store.place.read():
             yield from _translated(read, store, how, tally)
 
 
-def _translated(read: Read, store: RowStore, how: Reading, tally: Tally) -> list[tuple[Row, str]]:
+def _translated(read: Read, store: RowStore, how: Reading, tally: RowCounts) -> list[tuple[Row, str]]:
     where = store.where(read.number)
     way = SKIP if how.settings and not how.skip_bad else ""
     try:
@@ -227,7 +227,7 @@ def _batches(rows: Iterator[tuple[Row, str]]) -> Iterator[list[tuple[Row, str]]]
 def _items(read: Read, store: RowStore, *, how: Reading, convert: Converter, furthest: dict[str, int]) -> list[Any]:
     """A row of a stream; counted when it is first met, for every epoch meets it again."""
     tally, name = convert.tally, store.place.name
-    convert.tally = tally if read.number > furthest.get(name, 0) else Tally()
+    convert.tally = tally if read.number > furthest.get(name, 0) else RowCounts()
     furthest[name] = max(read.number, furthest.get(name, 0))
     try:
         made = [convert(row, where) for row, where in _translated(read, store, how, convert.tally)]
@@ -243,7 +243,7 @@ def _look(part: Dataset, how: Reading, convert: Converter) -> None:
         convert(row, where)
     if not convert.tally.rows:
         raise HoneError(_nothing(part, convert, found=len(first)))
-    convert.tally = Tally()
+    convert.tally = RowCounts()
 
 
 def _nothing(part: Dataset, convert: Converter, *, found: int) -> str:

@@ -23,7 +23,7 @@ LISTED = 3  # bad rows that are shown when they are skipped
 
 
 @dataclass(kw_only=True)
-class Tally:
+class RowCounts:
     """What became of the rows, for the first line of a run."""
 
     rows: int = 0  # that are trained on
@@ -86,7 +86,7 @@ class Grouper:
     expected: tuple[RowKind, ...] = ()
     reader: str = "training"
     settings: bool = True  # whoever reads the errors can give settings
-    tally: Tally = field(default_factory=Tally)
+    tally: RowCounts = field(default_factory=RowCounts)
     first: str = ""  # where the kind was seen
 
     def ahead(self, rows: Sequence[Row]) -> None:
@@ -152,7 +152,7 @@ class Tasker:
     overlong: Overlong = "error"
     skip_bad: bool = False
     settings: bool = True  # whoever reads the errors can give settings
-    tally: Tally = field(default_factory=Tally)
+    tally: RowCounts = field(default_factory=RowCounts)
 
     def ahead(self, rows: Sequence[Row]) -> None:
         """Render the prompts of rows that come next, together."""

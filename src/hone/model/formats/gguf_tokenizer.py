@@ -30,7 +30,7 @@ CASED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class PreTokenizer:
     """How text is cut into words before merging."""
 
     pattern: str = ""  # "": GPT-2's
@@ -40,17 +40,17 @@ class Kind:
     bos: bool = False  # text starts with bos unless the file says otherwise
 
 
-LLAMA3 = Kind(pattern=WORDS.format(digits="{1,3}"), whole=True, bos=True)
-QWEN2 = Kind(pattern=WORDS.format(digits=""), nfc=True)
+LLAMA3 = PreTokenizer(pattern=WORDS.format(digits="{1,3}"), whole=True, bos=True)
+QWEN2 = PreTokenizer(pattern=WORDS.format(digits=""), nfc=True)
 KINDS = {
-    "gpt-2": Kind(),
-    "smollm": Kind(digits=True),
+    "gpt-2": PreTokenizer(),
+    "smollm": PreTokenizer(digits=True),
     "llama3": LLAMA3,
     "llama-v3": LLAMA3,
     "llama-bpe": LLAMA3,
     "qwen2": QWEN2,
     "deepseek-r1-qwen": QWEN2,
-    "tekken": Kind(pattern=CASED, whole=True, bos=True),
+    "tekken": PreTokenizer(pattern=CASED, whole=True, bos=True),
 }
 
 
@@ -92,7 +92,7 @@ def _listed(meta: Mapping[str, Any], key: str, kind: type, path: Path) -> list[A
     return values or []
 
 
-def _kind(meta: Mapping[str, Any], path: Path) -> Kind:
+def _kind(meta: Mapping[str, Any], path: Path) -> PreTokenizer:
     name = meta.get(f"{KEY}pre")
     if name is None:
         raise HoneError(f"{path} does not say how text is cut into words ({KEY}pre): use a newer GGUF file")
@@ -101,7 +101,7 @@ def _kind(meta: Mapping[str, Any], path: Path) -> Kind:
     return KINDS[name]
 
 
-def _byte_level(meta: Mapping[str, Any], kind: Kind, path: Path) -> tokenizers.Tokenizer:
+def _byte_level(meta: Mapping[str, Any], kind: PreTokenizer, path: Path) -> tokenizers.Tokenizer:
     tokens, types = meta[f"{KEY}tokens"], _types(meta, path)
     kept = {t: i for i, (t, type_) in enumerate(zip(tokens, types, strict=True)) if type_ != UNUSED}
     if len(kept) != len(tokens) - types.count(UNUSED):

@@ -20,7 +20,7 @@ LONGEST = 8.0  # seconds between two tries
 LARGEST = 1 << 22  # bytes of an answer
 
 
-class Failed(Exception):
+class NoAnswer(Exception):
     """There is no answer, for this reason."""
 
 
@@ -33,10 +33,10 @@ class Budget:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def spend(self) -> None:
-        """One request, or Failed where none is left."""
+        """One request, or NoAnswer where none is left."""
         with self.lock:
             if self.spent >= self.requests:
-                raise Failed(f"the judge's budget of {self.requests} requests is spent")
+                raise NoAnswer(f"the judge's budget of {self.requests} requests is spent")
             self.spent += 1
 
 
@@ -58,7 +58,7 @@ class Endpoint:
             raise HoneError(f"the judge's key is to be in the environment variable {self.key}, which is empty: set it")
 
     def __call__(self, messages: Sequence[Message], *, temperature: float, max_tokens: int, seed: int) -> str:
-        """The answer's text, or Failed; what may pass is tried again, later and later."""
+        """The answer's text, or NoAnswer; what may pass is tried again, later and later."""
         asked = {"model": self.model, "messages": list(messages), "temperature": temperature}
         why = ""
         body = json.dumps({**asked, "max_tokens": max_tokens, "seed": seed}).encode()
@@ -71,12 +71,12 @@ class Endpoint:
                     said = error.read(300).decode("utf-8", "replace")
                 why, wait = f"status {error.code}: {said}", _asked_to_wait(error)
                 if error.code not in AGAIN:
-                    raise Failed(f"the judge refused with {why}") from error
+                    raise NoAnswer(f"the judge refused with {why}") from error
             except (OSError, ValueError, http.client.HTTPException) as error:  # no connection, answer in time, or JSON
                 why, wait = f"{type(error).__name__}: {error}", 0.0
             if attempt < self.retries:
                 time.sleep(max(wait, min(LONGEST, 0.25 * 2**attempt) * random.uniform(0.5, 1.0)))
-        raise Failed(f"the judge did not answer in {self.retries + 1} tries, the last with {why}")
+        raise NoAnswer(f"the judge did not answer in {self.retries + 1} tries, the last with {why}")
 
     def _post(self, body: bytes) -> bytes:
         headers = {"Content-Type": "application/json"}

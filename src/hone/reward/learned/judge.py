@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from hone.errors import HoneError, not_utf8
 from hone.log.samples import prompt_text
-from hone.reward.learned.endpoint import Failed
+from hone.reward.learned.endpoint import NoAnswer
 from hone.reward.outcome import invalid
 from hone.reward.verify.answers import said
 from hone.storage.textfile import read_text
@@ -160,7 +160,7 @@ def _quoted(line: str) -> bool:
     return len(line) > 1 and f"{line[0]}{line[-1]}" in _QUOTES
 
 
-Ask = Callable[..., str]  # (messages, *, temperature, max_tokens, seed) -> text, or Failed
+Ask = Callable[..., str]  # (messages, *, temperature, max_tokens, seed) -> text, or NoAnswer
 MAX_TEXT = 50_000  # characters of a completion that are shown to the judge
 PROMPTS = {
     "score": """You mark an answer.
@@ -258,23 +258,23 @@ class Judge:
         other = _fill_template(self._template, {**about, "first": reference, "second": completion})
         return [one] * s.votes + ([other] * s.votes if s.both_orders else [])
 
-    def _vote(self, question: str, seed: int) -> str | Failed:
+    def _vote(self, question: str, seed: int) -> str | NoAnswer:
         s = self.settings
         try:
             return self._ask(
                 [{"role": "user", "content": question}], temperature=s.temperature, max_tokens=s.max_tokens, seed=seed
             )
-        except Failed as error:
+        except NoAnswer as error:
             return error
 
-    def _counted(self, answers: Sequence[str | Failed]) -> Outcome:
+    def _counted(self, answers: Sequence[str | NoAnswer]) -> Outcome:
         s, values, why = self.settings, list[float](), ""
         for n, answer in enumerate(answers):
-            value = None if isinstance(answer, Failed) else self._value(answer, turned=n >= s.votes)
+            value = None if isinstance(answer, NoAnswer) else self._value(answer, turned=n >= s.votes)
             if value is not None:
                 values.append(value)
             else:
-                why = str(answer) if isinstance(answer, Failed) else f"no verdict in {answer[-100:]!r}"
+                why = str(answer) if isinstance(answer, NoAnswer) else f"no verdict in {answer[-100:]!r}"
         if 2 * len(values) <= len(answers):
             return invalid(f"{len(answers) - len(values)} of {len(answers)} votes of the judge failed: {why}")
         return Outcome(value=sum(values) / len(values))

@@ -18,13 +18,13 @@ from hone.reward.sandbox import cgroups
 from hone.reward.sandbox.job import ENVIRONMENT
 from hone.reward.sandbox.limits import OWN_PROCESSES, BackendOptions, Protection, configuration
 from hone.reward.sandbox.namespaces import remove_groups
-from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, Conversation, JobOutput, SandboxError, await_lock, readable
+from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, JobExchange, JobOutput, SandboxError, await_lock, readable
 
 START = "import sys; sys.path.insert(0, {home!r}); from hone.reward.sandbox import server; server.serve({number})"
 HOME = str(Path(__file__).parents[3])
 
 
-class Server:
+class SandboxServer:
     """A fresh interpreter that opens and ends slots; when its client is gone, so is everything it started."""
 
     def __init__(self, conf: Mapping[str, Any], python: str) -> None:
@@ -88,7 +88,7 @@ class Server:
 class Slot:
     """One place for jobs, one after the other; each is forked before it is wanted."""
 
-    def __init__(self, server: Server, folders: Sequence[str], *, watched: bool) -> None:
+    def __init__(self, server: SandboxServer, folders: Sequence[str], *, watched: bool) -> None:
         self._server, self.folders, self._watched = server, folders, watched
         self.number, self._control = server.open(folders)
         self._control.settimeout(GRACE)
@@ -125,8 +125,8 @@ class Slot:
         ended = cgroups.out_of_memory(self.folders)
         if self._watched:
             self._control.send(b"go")
-        conversation = Conversation(job, self._control.fileno(), self._told, job_output=job_output, ask=ask)
-        conversation.hold(request, time.monotonic() + seconds)
+        exchange = JobExchange(job, self._control.fileno(), self._told, job_output=job_output, ask=ask)
+        exchange.hold(request, time.monotonic() + seconds)
         job_output.limit = job_output.limit or job_output.told.get("over", "")
         if not job_output.limit and job_output.told.get("status", -signal.SIGKILL) == -signal.SIGKILL:
             job_output.limit = "memory" if cgroups.out_of_memory(self.folders) > ended else ""
@@ -188,7 +188,7 @@ class _Places:
                 self._idle.append(slot)
 
 
-class NativeBackend:
+class NativeSandbox:
     """Hone's own sandbox: a server, and slots in cgroups where there are any."""
 
     def __init__(self, wanted: BackendOptions, *, cgroup: bool = True, user: bool = True) -> None:
@@ -207,8 +207,8 @@ class NativeBackend:
         self.proc = first.proc
         self._places.put(first)
 
-    def _serve(self) -> Server:
-        return Server(configuration(self.wanted, user=self.user, watched=self.home is None), self.wanted.python)
+    def _serve(self) -> SandboxServer:
+        return SandboxServer(configuration(self.wanted, user=self.user, watched=self.home is None), self.wanted.python)
 
     def _first(self) -> Slot:
         """A slot that works. Root can do without a user namespace: programs then run as a user of the machine's."""
@@ -238,7 +238,7 @@ class NativeBackend:
         return Slot(self._server, folders, watched=self.home is None)
 
     def converse(self, request: bytes, job_output: JobOutput, *, seconds: float, ask: Ask | None = None) -> float:
-        """Hold one conversation in a fresh job; the seconds it took, from request to the last process's end."""
+        """Hold one exchange in a fresh job; the seconds it took, from request to the last process's end."""
         if os.getpid() != self._process:  # two that ask one slot would get each other's values
             raise SandboxError("the sandbox was opened before a fork: open one in the process that uses it")
         slot = self._places.get()

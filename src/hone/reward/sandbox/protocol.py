@@ -135,7 +135,7 @@ def waited(handle: int) -> float:
         return 0.0
 
 
-class Conversation:
+class JobExchange:
     """Writes the request and reads the streams, all at once, until `told` says how the job ended.
 
     `job` is the request's end, stdout, stderr, the records and a pidfd; `end` can be read when `told` has something.

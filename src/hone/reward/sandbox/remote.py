@@ -108,7 +108,7 @@ def _whole(response: http.client.HTTPResponse, until: float) -> bytes:
     return bytes(text)
 
 
-class Service(ThreadingHTTPServer):
+class SandboxService(ThreadingHTTPServer):
     """Runs programs for whoever knows the token; the caller serves and closes it."""
 
     def __init__(self, backend: SandboxBackend, limits: SandboxLimits, *, host: str, port: int, token: str) -> None:
@@ -120,8 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     @property
-    def service(self) -> Service:
-        assert isinstance(self.server, Service)
+    def service(self) -> SandboxService:
+        assert isinstance(self.server, SandboxService)
         return self.server
 
     def do_GET(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from hone.errors import HoneError
 from hone.reward.sandbox.limits import BackendOptions, Protection, SandboxLimits, interpreter
-from hone.reward.sandbox.native import NativeBackend
+from hone.reward.sandbox.native import NativeSandbox
 from hone.reward.sandbox.protocol import Ask, JobOutput, SandboxBackend, SandboxError, frame
 from hone.reward.sandbox.remote import RemoteBackend
 
@@ -126,7 +126,7 @@ def _finished(job_output: JobOutput, seconds: float, *, asked: bool) -> Finished
 def open_backend(name: str, wanted: BackendOptions) -> SandboxBackend:
     """The backend of that name, ready to run jobs."""
     if name == "native":
-        return NativeBackend(wanted)
+        return NativeSandbox(wanted)
     if name.startswith(("http://", "https://")):
         return RemoteBackend(name, wanted)
     raise HoneError(f"no sandbox backend {name!r}: use native or an http(s) URL")

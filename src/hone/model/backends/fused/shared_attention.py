@@ -26,7 +26,7 @@ from hone.model.layout.rows import TILE, RowAttention, Spans, Tiles
 PREFIX, BEFORE, DIAGONAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # where keys lie
 
 
-class Sizes(NamedTuple):
+class TileSizes(NamedTuple):
     """Queries and keys at a time, warps, and blocks on their way; the quickest of thirty on an H200."""
 
     BM: int
@@ -36,9 +36,9 @@ class Sizes(NamedTuple):
 
 
 # by head size, up to 64 and above: answers, gradients of queries, of keys and values
-FORWARD = Sizes(TILE, 64, 4, 2), Sizes(TILE, 32, 4, 3)
-QUERIES = Sizes(TILE, 32, 4, 3), Sizes(TILE, 32, 4, 2)
-KEYS = Sizes(32, TILE, 4, 2), Sizes(64, TILE, 4, 2)
+FORWARD = TileSizes(TILE, 64, 4, 2), TileSizes(TILE, 32, 4, 3)
+QUERIES = TileSizes(TILE, 32, 4, 3), TileSizes(TILE, 32, 4, 2)
+KEYS = TileSizes(32, TILE, 4, 2), TileSizes(64, TILE, 4, 2)
 
 
 class SharedAttention(RowAttention):

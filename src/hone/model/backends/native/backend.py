@@ -13,7 +13,7 @@ from hone.model.kernels.cpp.library import library
 from hone.model.layout.rows import Rows, Tiles
 
 
-class NativeLayers(LayerBackend):
+class NativeLayerBackend(LayerBackend):
     """Layers in C++, all at once where the model is small."""
 
     name, priority = "native", 2
@@ -57,4 +57,4 @@ class NativeLayers(LayerBackend):
         return self.reads_many_rows(model)
 
 
-BACKENDS = (NativeLayers(), NativeVocab())
+BACKENDS = (NativeLayerBackend(), NativeVocab())

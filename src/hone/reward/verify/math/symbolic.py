@@ -33,20 +33,20 @@ _WARM = (
 )
 
 
-class Unreadable(Exception):
+class UnreadableExpression(Exception):
     """The parser has no meaning for the text."""
 
 
 def read(text: str) -> Any:
-    """The expression, with i for the imaginary unit; Unreadable where the parser refuses it."""
+    """The expression, with i for the imaginary unit; UnreadableExpression where the parser refuses it."""
     try:
         found = latex2sympy(text, normalization_config=None, conversion_config=_CONFIG)
     except MemoryError:
         raise
     except Exception as error:
-        raise Unreadable from error
+        raise UnreadableExpression from error
     if not isinstance(found, sympy.Expr):
-        raise Unreadable
+        raise UnreadableExpression
     return found.subs(sympy.Symbol("i"), sympy.I) if found.has(sympy.Symbol("i")) else found
 
 
@@ -173,13 +173,13 @@ def judge(call: dict[str, str]) -> dict[str, Any]:
     reader, answers, same = _KINDS[call["kind"]]
     try:
         gold = reader(call["gold"])
-    except Unreadable:
+    except UnreadableExpression:
         return {"unreadable": "gold"}
     if not call["answer"]:
         return {"equal": False, "affordable": _affordable(reader, call["gold"])}
     try:
         return {"equal": bool(same(gold, answers(call["answer"]), offset(call["gold"], call["answer"])))}
-    except Unreadable:
+    except UnreadableExpression:
         return {"equal": False}
 
 

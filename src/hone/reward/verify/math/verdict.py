@@ -345,5 +345,5 @@ def math_reward(completion: str, task: Task | str) -> Outcome:
         return invalid(f"the gold answer {str(task.answer)[:60]!r} is unusable: {unusable}")
     except TooCostly as costly:
         return Outcome(value=0.0, reason=f"the answer is not accepted: {costly}")
-    except workers.Failed as failed:
+    except workers.NoVerdict as failed:
         return invalid(str(failed))

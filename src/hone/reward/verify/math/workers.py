@@ -39,11 +39,11 @@ symbolic.serve({number})
 """
 
 
-class Failed(Exception):
+class NoVerdict(Exception):
     """No verdict, for this reason."""
 
 
-class Exhausted(Failed):
+class Exhausted(NoVerdict):
     """The reason lies in the call: it needs more processor time, memory or depth than it may have."""
 
 
@@ -64,7 +64,7 @@ class Workers:
         self._asked = dict[bytes, Future[dict[str, Any]]]()  # under way, and what exhausted its process
 
     def ask(self, call: dict[str, str]) -> dict[str, Any]:
-        """What a worker says about the call; Exhausted where that needs too much, Failed where the machine failed.
+        """What a worker says about the call; Exhausted where that needs too much, NoVerdict where the machine failed.
 
         The same call from several threads is one, and one that is known to exhaust a process is not tried again.
         """
@@ -87,12 +87,12 @@ class Workers:
             about, content = self._through(call)
         how = content.decode(errors="replace")
         if about == TIMED_OUT:
-            raise Failed(f"timed out: the process that compares made no end within {self._wall:g} s")
+            raise NoVerdict(f"timed out: the process that compares made no end within {self._wall:g} s")
         said: dict[str, Any] = json.loads(content) if about == ANSWERED else {"failed": how}
         if "failed" not in said:
             return said
         if content in OUTSIDE:
-            raise Failed(f"crashed: the process that compares was ended from outside ({how})")
+            raise NoVerdict(f"crashed: the process that compares was ended from outside ({how})")
         if content == b"SIGPROF":
             raise Exhausted("timed out: comparing takes more processor time than it may have")
         raise Exhausted(f"crashed: comparing takes its process down ({said['failed']})")
@@ -112,7 +112,7 @@ class Workers:
             else:
                 self._put_back(end, spent=b'"slow": true' in content)
                 return about, content
-        raise Failed("crashed: the processes that compare expressions were ended from outside")
+        raise NoVerdict("crashed: the processes that compare expressions were ended from outside")
 
     def _put_back(self, end: socket.socket, *, spent: bool) -> None:
         """For the next call; not if its process has stepped back behind all others, which it cannot undo."""
