@@ -167,9 +167,7 @@ def test_what_chooses_no_single_letter_is_no_choice(text):
     assert choice_reward(text, Task(prompt="q", answer="A")).value == 0.0
 
 
-def test_a_gold_answer_that_is_no_letter_is_invalid():
-    for answer in (None, "", "K", "Paris", "AB", "1"):
-        assert choice_reward("B", Task(prompt="q", answer=answer)).value is None
+def test_a_gold_letter_may_stand_in_brackets_or_before_a_stop():
     for answer in ("B", "b", "(B)", " B. "):
         assert choice_reward("B", Task(prompt="q", answer=answer)).value == 1.0
 
@@ -188,8 +186,6 @@ def test_exact_text_is_exact_up_to_outer_whitespace():
     ]
     assert [exact_reward(t, task).value for t in right] == [1.0] * len(right)
     assert [exact_reward(t, task).value for t in wrong] == [0.0] * len(wrong)
-    for answer in (None, "", " "):
-        assert exact_reward("", Task(prompt="q", answer=answer)).value is None
 
 
 @given(st.text(max_size=200))
