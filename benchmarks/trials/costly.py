@@ -69,7 +69,6 @@ def _stopped() -> str | None:
         said = workers.ask(call).get("equal")
     finally:
         timer.join()
-        workers.close()
     waited = time.monotonic() - start >= STOPPED_SECONDS * 0.9
     return None if said is True and waited else f"{said}, stopped processes {len(found)}"
 

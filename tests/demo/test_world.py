@@ -59,7 +59,7 @@ def test_the_split_does_not_depend_on_the_order_of_digits() -> None:
 )
 def test_writers_are_judged_as_they_should_be(writer: world.Writer, right: int, tidy: int) -> None:
     problem = world.Sum((9, 8, 7, 6))
-    assert math_reward(writer(problem), problem.task).value == right
+    assert math_reward(writer(problem), problem.answer).value == right
     assert format_reward(writer(problem)) == tidy
 
 

@@ -69,14 +69,15 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_scores_are_those_of_transformers_row_by_row(name, folders):
+def test_scores_are_those_of_transformers_row_by_row(name, folders, monkeypatch):
     model, folder = folders[name]
     scorer = load_scorer(folder)
     assert isinstance(scorer, ForeignScorer) == (name not in OURS)
     with torch.no_grad():
         expected = [model(torch.tensor([r.tokens])).logits.item() for r in ROWS]
     for rows in (1, 2, 64):
-        assert RewardModel(score=scorer, pad_id=0, rows=rows)(ROWS) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+        monkeypatch.setattr("hone.reward.learned.reward_model.ROWS", rows)
+        assert RewardModel(score=scorer, pad_id=0)(ROWS) == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert len(set(expected)) == len(expected)
 
 

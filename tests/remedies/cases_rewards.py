@@ -61,12 +61,9 @@ def _rollouts(*rewards: float | None) -> list[Rollout]:
     ]
 
 
-def _model(world: World, **more: Any) -> RewardModel:
-    return RewardModel(score=Scorer(decoder(258)), pad_id=0, **more)
-
-
 def _calibrated(world: World, *tokens: int) -> None:
-    _model(world).calibrate([Rollout(tokens=[5, n], mask=[False, True]) for n in tokens])
+    model = RewardModel(score=Scorer(decoder(258)), pad_id=0)
+    model.mean_and_std([Rollout(tokens=[5, n], mask=[False, True]) for n in tokens])
 
 
 def _one(completion: str) -> float:
@@ -97,8 +94,6 @@ REWARDS = [
     call(lambda w: cached(Reward(_many), size=9), lambda w: cached(Reward(_many), size=0), "leave out parts.cache"),
     given(lambda w, seconds: in_workers([_one], seconds=seconds, workers=1), 0.0, 1.0, "give a number above 0"),
     given(lambda w, k: Ensemble(members=[lambda r: [1.0]], k=k), -1.0, 1.0, "k of 0 or more"),
-    given(lambda w, std: _model(w, std=std), 0.0, 1.0, "std must be above 0"),
-    given(lambda w, n: _model(w, rows=n), 0, 1, "it must be 1 or more"),
     given(lambda w, ids: _calibrated(w, *ids), (6, 6), (6, 7), "use at least two that differ"),
     given(lambda w, by: aggregate(by), "best", "min", "use one of min"),
     given(lambda w, use: Dense(model=cast(Any, None), use=use), "x", "reward", "use one of reward"),

@@ -249,7 +249,7 @@ def test_any_completion_gets_a_verdict_and_none_of_these_is_right(name: str, kin
     assert time.perf_counter() - start < patience(5)
 
 
-@each("name", ["choice", "exact", "math"])
+@each("name", ["choice", "exact", "f1", "math"])
 @each("answer", [None, "", "  \n"])
 def test_without_a_gold_answer_there_is_no_verdict(name: str, answer: str | None):
     outcome = Reward(VERIFIERS[name])([rollout("<answer>B</answer>", answer=answer)])[0]
@@ -257,7 +257,7 @@ def test_without_a_gold_answer_there_is_no_verdict(name: str, answer: str | None
     assert "gold answer" in outcome.reason
 
 
-@each("answer", ["K", "Paris", "A or B", "1", "\udcff", "A" * 100_000])
+@each("answer", ["K", "Paris", "AB", "A or B", "1", "\udcff", "A" * 100_000])
 def test_a_gold_answer_that_is_malformed_says_so(answer: str):
     outcome = Reward(VERIFIERS["choice"])([rollout("<answer>B</answer>", answer=answer)])[0]
     assert outcome.value is None

@@ -25,11 +25,6 @@ def test_a_verifier_takes_the_gold_answer_or_a_task():
         assert verifier(completion, Task(prompt="q", answer=gold)).value == value, (name, completion)
 
 
-def test_a_verifier_without_a_usable_gold_answer_is_invalid():
-    for name in ("math", "choice", "exact", "f1"):
-        assert getattr(reward, name)("4", "").value is None, name
-
-
 def test_makers_give_verifiers():
     assert reward.numeric("1%")("3.14", "3.1416").value == 1.0
     assert reward.numeric("0.001")("3.14", "3.1416").value == 0.0

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from each import each
-from patience import patience
+from patience import eventually, patience, running
 
 from hone.errors import HoneError
 from hone.reward.outcome import PLACE
@@ -182,20 +182,6 @@ def test_no_time_at_all_is_refused():
 
 
 # --- processes ---
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def eventually(holds, *, seconds: float = 5.0) -> bool:
-    end = time.monotonic() + patience(seconds)
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    return holds()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

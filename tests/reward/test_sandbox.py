@@ -501,8 +501,9 @@ def test_what_is_asked_wrongly_is_refused_with_the_remedy(sandbox):
         SandboxLimits(memory=1000)
     with pytest.raises(HoneError, match=r"seconds is 0: give a number above 0"):
         SandboxLimits(seconds=0)
-    with pytest.raises(HoneError, match="no sandbox backend 'docker'"):
-        Sandbox(backend="docker")
+    for name in ("docker", "ftp://host"):
+        with pytest.raises(HoneError, match=f"no sandbox backend '{name}': use native or an http"):
+            Sandbox(backend=name)
     with pytest.raises(HoneError, match="functions can be called in a Python module only"):
         sandbox.run(Program(source="", stdin="", calls=[Call("f")]))
     closed = Sandbox(slots=1)

@@ -21,7 +21,6 @@ from patience import patience
 from benchmarks.hostile import PROGRAMS, aimed, groups_of, judge, world
 from benchmarks.hostile.soak import below
 from hone.cli import main
-from hone.errors import HoneError
 from hone.reward.sandbox.protocol import frame
 from hone.reward.sandbox.remote import TOKEN
 from hone.reward.sandbox.sandbox import Call, Program, Returned, Sandbox, SandboxError, SandboxLimits
@@ -229,9 +228,3 @@ def test_what_a_service_says_too_much_is_cut_or_voids_the_rest(liar, monkeypatch
         assert (done.results, len(done.stdout), done.cpu) == ((Returned(42),), SandboxLimits().output, 0.0)
         for records in (loaded + value * 2, loaded + b"\0", loaded + frame([1]), value, b"\xff" * 100):
             assert run(records).results == ()
-
-
-def test_a_backend_that_does_not_exist_is_refused():
-    for name in ("auto", "bubblewrap", "ftp://host"):
-        with pytest.raises(HoneError, match="use native or an http"):
-            Sandbox(backend=name)

@@ -122,14 +122,6 @@ def test_a_crash_is_invalid_with_type_and_message(error, reason):
         assert Reward(function)([rollout()] * 3) == [Outcome(value=None, reason=reason + place)] * 3
 
 
-def test_an_interrupt_is_not_swallowed():
-    def interrupted(completion):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        Reward(interrupted)([rollout()])
-
-
 def test_one_crash_leaves_the_other_rows_alone():
     outcomes = Reward(lambda completion: 1 / len(completion))([rollout("a"), rollout(""), rollout("bb")])
     assert [o.value for o in outcomes] == [1.0, None, 0.5]

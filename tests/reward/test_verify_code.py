@@ -67,7 +67,7 @@ def test_tests_are_read_without_running_them():
     assert read_tests(STDIN) == Scripts([("1 2\n", "3\n"), ("5 5\n", "10")])
     looped = read_tests(LOOPED)
     assert isinstance(looped, Asserts)
-    assert looped.names == ["root"]
+    assert looped.wanted == ("root",)
 
 
 @each(

@@ -13,7 +13,7 @@ from hone.reward.score import Reward
 from hone.reward.verify import MAKERS, VERIFIERS
 from hone.reward.verify.answers import boxes
 from hone.reward.verify.choice import choice_reward, exact_reward, final_choice
-from hone.reward.verify.structure import ThinkAnswer, format_reward, matches, think_answer
+from hone.reward.verify.structure import format_reward, matches
 from hone.types import Rollout, Task
 
 GOOD = "<think>a</think><answer>b</answer>"
@@ -31,10 +31,9 @@ def test_every_verifier_is_a_reward_and_accepts_its_gold_answer():
         assert Reward(verifier)([row])[0].value == 1.0
 
 
-def test_think_and_answer_are_parsed():
-    assert think_answer("\n<think> a\nb </think>\n\n<answer> c </answer>\n ") == ThinkAnswer("a\nb", "c")
-    assert think_answer("<think></think><answer>b</answer>") == ThinkAnswer("", "b")
-    assert think_answer("a</think><answer>b</answer>", opened=True) == ThinkAnswer("a", "b")
+def test_lines_and_blanks_around_the_tags_are_no_matter_nor_is_an_empty_thought():
+    assert format_reward("\n<think> a\nb </think>\n\n<answer> c </answer>\n ") == 1.0
+    assert format_reward("<think></think><answer>b</answer>") == 1.0
 
 
 @each(
@@ -63,7 +62,6 @@ def test_think_and_answer_are_parsed():
     ],
 )
 def test_anything_else_is_not_the_format(text):
-    assert think_answer(text) is None
     assert format_reward(text) == 0.0
     assert format_reward(GOOD) == 1.0
 
@@ -75,7 +73,7 @@ def test_the_format_is_exactly_one_regular_expression(pieces):
     text = "".join(pieces)
     inner = r"(?:(?!</?think>|</?answer>).)*?"
     pattern = rf"\s*<think>{inner}</think>\s*<answer>(?=.*\S.*</answer>)(?!\s*</answer>){inner}</answer>\s*"
-    assert (think_answer(text) is not None) == (re.fullmatch(pattern, text, re.DOTALL) is not None)
+    assert (format_reward(text) == 1.0) == (re.fullmatch(pattern, text, re.DOTALL) is not None)
 
 
 def test_a_pattern_must_match_the_whole_completion():
@@ -169,9 +167,7 @@ def test_what_chooses_no_single_letter_is_no_choice(text):
     assert choice_reward(text, Task(prompt="q", answer="A")).value == 0.0
 
 
-def test_a_gold_answer_that_is_no_letter_is_invalid():
-    for answer in (None, "", "K", "Paris", "AB", "1"):
-        assert choice_reward("B", Task(prompt="q", answer=answer)).value is None
+def test_a_gold_letter_may_stand_in_brackets_or_before_a_stop():
     for answer in ("B", "b", "(B)", " B. "):
         assert choice_reward("B", Task(prompt="q", answer=answer)).value == 1.0
 
@@ -190,8 +186,6 @@ def test_exact_text_is_exact_up_to_outer_whitespace():
     ]
     assert [exact_reward(t, task).value for t in right] == [1.0] * len(right)
     assert [exact_reward(t, task).value for t in wrong] == [0.0] * len(wrong)
-    for answer in (None, "", " "):
-        assert exact_reward("", Task(prompt="q", answer=answer)).value is None
 
 
 @given(st.text(max_size=200))

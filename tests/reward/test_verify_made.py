@@ -15,7 +15,7 @@ from hone.config.recipe import Recipe
 from hone.errors import HoneError
 from hone.launch.rewards import scorer, separate
 from hone.reward.score import Reward
-from hone.reward.verify import VERIFIERS, made
+from hone.reward.verify import made
 from hone.reward.verify.compare import f1_reward, number, numeric
 from hone.reward.verify.structure import units
 from hone.types import Rollout, Task
@@ -102,9 +102,8 @@ def test_units_by_hand():
     assert [len(units("x" * n)) for n in (60, 61, 65)] == [1, 13, 13]
 
 
-def test_a_pattern_is_of_the_whole_completion():
-    assert [value("regex:[0-9]+", t) for t in ("12", "12 ", "x")] == [1.0, 0.0, 0.0]
-    assert value("regex:a.py:b", "a.py:b") == 1.0  # and not a function of a file
+def test_a_pattern_may_look_like_a_function_of_a_file():
+    assert [value("regex:a.py:b", t) for t in ("a.py:b", "a.py:c")] == [1.0, 0.0]
 
 
 # --- JSON and grammars ---
@@ -260,7 +259,3 @@ def test_a_setting_that_makes_no_sense_is_refused_at_once(name: str, files: Path
         made(name.format(files))
     assert ":" in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_gym_and_the_others_are_there():
-    assert {"f1", "gym"} <= set(VERIFIERS)

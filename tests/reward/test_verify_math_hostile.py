@@ -146,9 +146,9 @@ def test_a_gold_answer_that_exhausts_its_process_is_invalid_and_named():
 @pytest.fixture(scope="module")
 def own():
     """Workers of these tests alone, and the processes that were there before."""
-    before, workers = set(leaves(os.getpid())), Workers(wall=30.0)
-    yield workers, before
-    workers.close()
+    before, workers = set(leaves(os.getpid())), Workers()
+    workers._wall = 30.0
+    return workers, before
 
 
 def test_the_same_costly_call_is_tried_once(own):
@@ -274,7 +274,7 @@ def test_processes_that_were_ended_from_outside_are_replaced_and_none_is_left_be
     workers._idle[0].shutdown(2)  # as if its supervisor had been killed
     assert workers.ask(call)["equal"] is True
     assert children() - before == started
-    workers.close()
+    del workers
     until = time.monotonic() + patience(20)
     while children() - before and time.monotonic() < until:
         time.sleep(0.05)

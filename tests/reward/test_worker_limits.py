@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from patience import patience
+from patience import eventually, running
 
 from benchmarks.trials import workers
 from hone.config.recipe import Recipe, TrainSpec
@@ -40,20 +40,6 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 def scored(reward: Reward, *texts: str) -> list[Outcome]:
     return reward([Rollout(tokens=[1], mask=[True], text=text) for text in texts])
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it may end between the two
-        return False
-
-
-def eventually(holds, *, seconds: float = 20.0) -> bool:
-    end = time.monotonic() + patience(seconds)
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.01)
-    return holds()
 
 
 def number_in(path: Path) -> int:

@@ -188,9 +188,9 @@ def calibrate(journey: Journey) -> float:
     tokenizer, scorer = Tokenizer.load(folder), load_scorer(folder)
     model = RewardModel(score=scorer, pad_id=tokenizer.pad_id)
     pairs = to_groups(read_rows(journey.out / "data" / FILES["preferences"]), tokenizer).groups
-    fitted = model.calibrate([r for pair in pairs for r in pair])
-    scorer.normalise(fitted.mean, fitted.std)
+    scorer.normalise(*model.mean_and_std([r for pair in pairs for r in pair]))
     write_model(folder, scorer, tokenizer)
     held_back = to_groups(read_rows(journey.out / "data" / HELD_BACK), tokenizer).groups
-    scores = model.raw([r for pair in held_back for r in pair]).reshape(-1, 2)
-    return float((scores[:, 0] > scores[:, 1]).mean())
+    scores = model([r for pair in held_back for r in pair])
+    right = [chosen > rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True)]
+    return sum(right) / len(right)

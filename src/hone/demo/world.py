@@ -14,14 +14,13 @@ from typing import Any
 
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.demo.stages import FILES, Sizes
-from hone.types import Task
 
 TERMS = 4
 HELD_OUT_SHARE = 0.05
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Sum:
     """The problem a + b + c + d of digits from 1 to 9; the same digits in another order are the same problem."""
 
@@ -43,10 +42,6 @@ class Sum:
     def key(self) -> str:
         """What the split hashes: the digits in order of size."""
         return "+".join(map(str, sorted(self.digits)))
-
-    @property
-    def task(self) -> Task:
-        return Task(prompt=self.prompt, answer=self.answer, id=self.key)
 
 
 def held_out(problem: Sum) -> bool:

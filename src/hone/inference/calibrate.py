@@ -40,9 +40,9 @@ def calibrate(model: str | Path, data: str | Sequence[Any], *, limit: int = 0) -
     scorer = scorer.eval().requires_grad_(False).to(device, dtype)
     groups = feeds.groups(data, tokenizer, context=scorer.decoder.config.max_position_embeddings)[: limit or None]
     rows = [rollout for group in groups for rollout in group]
-    fitted = RewardModel(score=scorer, pad_id=tokenizer.pad_id, device=device).calibrate(rows)
-    _save(folder, kind=scorer.kind, mean=fitted.mean, std=fitted.std)
-    return Calibration(rows=len(rows), mean=fitted.mean, std=fitted.std)
+    mean, std = RewardModel(score=scorer, pad_id=tokenizer.pad_id, device=device).mean_and_std(rows)
+    _save(folder, kind=scorer.kind, mean=mean, std=std)
+    return Calibration(rows=len(rows), mean=mean, std=std)
 
 
 def _save(folder: Path, **made: str | float) -> None:

@@ -29,29 +29,13 @@ if TYPE_CHECKING:
     from hone.reward.verify.structure import varied as repetition
     from hone.types import Outcome, Task
 
-_HOME = {  # the module that defines a public name, and its name there; imported when it is first used
-    "Outcome": ("hone.types", "Outcome"),
-    "RewardPart": ("hone.reward.score", "RewardPart"),
-    "Reward": ("hone.reward.score", "Reward"),
-    "Task": ("hone.types", "Task"),
-    "choice": ("hone.reward.verify.choice", "choice_reward"),
-    "code": ("hone.reward.verify.code.verdict", "code_reward"),
-    "combine": ("hone.reward.score", "combine"),
-    "exact": ("hone.reward.verify.choice", "exact_reward"),
-    "f1": ("hone.reward.verify.compare", "f1_reward"),
-    "format": ("hone.reward.verify.structure", "format_reward"),
-    "grammar": ("hone.reward.verify.structure", "grammar"),
-    "gym": ("hone.reward.verify.compare", "gym_reward"),
-    "invalid": ("hone.reward.outcome", "invalid"),
-    "language": ("hone.reward.verify.structure", "language"),
-    "length": ("hone.reward.verify.structure", "length"),
-    "math": ("hone.reward.verify.math.verdict", "math_reward"),
-    "numeric": ("hone.reward.verify.compare", "numeric"),
-    "overlong": ("hone.reward.verify.structure", "overlong"),
-    "regex": ("hone.reward.verify.structure", "matches"),
-    "repetition": ("hone.reward.verify.structure", "varied"),
-    "schema": ("hone.reward.verify.structure", "schema"),
-    "tags": ("hone.reward.verify.structure", "tags"),
+_HOME = {  # the module that defines a public name; a verifier is known to `verify` by its own
+    "Outcome": "hone.types",
+    "Reward": "hone.reward.score",
+    "RewardPart": "hone.reward.score",
+    "Task": "hone.types",
+    "combine": "hone.reward.score",
+    "invalid": "hone.reward.outcome",
 }
 __all__ = [
     "Outcome",
@@ -81,10 +65,12 @@ __all__ = [
 
 def __getattr__(name: str) -> "Any":
     """Imports a public name from the module that defines it (PEP 562)."""
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'hone.reward' has no attribute {name!r}")
-    module, inside = _HOME[name]
-    return getattr(import_module(module), inside)
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    verify = import_module("hone.reward.verify")
+    return (verify.MAKERS | verify.VERIFIERS)[name]
 
 
 def __dir__() -> list[str]:

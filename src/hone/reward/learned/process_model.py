@@ -45,18 +45,16 @@ class ProcessModel:
     stepper: Stepper
     pad_id: int
     how: str = "mean"
-    k: float = 1.0
-    rows: int = 64
     device: torch.device | str = "cpu"
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Steps]:
         ends = [self.stepper.ends(r) for r in rollouts]
         flat = [self._flat(model, rollouts, ends) for model in self.models]
-        scores = iter(combine_scores(np.array(flat, dtype=np.float64), how=self.how, k=self.k).tolist())
+        scores = iter(combine_scores(np.array(flat, dtype=np.float64), how=self.how).tolist())
         return [Steps(places, [next(scores) for _ in places]) for places in ends]
 
     def _flat(self, model: ForwardModel, rollouts: Sequence[Rollout], ends: Sequence[Sequence[int]]) -> list[float]:
-        found = values_at(model, rollouts, ends, pad_id=self.pad_id, rows=self.rows, device=self.device)
+        found = values_at(model, rollouts, ends, pad_id=self.pad_id, device=self.device)
         return torch.sigmoid(torch.tensor([x for row in found for x in row], dtype=torch.float64)).tolist()
 
     def rate(self, rollouts: Sequence[Rollout], *, by: str = "min") -> list[float]:

@@ -4,8 +4,8 @@ Several learned rewards as one: their mean, the lowest of them, or their mean le
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.types import ForwardModel, Group, Outcome, Rollout
 
-TOKENS = 16_384  # of a forward pass
+ROWS, TOKENS = 64, 16_384  # of a forward pass, at most
 
 
 @torch.no_grad()
@@ -24,15 +24,14 @@ def values_at(
     places: Sequence[Sequence[int]],
     *,
     pad_id: int,
-    rows: int = 64,
     device: torch.device | str = "cpu",
 ) -> list[list[float]]:
-    """The head's value after the tokens at `places` of each rollout, by passes of at most `rows` of them.
+    """The head's value after the tokens at `places` of each rollout.
 
     Rollouts of one prompt go together, so that a scorer of ours reads their prompt once and no padding at all.
     """
     found: list[list[float]] = [[] for _ in rollouts]
-    for part in _passes(rollouts, rows):
+    for part in _passes(rollouts):
         groups = [[Rollout(tokens=rollouts[i].tokens, mask=rollouts[i].mask) for i in group] for group in part]
         batch = collate(groups, pad_id=pad_id).to(device)
         value = score(batch, frozenset({"value"})).value.double().cpu()
@@ -41,7 +40,7 @@ def values_at(
     return found
 
 
-def _passes(rollouts: Sequence[Rollout], rows: int) -> Iterator[list[list[int]]]:
+def _passes(rollouts: Sequence[Rollout]) -> Iterator[list[list[int]]]:
     """The rollouts by number, in groups that share a prompt, longest last: neighbours are of about one length."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, r in enumerate(rollouts):
@@ -51,7 +50,7 @@ def _passes(rollouts: Sequence[Rollout], rows: int) -> Iterator[list[list[int]]]
     part, number, tokens = list[list[int]](), 0, 0
     for group in ordered:
         for i in group:
-            if part and (number == rows or tokens + len(rollouts[i].tokens) > TOKENS):
+            if part and (number == ROWS or tokens + len(rollouts[i].tokens) > TOKENS):
                 yield part
                 part, number, tokens = [], 0, 0
             if not part or part[-1][0] not in group:
@@ -64,42 +63,29 @@ def _passes(rollouts: Sequence[Rollout], rows: int) -> Iterator[list[list[int]]]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel:
-    """(head value at the last real token - mean) / std; wrap it in `Reward` as any batched function."""
+    """The head's value at the last real token; wrap it in `Reward` as any batched function."""
 
     score: ForwardModel
     pad_id: int
-    mean: float = 0.0
-    std: float = 1.0
-    rows: int = 64  # rows a forward pass
     device: torch.device | str = "cpu"
     encode: Callable[[Rollout], Rollout] | None = None  # to the tokens of a model that has others than the policy
 
-    def __post_init__(self) -> None:
-        if not (self.std > 0 and np.isfinite([self.mean, self.std]).all()):
-            raise HoneError(f"reward model: mean {self.mean} and std {self.std}: std must be above 0, both finite")
-        if self.rows < 1:
-            raise HoneError(f"reward model: rows is {self.rows}: it must be 1 or more")
-
     def __call__(self, rollouts: Sequence[Rollout]) -> list[float]:
-        return ((self.raw(rollouts) - self.mean) / self.std).tolist()
-
-    def raw(self, rollouts: Sequence[Rollout]) -> np.ndarray:
-        """The head's value after the last token of each rollout, before normalisation."""
         read: Group = [self.encode(r) for r in rollouts] if self.encode else list(rollouts)
         last = [[len(r.tokens) - 1] for r in read]
-        values = values_at(self.score, read, last, pad_id=self.pad_id, rows=self.rows, device=self.device)
-        return np.array([value for (value,) in values], dtype=np.float64)
+        values = values_at(self.score, read, last, pad_id=self.pad_id, device=self.device)
+        return [value for (value,) in values]
 
-    def calibrate(self, rollouts: Sequence[Rollout]) -> Self:
-        """The same model with zero mean and unit (population) variance on these rollouts."""
-        raw = self.raw(rollouts)
-        std = float(raw.std()) if len(raw) else 0.0
-        if not np.isfinite(raw).all() or len(raw) < 2 or std <= 1e-12 * float(np.abs(raw).max()):
+    def mean_and_std(self, rollouts: Sequence[Rollout]) -> tuple[float, float]:
+        """Of its scores of these rollouts, by which `Scorer.normalise` gives them zero mean and unit variance."""
+        scores = np.array(self(rollouts), dtype=np.float64)
+        std = float(scores.std()) if len(scores) else 0.0
+        if not np.isfinite(scores).all() or len(scores) < 2 or std <= 1e-12 * float(np.abs(scores).max()):
             raise HoneError(
-                f"cannot calibrate the reward model on {len(raw)} rollouts whose scores have std {std:g}: "
+                f"cannot calibrate the reward model on {len(scores)} rollouts whose scores have std {std:g}: "
                 "use at least two that differ and whose scores are finite"
             )
-        return replace(self, mean=float(raw.mean()), std=std)
+        return float(scores.mean()), std
 
 
 JOINS = ("mean", "min", "penalty")

@@ -82,21 +82,21 @@ class Finished:
     memory: int  # the most resident bytes of one process
 
 
-def _request(program: Program) -> tuple[bytes, int]:
-    """The frames of a program, and how many records it may answer."""
-    language = program.language
-    stdin = program.stdin.encode("utf-8", "surrogateescape") if isinstance(program.stdin, str) else program.stdin
-    order = {
+def order_of(program: Program) -> dict[str, Any]:
+    """What a job is told first."""
+    language, stdin = program.language, program.stdin
+    return {
         "source": program.source,
-        "stdin": stdin,
+        "stdin": stdin.encode("utf-8", "surrogateescape") if isinstance(stdin, str) else stdin,
         "file": language.file if language else "",
         "build": [list(command) for command in language.build] if language else [],
         "run": list(language.run) if language else [],
     }
-    if program.calls and (language or stdin is not None):
-        raise HoneError("functions can be called in a Python module only: give calls, or stdin, or a language")
-    calls = [frame({"name": c.name, "args": list(c.args), "kwargs": dict(c.kwargs)}) for c in program.calls]
-    return b"".join([frame(order), *calls]), 1 + len(calls)
+
+
+def call_frame(call: Call) -> bytes:
+    """A call of one of the program's functions, as a frame of the request."""
+    return frame({"name": call.name, "args": list(call.args), "kwargs": dict(call.kwargs)})
 
 
 def _finished(job_output: JobOutput, seconds: float, *, asked: bool) -> Finished:
@@ -171,8 +171,10 @@ class Sandbox:
 
     def run(self, program: Program, *, seconds: float | None = None) -> Finished:
         """Run one program in a fresh job; `seconds` can only shorten the limit."""
-        request, most = _request(program)
-        return self.converse(request, most=most, seconds=seconds)
+        if program.calls and (program.language or program.stdin is not None):
+            raise HoneError("functions can be called in a Python module only: give calls, or stdin, or a language")
+        frames = [frame(order_of(program)), *map(call_frame, program.calls)]
+        return self.converse(b"".join(frames), most=len(frames), seconds=seconds)
 
     def converse(self, request: bytes, *, most: int, seconds: float | None = None, ask: Ask | None = None) -> Finished:
         """A conversation with one job: `ask` sees the records so far and says what to send next."""

@@ -192,11 +192,6 @@ def is_mention(content: str) -> bool:
     return not content.strip() or _MENTION.fullmatch(content.strip()) is not None
 
 
-def last_box(found: list[tuple[int, int, slice]]) -> slice:
-    """The inside of the box that begins last."""
-    return max(found, key=lambda box: box[0])[2]
-
-
 def phrases(text: str) -> list[tuple[int, int]]:
     """Start and end of what leads to an answer: "answer is", "**Answer:**", a heading "Final Answer" over a line."""
     found, direct = list[tuple[int, int]](), list[tuple[int, int]]()

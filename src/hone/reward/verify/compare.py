@@ -14,7 +14,7 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.outcome import as_task, invalid
-from hone.reward.verify.answers import WORD, after_phrase, answer_tag, answered, boxes, last_box, said
+from hone.reward.verify.answers import WORD, after_phrase, answer_tag, answered, boxes, said
 from hone.reward.verify.math.amount import PERCENT, amount
 from hone.types import Outcome, Task
 
@@ -31,7 +31,7 @@ def settled(completion: str) -> str:
         text = tagged
     found = boxes(text)
     if found:
-        return text[last_box(found)]
+        return text[max(found, key=lambda box: box[0])[2]]  # the one that begins last
     phrase = after_phrase(text) if tagged is None else None
     return text if phrase is None else phrase
 

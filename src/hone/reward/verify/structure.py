@@ -7,8 +7,7 @@ import html
 import json
 import re
 import unicodedata
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,11 @@ from hone.algo.select import overlong_penalty
 from hone.data.corpus.language import identify, languages
 from hone.errors import HoneError, not_utf8
 from hone.log.rollouts import repetition
-from hone.reward.verify.answers import MAX_COMPLETION, WORD, answer_tag, said
+from hone.reward.verify.answers import MAX_COMPLETION, WORD, answered, said
 from hone.storage.textfile import read_text
 from hone.types import Rollout
 
 MAX_WRAPPED = 3  # levels of markup around nothing
-_STRICT_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 _BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that show nothing
 _BLANK_MARKUP = re.compile(
     r"<!--(?:(?!-->).)*(?:-->|$)|</?(?:br|hr|p)\s{0,3}/?>|<([a-z][a-z0-9]{0,9})(?:\s[^<>\n]{0,80})?>\s{0,20}</\1>"
@@ -38,41 +36,28 @@ _TAG = re.compile(r"[A-Za-z][\w-]{0,40}")
 LONGEST, PIECE = 60, 5  # characters: of a word, and of the pieces that a longer one is cut into
 
 
-@dataclass(frozen=True)
-class ThinkAnswer:
-    """A completion of two tags, read."""
-
-    think: str
-    answer: str
-
-
-def think_answer(completion: str, *, opened: bool = False) -> ThinkAnswer | None:
-    """`<think>..</think><answer>..</answer>`: each tag once, in order, only whitespace around, an answer to be seen.
-
-    `opened`: the prompt already ends with `<think>`, so the completion starts inside it.
-    """
-    text = "<think>" + completion if opened else completion
-    if any(text.count(tag) != 1 for tag in _STRICT_TAGS):
+def _tagged(completion: str, names: Sequence[str]) -> list[str] | None:
+    """What each tag holds; None unless each opens and closes once, in this order, with only whitespace outside."""
+    marks = [mark for name in names for mark in (f"<{name}>", f"</{name}>")]
+    if any(completion.count(mark) != 1 for mark in marks):
         return None
-    parts, rest = list[str](), text
-    for tag in _STRICT_TAGS:
-        part, found, rest = rest.partition(tag)
-        if not found:  # it is there once, but before an earlier tag
+    parts, rest = list[str](), completion
+    for mark in marks:
+        part, found, rest = rest.partition(mark)
+        if not found:  # it is there once, but before an earlier one
             return None
         parts.append(part)
-    outside, think, between, answer = parts
-    if (outside + between + rest).strip() or not visible(answer):
-        return None
-    return ThinkAnswer(think=think.strip(), answer=answer.strip())
+    return None if "".join([*parts[::2], rest]).strip() else parts[1::2]
 
 
 def format_reward(completion: str) -> float:
-    """1 where `think_answer` reads the completion, else 0.
+    """1 for `<think>..</think><answer>..</answer>`, each tag once, with an answer to be seen, else 0.
 
     >>> format_reward("<think>2 + 2</think><answer>4</answer>"), format_reward("4")
     (1.0, 0.0)
     """
-    return float(think_answer(completion) is not None)
+    held = _tagged(completion, ("think", "answer"))
+    return float(held is not None and visible(held[1]))
 
 
 def matches(pattern: str) -> Callable[[str], float]:
@@ -110,17 +95,9 @@ def tags(names: str) -> Callable[[str], float]:
     found = [name.strip() for name in names.split(",")]
     if len(set(found)) < len(found) or not all(_TAG.fullmatch(name) for name in found):
         raise HoneError(f"tags:{names} are no tags: write different names, as in tags:think,answer")
-    order = [mark for name in found for mark in (f"<{name}>", f"</{name}>")]
 
     def tags_in_order(completion: str) -> float:
-        if any(completion.count(mark) != 1 for mark in order):
-            return 0.0
-        places = [completion.index(mark) for mark in order]
-        ends = [place + len(mark) for place, mark in zip(places, order, strict=True)]
-        if places != sorted(places):
-            return 0.0
-        edges = [0, *ends[1::2]], [*places[0::2], len(completion)]
-        return float(not any(completion[a:b].strip() for a, b in zip(*edges, strict=True)))
+        return float(_tagged(completion, found) is not None)
 
     return tags_in_order
 
@@ -207,11 +184,9 @@ def varied(n: str) -> Callable[[str], float]:
 
 def document(completion: str) -> str:
     """What is handed in: the answer tag, or without one all that is said; of either the last fenced block."""
-    text = said(completion)
-    tagged = answer_tag(text)
-    whole = text if tagged is None else tagged
+    whole = answered(completion)
     blocks = _FENCE.findall(whole)
-    return (blocks[-1] if blocks else whole).strip()
+    return blocks[-1].strip() if blocks else whole
 
 
 def _read(path: str, kind: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.sandbox.protocol import frame
-from hone.reward.sandbox.sandbox import Finished, Sandbox, SandboxError
+from hone.reward.sandbox.sandbox import Call, Finished, Program, Sandbox, SandboxError, call_frame, order_of
 from hone.reward.verify.code.tests import Asserts, NoTests
 
 MAX_CALLS = 100_000  # questions of one program's tests: time ends them before
@@ -24,8 +24,9 @@ class Checker:
     def __init__(self, source: str, tests: Asserts, seconds: float) -> None:
         names = {"called": tests.refers.called, "used": tests.refers.used, "raised": tests.refers.raised}
         plain = {name: list(found) for name, found in names.items()}
-        self.checker = _order(tests.source) | {"tests": {"imports": tests.imports, "names": plain}}
-        self.program, self.tests, self.seconds = _order(source + tests.after), tests, seconds
+        self.checker = order_of(Program(source=tests.source)) | {"tests": {"imports": tests.imports, "names": plain}}
+        self.program = order_of(Program(source=source + tests.after))
+        self.tests, self.seconds = tests, seconds
         self.calls, self.answers = SimpleQueue[bytes | None](), SimpleQueue[dict[str, Any]]()
         self.asked, self.over, self.verdicts = False, False, list[bool]()
         self.failed: HoneError | None = None
@@ -83,9 +84,7 @@ class Checker:
         else:
             self.blamed = ""  # a name that only some tests use
         done = len(self.verdicts)
-        return (
-            frame({"name": self.tests.tests[done], "args": [], "kwargs": {}}) if done < len(self.tests.tests) else None
-        )
+        return call_frame(Call(self.tests.tests[done])) if done < len(self.tests.tests) else None
 
     def _blame(self, told: dict[str, Any]) -> None:
         """What no test may take for the exception that it expects."""
@@ -130,7 +129,3 @@ class Checker:
         call = self.calls.get()
         self.asked, self.over = call is not None, call is None
         return call
-
-
-def _order(source: str) -> dict[str, Any]:
-    return {"source": source, "stdin": None, "file": "", "build": [], "run": []}

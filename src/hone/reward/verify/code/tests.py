@@ -69,14 +69,9 @@ class Asserts:
     foreign: Sequence[str] = ()  # names that neither the task mentions nor the tests call, beside others that they call
 
     @property
-    def names(self) -> list[str]:
-        """Those that it wants from the program."""
-        return [*self.refers.called, *self.refers.used]
-
-    @property
     def wanted(self) -> tuple[str, ...]:
-        """The same."""
-        return tuple(self.names)
+        """The names that it wants from the program."""
+        return (*self.refers.called, *self.refers.used)
 
     @property
     def tests(self) -> list[str]:

@@ -18,7 +18,6 @@ from hone.reward.outcome import invalid
 from hone.reward.sandbox.limits import MIB
 from hone.reward.sandbox.protocol import frame
 from hone.reward.sandbox.sandbox import (
-    Call,
     Finished,
     Language,
     Program,
@@ -27,10 +26,11 @@ from hone.reward.sandbox.sandbox import (
     Sandbox,
     SandboxError,
     SandboxLimits,
+    call_frame,
 )
 from hone.reward.sandbox.values import TooLarge
 from hone.reward.verify.code.checker import Checker
-from hone.reward.verify.code.extract import PYTHON, Extracted, bound, extract, parsed
+from hone.reward.verify.code.extract import PYTHON, bound, extract, parsed
 from hone.reward.verify.code.settings import MODES
 from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
 from hone.types import Outcome, Task
@@ -39,10 +39,6 @@ LIMITS = SandboxLimits()
 MAX_LATE = 3  # inputs on which a script may run out of time before it is given up
 SAID = 200  # characters of what a program wrote that are shown
 NO_PROGRAM = "the completion holds no program"
-
-
-def _extracted(completion: str, task: Task, wanted: Sequence[str], fences: Collection[str]) -> Extracted | None:
-    return extract(completion, wanted=wanted, prompt=task.prompt, before=preamble(task), fences=fences)
 
 
 def sandboxes(limits: SandboxLimits = LIMITS, folders: Sequence[str] = ()) -> tuple[Sandbox, Sandbox]:
@@ -90,7 +86,8 @@ def code_reward(
         if language is not None and not isinstance(tests, Scripts):
             raise NoTests("functions can be called in Python only: in other languages a row needs inputs and outputs")
         check_sizes(tests, limits)
-        found = _extracted(completion, task, tests.wanted, fences)
+        before = preamble(task)
+        found = extract(completion, wanted=tests.wanted, prompt=task.prompt, before=before, fences=fences)
         if found is None:
             return Outcome(value=0.0, reason=NO_PROGRAM)
         verdicts, why = judged(found.source, tests, limits=limits, folders=folders, language=language)
@@ -119,7 +116,7 @@ def check_sizes(tests: Tests, limits: SandboxLimits) -> None:
                 _fits("input", f"input {number}", len(given.encode("utf-8", "surrogatepass")), limits.input)
                 _fits("output", f"the expected output {number}", told, limits.output)
         elif isinstance(tests, Cases):
-            given = sum(len(_asked(case.call)) for case in tests.cases)
+            given = sum(len(call_frame(case.call)) for case in tests.cases)
             _fits("input", "what the function is called with", given, limits.input)
             for number, case in enumerate(tests.cases, start=1):
                 _fits("result", f"the expected value {number}", _size(case.wanted), limits.result)
@@ -131,10 +128,6 @@ def _fits(setting: str, what: str, size: int, limit: int) -> None:
     if size > limit:
         held = f"{limit / MIB:g} MiB"
         raise NoTests(f"{what} has {size} bytes, and {setting} is {held}: raise {setting} in a code:FILE.yaml")
-
-
-def _asked(call: Call) -> bytes:
-    return frame({"name": call.name, "args": list(call.args), "kwargs": dict(call.kwargs)})
 
 
 def _size(wanted: Sequence[object]) -> int:

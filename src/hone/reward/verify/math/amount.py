@@ -75,8 +75,8 @@ def amount(text: str) -> Amount | None:
     if plain is not None and len(text) < MAX_DIGITS:
         return Fraction(plain.group(1)), ""
     text = _plain(text)
-    if _COMPOUND.fullmatch(text):
-        return _compound(text)
+    if compound := _COMPOUND.fullmatch(text):
+        return _compound(compound)
     position, value, words = 0, None, list[str]()
     while 0 <= position < len(text):
         match = _NUMBER.match(text, position)
@@ -112,11 +112,8 @@ def decimal_comma(text: str) -> str | None:
     return f"{found.group('before')}{re.sub('[. ]', '', whole)}.{rest}{found.group('after')}"
 
 
-def _compound(text: str) -> Amount | None:
+def _compound(found: re.Match[str]) -> Amount | None:
     """`2 hours 30 minutes` and `5 ft 6 in` as an amount of the first unit."""
-    found = _COMPOUND.fullmatch(text)
-    if found is None:
-        return None
     large, first, small, second = found.groups()
     left, right = unit_sizes(first), unit_sizes(second)
     for kind in left.keys() & right.keys():

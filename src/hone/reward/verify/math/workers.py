@@ -54,12 +54,12 @@ def missing() -> str:
 
 
 class Workers:
-    """Supervisors by the connections to them; `ask` hands each to one call at a time."""
+    """Supervisors by the connections to them; `ask` hands each to one call at a time. They end when this is gone."""
 
-    def __init__(self, *, most: int = MOST, wall: float = WALL_SECONDS) -> None:
-        self._wall = wall
+    def __init__(self) -> None:
+        self._wall = WALL_SECONDS
         self._idle = list[socket.socket]()
-        self._slots, self._lock = threading.BoundedSemaphore(most), threading.Lock()
+        self._slots, self._lock = threading.BoundedSemaphore(MOST), threading.Lock()
         self._control: socket.socket | None = None
         self._asked = dict[bytes, Future[dict[str, Any]]]()  # under way, and what exhausted its process
 
@@ -141,14 +141,6 @@ class Workers:
             ends, self._idle = self._idle, []
         for end in ends:
             end.close()
-
-    def close(self) -> None:
-        """Every process ends that is not at work; the next call starts others."""
-        self._drop()
-        with self._lock:
-            control, self._control = self._control, None
-        if control is not None:
-            control.close()
 
 
 def _started() -> socket.socket:
