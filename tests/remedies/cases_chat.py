@@ -56,11 +56,10 @@ def templates(wrong: str, right: str, says: str, messages: Any = (USER, BOT)) ->
     return given(lambda w, template: chat(w, list(messages), template=template), wrong, right, says)
 
 
-def _continued(world: World, tokens: Any, messages: Any, new: Any, **more: Any) -> None:
-    template = more.pop("template", DEFAULT_TEMPLATE)
-    vocabulary = replace(tokenizer(world, "chat"), chat_template=template)
+def _continued(world: World, tokens: Any, messages: Any, new: Any) -> None:
+    vocabulary = replace(tokenizer(world, "chat"), chat_template=DEFAULT_TEMPLATE)
     ids = vocabulary.encode("<|user|>a<|assistant|>b<eos>", specials=True)[: tokens or None]
-    continue_chat(vocabulary, ids, messages, new, **more)
+    continue_chat(vocabulary, ids, messages, new)
 
 
 def _calling(content: str) -> dict[str, Any]:
@@ -182,10 +181,10 @@ TEMPLATES = [
     given(lambda w, m: _continued(w, 0, m, [USER]), [USER], [USER, BOT], "append it"),
     given(lambda w, new: _continued(w, 0, [USER, BOT], new), [], [USER], "give at least one"),
     given(
-        lambda w, how: _continued(w, 0, [USER, {**BOT, "content": "c"}], [USER], history=how),
-        "exact",
-        "kept",
-        'go on with history="kept"',
+        lambda w, said: _continued(w, 0, [USER, {**BOT, "content": said}], [USER]),
+        "c",
+        BOT["content"],
+        "render the whole chat anew",
     ),
     given(
         lambda w, pattern: first_matches([pattern], ["a" * 40 + "!"], where="adapter_config.json"),

@@ -149,19 +149,12 @@ def _say_extended(stop: str) -> None:
 
 
 def continue_chat(
-    tokenizer: Tokenizer,
-    tokens: Sequence[int],
-    messages: Sequence[Message],
-    new: Sequence[Message],
-    *,
-    tools: Sequence[Tool] | None = None,
-    history: Literal["exact", "kept"] = "exact",
+    tokenizer: Tokenizer, tokens: Sequence[int], messages: Sequence[Message], new: Sequence[Message]
 ) -> list[int]:
     """The ids that lead from sampled `tokens` to the next assistant turn: only the `new` messages are tokenised.
 
     tokens: prompt and sampled turn, stop token included; messages: what they say, that turn last. The rendering of
-    messages + new must begin with the text of the tokens ("exact"); or, where it would rewrite what was sampled,
-    the tokens stay and what the template writes after an assistant turn follows them ("kept").
+    messages + new must begin with the text of the tokens.
     """
     if not tokens or tokens[-1] not in tokenizer.stop_ids:
         raise HoneError("the sampled turn has no stop token, it was cut off: nothing can follow it, raise max_tokens")
@@ -169,44 +162,14 @@ def continue_chat(
         raise HoneError("the messages must end with the assistant's sampled turn: append it")
     if any(m["role"] == "assistant" for m in new) or not new:
         raise HoneError("the new messages are those of users and tools: give at least one, and none of the assistant")
-    text = tokenizer.decode(tokens)
-    suffix = (_exact if history == "exact" else _kept)(tokenizer, text, (messages, new), tools)
+    text, full = tokenizer.decode(tokens), Dialogue(tokenizer, [*messages, *new]).opened()
+    if not full.startswith(text):
+        raise HoneError(not_a_prefix(text, full, turn=len(messages), remedy="render the whole chat anew"))
+    suffix = full[len(text) :]
     ids = tokenizer.encode(suffix, specials=True)
     if tokenizer.decode([*tokens, *ids]) != text + suffix:
         raise HoneError(f"the text {suffix[:30]!r} is not read the same after a stop token: use byte-level BPE")
     return ids
-
-
-Talk = tuple[Sequence[Message], Sequence[Message]]  # up to the sampled turn, and after it
-
-
-def _exact(tokenizer: Tokenizer, text: str, talk: Talk, tools: Sequence[Tool] | None) -> str:
-    """What the rendering of all messages adds to the text of the tokens, with which it must begin."""
-    full = Dialogue(tokenizer, [*talk[0], *talk[1]], tools=tools).opened()
-    if not full.startswith(text):
-        remedy = 'go on with history="kept", or end the episode'
-        raise HoneError(not_a_prefix(text, full, turn=len(talk[0]), remedy=remedy))
-    return full[len(text) :]
-
-
-def _kept(tokenizer: Tokenizer, text: str, talk: Talk, tools: Sequence[Tool] | None) -> str:
-    """What the template writes after the stop token of the turn.
-
-    A turn without tool calls is replaced by a placeholder word.
-    """
-    (*known, last), new = talk
-    word = next(f"answer{n}" for n in range(len(text) + 2) if f"answer{n}" not in str(talk))
-    turn: Message = last if last.get("tool_calls") else {"role": "assistant", "content": word}
-    dialogue = Dialogue(tokenizer, [*known, turn, *new], tools=tools)
-    full = dialogue.opened()
-    if turn is last:
-        after = dialogue.turn(len(known)).after
-        end = len(after) if full.startswith(after) else None
-    else:
-        end = dialogue.stop_end(full, full.index(word)) if full.count(word) == 1 else None
-    if end is None:
-        raise HoneError("the chat template does not show where the sampled turn ends: end the episode with it")
-    return full[end:]
 
 
 def render_prompt(
