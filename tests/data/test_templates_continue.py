@@ -36,7 +36,8 @@ def test_the_suffix_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("llama3", " 4 "), ("qwen3", "<think>\nhm\n</think>\n\n4"), ("mistral", "4"), ("r1", "hm\n</think>\n\n4")]
+    ("name", "text"),
+    [("llama3", " 4 "), ("qwen3", "<think>\nhm\n</think>\n\n4"), ("mistral", "4"), ("r1", "hm\n</think>\n\n4")],
 )
 def test_what_the_template_would_rewrite_is_refused(name, text):
     tok = tokenizer_of(name)

@@ -15,15 +15,16 @@ from remedy_world import Case, World, call, given, lacks, prepared, rows, tokeni
 from hone.data.collate import mismatched
 from hone.data.feed import files
 from hone.data.feed.assemble import Mixture
+from hone.data.feed.locate import Reading
 from hone.data.feed.registry import FOLDER, answer_of_gsm8k
 from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import Source, read_rows
 from hone.data.feed.stream import Stream
 from hone.data.feed.token_batches import TokenBatches
-from hone.data.rows.convert import to_groups
 from hone.data.rows.pairs import transcript
 from hone.data.text.json_object import read_object
 from hone.data.text.tokenizer import Tokenizer
+from hone.launch import feeds
 
 ROW = '{"prompt": "a", "completion": "b"}'
 USER, BOT = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
@@ -107,11 +108,11 @@ def _budgeted(world: World) -> TokenBatches:
 
 
 def _groups(world: World, rows: list[dict[str, Any]]) -> Any:
-    return to_groups(rows, tokenizer(world), max_tokens=9, overlong="drop")
+    return feeds.groups(rows, tokenizer(world), context=9, how=Reading(overlong="drop"))
 
 
 def _kto(world: World, count: int) -> None:
-    made = _groups(world, [{"prompt": "a", "completion": "b", "label": True}] * 2).groups
+    made = _groups(world, [{"prompt": "a", "completion": "b", "label": True}] * 2)
     mismatched([row for group in made for row in group][:count])
 
 
