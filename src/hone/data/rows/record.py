@@ -170,13 +170,11 @@ def _one(convert: Callable[[Row, Tokenizer], Rollout]) -> Callable[[Row, Tokeniz
     return lambda row, tokenizer: [convert(row, tokenizer)]
 
 
-CONVERTERS: dict[RowKind, Callable[[Row, Tokenizer], Group]] = {
+CONVERTERS: dict[RowKind, Callable[[Row, Tokenizer], Group]] = {  # those without settings
     RowKind.TEXT: _one(text_row),
     RowKind.COMPLETION: _one(completion_row),
-    RowKind.MESSAGES: messages_rows,
     RowKind.PREFERENCE: preference_row,
     RowKind.LABELLED: _one(labelled_row),
-    RowKind.SCORED: _one(scored_row),
     RowKind.STEPS: _one(steps_row),
 }
 
