@@ -310,7 +310,7 @@ def _watch(job: Run, folder: Path, metrics: Mapping[str, float], *, note: Callab
     if guard.spent:
         save(job, folder)
         raise HoneError(f"stopped at step {job.step}: {guard.spent}: {ruined(job, folder)}")
-    for warning in job.monitor.check(job.step, metrics):
+    for warning in job.monitor.check(metrics):
         note(f"step {job.step}: {warning.severity}: {warning.message}")
         if warning.severity == "stop":
             save(job, folder)
