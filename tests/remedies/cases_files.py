@@ -225,8 +225,6 @@ ROWS = [
     given(lambda w, text: tokenizer(w).encode(text), "\ud800", "a", "half of a surrogate pair"),
 ]
 FEEDS = [
-    given(lambda w, rows: Source(rows, seed=0), [], [1], "the dataset has no rows: give it at least one"),
-    given(lambda w, seed: Source([1], seed=seed), -1, 0, "it must be 0 or more"),
     given(lambda w, weight: Mixture({"a": _source(w)}, [weight]), -1, 1, "needs a weight above 0"),
     resumed(_source, {"seed": 1}, "resume with the same dataset and seed"),
     resumed(_source, {"position": 9}, "is no place in 3 rows: resume from another checkpoint"),

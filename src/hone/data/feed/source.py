@@ -19,9 +19,6 @@ class Feed(Protocol[T]):
 
     def __len__(self) -> int: ...
 
-    @property
-    def epoch(self) -> float: ...
-
     def take(self, n: int) -> list[T]: ...
 
     def progress(self) -> dict[str, float]: ...
@@ -52,9 +49,7 @@ class Source(Generic[T]):
 
     def __init__(self, rows: Sequence[T], *, seed: int) -> None:
         if not rows:
-            raise HoneError("the dataset has no rows: give it at least one")
-        if seed < 0:
-            raise HoneError(f"seed is {seed}: it must be 0 or more")
+            raise ValueError("the dataset has no rows")
         self._rows, self._seed = rows, seed
         self._epoch = self._position = 0
         self._order = self._permutation()
