@@ -216,7 +216,7 @@ ROWS = [
         {"prompt": "a", "answer": "1", "test_list": ["assert add(1, 2) == 3"]},
         "as in assert add(1, 2) == 3",
     ),
-    given(_groups, [], [json.loads(ROW)], "give it at least one"),
+    given(_groups, [], [json.loads(ROW)], "it needs at least one row"),
     given(
         _groups, [{"prompt": "a" * 9, "completion": "b"}], [json.loads(ROW)], "all 1 rows exceed 9 tokens: shorten them"
     ),
