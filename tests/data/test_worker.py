@@ -16,7 +16,7 @@ from grouped import to_groups
 from template_zoo import QUESTION, said, tokenizer_of
 
 from hone.data.text import template as limits
-from hone.data.text.chat import encode_messages, render, render_prompts
+from hone.data.text.chat import encode_turns, render, render_prompts
 from hone.data.text.worker import WORKER, Failed, OverLimit, Worker, first_matches
 from hone.errors import HoneError
 
@@ -275,7 +275,7 @@ def test_rows_are_rendered_together_and_come_out_as_one_by_one(monkeypatch):
         for i in range(150)
     ]
     rows = [{"messages": chat} for chat in chats]
-    alone = [encode_messages(tok, chat) for chat in chats]
+    alone = [encode_turns(tok, chat)[0] for chat in chats]
     exchange = Worker._exchange
     monkeypatch.setattr(Worker, "_exchange", lambda self, request: asked.append("one") or exchange(self, request))
     together = to_groups(rows, tok)[0]

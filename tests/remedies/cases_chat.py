@@ -11,7 +11,6 @@ from hone.data.text.chat import (
     DEFAULT_TEMPLATE,
     continue_chat,
     encode_completion,
-    encode_messages,
     encode_steps,
     encode_turns,
     render_prompt,
@@ -38,7 +37,7 @@ FORGETS = (
 
 def chat(world: World, messages: Any, *, tools: Any = None, template: str = DEFAULT_TEMPLATE, **more: Any) -> None:
     vocabulary = replace(tokenizer(world, "chat"), chat_template=template, **more)
-    encode_messages(vocabulary, messages, tools=tools)
+    encode_turns(vocabulary, messages, tools=tools)[0]
 
 
 def said(wrong: Any, right: Any, says: str, template: str = DEFAULT_TEMPLATE) -> Case:
@@ -79,7 +78,7 @@ def _stop(world: World, special: bool) -> None:
     vocabulary = train_bpe(["ax ax ax ax"], vocab_size=259 + len(CHAT_SPECIALS), specials=CHAT_SPECIALS)
     if special:
         vocabulary.inner.add_special_tokens(["x"])
-    encode_messages(replace(vocabulary, eos="x", chat_template=DEFAULT_TEMPLATE), [USER, {**BOT, "content": "a"}])
+    encode_turns(replace(vocabulary, eos="x", chat_template=DEFAULT_TEMPLATE), [USER, {**BOT, "content": "a"}])[0]
 
 
 MESSAGES = [

@@ -14,7 +14,7 @@ from hone.types import Message
 
 __all__ = [
     "CHAT_SPECIALS", "DEFAULT_TEMPLATE", "Encoded", "Tool", "check_messages", "continue_chat", "encode_completion",
-    "encode_messages", "encode_steps", "encode_turns", "render", "render_prompt", "render_prompts",
+    "encode_steps", "encode_turns", "render", "render_prompt", "render_prompts",
 ]  # fmt: skip
 
 CHAT_SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -59,16 +59,6 @@ def _last_special(tokenizer: Tokenizer, text: str, tokens: list[int]) -> tuple[i
     return (at, first) if min(at, first) >= 0 and tokens[first] == tokenizer.id_of(name) else (0, 0)
 
 
-def encode_messages(
-    tokenizer: Tokenizer, messages: Sequence[Message], *, start: int = 0, tools: Sequence[Tool] | None = None
-) -> Encoded:
-    """Tokens up to the last assistant turn's stop token; True on every assistant turn from message `start` on.
-
-    Each rendering must be a prefix of the next: otherwise the model would be trained on a text it never sees.
-    """
-    return encode_turns(tokenizer, messages, start=start, tools=tools)[0]
-
-
 def encode_turns(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
@@ -77,7 +67,11 @@ def encode_turns(
     tools: Sequence[Tool] | None = None,
     turns: ChatRows = "joined",
 ) -> list[Encoded]:
-    """As `encode_messages`, in as many rows as it takes for each turn to follow what a sampler reads before it."""
+    """Tokens up to the last assistant turn's stop token; True on every assistant turn from message `start` on.
+
+    Each rendering must be a prefix of the next: otherwise the model would be trained on a text it never sees. "split":
+    in as many rows as it takes for each turn to follow what a sampler reads before it.
+    """
     dialogue = Dialogue(tokenizer, messages, tools=tools)
     rows, text, tokens, mask = list[Encoded](), "", list[int](), list[bool]()
     answers = [i for i, m in enumerate(dialogue.messages) if m["role"] == "assistant" and i >= start]
@@ -211,7 +205,7 @@ def encode_completion(
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
         check_messages(tokenizer, completion)
-        return encode_messages(tokenizer, [*prompt, *completion], start=len(prompt), tools=tools)
+        return encode_turns(tokenizer, [*prompt, *completion], start=len(prompt), tools=tools)[0]
     if not isinstance(completion, str):
         raise HoneError("the prompt is text but the completion is messages: give both in the same form")
     head = tokenizer.encode(prompt)
