@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from hone.checkpoint.state import write_model
 from hone.data.feed.source import read_rows
 from hone.data.text.tokenizer import Tokenizer
 from hone.demo import stages, summary
@@ -24,6 +23,7 @@ from hone.errors import HoneError, Interrupted
 from hone.launch import feeds, train
 from hone.launch.measure import sample_groups
 from hone.model.formats.folder import load_decoder, load_scorer
+from hone.model.formats.save import save_model
 from hone.report.report import write_report
 from hone.reward.learned.reward_model import RewardModel
 from hone.reward.score import Reward, score
@@ -189,7 +189,7 @@ def calibrate(journey: Journey) -> float:
     pairs = feeds.groups(str(journey.out / "data" / FILES["preferences"]), tokenizer, context=0)
     fitted = model.calibrate([r for pair in pairs for r in pair])
     scorer.normalise(fitted.mean, fitted.std)
-    write_model(folder, scorer, tokenizer)
+    save_model(scorer, tokenizer, folder)
     held_back = feeds.groups(str(journey.out / "data" / HELD_BACK), tokenizer, context=0)
     scores = model.raw([r for pair in held_back for r in pair]).reshape(-1, 2)
     return float((scores[:, 0] > scores[:, 1]).mean())
