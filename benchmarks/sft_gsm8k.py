@@ -44,7 +44,7 @@ def measure(quick: bool) -> Sequence[Row]:
         made = override(load_recipe("sft_gsm8k")(), [f"out={folder}/run"])
         problems: Any = "gsm8k:test"
         if quick:
-            rows, _ = feeds.load_rows("gsm8k:test", Reading(chat=True))
+            rows = feeds.load_rows("gsm8k:test", Reading(chat=True))
             few = sorted(rows, key=lambda r: len(json.dumps(r)))[:2]
             made = replace(override(made, ["train.steps=2", "train.prompts=2"]), data=few, eval_data=few)
             problems = few[:1]

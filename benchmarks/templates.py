@@ -14,10 +14,10 @@ from typing import Any
 
 from benchmarks.form import Row, main, note, row
 from benchmarks.side_by_side import in_turns
-from hone.data.rows.convert import to_groups
 from hone.data.text import rendering
 from hone.data.text.chat import render, render_prompts
 from hone.data.text.tokenizer import Tokenizer, train_bpe
+from hone.launch import feeds
 
 SPECIALS = ("<|im_start|>", "<|im_end|>")
 # As SmolLM2 and Qwen write a chat: a system message unless there is one, tools, then turns.
@@ -79,7 +79,7 @@ def measure(quick: bool) -> Iterator[Row]:
     took = statistics.median(starts)
     yield row("the worker's start", took, unit="s", goal="<= 0.3", ok=took <= 0.3)
     for name, call in {
-        f"{number} chats to tokens": lambda: to_groups(chats, words),
+        f"{number} chats to tokens": lambda: feeds.groups(chats, words, context=0),
         f"{number} prompts to tokens": lambda: render_prompts(words, [(talk, None) for talk in asked]),
         f"{number} prompts to text": lambda: rendered(words, asked),
     }.items():

@@ -75,7 +75,7 @@ DATA = (
     ),
     fault(
         "every epoch has the same order", "pain 19", "data", "data/feed/source.py",
-        old="permutation(n, self._seed, self._epoch)", new="permutation(n, self._seed, 0)",
+        old="self._seed, self._epoch)\n", new="self._seed, 0)\n",
         tests="data/test_source.py",
     ),
     fault(

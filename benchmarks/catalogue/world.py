@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from hone.checkpoint.state import write_model
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.formats.save import save_model
 
 NUMBERS = range(10, 34)  # all answers have two digits, so that length tells nothing
 TEMPLATE = (
@@ -86,4 +86,4 @@ def make_world(folder: Path) -> None:
         vocab_size=tokenizer.vocab_size, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2,
     )  # fmt: skip
-    write_model(folder / "model", Decoder(shape), tokenizer)
+    save_model(Decoder(shape), tokenizer, folder / "model")

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from hone.algo import ALGORITHMS
-from hone.checkpoint.state import write_model
 from hone.config.overrides import Choice, override
 from hone.config.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
 from hone.data.text.tokenizer import train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.formats.save import save_model
 
 STEPS = 6
 NUMBERS = range(7)
@@ -148,8 +148,8 @@ def make_world(folder: Path) -> World:
     for name, rows in ROWS.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     tokenizer = train_bpe([], vocab_size=258)
-    write_model(folder / "model", decoder(), tokenizer)
-    write_model(folder / "teacher", decoder(2), tokenizer)
+    save_model(decoder(), tokenizer, folder / "model")
+    save_model(decoder(2), tokenizer, folder / "teacher")
     (folder / "rewards.py").write_text(REWARDS)
     return World(folder)
 

@@ -16,7 +16,6 @@ import torch
 from benchmarks.trials.case import Case, expect, hone
 from hone.algo import ALGORITHMS
 from hone.check import suite
-from hone.checkpoint.state import write_model
 from hone.cli import main
 from hone.config.load import load_recipe
 from hone.config.overrides import Choice, override, settings_of
@@ -24,6 +23,7 @@ from hone.config.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSp
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.formats.save import save_model
 
 TITLE = "What a new user met in hone check, hone eval, hone algos and the recipes"
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -88,7 +88,7 @@ def model(folder: Path, *, eos: str) -> Path:
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        write_model(folder, Decoder(config), tokenizer)
+        save_model(Decoder(config), tokenizer, folder)
     return folder
 
 

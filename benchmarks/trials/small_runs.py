@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from hone.checkpoint.state import write_model
 from hone.data.text.tokenizer import train_bpe
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.formats.save import save_model
 
 ROWS: dict[str, list[dict[str, Any]]] = {
     "text": [{"text": f"{a} and {a + 1} make {2 * a + 1}"} for a in range(7)],
@@ -85,7 +85,7 @@ def make_world(folder: Path) -> World:
         vocab_size=258, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=48,
     )  # fmt: skip
-    write_model(folder / "model", Decoder(config), tokenizer)
+    save_model(Decoder(config), tokenizer, folder / "model")
     return World(folder)
 
 

@@ -107,12 +107,13 @@ def offline(
 
 def check_algorithm(algo: Algorithm, *, lag: int, updates: int, corrected: bool) -> Algorithm:
     """The algorithm with what the correction reads, or HoneError where it may not be used like this."""
-    if algo.on_policy and updates > 1:
-        raise HoneError("this algorithm is strictly on policy: set train.epochs=1 and train.minibatches=1")
-    if algo.trust_region and updates > 1:  # each step's KL is bounded, their sum would not be
-        raise HoneError("a trust region bounds one step an iteration: set train.epochs=1 and train.minibatches=1")
+    name = algo.name or "this algorithm"
+    if (algo.on_policy or algo.trust_region) and updates > 1:
+        # a trust region bounds each step's KL, and not their sum
+        why = "bounds one step an iteration" if algo.trust_region else "is strictly on policy"
+        raise HoneError(f"{name} {why}: set train.epochs=1 and train.minibatches=1")
     if lag:
-        check_lag(algo, name=algo.name or "this algorithm", corrected=corrected)
+        check_lag(algo, name=name, corrected=corrected)
     # the factor is pi_old / pi_gen
     return replace(algo, needs=algo.needs | {"old_logp"}) if corrected else algo
 

@@ -9,12 +9,12 @@ from places import Place, decoder, write_rows
 from hone.algo import ALGORITHMS
 from hone.check import suite
 from hone.check.report import Report
-from hone.checkpoint.state import write_model
 from hone.config.overrides import Choice, override
 from hone.config.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, TrainSpec
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.launch.job import Run, prepare
+from hone.model.formats.save import save_model
 
 BOS = "<bos>"
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -57,8 +57,8 @@ def make_world(folder: Path) -> World:
     for name, rows in ROWS.items():
         write_rows(folder / f"{name}.jsonl", rows)
     for name, tokenizer in (("plain", train_bpe([], vocab_size=258)), ("chat", chat_tokenizer())):
-        write_model(folder / name, decoder(tokenizer.vocab_size), tokenizer)
-    write_model(folder / "teacher", decoder(258, seed=2), train_bpe([], vocab_size=258))
+        save_model(decoder(tokenizer.vocab_size), tokenizer, folder / name)
+    save_model(decoder(258, seed=2), train_bpe([], vocab_size=258), folder / "teacher")
     return World(folder)
 
 
@@ -94,7 +94,7 @@ def job_of(world: World, algo: Any, *settings: str, **fields: Any) -> Run:
 def with_template(world: World, template: str, folder: Path, *, name: str = "chat") -> str:
     """A copy of the chat model whose tokenizer has another template."""
     tokenizer = chat_tokenizer(template=template)
-    write_model(folder / name, decoder(tokenizer.vocab_size), tokenizer)
+    save_model(decoder(tokenizer.vocab_size), tokenizer, folder / name)
     return str(folder / name)
 
 

@@ -17,8 +17,8 @@ from hone.algo import ALGORITHMS
 from hone.check import probe, suite
 from hone.check.perturb import moved
 from hone.checkpoint import state
-from hone.checkpoint.state import write_model
 from hone.data.text.tokenizer import train_bpe
+from hone.model.formats.save import save_model
 from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy
 from hone.rollout.local import LocalSampler
@@ -32,7 +32,7 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> World:
     """The world with models of four layers."""
     made = make_world(tmp_path_factory.mktemp("deep"))
     for name, tokenizer in (("plain", train_bpe([], vocab_size=258)), ("chat", chat_tokenizer())):
-        write_model(made.folder / name, decoder(tokenizer.vocab_size, layers=4), tokenizer)
+        save_model(decoder(tokenizer.vocab_size, layers=4), tokenizer, made.folder / name)
     return made
 
 

@@ -13,11 +13,11 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from hone.check import suite
 from hone.check.report import Finding
-from hone.checkpoint.state import write_model
 from hone.config.recipe import ModelSpec
 from hone.data.text.stop_token import ENDS, TURN_ENDS, closing_token, wrong_stop
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
+from hone.model.formats.save import save_model
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
@@ -90,7 +90,7 @@ def test_the_template_says_what_ends_a_turn():
 
 def check(world: World, made: Tokenizer, folder: Path, algo: str = "grpo", **fields: Any) -> Finding:
     """The finding of the stop token, by the whole of `hone check`."""
-    write_model(folder, decoder(made.vocab_size, context=160), made)
+    save_model(decoder(made.vocab_size, context=160), made, folder)
     report = suite.check(recipe(world, algo, **{"model": ModelSpec(path=str(folder)), **fields}))
     return next(f for f in report.findings if f.name == "stop token")
 
@@ -138,6 +138,6 @@ def test_data_that_ends_with_another_familys_token_fails(world: World, tmp_path:
 
 def test_a_run_blames_the_tokenizer_and_not_the_rows(world: World, tmp_path: Path):
     made = tokenizer("0", "<|im_start|>", "<|im_end|>", template=CHATML)
-    write_model(tmp_path / "m", decoder(made.vocab_size), made)
+    save_model(decoder(made.vocab_size), made, tmp_path / "m")
     with pytest.raises(HoneError, match="the stop token '0' is an ordinary piece of text"):
         job_of(world, "grpo", model=ModelSpec(path=str(tmp_path / "m")), data=world / "chats.jsonl")

@@ -10,12 +10,12 @@ from check_world import World, decoder, failing, job_of, verdict, with_template,
 from tokenizers import normalizers
 
 from hone.check.text import misplaced, runs_of
-from hone.checkpoint.state import write_model
 from hone.data.collate import collate
 from hone.data.feed.source import Source
 from hone.data.rows import record as dataset
 from hone.data.text.chat import DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import Tokenizer, train_bpe
+from hone.model.formats.save import save_model
 from hone.types import Rollout
 
 NO_SYSTEM = DEFAULT_TEMPLATE.replace("{{- '<|'", "{%- if m.role == 'system' -%}{%- continue -%}{%- endif -%}{{- '<|'")
@@ -91,7 +91,7 @@ def test_a_process_reward_model_needs_labels_and_pretraining_every_token(world: 
 
 def test_a_pad_token_that_is_text(world: World, tmp_path: Path):
     plain = Tokenizer.load(world / "plain")
-    write_model(tmp_path / "m", decoder(258), Tokenizer(plain.inner, eos=plain.eos, pad="Y"))
+    save_model(decoder(258), Tokenizer(plain.inner, eos=plain.eos, pad="Y"), tmp_path / "m")
     job = job_of(world, "sft", f"model.path={tmp_path / 'm'}")
     assert failing(job) == {"padding"}
     assert verdict(job, "padding")[1] == "the pad token Y is trained on 9 times"
@@ -99,7 +99,7 @@ def test_a_pad_token_that_is_text(world: World, tmp_path: Path):
 
 def test_padding_with_the_stop_token_is_fine(world: World, tmp_path: Path):
     plain = Tokenizer.load(world / "plain")
-    write_model(tmp_path / "m", decoder(258), Tokenizer(plain.inner, eos=plain.eos))
+    save_model(decoder(258), Tokenizer(plain.inner, eos=plain.eos), tmp_path / "m")
     job = job_of(world, "sft", f"model.path={tmp_path / 'm'}")
     assert failing(job) == set()
     assert "told apart by its place" in verdict(job, "padding")[1]
@@ -116,7 +116,7 @@ def test_a_table_whose_mask_is_shifted_or_on_padding_is_seen():
 def test_a_tokenizer_that_loses_capitals(world: World, tmp_path: Path):
     lossy = train_bpe([], vocab_size=258)
     lossy.inner.normalizer = normalizers.Lowercase()
-    write_model(tmp_path / "m", decoder(258), lossy)
+    save_model(decoder(258), lossy, tmp_path / "m")
     job = job_of(world, "sft", f"model.path={tmp_path / 'm'}")
     assert failing(job) == {"round trip"}
     assert verdict(job, "round trip")[1] == "'Yes' comes back as 'yes'"

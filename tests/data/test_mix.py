@@ -43,7 +43,6 @@ def test_proportions_are_exact_and_each_part_keeps_its_own_order():
         assert len(own) == share
         assert own == Source([f"{part}{i}" for i in range(size)], seed=1).take(share)
     assert source.progress() == {"epoch/a": 70.0, "epoch/b": 75.0}
-    assert source.epoch == 70.0
     assert len(source) == 14
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 from each import each
+from grouped import to_groups
 
 from hone.data.rows.columns import RowKind, row_kind
-from hone.data.rows.convert import Grouper, Tasker, to_groups
+from hone.data.rows.convert import Grouper, Tasker
 from hone.data.rows.record import steps_row, task_row
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE, render_prompt
 from hone.data.text.tokenizer import train_bpe
@@ -40,7 +41,7 @@ def tasks(rows, *, name="x", **settings):
 
 
 def only(row):
-    return to_groups([row], TOK).groups[0]
+    return to_groups([row], TOK)[0][0]
 
 
 @each("kind", list(RowKind))
@@ -54,7 +55,7 @@ def test_a_score_is_read_only_by_what_asks_for_it():
     assert row_kind(scored) is RowKind.COMPLETION
     assert row_kind({**scored, "label": True}, expected=[RowKind.SCORED, RowKind.LABELLED]) is RowKind.SCORED
     assert only(scored)[0].label is None
-    assert to_groups([scored], TOK, kind=RowKind.SCORED).groups[0][0].label == -2.5
+    assert to_groups([scored], TOK, kind=RowKind.SCORED)[0][0][0].label == -2.5
 
 
 @pytest.mark.parametrize("value", [None, "high", float("nan"), float("inf"), [1], pytest.param(10**400, id="huge")])
@@ -138,7 +139,7 @@ def test_trl_names_for_steps_mean_the_same_and_the_separator_is_not_doubled():
     theirs = steps_row({"prompt": "hi", "completions": ["one\n", "two"], "labels": [True, False]}, TOK)
     assert theirs.tokens == ours.tokens
     assert repr(theirs.step_label) == repr(ours.step_label)
-    assert steps_row(GOLD[RowKind.STEPS], TOK, separator="").text == "onetwo"
+    assert steps_row({**GOLD[RowKind.STEPS], "separator": ""}, TOK).text == "onetwo"
     soft = steps_row({**GOLD[RowKind.STEPS], "step_labels": [0.25, 1.0]}, TOK)
     assert [x for x in soft.step_label if x == x] == [0.25, 1.0]
 
@@ -215,16 +216,16 @@ def test_a_missing_column_is_named(kind):
 
 
 def test_rows_of_two_shapes_in_one_dataset_are_refused():
-    with pytest.raises(HoneError, match="dataset row 2: it has the columns"):
+    with pytest.raises(HoneError, match="x row 2: it has the columns"):
         to_groups([GOLD[RowKind.COMPLETION], GOLD[RowKind.LABELLED]], TOK)
-    forced = to_groups([GOLD[RowKind.COMPLETION], GOLD[RowKind.LABELLED]], TOK, kind=RowKind.COMPLETION)
-    assert len(forced.groups) == 2
+    forced, _ = to_groups([GOLD[RowKind.COMPLETION], GOLD[RowKind.LABELLED]], TOK, kind=RowKind.COMPLETION)
+    assert len(forced) == 2
 
 
 def test_prompts_alone_cannot_be_trained_on_and_no_rows_neither():
     with pytest.raises(HoneError, match="nothing to train on"):
         to_groups([GOLD[RowKind.TASK]], TOK)
-    with pytest.raises(HoneError, match="has no rows"):
+    with pytest.raises(HoneError, match="x is empty"):
         to_groups([], TOK)
 
 
@@ -234,30 +235,30 @@ LONG = {"prompt": "hi", "completion": " good good good good"}
 def test_long_rows_are_an_error_unless_told_otherwise():
     n = len(only(LONG)[0].tokens)
     rows = [GOLD[RowKind.COMPLETION], LONG]
-    assert len(to_groups(rows, TOK, max_tokens=n).groups) == 2
+    assert len(to_groups(rows, TOK, max_tokens=n)[0]) == 2
     with pytest.raises(HoneError, match=f"x row 2 has {n} tokens, the limit is {n - 1}"):
-        to_groups(rows, TOK, name="x", max_tokens=n - 1)
+        to_groups(rows, TOK, max_tokens=n - 1)
 
 
 def test_dropped_and_truncated_rows_are_counted_and_marked():
     whole = only(LONG)[0]
     rows, limit = [GOLD[RowKind.COMPLETION], LONG], len(whole.tokens) - 1
-    dropped = to_groups(rows, TOK, max_tokens=limit, overlong="drop")
-    assert (len(dropped.groups), dropped.dropped, dropped.truncated) == (1, 1, 0)
-    cut = to_groups(rows, TOK, max_tokens=limit, overlong="truncate")
-    assert (len(cut.groups), cut.dropped, cut.truncated) == (2, 0, 1)
-    (short,) = cut.groups[1]
+    groups, tally = to_groups(rows, TOK, max_tokens=limit, overlong="drop")
+    assert (len(groups), tally.dropped, tally.truncated) == (1, 1, 0)
+    groups, tally = to_groups(rows, TOK, max_tokens=limit, overlong="truncate")
+    assert (len(groups), tally.dropped, tally.truncated) == (2, 0, 1)
+    (short,) = groups[1]
     assert list(short.tokens) == list(whole.tokens)[:limit]
     assert TOK.eos_id not in short.tokens  # a cut row must not claim to be finished
     assert short.stop is Stop.LENGTH
-    assert cut.groups[0][0].stop is Stop.TOKEN
+    assert groups[0][0].stop is Stop.TOKEN
 
 
 def test_truncation_that_leaves_nothing_to_train_on_drops_the_row_and_its_pair():
     long_prompt = {"prompt": "hello " * 20, "chosen": " good", "rejected": " bad"}
     pair = {"prompt": "hi", "chosen": " good", "rejected": " bad"}
-    result = to_groups([pair, long_prompt], TOK, max_tokens=8, overlong="truncate")
-    assert (len(result.groups), result.dropped, result.truncated) == (1, 1, 0)
+    groups, tally = to_groups([pair, long_prompt], TOK, max_tokens=8, overlong="truncate")
+    assert (len(groups), tally.dropped, tally.truncated) == (1, 1, 0)
     steps = {"prompt": "hi", "steps": ["hello " * 30], "step_labels": [1]}
     with pytest.raises(HoneError, match="all 1 rows exceed 8 tokens"):
         to_groups([steps], TOK, max_tokens=8, overlong="truncate")
@@ -277,10 +278,10 @@ def test_the_tools_of_a_row_are_rendered_in_its_prompt():
     tokenizer = replace(TOK, chat_template=template)
     tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
     for row in ({"messages": [USER, GOOD]}, {"prompt": [USER], "completion": [GOOD]}):
-        (rollout,) = to_groups([{**row, "tools": tools}], tokenizer).groups[0]
+        (rollout,) = to_groups([{**row, "tools": tools}], tokenizer)[0][0]
         assert '"name": "add"' in tokenizer.decode(rollout.tokens)
         assert written(rollout) == "good<eos>"
-        (plain,) = to_groups([{**row, "tools": []}], tokenizer).groups[0]
-        assert plain == to_groups([row], TOK).groups[0][0]
+        (plain,) = to_groups([{**row, "tools": []}], tokenizer)[0][0]
+        assert plain == only(row)[0]
     with pytest.raises(HoneError, match="tools is text that is not JSON"):
         to_groups([{"messages": [USER, GOOD], "tools": "add"}], tokenizer)

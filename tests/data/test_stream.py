@@ -44,10 +44,6 @@ def test_every_epoch_has_every_row_once(tmp_path, buffer, batch):
     assert taken != stream(tmp_path, buffer=buffer, seed=4).take(len(taken))
 
 
-def test_without_shuffling_the_files_come_in_order(tmp_path):
-    assert stream(tmp_path, shuffle=False).take(25) == [*ALL, *ALL[:5]]
-
-
 @pytest.mark.parametrize("buffer", [1, 4, 5, 100])
 def test_killed_at_any_position_it_goes_on_as_if_it_had_not_been(tmp_path, buffer):
     whole = stream(tmp_path, buffer=buffer).take(70)
@@ -101,7 +97,7 @@ def test_a_changed_file_is_refused(tmp_path, change):
 
 def test_another_seed_or_buffer_and_a_damaged_state_are_refused(tmp_path):
     state = stream(tmp_path).state()
-    for other in (stream(tmp_path, seed=4), stream(tmp_path, buffer=6), stream(tmp_path, shuffle=False)):
+    for other in (stream(tmp_path, seed=4), stream(tmp_path, buffer=6)):
         with pytest.raises(HoneError, match="cannot resume"):
             other.load(state)
     for name, value in (("epoch", -1), ("place", None), ("place", [1, 2]), ("position", True), ("position", 99)):

@@ -28,7 +28,7 @@ from template_zoo import (
 )  # fmt: skip
 from tokenizers import pre_tokenizers
 
-from hone.data.text.chat import encode_completion, encode_messages, encode_turns, render, render_prompt
+from hone.data.text.chat import encode_completion, encode_turns, render, render_prompt
 from hone.data.text.messages import text_of
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
@@ -89,10 +89,10 @@ def test_tokens_and_masks_are_those_of_an_episode_played_turn_by_turn(family, ch
     expected = simulate(tok, messages, tools)
     assert encode_turns(tok, messages, tools=tools, turns="split") == expected
     if len(expected) == 1:
-        assert encode_messages(tok, messages, tools=tools) == expected[0]
+        assert encode_turns(tok, messages, tools=tools)[0] == expected[0]
     else:
         with pytest.raises(HoneError, match=r"rewrites earlier text .*turns=split"):
-            encode_messages(tok, messages, tools=tools)
+            encode_turns(tok, messages, tools=tools)[0]
 
 
 @each(("family", "chat"), cases())
@@ -124,7 +124,7 @@ def test_the_prompt_of_a_sampler_is_the_beginning_of_the_row(family, chat):
 @each("family", [f.name for f in FAMILIES if not f.reasoning])
 def test_trained_words_by_hand(family):
     tok = tokenizer_of(family)
-    tokens, mask = encode_messages(tok, PLAIN["several turns"])
+    tokens, mask = encode_turns(tok, PLAIN["several turns"])[0]
     end = {"gemma": "<end_of_turn>", "phi3": "<|end|>", "llama2": " </s>"}.get(family, tok.eos)
     first = " " if family in ("llama2", "mistral") else ""
     words = tok.decode([t for t, m in zip(tokens, mask, strict=True) if m])
@@ -147,7 +147,7 @@ def test_qwen3_rows_by_hand():
 def test_split_keeps_turns_together_as_long_as_the_template_only_appends():
     tok = tokenizer_of("qwen25")
     chat = CALLS["call, result, answer"]
-    assert encode_turns(tok, chat, tools=TOOLS, turns="split") == [encode_messages(tok, chat, tools=TOOLS)]
+    assert encode_turns(tok, chat, tools=TOOLS, turns="split") == [encode_turns(tok, chat, tools=TOOLS)[0]]
     thinking = [{**m, "reasoning_content": "well"} if m["role"] == "assistant" else m for m in chat]
     rows = encode_turns(tokenizer_of("qwen3"), thinking, tools=TOOLS, turns="split")
     assert len(rows) == 2  # call and answer share the first question; the second question drops their thoughts
@@ -157,7 +157,7 @@ def test_settings_reach_the_template_for_prompt_and_row_alike():
     tok = replace(tokenizer_of("qwen3"), settings={"enable_thinking": False})
     prompt = render_prompt(tok, [QUESTION])
     assert tok.decode(prompt).endswith("<think>\n\n</think>\n\n")
-    tokens, mask = encode_messages(tok, [QUESTION, ANSWER])
+    tokens, mask = encode_turns(tok, [QUESTION, ANSWER])[0]
     assert tokens[: len(prompt)] == prompt
     assert tok.decode([t for t, m in zip(tokens, mask, strict=True) if m]) == "I think 4.<|im_end|>"
 
@@ -168,12 +168,12 @@ def test_the_clock_of_a_conversation_stands_still_and_can_be_set():
     ticking = replace(
         tokenizer_of("chatml"), chat_template="{{ strftime_now('%f') }}" + tokenizer_of("chatml").chat_template
     )
-    encode_messages(ticking, PLAIN["several turns"])  # microseconds pass between its renderings
+    encode_turns(ticking, PLAIN["several turns"])[0]  # microseconds pass between its renderings
 
 
 def test_r1_without_reasoning_is_refused():
     with pytest.raises(HoneError, match="message 2 has no reasoning"):
-        encode_messages(tokenizer_of("r1"), [QUESTION, ANSWER])
+        encode_turns(tokenizer_of("r1"), [QUESTION, ANSWER])[0]
 
 
 @pytest.mark.parametrize("arguments", [{"town": "Paris"}, '{"town": "Paris"}'])
@@ -203,14 +203,15 @@ def test_text_parts_are_joined_and_nulls_are_left_out():
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": " 2 + 2?"}]
     nulls = {"tool_calls": None, "reasoning_content": None, "name": None}
     loaded = [said("user", parts, **nulls), {**ANSWER, **nulls}]
-    assert encode_messages(tok, loaded) == encode_messages(tok, [QUESTION, ANSWER])
+    assert encode_turns(tok, loaded)[0] == encode_turns(tok, [QUESTION, ANSWER])[0]
 
 
 @pytest.mark.parametrize("name", ["reasoning", "thinking"])
 def test_reasoning_is_known_by_its_other_names(name):
     tok = tokenizer_of("qwen3")
-    assert encode_messages(tok, [QUESTION, said("assistant", "4", **{name: "hm"})]) == encode_messages(
-        tok, [QUESTION, said("assistant", "4", reasoning_content="hm")]
+    assert (
+        encode_turns(tok, [QUESTION, said("assistant", "4", **{name: "hm"})])[0]
+        == encode_turns(tok, [QUESTION, said("assistant", "4", reasoning_content="hm")])[0]
     )
 
 
@@ -244,10 +245,10 @@ def test_a_mark_that_ends_before_the_stop_token_is_extended_and_that_is_said():
 
     _say_extended.cache_clear()
     with pytest.warns(UserWarning, match=r"before <\|im_end\|>: <\|im_end\|> is trained all the same"):
-        encode_messages(tokenizer_of("marked_short"), [QUESTION, ANSWER])
+        encode_turns(tokenizer_of("marked_short"), [QUESTION, ANSWER])[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        encode_messages(tokenizer_of("marked"), [QUESTION, ANSWER])
+        encode_turns(tokenizer_of("marked"), [QUESTION, ANSWER])[0]
 
 
 def test_a_mark_over_a_part_of_the_turn_trains_that_part():
@@ -257,7 +258,7 @@ def test_a_mark_over_a_part_of_the_turn_trains_that_part():
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     tok = tokenizer_of("marked", template)
-    tokens, mask = encode_messages(tok, [QUESTION, ANSWER])
+    tokens, mask = encode_turns(tok, [QUESTION, ANSWER])[0]
     assert tok.decode([t for t, m in zip(tokens, mask, strict=True) if m]) == " I think 4.<|im_end|>"
 
 
@@ -285,7 +286,7 @@ def test_marks_that_cannot_be_followed_are_refused(body, says):
     )
     tok = tokenizer_of("marked", template)
     with pytest.raises(HoneError) as caught:
-        encode_messages(tok, [QUESTION, ANSWER])
+        encode_turns(tok, [QUESTION, ANSWER])[0]
     assert says in str(caught.value)
 
 
@@ -293,20 +294,20 @@ def test_marks_that_cannot_be_followed_are_refused(body, says):
 def test_what_a_format_has_no_words_for_is_refused(family):
     tok = tokenizer_of(family)
     with pytest.raises(HoneError, match="leaves out the tools"):
-        encode_messages(tok, [QUESTION, ANSWER], tools=TOOLS)
+        encode_turns(tok, [QUESTION, ANSWER], tools=TOOLS)[0]
     with pytest.raises(HoneError, match="leaves out the tools"):
         render_prompt(tok, [QUESTION], tools=TOOLS)
     with pytest.raises(HoneError, match="leaves out the reasoning of message 2"):
-        encode_messages(tok, [QUESTION, {**ANSWER, "reasoning_content": "hidden"}])
+        encode_turns(tok, [QUESTION, {**ANSWER, "reasoning_content": "hidden"}])[0]
     with pytest.raises(HoneError, match="leaves out a tool call of message 2"):
-        encode_messages(tok, [QUESTION, {**ANSWER, "tool_calls": [call("x")]}])
+        encode_turns(tok, [QUESTION, {**ANSWER, "tool_calls": [call("x")]}])[0]
 
 
 def test_content_beside_a_call_that_the_format_drops_is_refused():
     turn = said("assistant", "let me look", tool_calls=[call("Paris")])
     with pytest.raises(HoneError, match="leaves out the content of message 2"):
-        encode_messages(tokenizer_of("llama31"), [QUESTION, turn], tools=TOOLS)
-    encode_messages(tokenizer_of("qwen25"), [QUESTION, turn], tools=TOOLS)
+        encode_turns(tokenizer_of("llama31"), [QUESTION, turn], tools=TOOLS)[0]
+    encode_turns(tokenizer_of("qwen25"), [QUESTION, turn], tools=TOOLS)[0]
 
 
 @each("family", [f.name for f in FAMILIES])
@@ -324,15 +325,15 @@ def test_special_tokens_in_any_text_are_refused(family):
         ]
         for chat in chats:
             with pytest.raises(HoneError, match="contains the special token"):
-                encode_messages(tok, chat)
+                encode_turns(tok, chat)[0]
         tools[0]["function"]["description"] = f"see {token}"
         with pytest.raises(HoneError, match="tool 1 contains the special token"):
-            encode_messages(tok, [QUESTION, ANSWER], tools=tools)
+            encode_turns(tok, [QUESTION, ANSWER], tools=tools)[0]
 
 
 def test_a_role_that_spells_a_stop_token_is_refused():
     with pytest.raises(HoneError, match="the role 'end', the name of a stop token"):
-        encode_messages(tokenizer_of("phi3"), [QUESTION, said("end", "x"), ANSWER])
+        encode_turns(tokenizer_of("phi3"), [QUESTION, said("end", "x"), ANSWER])[0]
 
 
 @each(
@@ -351,7 +352,7 @@ def test_a_role_that_spells_a_stop_token_is_refused():
 )
 def test_malformed_messages_are_refused_in_one_line(message, says):
     with pytest.raises(HoneError) as caught:
-        encode_messages(tokenizer_of("qwen3"), [QUESTION, message, ANSWER])
+        encode_turns(tokenizer_of("qwen3"), [QUESTION, message, ANSWER])[0]
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -359,7 +360,7 @@ def test_malformed_messages_are_refused_in_one_line(message, says):
 @pytest.mark.parametrize("tools", ["get", {"name": "f"}, [3], [{"function": {}}], [{"name": "f", "x": {1}}]])
 def test_malformed_tools_are_refused(tools):
     with pytest.raises(HoneError, match="tool"):
-        encode_messages(tokenizer_of("qwen25"), [QUESTION, ANSWER], tools=tools)
+        encode_turns(tokenizer_of("qwen25"), [QUESTION, ANSWER], tools=tools)[0]
 
 
 def test_tools_may_be_json_text():
@@ -376,7 +377,7 @@ def test_text_of_a_message():
 
 def test_a_format_without_a_system_role_says_so():
     with pytest.raises(HoneError, match="System role not supported"):
-        encode_messages(tokenizer_of("gemma"), [said("system", "x"), QUESTION, ANSWER])
+        encode_turns(tokenizer_of("gemma"), [said("system", "x"), QUESTION, ANSWER])[0]
 
 
 def test_marks_are_found_where_a_text_alone_is_read_differently():
@@ -385,5 +386,5 @@ def test_marks_are_found_where_a_text_alone_is_read_differently():
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tok = replace(plain, inner=inner)
     assert tok.encode("oh I") != plain.encode("oh I")
-    tokens, mask = encode_messages(tok, [QUESTION, ANSWER])
+    tokens, mask = encode_turns(tok, [QUESTION, ANSWER])[0]
     assert tok.decode([t for t, m in zip(tokens, mask, strict=True) if m]) == " I think 4.<|im_end|>"

@@ -2,7 +2,7 @@
 
 import pytest
 from each import each
-from template_zoo import FAMILIES, QUESTION, TOOLS, call, said, tokenizer_of
+from template_zoo import FAMILIES, QUESTION, said, tokenizer_of
 
 from hone.data.text.chat import continue_chat, encode_turns, render, render_prompt
 from hone.errors import HoneError
@@ -12,10 +12,10 @@ NEW = [said("user", "sure?")]
 STOPS = {"gemma": "<end_of_turn>", "phi3": "<|end|>"}
 
 
-def sampled(tok, text, *, name="", tools=None):
+def sampled(tok, text, *, name=""):
     """Prompt and answer, each character of the answer a token of its own, as a sampler may well write it."""
     letters = [i for character in text for i in tok.encode(character)]
-    return [*render_prompt(tok, [QUESTION], tools=tools), *letters, tok.id_of(STOPS.get(name, tok.eos))]
+    return [*render_prompt(tok, [QUESTION]), *letters, tok.id_of(STOPS.get(name, tok.eos))]
 
 
 @each("name", [f.name for f in FAMILIES if not f.reasoning and f.name not in ("llama2", "mistral")])
@@ -24,9 +24,8 @@ def test_the_suffix_is_what_the_template_writes_between_the_turns(name):
     tokens = sampled(tok, "the weather", name=name)
     assert tokens != encode_turns(tok, [QUESTION, said("assistant", "the weather")])[0][0]
     known = [QUESTION, said("assistant", "the weather")]
-    for history in ("exact", "kept"):
-        ids = continue_chat(tok, tokens, known, NEW, history=history)
-        assert tok.decode([*tokens, *ids]) == render(tok, [*known, *NEW], generation=True)
+    ids = continue_chat(tok, tokens, known, NEW)
+    assert tok.decode([*tokens, *ids]) == render(tok, [*known, *NEW], generation=True)
 
 
 def test_the_suffix_by_hand():
@@ -36,43 +35,14 @@ def test_the_suffix_by_hand():
     assert ids == tok.encode("\n<|im_start|>user\nsure?<|im_end|>\n<|im_start|>assistant\n", specials=True)
 
 
-def test_tool_results_follow_a_sampled_call():
-    tok = tokenizer_of("qwen25")
-    text = '<tool_call>\n{"name": "get_weather", "arguments": {"town": "Paris"}}\n</tool_call>'
-    start = render_prompt(tok, [QUESTION], tools=TOOLS)
-    tokens = [*start, *tok.encode(text, specials=True), tok.eos_id]
-    known = [QUESTION, said("assistant", None, tool_calls=[call("Paris")])]
-    ids = continue_chat(tok, tokens, known, [said("tool", "sunny")], tools=TOOLS)
-    assert tok.decode(ids) == (
-        "\n<|im_start|>user\n<tool_response>\nsunny\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    )
-    loose = [*start, *tok.encode(text.replace(": ", ":"), specials=True), tok.eos_id]
-    with pytest.raises(HoneError, match=r'rewrites earlier text.*history="kept"'):
-        continue_chat(tok, loose, known, [said("tool", "sunny")], tools=TOOLS)
-    assert continue_chat(tok, loose, known, [said("tool", "sunny")], tools=TOOLS, history="kept") == ids
-
-
 @pytest.mark.parametrize(
-    ("name", "text"), [("llama3", " 4 "), ("qwen3", "<think>\nhm\n</think>\n\n4"), ("mistral", "4")]
+    ("name", "text"),
+    [("llama3", " 4 "), ("qwen3", "<think>\nhm\n</think>\n\n4"), ("mistral", "4"), ("r1", "hm\n</think>\n\n4")],
 )
-def test_what_the_template_would_rewrite_is_refused_or_kept(name, text):
+def test_what_the_template_would_rewrite_is_refused(name, text):
     tok = tokenizer_of(name)
-    tokens, known = sampled(tok, text), [QUESTION, said("assistant", text)]
     with pytest.raises(HoneError, match="rewrites earlier text at message 2"):
-        continue_chat(tok, tokens, known, NEW)
-    kept = continue_chat(tok, tokens, known, NEW, history="kept")
-    shown = render(tok, [QUESTION, said("assistant", "x"), *NEW], generation=True)
-    assert shown.endswith(tok.decode(kept))
-    assert shown == shown[: shown.index("x" + tok.eos)] + "x" + tok.eos + tok.decode(kept)
-
-
-def test_r1_goes_on_after_its_thought_when_that_is_kept():
-    tok = tokenizer_of("r1")
-    tokens, known = sampled(tok, "hm\n</think>\n\n4"), [QUESTION, said("assistant", "4", reasoning_content="hm")]
-    with pytest.raises(HoneError, match="rewrites"):
-        continue_chat(tok, tokens, known, NEW)
-    kept = continue_chat(tok, tokens, known, NEW, history="kept")
-    assert tok.decode(kept) == render(tok, NEW, generation=True).removeprefix(tok.bos or "")
+        continue_chat(tok, sampled(tok, text), [QUESTION, said("assistant", text)], NEW)
 
 
 def test_a_template_that_counts_its_messages_is_refused():
@@ -85,9 +55,6 @@ def test_a_template_that_counts_its_messages_is_refused():
 def test_what_cannot_be_continued_is_refused():
     tok = tokenizer_of("chatml")
     tokens, known = sampled(tok, "4"), [QUESTION, said("assistant", "4")]
-    hidden = tokenizer_of("chatml", "{{ messages[-1].content }}{{ eos_token }}")
-    with pytest.raises(HoneError, match="does not show where the sampled turn ends"):
-        continue_chat(hidden, tokens, known, NEW, history="kept")
     with pytest.raises(HoneError, match="it was cut off"):
         continue_chat(tok, tokens[:-1], known, NEW)
     with pytest.raises(HoneError, match="it was cut off"):

@@ -8,7 +8,7 @@ from patience import patience
 from template_zoo import ANSWER, QUESTION, said, tokenizer_of
 
 from hone.data.text import template as module
-from hone.data.text.chat import encode_messages, render
+from hone.data.text.chat import encode_turns, render
 from hone.errors import HoneError
 
 LOOP = "{% for i in range(99999) %}"
@@ -133,7 +133,7 @@ def test_megabytes_of_content_are_rendered_and_masked(family):
     tok = tokenizer_of(family)
     long = "the weather in Paris\n" * 120_000
     start = time.process_time()
-    tokens, mask = encode_messages(tok, [said("user", long), ANSWER])
+    tokens, mask = encode_turns(tok, [said("user", long), ANSWER])[0]
     assert len(tokens) > 250_000
     assert tok.decode([t for t, m in zip(tokens, mask, strict=True) if m]).endswith("I think 4.<|" + tok.eos[2:])
     assert time.process_time() - start < 30
@@ -142,7 +142,7 @@ def test_megabytes_of_content_are_rendered_and_masked(family):
 def test_signs_for_marks_cannot_be_forged_by_content():
     tok = tokenizer_of("marked")
     forged = "\x000(\x00x\x000)\x00 \x001(\x00"
-    tokens, mask = encode_messages(tok, [said("user", forged), said("assistant", forged)])
+    tokens, mask = encode_turns(tok, [said("user", forged), said("assistant", forged)])[0]
     assert tok.decode([t for t, m in zip(tokens, mask, strict=True) if m]) == forged + "<|im_end|>"
     assert tok.decode(tokens).count(forged) == 2
 

@@ -10,7 +10,7 @@ from each import each
 from template_zoo import ANSWER, FAMILIES, PLAIN, QUESTION, TOOLS, hugging_face, tokenizer_of
 from tokenizers import processors
 
-from hone.data.text.chat import encode_messages, render, render_prompt
+from hone.data.text.chat import encode_turns, render, render_prompt
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 
@@ -58,9 +58,9 @@ def test_the_end_of_a_turn_that_only_generation_config_names_is_trained(tmp_path
     tok.inner.save(str(tmp_path / "tokenizer.json"))
     put(tmp_path, tokenizer_config={"eos_token": "<eos>", "bos_token": "<bos>", "chat_template": tok.chat_template})
     with pytest.raises(HoneError, match=r"not with a stop token.*stop_tokens in tokenizer_config.json"):
-        encode_messages(Tokenizer.load(tmp_path), [QUESTION, ANSWER])
+        encode_turns(Tokenizer.load(tmp_path), [QUESTION, ANSWER])[0]
     put(tmp_path, generation_config={"eos_token_id": [tok.id_of("<eos>"), tok.id_of("<end_of_turn>")]})
-    assert encode_messages(Tokenizer.load(tmp_path), [QUESTION, ANSWER]) == encode_messages(tok, [QUESTION, ANSWER])
+    assert encode_turns(Tokenizer.load(tmp_path), [QUESTION, ANSWER])[0] == encode_turns(tok, [QUESTION, ANSWER])[0]
 
 
 def test_special_tokens_map_fills_what_the_config_leaves_out(llama3):
@@ -173,7 +173,7 @@ def test_bos_is_never_doubled_where_the_post_processor_adds_it_too(family):
     adding = replace(tok, inner=inner)
     assert adding.start_ids == [tok.bos_id]
     chat = PLAIN["several turns"] if family != "r1" else [QUESTION, {**ANSWER, "reasoning_content": "hm"}]
-    assert encode_messages(adding, chat) == encode_messages(tok, chat)
+    assert encode_turns(adding, chat)[0] == encode_turns(tok, chat)[0]
     theirs = hugging_face(adding).apply_chat_template([QUESTION], add_generation_prompt=True, return_dict=True)
     assert render_prompt(adding, [QUESTION]) == theirs["input_ids"]
 

@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from grouped import to_groups
 from template_zoo import QUESTION, said, tokenizer_of
 
-from hone.data.rows.convert import to_groups
 from hone.data.text import template as limits
-from hone.data.text.chat import encode_messages, render, render_prompts
+from hone.data.text.chat import encode_turns, render, render_prompts
 from hone.data.text.worker import WORKER, Failed, OverLimit, Worker, first_matches
 from hone.errors import HoneError
 
@@ -275,10 +275,10 @@ def test_rows_are_rendered_together_and_come_out_as_one_by_one(monkeypatch):
         for i in range(150)
     ]
     rows = [{"messages": chat} for chat in chats]
-    alone = [encode_messages(tok, chat) for chat in chats]
+    alone = [encode_turns(tok, chat)[0] for chat in chats]
     exchange = Worker._exchange
     monkeypatch.setattr(Worker, "_exchange", lambda self, request: asked.append("one") or exchange(self, request))
-    together = to_groups(rows, tok).groups
+    together = to_groups(rows, tok)[0]
     assert [(list(g[0].tokens), list(g[0].mask)) for g in together] == [(list(t), list(m)) for t, m in alone]
     assert len(asked) == 0, "every chat was rendered in a batch"
 
@@ -286,5 +286,5 @@ def test_rows_are_rendered_together_and_come_out_as_one_by_one(monkeypatch):
 def test_a_bad_row_among_those_rendered_together_is_told_as_if_it_were_alone():
     rows = [{"messages": [said("user", f"word {i}"), said("assistant", "yes")]} for i in range(80)]
     rows[70] = {"messages": [said("user", "x"), {"role": "assistant", "content": ""}]}
-    with pytest.raises(HoneError, match="dataset row 71: message 2 is an empty assistant turn"):
+    with pytest.raises(HoneError, match="x row 71: message 2 is an empty assistant turn"):
         to_groups(rows, tokenizer_of("chatml"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hone.errors import HoneError
-from hone.log.sinks import JsonlSink, MultiSink, TensorBoardSink, append, read, truncate_after
+from hone.log.sinks import JsonlSink, TensorBoardSink, append, read, truncate_after
 
 
 def lines(path: Path) -> list[dict]:
@@ -90,16 +90,6 @@ def test_reserved_names_are_refused(tmp_path: Path) -> None:
         JsonlSink(tmp_path / "m.jsonl").write(1, {"step": 3.0})
 
 
-def test_many_sinks_get_the_same(tmp_path: Path) -> None:
-    a, b = JsonlSink(tmp_path / "a.jsonl"), JsonlSink(tmp_path / "b.jsonl")
-    both = MultiSink(a, b)
-    both.write(1, {"loss": 1.0})
-    both.write(2, {"loss": 2.0})
-    both.truncate_after(1)
-    both.close()
-    assert lines(a.path) == lines(b.path) == [{"step": 1, "loss": 1.0}]
-
-
 def test_without_tensorboard_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(HoneError, match=r"pip install hone\[tensorboard\]"):
@@ -118,7 +108,6 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path: Path) -> None
     write(sink, {1: 1.0, 2: 0.5, 3: 7.0})
     sink.truncate_after(2)
     write(sink, {3: 0.25})
-    sink.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 1.0), (2, 0.5), (3, 0.25)]

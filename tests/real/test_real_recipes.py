@@ -35,7 +35,7 @@ def _data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shortest(name: str, number: int) -> list[dict[str, Any]]:
     """The dataset's shortest rows, so that a test is short as well."""
-    rows, _ = feeds.load_rows(name, Reading(chat=True))
+    rows = feeds.load_rows(name, Reading(chat=True))
     return sorted(rows, key=lambda row: len(json.dumps(row)))[:number]
 
 

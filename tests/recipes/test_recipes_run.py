@@ -13,7 +13,6 @@ import torch
 import hone
 from hone.algo import ALGORITHMS
 from hone.check import suite
-from hone.checkpoint.state import write_model
 from hone.config.load import load_recipe
 from hone.config.overrides import build_choice, override
 from hone.config.recipe import Recipe, plan
@@ -26,6 +25,7 @@ from hone.errors import MADE_BY, made_by
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.formats.folder import load_decoder, load_scorer
+from hone.model.formats.save import save_model
 from hone.model.scorer import Scorer
 
 torch.set_num_threads(1)
@@ -61,14 +61,14 @@ def stand_in(folder: Path) -> None:
     pairs = [{"prompt": p.prompt, "chosen": world.written_answer(p, rng), "rejected": "no"} for p in sums]
     write_rows(demo / "data" / FILES["preferences"], pairs)
     for stage, seed in (("pretrain", 0), ("sft", 1), ("grpo", 3)):
-        write_model(demo / stage / "model", decoder(tokenizer, seed=seed), tokenizer)
+        save_model(decoder(tokenizer, seed=seed), tokenizer, demo / stage / "model")
     steps = [{"prompt": p.prompt, "steps": [world.careful(p)], "step_labels": [n % 2]} for n, p in enumerate(sums)]
     write_rows(demo / "data/steps.jsonl", steps)
     with torch.random.fork_rng():
         torch.manual_seed(2)
-        write_model(demo / "reward/model", Scorer(decoder(tokenizer, seed=2)), tokenizer)
+        save_model(Scorer(decoder(tokenizer, seed=2)), tokenizer, demo / "reward/model")
         judge = Scorer(decoder(tokenizer, seed=4), kind="step")
-        write_model(folder / "runs/process/checkpoints/step-000030", judge, tokenizer)
+        save_model(judge, tokenizer, folder / "runs/process/checkpoints/step-000030")
     (folder / "runs/process/checkpoints/latest").write_text("step-000030")
 
 

@@ -15,7 +15,6 @@ from hone.config.overrides import Choice
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.engine.params import SampleParams
 from hone.eval.sample_metrics import mean_and_error, pass_at_k
-from hone.log.limits import LimitSpec
 from hone.model.formats.cache import place, resolve
 from hone.model.formats.fetch import fetch
 from hone.model.formats.folder import load_decoder, load_scorer
@@ -239,7 +238,6 @@ PROGRAMS = [
         lambda w: load_function(w / "rewards.py:length"),
         "write path/file.py:function",
     ),
-    call(lambda w: LimitSpec(patience_warn=0), lambda w: LimitSpec(), "set it to 1 or more steps"),
     call(lambda w: pass_at_k(2, 1, 3), lambda w: pass_at_k(3, 1, 3), "sample more"),
     call(lambda w: mean_and_error([]), lambda w: mean_and_error([1.0]), "evaluate at least one task"),
     call(

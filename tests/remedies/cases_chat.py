@@ -11,7 +11,6 @@ from hone.data.text.chat import (
     DEFAULT_TEMPLATE,
     continue_chat,
     encode_completion,
-    encode_messages,
     encode_steps,
     encode_turns,
     render_prompt,
@@ -38,7 +37,7 @@ FORGETS = (
 
 def chat(world: World, messages: Any, *, tools: Any = None, template: str = DEFAULT_TEMPLATE, **more: Any) -> None:
     vocabulary = replace(tokenizer(world, "chat"), chat_template=template, **more)
-    encode_messages(vocabulary, messages, tools=tools)
+    encode_turns(vocabulary, messages, tools=tools)[0]
 
 
 def said(wrong: Any, right: Any, says: str, template: str = DEFAULT_TEMPLATE) -> Case:
@@ -56,11 +55,10 @@ def templates(wrong: str, right: str, says: str, messages: Any = (USER, BOT)) ->
     return given(lambda w, template: chat(w, list(messages), template=template), wrong, right, says)
 
 
-def _continued(world: World, tokens: Any, messages: Any, new: Any, **more: Any) -> None:
-    template = more.pop("template", DEFAULT_TEMPLATE)
-    vocabulary = replace(tokenizer(world, "chat"), chat_template=template)
+def _continued(world: World, tokens: Any, messages: Any, new: Any) -> None:
+    vocabulary = replace(tokenizer(world, "chat"), chat_template=DEFAULT_TEMPLATE)
     ids = vocabulary.encode("<|user|>a<|assistant|>b<eos>", specials=True)[: tokens or None]
-    continue_chat(vocabulary, ids, messages, new, **more)
+    continue_chat(vocabulary, ids, messages, new)
 
 
 def _calling(content: str) -> dict[str, Any]:
@@ -80,7 +78,7 @@ def _stop(world: World, special: bool) -> None:
     vocabulary = train_bpe(["ax ax ax ax"], vocab_size=259 + len(CHAT_SPECIALS), specials=CHAT_SPECIALS)
     if special:
         vocabulary.inner.add_special_tokens(["x"])
-    encode_messages(replace(vocabulary, eos="x", chat_template=DEFAULT_TEMPLATE), [USER, {**BOT, "content": "a"}])
+    encode_turns(replace(vocabulary, eos="x", chat_template=DEFAULT_TEMPLATE), [USER, {**BOT, "content": "a"}])[0]
 
 
 MESSAGES = [
@@ -182,10 +180,10 @@ TEMPLATES = [
     given(lambda w, m: _continued(w, 0, m, [USER]), [USER], [USER, BOT], "append it"),
     given(lambda w, new: _continued(w, 0, [USER, BOT], new), [], [USER], "give at least one"),
     given(
-        lambda w, how: _continued(w, 0, [USER, {**BOT, "content": "c"}], [USER], history=how),
-        "exact",
-        "kept",
-        'go on with history="kept"',
+        lambda w, said: _continued(w, 0, [USER, {**BOT, "content": said}], [USER]),
+        "c",
+        BOT["content"],
+        "render the whole chat anew",
     ),
     given(
         lambda w, pattern: first_matches([pattern], ["a" * 40 + "!"], where="adapter_config.json"),

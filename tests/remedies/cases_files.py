@@ -15,15 +15,16 @@ from remedy_world import Case, World, call, given, lacks, prepared, rows, tokeni
 from hone.data.collate import mismatched
 from hone.data.feed import files
 from hone.data.feed.assemble import Mixture
+from hone.data.feed.locate import Reading
 from hone.data.feed.registry import FOLDER, answer_of_gsm8k
 from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import Source, read_rows
 from hone.data.feed.stream import Stream
 from hone.data.feed.token_batches import TokenBatches
-from hone.data.rows.convert import to_groups
 from hone.data.rows.pairs import transcript
 from hone.data.text.json_object import read_object
 from hone.data.text.tokenizer import Tokenizer
+from hone.launch import feeds
 
 ROW = '{"prompt": "a", "completion": "b"}'
 USER, BOT = {"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}
@@ -107,11 +108,11 @@ def _budgeted(world: World) -> TokenBatches:
 
 
 def _groups(world: World, rows: list[dict[str, Any]]) -> Any:
-    return to_groups(rows, tokenizer(world), max_tokens=9, overlong="drop")
+    return feeds.groups(rows, tokenizer(world), context=9, how=Reading(overlong="drop"))
 
 
 def _kto(world: World, count: int) -> None:
-    made = _groups(world, [{"prompt": "a", "completion": "b", "label": True}] * 2).groups
+    made = _groups(world, [{"prompt": "a", "completion": "b", "label": True}] * 2)
     mismatched([row for group in made for row in group][:count])
 
 
@@ -215,7 +216,7 @@ ROWS = [
         {"prompt": "a", "answer": "1", "test_list": ["assert add(1, 2) == 3"]},
         "as in assert add(1, 2) == 3",
     ),
-    given(_groups, [], [json.loads(ROW)], "give it at least one"),
+    given(_groups, [], [json.loads(ROW)], "it needs at least one row"),
     given(
         _groups, [{"prompt": "a" * 9, "completion": "b"}], [json.loads(ROW)], "all 1 rows exceed 9 tokens: shorten them"
     ),
@@ -224,8 +225,6 @@ ROWS = [
     given(lambda w, text: tokenizer(w).encode(text), "\ud800", "a", "half of a surrogate pair"),
 ]
 FEEDS = [
-    given(lambda w, rows: Source(rows, seed=0), [], [1], "the dataset has no rows: give it at least one"),
-    given(lambda w, seed: Source([1], seed=seed), -1, 0, "it must be 0 or more"),
     given(lambda w, weight: Mixture({"a": _source(w)}, [weight]), -1, 1, "needs a weight above 0"),
     resumed(_source, {"seed": 1}, "resume with the same dataset and seed"),
     resumed(_source, {"position": 9}, "is no place in 3 rows: resume from another checkpoint"),

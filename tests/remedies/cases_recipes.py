@@ -16,7 +16,6 @@ from hone.config.recipe import Recipe
 from hone.config.rules import validate
 from hone.eval.scaling import LAWS, ModelShape, ScalingLaw, fit, read_runs
 from hone.log import sinks
-from hone.log.limits import LimitSpec
 from hone.log.monitor import Monitor
 from hone.types import Task
 
@@ -164,7 +163,6 @@ LOGS = [
     logged("x\n", "repair or delete that line"),
     logged('{"step": "x"}\n', "tells of no step"),
     given(_report, "model", "logged", "to report on: give the folder of a run"),
-    given(lambda w, value: LimitSpec(ref_kl_stop=value), float("nan"), None, "or None to switch it off"),
     given(
         lambda w, state: Monitor().load(state), {"count": 3}, {"count": {}, "said": []}, "what the monitor remembers"
     ),

@@ -15,7 +15,6 @@ from cases_formats import gguf_file, llama2c_files
 from places import decoder
 from remedy_world import Case, World, call, given, lacks, tokenizer, typed
 
-from hone.checkpoint.state import write_model
 from hone.cli import build_parser
 from hone.commands import serve
 from hone.data.collate import collate
@@ -30,6 +29,7 @@ from hone.model.formats import cache, fetch, hub
 from hone.model.formats.cache import resolve
 from hone.model.formats.fetch import unpack
 from hone.model.formats.peft import save_peft
+from hone.model.formats.save import save_model
 from hone.model.layout.forward import hidden_states, lay_out
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, SharedCritic, frozen_copy
@@ -249,7 +249,7 @@ def _stepwise(world: World, separator: str) -> None:
     """A process model that was trained on steps of lines."""
     scorer, folder = Scorer(decoder(258, seed=1), kind="step"), Path(world.new())
     scorer.separator = "\n"
-    write_model(folder, scorer, tokenizer(world))
+    save_model(scorer, tokenizer(world), folder)
     process_model([str(folder)], tokenizer(world), separator=separator)
 
 

@@ -13,7 +13,6 @@ from typing import Any, cast
 import torch
 from places import Place, decoder, write_rows
 
-from hone.checkpoint.state import write_model
 from hone.cli import main
 from hone.config.overrides import Choice, override
 from hone.config.recipe import ModelSpec, Recipe, SampleSpec, TrainSpec
@@ -22,6 +21,7 @@ from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
 from hone.launch.job import prepare
+from hone.model.formats.save import save_model
 from hone.model.scorer import Scorer
 
 REWARDS = '''\
@@ -99,13 +99,13 @@ def make_world(folder: Path) -> World:
     size = 258 + len(CHAT_SPECIALS)
     chat = replace(train_bpe([], vocab_size=size, specials=CHAT_SPECIALS), chat_template=DEFAULT_TEMPLATE)
     plain.save(folder / "tokenizer")
-    write_model(folder / "model", decoder(258), plain)
-    write_model(folder / "chat", decoder(size, context=96), chat)
-    write_model(folder / "teacher", decoder(258, seed=2), plain)
+    save_model(decoder(258), plain, folder / "model")
+    save_model(decoder(size, context=96), chat, folder / "chat")
+    save_model(decoder(258, seed=2), plain, folder / "teacher")
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        write_model(folder / "scorer", Scorer(decoder(258, seed=1)), plain)
-        write_model(folder / "judge", Scorer(decoder(258, seed=1), kind="step"), plain)
+        save_model(Scorer(decoder(258, seed=1)), plain, folder / "scorer")
+        save_model(Scorer(decoder(258, seed=1), kind="step"), plain, folder / "judge")
     (folder / "rewards.py").write_text(REWARDS)
     return World(folder)
 

@@ -46,7 +46,7 @@ def test_messages_without_a_remedy_only_grow_fewer():
     counts = Counter(stored().values())
     assert set(counts) <= set(KINDS)
     assert counts["bare"] <= BARE
-    assert counts["followed"] >= 595
+    assert counts.total() - counts["followed"] <= 90
 
 
 def test_a_message_that_nobody_wrote_down_is_found():

@@ -15,10 +15,10 @@ import torch
 from places import Place, decoder, write_rows
 
 from hone.algo import ALGORITHMS
-from hone.checkpoint.state import write_model
 from hone.config.overrides import Choice, override
 from hone.config.recipe import ModelSpec, OptimSpec, Recipe, SampleSpec, SaveSpec, TrainSpec
 from hone.data.text.tokenizer import Tokenizer, train_bpe
+from hone.model.formats.save import save_model
 from hone.model.scorer import Scorer
 
 T = TypeVar("T")
@@ -125,11 +125,11 @@ def make_world(folder: Path) -> World:
         write_rows(folder / f"{name}.jsonl", rows)
     tokenizer = train_bpe([], vocab_size=258)
     tokenizer.save(folder / "tokenizer")
-    write_model(folder / "model", decoder(258), tokenizer)
-    write_model(folder / "teacher", decoder(258, seed=2), tokenizer)
+    save_model(decoder(258), tokenizer, folder / "model")
+    save_model(decoder(258, seed=2), tokenizer, folder / "teacher")
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        write_model(folder / "scorer", Scorer(decoder(258, seed=1)), tokenizer)
+        save_model(Scorer(decoder(258, seed=1)), tokenizer, folder / "scorer")
     (folder / "rewards.py").write_text(REWARDS)
     (folder / "recipe.py").write_text(RECIPE)
     return World(folder)

@@ -13,7 +13,6 @@ from small import Wire, World, assert_same_run, contents, hone, interrupt, metri
 
 import hone as package
 from hone.algo import sft
-from hone.checkpoint.state import write_model
 from hone.cli import main
 from hone.config.recipe import Recipe
 from hone.errors import HoneError, Interrupted
@@ -21,6 +20,7 @@ from hone.launch.replay import replay
 from hone.launch.rescue import nearest
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.model.formats.save import save_model
 from hone.storage import files
 from hone.storage.files import load_tensors
 from hone.train.guard import load_rows
@@ -43,7 +43,7 @@ def odd(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (letter,) = world.tokenizer.encode("Z")
     with torch.no_grad():
         model.model.embed_tokens.weight[letter] = torch.nan
-    write_model(folder / "model", model, world.tokenizer)
+    save_model(model, world.tokenizer, folder / "model")
     write_rows(folder / "rows.jsonl", ROWS)
     write_rows(folder / "all.jsonl", [ROWS[3]])
     return folder

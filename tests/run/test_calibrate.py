@@ -10,10 +10,9 @@ import torch
 from small import World, recipe, write_rows
 
 from hone.cli import main
-from hone.data.rows.convert import to_groups
 from hone.errors import HoneError
 from hone.inference.calibrate import calibrate
-from hone.launch import train
+from hone.launch import feeds, train
 from hone.model.formats.folder import load_scorer
 from hone.reward.learned.load import reward_model
 from hone.storage.files import verify
@@ -28,8 +27,7 @@ def scorer(world: World, tmp_path: Path) -> Path:
 
 def scores(world: World, folder: Path, name: str) -> np.ndarray:
     """Of every completion, as a run's reward has them."""
-    rows = [json.loads(line) for line in Path(world.data(name)).read_text().splitlines()]
-    rollouts = [r for group in to_groups(rows, world.tokenizer).groups for r in group]
+    rollouts = [r for group in feeds.groups(str(world.data(name)), world.tokenizer, context=0) for r in group]
     return np.array(reward_model([str(folder)], world.tokenizer, device="cpu")(rollouts))
 
 

@@ -9,11 +9,11 @@ import torch
 from small import Wire, World, assert_same_run, decoder, interrupt, metrics, recipe, watched
 
 import hone
-from hone.checkpoint.state import write_model
 from hone.config.recipe import Recipe
 from hone.data.text.tokenizer import train_bpe
 from hone.errors import HoneError, Interrupted
 from hone.launch.job import prepare
+from hone.model.formats.save import save_model
 from hone.model.policy import Policy
 from hone.model.teacher import TopKTeacher
 
@@ -40,7 +40,7 @@ def test_the_teacher_is_the_one_asked_for_frozen_and_at_the_students_temperature
 
 
 def test_a_teachers_padding_beyond_the_tokenizer_is_cut_off(world: World, tmp_path: Path):
-    write_model(tmp_path / "wide", decoder(264, seed=2), world.tokenizer)
+    save_model(decoder(264, seed=2), world.tokenizer, tmp_path / "wide")
     job = prepare(made(world, tmp_path / "run", f"teacher={tmp_path / 'wide'}"))
     assert isinstance(job.policy.reference, Policy)
     assert len(job.policy.reference.decoder.lm_head.weight) == 258
@@ -48,9 +48,9 @@ def test_a_teachers_padding_beyond_the_tokenizer_is_cut_off(world: World, tmp_pa
 
 
 def test_what_cannot_teach_is_refused_in_one_line(world: World, tmp_path: Path):
-    write_model(tmp_path / "narrow", decoder(258, seed=2), world.tokenizer)
-    write_model(tmp_path / "student", decoder(300), world.tokenizer)
-    write_model(tmp_path / "stranger", decoder(300, seed=2), train_bpe(["banana " * 9], vocab_size=262))
+    save_model(decoder(258, seed=2), world.tokenizer, tmp_path / "narrow")
+    save_model(decoder(300), world.tokenizer, tmp_path / "student")
+    save_model(decoder(300, seed=2), train_bpe(["banana " * 9], vocab_size=262), tmp_path / "stranger")
     wrong = {
         "set teacher=FOLDER, a model with the same tokenizer": ["teacher="],
         "no model folder": [f"teacher={tmp_path / 'absent'}"],

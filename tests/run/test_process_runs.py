@@ -8,7 +8,6 @@ import pytest
 import torch
 from small import Crash, World, decoder, metrics, recipe, write_rows
 
-from hone.checkpoint.state import write_model
 from hone.cli import main
 from hone.data.text.chat import render_prompt
 from hone.errors import HoneError
@@ -19,6 +18,7 @@ from hone.inference.problems import Problems
 from hone.inference.rank import Rank, evaluate_ranked
 from hone.launch import train
 from hone.model.formats.folder import load_scorer
+from hone.model.formats.save import save_model
 from hone.model.scorer import Scorer
 from hone.reward.learned.load import process_model
 from hone.search.beam import Beam, best_first
@@ -40,7 +40,7 @@ def judge(world: World, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("judge")
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        write_model(folder, Scorer(decoder(258, seed=4), kind="step"), world.tokenizer)
+        save_model(Scorer(decoder(258, seed=4), kind="step"), world.tokenizer, folder)
     return str(folder)
 
 

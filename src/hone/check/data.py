@@ -110,7 +110,7 @@ def _leaks(probe: Probe, rows: list[dict[str, Any]]) -> tuple[int, int]:
     if not probe.job.recipe.eval_data:
         return 0, 0
     known = {_prompt(row) for row in rows if "prompt" in row}
-    held_out = [_prompt(_plain(row)) for row in feeds.load_rows(probe.job.recipe.eval_data, probe.how)[0]]
+    held_out = [_prompt(_plain(row)) for row in feeds.load_rows(probe.job.recipe.eval_data, probe.how)]
     return sum(prompt in known for prompt in held_out), len(held_out)
 
 

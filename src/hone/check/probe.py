@@ -157,7 +157,7 @@ class Probe:
     @cached_property
     def raw(self) -> list[Any]:
         """The dataset as it is read, before anything of ours has touched it; less the bad rows that the run skips."""
-        rows = feeds.load_rows(self.job.recipe.data, self.how)[0]
+        rows = feeds.load_rows(self.job.recipe.data, self.how)
         return [row for row in rows if self._usable(row)] if self.how.skip_bad else rows
 
     def _usable(self, row: Any) -> bool:

@@ -290,7 +290,8 @@ def _other(task: Task, tasks: Sequence[Task]) -> str | None:
 
 def _by_verifier(verifiers: Mapping[str, RewardScorer], tasks: Sequence[Task], *, max_invalid: float) -> Finding:
     name, verifier = next(iter(verifiers.items()))
-    tried = [(task, _best(verifier, task)) for task in tasks]
+    best, _ = _accepted(verifier, tasks, {i: task.answer or "" for i, task in enumerate(tasks)})
+    tried = [(task, best[i]) for i, task in enumerate(tasks)]
     invalid = [f"{_place(task)}{o.reason}" for task, o in tried if not o.valid]
     refused = [f"{_place(task)}{task.answer!r:.40}" for task, o in tried if o.valid and o.value != 1]
     if invalid or refused:
@@ -310,13 +311,6 @@ def _by_verifier(verifiers: Mapping[str, RewardScorer], tasks: Sequence[Task], *
 def _place(task: Task) -> str:
     """Where the row is, as in "row 7: " or "data.jsonl:7: "."""
     return f"{f'row {task.id}' if task.id.isdecimal() else task.id}: " if task.id else ""
-
-
-def _best(verifier: RewardScorer, task: Task) -> Outcome:
-    """What the gold answer gets in the first form that is accepted, else in the first one."""
-    outcomes = (verifier([written(task, form.format(task.answer))])[0] for form in FORMS)
-    first = next(outcomes)
-    return first if first.value == 1 else next((o for o in outcomes if o.value == 1), first)
 
 
 def _by_function(probe: Probe, tasks: Sequence[Task]) -> Finding:

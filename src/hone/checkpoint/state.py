@@ -44,11 +44,6 @@ class Resumable(Protocol):
     def load(self, state: Any) -> None: ...
 
 
-def write_model(folder: Path, model: Policy | Scorer | Decoder, tokenizer: Tokenizer) -> None:
-    """The folder that `hone eval`, `hone run model.path=` and transformers load."""
-    save_model(model.decoder if isinstance(model, Policy) else model, tokenizer, folder)
-
-
 def _base(recipe: Recipe) -> str:
     """The base model's folder in full: a name of the model cache means nothing to peft."""
     return str(resolve(recipe.model.path).resolve()) if recipe.model.path else ""

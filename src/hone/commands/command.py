@@ -30,11 +30,11 @@ class Command:
     examples: tuple[str, ...] = ()
 
 
-def show(pairs: Mapping[str, str], *, indent: str = "") -> None:
+def show(pairs: Mapping[str, str]) -> None:
     """Names and what belongs to them, in two columns."""
     width = max(map(len, pairs), default=0)
     for name, text in pairs.items():
-        print(f"{indent}{name:<{width}}  {text}".rstrip())
+        print(f"{name:<{width}}  {text}".rstrip())
 
 
 def first_line(documented: object) -> str:

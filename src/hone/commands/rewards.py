@@ -104,7 +104,7 @@ def _read(
     from hone.launch import feeds
 
     renamed = {"prompt": asked} if asked else {}
-    rows, _ = feeds.load_rows(data, Reading(stream="never", columns=renamed))
+    rows = feeds.load_rows(data, Reading(stream="never", columns=renamed))
     bad = dict[int, str]()
     tasks = [_task(row, n, bad) for n, row in enumerate(rows[: limit or None])]
     columns: list[dict[str, object]] = [{**t.extra, "answer": t.answer} for t in tasks]

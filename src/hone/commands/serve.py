@@ -5,6 +5,7 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from hone.commands.command import Command
@@ -41,7 +42,6 @@ def _chat_options(parser: argparse.ArgumentParser) -> None:
 def _chat(arguments: argparse.Namespace) -> None:
     from hone.engine.params import SampleParams
     from hone.serve.chat import Conversation, Terminal
-    from hone.serve.load import load
 
     adapters = {"adapter": arguments.adapter} if arguments.adapter else {}
     settings = SampleParams(
@@ -51,15 +51,7 @@ def _chat(arguments: argparse.Namespace) -> None:
         stop_ids=frozenset(),
         seed=secrets.randbits(64) if arguments.seed is None else arguments.seed,
     )
-    loaded = load(
-        arguments.model,
-        adapters=adapters,
-        max_rows=1,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        int8=arguments.int8,
-        invariant=arguments.invariant,
-    )
+    loaded = _loaded(arguments, adapters, max_rows=1)
     conversation = Conversation(loaded, settings, adapter=loaded.adapters.get("adapter"))
     Terminal(conversation, system=arguments.system).run()
 
@@ -91,6 +83,20 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _loaded(arguments: argparse.Namespace, adapters: Mapping[str, str], *, max_rows: int) -> "Loaded":
+    from hone.serve.load import load
+
+    return load(
+        arguments.model,
+        adapters=adapters,
+        max_rows=max_rows,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        int8=arguments.int8,
+        invariant=arguments.invariant,
+    )
+
+
 def _serve(arguments: argparse.Namespace) -> None:
     _check(arguments)
     adapters = dict(map(_named, arguments.adapter))
@@ -107,21 +113,12 @@ def _serve(arguments: argparse.Namespace) -> None:
     from hone.serve.body import ServedModels
     from hone.serve.dispatcher import Dispatcher
     from hone.serve.http import Access, is_address
-    from hone.serve.load import load
     from hone.serve.server import listen, serve
 
     token = given or secrets.token_urlsafe(32)
     access = Access(host=arguments.host, token=token)
     sock = listen(arguments.host, arguments.port)
-    loaded = load(
-        arguments.model,
-        adapters=adapters,
-        max_rows=arguments.max_rows,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        int8=arguments.int8,
-        invariant=arguments.invariant,
-    )
+    loaded = _loaded(arguments, adapters, max_rows=arguments.max_rows)
     if loaded.name in adapters:
         raise HoneError(f"an adapter has the base model's name {loaded.name}: give it another")
     served = ServedModels(

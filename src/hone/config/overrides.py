@@ -120,10 +120,10 @@ def settings_of(factory: Callable[..., Any]) -> dict[str, Any]:
     return {p.name: p.default for p in inspect.signature(factory).parameters.values()}
 
 
-def build_choice(choice: Choice, table: Mapping[str, Callable[..., T]], kind: str = "algorithm") -> T:
+def build_choice(choice: Choice, table: Mapping[str, Callable[..., T]]) -> T:
     """The factory called with the chosen settings, each checked against the factory's signature."""
     if choice.name not in table:
-        raise unknown(kind, choice.name, [*table, "FILE.py:function"])
+        raise unknown("algorithm", choice.name, [*table, "FILE.py:function"])
     factory = table[choice.name]
     known, hints, values = settings_of(factory), get_type_hints(factory), dict[str, Any]()
     for name, value in choice.settings.items():

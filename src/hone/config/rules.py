@@ -24,6 +24,7 @@ AT_LEAST: dict[str, float] = {
     "train.max_invalid": 0, "train.reference_refresh": 0, "train.eval_every": 0, "train.eval_samples": 1,
     "train.reward_memory": 0, "train.threads": 0, "optim.critic_lr": 0, "optim.weight_decay": 0, "optim.warmup": 0,
     "lora.rank": 0, "save.minutes": 0, "save.every": 0, "save.keep": 1, "save.milestones": 0,
+    "limits.patience_warn": 1, "limits.patience_stop": 1,
 }  # fmt: skip
 ABOVE: dict[str, float] = {
     "sample.temperature": 0, "sample.top_p": 0, "train.mismatch_cap": 0, "optim.lr": 0, "optim.clip_norm": 0,

@@ -12,9 +12,7 @@ from typing import Any
 
 import torch
 
-from hone.checkpoint.state import write_model
 from hone.data.feed.source import read_rows
-from hone.data.rows.convert import to_groups
 from hone.data.text.tokenizer import Tokenizer
 from hone.demo import stages, summary
 from hone.demo.examine import examine, preference_pairs, written_pairs
@@ -22,9 +20,10 @@ from hone.demo.stages import FILES, FULL, QUICK, Sizes
 from hone.demo.world import make_data, make_tokenizer, write_rows
 from hone.engine.params import SampleParams
 from hone.errors import HoneError, Interrupted
-from hone.launch import train
+from hone.launch import feeds, train
 from hone.launch.measure import sample_groups
 from hone.model.formats.folder import load_decoder, load_scorer
+from hone.model.formats.save import save_model
 from hone.report.report import write_report
 from hone.reward.learned.reward_model import RewardModel
 from hone.reward.score import Reward, score
@@ -187,10 +186,10 @@ def calibrate(journey: Journey) -> float:
     folder = stages.model_folder(journey.out, "reward")
     tokenizer, scorer = Tokenizer.load(folder), load_scorer(folder)
     model = RewardModel(score=scorer, pad_id=tokenizer.pad_id)
-    pairs = to_groups(read_rows(journey.out / "data" / FILES["preferences"]), tokenizer).groups
+    pairs = feeds.groups(str(journey.out / "data" / FILES["preferences"]), tokenizer, context=0)
     scorer.normalise(*model.mean_and_std([r for pair in pairs for r in pair]))
-    write_model(folder, scorer, tokenizer)
-    held_back = to_groups(read_rows(journey.out / "data" / HELD_BACK), tokenizer).groups
+    save_model(scorer, tokenizer, folder)
+    held_back = feeds.groups(str(journey.out / "data" / HELD_BACK), tokenizer, context=0)
     scores = model([r for pair in held_back for r in pair])
     right = [chosen > rejected for chosen, rejected in zip(scores[::2], scores[1::2], strict=True)]
     return sum(right) / len(right)

@@ -15,6 +15,7 @@ from hone.data.text.tokenizer import Tokenizer, check_fits, check_same_tokens
 from hone.dist import collect
 from hone.engine.params import SampleParams
 from hone.errors import HoneError, counted
+from hone.loop import check_algorithm
 from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -28,7 +29,6 @@ from hone.model.teacher import TopKTeacher, trimmed
 from hone.reward.learned.load import process_model
 from hone.reward.learned.process_model import Dense
 from hone.reward.steps import named_separator
-from hone.rollout.supply import check_lag
 from hone.train import optim
 from hone.train.guard import Guard
 from hone.train.learner import Learner, Trainable
@@ -58,12 +58,10 @@ def algorithm(recipe: Recipe) -> Algorithm:
             f"{name} with algo.top_k compares tokens that sample.top_k, top_p or min_p leave out: "
             "set algo.top_k=0, or sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0"
         )
-    if (algo.on_policy or algo.trust_region) and recipe.train.epochs * recipe.train.minibatches > 1:
-        why = "bounds one step an iteration" if algo.trust_region else "is strictly on policy"
-        raise HoneError(f"{name} {why}: set train.epochs=1 and train.minibatches=1")
-    _check_minibatches(recipe.train)
-    if recipe.train.lag:
-        check_lag(algo, name=name, corrected=recipe.train.mismatch != "none")
+    train = recipe.train
+    updates, corrected = train.epochs * train.minibatches, train.mismatch != "none"
+    check_algorithm(algo, lag=train.lag, updates=updates, corrected=corrected)
+    _check_minibatches(train)
     return algo
 
 

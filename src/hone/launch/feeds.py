@@ -55,14 +55,14 @@ def _use_of_pairs(recipe: Recipe, kinds: tuple[RowKind, ...]) -> Use:
     return "chosen" if RowKind.COMPLETION in kinds else "pairs"
 
 
-def load_rows(data: str | Sequence[Any], how: Reading) -> tuple[list[Any], str]:
-    """The rows in Hone's columns and what to call them in an error; of what stays on the disk, the first rows."""
-    parts, rows = locate(data, how), list[Any]()
-    for part in parts:
+def load_rows(data: str | Sequence[Any], how: Reading) -> list[Any]:
+    """The rows in Hone's columns; of what stays on the disk, the first rows."""
+    rows = list[Any]()
+    for part in locate(data, how):
         most = assemble.PREVIEW if assemble.is_streamed(part, how) else None
         found = [row for row, _ in islice(assemble.plain_rows(part, how, RowCounts()), most)]
         rows += [row for row in found if not how.skip_bad or has_kind(row, how.kinds)]
-    return rows, " + ".join(part.name for part in parts)
+    return rows
 
 
 def is_streamed(data: str | Sequence[Any], how: Reading) -> bool:
@@ -82,7 +82,7 @@ def tasks(
 def groups(
     data: str | Sequence[Any], vocabulary: Tokenizer, *, context: int, how: Reading | None = None
 ) -> list[Group]:
-    """Rows that are trained on, in order."""
+    """Rows that are trained on, in order; context 0: of any length."""
     how = how or Reading(chat=vocabulary.chat_template is not None, settings=False)
     parts = locate(data, how)
     return [group for part in parts for group in assemble.held(part, how, _grouper(vocabulary, how, context))]

@@ -15,7 +15,7 @@ from hone.algo import Algorithm
 from hone.checkpoint import run_folder
 from hone.checkpoint.record import describe, is_described
 from hone.checkpoint.saver import Saver, Timer, process_age
-from hone.checkpoint.state import read_state, restore, score_of, take_snapshot, write_checkpoint, write_model
+from hone.checkpoint.state import read_state, restore, score_of, take_snapshot, write_checkpoint
 from hone.config.changes import Change, in_words
 from hone.config.recipe import Recipe
 from hone.data.feed.assemble import Loaded
@@ -30,6 +30,7 @@ from hone.log.progress import say
 from hone.model.adapters import adapter_off
 from hone.model.decoder import Decoder
 from hone.model.formats.folder import load_decoder
+from hone.model.formats.save import save_model
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.reward.group_scorer import GroupScorer
@@ -322,7 +323,7 @@ def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Chan
         if decoder is not None:
             begin = time.thread_time()
             with adapter_off(decoder):  # resume goes on from the base under the adapters
-                files.save_folder(folder / names.START, partial(write_model, model=decoder, tokenizer=job.tokenizer))
+                files.save_folder(folder / names.START, partial(save_model, decoder, job.tokenizer))
             job.saver.guess((time.thread_time() - begin) * _larger(job, folder / names.START))
 
     collect.once(write)

@@ -28,7 +28,7 @@ from hone.launch.rescue import attempted, gone_back, owed, rescued, ruined, save
 from hone.launch.signals import Heard, Stopper
 from hone.log import invalid, samples
 from hone.log.progress import Progress, Silent
-from hone.log.sinks import JsonlSink, MultiSink, Sink, TensorBoardSink, truncate_after
+from hone.log.sinks import JsonlSink, Sink, TensorBoardSink, truncate_after
 from hone.model.policy import Policy
 from hone.reward.outcome import kinds
 from hone.reward.score import Combined
@@ -135,7 +135,6 @@ def _train(job: Run, folder: Path, kept: run_folder.Kept | None, stopper: Stoppe
         finally:
             for text in (*job.news(), *_invalid_so_far(folder)):
                 progress.note(f"{recipe.name}: {text}")
-            progress.close()
     return folder / names.CHECKPOINTS / files.name_of(job.step)
 
 
@@ -220,11 +219,12 @@ class _Log:
 
     def __init__(self, folder: Path, recipe: Recipe, *, start: int) -> None:
         self.metrics = JsonlSink(folder / names.METRICS)
-        sinks: list[Sink] = [self.metrics]
-        sinks += [TensorBoardSink(folder / names.BOARD)] if recipe.tensorboard else []
-        self.sink, self.samples = MultiSink(*sinks), folder / names.SAMPLES
+        self.sinks: list[Sink] = [self.metrics]
+        self.sinks += [TensorBoardSink(folder / names.BOARD)] if recipe.tensorboard else []
+        self.samples = folder / names.SAMPLES
         self.invalid = invalid.InvalidLog(folder / names.INVALID, start=start)
-        self.sink.truncate_after(start)
+        for sink in self.sinks:
+            sink.truncate_after(start)
         truncate_after(self.samples, start)
 
     def write(
@@ -232,7 +232,8 @@ class _Log:
     ) -> list[str]:
         """What is to be told. chosen: completions to show, None of an offline run; bad: why rewards are invalid."""
         lost = self.metrics.lost
-        self.sink.write(step, metrics)
+        for sink in self.sinks:
+            sink.write(step, metrics)
         if chosen is not None:
             samples.write(self.samples, step, chosen)
         said = [f"{names.METRICS} was removed, and begins anew with this step"] if lost else []
@@ -309,7 +310,7 @@ def _watch(job: Run, folder: Path, metrics: Mapping[str, float], *, note: Callab
     if guard.spent:
         save(job, folder)
         raise HoneError(f"stopped at step {job.step}: {guard.spent}: {ruined(job, folder)}")
-    for warning in job.monitor.check(job.step, metrics):
+    for warning in job.monitor.check(metrics):
         note(f"step {job.step}: {warning.severity}: {warning.message}")
         if warning.severity == "stop":
             save(job, folder)

@@ -1,10 +1,7 @@
 """When a run is going wrong: the limits past which a statistic warns, or stops the run. No torch here."""
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
-
-from hone.errors import HoneError
 
 Severity = Literal["warn", "stop"]
 
@@ -39,15 +36,6 @@ class LimitSpec:
     varied_stop: float | None = None
     invalid_warn: float | None = 0.05  # warn when more than this share of the rewards is invalid
     invalid_stop: float | None = 0.5  # stop when more than this share of the rewards is invalid
-
-    def __post_init__(self) -> None:
-        for name in ("patience_warn", "patience_stop"):
-            if getattr(self, name) < 1:
-                raise HoneError(f"{name} is {getattr(self, name)}: set it to 1 or more steps")
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if value is not None and math.isnan(value):
-                raise HoneError(f"limit {f.name} is NaN: set a number, or None to switch it off")
 
     def get(self, name: str, severity: Severity) -> float | None:
         """The limit of a metric."""

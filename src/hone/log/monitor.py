@@ -34,10 +34,6 @@ REMEDIES = {
 class Alert:
     """A limit passed for long enough; "stop" asks the loop to end the run."""
 
-    step: int
-    name: str
-    value: float
-    threshold: float
     severity: Severity
     message: str
 
@@ -50,10 +46,10 @@ class Monitor:
         self._count: dict[str, int] = {}  # "entropy.warn" -> consecutive steps beyond the limit
         self._said: set[str] = set()
 
-    def check(self, step: int, metrics: Mapping[str, float]) -> list[Alert]:
+    def check(self, metrics: Mapping[str, float]) -> list[Alert]:
         """What went wrong this step, at most one a metric; one that is absent keeps its count."""
         watched = {name: metrics[name] for name in REMEDIES if name in metrics} | _nonfinite(metrics)
-        found = [self._judge(step, name, value) for name, value in watched.items()]
+        found = [self._judge(name, value) for name, value in watched.items()]
         return [warning for warning in found if warning]
 
     def state(self) -> dict[str, Any]:
@@ -68,7 +64,7 @@ class Monitor:
             raise HoneError("cannot resume: what the monitor remembers is damaged: resume from another checkpoint")
         self._count, self._said = dict(cast(Mapping[str, int], count)), set(cast(list[str], said))
 
-    def _judge(self, step: int, name: str, value: float) -> Alert | None:
+    def _judge(self, name: str, value: float) -> Alert | None:
         """Both severities are counted; only the graver one is said."""
         mild, grave = self.limits.get(name, "warn"), self.limits.get(name, "stop")
         # NaN compares false with every limit; a statistic that is NaN is worth a warning, but no stop.
@@ -80,7 +76,7 @@ class Monitor:
         if not (warn or stop) or threshold is None:
             return None
         message = _message(name, value, threshold=threshold, steps=self._count[f"{name}.{severity}"])
-        return Alert(step=step, name=name, value=value, threshold=threshold, severity=severity, message=message)
+        return Alert(severity=severity, message=message)
 
     def _due(self, name: str, severity: Severity, *, broken: bool) -> bool:
         """True on the step at which the limit has been passed for as long as patience allows."""

@@ -13,7 +13,6 @@ from typing import TextIO
 
 BARS = (20, 14, 10, 6, 0)  # widths of the bar: the widest that fits
 RECENT = 20  # steps whose mean time predicts the time left
-CLEAR = "\r\x1b[2K"
 STYLES = {"title": "1", "done": "36", "dim": "2", "value": "1", "bad": "1;31"}
 Cell = tuple[str, str]  # text, style
 
@@ -97,51 +96,36 @@ class Progress:
         title: str,
         stream: TextIO | None = None,
         start: int = 0,
-        every: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.total, self.title, self.done, self.every = total, title, start, max(1, every)
+        self.total, self.title, self.done = total, title, start
         self._start = start
         self._stream = sys.stderr if stream is None else stream
         self._clock, self._last = clock, clock()
         self._times: deque[float] = deque(maxlen=RECENT)
         self._seen: set[str] = set()
-        self._pending = False
         self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._colour = self._live and not os.environ.get("NO_COLOR")
         self._marks = _marks(self._stream)
 
     def step(self, metrics: Mapping[str, float]) -> None:
-        """Counts one step and shows it; between every k-th, only a terminal sees it, in a passing line."""
+        """Counts one step and shows it."""
         now = self._clock()
         if self.done > self._start:  # the first step compiles and warms up: the others tell how long one takes
             self._times.append(now - self._last)
         self._last = now
         self.done += 1
-        kept = self.done % self.every == 0 or self.done >= self.total
-        if kept or self._live:
-            self._emit(self._paint(self._fit(self._cells(metrics))), kept=kept)
+        self.note(self._paint(self._fit(self._cells(metrics))))
 
     def note(self, text: str) -> None:
-        """Prints a line of its own, such as a warning, without tearing the passing one."""
-        self._emit(text, kept=True)
-
-    def close(self) -> None:
-        """Ends a passing line, so that what is printed next starts on a fresh one."""
-        if self._pending:
-            self._stream.write("\n")
-            self._stream.flush()
-            self._pending = False
+        """Prints a line, such as a warning."""
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
 
     def left(self) -> float:
         """Seconds to go: the mean of recent steps for each not yet done; NaN while nobody knows."""
         ahead = max(0, self.total - self.done)
         return sum(self._times) / len(self._times) * ahead if self._times else math.nan if ahead else 0.0
-
-    def _emit(self, line: str, *, kept: bool) -> None:
-        self._stream.write((CLEAR if self._pending else "") + line + ("\n" if kept else ""))
-        self._stream.flush()
-        self._pending = not kept
 
     def _cells(self, metrics: Mapping[str, float]) -> dict[str, list[Cell]]:
         """The parts of the line by name, in order."""
@@ -162,7 +146,7 @@ class Progress:
         return head + [c for c in COLUMNS if c.label in self._seen]
 
     def _fit(self, cells: dict[str, list[Cell]]) -> dict[str, list[Cell]]:
-        """Shortens the bar, then leaves out the least telling parts: a line that wraps could not be cleared."""
+        """Shortens the bar, then leaves out the least telling parts, so that no line wraps."""
         if not self._live:
             return cells
         room = shutil.get_terminal_size().columns - 1

@@ -1,4 +1,4 @@
-"""Where metrics go: a JSON-lines file that survives crashes and resumes, TensorBoard, or several at once."""
+"""Where metrics go: a JSON-lines file that survives crashes and resumes, and TensorBoard."""
 
 import json
 import math
@@ -17,7 +17,6 @@ class Sink(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
     def truncate_after(self, step: int) -> None: ...
-    def close(self) -> None: ...
 
 
 class JsonlSink:
@@ -48,9 +47,6 @@ class JsonlSink:
     def truncate_after(self, step: int) -> None:
         truncate_after(self.path, step)
 
-    def close(self) -> None:
-        """Nothing is held open between writes."""
-
 
 class TensorBoardSink:
     """Scalars for TensorBoard; needs the extra `hone[tensorboard]`."""
@@ -68,28 +64,6 @@ class TensorBoardSink:
         """Event files are append-only: a purge mark makes TensorBoard hide the later steps."""
         self._writer.close()
         self._writer = _summary_writer(self._directory, purge_step=step + 1)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class MultiSink:
-    """Passes everything on to each of its sinks."""
-
-    def __init__(self, *sinks: Sink) -> None:
-        self.sinks = sinks
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        for sink in self.sinks:
-            sink.write(step, metrics)
-
-    def truncate_after(self, step: int) -> None:
-        for sink in self.sinks:
-            sink.truncate_after(step)
-
-    def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
 
 
 def append(path: Path, row: Mapping[str, Any]) -> None:

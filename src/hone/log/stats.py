@@ -4,7 +4,7 @@ Tensors stay on their device until `means` or `plain` is asked for: adding never
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ Number = float | Tensor
 
 
 class Stats:
-    """Named sums with their counts, and named maxima; `a + b` is what adding everything to one would give."""
+    """Named sums with their counts, and named maxima; `merge` gives what adding everything to one would."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Number, Number]] = {}
@@ -46,9 +46,6 @@ class Stats:
         for name, value in other._maxima.items():
             self.peak(name, value)
 
-    def __add__(self, other: "Stats") -> "Stats":
-        return merged((self, other))
-
     def means(self) -> dict[str, float]:
         """sum / count of each name, and the maxima; a name with count 0 is absent, never NaN."""
         plain = self.plain()
@@ -73,16 +70,11 @@ class Stats:
         return stats
 
     def over_ranks(self, gather: Callable[[object], list[Any]]) -> "Stats":
-        """The statistics of all ranks; gather: gives every rank's plain object."""
-        return merged([Stats.of(plain) for plain in gather(self.plain())])
-
-
-def merged(parts: Iterable[Stats]) -> Stats:
-    """The statistics of all parts together; ranks may hold different names."""
-    whole = Stats()
-    for part in parts:
-        whole.merge(part)
-    return whole
+        """The statistics of all ranks, which may hold different names; gather: gives every rank's plain object."""
+        whole = Stats()
+        for plain in gather(self.plain()):
+            whole.merge(Stats.of(plain))
+        return whole
 
 
 def _kept(x: Number) -> Number:

@@ -78,7 +78,6 @@ class Pace:
 class _Client:
     """Whoever takes turns: a connection, or a machine with all its connections."""
 
-    name: str
     finish: float = 0.0  # of the last completion that was given a row
     next: float = 0.0  # finish time of the one that waits
     rows: int = 0
@@ -255,7 +254,7 @@ class Dispatcher:
         self._fail(APIError(503, self.failed, code="engine_failed"))
 
     def _enter(self, exchange: Exchange) -> None:
-        client = self._clients.setdefault(exchange.client, _Client(exchange.client, finish=self._now))
+        client = self._clients.setdefault(exchange.client, _Client(finish=self._now))
         client.waiting.append(exchange)
         if len(client.waiting) == 1:
             self._stamp(client)

@@ -143,10 +143,10 @@ def _lines(file: BinaryIO, shard: Shard, limit: int) -> Iterator[Record]:
         at += size
 
 
-def _skip_line(file: BinaryIO, block: int = 1 << 20) -> int:
+def _skip_line(file: BinaryIO) -> int:
     """Read to the end of the line; the number of bytes."""
     skipped = 0
-    while data := file.readline(block):
+    while data := file.readline(1 << 20):
         skipped += len(data)
         if data.endswith(b"\n"):
             break

@@ -40,7 +40,7 @@ def next_part(shares: Sequence[Fraction], taken: Sequence[int]) -> int:
 class Mixture(Generic[T]):
     """Rows of several feeds by weight. No draw is random, so the proportions hold at every row, and exactly."""
 
-    def __init__(self, parts: Mapping[str, Feed[T]], weights: Sequence[float]) -> None:
+    def __init__(self, parts: Mapping[str, Source[T] | Stream[T]], weights: Sequence[float]) -> None:
         if len(parts) != len(weights) or not parts:
             raise ValueError(f"{len(parts)} parts but {len(weights)} weights")
         exact = [Fraction(str(w)) for w in weights]
@@ -58,11 +58,6 @@ class Mixture(Generic[T]):
         twin._names, twin._shares = self._names, self._shares
         twin._parts, twin._taken = [copy(part) for part in self._parts], list(self._taken)
         return twin
-
-    @property
-    def epoch(self) -> float:
-        """Of the part that is furthest behind."""
-        return min(part.epoch for part in self._parts)
 
     def progress(self) -> dict[str, float]:
         """How often each part has been read, for the log."""
@@ -161,7 +156,7 @@ def _translated(read: Read, store: RowStore, how: Reading, tally: RowCounts) -> 
 def load(data: Data, how: Reading, make: Callable[[], Converter], *, seed: int) -> Loaded:
     """The feed of the data; `make` gives each part a converter of its own, for parts may differ in kind."""
     parts = locate(data, how)
-    feeds, converters = dict[str, Feed[Any]](), dict[str, Converter]()
+    feeds, converters = dict[str, Source[Any] | Stream[Any]](), dict[str, Converter]()
     for n, part in enumerate(parts):
         name = part.name if part.name not in feeds else f"{part.name} ({n + 1})"
         converters[name] = make()
@@ -184,7 +179,7 @@ def is_streamed(part: Dataset, how: Reading) -> bool:
     return sum(store.place.size for store in part.stores) > HELD
 
 
-def _feed(part: Dataset, how: Reading, convert: Converter, *, seed: int) -> Feed[Any]:
+def _feed(part: Dataset, how: Reading, convert: Converter, *, seed: int) -> Source[Any] | Stream[Any]:
     if is_streamed(part, how):
         convert_once = partial(_items, how=how, convert=convert, furthest={})
         stream = Stream(part.stores, convert_once, seed=seed, buffer=how.buffer)

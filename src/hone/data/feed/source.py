@@ -19,9 +19,6 @@ class Feed(Protocol[T]):
 
     def __len__(self) -> int: ...
 
-    @property
-    def epoch(self) -> float: ...
-
     def take(self, n: int) -> list[T]: ...
 
     def progress(self) -> dict[str, float]: ...
@@ -50,19 +47,16 @@ class Source(Generic[T]):
     `repr(row)` must show the row's content: it identifies the dataset when a run is resumed.
     """
 
-    def __init__(self, rows: Sequence[T], *, seed: int, shuffle: bool = True) -> None:
+    def __init__(self, rows: Sequence[T], *, seed: int) -> None:
         if not rows:
-            raise HoneError("the dataset has no rows: give it at least one")
-        if seed < 0:
-            raise HoneError(f"seed is {seed}: it must be 0 or more")
-        self._rows, self._seed, self._shuffle = rows, seed, shuffle
+            raise ValueError("the dataset has no rows")
+        self._rows, self._seed = rows, seed
         self._epoch = self._position = 0
         self._order = self._permutation()
 
     def _permutation(self) -> list[int]:
         """The order of the present epoch."""
-        n = len(self._rows)
-        return permutation(n, self._seed, self._epoch) if self._shuffle else list(range(n))
+        return permutation(len(self._rows), self._seed, self._epoch)
 
     @property
     def epoch(self) -> float:
@@ -100,19 +94,14 @@ class Source(Generic[T]):
         return digest.hexdigest()
 
     def _identity(self) -> dict[str, Any]:
-        return {
-            "rows": len(self._rows),
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "fingerprint": self.fingerprint,
-        }
+        return {"rows": len(self._rows), "seed": self._seed, "fingerprint": self.fingerprint}
 
     def state(self) -> dict[str, Any]:
         """All that `load` needs to go on exactly here; JSON can hold it."""
         return {"epoch": self._epoch, "position": self._position, **self._identity()}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken; refused for another dataset, seed or order."""
+        """Go on where `state` was taken; refused for another dataset or seed."""
         for name, here in self._identity().items():
             saved = state.get(name)
             if saved != here or type(saved) is not type(here):

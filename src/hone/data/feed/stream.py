@@ -30,13 +30,11 @@ class At:
 class Stream(Generic[T]):
     """An endless, resumable feed of the rows of files; at most `buffer` rows are in memory."""
 
-    def __init__(
-        self, stores: Sequence[RowStore], convert: Convert[T], *, seed: int, buffer: int = BUFFER, shuffle: bool = True
-    ) -> None:
+    def __init__(self, stores: Sequence[RowStore], convert: Convert[T], *, seed: int, buffer: int = BUFFER) -> None:
         if not stores or buffer < 1:
             raise ValueError("a stream needs a file, and a buffer of at least one row")
         self._stores, self._convert = list(stores), convert
-        self._seed, self._buffer, self._shuffle = seed, buffer, shuffle
+        self._seed, self._buffer = seed, buffer
         self._prints = [store.place.fingerprint for store in stores]
         self._rows = self._guess = 0  # of a whole epoch, known or estimated; 0: not yet
         self._go(epoch=0, window=0, start=At(), before=0, position=0)
@@ -49,9 +47,8 @@ class Stream(Generic[T]):
         self._end: At | None = None  # where the next one begins; None: the epoch ends here
         self._reader: Iterator[Read] | None = None  # of the file that is open
         key = (self._seed, epoch)
-        many = len(self._stores)
-        self._order = permutation(many, *key) if self._shuffle else list(range(many))
-        self._first = int(bits(1, *key, 0)[0] % self._buffer) + 1 if self._shuffle else self._buffer
+        self._order = permutation(len(self._stores), *key)
+        self._first = int(bits(1, *key, 0)[0] % self._buffer) + 1
 
     def __len__(self) -> int:
         """Rows an epoch: estimated until one has been read."""
@@ -98,7 +95,7 @@ class Stream(Generic[T]):
                 names = ", ".join(store.place.name for store in self._stores[:3])
                 raise HoneError(f"{names}: there is no row to train on: mend the rows that were skipped")
             order = permutation(len(items), self._seed, self._epoch, self._window + 1)
-            self._items = [items[i] for i in order] if self._shuffle else items
+            self._items = [items[i] for i in order]
         return self._items
 
     def take(self, n: int) -> list[T]:
@@ -124,12 +121,7 @@ class Stream(Generic[T]):
             self._reader = reader  # goes on without opening the file again
 
     def _identity(self) -> dict[str, Any]:
-        return {
-            "files": list(self._prints),
-            "seed": self._seed,
-            "shuffle": self._shuffle,
-            "buffer": self._buffer,
-        }
+        return {"files": list(self._prints), "seed": self._seed, "buffer": self._buffer}
 
     def state(self) -> dict[str, Any]:
         """All that `load` needs to go on exactly here; JSON can hold it."""

@@ -61,11 +61,6 @@ class TokenBatches:
         twin._feed = copy(self._feed)
         return twin
 
-    @property
-    def epoch(self) -> float:
-        """Of the feed; it runs ahead by what is left of the window."""
-        return self._feed.epoch
-
     def progress(self) -> dict[str, float]:
         """The feed's."""
         return self._feed.progress()

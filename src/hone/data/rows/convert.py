@@ -11,7 +11,7 @@ from hone.data.rows.columns import Row, RowKind, WrongColumns, row_kind
 from hone.data.rows.parse import shown
 from hone.data.rows.record import OWN, converter, step_end, task_row
 from hone.data.text.chat import ChatRows, render_prompt
-from hone.data.text.rendering import AT_ONCE, render_ahead
+from hone.data.text.rendering import render_ahead
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError, counted
 from hone.types import Group, Rollout, Stop, Task
@@ -56,16 +56,6 @@ class RowCounts:
                 f"{counted(self.skipped, 'bad row')} skipped: {first}{'; ...' if self.skipped > LISTED else ''}"
             )
         return ", ".join(said)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Converted:
-    """Groups ready for collate, and how many rows the context length cost."""
-
-    kind: RowKind
-    groups: list[Group]
-    dropped: int = 0
-    truncated: int = 0
 
 
 @dataclass(kw_only=True)
@@ -185,38 +175,9 @@ def _refused(reader: Grouper | Tasker, error: HoneError, row: Row, where: str) -
     reader.tally.skip(f"{where}: {error}{way.removesuffix(SKIP)}")
 
 
-def to_groups(
-    rows: Sequence[Row],
-    tokenizer: Tokenizer,
-    *,
-    name: str = "dataset",
-    kind: RowKind | None = None,
-    max_tokens: int = 0,
-    overlong: Overlong = "error",
-) -> Converted:
-    """Every row to a group; all rows have one kind, told by the first unless given; max_tokens 0 is no limit."""
-    convert = Grouper(tokenizer=tokenizer, kind=kind, max_tokens=max_tokens, overlong=overlong)
-    made = list[Group | None]()
-    for n, row in enumerate(_some(rows, name)):
-        if n % AT_ONCE == 0:
-            convert.ahead(rows[n : n + AT_ONCE])
-        made.append(convert(row, f"{name} row {n + 1}"))
-    groups = [group for group in made if group]
-    if not groups or convert.kind is None:
-        raise HoneError(f"{name}: all {len(rows)} rows exceed {max_tokens} tokens: {LONGER}")
-    tally = convert.tally
-    return Converted(kind=convert.kind, groups=groups, dropped=tally.dropped, truncated=tally.truncated)
-
-
 def has_chat(row: Row) -> bool:
     """Whether a column holds messages."""
     return any(isinstance(value, list) and value and isinstance(value[0], dict) for value in row.values())
-
-
-def _some(rows: Sequence[Row], name: str) -> Sequence[Row]:
-    if not rows:
-        raise HoneError(f"{name} has no rows: give it at least one")
-    return rows
 
 
 def _too_long(where: str, length: int, limit: int, *, remedy: str) -> str:

@@ -113,19 +113,23 @@ def scored_row(row: Row, tokenizer: Tokenizer, *, share: bool = False) -> Rollou
     return replace(completion_row(row, tokenizer), label=score)
 
 
-def closed_steps(row: Row, steps: Sequence[str], *, separator: str = "\n") -> list[str]:
-    """Each step with the separator at its end: the row's own, where it has one."""
-    end = separator if row.get("separator") is None else str(row["separator"])
+def closed_steps(row: Row, steps: Sequence[str]) -> list[str]:
+    """Each step with the separator at its end."""
+    end = _separator(row)
     return [step if end and step.endswith(end) else step + end for step in steps]
 
 
 def step_end(row: Row) -> str:
     """What ends the row's steps: the separator or, of steps as written, the column "step_end"; empty: not known."""
-    separator = "\n" if row.get("separator") is None else str(row["separator"])
-    return separator or str(row.get("step_end") or "")
+    return _separator(row) or str(row.get("step_end") or "")
 
 
-def steps_row(row: Row, tokenizer: Tokenizer, *, separator: str = "\n") -> Rollout:
+def _separator(row: Row) -> str:
+    """The row's own, where it has one."""
+    return "\n" if row.get("separator") is None else str(row["separator"])
+
+
+def steps_row(row: Row, tokenizer: Tokenizer) -> Rollout:
     """PRM: each step ends with the separator, and its label sits on that last token, NaN elsewhere.
 
     A column "separator" says what ends each step; empty: steps are as they were written, as `hone label-steps` does.
@@ -140,7 +144,7 @@ def steps_row(row: Row, tokenizer: Tokenizer, *, separator: str = "\n") -> Rollo
     for step in steps:
         if not isinstance(step, str) or not step:
             raise _wrong(steps_name, step, "text in every step")
-    closed = closed_steps(row, steps, separator=separator)
+    closed = closed_steps(row, steps)
     (tokens, mask), ends = encode_steps(tokenizer, prompt, closed, tools=row.get("tools"))
     step_label = [math.nan] * len(tokens)
     for end, label in zip(ends, labels, strict=True):
@@ -166,13 +170,11 @@ def _one(convert: Callable[[Row, Tokenizer], Rollout]) -> Callable[[Row, Tokeniz
     return lambda row, tokenizer: [convert(row, tokenizer)]
 
 
-CONVERTERS: dict[RowKind, Callable[[Row, Tokenizer], Group]] = {
+CONVERTERS: dict[RowKind, Callable[[Row, Tokenizer], Group]] = {  # those without settings
     RowKind.TEXT: _one(text_row),
     RowKind.COMPLETION: _one(completion_row),
-    RowKind.MESSAGES: messages_rows,
     RowKind.PREFERENCE: preference_row,
     RowKind.LABELLED: _one(labelled_row),
-    RowKind.SCORED: _one(scored_row),
     RowKind.STEPS: _one(steps_row),
 }
 

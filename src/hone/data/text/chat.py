@@ -14,7 +14,7 @@ from hone.types import Message
 
 __all__ = [
     "CHAT_SPECIALS", "DEFAULT_TEMPLATE", "Encoded", "Tool", "check_messages", "continue_chat", "encode_completion",
-    "encode_messages", "encode_steps", "encode_turns", "render", "render_prompt", "render_prompts",
+    "encode_steps", "encode_turns", "render", "render_prompt", "render_prompts",
 ]  # fmt: skip
 
 CHAT_SPECIALS = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
@@ -59,16 +59,6 @@ def _last_special(tokenizer: Tokenizer, text: str, tokens: list[int]) -> tuple[i
     return (at, first) if min(at, first) >= 0 and tokens[first] == tokenizer.id_of(name) else (0, 0)
 
 
-def encode_messages(
-    tokenizer: Tokenizer, messages: Sequence[Message], *, start: int = 0, tools: Sequence[Tool] | None = None
-) -> Encoded:
-    """Tokens up to the last assistant turn's stop token; True on every assistant turn from message `start` on.
-
-    Each rendering must be a prefix of the next: otherwise the model would be trained on a text it never sees.
-    """
-    return encode_turns(tokenizer, messages, start=start, tools=tools)[0]
-
-
 def encode_turns(
     tokenizer: Tokenizer,
     messages: Sequence[Message],
@@ -77,7 +67,11 @@ def encode_turns(
     tools: Sequence[Tool] | None = None,
     turns: ChatRows = "joined",
 ) -> list[Encoded]:
-    """As `encode_messages`, in as many rows as it takes for each turn to follow what a sampler reads before it."""
+    """Tokens up to the last assistant turn's stop token; True on every assistant turn from message `start` on.
+
+    Each rendering must be a prefix of the next: otherwise the model would be trained on a text it never sees. "split":
+    in as many rows as it takes for each turn to follow what a sampler reads before it.
+    """
     dialogue = Dialogue(tokenizer, messages, tools=tools)
     rows, text, tokens, mask = list[Encoded](), "", list[int](), list[bool]()
     answers = [i for i, m in enumerate(dialogue.messages) if m["role"] == "assistant" and i >= start]
@@ -149,19 +143,12 @@ def _say_extended(stop: str) -> None:
 
 
 def continue_chat(
-    tokenizer: Tokenizer,
-    tokens: Sequence[int],
-    messages: Sequence[Message],
-    new: Sequence[Message],
-    *,
-    tools: Sequence[Tool] | None = None,
-    history: Literal["exact", "kept"] = "exact",
+    tokenizer: Tokenizer, tokens: Sequence[int], messages: Sequence[Message], new: Sequence[Message]
 ) -> list[int]:
     """The ids that lead from sampled `tokens` to the next assistant turn: only the `new` messages are tokenised.
 
     tokens: prompt and sampled turn, stop token included; messages: what they say, that turn last. The rendering of
-    messages + new must begin with the text of the tokens ("exact"); or, where it would rewrite what was sampled,
-    the tokens stay and what the template writes after an assistant turn follows them ("kept").
+    messages + new must begin with the text of the tokens.
     """
     if not tokens or tokens[-1] not in tokenizer.stop_ids:
         raise HoneError("the sampled turn has no stop token, it was cut off: nothing can follow it, raise max_tokens")
@@ -169,44 +156,14 @@ def continue_chat(
         raise HoneError("the messages must end with the assistant's sampled turn: append it")
     if any(m["role"] == "assistant" for m in new) or not new:
         raise HoneError("the new messages are those of users and tools: give at least one, and none of the assistant")
-    text = tokenizer.decode(tokens)
-    suffix = (_exact if history == "exact" else _kept)(tokenizer, text, (messages, new), tools)
+    text, full = tokenizer.decode(tokens), Dialogue(tokenizer, [*messages, *new]).opened()
+    if not full.startswith(text):
+        raise HoneError(not_a_prefix(text, full, turn=len(messages), remedy="render the whole chat anew"))
+    suffix = full[len(text) :]
     ids = tokenizer.encode(suffix, specials=True)
     if tokenizer.decode([*tokens, *ids]) != text + suffix:
         raise HoneError(f"the text {suffix[:30]!r} is not read the same after a stop token: use byte-level BPE")
     return ids
-
-
-Talk = tuple[Sequence[Message], Sequence[Message]]  # up to the sampled turn, and after it
-
-
-def _exact(tokenizer: Tokenizer, text: str, talk: Talk, tools: Sequence[Tool] | None) -> str:
-    """What the rendering of all messages adds to the text of the tokens, with which it must begin."""
-    full = Dialogue(tokenizer, [*talk[0], *talk[1]], tools=tools).opened()
-    if not full.startswith(text):
-        remedy = 'go on with history="kept", or end the episode'
-        raise HoneError(not_a_prefix(text, full, turn=len(talk[0]), remedy=remedy))
-    return full[len(text) :]
-
-
-def _kept(tokenizer: Tokenizer, text: str, talk: Talk, tools: Sequence[Tool] | None) -> str:
-    """What the template writes after the stop token of the turn.
-
-    A turn without tool calls is replaced by a placeholder word.
-    """
-    (*known, last), new = talk
-    word = next(f"answer{n}" for n in range(len(text) + 2) if f"answer{n}" not in str(talk))
-    turn: Message = last if last.get("tool_calls") else {"role": "assistant", "content": word}
-    dialogue = Dialogue(tokenizer, [*known, turn, *new], tools=tools)
-    full = dialogue.opened()
-    if turn is last:
-        after = dialogue.turn(len(known)).after
-        end = len(after) if full.startswith(after) else None
-    else:
-        end = dialogue.stop_end(full, full.index(word)) if full.count(word) == 1 else None
-    if end is None:
-        raise HoneError("the chat template does not show where the sampled turn ends: end the episode with it")
-    return full[end:]
 
 
 def render_prompt(
@@ -248,7 +205,7 @@ def encode_completion(
         if isinstance(completion, str):
             completion = [{"role": "assistant", "content": completion}]
         check_messages(tokenizer, completion)
-        return encode_messages(tokenizer, [*prompt, *completion], start=len(prompt), tools=tools)
+        return encode_turns(tokenizer, [*prompt, *completion], start=len(prompt), tools=tools)[0]
     if not isinstance(completion, str):
         raise HoneError("the prompt is text but the completion is messages: give both in the same form")
     head = tokenizer.encode(prompt)

@@ -72,9 +72,9 @@ class Dialogue:
         remedy = "use another template" if isinstance(result, OverLimit) else "correct the messages, or the template"
         raise HoneError(f"the chat template{of} failed on {count} messages ({reason}): {remedy}") from result
 
-    def opened(self, end: int | None = None) -> str:
-        """What a sampler reads before it answers the first `end` messages; the tools must be in it."""
-        return self.with_tools(self.render(end, generation=True).text)
+    def opened(self) -> str:
+        """What a sampler reads before it answers; the tools must be in it."""
+        return self.with_tools(self.render(generation=True).text)
 
     def with_tools(self, text: str) -> str:
         """The text, in which every tool must be named."""
@@ -93,11 +93,8 @@ class Dialogue:
             results = render_chats([self.wanting(*wanted)])[0]
             yield from (self._turn(i, *results[2 * n : 2 * n + 2]) for n, i in enumerate(some))
 
-    def turn(self, i: int) -> Turn:
-        """The assistant's message i, up to the first stop token, at which a sampler is stopped."""
-        return next(self.turns([i]))
-
     def _turn(self, i: int, opened: Result, answered: Result) -> Turn:
+        """The assistant's message i, up to the first stop token, at which a sampler is stopped."""
         before, rendered = self.with_tools(self.checked(i, opened).text), self.checked(i + 1, answered)
         after, marks = rendered.text, rendered.marks
         if not after.startswith(before):
