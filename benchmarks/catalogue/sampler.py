@@ -152,10 +152,10 @@ SAMPLER = (
         tests="model/test_plain_runner.py",
     ),
     fault(
-        "the cache is off by one", "pain 15", "sampler", "model/decoder.py",
-        old="        past, T = cache.length if cache is not None else 0, x.shape[1]",
-        new="        past, T = max(cache.length - 1, 0) if cache is not None else 0, x.shape[1]",
-        tests="model/test_decoder.py rollout/test_local.py",
+        "the cache is off by one", "pain 15", "sampler", PLAIN,
+        old="            positions = np.where(alive, self.rows.length[:rows], 0)",
+        new="            positions = np.where(alive, self.rows.length[:rows] - 1, 0)",
+        tests="model/test_plain_runner.py rollout/test_local.py",
     ),
     # --- where a completion ends ---
     fault(
