@@ -63,17 +63,17 @@ SAMPLER = (
     # --- which weights write ---
     fault(
         "the rollout never gets the weights", "pain 11", "sampler", LOCAL,
-        old="        if not 0 <= pad_id < decoder.config.vocab_size:\n",
+        old="        self.source, self.max_rows, self.invariant = decoder, max_rows, invariant\n",
         new=(
             "        from copy import deepcopy\n\n"
             "        decoder = deepcopy(decoder)\n"
-            "        if not 0 <= pad_id < decoder.config.vocab_size:\n"
+            "        self.source, self.max_rows, self.invariant = decoder, max_rows, invariant\n"
         ),
         tests="rollout/test_local.py",
     ),
     fault(
         "a copy of the weights is published in name only", "pain 11", "sampler", LOCAL,
-        old="            _copy_weights(cast(nn.Module, self.source), cast(nn.Module, self.decoder))",
+        old="            _copy_weights(self.source, self.decoder)",
         new="            pass",
         tests="rollout/test_local.py",
     ),

@@ -21,8 +21,8 @@ from hone.engine.schedule import PATIENCE, SWITCH_AFTER, ActiveRequest, Prefill,
 def scheduler(rows: int = 8, *, blocks: int = 0, capacity: int = 256, budget: int = 1000) -> Scheduler:
     """blocks: of 32 columns; 0: a row is its block."""
     shape = {"num_blocks": blocks or rows, "block_size": CHUNK if blocks else capacity, "capacity": capacity}
-    runner: Any = SimpleNamespace(max_rows=rows, lag=0, held_back=0, **shape)
-    return Scheduler(runner, prefill_tokens=budget)
+    runner: Any = SimpleNamespace(max_rows=rows, lag=0, held_back=0, prefill_tokens=budget, **shape)
+    return Scheduler(runner)
 
 
 def request(number: int, prompt: int | tuple[int, ...] = 10, tokens: int = 5, adapter: str | None = None) -> Request:

@@ -159,12 +159,11 @@ class Prefill:
 class Scheduler:
     """Rows, blocks and queues. The engine asks for `prefill`, then for `decode`, and launches what they say."""
 
-    def __init__(self, runner: Runner, *, prefill_tokens: int) -> None:
+    def __init__(self, runner: Runner) -> None:
         self.block_size, self.capacity = runner.block_size, runner.capacity
         self.slab = runner.block_size == runner.capacity  # a row is its block
         self.max_rows = min(runner.max_rows, runner.num_blocks) if self.slab else runner.max_rows
-        self.held_back = runner.held_back
-        self.prefill_tokens = prefill_tokens
+        self.held_back, self.prefill_tokens = runner.held_back, runner.prefill_tokens
         self._pool, self.queues = BlockPool(runner.num_blocks, slab=self.slab), Queues()
         self._returned: list[int] = []  # blocks to release before the pool is looked at
         self.rows = list(range(self.max_rows))  # the free ones, a heap

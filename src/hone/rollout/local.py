@@ -93,7 +93,6 @@ class LocalSampler:
         decoder: Decoder,
         *,
         max_rows: int = 512,
-        pad_id: int = 0,
         switch: Switch | None = None,
         invariant: bool = False,
         copy: bool = False,
@@ -104,9 +103,7 @@ class LocalSampler:
             check_whole(name, count)
             if count < 1:
                 raise HoneError(f"{name} is {count}: set it to 1 or more")
-        if not 0 <= pad_id < decoder.config.vocab_size:
-            raise HoneError(f"pad_id is {pad_id}: use any token of the model's {decoder.config.vocab_size}")
-        self.source, self.max_rows, self.pad_id, self.invariant = decoder, max_rows, pad_id, invariant
+        self.source, self.max_rows, self.invariant = decoder, max_rows, invariant
         self.decode, self.kv_memory = decode, kv_memory
         self.decoder, self.switch = _copied(decoder, switch) if copy else (decoder, switch)
         self.version = 0

@@ -185,13 +185,9 @@ def _selects_rows(inner: Any) -> bool:
     return bool((got - expected).abs().max() <= 1e-3 * expected.abs().max())
 
 
-def load_foreign(folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Foreign:
-    """The model of a folder through transformers; code that comes with it runs only when that is asked for."""
-    return Foreign(load_with("AutoModelForCausalLM", folder, dtype=dtype, trust_remote_code=trust_remote_code))
-
-
 def load_with(kind: str, folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
-    """What the named class of transformers makes of a folder, if all its weights are there."""
+    """What the named class of transformers makes of a folder, if all its weights are there; code that comes with it
+    runs only when that is asked for."""
     if find_spec("transformers") is None:
         raise HoneError(
             f'{folder} is of a family that the decoder does not compute: pip install "hone[hf]" to run it anyway'
@@ -333,8 +329,3 @@ class ForeignScorer(Scorer):
 def several_labels(count: int) -> HoneError:
     """The error for a model that gives another number of scores than one."""
     return HoneError(f"the reward model has {count} labels: a reward is one number, use a model with one label")
-
-
-def load_foreign_scorer(folder: str | Path, *, dtype: torch.dtype) -> ForeignScorer:
-    """The reward model of a folder through transformers; code that comes with it is not run."""
-    return ForeignScorer(load_with("AutoModelForSequenceClassification", folder, dtype=dtype))
