@@ -20,7 +20,7 @@ from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Mask
 from hone.model.formats.hf_config import CONFIG
-from hone.model.formats.weight_files import read_shapes
+from hone.model.formats.weight_files import tensor_index
 from hone.model.scorer import Scorer
 from hone.types import Batch, Forward
 
@@ -226,13 +226,13 @@ def load_with(kind: str, folder: str | Path, *, dtype: torch.dtype, trust_remote
 
 def _check_size(kind: str, folder: Path) -> None:
     """Refuse a config that asks for more than the weight files hold, before anything is made of it."""
-    shapes = read_shapes(folder)
+    stored = tensor_index(folder)
     config = read_object(folder / CONFIG)
     for key, value in _numbers(config):
-        if LAYERS.search(key) and isinstance(value, int) and value > len(shapes):
-            has = f"{len(shapes)} tensors"
+        if LAYERS.search(key) and isinstance(value, int) and value > len(stored):
+            has = f"{len(stored)} tensors"
             raise HoneError(f"the weights in {folder} do not fit its config ({key} {value}, {has}): copy it again")
-    held = sum(math.prod(shape) for shape in shapes.values())
+    held = sum(math.prod(x.shape) for x in stored.values())
     model = empty_model(kind, folder)
     asked = sum(p.numel() for p in model.parameters())
     tables = sum(b.numel() for b in model.buffers())
