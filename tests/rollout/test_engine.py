@@ -192,9 +192,6 @@ def test_a_group_is_computed_once_and_a_common_beginning_once(model):
     ask(engine, [Request(id=i, prompt=(*prompt[:32], i), params=params()) for i in range(4)])
     assert runner.computed == 40 + 4  # 32 of them are in memory
     assert (engine.counts.computed, engine.counts.saved) == (44, 15 * 40 + 4 * 32)
-    engine.forget()
-    ask(engine, [Request(id=i, prompt=(*prompt[:32], i), params=params()) for i in range(4)])
-    assert runner.computed == 44 + 33 + 3
 
 
 @each("length", [31, 32, 33, 63, 64, 65])
@@ -513,20 +510,6 @@ def test_a_failure_in_the_runner_leaves_nothing_behind(model, alone, fail_at: in
     assert not engine.busy
     check_empty(engine)
     same(ask(engine, mixed()), alone)
-
-
-def test_weights_that_changed_are_used_for_every_prompt_after_forgetting():
-    model = decoder()
-    engine = engine_of(watched(model, 8))
-    requests = [Request(id=i, prompt=(*range(25), *range(25), i), params=params()) for i in range(6)]
-    before = ask(engine, requests)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
-    engine.forget()
-    after = ask(engine, requests)
-    assert any(after[i].tokens != before[i].tokens for i in range(6))
-    same(after, ask(engine_of(watched(model, 8)), requests))
 
 
 def test_adapters_by_request():

@@ -96,10 +96,6 @@ class Engine:
             self.runner.stop([place.row for place in places])
         return here
 
-    def forget(self) -> None:
-        """The weights changed: prompts read before are not shared with later ones."""
-        self.schedule.forget()
-
     def step(self) -> list[News]:
         """Launch the prompts and the token that are next, read what is due, and say what came of it.
 
