@@ -51,11 +51,6 @@ BATCHING = (
         tests="rollout/test_local.py",
     ),
     fault(
-        "a prompt half read when the weights changed is shared with later ones", "pain 11", "sampler", SCHEDULE,
-        old="        self.pool.forget()\n        self.age += 1\n", new="        self.pool.forget()\n",
-        tests="rollout/test_schedule.py",
-    ),
-    fault(
         "a prompt begins with what another reads in the same launch", "pain 15", "sampler", SCHEDULE,
         old="            self._read(self._begin(group, places, CHUNK * len(chunks), copy), chunks, launch)\n",
         new=(
@@ -91,7 +86,7 @@ BATCHING = (
     ),
     fault(
         "a row cancelled before it got its copy of a prompt is read by others", "pain 13", "sampler", SCHEDULE,
-        old="                if not place.gone:  # each row", new="                if place:  # each row",
+        old="            if not place.gone:  # each row", new="            if place:  # each row",
         tests="rollout/test_schedule.py",
     ),
     fault(

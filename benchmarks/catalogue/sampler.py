@@ -63,17 +63,17 @@ SAMPLER = (
     # --- which weights write ---
     fault(
         "the rollout never gets the weights", "pain 11", "sampler", LOCAL,
-        old="        if not 0 <= pad_id < decoder.config.vocab_size:\n",
+        old="        self.source, self.max_rows, self.invariant = decoder, max_rows, invariant\n",
         new=(
             "        from copy import deepcopy\n\n"
             "        decoder = deepcopy(decoder)\n"
-            "        if not 0 <= pad_id < decoder.config.vocab_size:\n"
+            "        self.source, self.max_rows, self.invariant = decoder, max_rows, invariant\n"
         ),
         tests="rollout/test_local.py",
     ),
     fault(
         "a copy of the weights is published in name only", "pain 11", "sampler", LOCAL,
-        old="            _copy_weights(cast(nn.Module, self.source), cast(nn.Module, self.decoder))",
+        old="            _copy_weights(self.source, self.decoder)",
         new="            pass",
         tests="rollout/test_local.py",
     ),
@@ -152,10 +152,10 @@ SAMPLER = (
         tests="model/test_plain_runner.py",
     ),
     fault(
-        "the cache is off by one", "pain 15", "sampler", "model/decoder.py",
-        old="        past, T = cache.length if cache is not None else 0, x.shape[1]",
-        new="        past, T = max(cache.length - 1, 0) if cache is not None else 0, x.shape[1]",
-        tests="model/test_decoder.py rollout/test_local.py",
+        "the cache is off by one", "pain 15", "sampler", PLAIN,
+        old="            positions = np.where(alive, self.rows.length[:rows], 0)",
+        new="            positions = np.where(alive, self.rows.length[:rows] - 1, 0)",
+        tests="model/test_plain_runner.py rollout/test_local.py",
     ),
     # --- where a completion ends ---
     fault(

@@ -32,7 +32,7 @@ def gap(learner: Learner, of: Policy, *, seed: int) -> float:
     assert isinstance(policy, Policy)
     batch = collate(tiny.Roller(policy.decoder, group=8, seed=seed)(tiny.TASKS))
     with torch.no_grad():
-        q, r = policy.log_distribution(batch), of.log_distribution(batch)
+        q, r = policy.log_rows(batch)(slice(None)), of.log_rows(batch)(slice(None))
     return float((q.exp() * (q - r)).sum(-1).mean())
 
 

@@ -6,8 +6,9 @@ from hone.engine.runner import Runner
 
 
 def write(runner: Runner, asked: list[Request], budget: int, *, vocab: int) -> dict[int, News]:
-    """What each wrote; nothing is left in memory."""
-    return go(Engine(runner, vocab_size=vocab, prefill_tokens=budget), asked)
+    """What each wrote, of prompts read `budget` tokens at a time; nothing is left in memory."""
+    runner.prefill_tokens = budget
+    return go(Engine(runner, vocab_size=vocab), asked)
 
 
 def go(engine: Engine, asked: list[Request]) -> dict[int, News]:

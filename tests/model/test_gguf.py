@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from hone.data.text.chat import render
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
+from hone.model.decoder import Decoder
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.gguf import config_of, convert_gguf, halves, load_gguf, read_gguf
 from hone.model.formats.gguf_tokenizer import KINDS, build_tokenizer
@@ -45,7 +46,7 @@ TRICKY = [
 
 def logits_of(model: Any) -> torch.Tensor:
     with torch.no_grad():
-        return model.lm_head(model(TOKENS)) if hasattr(model, "new_cache") else model(TOKENS).logits
+        return model.lm_head(model(TOKENS)) if isinstance(model, Decoder) else model(TOKENS).logits
 
 
 @pytest.fixture(scope="module")

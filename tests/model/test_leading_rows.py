@@ -5,7 +5,7 @@ import torch
 
 from hone.engine.params import SampleParams
 from hone.engine.runner import PromptChunk, Seat
-from hone.engine.runners.native.layers import Native, uncovered
+from hone.engine.runners.native.layers import NativeLayers, uncovered
 from hone.engine.runners.native.runner import NativeRunner
 from hone.engine.runners.torch.kv_cache import Slab
 from hone.model.config import DecoderConfig
@@ -80,7 +80,7 @@ def test_a_row_reads_the_leading_ones_memory_and_not_its_own_copy(kv_heads: int,
     written: list[list[float]] = [[], []]
     for spoilt in (0, 1):
         runner = NativeRunner(made(kv_heads, head_dim), max_rows=3, capacity=60)
-        assert isinstance(runner.layers, Native)
+        assert isinstance(runner.layers, NativeLayers)
         params = SampleParams(max_tokens=12, seed=5, stop_ids=frozenset())
         seats = tuple(Seat(request=i, row=i, blocks=(i,), params=params, limit=12) for i in range(3))
         part = PromptChunk(prompt=prompt, start=0, end=len(prompt), blocks=(0,), seats=seats)
@@ -109,7 +109,7 @@ def test_groups_write_the_same_as_rows_alone_while_rows_change_hands(kv_heads: i
     assert [(r.tokens, r.gen_logp) for g in together for r in g] == [(r.tokens, r.gen_logp) for g in wide for r in g]
     lengths = {sum(r.mask) for g in together for r in g}
     assert len(lengths) > 5
-    whole = Native(decoder, 1, 90)
+    whole = NativeLayers(decoder, 1, 90)
     for group in together:  # and as a row that nobody shares anything with
         for rollout in group[:2]:
             tokens = torch.tensor(rollout.tokens)

@@ -275,7 +275,7 @@ def test_each_adapter_of_a_decoder_is_what_it_is_alone(make_decoder):
             with use_adapter(both, None):
                 assert torch.equal(both(TOKENS), make_decoder()(TOKENS))
             assert torch.equal(both(TOKENS), alone[name](TOKENS))
-        state = lora_state(both, name)
+            state = lora_state(both)
         assert state.keys() == lora_state(alone[name]).keys()
         assert all(torch.equal(x, state[key]) for key, x in lora_state(alone[name]).items())
     assert torch.equal(both(TOKENS), alone["two"](TOKENS))
@@ -286,7 +286,8 @@ def test_one_adapter_is_trained_at_a_time_and_the_others_stay(make_decoder, make
     both, _ = two(make_decoder)
     for name, other in (("one", "two"), ("two", "one")):
         select_adapter(both, name)
-        before = {n: x.clone() for n, x in lora_state(both, other).items()}
+        with use_adapter(both, other):
+            before = {n: x.clone() for n, x in lora_state(both).items()}
         policy = Policy(both)
         trained = {id(p) for p in policy.actor_parameters()}
         assert trained == {id(p) for p in lora_parameters(both)}
@@ -295,7 +296,8 @@ def test_one_adapter_is_trained_at_a_time_and_the_others_stay(make_decoder, make
         optimizer = torch.optim.SGD(policy.actor_parameters(), lr=0.1)
         policy(make_batch(rows), LOGP).logp.sum().backward()
         optimizer.step()
-        assert all(torch.equal(x, before[n]) for n, x in lora_state(both, other).items())
+        with use_adapter(both, other):
+            assert all(torch.equal(x, before[n]) for n, x in lora_state(both).items())
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in policy.actor_parameters())
         both.zero_grad()
 
@@ -338,7 +340,7 @@ def test_an_untied_head_can_be_adapted_on_request(make_decoder, make_batch, rows
     nn.init.normal_(decoder.lm_head.adapter.lora_B)
     logp = policy(batch, LOGP).logp
     logits = decoder.lm_head(decoder(torch.tensor([rows[0]])))[0]
-    torch.testing.assert_close(policy.log_distribution(make_batch(rows[:1])), logits[1:-1].log_softmax(-1))
+    torch.testing.assert_close(policy.log_rows(make_batch(rows[:1]))(slice(None)), logits[1:-1].log_softmax(-1))
     logp.sum().backward()
     assert decoder.lm_head.adapter.lora_A.grad.abs().sum() > 0
     view = ReferenceView(policy)
@@ -357,8 +359,8 @@ def test_the_reference_view_is_the_base_model_without_gradient_or_memory(make_de
     torch.testing.assert_close(fwd.logp, expected.logp, rtol=0, atol=1e-12)
     torch.testing.assert_close(fwd.entropy, expected.entropy, rtol=0, atol=1e-12)
     assert not fwd.logp.requires_grad
-    torch.testing.assert_close(view.log_distribution(batch), base.log_distribution(batch), rtol=0, atol=1e-12)
-    assert not view.log_distribution(batch).requires_grad
+    torch.testing.assert_close(view.log_rows(batch)(slice(None)), base.log_rows(batch)(slice(None)), rtol=0, atol=1e-12)
+    assert not view.log_rows(batch)(slice(None)).requires_grad
 
 
 def test_kl_to_the_view_equals_kl_to_a_frozen_base_with_its_gradient(make_decoder, make_batch, rows):

@@ -41,7 +41,7 @@ def given() -> Batch:
     """The trainer's batch as Hone sees it: old log-probs and values from Hone's own models and the same noise."""
     batch, policy = rows.grouped(), actor_critic()
     with torch.no_grad():
-        old = (policy.log_distribution(batch) + old_ppo.logit_noise()[slots(batch.mask)]).log_softmax(-1)
+        old = (policy.log_rows(batch)(slice(None)) + old_ppo.logit_noise()[slots(batch.mask)]).log_softmax(-1)
         value = policy(batch, frozenset({"value"})).value
     wide = with_the_state_after_the_stop(batch)
     chosen = old.gather(1, batch.targets[batch.mask][:, None]).squeeze(1)

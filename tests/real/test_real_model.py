@@ -82,7 +82,7 @@ def test_it_has_read_the_language(decoder, tokenizer, text, below):
 def complete(decoder: Decoder, tokenizer: Tokenizer, chat: list[dict[str, str]], *, most: int = 24) -> Any:
     params = SampleParams(max_tokens=most, temperature=0.0, stop_ids=tokenizer.stop_ids, seed=0)
     prompt = render_prompt(tokenizer, chat)
-    (group,) = LocalSampler(decoder, pad_id=tokenizer.pad_id).sample([prompt], n=1, params=params)
+    (group,) = LocalSampler(decoder).sample([prompt], n=1, params=params)
     return prompt, group[0]
 
 

@@ -127,11 +127,6 @@ PARAMETERS = [
         "leave at least one to write",
     ),
     call(
-        lambda w: LocalSampler(decoder(258), pad_id=999),
-        lambda w: LocalSampler(decoder(258), pad_id=0),
-        "use any token",
-    ),
-    call(
         lambda w: LocalSampler(decoder(258), max_rows=0),
         lambda w: LocalSampler(decoder(258), max_rows=1),
         "set it to 1 or more",

@@ -135,7 +135,7 @@ FOLDERS = [
     damaged("config.json", lambda c: {**c, "hidden_size": "wide"}, "correct it"),
     damaged("config.json", lambda c: {**c, "rope_parameters": 3}, "not an object: copy it again"),
     given(lambda w, x: _spoilt(w, *x), ("model.safetensors", b"x"), ("", None), "copy it again"),
-    given(lambda w, x: _spoilt(w, *x), ("model.safetensors", None), ("", None), "or copy them again"),
+    given(lambda w, x: _spoilt(w, *x), ("model.safetensors", None), ("", None), "convert the weights to safetensors"),
     given(_indexed, [], None, "is no index of weights"),
     given(_indexed, {"weight_map": {"a": "../x"}}, None, "names files outside the folder"),
     given(_scored, {"mean": "x"}, None, "must hold kind, mean and std"),
@@ -150,7 +150,7 @@ FOLDERS = [
         lambda w, x: _spoilt(w, *x, lambda f: typed(w, "inspect", str(f))),
         ("model.safetensors", None),
         ("", None),
-        "give a model folder or an adapter's",
+        "or give a model's or adapter's folder",
     ),
 ]
 

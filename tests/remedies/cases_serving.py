@@ -135,10 +135,10 @@ SERVERS = [
 ]
 
 
-def _requested(world: World, *numbers: int, noise: int | None = None, prefill: int | None = None, **more: Any) -> None:
+def _requested(world: World, *numbers: int, noise: int | None = None, **more: Any) -> None:
     model = decoder(258)
     runner = make_runner(model, max_rows=2, capacity=16, switch=more.pop("switch", partial(use_adapter, model)))
-    engine = Engine(runner, vocab_size=258, prefill_tokens=prefill)
+    engine = Engine(runner, vocab_size=258)
     engine.submit([Request(id=n, prompt=(5,), params=params(**more), noise=noise) for n in numbers])
 
 
@@ -183,7 +183,6 @@ def _runner(world: World, **more: Any) -> Any:
 
 
 SAMPLERS = [
-    given(lambda w, n: _requested(w, 1, prefill=n), 0, 8, "prefill_tokens is 0"),
     given(lambda w, ids: _requested(w, *ids), (1, 1), (1, 2), "give each its own id"),
     given(lambda w, n: _requested(w, 1, noise=n), -1, 0, "number it from 0 to 2**64 - 1"),
     given(

@@ -114,7 +114,8 @@ class _Done:
 
 
 class Paged:
-    """Blocks of 32 columns and the decoder's own forward pass, a row at a time: slow, and nothing to go wrong in it."""
+    """Blocks of 32 tokens and the decoder's own forward pass over them, a row at a time: slow, and nothing to go
+    wrong in it. A block that holds other tokens than those of the row shows in what the row draws."""
 
     lag, prefill_tokens, prefill_launches, most_stops, keeps_written = 0, 4096, 1, None, True
     records_support = False
@@ -122,26 +123,18 @@ class Paged:
     def __init__(self, decoder: Decoder, *, max_rows: int, num_blocks: int, capacity: int, held_back: int = 0) -> None:
         self.decoder, self.max_rows, self.num_blocks, self.capacity = decoder, max_rows, num_blocks, capacity
         self.block_size, self.held_back = CHUNK, held_back
-        c = decoder.config
-        shape = (num_blocks, c.num_hidden_layers, 2, c.num_key_value_heads, CHUNK, c.head_dim)
-        self.store = torch.full(shape, float("nan"), dtype=decoder.lm_head.weight.dtype)  # what is not written shows
+        self.store = torch.full((num_blocks, CHUNK), -1)  # what is not written cannot be read
         self.rows: dict[int, dict[str, Any]] = {}
 
     def use(self, adapter: str | None) -> None:
         assert adapter is None
 
     def _run(self, tokens: Sequence[int], start: int, blocks: Sequence[int]) -> torch.Tensor:
-        """Logits after the last token; keys and values go into the blocks."""
-        cache = self.decoder.new_cache(1, start + len(tokens))
-        for i in range(-(-start // CHUNK)):
-            first, last = i * CHUNK, min((i + 1) * CHUNK, start)
-            cache.store[:, :, 0, :, first:last] = self.store[blocks[i]][..., : last - first, :]
-        cache.length = start
-        mask = torch.ones(len(tokens), start + len(tokens), dtype=torch.bool).tril(start)
-        hidden = self.decoder(torch.tensor([list(tokens)]), mask=mask[None, None], cache=cache)
-        for column in range(start, start + len(tokens)):
-            self.store[blocks[column // CHUNK]][..., column % CHUNK, :] = cache.store[:, :, 0, :, column]
-        return self.decoder.logits(hidden[:, -1])
+        """Logits after the last token; the tokens go into the blocks, and those before them are read there."""
+        for column, token in enumerate(tokens, start=start):
+            self.store[blocks[column // CHUNK], column % CHUNK] = token
+        row = self.store[list(blocks)].flatten()[: start + len(tokens)]
+        return self.decoder.logits(self.decoder(row[None])[:, -1])
 
     @torch.no_grad()
     def prefill(self, parts: Sequence[PromptChunk]) -> Ticket:

@@ -137,18 +137,6 @@ def test_the_same_chunk_after_another_beginning_is_another_chunk():
     assert pool.index.find("adapter", prompt_of("ab")) == []
 
 
-def test_forgetting_empties_the_index_and_frees_nothing_that_is_held():
-    pool = BlockPool(4)
-    (held,) = take(pool, prompt_of("a"), 1)
-    (freed,) = take(pool, prompt_of("b"), 1)
-    pool.release(reversed(freed))
-    pool.forget()
-    assert pool.free == 2
-    assert pool.index.find(None, prompt_of("a")) == pool.index.find(None, prompt_of("b")) == []
-    assert set(pool.take(2)) == set(freed)
-    pool.release(held)
-
-
 def test_holding_and_releasing_too_much_is_an_error():
     pool = BlockPool(2, slab=True)
     pool.claim(1)
@@ -230,11 +218,6 @@ class Account(RuleBasedStateMachine):
     def leave(self, data: st.DataObject) -> None:
         if self.held:
             self.pool.release(reversed(self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))))
-
-    @rule()
-    def forget(self) -> None:
-        self.pool.forget()
-        self.inside.clear()
 
     @invariant()
     def the_books_agree(self) -> None:

@@ -153,7 +153,8 @@ def test_thousands_of_requests(count: int):
         return use_adapter(model, None if name == "base" else name)
 
     runner = Watched(make_runner(model, max_rows=96, capacity=CAPACITY, switch=switch), lag=2)
-    engine = Engine(runner, vocab_size=VOCAB, decode=letters, prefill_tokens=2000)
+    runner.prefill_tokens = 2000
+    engine = Engine(runner, vocab_size=VOCAB, decode=letters)
     found = soak(engine, count, steps=8)
 
     # nothing is left behind

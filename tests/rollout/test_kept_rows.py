@@ -155,26 +155,6 @@ def test_a_stop_string_read_late_keeps_no_more_than_what_was_told(model: Decoder
             assert got.tokens == ask(engine_of(alone), [turn(0, p, 1)])[0].tokens
 
 
-def test_weights_that_changed_forget_what_was_written():
-    old, new = decoder(seed=0), decoder(seed=1)
-    engine = engine_of(make_runner(old, max_rows=2, capacity=CONTEXT))
-    engine.submit([turn(0, opening(3), 0)])
-    first: list[News] = []
-    for _ in range(20):
-        first += engine.step()
-    old.load_state_dict(new.state_dict())
-    engine.forget()  # in the middle: what it goes on to write is of neither weights
-    while engine.busy:
-        first += engine.step()
-    prompt = (*opening(3), *first[-1].tokens, 7)
-    before = engine.counts.saved
-    second = ask(engine, [turn(0, prompt, 1)])[0]
-    assert engine.counts.saved == before
-    assert (
-        second.tokens == ask(engine_of(make_runner(new, max_rows=1, capacity=CONTEXT)), [turn(0, prompt, 1)])[0].tokens
-    )
-
-
 @pytest.mark.parametrize(("dtype", "invariant"), [(torch.float32, False), (torch.float32, True), (torch.float64, True)])
 def test_going_on_from_what_was_written_gives_the_same_bits(dtype: torch.dtype, invariant: bool):
     """In C++ (float32, where there is a compiler) and in the invariant mode."""

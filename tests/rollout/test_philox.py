@@ -69,9 +69,3 @@ def test_rows_go_at_their_own_pace():
         for row in [row for row, (_, count) in place.items() if count > 3 * AHEAD or chance.random() < 0.002]:
             del place[row]
     assert written > 1000
-
-
-def test_a_row_can_begin_in_the_middle_of_its_stream():
-    streams = RandomStreams(2)
-    streams.seat(1, seed=8, request=9, count=AHEAD + 3)
-    assert [streams.next(np.array([1]))[0] for _ in range(2)] == stream(8, 9, AHEAD + 3, 2)

@@ -21,8 +21,8 @@ from hone.engine.schedule import PATIENCE, SWITCH_AFTER, ActiveRequest, Prefill,
 def scheduler(rows: int = 8, *, blocks: int = 0, capacity: int = 256, budget: int = 1000) -> Scheduler:
     """blocks: of 32 columns; 0: a row is its block."""
     shape = {"num_blocks": blocks or rows, "block_size": CHUNK if blocks else capacity, "capacity": capacity}
-    runner: Any = SimpleNamespace(max_rows=rows, lag=0, held_back=0, **shape)
-    return Scheduler(runner, prefill_tokens=budget)
+    runner: Any = SimpleNamespace(max_rows=rows, lag=0, held_back=0, prefill_tokens=budget, **shape)
+    return Scheduler(runner)
 
 
 def request(number: int, prompt: int | tuple[int, ...] = 10, tokens: int = 5, adapter: str | None = None) -> Request:
@@ -238,17 +238,6 @@ def test_the_content_of_one_adapter_is_not_that_of_another():
         s.release(place_of(s, number))
 
 
-def test_what_is_read_across_a_change_of_weights_is_found_by_nobody():
-    s, prompt = scheduler(4, budget=40), tuple(range(100))
-    s.add([request(0, prompt)])
-    launch(s)
-    s.forget()
-    launch(s)
-    launch(s)
-    s.add([request(1, prompt)])
-    assert spans(launch(s)[0]) == [(0, 40, 0)]
-
-
 @pytest.mark.parametrize("blocks", [0, 64])
 def test_cancelling_the_first_of_a_group_half_read_leaves_the_others_their_prompt(blocks: int):
     s = scheduler(4, blocks=blocks, budget=40)
@@ -321,7 +310,7 @@ class Memory:
             self.copy((source,), (target,), columns)
         for part in prefill.parts:
             for c in range(part.start, part.end):
-                self.held[self.at(part.blocks, c)] = (self.s.queues.adapter, self.s.age, part.prompt[c])
+                self.held[self.at(part.blocks, c)] = (self.s.queues.adapter, part.prompt[c])
             for seat in part.seats:
                 self.copy(part.blocks, seat.blocks, len(part.prompt))
 
@@ -337,7 +326,7 @@ class Memory:
             for block in chunk.blocks:
                 start = first if self.s.slab else 0
                 found = [self.held.get((block, start + c), ()) for c in range(CHUNK)]
-                assert found == [(adapter, self.s.age, token) for token in chunk.key[1]]
+                assert found == [(adapter, token) for token in chunk.key[1]]
 
 
 def wander(s: Scheduler, g: random.Random) -> None:
@@ -352,8 +341,6 @@ def wander(s: Scheduler, g: random.Random) -> None:
             s.add(group)
         if s.owner and g.random() < 0.3:
             s.cancel(g.choice(list(s.owner)))
-        if g.random() < 0.03:
-            s.forget()
         s.turn()
         prefill = s.prefill()
         memory.read(prefill)
@@ -478,10 +465,6 @@ class Account(RuleBasedStateMachine):
             assert (place is not None) == (number in self.writing)
             self.writing.pop(number, None)
             self.waiting.discard(number)
-
-    @rule()
-    def forget(self) -> None:
-        self.s.forget()
 
     @invariant()
     def the_books_agree(self) -> None:

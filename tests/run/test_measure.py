@@ -70,7 +70,7 @@ def test_one_problem_has_no_error_bar():
 def test_evaluation_never_draws_what_training_draws(world: World):
     model, tokenizer = decoder(258), world.tokenizer
     params = SampleParams(max_tokens=8, stop_ids=tokenizer.stop_ids, seed=5)
-    trained = Roller(LocalSampler(model, pad_id=tokenizer.pad_id), tokenizer, params, group=3)(TASKS)
+    trained = Roller(LocalSampler(model), tokenizer, params, group=3)(TASKS)
     examined = sample_groups(model, tokenizer, TASKS, params=params, samples=3)
     again = sample_groups(model, tokenizer, TASKS, params=params, samples=3)
     assert [[r.tokens for r in g] for g in examined] == [[r.tokens for r in g] for g in again]

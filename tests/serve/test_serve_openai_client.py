@@ -206,7 +206,7 @@ def test_log_probs_are_those_of_the_model(client: OpenAI, decoder: Decoder, toke
     with use_adapter(decoder, None):
         tokens = list(LocalSampler(decoder).sample([prompt], n=1, params=params)[0][0].tokens)
         with torch.inference_mode():
-            logits = decoder.logits(decoder(torch.tensor([tokens]), positions=None, mask=None, cache=None))[0]
+            logits = decoder.logits(decoder(torch.tensor([tokens])))[0]
     logp = logits.float().log_softmax(-1)
     written = [t for t in tokens[len(prompt) :] if t not in tokenizer.stop_ids]
     assert len(got.tokens) == len(written) == 24

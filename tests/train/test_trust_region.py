@@ -76,7 +76,7 @@ def explicit_fisher(learner: Learner, batch: Batch) -> Tensor:
     policy = learner.policy
     assert isinstance(policy, Policy)
     parameters = policy.actor_parameters()
-    logp = policy.log_distribution(batch)
+    logp = policy.log_rows(batch)(slice(None))
     size = sum(p.numel() for p in parameters)
     F = torch.zeros(size, size, dtype=torch.float64)
     for n, a in itertools.product(range(logp.shape[0]), range(logp.shape[1])):
@@ -106,7 +106,7 @@ def test_the_fisher_product_is_the_fisher_matrix_times_the_vector() -> None:
 def exact_kl(old: Policy, new: Policy, batch: Batch) -> float:
     """Mean KL(old || new) over the trained tokens, from the two distributions themselves."""
     with torch.no_grad():
-        p, q = old.log_distribution(batch), new.log_distribution(batch)
+        p, q = old.log_rows(batch)(slice(None)), new.log_rows(batch)(slice(None))
     return (p.exp() * (p - q)).sum(-1).mean().item()
 
 

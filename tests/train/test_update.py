@@ -379,9 +379,9 @@ def test_the_exact_penalty_compares_with_the_policy_before_the_iteration() -> No
     learner = learner_for(algo)
     batch = ready(algo, learner)
     assert learner.policy(batch, frozenset({"old_kl"})).old_kl.abs().max() < 1e-12
-    before = learner.policy.log_distribution(batch).detach()  # pyright: ignore[reportAttributeAccessIssue]
+    before = learner.policy.log_rows(batch)(slice(None)).detach()  # pyright: ignore[reportAttributeAccessIssue]
     step.update(learner, batch, algo)
-    after = learner.policy.log_distribution(batch).detach()  # pyright: ignore[reportAttributeAccessIssue]
+    after = learner.policy.log_rows(batch)(slice(None)).detach()  # pyright: ignore[reportAttributeAccessIssue]
     found = learner.policy(batch, frozenset({"old_kl"})).old_kl.detach()[batch.mask]
     torch.testing.assert_close(found, (before.exp() * (before - after)).sum(-1), rtol=0, atol=1e-12)
     assert found.max() > 0

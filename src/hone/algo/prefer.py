@@ -1,8 +1,6 @@
 """Preference losses: (Forward, Batch) -> [B]. Row 2p is the chosen one, row 2p+1 the rejected one; a pair's loss
 stands on both of its rows, whose weights add up to one pair's."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,11 +17,6 @@ def pair_margin(per_row: Tensor) -> Tensor:
 def reference_gain(fwd: Forward, batch: Batch) -> Tensor:
     """log pi(y|x) - log ref(y|x), [B]; times beta it is DPO's implicit reward."""
     return sequence_sum(fwd.logp - batch.ref_logp, batch.mask)
-
-
-def preference(fwd: Forward, batch: Batch, *, psi: Callable[[Tensor], Tensor]) -> Tensor:
-    """psi(u), u = gain of the chosen minus gain of the rejected: any loss of that one number."""
-    return psi(pair_margin(reference_gain(fwd, batch)))
 
 
 def dpo(fwd: Forward, batch: Batch, *, beta: float = 0.1, smoothing: float = 0.0) -> Tensor:

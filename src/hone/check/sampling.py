@@ -157,7 +157,7 @@ def _largest_error(probe: Probe, rows: list[Rollout], T: float) -> float:
     logp, worst = learner_logp(probe, batch), 0.0
     for i, row in enumerate(rows):
         tokens = torch.tensor([list(row.tokens)], device=decoder.device)
-        logits = decoder.lm_head(decoder(tokens, positions=None, mask=None, cache=None))[0, :-1]
+        logits = decoder.lm_head(decoder(tokens))[0, :-1]
         if batch.support is not None:
             kept = batch.support.rows(i)
             outside = kept.outside(slice(len(logits)), logits.shape[-1]).to(logits.device)

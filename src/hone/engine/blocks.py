@@ -77,10 +77,6 @@ class PrefixIndex:
             del chunk.blocks[a]
             chunk.blocks[b] = None
 
-    def forget(self) -> None:
-        """The weights changed: nothing in memory is what they would compute."""
-        self.chunks, self.held, self.roots = {}, {}, {}
-
     def _root(self, adapter: str | None) -> int:
         if adapter not in self.roots:
             self.roots[adapter] = self._new_id()
@@ -158,12 +154,6 @@ class BlockPool:
         self.claim(b)
         self.index.move(a, b)
         self.release([a])
-
-    def forget(self) -> None:
-        """Empty the index; what is held stays held."""
-        self.index.forget()
-        self._blank += self._kept
-        self._kept.clear()
 
 
 def claim_rows(pool: BlockPool, rows: Sequence[int], chunks: Sequence[CachedChunk]) -> tuple[int, int, int] | None:

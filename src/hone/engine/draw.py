@@ -238,10 +238,10 @@ class RandomStreams:
         self._first = np.full(rows, -AHEAD)  # which double the row's table begins with
         self._table = np.zeros((rows, AHEAD))
 
-    def seat(self, row: int, seed: int, request: int, count: int = 0) -> None:
-        """The row goes on with double `count` of (seed, request)."""
+    def seat(self, row: int, seed: int, request: int) -> None:
+        """The row begins the stream of (seed, request)."""
         self.key[:, row] = seed, request
-        self.count[row], self._first[row] = count, -AHEAD
+        self.count[row], self._first[row] = 0, -AHEAD
 
     def move(self, a: int, b: int) -> None:
         """Row b goes on as row a did."""

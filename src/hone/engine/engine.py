@@ -46,16 +46,11 @@ class Engine:
 
     After a launch has begun, at most `runner.lag` stay in flight; the oldest is read first, so every run has the same
     order. Tokens of a request that already ended are dropped.
-    decode: token ids to text, for stop strings. prefill_tokens: the most prompt tokens in one launch.
+    decode: token ids to text, for stop strings.
     """
 
-    def __init__(
-        self, runner: Runner, *, vocab_size: int, decode: Decode | None = None, prefill_tokens: int | None = None
-    ) -> None:
-        prefill_tokens = runner.prefill_tokens if prefill_tokens is None else prefill_tokens
-        if prefill_tokens < 1:
-            raise HoneError(f"prefill_tokens is {prefill_tokens}: set it to 1 or more")
-        self.runner, self.vocab_size, self.decode, self.prefill_tokens = runner, vocab_size, decode, prefill_tokens
+    def __init__(self, runner: Runner, *, vocab_size: int, decode: Decode | None = None) -> None:
+        self.runner, self.vocab_size, self.decode = runner, vocab_size, decode
         self.known: set[str | None] = {None}  # adapters the runner has
         self.using: str | None = None  # the adapter that the runner computes with
         self.written = 0
@@ -100,10 +95,6 @@ class Engine:
         if places:
             self.runner.stop([place.row for place in places])
         return here
-
-    def forget(self) -> None:
-        """The weights changed: prompts read before are not shared with later ones."""
-        self.schedule.forget()
 
     def step(self) -> list[News]:
         """Launch the prompts and the token that are next, read what is due, and say what came of it.
@@ -282,7 +273,7 @@ class Engine:
 
     def _clear(self) -> None:
         rows = self.runner.max_rows
-        self.schedule = Scheduler(self.runner, prefill_tokens=self.prefill_tokens)
+        self.schedule = Scheduler(self.runner)
         self.record = Record(rows)
         self.line_of = np.full(rows, NOBODY)  # by row
         self.places: dict[int, ActiveRequest] = {}  # by line

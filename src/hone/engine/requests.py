@@ -53,9 +53,6 @@ class Tops:
             return NotImplemented
         return np.array_equal(self.token, other.token) and np.array_equal(self.raw, other.raw)
 
-    def __add__(self, other: "Tops") -> "Tops":
-        return Tops(np.concatenate([self.token, other.token]), np.concatenate([self.raw, other.raw]))
-
 
 NO_TOPS = Tops(np.empty((0, 0), dtype=np.int64), np.empty((0, 0)))
 

@@ -127,7 +127,6 @@ class ActiveRequest:
     row: int
     limit: int
     blocks: tuple[int, ...]
-    age: int  # version of the prefix index when it began; after `forget` its blocks are not added
     reading: "PromptInProgress | None" = None  # its prompt, while that is being read
     gone: bool = False  # cancelled meanwhile: the row is given back with the prompt's last part
     slot: int = -1  # where the engine records what it writes
@@ -141,7 +140,6 @@ class PromptInProgress:
     adapter: str | None
     places: list[ActiveRequest]
     done: int
-    age: int  # as its places'
     copy: tuple[int, int, int] | None = None
 
 
@@ -159,12 +157,11 @@ class Prefill:
 class Scheduler:
     """Rows, blocks and queues. The engine asks for `prefill`, then for `decode`, and launches what they say."""
 
-    def __init__(self, runner: Runner, *, prefill_tokens: int) -> None:
+    def __init__(self, runner: Runner) -> None:
         self.block_size, self.capacity = runner.block_size, runner.capacity
         self.slab = runner.block_size == runner.capacity  # a row is its block
         self.max_rows = min(runner.max_rows, runner.num_blocks) if self.slab else runner.max_rows
-        self.held_back = runner.held_back
-        self.prefill_tokens = prefill_tokens
+        self.held_back, self.prefill_tokens = runner.held_back, runner.prefill_tokens
         self._pool, self.queues = BlockPool(runner.num_blocks, slab=self.slab), Queues()
         self._returned: list[int] = []  # blocks to release before the pool is looked at
         self.rows = list(range(self.max_rows))  # the free ones, a heap
@@ -172,7 +169,7 @@ class Scheduler:
         self.left = np.zeros(self.max_rows, dtype=np.int64)  # tokens of each row that no launch has begun to write
         self.reading: list[PromptInProgress] = []
         self.owner: dict[int, Waiting | ActiveRequest] = {}  # every request in the engine
-        self.launches = self.admitted = self.age = 0
+        self.launches = self.admitted = 0
         self.computed = self.saved = 0  # prompt tokens
         self.begun = 0  # requests
         self.starved = False  # the first in the queue lacks blocks
@@ -221,7 +218,7 @@ class Scheduler:
 
     def keep(self, place: ActiveRequest, written: Sequence[int]) -> None:
         """A later prompt may begin with what it read and wrote, as long as the memory is not needed."""
-        if written and place.age == self.age:
+        if written:
             tokens = (*place.request.prompt, *written)
             self.pool.index.add(place.request.adapter, tokens, len(tokens), place.blocks)
 
@@ -230,11 +227,6 @@ class Scheduler:
         for place in places:
             del self.owner[place.request.id]
         self._give_back(*places)
-
-    def forget(self) -> None:
-        """The weights changed: no prompt read so far is shared with a later one."""
-        self.pool.forget()
-        self.age += 1
 
     def turn(self) -> bool:
         """Whether it turns to another adapter, `queues.adapter`."""
@@ -310,7 +302,7 @@ class Scheduler:
             blocks = claim_blocks(self.pool, len(group.prompt), limits, chunks, held_back=self.held_back)
             rows = [heapq.heappop(self.rows) for _ in blocks]
         taken = zip(requests, rows, limits, blocks, strict=False)  # fewer blocks than requests: the others wait on
-        places = [ActiveRequest(request, row, limit, held, self.age) for request, row, limit, held in taken]
+        places = [ActiveRequest(request, row, limit, held) for request, row, limit, held in taken]
         for place in places:
             self.by_row[place.row] = place
         return places, copy
@@ -318,7 +310,7 @@ class Scheduler:
     def _begin(
         self, group: Waiting, places: list[ActiveRequest], columns: int, copy: tuple[int, int, int] | None
     ) -> PromptInProgress:
-        reading = PromptInProgress(group.prompt, group.adapter, places, columns, self.age, copy)
+        reading = PromptInProgress(group.prompt, group.adapter, places, columns, copy)
         self.reading.append(reading)
         for place in places:
             place.reading = reading
@@ -334,7 +326,7 @@ class Scheduler:
         start = reading.done
         reading.done = min(len(reading.prompt), start + launch.budget)
         launch.budget -= reading.done - start
-        if reading.age == self.age and (len(reading.prompt) - self.held_back) // CHUNK > len(chunks):
+        if (len(reading.prompt) - self.held_back) // CHUNK > len(chunks):
             launch.coming.add(self.pool.index.next_key(reading.adapter, reading.prompt, chunks))
         last = reading.done == len(reading.prompt)
         places = [place for place in reading.places if not place.gone] if last else []
@@ -354,12 +346,11 @@ class Scheduler:
     def _learn(self, reading: PromptInProgress) -> None:
         """A part is launched: later prompts may begin with it, and its places write when it was the last."""
         index, last = self.pool.index, reading.done == len(reading.prompt)
-        if reading.age == self.age:
-            columns = min(reading.done, len(reading.prompt) - self.held_back)
-            index.add(reading.adapter, reading.prompt, columns, reading.places[0].blocks)
-            for place in reading.places[1:] if self.slab and last else ():
-                if not place.gone:  # each row that writes has its own copy
-                    index.add(reading.adapter, reading.prompt, columns, place.blocks)
+        columns = min(reading.done, len(reading.prompt) - self.held_back)
+        index.add(reading.adapter, reading.prompt, columns, reading.places[0].blocks)
+        for place in reading.places[1:] if self.slab and last else ():
+            if not place.gone:  # each row that writes has its own copy
+                index.add(reading.adapter, reading.prompt, columns, place.blocks)
         if not last:
             return
         self.reading.remove(reading)

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hone.engine.draw import draw, uniforms
 from hone.engine.params import DIVERGED, Knobs, SampleParams, check_support
@@ -35,7 +35,7 @@ class DecoderSizes(Protocol):
 
 
 class SampledDecoder(Protocol):
-    """What sampling needs of a decoder, ours or another library's."""
+    """What sampling needs of a decoder whose layers are another library's."""
 
     @property
     def config(self) -> DecoderSizes: ...
@@ -44,7 +44,6 @@ class SampledDecoder(Protocol):
     def logits(self, hidden: Tensor) -> Tensor: ...
     def __call__(self, tokens: Tensor, *, cache: Any) -> Tensor: ...
     def new_cache(self, rows: int, capacity: int) -> Cache: ...
-    def modules(self) -> Iterator[nn.Module]: ...
 
 
 @dataclass(slots=True)

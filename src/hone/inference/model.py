@@ -57,9 +57,7 @@ class Model:
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer, *, folder: Path) -> None:
         self.decoder, self.tokenizer, self.folder = decoder, tokenizer, folder
-        self.sampler = LocalSampler(
-            decoder, pad_id=tokenizer.pad_id, decode=tokenizer.decode, switch=partial(use_adapter, decoder)
-        )
+        self.sampler = LocalSampler(decoder, decode=tokenizer.decode, switch=partial(use_adapter, decoder))
         self._adapters = dict[str, tuple[Path, int]]()  # by name: the folder, and when its weights were written
 
     @property

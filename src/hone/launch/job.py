@@ -152,7 +152,7 @@ def _add_sampler(job: Run, decoder: Decoder) -> None:
     params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed, context=context, training=True)
     whole = decoder if shards is None else shards.publish()
     copied = recipe.train.lag > 0 and shards is None  # what shards publish is a copy already
-    sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, pad_id=job.tokenizer.pad_id, copy=copied)
+    sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, copy=copied)
     job.roller = Roller(sampler, job.tokenizer, params, group=recipe.sample.group)
     job.ahead = Ahead(job.source, lag=recipe.train.lag, counter=job.roller)
 

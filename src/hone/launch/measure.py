@@ -35,7 +35,7 @@ def sample_groups(
 ) -> list[Group]:
     """`samples` completions of each task."""
     apart = replace(params, seed=(params.seed + APART) % 2**64, record_support=False)
-    roller = Roller(LocalSampler(decoder, pad_id=tokenizer.pad_id), tokenizer, apart, group=samples)
+    roller = Roller(LocalSampler(decoder), tokenizer, apart, group=samples)
     return roller(list(tasks)) if tasks else []
 
 

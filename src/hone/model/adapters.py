@@ -33,20 +33,16 @@ def adapter_off(decoder: nn.Module) -> AbstractContextManager[None]:
     return use_adapter(decoder, None)
 
 
-def adapters_of(decoder: nn.Module, name: str | None = None) -> dict[str, Adapter]:
-    """The parts of one adapter by layer; None: of the selected one."""
-    if name is None:
-        return {layer: m.adapter for layer, m in adapted_layers(decoder) if m.adapter is not None}
-    check_adapter(decoder, name)
-    with use_adapter(decoder, name):
-        return adapters_of(decoder)
+def adapters_of(decoder: nn.Module) -> dict[str, Adapter]:
+    """The parts of the selected adapter by layer."""
+    return {layer: m.adapter for layer, m in adapted_layers(decoder) if m.adapter is not None}
 
 
-def lora_state(decoder: nn.Module, name: str | None = None) -> dict[str, Tensor]:
-    """One adapter alone, with PEFT's endings of the names; None: the selected one."""
+def lora_state(decoder: nn.Module) -> dict[str, Tensor]:
+    """The selected adapter alone, with PEFT's endings of the names."""
     return {
         f"{layer}.{part}.weight": getattr(adapter, part).detach()
-        for layer, adapter in adapters_of(decoder, name).items()
+        for layer, adapter in adapters_of(decoder).items()
         for part in ("lora_A", "lora_B")
     }
 
@@ -68,8 +64,3 @@ class ReferenceView:
     def log_rows(self, batch: Batch) -> LogRows:
         with adapter_off(self.policy.decoder):
             return self.policy.log_rows(batch)
-
-    @torch.no_grad()
-    def log_distribution(self, batch: Batch) -> Tensor:
-        with adapter_off(self.policy.decoder):
-            return self.policy.log_distribution(batch)

@@ -1,13 +1,12 @@
 """One decoder for sampling and training: the Llama and Qwen family, with Hugging Face's parameter names.
 
 Because the names are Hugging Face's, a state dict is a checkpoint that `AutoModelForCausalLM` loads.
-Shapes: B rows, T new tokens, S keys (cached and new), D hidden, H query heads, K key-value heads, E head size.
+Shapes: B rows, T tokens, S keys (as many as tokens), D hidden, H query heads, K key-value heads, E head size.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -23,33 +22,6 @@ Mask = Tensor | Rows | None  # which tokens a token may look at: None, those bef
 TABLE = 4096  # positions whose rotation is kept from the start; longer contexts grow into it
 
 
-class KVCache:
-    """Keys and values of every layer, allocated once; `length` columns are filled."""
-
-    def __init__(self, config: DecoderConfig, rows: int, capacity: int, *, like: Tensor) -> None:
-        shape = (config.num_hidden_layers, 2, rows, config.num_key_value_heads, capacity, config.head_dim)
-        self.store = like.new_zeros(shape)
-        self.length = 0
-
-    def append(self, layer: int, k_BKTE: Tensor, v_BKTE: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new columns after the filled ones and return all of them; `advance` moves the end."""
-        end = self.length + k_BKTE.shape[2]
-        k, v = self.store[layer, 0], self.store[layer, 1]
-        k[:, :, self.length : end] = k_BKTE
-        v[:, :, self.length : end] = v_BKTE
-        return k[:, :, :end], v[:, :, :end]
-
-    def advance(self, columns: int) -> None:
-        self.length += columns
-
-    def rows(self, index: Tensor) -> Self:
-        """A cache of the chosen rows, in that order: to share a prompt in a group, or to drop finished rows."""
-        other = object.__new__(type(self))
-        other.store = self.store.index_select(2, index)
-        other.length = self.length
-        return other
-
-
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -60,14 +32,12 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-def rope_tables(
-    config: DecoderConfig, positions: int | None = None, *, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the first positions (None: of the context), [P, E], in Hugging Face's half-rotation layout."""
-    count = config.max_position_embeddings if positions is None else positions
-    angle = torch.arange(count, dtype=torch.float64, device="cpu")[:, None] * config.rope.frequencies(config.head_dim)
+def rope_tables(config: DecoderConfig, positions: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the first positions, float32 [P, E], in Hugging Face's half-rotation layout."""
+    places = torch.arange(positions, dtype=torch.float64, device="cpu")
+    angle = places[:, None] * config.rope.frequencies(config.head_dim)
     angle = torch.cat([angle, angle], dim=-1)
-    return (angle.cos() * config.rope.attention).to(dtype), (angle.sin() * config.rope.attention).to(dtype)
+    return (angle.cos() * config.rope.attention).float(), (angle.sin() * config.rope.attention).float()
 
 
 def rotate(x_BHTE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -93,7 +63,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(E, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = RMSNorm(E, config.rms_norm_eps) if config.qk_norm else None
 
-    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, cache: KVCache | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, rope: tuple[Tensor, Tensor], mask: Mask) -> Tensor:
         B, T, _ = x_BTD.shape
         q, k, v = (
             proj(x_BTD).view(B, T, -1, self.E).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
@@ -101,8 +71,6 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, *rope), rotate(k, *rope)
-        if cache is not None:
-            k, v = cache.append(self.layer, k, v)
         return self.o_proj(self.attend(q, k, v, mask))
 
     def attend(self, q_BHTE: Tensor, k_BKSE: Tensor, v_BKSE: Tensor, mask: Mask) -> Tensor:
@@ -137,17 +105,12 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self,
-        x: Tensor,
-        rope: tuple[Tensor, Tensor],
-        mask: Mask,
-        cache: KVCache | None,
-        instead: "LayerFunction | None" = None,
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, instead: "LayerFunction | None" = None
     ) -> Tensor:
         """instead: a backend's way to compute this layer; hooks see the call either way."""
         if instead is not None:
             return instead(self, x, mask)
-        x = x + self.self_attn(self.input_layernorm(x), rope, mask, cache)
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -216,33 +179,24 @@ class Decoder(nn.Module):
             return self.lm_head(hidden)
         return self.finish(F.linear(hidden, self.lm_head.weight))
 
-    def new_cache(self, rows: int, capacity: int) -> KVCache:
-        """An empty cache on the model's device, in its dtype."""
-        return KVCache(self.config, rows, capacity, like=self.model.embed_tokens.weight)
-
     def forward(
         self,
         tokens: Tensor,
         *,
         positions: Tensor | None = None,
         mask: Mask = None,
-        cache: KVCache | None = None,
         checkpoint_layers: bool = False,
     ) -> Tensor:
         """int64 [B, T] -> hidden states [B, T, D].
 
-        positions: int64 [B, T]; by default they count up from the end of the cache.
-        mask: bool, broadcastable to [B, 1, T, S], True where a token may look; by default causal. With a filled
-        cache and T > 1 a mask must be given. Rows: the one row of tokens is a list that several rows are made of.
+        positions: int64 [B, T]; by default they count up.
+        mask: bool, broadcastable to [B, 1, T, S], True where a token may look; by default causal. Rows: the one row of
+        tokens is a list that several rows are made of.
         checkpoint_layers: keep only each layer's input for the backward pass and recompute the rest.
         """
-        if checkpoint_layers and cache is not None:
-            raise ValueError("checkpointed layers cannot fill a cache: the recomputation would fill it again")
-        if mask is None and cache is not None and cache.length and tokens.shape[1] > 1:
-            raise ValueError("several tokens after a filled cache need an explicit mask")
         x = self.model.embed_tokens(tokens)
         return self.from_embeddings(
-            x, tokens=tokens, positions=positions, mask=mask, cache=cache, checkpoint_layers=checkpoint_layers
+            x, tokens=tokens, positions=positions, mask=mask, checkpoint_layers=checkpoint_layers
         )
 
     def from_embeddings(
@@ -252,57 +206,52 @@ class Decoder(nn.Module):
         tokens: Tensor | None = None,
         positions: Tensor | None = None,
         mask: Mask = None,
-        cache: KVCache | None = None,
         checkpoint_layers: bool = False,
     ) -> Tensor:
         """The layers and the final norm, [B, T, D] -> [B, T, D]; tokens: whose embeddings x are."""
-        past = cache.length if cache is not None else 0
-        cos, sin = self._rope(past, past + x.shape[1], positions)
-        given = Pass(x=x, cos=cos, sin=sin, mask=mask, cache=cache, checkpoint_layers=checkpoint_layers, tokens=tokens)
+        cos, sin = self._rope(x.shape[1], positions)
+        given = Pass(x=x, cos=cos, sin=sin, mask=mask, checkpoint_layers=checkpoint_layers, tokens=tokens)
         backend = choose_backend(self, given)
         return self.each_layer(given) if backend is None else backend.hidden_states(self, given)
 
     def each_layer(self, given: "Pass", instead: LayerFunction | None = None) -> Tensor:
         """One layer after the other, then the final norm; instead: a backend's way to compute a layer."""
-        x, cache = given.x, given.cache
-        past, T = cache.length if cache is not None else 0, x.shape[1]
-        rope = given.cos, given.sin
+        x, rope = given.x, (given.cos, given.sin)
         if instead is None:
             rope = given.cos.to(x.dtype), given.sin.to(x.dtype)
         windows = self.config.windows or (0,) * len(self.model.layers)
-        masks = {w: windowed(given.mask, w, past, past + T, device=x.device) for w in set(windows)}
+        masks = {w: windowed(given.mask, w, x.shape[1], device=x.device) for w in set(windows)}
         for layer, window in zip(self.model.layers, windows, strict=True):
             if given.checkpoint_layers and torch.is_grad_enabled():
-                x = checkpoint(layer, x, rope, masks[window], None, instead, use_reentrant=False)
+                x = checkpoint(layer, x, rope, masks[window], instead, use_reentrant=False)
             else:
-                x = layer(x, rope, masks[window], cache, instead)
-        if cache is not None:
-            cache.advance(T)
+                x = layer(x, rope, masks[window], instead)
         return self.model.norm(x)
 
-    def _rope(self, first: int, last: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The rotations of columns first to last, or of the given positions, none of which is after its column."""
+    def _rope(self, columns: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The rotations of the columns, or of the given positions, none of which is after its column."""
         context = self.config.max_position_embeddings
-        if positions is None and last > context:  # a slice would come back short and broadcast
+        if positions is None and columns > context:  # a slice would come back short and broadcast
             raise HoneError(
-                f"a sequence of {last} tokens, the model's context is {context}: "
+                f"a sequence of {columns} tokens, the model's context is {context}: "
                 "shorten it, or use a model with a longer context"
             )
-        if min(last, context) > len(self.cos):
-            self.rotations(min(max(last, 2 * len(self.cos)), context), device=self.device)
+        if min(columns, context) > len(self.cos):
+            self.rotations(min(max(columns, 2 * len(self.cos)), context), device=self.device)
         if positions is None:
-            return self.cos[first:last], self.sin[first:last]
+            return self.cos[:columns], self.sin[:columns]
         return self.cos[positions][:, None], self.sin[positions][:, None]
 
 
-def windowed(mask: Mask, window: int, first: int, last: int, *, device: torch.device) -> Mask:
-    """The mask of columns first to last, which look back at most `window` columns; 0, or a window that holds them all,
-    leaves it as it is. Rows are contiguous, so that columns are as far apart as positions."""
-    if not window or last <= window:
+def windowed(mask: Mask, window: int, columns: int, *, device: torch.device) -> Mask:
+    """The mask of columns that look back at most `window` columns; 0, or a window that holds them all, leaves it as it
+    is. Rows are contiguous, so that columns are as far apart as positions."""
+    if not window or columns <= window:
         return mask
     if isinstance(mask, Rows):
         return replace(mask, window=window)
-    far = torch.arange(first, last, device=device)[:, None] - torch.arange(last, device=device)
+    at = torch.arange(columns, device=device)
+    far = at[:, None] - at
     near = far < window
     return near & (far >= 0) if mask is None else mask & near
 
@@ -315,7 +264,6 @@ class Pass:
     cos: Tensor  # float32 [T, E] or [B, 1, T, E]  the rotation of every token
     sin: Tensor
     mask: Mask = None
-    cache: KVCache | None = None
     checkpoint_layers: bool = False
     tokens: Tensor | None = None  # int64 [B, T]  whose embeddings x are, where that is known
 
@@ -348,7 +296,7 @@ class LayerBackend(Backend):
 
 def choose_backend(decoder: Decoder, given: Pass) -> LayerBackend | None:
     """The first backend that covers the pass; None: plain code."""
-    if given.cache is not None or not differentiates_once():
+    if not differentiates_once():
         return None
     allowed = decoder.backends
     for backend in offering(LayerBackend):

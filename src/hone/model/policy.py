@@ -18,14 +18,7 @@ from hone.types import Batch, Forward
 
 
 class Distribution(Protocol):
-    """Anything that can stand as `reference` or `old`."""
-
-    def log_distribution(self, batch: Batch) -> Tensor: ...  # float [N, V] at the mask, row-major
-
-
-@runtime_checkable
-class LazyDistribution(Protocol):
-    """A distribution that is computed a chunk of positions at a time, so that [N, V] never exists."""
+    """Anything that can stand as `reference` or `old`: its log-probs at the mask, row-major, a slice at a time."""
 
     def log_rows(self, batch: Batch) -> LogRows: ...
 
@@ -61,8 +54,8 @@ class Policy(nn.Module):
     `reference` and `old` are set from outside and stay outside: no part of parameters() or state_dict().
     """
 
-    reference: Distribution | None
-    old: Distribution | None
+    reference: Distribution | RelativeDistribution | None
+    old: Distribution | RelativeDistribution | None
 
     def __init__(
         self,
@@ -132,10 +125,6 @@ class Policy(nn.Module):
         hidden = lines.gather(self._hidden(lines), at)
         return HeadRows(hidden, self.decoder.lm_head.weight, self.temperature, support, self.decoder.finish)
 
-    def log_distribution(self, batch: Batch) -> Tensor:
-        """log softmax(logits / temperature) at the masked positions in row-major order, [N, V]"""
-        return self.log_rows(batch)(slice(None))
-
     def actor_parameters(self) -> list[nn.Parameter]:
         """The decoder's trainable parameters; a shared backbone belongs here."""
         return [p for p in self.decoder.parameters() if p.requires_grad]
@@ -189,22 +178,20 @@ def read_up_to_mask(batch: Batch) -> Batch:
     return read if batch.home is None else replace(batch, home=read)
 
 
-def _rows_of(model: Distribution | None, batch: Batch, own: LogRows) -> LogRows:
+def _rows_of(model: Distribution | RelativeDistribution | None, batch: Batch, own: LogRows) -> LogRows:
     assert model is not None
     with torch.no_grad():
         if isinstance(model, RelativeDistribution):
             return model.rows_beside(batch, own)
-        if isinstance(model, LazyDistribution):
-            return model.log_rows(batch)
-        return model.log_distribution(batch).__getitem__
+        return model.log_rows(batch)
 
 
-def frozen_copy(policy: Policy, *, critic: bool = False) -> Policy:
-    """A deep copy without gradients, to stand as `reference` or `old`; critic: copy that too."""
-    return frozen_policy(copy.deepcopy(policy.decoder), policy, critic=copy.deepcopy(policy.critic) if critic else None)
+def frozen_copy(policy: Policy) -> Policy:
+    """A deep copy without gradients or critic, to stand as `reference` or `old`."""
+    return frozen_policy(copy.deepcopy(policy.decoder), policy)
 
 
-def frozen_policy(decoder: Decoder, like: Policy, *, critic: SharedCritic | OwnCritic | None = None) -> Policy:
+def frozen_policy(decoder: Decoder, like: Policy) -> Policy:
     """A decoder without gradients that is read as `like` is."""
-    twin = Policy(decoder, critic=critic, temperature=like.temperature, layout=like.layout, chunk=like.chunk)
+    twin = Policy(decoder, temperature=like.temperature, layout=like.layout, chunk=like.chunk)
     return twin.requires_grad_(False).eval()

@@ -19,9 +19,6 @@ class TopKTeacher:
     def __call__(self, batch: Batch, want: frozenset[str]) -> Forward:
         return self.policy(batch, want)
 
-    def log_distribution(self, batch: Batch) -> Tensor:
-        return self.policy.log_distribution(batch)
-
     def rows_beside(self, batch: Batch, student: LogRows) -> LogRows:
         """What the student is compared with, which depends on the student."""
         return lumped(student, self.policy.log_rows(batch), self.k)

@@ -17,7 +17,7 @@ from hone.engine.engine import Engine
 from hone.engine.params import Adapters, SampleParams, check_call, check_whole
 from hone.engine.requests import News, Request
 from hone.engine.runner import Runner, Switch
-from hone.engine.runners.choose import has_runner, make_runner
+from hone.engine.runners.choose import make_runner
 from hone.engine.static_batch import SampledDecoder, StaticBatches
 from hone.engine.stop_strings import Decode
 from hone.errors import HoneError
@@ -64,7 +64,7 @@ class Sampler(Protocol):
 
 
 @contextmanager
-def evaluating(decoder: SampledDecoder) -> Iterator[None]:
+def evaluating(decoder: Decoder) -> Iterator[None]:
     """Every module in eval mode, then each back in its own mode."""
     training = [module for module in decoder.modules() if module.training]
     try:
@@ -90,10 +90,9 @@ class LocalSampler:
 
     def __init__(
         self,
-        decoder: SampledDecoder,
+        decoder: Decoder,
         *,
         max_rows: int = 512,
-        pad_id: int = 0,
         switch: Switch | None = None,
         invariant: bool = False,
         copy: bool = False,
@@ -104,12 +103,9 @@ class LocalSampler:
             check_whole(name, count)
             if count < 1:
                 raise HoneError(f"{name} is {count}: set it to 1 or more")
-        if not 0 <= pad_id < decoder.config.vocab_size:
-            raise HoneError(f"pad_id is {pad_id}: use any token of the model's {decoder.config.vocab_size}")
-        self.source, self.max_rows, self.pad_id, self.invariant = decoder, max_rows, pad_id, invariant
+        self.source, self.max_rows, self.invariant = decoder, max_rows, invariant
         self.decode, self.kv_memory = decode, kv_memory
         self.decoder, self.switch = _copied(decoder, switch) if copy else (decoder, switch)
-        self._has_runner = has_runner(self.decoder)
         self.version = 0
         self._runner: Runner | None = None
         self._rows = 0  # as asked for: memory may have granted fewer
@@ -119,12 +115,12 @@ class LocalSampler:
     def publish(self, version: int) -> None:
         """From now on sample from the learner's weights as they are, and call them `version`."""
         if self.decoder is not self.source:
-            _copy_weights(cast(nn.Module, self.source), cast(nn.Module, self.decoder))
+            _copy_weights(self.source, self.decoder)
         self.version = version
 
     def weights(self) -> dict[str, Tensor]:
         """What is sampled from."""
-        return cast(nn.Module, self.decoder).state_dict()
+        return self.decoder.state_dict()
 
     @torch.no_grad()
     def keep_to(self, weights: Mapping[str, Tensor], *, version: int) -> None:
@@ -189,8 +185,8 @@ class LocalSampler:
         """Completions, with the weights as they are, step by step; adapter: the name of the one that is on."""
         if not prompts:
             return
-        if not self._has_runner:
-            batches = StaticBatches(self.decoder, max_rows=self.max_rows, decode=self.decode)
+        if not self.decoder.takes_lists:  # its layers are another library's
+            batches = StaticBatches(cast(SampledDecoder, self.decoder), max_rows=self.max_rows, decode=self.decode)
             yield from ([ended(news)] for news in batches.write(prompts, params))
             return
         longest = max(prompts.values(), key=len)
@@ -210,7 +206,7 @@ class LocalSampler:
     def _memory(self, rows: int, columns: int, *, support: bool = False) -> Runner:
         """A runner for so many sequences of this length; the one there is, if it will do."""
         rows = min(rows, self.max_rows)
-        runner, weights = self._runner, list(cast(nn.Module, self.decoder).parameters())
+        runner, weights = self._runner, list(self.decoder.parameters())
         # `.to` changes what keys and values are, and an adapter added since needs memory of its own
         now = weights[0].device, weights[0].dtype, sum(weight.numel() for weight in weights), support
         if runner is None or rows > self._rows or columns > runner.capacity or now != self._made_for:
@@ -220,7 +216,7 @@ class LocalSampler:
             del runner
             self.release()  # before the memory of the next is taken
             runner = self._runner = make_runner(
-                cast(Decoder, self.decoder),
+                self.decoder,
                 max_rows=rows,
                 capacity=columns,
                 switch=self.switch,
@@ -283,7 +279,7 @@ def _mask(before: int, written: int) -> tuple[bool, ...]:
     return (False,) * before + (True,) * written
 
 
-def _copied(decoder: SampledDecoder, switch: Switch | None) -> tuple[SampledDecoder, Switch | None]:
+def _copied(decoder: Decoder, switch: Switch | None) -> tuple[Decoder, Switch | None]:
     """A decoder of its own, and what switches its adapters."""
     twin, other = copies.deepcopy((decoder, switch))
     if switch is not None and other is switch:  # a plain function: it would switch the learner's

@@ -45,23 +45,24 @@ LOST = (
 class Supply:
     """What the online loop asks for rollouts. It also keeps the time of each stage, and publishes weights.
 
-    tasks: a feed, or the queue that samples ahead of the learner. begin: is given what is sampled, before it is scored.
+    ahead: where tasks come from, and rollouts that are sampled ahead of the learner wait.
+    begin: is given what is sampled, before it is scored.
     publish: tells the sampler the version of the weights that it samples from next.
     """
 
     def __init__(
         self,
-        tasks: "Feed[Task] | Ahead",
+        ahead: "Ahead",
         roll: Roll,
         score: Score,
         algo: Algorithm,
         *,
         prompts: int,
-        refill_rounds: int = 8,
-        begin: Begin = lambda groups, laps: None,
-        publish: Callable[[int], None] = lambda version: None,
+        refill_rounds: int,
+        begin: Begin,
+        publish: Callable[[int], None],
     ) -> None:
-        self.ahead = as_ahead(tasks)
+        self.ahead = ahead
         self._roll, self._score, self._algo, self._begin, self._publish = roll, score, algo, begin, publish
         self._prompts, self._refill_rounds = prompts, refill_rounds
         self.lap = Laps()  # called at the end of each stage, with its name

@@ -34,7 +34,6 @@ class Beam:
     width: int = 4
     by: str = "min"
     requests: int = 0  # each draws its own random numbers
-    tokens: int = 0  # sampled so far
 
     def __post_init__(self) -> None:
         if self.beams < 1 or self.width < 1:
@@ -61,7 +60,6 @@ class Beam:
         prompts, first = [r.tokens for r in beginnings], self.requests
         groups = self.sampler.sample(prompts, n=width, params=params, first_request=first)
         self.requests += width * len(beginnings)
-        self.tokens += sum(sum(r.mask) for group in groups for r in group)
         return [[self._append_step(r, begun) for r in group] for group, begun in zip(groups, beginnings, strict=True)]
 
     def _append_step(self, step: Rollout, begun: Rollout) -> Rollout:

@@ -15,6 +15,7 @@ from hone.algo.table import Algorithm, Loss, TrustRegion, objective
 from hone.dist import collect
 from hone.log.stats import Stats
 from hone.model.backends.registry import second_order
+from hone.model.vocab.distribution import LogRows
 from hone.train.guard import mark
 from hone.train.learner import Learner, retry_smaller
 from hone.train.update import apply_gradients, observe, skipped, totals
@@ -181,13 +182,14 @@ class OldPolicy:
         self.values = [p.detach().clone() for p in parameters]
 
     @torch.no_grad()
-    def log_distribution(self, batch: Batch) -> Tensor:
-        """The old log-probs over the vocabulary at each trained position."""
+    def log_rows(self, batch: Batch) -> LogRows:
+        """The old log-probs over the vocabulary at each trained position, all computed now."""
         now = [p.detach().clone() for p in self.parameters]
         try:
             for p, value in zip(self.parameters, self.values, strict=True):
                 p.copy_(value)
-            return self.policy.log_distribution(batch)  # pyright: ignore[reportAttributeAccessIssue]
+            rows = self.policy.log_rows(batch)  # pyright: ignore[reportAttributeAccessIssue]
+            return rows(slice(None)).__getitem__
         finally:
             for p, value in zip(self.parameters, now, strict=True):
                 p.copy_(value)

@@ -14,11 +14,6 @@ SHARE = 0.5  # of the free memory, where no bound was given: activations and oth
 MEMINFO = Path("/proc/meminfo")
 
 
-def has_runner(decoder: object) -> bool:
-    """Whether a runner can sample from it: its layers are ours."""
-    return isinstance(decoder, Decoder) and decoder.takes_lists
-
-
 def make_runner(
     decoder: Decoder,
     *,

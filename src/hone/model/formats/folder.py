@@ -15,7 +15,7 @@ from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import TABLE, Decoder
 from hone.model.formats.cache import absent
-from hone.model.formats.foreign import load_foreign, load_foreign_scorer, several_labels
+from hone.model.formats.foreign import Foreign, ForeignScorer, load_with, several_labels
 from hone.model.formats.hf_config import CONFIG, Unknown, config_from_hf
 from hone.model.formats.save import EMBEDDING, HEAD, SCORE
 from hone.model.formats.weight_files import read_file, read_weights
@@ -27,7 +27,7 @@ def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, trus
     try:
         config = config_from_hf(_read_hf(Path(folder)))
     except Unknown:
-        return load_foreign(folder, dtype=dtype, trust_remote_code=trust_remote_code)
+        return Foreign(load_with("AutoModelForCausalLM", folder, dtype=dtype, trust_remote_code=trust_remote_code))
     return assemble(config, read_weights(Path(folder), dtype))
 
 
@@ -36,7 +36,7 @@ def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Sc
     hf = _read_hf(Path(folder))
     foreign = (Path(folder) / SCORE).is_file()
     if not foreign and _classifies(hf):
-        scorer = load_foreign_scorer(folder, dtype=dtype)
+        scorer = ForeignScorer(load_with("AutoModelForSequenceClassification", folder, dtype=dtype))
         scorer.normalise(*_calibration(hf.get("hone", {})))
         return scorer
     tensors = read_file(Path(folder) / SCORE, dtype) if foreign else read_weights(Path(folder), dtype)

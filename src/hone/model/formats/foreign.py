@@ -20,7 +20,7 @@ from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Mask
 from hone.model.formats.hf_config import CONFIG
-from hone.model.formats.weight_files import read_shapes
+from hone.model.formats.weight_files import tensor_index
 from hone.model.scorer import Scorer
 from hone.types import Batch, Forward
 
@@ -185,13 +185,9 @@ def _selects_rows(inner: Any) -> bool:
     return bool((got - expected).abs().max() <= 1e-3 * expected.abs().max())
 
 
-def load_foreign(folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Foreign:
-    """The model of a folder through transformers; code that comes with it runs only when that is asked for."""
-    return Foreign(load_with("AutoModelForCausalLM", folder, dtype=dtype, trust_remote_code=trust_remote_code))
-
-
 def load_with(kind: str, folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
-    """What the named class of transformers makes of a folder, if all its weights are there."""
+    """What the named class of transformers makes of a folder, if all its weights are there; code that comes with it
+    runs only when that is asked for."""
     if find_spec("transformers") is None:
         raise HoneError(
             f'{folder} is of a family that the decoder does not compute: pip install "hone[hf]" to run it anyway'
@@ -230,13 +226,13 @@ def load_with(kind: str, folder: str | Path, *, dtype: torch.dtype, trust_remote
 
 def _check_size(kind: str, folder: Path) -> None:
     """Refuse a config that asks for more than the weight files hold, before anything is made of it."""
-    shapes = read_shapes(folder)
+    stored = tensor_index(folder)
     config = read_object(folder / CONFIG)
     for key, value in _numbers(config):
-        if LAYERS.search(key) and isinstance(value, int) and value > len(shapes):
-            has = f"{len(shapes)} tensors"
+        if LAYERS.search(key) and isinstance(value, int) and value > len(stored):
+            has = f"{len(stored)} tensors"
             raise HoneError(f"the weights in {folder} do not fit its config ({key} {value}, {has}): copy it again")
-    held = sum(math.prod(shape) for shape in shapes.values())
+    held = sum(math.prod(x.shape) for x in stored.values())
     model = empty_model(kind, folder)
     asked = sum(p.numel() for p in model.parameters())
     tables = sum(b.numel() for b in model.buffers())
@@ -333,8 +329,3 @@ class ForeignScorer(Scorer):
 def several_labels(count: int) -> HoneError:
     """The error for a model that gives another number of scores than one."""
     return HoneError(f"the reward model has {count} labels: a reward is one number, use a model with one label")
-
-
-def load_foreign_scorer(folder: str | Path, *, dtype: torch.dtype) -> ForeignScorer:
-    """The reward model of a folder through transformers; code that comes with it is not run."""
-    return ForeignScorer(load_with("AutoModelForSequenceClassification", folder, dtype=dtype))

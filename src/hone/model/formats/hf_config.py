@@ -27,7 +27,6 @@ class Family:
     mlp_option: bool = False  # mlp_bias exists
     qk_norm: bool = False
     window: str = ""  # "all": sliding_window holds for every layer; "some": for those that layer_types names
-    eps: float = 1e-6
     context: int = 2048
 
 
@@ -66,7 +65,7 @@ def _shape(hf: Mapping[str, Any], family: Family) -> DecoderConfig:
         head_dim=_integer(hf["head_dim"], "head_dim") if hf.get("head_dim") else 0,
         max_position_embeddings=context,
         rope=_rope(hf, context),
-        rms_norm_eps=_positive(hf.get("rms_norm_eps", family.eps), "rms_norm_eps"),
+        rms_norm_eps=_positive(hf.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
         tie_word_embeddings=bool(hf.get("tie_word_embeddings", False)),
         initializer_range=_positive(hf.get("initializer_range", 0.02), "initializer_range"),
         qkv_bias=family.qkv_bias or bias,

@@ -62,16 +62,15 @@ def save_peft(
     decoder: nn.Module,
     folder: str | Path,
     *,
-    name: str | None = None,
     base: str = "",
     task: str | None = "CAUSAL_LM",
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write one adapter (None: the selected one) for `peft`; base: the model it belongs to, a folder or a Hub name.
+    """Write the selected adapter for `peft`; base: the model it belongs to, a folder or a Hub name.
 
     weights: a copy of its `lora_state`, where it is trained on meanwhile.
     """
-    adapters = adapters_of(decoder, name)
+    adapters = adapters_of(decoder)
     if not adapters:
         raise HoneError("the model has no adapter to save: add_lora or load_peft first")
     folder = Path(folder)
@@ -79,7 +78,7 @@ def save_peft(
     config = _config(adapters, list(linear_layers(decoder)))
     config |= {"base_model_name_or_path": base or None, "task_type": task}
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    found = lora_state(decoder, name) if weights is None else weights
+    found = lora_state(decoder) if weights is None else weights
     state = {PREFIX + key.removeprefix(INNER): x.contiguous() for key, x in found.items()}
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors writes for the owner only

@@ -33,23 +33,14 @@ def weight_files(folder: Path) -> list[str]:
     return files
 
 
-def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a folder, by name: of the headers only, nothing is loaded."""
-    shapes = dict[str, tuple[int, ...]]()
-    for path in _weight_paths(folder):
-        try:
-            with safe_open(path, framework="pt") as file:
-                shapes |= {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise HoneError(f"{path} is damaged ({error}): copy it again") from error
-    return shapes
-
-
-def _weight_paths(folder: Path) -> list[Path]:
-    paths = [folder / name for name in weight_files(folder)]
+def _weight_paths(folder: Path, files: list[str] | None = None) -> list[Path]:
+    paths = [folder / name for name in (weight_files(folder) if files is None else files)]
     for path in paths:
         if not path.is_file():
-            raise HoneError(f"{folder} has no {path.name}: convert the weights to safetensors or copy them again")
+            raise HoneError(
+                f"{folder} has no {path.name}: "
+                "convert the weights to safetensors, or give a model's or adapter's folder"
+            )
     return paths
 
 
@@ -122,12 +113,12 @@ class Stored:
 
 
 def tensor_index(folder: Path, files: list[str] | None = None) -> dict[str, Stored]:
-    """What a model folder holds, by name, layer 2 before layer 10; files: others than the model's."""
+    """What a model folder holds, by name, layer 2 before layer 10: of the headers only, nothing is loaded.
+
+    files: others than the model's.
+    """
     found = dict[str, Stored]()
-    for name in weight_files(folder) if files is None else files:
-        path = folder / name
-        if not path.is_file():
-            raise HoneError(f"{folder} has no {name}: give a model folder or an adapter's, with safetensors")
+    for path in _weight_paths(folder, files):
         try:
             found |= _tensors_of(path)
         except SafetensorError as error:

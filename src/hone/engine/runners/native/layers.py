@@ -39,8 +39,9 @@ def uncovered(decoder: Decoder) -> str:
     return f"heads of {size} dimensions" if size % found.hone_lanes() else ""
 
 
-class Native(TorchLayers):
-    """A token's numbers depend on it and those before it in its row alone, to the bit."""
+class NativeLayers(TorchLayers):
+    """A token's numbers depend on it and those before it in its row alone, to the bit; what is not covered is computed
+    the fast way."""
 
     def __init__(self, decoder: Decoder, rows: int, capacity: int) -> None:
         super().__init__(decoder, rows, capacity)
@@ -156,9 +157,5 @@ class Native(TorchLayers):
         )  # fmt: skip
 
 
-class NativeLayers(Native):
-    """What is not covered is computed the fast way."""
-
-
-class NativeInvariantLayers(Native, InvariantLayers):
+class NativeInvariantLayers(NativeLayers, InvariantLayers):
     """What is not covered is computed a tile at a time."""

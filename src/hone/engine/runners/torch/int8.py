@@ -78,11 +78,6 @@ class Int8Layers(TorchLayers):
         """x += a W^T"""
         x += self.product(weight, a)
 
-    @property
-    def nbytes(self) -> int:
-        """What the copies take."""
-        return sum(c.whole.nbytes + c.scale.nbytes for c in self.copies.values())
-
 
 def int8_weights(weights: Weights) -> dict[int, Int8]:
     """Every product's weight in 8 bits, by where the weight itself lies."""

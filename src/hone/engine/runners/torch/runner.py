@@ -168,10 +168,9 @@ class TorchRunner(Switching):
     @contextmanager
     def _computing(self) -> Iterator[None]:
         """No gradients, the adapter on, and as many threads as pay."""
-        adapted = nullcontext() if self.adapter is None or self.switch is None else self.switch(self.adapter)
         before = torch.get_num_threads()
         fewer = before if self.threads is None else min(self.threads, before)
-        with torch.inference_mode(), adapted:
+        with torch.inference_mode(), self.adapted():
             try:
                 if fewer < before:
                     torch.set_num_threads(fewer)
