@@ -83,7 +83,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _loaded(arguments: argparse.Namespace, adapters: Mapping[str, str], *, max_rows: int) -> "Loaded":
+def _loaded(arguments: argparse.Namespace, adapters: Mapping[str, str], *, max_rows: int) -> "LoadedModel":
     from hone.serve.load import load
 
     return load(
