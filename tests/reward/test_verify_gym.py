@@ -27,10 +27,10 @@ def mark(task: Task, text: str) -> float | None:
 @needed
 @pytest.mark.parametrize("name", ["chain_sum", "countdown", "leg_counting", "spell_backward", "basic_arithmetic"])
 def test_gold_answers_score_1_and_rubbish_does_not(name: str):
-    rows, _ = load_rows(f"gym:{name}:5:7", Reading())
+    rows = load_rows(f"gym:{name}:5:7", Reading())
     assert len(rows) == 5
-    assert rows == load_rows(f"gym:{name}:5:7", Reading())[0]
-    assert rows != load_rows(f"gym:{name}:5:8", Reading())[0]
+    assert rows == load_rows(f"gym:{name}:5:7", Reading())
+    assert rows != load_rows(f"gym:{name}:5:8", Reading())
     for row in rows:
         task = task_row(row)
         assert mark(task, f"<think>hm</think><answer>{task.answer}</answer>") == 1.0
@@ -58,7 +58,7 @@ def test_one_that_its_name_does_not_describe():
 
 @needed
 def test_words_at_which_the_package_raises_are_a_wrong_answer_and_not_an_invalid_one():
-    task = task_row(load_rows("gym:prime_factorization:1:7", Reading())[0][0])
+    task = task_row(load_rows("gym:prime_factorization:1:7", Reading())[0])
     assert mark(task, f"<answer>{task.answer}</answer>") == 1.0
     assert mark(task, "<answer>rubbish</answer>") == 0.0
     assert mark(replace(task, answer="rubbish"), "<answer>rubbish</answer>") is None
