@@ -14,13 +14,13 @@ SANDBOX = (
     fault(
         "the filter of system calls is not installed", "contract", "reward", WALL,
         old='    drop_rights()\n    install(bytes.fromhex(wanted["filter"]))\n', new="    drop_rights()\n",
-        tests=f"{HOSTILE}[C030]",
+        tests=HOSTILE,
     ),
     fault(
         "folders of the machine are mounted writable", "contract", "reward", WALL,
         old="    _set_attributes(target, RDONLY | NOSUID | NODEV, RECURSIVE)",
         new="    _set_attributes(target, NOSUID | NODEV, RECURSIVE)",
-        tests=f"{HOSTILE}[C011]",
+        tests=HOSTILE,
     ),
     fault(
         "every job of a slot has the same /tmp", "contract", "reward", WALL,
