@@ -11,6 +11,7 @@ room whose modules import each other in a cycle.
 import argparse
 import ast
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
@@ -18,6 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 Graph = dict[str, set[str]]
+SHORT = 60  # lines
 DOOR = "hone"  # the package itself: it only passes public names on
 
 # Sizes in pixels.
@@ -82,6 +84,34 @@ def read(source: Path) -> Tree:
     empty = {name for name, path in files.items() if path.name == "__init__.py" and not imports[name]}
     kept = {name: others - empty for name, others in imports.items() if name not in empty}
     return Tree(kept, frozenset(room_of(name) for name in kept if (source / room_of(name)).is_dir()))
+
+
+def lengths(source: Path, tree: Tree) -> dict[str, int]:
+    """How much there is to read, and how many modules only one other needs."""
+    texts = {_name(path.relative_to(source)): path.read_text(encoding="utf-8") for path in sorted(source.rglob("*.py"))}
+    lines = {name: len(text.splitlines()) for name, text in texts.items()}
+    importers = Counter(other for others in tree.imports.values() for other in others)
+    single = [name for name in tree.imports if importers[name] == 1]
+    return {
+        "files": len(texts),
+        "lines": sum(lines.values()),
+        "lines of code": sum(map(code_lines, texts.values())),
+        "modules with one importer": len(single),
+        f"of these under {SHORT} lines": sum(lines[name] < SHORT for name in single),
+    }
+
+
+def code_lines(text: str) -> int:
+    """The lines of a module that are neither empty nor comment nor docstring."""
+    tree = ast.parse(text)
+    parts = [node for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.expr | ast.excepthandler | ast.arg)]
+    code = {line for node in parts for line in (node.lineno, node.end_lineno)}
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        first = body[0] if isinstance(body, list) and body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
+            code -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(code)
 
 
 def _name(path: Path) -> str:
@@ -267,7 +297,7 @@ def main() -> None:
     parser.add_argument("--title", default="The rooms of hone", help="what the drawing is called")
     given = parser.parse_args()
     tree = read(given.tree / "src" / "hone")
-    for what, count in tree.counts().items():
+    for what, count in (lengths(given.tree / "src" / "hone", tree) | tree.counts()).items():
         print(f"{count:6} {what}")
     if given.svg:
         given.svg.write_text(drawing(tree, given.title), encoding="utf-8")

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.rooms import Tree, circles_of, drawing, implied, layers_of, read
+from benchmarks.rooms import Tree, circles_of, code_lines, drawing, implied, layers_of, read
 
 FILES = {
     "__init__.py": "TYPE_CHECKING = False\nif TYPE_CHECKING:\n    from hone.top.job import run\n",
@@ -78,3 +78,8 @@ def test_the_drawing_has_a_box_for_each_and_marks_what_is_knotted(tree: Tree):
     assert made.count('class="direct"') == 4
     assert made.count('class="implied"') == 1
     assert 'class="circle"' not in made
+
+
+def test_lines_of_code_are_no_comments_docstrings_or_empty_lines():
+    text = '"""One.\n\nTwo."""\n\n# three\ndef f(x):\n    """Four."""\n    return (\n        x\n    )\n'
+    assert code_lines(text) == 4
