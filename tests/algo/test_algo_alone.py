@@ -108,6 +108,41 @@ def test_a_credit_names_the_column_that_it_lacks():
             assign_credit(made(**columns), algo)
 
 
+def test_a_credit_names_the_first_of_several_columns_that_it_lacks():
+    with pytest.raises(ValueError, match="ppo reads bootstrap"):
+        assign_credit(made(), ppo(bootstrap=True))
+    with pytest.raises(ValueError, match="ppo reads bootstrap"):
+        assign_credit(made(reward=REWARD, old_value=LOGP), ppo(bootstrap=True))
+
+
+def test_a_credit_of_steps_needs_no_reward_of_the_row():
+    step_reward = torch.tensor([[0.5, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    algo = grpo(process=True)
+    columns = {"old_logp": LOGP, "ref_logp": LOGP, "kl_coef": REWARD, "step_reward": step_reward}
+    assert assign_credit(made(**columns), algo).adv is not None
+
+
+def test_a_loss_of_ones_own_names_the_column_that_it_lacks_and_keeps_its_own_errors():
+    def far_from_reference(fwd: Forward, batch: Batch) -> Tensor:
+        return batch.ref_logp.exp() - fwd.logp.exp()  # None has no exp
+
+    def wrong(fwd: Forward, batch: Batch) -> Tensor:
+        return fwd.logp + "1"  # pyright: ignore[reportOperatorIssue, reportReturnType]
+
+    def choosy(fwd: Forward, batch: Batch) -> Tensor:
+        if isinstance(batch, Batch):
+            raise TypeError("not this one")
+        return fwd.logp
+
+    batch = weigh(made(adv=LOGP), grpo())
+    with pytest.raises(ValueError, match="far_from_reference reads ref_logp, which this batch lacks"):
+        objective(Forward(logp=LOGP), batch, ((1.0, far_from_reference),))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        objective(Forward(logp=LOGP), batch, ((1.0, wrong),))
+    with pytest.raises(TypeError, match="not this one"):
+        objective(Forward(logp=LOGP), batch, ((1.0, choosy),))
+
+
 def test_a_loss_names_the_column_that_it_lacks():
     full = {"adv": LOGP, "old_logp": LOGP, "ref_logp": LOGP, "kl_coef": REWARD}
     for algo, dropped in ((grpo(), "old_logp"), (grpo(), "ref_logp"), (grpo(), "kl_coef"), (grpo(), "adv")):
@@ -156,7 +191,15 @@ def test_an_average_by_limit_needs_a_limit():
             weigh(made(), algo)
         with pytest.raises(ValueError, match="divides by the column limit, which is 0"):
             weigh(made(limit=torch.tensor([4, 0])), algo)
-    assert weigh(made(), dr_grpo(max_tokens=10)).token_weight.sum().item() == pytest.approx(5 / 20)
+    with_prompt = replace(made(), real=torch.ones_like(MASK))
+    assert weigh(with_prompt, dr_grpo(max_tokens=10)).token_weight.sum().item() == pytest.approx(5 / 20)
+    nothing = replace(made(), mask=torch.zeros_like(MASK))
+    assert weigh(nothing, dr_grpo(max_tokens=10)).token_weight.tolist() == [[0.0] * 4] * 2
+
+
+def test_only_rows_that_are_trained_on_need_a_limit():
+    first = replace(made(limit=torch.tensor([1, 0])), mask=MASK & torch.tensor([[True], [False]]))
+    assert weigh(first, dr_grpo()).token_weight.tolist() == [[1.0] * 4, [0.0] * 4]
 
 
 def test_the_average_is_set_from_the_command_line_and_shown_by_hone_algos(capsys: pytest.CaptureFixture[str]):

@@ -1,9 +1,12 @@
 """Programs as rewards: right ones pass, spoofed ones do not, and no test's answer is where the program is."""
 
+import itertools
 import json
 import os
 import threading
 import time
+from threading import Thread
+from typing import Any
 
 import pytest
 from each import each
@@ -11,7 +14,7 @@ from patience import patience
 
 from benchmarks.hostile import PROGRAMS
 from hone.errors import HoneError
-from hone.reward.sandbox.sandbox import Call, Sandbox, SandboxError, SandboxLimits
+from hone.reward.sandbox.sandbox import Call, Finished, Sandbox, SandboxError, SandboxLimits
 from hone.reward.verify.code.checker import Checker
 from hone.reward.verify.code.extract import extract
 from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, read_tests
@@ -227,6 +230,34 @@ def test_many_examinations_at_once_do_not_wait_for_each_other():
     for thread in threads:
         thread.join(60)
     assert found == [1.0] * 8
+
+
+class Late(Sandbox):
+    """The first program asks for its slot when others have asked for theirs."""
+
+    def __init__(self) -> None:
+        super().__init__(slots=1)
+        self.calls = itertools.count()
+
+    def converse(self, *args: Any, **settings: Any) -> Finished:
+        time.sleep(0.0 if next(self.calls) else 0.5)
+        return super().converse(*args, **settings)
+
+
+def test_programs_and_tests_that_take_the_last_slots_do_not_wait_for_each_other():
+    tests = read_tests(LOOPED)
+    assert isinstance(tests, Asserts)
+    good = "def root(x):\n    if x < 0: raise ValueError\n    return x ** 0.5"
+    found = []
+    with Late() as programs, Sandbox(slots=1) as checkers:
+        # the second program has the only slot before the first one asks, whose tests would have theirs
+        exams = [Checker(good, tests, 5.0) for _ in range(2)]
+        threads = [Thread(target=lambda e=e: found.append(e.hold(programs, checkers)), daemon=True) for e in exams]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert found == [[True], [True]]
 
 
 def test_a_forked_process_judges_in_sandboxes_of_its_own():

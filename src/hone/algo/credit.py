@@ -39,7 +39,7 @@ def per_token(how: Callable[[Batch], Tensor] | None) -> bool:
 def is_ours(how: Any) -> bool:
     """Whether a credit is one of those here, of which it is known what they read."""
     inner: Any = how.func if isinstance(how, partial) else how
-    return getattr(inner, "__module__", "") == __name__
+    return getattr(inner, "__module__", None) == __name__
 
 
 # --- rewards ---

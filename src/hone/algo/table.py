@@ -126,7 +126,6 @@ class _AbsentRead(Exception):
     """A column was read that no stage has filled."""
 
     def __init__(self, record: Batch | Forward, column: str) -> None:
-        super().__init__(column)
         self.record, self.column = record, column
 
 
@@ -179,6 +178,6 @@ def _check_credited(batch: Batch, algo: Algorithm) -> None:
         reads = algo.needs & {"step_reward", "old_value", "bootstrap", "baseline"}
     if credit.is_ours(algo.credit) and "step_reward" not in reads:
         reads = reads | {"reward"}
-    for column in sorted(reads):
-        if getattr(batch, column) is ABSENT:
-            raise lacks(algo.name or "the credit", column)
+    absent = [column for column in reads if getattr(batch, column) is ABSENT]
+    if absent:
+        raise lacks(algo.name or "the credit", min(absent))

@@ -60,13 +60,15 @@ def row_sum(batch: Batch, n: Totals) -> Tensor:
 
 def fixed_length(batch: Batch, n: Totals, *, max_tokens: int = 0) -> Tensor:
     """Divide by a constant, so that length has no part in the scale; 0 takes the sampling limit (Dr. GRPO)."""
-    if not max_tokens and batch.limit is ABSENT:
+    if max_tokens:
+        return batch.mask.double() / (max_tokens * max(n.rows, 1))
+    if batch.limit is ABSENT:
         raise ValueError("the average by limit reads limit, which this batch lacks: fill it, or give max_tokens")
-    length = max_tokens if max_tokens else batch.limit[:, None]
+    limit = batch.limit[:, None]
     # a GPU is not asked: a sampler's limit is at least 1
-    if isinstance(length, Tensor) and length.is_cpu and bool((batch.mask & (length < 1)).any()):
+    if limit.is_cpu and bool((batch.mask & (limit < 1)).any()):
         raise ValueError("the average by limit divides by the column limit, which is 0: fill it, or give max_tokens")
-    return batch.mask.double() / (length * max(n.rows, 1))
+    return batch.mask.double() / (limit.clamp(min=1) * max(n.rows, 1))  # clamp: of rows that are not trained on
 
 
 AVERAGES: dict[str, Weigh] = {"token": token_mean, "row": row_mean, "limit": fixed_length}

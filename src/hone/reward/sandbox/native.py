@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Lock
@@ -237,7 +237,15 @@ class NativeSandbox:
             folders = self.home.make(memory=limits.memory, processes=processes, cores=limits.cores)
         return Slot(self._server, folders, watched=self.home is None)
 
-    def converse(self, request: bytes, job_output: JobOutput, *, seconds: float, ask: Ask | None = None) -> float:
+    def converse(
+        self,
+        request: bytes,
+        job_output: JobOutput,
+        *,
+        seconds: float,
+        ask: Ask | None = None,
+        placed: Callable[[], None] = lambda: None,
+    ) -> float:
         """Hold one exchange in a fresh job; the seconds it took, from request to the last process's end."""
         if os.getpid() != self._process:  # two that ask one slot would get each other's values
             raise SandboxError("the sandbox was opened before a fork: open one in the process that uses it")
@@ -247,6 +255,7 @@ class NativeSandbox:
             if self._closed:
                 raise SandboxError("the sandbox is closed: open a new one")
             slot = self._living(slot)
+            placed()
             start = time.monotonic()
             slot.run(request, job_output, seconds=seconds, ask=ask)
             used = slot if job_output.told else None

@@ -119,7 +119,15 @@ def await_lock(job: Sequence[int]) -> None:
 class SandboxBackend(Protocol):
     """Runs jobs where they can do no harm."""
 
-    def converse(self, request: bytes, job_output: JobOutput, *, seconds: float, ask: Ask | None = None) -> float: ...
+    def converse(
+        self,
+        request: bytes,
+        job_output: JobOutput,
+        *,
+        seconds: float,
+        ask: Ask | None = None,
+        placed: Callable[[], None] = lambda: None,
+    ) -> float: ...
 
     def report(self) -> list[Protection]: ...
 

@@ -12,7 +12,7 @@ import json
 import os
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -56,10 +56,19 @@ class RemoteBackend:
                 remedy = f"start it with --limit {name}={ours}, or ask for no other"
                 raise SandboxError(f"the service at {self.url} has the limit {name}={theirs[name]}: {remedy}")
 
-    def converse(self, request: bytes, job_output: JobOutput, *, seconds: float, ask: Ask | None = None) -> float:
+    def converse(
+        self,
+        request: bytes,
+        job_output: JobOutput,
+        *,
+        seconds: float,
+        ask: Ask | None = None,
+        placed: Callable[[], None] = lambda: None,
+    ) -> float:
         """Send the program, wait for its end; conversations that go to and fro are not for the network."""
         if ask is not None:
             raise SandboxError("tests that ask call by call cannot run over the network: use the backend native")
+        placed()
         start = time.monotonic()
         limits = {"seconds": seconds, "output": job_output.output, "result": job_output.result}
         body = {"request": base64.b64encode(request).decode(), "most": job_output.most, "limits": limits}

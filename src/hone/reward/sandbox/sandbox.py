@@ -10,7 +10,7 @@ and `hone sandbox doctor` say which. Printed text and exit codes are only ever d
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Self
@@ -176,12 +176,24 @@ class Sandbox:
         frames = [frame(order_of(program)), *map(call_frame, program.calls)]
         return self.converse(b"".join(frames), most=len(frames), seconds=seconds)
 
-    def converse(self, request: bytes, *, most: int, seconds: float | None = None, ask: Ask | None = None) -> Finished:
-        """A conversation with one job: `ask` sees the records so far and says what to send next."""
+    def converse(
+        self,
+        request: bytes,
+        *,
+        most: int,
+        seconds: float | None = None,
+        ask: Ask | None = None,
+        placed: Callable[[], None] = lambda: None,
+    ) -> Finished:
+        """A conversation with one job: `ask` sees the records so far and says what to send next.
+
+        placed: called when the job has one of the slots, before its clock starts.
+        """
         if seconds is not None and not seconds > 0:
             raise HoneError(f"a program is given {seconds} seconds: give a number above 0")
         job_output = JobOutput(output=self.limits.output, result=self.limits.result, most=most)
-        taken = self._backend.converse(request, job_output, seconds=min(seconds or inf, self.limits.seconds), ask=ask)
+        limit = min(seconds or inf, self.limits.seconds)
+        taken = self._backend.converse(request, job_output, seconds=limit, ask=ask, placed=placed)
         return _finished(job_output, taken, asked=ask is not None)
 
     def close(self) -> None:

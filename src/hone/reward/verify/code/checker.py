@@ -29,6 +29,9 @@ class Checker:
         self.tests, self.seconds = tests, seconds
         self.calls, self.answers = SimpleQueue[bytes | None](), SimpleQueue[dict[str, Any]]()
         self.asked, self.over, self.verdicts = False, False, list[bool]()
+        # The tests take a slot after the program has one. In any order, two programs could hold all the slots that two
+        # others wait for, and these the slots of the tests.
+        self.placed = threading.Event()
         self.failed: HoneError | None = None
         self.done: Finished | None = None
         self.loading, self.unready = "", False  # why the tests could not be loaded, and whether that is their own fault
@@ -43,6 +46,7 @@ class Checker:
         """One verdict a test; NoTests where they cannot run."""
         thread = threading.Thread(target=self._answer, args=[programs], daemon=True)
         thread.start()
+        self.placed.wait()
         try:
             done = checkers.converse(frame(self.checker), most=MAX_CALLS, ask=self._examine)
         finally:
@@ -109,9 +113,13 @@ class Checker:
     def _answer(self, programs: Sandbox) -> None:
         """In a thread: the program, asked call by call; once it has ended every call fails."""
         try:
-            self.done = programs.converse(frame(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask)
+            self.done = programs.converse(
+                frame(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask, placed=self.placed.set
+            )
         except Exception as failed:  # of the sandbox: whoever waits for an answer must still get one
             self.failed = failed if isinstance(failed, HoneError) else SandboxError(f"no verdict: {failed}: try again")
+        finally:
+            self.placed.set()  # without a slot too: the tests still tell whose fault it is
         while not self.over:
             if self.asked:
                 self.answers.put(ENDED)
