@@ -174,8 +174,8 @@ ALGORITHMS = (
     # --- weights ---
     fault(
         "Dr. GRPO is divided by the row's length", "contract", "algorithm", "algo/weight.py",
-        old="    length = max_tokens if max_tokens else batch.limit[:, None]",
-        new="    length = batch.mask.sum(-1, keepdim=True).clamp(min=1)",
+        old="    limit = batch.limit[:, None]",
+        new="    limit = batch.mask.sum(-1, keepdim=True)",
         tests="algo/test_weight_and_control.py",
     ),
     fault(
