@@ -3,6 +3,7 @@
 import ast
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -86,3 +87,66 @@ def test_imports_are_written_in_full():
 def test_every_module_imports():
     for path in MODULES:
         importlib.import_module(name_of(path))
+
+
+ALLOWED = re.compile(r"\bMay import: (.+?)\.(?:\s|$)")
+BELOW, PUBLIC = "every room below it", "the public names of `hone`"  # test_the_rooms_keep_their_contracts holds these
+
+
+def named(path: Path) -> set[str] | None:
+    """The rooms and modules, below hone, that a room's docstring allows; None without a line that says so."""
+    found = ALLOWED.search(" ".join((ast.get_docstring(parsed(path)) or "").split()))
+    return set(re.sub(r" \([^)]*\)", "", found[1]).split(", ")) if found else None
+
+
+def imported(room: str) -> set[str]:
+    """The modules, below hone, that modules of the room import from outside of it."""
+    every = {name_of(path) for path in MODULES}
+    found = set[str]()
+    for path in MODULES:
+        if f"{name_of(path)}.".startswith(f"{room}."):
+            for node in ast.walk(parsed(path)):
+                if isinstance(node, ast.ImportFrom):
+                    module = node.module or ""
+                    found |= {x if (x := f"{module}.{alias.name}") in every else module for alias in node.names}
+                elif isinstance(node, ast.Import):
+                    found |= {alias.name for alias in node.names}
+    outside = {name for name in found if not f"{name}.".startswith(f"{room}.")}
+    return {name.removeprefix("hone.") for name in outside if name.startswith("hone.")}
+
+
+def lies(path: Path) -> Iterator[str]:
+    """What a room's docstring says of its imports and is not so."""
+    allowed, found = named(path), imported(name_of(path))
+    if allowed is None:
+        yield " has no sentence 'May import: ROOM, ROOM.'"
+    elif BELOW not in allowed:
+        covers = {name: {x for x in found if f"{x}.".startswith(f"{name}.")} for name in allowed - {PUBLIC}}
+        yield from (f" may import {name} and does not" for name, used in covers.items() if not used)
+        yield from (f" imports {name} and may not" for name in found - set[str]().union(*covers.values()))
+
+
+def test_a_room_imports_what_its_docstring_says():
+    rooms = [path for path in MODULES if path.name == "__init__.py" and path.parent != SOURCE / "hone"]
+    assert broken(lies, rooms) == []
+
+
+def test_a_docstring_that_lies_about_imports_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    texts = {f"{name}.py": "" for name in ("types", "errors", "log/__init__", "log/limits", "log/stats")}
+    said = ("May import: types, log (here), errors.", "It may import types.", "May import: log.limits. No more.", "")
+    for room, line in zip("abcd", said, strict=True):
+        texts[f"{room}/__init__.py"] = f'"""A room.\n\n{line}\n"""\n'
+        texts[f"{room}/inside.py"] = f"from hone import types\nfrom hone.log.limits import x\nimport hone.{room}\n"
+    for name, text in texts.items():
+        (path := tmp_path / "hone" / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    modules = sorted(tmp_path.rglob("*.py"))
+    monkeypatch.setattr(tree, "SOURCE", tmp_path)
+    monkeypatch.setitem(globals(), "MODULES", modules)
+    rooms = [path for path in modules if path.parent.name in "abcd"]
+    assert broken(lies, [path for path in rooms if path.name == "__init__.py"]) == [
+        "hone.a may import errors and does not",
+        "hone.b has no sentence 'May import: ROOM, ROOM.'",
+        "hone.c imports types and may not",
+        "hone.d has no sentence 'May import: ROOM, ROOM.'",
+    ]

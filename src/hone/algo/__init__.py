@@ -5,7 +5,7 @@ An algorithm is a value, which a function of its published name makes: `algo = g
 A `Batch` holds what was sampled, a `Forward` what the policy says of it; examples/minimal_grpo.py is a whole loop.
 The parts: select (which rollouts), credit (rewards to advantages), terms and prefer (losses), weight (averages),
 control (coefficients that adapt). table puts them together; online and offline make the algorithms; settings has
-the range of each setting, explain the formulas and papers. May import: types and errors.
+the range of each setting, explain the formulas and papers. May import: types, errors.
 """
 
 from collections.abc import Callable

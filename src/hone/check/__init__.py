@@ -3,5 +3,5 @@
 Doors: `suite.check` makes every check and returns a `report.Report`; `suite.cheap` makes those that sample nothing;
 `rewards.prove` tries a reward on right and wrong answers. `probe` is the run under examination, and `perturb` moves
 its weights for a moment. The other modules are the checks: data, text, sampling, learning, update, plan, rewards.
-May import: the rooms below it (pyproject.toml has the order).
+May import: every room below it.
 """

@@ -2,5 +2,5 @@
 
 Doors: `state` (what a checkpoint holds), `saver` (writes beside the loop), `run_folder` (lock, and what has to stay in
 it), `record` (settings and versions). Names and whole-or-absent folders are those of `storage`.
-May import: storage, config, model, train, data, dist, log; `saver` also rollout.overlap.
+May import: config, model, train, data.text, dist, log, storage, rollout.overlap, errors.
 """

@@ -2,5 +2,5 @@
 
 Doors: `recipe` (Recipe and its parts), `overrides` (`a.b=value`), `load` (recipe and reward files), `rules` (what fits
 together), `changes` (what a resumed run may change), `values` (does a value fit a type).
-May import: errors, storage, log.limits.
+May import: errors, storage.textfile, log.limits.
 """

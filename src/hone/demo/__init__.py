@@ -2,5 +2,6 @@
 
 `world` makes the problems and files, `stages` the recipes, `journey` runs them one after the other, `examine` marks
 each stage on held-out problems, `summary` shows the marks.
-Door: `journey.main`. It may import every room below the commands; only they and benchmarks import it.
+Door: `journey.main`. Only the commands and benchmarks import it.
+May import: every room below it.
 """

@@ -2,5 +2,5 @@
 
 Doors: `collect` (shares, sums, agreement between ranks), `join` (how ranks find each other), `spread` (weights in
 parts).
-May import: errors, model.decoder for its layers, model.formats.foreign.
+May import: errors, model.decoder (for its layers), model.formats.foreign.
 """

@@ -4,5 +4,5 @@ Doors: `train` (run, resume), `job` (the objects of a run and its checkpoint), `
 learner), `feeds` (settings to data), `rewards` (settings to rewards), `measure` (held-out evaluation), `replay` (a
 skipped update again).
 Behind them: `rescue` (steps that go wrong), `signals` (Ctrl-C and SIGTERM).
-May import: the rooms below it (pyproject.toml has the order), and `check.suite`, which looks at a run before it starts.
+May import: every room below it, check.suite (which looks at a run before it starts).
 """

@@ -3,5 +3,5 @@
 Doors: `stats.Stats` adds up a step's numbers, `stats.Laps` its seconds; `rollouts.describe` says what rollouts show;
 `sinks` writes metrics, `samples` and `invalid` what is to be read of rollouts; `monitor.Monitor` warns or stops by the
 limits of `limits.LimitSpec`; `progress.Progress` shows a line a step, `progress.say` any other.
-It may import types, errors and the names of files alone, so that every room may import it.
+May import: types, errors, storage.names. So every room above may import it.
 """

@@ -4,5 +4,5 @@ Doors: `decoder` (Decoder), `config` (DecoderConfig), `policy` (Policy, critics)
 `adapters`, `teacher`, `inspect` (for `hone inspect`). Rooms: layout/ (a batch as the decoder is fed it), vocab/
 (log-probs, entropies, KLs), backends/ (faster ways to compute all this), kernels/ (device code), formats/ (files of
 other libraries).
-May import types, errors, data's text and, in formats/, storage.
+May import: types, errors, data.text, storage (in formats/).
 """

@@ -2,6 +2,6 @@
 
 Each file has a function `recipe`, which says what is trained on what. The command line overrides its settings. To
 change more, write a file into a folder `recipes` of your own, where it comes before the one here; `hone recipes NAME`
-prints one to begin with. A recipe imports the public names of `hone`; one that begins from another recipe imports
-`hone.config.load` too. Nothing imports a recipe: `hone.config.load` runs the file.
+prints one to begin with. Nothing imports a recipe: `hone.config.load` runs the file.
+May import: the public names of `hone`, config.load (to begin from another recipe).
 """

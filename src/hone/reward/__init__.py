@@ -5,7 +5,7 @@ task may be the gold answer itself. Makers of verifiers: `numeric`, `regex`, `ta
 `overlong`, `language`, `repetition`, as in `numeric("1%")`. `combine` adds rewards up with weights.
 Doors for other rooms: `score` (Reward, score), `group_scorer` (the reward of a run), `outcome` (a number or invalid),
 `steps` (where steps end). verify/ checks by program, sandbox/ runs programs, learned/ asks models, workers/ are
-processes. May import: types, errors, storage.textfile, log, data, algo and, in learned/, model.
+processes. May import: types, errors, storage.textfile, log, data, algo.select, model (in learned/).
 """
 
 from importlib import import_module

@@ -2,5 +2,5 @@
 
 Doors: `beam.Beam` continues beginnings step by step, and a process model says which to go on with; `label.Labeller`
 labels steps by the share of continuations that verify.
-May import: types, errors, data's text, the engine's parameters, rollout's Sampler and the reward room.
+May import: types, errors, data.text, engine.params, rollout.local, reward.
 """

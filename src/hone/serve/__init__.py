@@ -3,5 +3,5 @@
 A request goes server -> http -> app -> body -> dispatcher, its answer detokenize -> reply -> http.
 Doors: `load.load` gives a model with its engine; `app.make_app` and `server.serve` serve it;
 `chat.Conversation` and `chat.Terminal` talk with it.
-It may import: engine, model, data, types, errors. Only `hone.commands` imports it.
+Only `hone.commands` imports it. May import: engine, model, data.text, types, errors.
 """

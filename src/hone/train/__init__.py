@@ -4,5 +4,5 @@ Doors: `annotate` (columns that forward passes fill), `update` (credit, weights 
 what it shows), `learner` (what holds the weights and cuts a batch), `trust_region` (TRPO's step).
 Behind them: `optim` (AdamW, schedules, float32 copies), `guard` (updates that are not finite), `shards` (weights spread
 over ranks), `threads` (what the host gives to a run).
-May import: algo, data, model, dist, log, checkpoint.files, types, errors.
+May import: algo, data.collate, model, dist, log.stats, storage, types, errors.
 """

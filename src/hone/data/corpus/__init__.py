@@ -4,5 +4,5 @@ Doors: `pipeline` (a cleaning run), `settings` (CorpusSettings), `report`, `comp
 Behind them: `documents`, `shards`, `run`, `filters`, `quality`, `duplicates`, `overlap`, `words`, `tally`, `pool`,
 `atomic`.
 A run that is killed goes on where it was. Its output does not depend on the number of workers.
-May import: data.feed, data.rows, data.text, storage.textfile, errors.
+May import: data.feed, data.text, storage.textfile, errors.
 """

@@ -5,5 +5,5 @@ BACKENDS what it covers. torch/ is the definition and takes the rest. Delete ano
 slower.
 Doors: `choose` (make_runner), `registry`. Only `choose` and the other runners import torch/; nobody imports
 another runner by name.
-May import engine/ and model/.
+May import: engine, model, errors.
 """

@@ -2,5 +2,5 @@
 
 Doors: `forward` (lines_of, hidden_states, run_passes) lays a batch out and reads it, `rows` (Rows) is such a list and
 the attention over it. `rows` imports only the registry of backends: the decoder imports it. `forward` imports the
-decoder.
+decoder. May import: types, errors, model.backends.registry, model.config, model.decoder.
 """

@@ -2,5 +2,5 @@
 
 Doors: `load.reward_model` and `load.process_model` from folders, `judge.Judge` from a file of settings,
 `endpoint.Endpoint` for a model behind a URL, `reward_model.Ensemble` for several of them.
-It imports types, errors, config, log, data, model and the reward room.
+May import: types, errors, storage.textfile, log.samples, data, model, reward.
 """

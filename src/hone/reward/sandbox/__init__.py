@@ -3,6 +3,6 @@
 Doors: `sandbox.Sandbox` with `Program`, `Call` and `SandboxLimits`; `doctor.examine` tries what holds here.
 Backends: `native` (this machine: `server` forks slots, slots fork jobs) and `remote` (a service by URL).
 `namespaces`, `seccomp`, `cgroups` and `limits` hold a program; `protocol`, `values`, `proxies` and `exceptions` carry
-data in and out; `job` runs the program. A job's own modules import nothing else of Hone, and nothing here imports
-more than errors.
+data in and out; `job` runs the program. A job's own modules import nothing else of Hone.
+May import: errors.
 """

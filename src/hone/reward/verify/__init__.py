@@ -2,7 +2,7 @@
 
 Doors: `VERIFIERS` by name, `MAKERS` by the name before a colon, `made` for either. `answers` finds what a completion
 settles on, `structure` looks at its form, `choice`, `compare`, math/ and code/ compare it with the task.
-It imports types, errors, config's text files, log, algo, data, the sandbox and the workers.
+May import: types, errors, storage.textfile, log, algo.select, data, reward.outcome, reward.sandbox, reward.workers.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
 `layers.py` computes, `structs.py` says where weights and memory are, `runner.py` says what it covers. The library
 itself is model/kernels/cpp/.
-May import engine/ (its runners, torch/ too) and model/.
+May import: engine.runner, engine.runners.registry, engine.runners.torch, model.
 """
 
 REQUIRES = ()

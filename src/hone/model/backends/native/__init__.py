@@ -3,7 +3,7 @@
 `layer.py` computes a layer at a time, `stack.py` all layers of a small decoder at once, `vocab.py` the head.
 `calls.py` calls the library's functions for a layer; the library itself is kernels/cpp/. Where there is no compiler the
 backend covers nothing.
-May import all of model/ but another backend.
+May import: model (but no other backend).
 """
 
 REQUIRES = ()

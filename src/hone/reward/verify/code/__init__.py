@@ -2,5 +2,5 @@
 
 Door: `verdict.code_reward`. `extract` and `parse` find the program in a completion, `tests` reads the task's tests,
 `checker` runs tests in one sandbox and the program in another, `settings` are those of a `code:FILE.yaml`.
-It imports types, errors, data's names of code, the verifiers' `answers` and the sandbox.
+May import: types, errors, log.samples, data.rows, reward.outcome, reward.sandbox, reward.verify.answers.
 """
