@@ -60,7 +60,7 @@ class Output(io.FileIO):
             raise
 
     def give_up(self) -> None:
-        """What is still to be written goes nowhere, so that the interpreter can end in silence."""
+        """Send what is still to be written nowhere, so that the interpreter ends in silence."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
 
 

@@ -122,7 +122,7 @@ class Support:
         return replace(self, first=self.first[index], size=self.size[index])
 
     def at(self, cells: Tensor) -> "Support":
-        """Of these cells of the table, counted row by row, [N]."""
+        """The values at these cells of the table, [N]. Cells are counted row by row."""
         return replace(self, first=self.first.flatten()[cells], size=self.size.flatten()[cells])
 
     def to(self, device: torch.device) -> "Support":

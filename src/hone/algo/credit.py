@@ -25,19 +25,19 @@ def alone(x: Tensor) -> Tensor:
 
 
 def reads_log_probs(how: Callable[[Batch], Tensor] | None) -> bool:
-    """Whether a credit may read old_logp: those here do for a KL in the reward, of others nothing is known."""
+    """Whether a credit may read old_logp. One of this module does if it has a KL in the reward; any other may."""
     settings = how.keywords if isinstance(how, partial) else {}
     return how is not None and (not is_ours(how) or bool(settings.get("kl")))
 
 
 def per_token(how: Callable[[Batch], Tensor] | None) -> bool:
-    """Whether a credit gives each token the return from there on; of others than those here nothing is known."""
+    """Whether a credit may give each token the return from there on. Any credit but those of this module may."""
     inner: Any = how.func if isinstance(how, partial) else how
     return inner in (gae, reward_to_go) or (inner is not None and not is_ours(how))
 
 
 def is_ours(how: Any) -> bool:
-    """Whether a credit is one of those here, of which it is known what they read."""
+    """Whether a credit is one of this module, so that it is known what it reads."""
     inner: Any = how.func if isinstance(how, partial) else how
     return getattr(inner, "__module__", None) == __name__
 
@@ -81,7 +81,7 @@ def _spread(per_row: Tensor, mask: Tensor) -> Tensor:
 
 def _group_mean(x: Tensor, batch: Batch, valid: Tensor) -> tuple[Tensor, Tensor]:
     """The mean of x over the valid rows of each row's group, and how many those are, both [B]."""
-    # on the host: how many groups there are would have to be asked of a GPU that has forward passes to make
+    # on the host: to read the number of groups from a GPU is to wait for the forward passes that it still has to make
     groups, index = cast(tuple[Tensor, Tensor], batch.host.group.unique(return_inverse=True))  # pyright: ignore
     index = sent(index, x.device)
     # float64: the mean of equal float32 numbers is then that number, and not a rounding error that looks like signal

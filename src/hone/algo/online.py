@@ -319,7 +319,7 @@ def dapo(
 ) -> Algorithm:
     """Clip higher, refill with groups that vary, token mean, overlong shaping, filter or off (Yu et al. 2025)"""
     stages: dict[str, tuple[select.Select, ...]] = {
-        # which groups vary is asked of the raw rewards, length alone is no signal; but of the rows that are left
+        # "shape" reads the raw rewards: a penalty for length alone is no signal. "filter" reads the rows that are left.
         "shape": (select.varied, partial(select.shape_overlong, limit=limit, margin=margin)),
         "filter": (select.drop_truncated, select.varied),
         "off": (select.varied,),

@@ -143,7 +143,7 @@ class _Present:
 
 
 def old_logp_from_first_pass(fwd: Forward, batch: Batch, algo: Algorithm) -> Batch:
-    """With old_logp where it is needed and no pass of its own has filled it: then these weights are the old ones."""
+    """Fill old_logp from this pass if it is needed and still absent. The weights of this pass are then the old ones."""
     if "old_logp" not in algo.needs or batch.old_logp is not ABSENT:
         return batch
     return replace(batch, old_logp=fwd.logp.detach())
@@ -172,7 +172,7 @@ def assign_credit(batch: Batch, algo: Algorithm, *, reduce: credit.Reduce = cred
 
 
 def _check_credited(batch: Batch, algo: Algorithm) -> None:
-    """What the credit reads is there; what only the loss reads may come later."""
+    """Refuse a batch without a column that the credit reads. What only the loss reads may come later."""
     reads = algo.needs
     if not credit.reads_log_probs(algo.credit):
         reads = algo.needs & {"step_reward", "old_value", "bootstrap", "baseline"}

@@ -96,14 +96,14 @@ def mismatch(batch: Batch, *, how: str, cap: float) -> Tensor:
 
 
 class Weighs(Protocol):
-    """What says how its tokens are weighed: an algorithm."""
+    """An algorithm, as far as it says how its tokens are weighed."""
 
     @property
     def weigh(self) -> Weigh: ...
 
 
 def weigh(batch: Batch, how: Weigh | Weighs, counts: Totals | None = None) -> Batch:
-    """Adds token_weight and row_weight, before the step is cut into micro-batches; how: an algorithm, or its `weigh`.
+    """Adds token_weight and row_weight, before the step is cut into micro-batches. how: an algorithm, or its `weigh`.
 
     counts: of the whole optimiser step; None: the batch is the whole step.
     """

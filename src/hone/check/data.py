@@ -20,7 +20,7 @@ REMEDY_BUG = "rows were mixed up after they were read: this is a bug of Hone or 
 
 
 def pairing(probe: Probe) -> Finding:
-    """What the shuffled source hands out is the dataset's: each prompt with its own answer, or completion."""
+    """Check that the shuffled source hands out each prompt with its own answer or completion."""
     if feeds.is_streamed(probe.job.recipe.data, probe.how):
         return skipped("the data is read from the disk as the run goes on: it is not compared row by row")
     if probe.job.algo.online:
@@ -52,7 +52,7 @@ def _is_its_row(task: Task, rows: list[Any]) -> bool:
 
 
 def _as_tasks(rows: list[Any]) -> list[Task]:
-    """As the run reads them; a Task's own prompt and answer win over columns of that name in its extra."""
+    """The rows as the run reads them. A Task's own prompt and answer win over columns of that name in its extra."""
     named = [{**r.extra, "prompt": r.prompt, "answer": r.answer} if isinstance(r, Task) else r for r in rows]
     return [task_row({name: x for name, x in r.items() if name != "answer" or x is not None}) for r in named]
 
@@ -62,7 +62,7 @@ def _key(task: Task) -> str:
 
 
 def _written(row: Mapping[str, Any]) -> str:
-    """The completion of a raw row as `Rollout.text` has it; of a pair, the chosen one."""
+    """The completion of a raw row as `Rollout.text` has it. For a pair it is the chosen one."""
     if "steps" in row or "completions" in row:
         return "".join(closed_steps(row, row.get("steps", row.get("completions", ()))))
     written = row.get("chosen", row.get("completion", ""))

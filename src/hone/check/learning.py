@@ -106,7 +106,7 @@ def gradients(learner: Learner, batch: Batch, algo: Algorithm, *, rows: int) -> 
 
 
 def gradient_of(probe: Probe) -> Gradient:
-    """That of the batch, made once."""
+    """The gradient of the batch, computed once."""
     job = probe.job
     return probe.once("gradient", lambda: gradients(job.learner, probe.batch, job.algo, rows=job.learner.micro_rows))
 

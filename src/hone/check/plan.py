@@ -147,7 +147,7 @@ def _backward(probe: Probe, tokens: int, *, again: bool) -> int:
 
 
 def _free_memory(device: torch.device) -> int | None:
-    """What the GPU has left; of a CPU the system, or what the container may still take where that is less."""
+    """The free memory of the GPU. On a CPU, that of the system or of the container, whichever is less."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     try:

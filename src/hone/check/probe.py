@@ -97,7 +97,7 @@ class Probe:
     _made: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def once(self, name: str, make: Callable[[], T]) -> T:
-        """What several checks read, made by the first of them."""
+        """A result that several checks read. The first of them makes it."""
         if name not in self._made:
             self._made[name] = make()
         return cast(T, self._made[name])
@@ -137,7 +137,7 @@ class Probe:
 
     @cached_property
     def many(self) -> list[Any]:
-        """As `items`, but enough of them that a rare fault is met."""
+        """As `items`, but so many that a rare fault shows."""
         return copy(self.job.source).take(min(MANY, len(self.job.source)))
 
     @property
@@ -216,7 +216,7 @@ class Probe:
         return self._stepped(score(self.groups, self.reward))
 
     def _stepped(self, groups: list[Group]) -> list[Group]:
-        """With step rewards, where the run has a process model."""
+        """The groups with step rewards, if the run has a process model."""
         return self.job.process(groups) if self.job.process else groups
 
     @property
@@ -226,7 +226,7 @@ class Probe:
 
     @cached_property
     def stands_in(self) -> bool:
-        """Whether these few rewards give nothing to learn from, so that made-up ones stand in for them."""
+        """Whether these few rewards give no signal. The learning checks then use made-up rewards in their place."""
         if not self.job.algo.online or self.job.algo.teacher:
             return False
         try:

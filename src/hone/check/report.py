@@ -62,7 +62,7 @@ class Report:
         return not self.failures
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
+        """The report as JSON."""
         return {
             "recipe": self.recipe,
             "ok": self.ok,

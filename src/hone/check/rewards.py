@@ -166,7 +166,7 @@ def _cut_short(probe: Probe) -> str:
 
 
 def _short(task: Task | None) -> str:
-    """The task's prompt on one line, its end where it is long: of a chat, the last message."""
+    """The task's prompt on one line, cut to its end if it is long. For a chat it is the last message."""
     prompt = task.prompt if task else ""
     text = prompt if isinstance(prompt, str) else text_of(prompt[-1])
     plain = " ".join(text.split())
@@ -241,7 +241,7 @@ def gold(probe: Probe) -> Finding:
 
 
 def gold_of_verifiers(probe: Probe) -> Finding:
-    """As `gold`, but a function of the user's is never called: that may cost time or money; of programs fewer rows."""
+    """As `gold`, but without a user's function, whose calls may cost time or money. It tries fewer rows of programs."""
     found = verifiers_of(probe.job.reward)
     if probe.job.algo.online and not found:
         return skipped("the reward is not one of Hone's verifiers")
@@ -277,7 +277,7 @@ def _invalid_gold(probe: Probe, tasks: Sequence[Task]) -> Finding | None:
 
 
 def _encoded(probe: Probe, rows: Sequence[Rollout]) -> list[Rollout]:
-    """With the tokens of their own text."""
+    """The rollouts with the tokens of their own text."""
     tokens = [probe.job.tokenizer.encode(r.text) for r in rows]
     return [replace(r, tokens=t, mask=[True] * len(t)) for r, t in zip(rows, tokens, strict=True)]
 

@@ -144,7 +144,7 @@ def padding(probe: Probe) -> Finding:
 
 
 def misplaced(batch: Batch, rows: Sequence[Rollout]) -> str:
-    """What is wrong with the table: the targets at its mask must be the trained tokens, in order; "" if they are."""
+    """What is wrong with the table, or "". The targets at its mask must be the trained tokens, in order."""
     if wrong := int((batch.mask & ~batch.real).sum()):
         return f"{wrong} padded positions are trained on"
     if any(r.step_label for r in rows):  # the mask marks the ends of steps, not tokens to be written

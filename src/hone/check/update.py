@@ -119,7 +119,7 @@ def _oversized(probe: Probe, made: FirstUpdate) -> Finding | None:
 
 
 def _judged(trial: Trial, probe: Probe, *, at: str) -> Finding:
-    """What the trial says of the rate, and only where no rate helps, of Hone."""
+    """What the trial says about the rate. Only if no rate helps, it says something about Hone."""
     seen = f"loss {trial.before:.6g} -> {trial.after:.6g} on the same batch{at} ({probe.about})"
     if trial.too_small:
         remedy = f"too small to change float32 weights: raise optim.lr ({_rate(probe):g})"
@@ -195,7 +195,7 @@ def _first_update(probe: Probe) -> FirstUpdate:
 
 
 class _Ends:
-    """Where the update led, copied when it is first left."""
+    """The weights after the update, copied when they are first asked for."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._parameters = parameters
@@ -206,7 +206,7 @@ class _Ends:
 
 
 def _lost(probe: Probe, loss: Loss, start: Sequence[Tensor], end: _Ends, rate: float, other: float) -> float:
-    """The loss after a step at another rate: AdamW's first step, decay and all, is in proportion to it."""
+    """The loss after a first step at another rate. AdamW's first step, with its decay, is proportional to the rate."""
     pairs = zip(start, end.weights, strict=True)
     put_back(trained(probe), (torch.lerp(a, b, other / rate) for a, b in pairs))
     return _loss(probe, loss)
@@ -240,8 +240,11 @@ def _tried(probe: Probe, lost: Callable[[float], float], rate: float, before: fl
 
 
 def _measured(algo: Algorithm) -> Loss:
-    """The loss as a function that its gradient belongs to: of a trust region the surrogate alone, of CISPO's term the
-    one with its capped ratio held at 1, for its value moves with a ratio that its gradient holds fixed."""
+    """A loss whose value falls along the gradient that an update takes.
+
+    For a trust region this is the surrogate alone. CISPO's value moves with a ratio that its gradient holds fixed, so
+    the plain policy gradient takes its place.
+    """
     loss = algo.loss[:1] if algo.trust_region else algo.loss
     fixed = [(c, terms.policy_gradient if getattr(t, "func", t) is terms.truncated else t) for c, t in loss]
     return tuple(fixed)

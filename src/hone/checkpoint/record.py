@@ -46,7 +46,7 @@ def _digest(settings: Any) -> str:
 def settings_in(folder: Path) -> dict[str, Any]:
     """The settings that the run in this folder was started with, as plain data; HoneError where they are damaged.
 
-    They are in both files. The one that says whether it is damaged is read, and the other where that one is gone.
+    Both files hold them. config.json is read, because its digest shows damage. Without it recipe.json is read.
     """
     if (above := _run_around(folder)) is not None:
         raise HoneError(f"{folder} is inside of a run: continue that one, with `hone resume {above}`")
@@ -71,7 +71,7 @@ def settings_in(folder: Path) -> dict[str, Any]:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    """What config.json says, NO_CONFIG where it is gone; what is not of its kind is left out."""
+    """The fields of config.json that have the right type, or NO_CONFIG if the file is gone."""
     if not (folder / names.CONFIG).is_file():
         return NO_CONFIG
     whole = f"copy it back, or remove it, to go on by {names.RECIPE}" if (folder / names.RECIPE).is_file() else ANEW

@@ -1,4 +1,4 @@
-"""A run's folder: who may use it, what is found in it, what has to stay in it, and what goes when nothing came of it.
+"""A run's folder: who may use it, what is found in it, what must stay in it, and when an empty one is removed.
 
 One process at a time uses the folder. A lock says so.
 """
@@ -55,7 +55,7 @@ def logged(folder: Path) -> int:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """The folder is this run's alone, and goes again where nothing came to lie in it."""
+    """Hold the folder for this run alone. If nothing was written into it, remove it at the end."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     with ExitStack() as stack:
         if is_first():
@@ -140,12 +140,12 @@ def _cleared(folder: Path) -> list[str]:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """Of every file in it: as much as can be looked at in each step."""
+    """The size of every file in the folder. More cannot be looked at in each step."""
     return {path.name: path.stat().st_size for path in folder.glob("*") if path.is_file()}
 
 
 def _place(folder: Path) -> tuple[int, int] | None:
-    """What tells a folder from another of its name."""
+    """The numbers that tell a folder from another folder of the same name."""
     try:
         return folder.stat().st_dev, folder.stat().st_ino
     except OSError:

@@ -54,7 +54,7 @@ def process_age() -> float:
 
 
 class Saver:
-    """Runs one writing at a time beside the loop. One that failed is told by `failed`; the next is then waited for.
+    """Runs one writing at a time beside the loop. If one fails, `failed` says so, and the loop waits for the next one.
 
     shares_cores: the loop computes on the cores that also write, so that the writing's processor time is the loop's.
     """

@@ -237,7 +237,7 @@ def restore(
 
 
 def _load(part: Resumable, saved: Any) -> None:
-    """HoneError where what was saved is not what the part saves."""
+    """Give the part its saved state. HoneError if the state does not have the form that the part saves."""
     try:
         part.load(saved)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:

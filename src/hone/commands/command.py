@@ -1,6 +1,6 @@
 """What a command is, and the parser of every command.
 
-Options are written in full, and a name that does not exist is told the nearest.
+Options are written in full, and an error for an unknown name suggests the nearest one.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def show(pairs: Mapping[str, str]) -> None:
 
 
 def first_line(documented: object) -> str:
-    """Of its docstring."""
+    """The first line of the docstring."""
     return (documented.__doc__ or "").strip().partition("\n")[0]
 
 

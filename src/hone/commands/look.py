@@ -43,7 +43,7 @@ def _replay(arguments: argparse.Namespace) -> None:
 
 
 def _show_nothing_found(report: "Replay") -> None:
-    """Why none is found though the run found one."""
+    """Say why the replay found only finite numbers though the run had found another."""
     print(f"all is finite with these weights; in the run: {report.then or 'each micro-batch alone was finite too'}")
     if report.nearer:
         print(f"the weights of the time were not saved: a run with {report.nearer} keeps them")

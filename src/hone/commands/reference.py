@@ -97,7 +97,7 @@ class RecipeSetting:
         return self.name.rpartition(".")[0]
 
     def matches(self, prefix: str) -> bool:
-        """Whether it begins like that, or is what has the name in it: algo.high is one of algo's."""
+        """Whether the name begins with the prefix, or the prefix names a part of it: algo.high is part of algo."""
         return self.name.startswith(prefix) or prefix.startswith(f"{self.name}.")
 
     def shown(self, width: int) -> str:
@@ -119,7 +119,7 @@ def text_width() -> int:
 
 
 def all_settings(config: Any = None, above: str = "") -> Iterator[RecipeSetting]:
-    """Those of a recipe, in the order of its source."""
+    """All settings of a recipe, in the order of its source."""
     config = Recipe() if config is None else config
     hints, told = get_type_hints(type(config)), meanings(type(config))
     for field in fields(config):

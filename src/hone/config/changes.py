@@ -37,7 +37,7 @@ def changes(recipe: Recipe, before: Mapping[str, Any]) -> dict[str, Change]:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    """As a recipe.json has it, flat."""
+    """The settings as recipe.json has them, flat."""
     return _flat(json.loads(json.dumps(to_json(recipe))))
 
 

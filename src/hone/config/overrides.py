@@ -205,7 +205,7 @@ def _set(node: Any, path: list[str], source: Source, whole: str) -> Any:
 
 
 def _unsets(kind: type, name: str, source: Source) -> bool:
-    """Whether `none` is given for a text that is empty unless it is set: no file or folder is meant by it."""
+    """Whether `none` is given for a text that is empty by default. It then empties the text and names no file."""
     (default,) = (f.default for f in dataclasses.fields(kind) if f.name == name)
     given = source.args[0] if isinstance(source, partial) else ""
     return default == "" and (given is None or (isinstance(given, str) and given.strip().lower() in _NOTHING))
@@ -256,7 +256,7 @@ class _Loader(yaml.SafeLoader):
     """YAML without three traps: 1e-4 is a number here, and a key given twice or an alias bomb is an error."""
 
     def get_single_node(self) -> yaml.Node | None:
-        """As usual, but what aliases stand for counts: forty lines of them can name a trillion values."""
+        """The document, unless it is too large with its aliases written out: forty lines can name a trillion values."""
         node = super().get_single_node()
         values = _written_out(node, {}) if node is not None else 0
         if values > MOST_VALUES:
@@ -265,7 +265,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """As usual, but no key may hide another."""
+        """A mapping in which no key hides another."""
         keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         if twice := [key for key, count in keys.items() if count > 1]:
             raise yaml.MarkedYAMLError(problem=f"{twice[0]!r} is given twice", problem_mark=node.start_mark)

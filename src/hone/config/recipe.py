@@ -127,7 +127,7 @@ class SampleSpec:
     max_rows: int = 512  # rows in the sampler at once
 
     def limit(self, context: int) -> int:
-        """The most tokens of a completion by a model of this context; 0: of any."""
+        """The most tokens of a completion, for a model with this context. context 0: any context."""
         return self.max_tokens or max(1, min(LONGEST, context - 1 if context else LONGEST))
 
 

@@ -44,7 +44,7 @@ class Journey:
     done: dict[str, dict[str, Any]]
 
     def step(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
-        """Do a piece of work unless it is done, and write down what came of it."""
+        """Do a piece of work unless it is done, and write down its result."""
         if name in self.done:
             print(f"{name}: done before", file=sys.stderr)
             return

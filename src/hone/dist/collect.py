@@ -111,7 +111,7 @@ def gather(item: object) -> list[object]:
 
 
 class Together(Exception):
-    """A rank could not do its part, and all ranks know; error: what this one has to say of it."""
+    """Some rank could not do its part, and every rank knows it. error: what this rank says about it."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -131,12 +131,12 @@ def agree(error: Exception | None) -> None:
 
 
 def described(error: Exception) -> str:
-    """What is said of an error in another's line: those of a user say it all themselves."""
+    """An error as part of a line. A HoneError speaks for itself; another error needs its type."""
     return str(error) if isinstance(error, HoneError) else f"{type(error).__name__}: {error}"
 
 
 def together(do: Callable[[], T]) -> T:
-    """What it gives here, where it fails on no rank; see `agree`."""
+    """The result of `do` on this rank, unless it fails on any rank; see `agree`."""
     if not _many():
         return do()
     try:

@@ -47,12 +47,12 @@ def join_ranks(device: str = "auto") -> Iterator[None]:
 
 
 def untouched(store: Any, rank: int, ranks: int) -> Any:
-    """A part of the store that none but these processes have written to.
+    """A part of the store that only these processes have written to.
 
-    When torchrun starts ranks again they get the store of those before, addresses at which nobody answers included, and
-    would wait there for half an hour (PyTorch's issue 135712). How often it started them is not the same on every node.
-    So each rank asks under a word of its own, and rank 0 answers all words it sees, old ones among them, with the name
-    of the new part, until every rank has said there that it has come.
+    When torchrun starts ranks again, they get the store of the ranks before. At the addresses in it nobody answers, and
+    the ranks would wait half an hour (PyTorch's issue 135712). The nodes do not agree on how often ranks were started.
+    So each rank asks under a word of its own. Rank 0 answers every word that it sees, old ones too, with the name of the
+    new part. It goes on until every rank has said in that part that it has come.
     """
     word = uuid.uuid4().hex
     if rank:

@@ -40,7 +40,7 @@ class PrefixIndex:
         return found
 
     def next_key(self, adapter: str | None, prompt: Sequence[int], found: Sequence[CachedChunk]) -> Key:
-        """What the chunk of the prompt after those found is called."""
+        """The key of the first chunk of the prompt that was not found."""
         above = found[-1].id if found else self._root(adapter)
         return above, tuple(prompt[len(found) * CHUNK : (len(found) + 1) * CHUNK])
 
@@ -59,7 +59,7 @@ class PrefixIndex:
             above = chunk.id
 
     def drop(self, block: int, keep: int = 0) -> None:
-        """The block is written anew, but for its first `keep` chunks."""
+        """Forget the chunks in a block that is written anew, except its first `keep` chunks."""
         held = self.held.pop(block, [])
         for chunk in held[keep:]:
             del chunk.blocks[block]
@@ -69,7 +69,7 @@ class PrefixIndex:
             self.held[block] = held[:keep]
 
     def move(self, a: int, b: int) -> None:
-        """What was in block `a` is in `b`."""
+        """Note that the content of block `a` is in block `b` now."""
         self.drop(b)
         if held := self.held.pop(a, []):
             self.held[b] = held
@@ -116,7 +116,7 @@ class BlockPool:
         return blocks
 
     def claim(self, block: int, keep: int = 0) -> None:
-        """This free block, to write into but for its first `keep` chunks."""
+        """Take this free block to write into. Its first `keep` chunks stay."""
         if self.refs[block]:
             raise ValueError(f"block {block} is held already")
         self.index.drop(block, keep)
@@ -134,7 +134,7 @@ class BlockPool:
         return held
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One reader less of each; give a sequence's last block first, for what begins it is wanted longest."""
+        """Count one reader less for each block. Give a sequence's last block first: its beginning is wanted longest."""
         refs, held = self.refs, self.index.held
         for block in blocks:
             left = refs[block] - 1

@@ -97,7 +97,7 @@ class Engine:
         return here
 
     def step(self) -> list[News]:
-        """Launch the prompts and the token that are next, read what is due, and say what came of it.
+        """Launch the prompts and the token that are next, read what is due, and give the news.
 
         HoneError when the model's weights have diverged. After any failure the engine is empty, and can be used.
         """
@@ -106,8 +106,10 @@ class Engine:
         return news
 
     def go_on(self, tell: Tell) -> None:
-        """As `step`, each news told as soon as it is made: it is still in the processor's cache, and the next one can
-        have its memory. `tell` leaves the engine alone."""
+        """As `step`, but `tell` gets each news as soon as it is made, and must leave the engine alone.
+
+        The news is still in the processor's cache then, and the next one can have its memory.
+        """
         try:
             before = self.launched
             self._prefill(tell)

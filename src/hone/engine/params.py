@@ -174,7 +174,7 @@ def check_stops(params: SampleParams, most: int | None) -> None:
 
 
 def check_support(params: SampleParams, *, records: bool) -> None:
-    """What could have been drawn can be recorded where it is asked for, or HoneError."""
+    """HoneError if a request asks to record what could have been drawn and that cannot be recorded."""
     if params.support_recorded and not records:
         raise HoneError(
             "this sampler does not record which tokens top_k, top_p and min_p keep, and training needs that: "
@@ -341,7 +341,7 @@ class Knobs:
                 dense[b] = dense[a]
 
     def head(self, rows: int) -> "Knobs":
-        """The first rows, as views: what is seated or seen later shows in both, but for a table not made yet."""
+        """The first rows as views. What is seated or seen later shows in both, except in a table that is made later."""
         if rows == len(self.uses):
             return self
         return replace(

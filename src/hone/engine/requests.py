@@ -115,7 +115,7 @@ class Record:
         self._closed += [(launch, line) for line in lines]
 
     def recycle(self, read: int) -> None:
-        """So many launches were read."""
+        """Free what the launches used that have been read; read: how many those are."""
         while self._closed and self._closed[0][0] <= read:
             self._free.append(self._closed.popleft()[1])
 
@@ -150,7 +150,7 @@ class Record:
         return token, logp, raw
 
     def most_probable(self, line: int, first: int, last: int, k: int) -> Tops:
-        """Of each token from `first` on the k most probable in its stead."""
+        """For each token from `first` on, the k most probable tokens at its place."""
         found = self.top.get(line, [])[first:last]
         if not found:
             return NO_TOPS

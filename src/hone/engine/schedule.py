@@ -102,14 +102,14 @@ class Queues:
         return iter(list(islice(line.groups, most)) if line else [])
 
     def overdue(self, now: int) -> bool:
-        """Whether another adapter has waited long enough, counted from when this one began: each gets its turn."""
+        """Whether another adapter has waited long enough since this one began. So each gets its turn."""
         if len(self.lines) <= (self.adapter in self.lines):
             return False
         others = (line.first.since for adapter, line in self.lines.items() if adapter != self.adapter)
         return now - max(min(others), self.turned) >= SWITCH_AFTER
 
     def turn(self, now: int) -> bool:
-        """Nothing runs: go on with the adapter that has waited longest, if this one is done or has had its turn."""
+        """If this adapter is done or has had its turn, go on with the one that has waited longest. Nothing must run."""
         if self.adapter in self.lines and not self.overdue(now):
             return False
         others = [line.first for adapter, line in self.lines.items() if adapter != self.adapter]
@@ -121,7 +121,7 @@ class Queues:
 
 @dataclass(slots=True, eq=False)
 class ActiveRequest:
-    """A request with a row, and the blocks for all it may write."""
+    """A request with a row, and with blocks for all that it may write."""
 
     request: Request
     row: int
@@ -217,19 +217,19 @@ class Scheduler:
         return None
 
     def keep(self, place: ActiveRequest, written: Sequence[int]) -> None:
-        """A later prompt may begin with what it read and wrote, as long as the memory is not needed."""
+        """Keep what the request read and wrote, for later prompts that begin with it, until the memory is needed."""
         if written:
             tokens = (*place.request.prompt, *written)
             self.pool.index.add(place.request.adapter, tokens, len(tokens), place.blocks)
 
     def release(self, *places: ActiveRequest) -> None:
-        """They wrote their last tokens."""
+        """Give back the memory of requests that wrote their last tokens."""
         for place in places:
             del self.owner[place.request.id]
         self._give_back(*places)
 
     def turn(self) -> bool:
-        """Whether it turns to another adapter, `queues.adapter`."""
+        """Turn to another adapter, `queues.adapter`, if it is time; whether it did."""
         return not self.running and self.queues.turn(self.launches)
 
     def prefill(self) -> Prefill:

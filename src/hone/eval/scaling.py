@@ -60,7 +60,7 @@ LAWS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Of a decoder, for the operations of attention, which C = 6 N D leaves out."""
+    """The shape of a decoder, to count the operations of attention, which C = 6 N D leaves out."""
 
     layers: int
     width: int  # heads x head size

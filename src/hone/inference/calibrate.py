@@ -19,7 +19,7 @@ from hone.storage.names import MANIFEST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Of how many completions, and what their scores were before anything is taken off them."""
+    """How many completions were scored, and the scores before anything is subtracted."""
 
     rows: int
     mean: float

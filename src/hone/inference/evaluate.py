@@ -57,7 +57,7 @@ def evaluate(
 
 
 def with_votes(found: Mapping[str, float], groups: Sequence[Group], say: Callable[[str], None]) -> dict[str, float]:
-    """With the share of problems that a majority of their samples gets right, after pass@k."""
+    """The metrics, with the share of problems that a majority of samples gets right after pass@k."""
     votes = majority_at(groups)
     if not votes and groups and len(groups[0]) > 1:
         say(f"no majority vote: the reward compares no answers, as {', '.join(READERS)} do")

@@ -135,7 +135,7 @@ def label_steps(
 
 
 def _doubt(rows: Sequence[Row], separator: str) -> str:
-    """What to say where the separator hardly ever separates; else nothing."""
+    """A warning if the separator hardly ever separates steps, else ""."""
     ones = sum(len(row["step_labels"]) == 1 for row in rows)
     if not rows or ones < WHOLLY * len(rows):
         return ""
@@ -169,7 +169,7 @@ def _solutions(problems: Problems, tasks: list[Task], first: int) -> list[Group]
 
 
 def _rows(solutions: list[Group], found: list[Labelled], first: int, requests: int) -> tuple[list[Row], int]:
-    """As training reads them: the steps are as they were written, so that nothing separates them."""
+    """The rows as training reads them. The steps are as they were written, so nothing separates them."""
     rows, each = list[Row](), iter(found)
     for number, group in enumerate(solutions, start=first):
         mine = [next(each) for _ in group]

@@ -67,7 +67,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """The device that the model computes on."""
         return self.decoder.device
 
     @property
@@ -191,7 +191,7 @@ class Model:
         return nullcontext() if adapter is None else use_adapter(self.decoder, self._name(adapter))
 
     def _row(self, prompt: Prompt, completion: Completion) -> Rollout:
-        """Prompt and completion as a row, trained on where the model writes."""
+        """Prompt and completion as one row. Its mask is True at the tokens that the model writes."""
         if isinstance(completion, str):
             tokens, mask = encode_completion(self.tokenizer, prompt, completion)
         else:

@@ -26,7 +26,7 @@ LOWEST = -1e30  # of a completion that the judge has no number for
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """By what completions are chosen. beams 0: among whole completions."""
+    """How completions are chosen. beams=0: among whole completions."""
 
     judge: str  # the folder of a reward or process model; several with commas
     by: str = "min"  # how the scores of a process model's steps are summed up

@@ -66,7 +66,7 @@ def algorithm(recipe: Recipe) -> Algorithm:
 
 
 def _check_minibatches(train: TrainSpec) -> None:
-    """A step may keep one row a prompt, or one pair: of fewer prompts than minibatches some would be empty."""
+    """Refuse more minibatches than prompts. A step may keep one row or pair a prompt, so some would be empty."""
     if train.minibatches > train.prompts:
         raise HoneError(
             f"train.minibatches is {train.minibatches}, but a step has {counted(train.prompts, 'prompt')}: "
@@ -122,7 +122,7 @@ def process(
 def place(
     name: str = "auto", precision: str = "auto", *, setting: str = "train.device"
 ) -> tuple[torch.device, torch.dtype]:
-    """Where a model computes and in what, as it is told or as the machine suggests; setting: what errors name."""
+    """The device and dtype of a model, as given or as the machine suggests. setting: the name that errors use."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

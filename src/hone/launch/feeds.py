@@ -56,7 +56,7 @@ def _use_of_pairs(recipe: Recipe, kinds: tuple[RowKind, ...]) -> Use:
 
 
 def load_rows(data: str | Sequence[Any], how: Reading) -> list[Any]:
-    """The rows in Hone's columns; of what stays on the disk, the first rows."""
+    """The rows in Hone's columns. If the data stays on the disk, only its first rows."""
     rows = list[Any]()
     for part in locate(data, how):
         most = assemble.PREVIEW if assemble.is_streamed(part, how) else None
@@ -82,7 +82,7 @@ def tasks(
 def groups(
     data: str | Sequence[Any], vocabulary: Tokenizer, *, context: int, how: Reading | None = None
 ) -> list[Group]:
-    """Rows that are trained on, in order; context 0: of any length."""
+    """Rows that are trained on, in order. context 0: rows of any length."""
     how = how or Reading(chat=vocabulary.chat_template is not None, settings=False)
     parts = locate(data, how)
     return [group for part in parts for group in assemble.held(part, how, _grouper(vocabulary, how, context))]

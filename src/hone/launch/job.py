@@ -146,7 +146,7 @@ def _fed(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, context: int
 
 
 def _add_sampler(job: Run, decoder: Decoder) -> None:
-    """What an online run writes its completions with."""
+    """Make the sampler that an online run writes its completions with."""
     recipe, shards = job.recipe, job.learner.shards
     context = decoder.config.max_position_embeddings
     params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed, context=context, training=True)
@@ -158,7 +158,7 @@ def _add_sampler(job: Run, decoder: Decoder) -> None:
 
 
 def _add_rewards(job: Run, *, separate: Mapping[str, Reward]) -> None:
-    """What an online run marks its completions with."""
+    """Make the rewards that an online run scores its completions with."""
     recipe, device = job.recipe, job.learner.device
     job.reward = as_scorer(unrewarded)
     job.group_scorer = GroupScorer(reward=job.reward)
@@ -222,14 +222,14 @@ def unrewarded(completion: str) -> float:
 
 
 def parts(job: Run) -> dict[str, Any]:
-    """What has a state of its own to save."""
+    """The parts of the run that have a state to save."""
     found: dict[str, Any] = {"source": job.source, "monitor": job.monitor, "guard": job.learner.guard}
     found |= {"spikes": job.spikes} if job.spikes else {}
     return found | ({"roller": job.roller} if job.roller else {})
 
 
 def publish(job: Run, version: int) -> None:
-    """The sampler is told that the learner's weights have changed, and given them where no rank holds all."""
+    """Tell the sampler that the learner's weights have changed. If no rank holds all weights, give them to it."""
     assert job.roller is not None
     if job.learner.shards is not None:
         job.learner.shards.publish()
@@ -237,7 +237,7 @@ def publish(job: Run, version: int) -> None:
 
 
 def _sampled_with(job: Run) -> dict[str, Tensor] | None:
-    """The weights that the sampler has, where they are still to write rollouts."""
+    """The sampler's weights, if a resumed run has to sample with them once more; else None."""
     assert job.roller is not None
     if job.ahead is None or not job.ahead.must_sample_first:
         return None
@@ -245,7 +245,7 @@ def _sampled_with(job: Run) -> dict[str, Tensor] | None:
 
 
 def _keep_to(job: Run, path: Path) -> None:
-    """Let the sampler write what is owed with the weights of the iteration before the last."""
+    """Give a resumed sampler the saved weights for rollouts that are still to be made ahead."""
     if job.ahead is not None and job.ahead.must_sample_first and job.roller is not None and path.is_file():
         cast(LocalSampler, job.roller.sampler).keep_to(load_tensors(path), version=job.step - 1)
 

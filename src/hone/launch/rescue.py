@@ -87,7 +87,7 @@ def _another(folder: Path) -> Path:
 
 
 def attempted(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What it gives, or what it raises: for a part of a step that the others do not depend on."""
+    """What it gives, or the error that it raises. For a part of a step that no other part depends on."""
     try:
         return do(), None
     except Exception as error:
@@ -97,7 +97,7 @@ def attempted(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
 def untold(
     step: int, *, unmeasured: Exception | None, unlogged: Exception | None, note: Callable[[str], None]
 ) -> Exception:
-    """What to end a run with whose held-out evaluation or log failed, here or on another rank; the step is saved."""
+    """The error that ends a run whose held-out evaluation or log failed, here or on another rank. The step is saved."""
     if unlogged is not None:
         note(f"step {step} could not be logged; it is saved")
     else:
@@ -106,7 +106,7 @@ def untold(
 
 
 def owed(error: Exception) -> str:
-    """Of a run that ends before it needs the rollouts that could not be made ahead."""
+    """The message of a run whose sampling ahead failed, and that ends before it needs those rollouts."""
     said = error.error if isinstance(error, collect.Together) else error
     return f"what is sampled ahead failed ({collect.described(said)}) and is made again when the run goes on"
 
@@ -124,7 +124,7 @@ def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:
 
 
 def ruined(job: Run, folder: Path) -> str:
-    """Where a run whose updates are not finite can go on from: with its last weights no rate helps."""
+    """Where a run can go on from if its updates are not finite. With its last weights no rate helps."""
     mend, guard = f"mend what `hone replay` finds in {folder / names.BAD}", job.learner.guard
     if not job.learner.updates or guard.row < guard.in_a_row:  # those it began with, or they gave finite ones too
         return f"lower optim.lr, or {mend}; the run is saved in {folder}"

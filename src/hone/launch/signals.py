@@ -57,7 +57,7 @@ class Stopper:
             self._over = True
 
     def ask(self) -> None:
-        """As the first signal does."""
+        """Ask the run to end, as the first signal does."""
         self.asked = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -77,7 +77,7 @@ class Stopper:
 
 
 def _importing(frame: FrameType | None) -> bool:
-    """Whether a module is just being imported: an exception there is swallowed by some, and by others made an error."""
+    """Whether a module is just being imported. Some modules swallow an exception there, others make it an error."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -94,7 +94,7 @@ def _tell_again(number: int) -> None:
 
 @contextmanager
 def _retold() -> Iterator[None]:
-    """Within it a signal that nobody hears, for it came in a destructor or while a process was forked, comes again."""
+    """Send a signal again if Python dropped it, because it came in a destructor or while a process was forked."""
     before, owner = sys.unraisablehook, os.getpid()
 
     def hook(lost: "sys.UnraisableHookArgs", /) -> None:

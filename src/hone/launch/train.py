@@ -202,7 +202,7 @@ def _still_there(kept: run_folder.Kept | None, *, done: str = "") -> list[str]:
 
 @contextmanager
 def _written(job: Run, *, note: Callable[[str], None]) -> Iterator[None]:
-    """What is being written when the loop ends is written to its end; only a second signal has little patience."""
+    """Finish what is being written when the loop ends. Only a second signal cuts the wait short."""
     hurry = None
     try:
         yield

@@ -19,7 +19,7 @@ SUMMED = 5  # kinds that its last line names
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """What a run's file says of one kind."""
+    """One kind of invalid reward, as a run's file counts it."""
 
     kind: str
     count: int

@@ -101,7 +101,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """All that is told; `changes` is empty where there is nothing to compare with."""
+    """All that `hone inspect` shows. `changes` is empty if there is nothing to compare with."""
 
     model: str
     base: str  # "" if none

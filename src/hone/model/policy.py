@@ -130,7 +130,7 @@ class Policy(nn.Module):
         return [p for p in self.decoder.parameters() if p.requires_grad]
 
     def critic_parameters(self) -> list[nn.Parameter]:
-        """The critic's trainable parameters: of a shared critic, the head."""
+        """The critic's trainable parameters. A shared critic has only its head."""
         return [p for p in self.critic.parameters() if p.requires_grad] if self.critic is not None else []
 
     def _lay_out(self, batch: Batch, *, every: bool) -> Lines:

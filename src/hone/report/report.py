@@ -102,7 +102,7 @@ def _header(title: str, rows: Sequence[Row], runs: Mapping[str, Sequence[Row]], 
 
 
 def _run_facts(rows: Sequence[Row]) -> Iterator[str]:
-    """Of a run without a table: how its telling metrics ended, from where, and its time."""
+    """The facts of a run without a table: where its telling metrics began and ended, and its time."""
     found = {name: [x for row in rows if (x := number(row.get(name))) is not None] for name in SUMMARY}
     tenth = max(1, len(rows) // 10)
     for name in [name for name in SUMMARY if found[name]][:MOST_CARDS]:

@@ -132,7 +132,7 @@ class GroupScorer:
 
 
 def _noted(rollout: Rollout, value: float | None) -> Rollout:
-    """With the held-out verifier's value among the parts, where both it and the reward have one."""
+    """The rollout with the held-out verifier's value among its parts, if both it and the reward have a value."""
     outcome = rollout.outcome
     if outcome is None or not outcome.valid or value is None:
         return rollout

@@ -54,7 +54,7 @@ def kind_of(reason: str) -> str:
 
 
 def kinds(outcomes: Iterable[Outcome]) -> dict[str, tuple[int, str]]:
-    """Of the invalid ones each kind of reason, the most frequent first: how often it is given, and the first one."""
+    """Each kind of reason of invalid outcomes, the most frequent first: its count, and its first example."""
     reasons = [outcome.reason for outcome in outcomes if not outcome.valid]
     counts, first = Counter(map(kind_of, reasons)), dict[str, str]()
     for reason in reasons:
@@ -83,7 +83,7 @@ def _is_hone(file: str) -> bool:
 
 
 def _is_library(file: str) -> bool:
-    """Of Python or installed; what is typed into a shell or a notebook is the user's."""
+    """Whether the file belongs to Python or to a package. What is typed into a shell or a notebook is the user's."""
     installed = any(f"{os.sep}{name}{os.sep}" in file for name in ("site-packages", "dist-packages"))
     return installed or file.startswith(("<frozen ", "<string>", "<__array", *_libraries()))
 
@@ -104,14 +104,14 @@ def _written(file: str, line: int) -> str:
 
 
 def commonest(outcomes: Iterable[Outcome]) -> tuple[str, int, int]:
-    """Of the invalid ones the most frequent reason, how often it is given, and how many there are."""
+    """The most frequent reason of invalid outcomes, how often it was given, and how many are invalid."""
     reasons = Counter(outcome.reason for outcome in outcomes if not outcome.valid)
     reason, times = reasons.most_common(1)[0] if reasons else ("", 0)
     return reason, times, reasons.total()
 
 
 def crashed(error: BaseException) -> Outcome:
-    """No number, for it raised."""
+    """The outcome of a reward that raised: no number."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:  # of tasks that ran together, the first that did
         error = error.exceptions[0]
     place = _raised_at(error)

@@ -49,6 +49,7 @@ class Reward:
 
     @property
     def name(self) -> str:
+        """The function's name, as logs and errors show it."""
         return name_of(self.function)
 
     @cached_property
@@ -118,7 +119,7 @@ class Reward:
             return crashed(error)
 
     def late(self, seconds: float) -> Outcome:
-        """No number, for it took longer than this."""
+        """The outcome of a reward that took longer than this: no number."""
         return invalid(
             f"timed out: reward {self.name} took more than {seconds:g} s (train.reward_timeout, parts.timeout)",
             place=self.place,

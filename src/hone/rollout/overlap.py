@@ -21,7 +21,7 @@ Begin = Callable[[list[Group], Laps], None]  # is given what is sampled, before 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """Hands on rollouts as they end, `group` of each task; they are told their tasks and texts afterwards."""
+    """Hands on rollouts as they end, `group` of each task. They get their tasks and texts afterwards."""
 
     group: int
 

@@ -142,7 +142,7 @@ class Roller:
         return self.told(self.sampled(tasks, mine), tasks[mine])
 
     def sampled(self, tasks: list[Task], mine: slice = slice(None)) -> list[Group]:
-        """The same, before they are told their tasks and texts."""
+        """The same groups, before `told` gives them their tasks and texts."""
         first, prompts = self._next(tasks, mine)
         return self.sampler.sample(prompts, n=self.group, params=self.params, first_request=first)
 
@@ -152,7 +152,7 @@ class Roller:
         yield from self.sampler.stream(prompts, n=self.group, params=self.params, first_request=first)
 
     def told(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]:
-        """Each group's rollouts with their task and the completion's text, without the stop token or stop string."""
+        """The same groups, each rollout with its task and its text, without stop token or stop string."""
         rollouts = [r for g in groups for r in g]
         of = [task for g, task in zip(groups, tasks, strict=True) for _ in g]
         if rollouts and not np.isfinite(np.concatenate([r.gen_logp for r in rollouts])).all():
@@ -293,7 +293,7 @@ class Ahead:
             self.counter.load(self._counted)
 
     def undo(self) -> None:
-        """As before the last `next`: what that gave has not been learned from, what is being made is given up."""
+        """Go back to before the last `next`: nobody learned from its rollouts. What is being sampled is given up."""
         self.close()
         if self._used is not None and self.failure is None:
             self._rounds, self._before, self._used = self._used, self._earlier, None

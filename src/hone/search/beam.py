@@ -13,7 +13,7 @@ OPEN = Stop.STRING  # of a beginning that can be gone on with: it ended with a s
 
 
 def best_first(group: Group, ratings: Sequence[float]) -> Group:
-    """The rollouts by rating, highest first; of equals the earlier one."""
+    """The rollouts by rating, highest first. Of two equal ones the earlier comes first."""
     if len(group) != len(ratings):
         raise ValueError(f"{len(group)} rollouts but {len(ratings)} ratings")
     return [group[i] for i in sorted(range(len(group)), key=lambda i: -ratings[i])]

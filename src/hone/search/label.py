@@ -102,7 +102,7 @@ class Labeller:
 
 
 def finished(rollout: Rollout, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> Rollout:
-    """With the text of all that is on its mask, less the stop token."""
+    """The rollout with the text of all tokens on its mask, less the stop token."""
     written = rollout.written()
     if written and written[-1] in stop_ids:
         written.pop()
@@ -116,5 +116,5 @@ def given_solution(task: Task, text: str, tokenizer: Tokenizer) -> Rollout:
 
 
 def share_invalid(found: Sequence[Labelled]) -> float:
-    """Of the continuations."""
+    """The share of continuations without a valid outcome."""
     return sum(f.invalid for f in found) / max(sum(f.requests for f in found), 1)

@@ -129,7 +129,7 @@ class Service:
             self.active -= 1
 
     def failed(self, error: Exception) -> APIError:
-        """A bug: the operator is told what, the client only that."""
+        """Answer after a bug. The operator learns what it was, the client only that there was one."""
         self.note(f"a request failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
         return APIError(500, "the server failed on this request", code="internal_error")
 

@@ -244,7 +244,7 @@ class Terminal:
             self.note("lines cannot be edited here: this Python has no readline")
 
     def _line(self) -> str | None:
-        """With its line break, where it has one; None: there are no more."""
+        """A line with its line break, if it has one. None: there are no more."""
         try:
             self.interrupt.waiting = True
             line = f"{input('> ')}\n" if self.reads else sys.stdin.readline()
@@ -285,7 +285,7 @@ class Terminal:
         return "which begins with this text" if self.conversation.history.plain else "with this system message"
 
     def _said(self, line: str) -> str:
-        """What the model reads of a line: without a template the line break too, for many prompts end with one."""
+        """A line as the model reads it. Without a template it keeps its line break: many prompts end with one."""
         if not self.conversation.history.plain:
             return line.removesuffix("\n")
         return line.removesuffix("\\\n") if self.reads else line

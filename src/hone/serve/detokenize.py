@@ -31,7 +31,7 @@ class TextStream(Protocol):
 
 
 class ByteStream:
-    """Of a tokenizer whose tokens are bytes: they only have to be joined, and decoded as UTF-8."""
+    """The stream of a tokenizer whose tokens are bytes: it joins them and decodes UTF-8."""
 
     def __init__(self, tokens: "TokenBytes", before: Sequence[int] = ()) -> None:
         self.tokens, self.decoder = tokens, UTF8(errors="replace")
@@ -53,7 +53,7 @@ class ByteStream:
 
 
 class WindowStream:
-    """Of any other tokenizer: the last tokens are decoded again with each new one.
+    """The stream of any other tokenizer. It decodes the last tokens again with each new one.
 
     before: the tokens it continues, for tokenizers that drop the blank a text begins with.
     """

@@ -162,7 +162,7 @@ class Dispatcher:
         self._thread.start()
 
     def close(self, seconds: float = 5.0) -> bool:
-        """Every client is told, and the thread ends after the launch it is in; False: it did not within the time."""
+        """Tell every client, and end the thread after its current launch. False: it did not end in time."""
         self.stop_all(APIError(503, "the server is shutting down", code="shutting_down"))
         self._commands.put(None)
         self._thread.join(seconds)
@@ -234,7 +234,7 @@ class Dispatcher:
         return replace(counts, waiting=counts.waiting + self._outside())
 
     def _read_commands(self) -> bool:
-        """Do what was asked for; wait for it where there is nothing else to do. False: the dispatcher is closed."""
+        """Carry out commands. If there is nothing else to do, wait for one. False: the dispatcher is closed."""
         try:
             busy = self.engine.busy or self._next(self._rows) is not None
             command = self._commands.get_nowait() if busy else self._commands.get()
@@ -260,7 +260,7 @@ class Dispatcher:
             self._stamp(client)
 
     def _stamp(self, client: _Client) -> None:
-        """When the completion that waits would finish. Nobody saves up turns: time goes on with those of others."""
+        """Set when the client's next completion would finish. A client that was idle has saved up no turns."""
         if client.waiting:
             client.next = max(self._now, client.finish) + _limit(client.waiting[0])
 
@@ -335,7 +335,7 @@ class Dispatcher:
                 self._ended(item.id)
 
     def _post(self, items: Sequence[tuple[Exchange, News | APIError]]) -> None:
-        """To the event loop of their readers, which is woken once for all that it has not yet fetched."""
+        """Send it to the readers' event loop, which is woken once for all that it has not yet fetched."""
         if items:
             self._mail.append(items)
             if not self._woken and not items[0][0].loop.is_closed():

@@ -54,7 +54,7 @@ def event(text: str) -> str:
 
 
 class APIError(HTTPException):
-    """What a client is told instead of an answer: OpenAI's error object, in one line, never with a traceback."""
+    """An error that a client gets instead of an answer: OpenAI's error object, one line, never a traceback."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class Answer(StreamingResponse):
         await self._write(send, last=True)
 
     async def _send_whole(self, send: Send) -> None:
-        """With its length where it is of one part, otherwise in chunks."""
+        """Send the body. With one part it has a length, with more it goes in chunks."""
         part, following = await anext(self.parts, ""), await anext(self.parts, "")
         if not following:
             self.headers["content-length"] = str(len(part))

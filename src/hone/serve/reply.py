@@ -43,7 +43,7 @@ class TokenJson:
         return self._names[token]
 
     def entry(self, token: int, logp: float) -> str:
-        """As OpenAI's chat completions have it, without the closing brace."""
+        """The entry as OpenAI's chat completions have it, without the closing brace."""
         if token not in self._around:
             numbers = json_text(list(self.bytes_of(token)))
             self._around[token] = f'{{"token":{self.name(token)},"logprob":', f',"bytes":{numbers}'

@@ -96,7 +96,7 @@ class BoundedConnection(H11Protocol):
             self._stalled.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """What is not HTTP is told so in the form of every other refusal."""
+        """Refuse what is not HTTP in the form of every other refusal."""
         if not self.idle:
             self.transport.abort()  # rubbish after a request that is being answered
             return
@@ -124,7 +124,7 @@ if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound, so that a port that is taken is told before a model is loaded."""
+    """A bound socket. If the port is taken, the error comes before a model is loaded."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, protocol)

@@ -137,7 +137,7 @@ def digest(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """What was written to the file, or the names in the folder, outlive a loss of power from now on."""
+    """Make what was written to the file, or the names in the folder, outlive a loss of power."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place would be waited for
     try:
         os.fsync(handle)

@@ -29,7 +29,7 @@ from hone.model.layout.forward import run_passes
 from hone.train.learner import Learner, mini_batches, minibatch_rows, ran_out, release_memory
 from hone.types import ABSENT, Batch, Forward, ForwardModel, Group, sent
 
-PROBED = 4  # rows that are read though the sampler's numbers are there: those whose tokens were the least probable
+PROBED = 4  # rows that are read to verify the sampler's numbers: those whose tokens were the least probable
 AT_MASK = ("old_logp", "ref_logp", "ref_kl")  # 0 where nothing is trained on
 PASSES = frozenset({*AT_MASK, "old_value", "bootstrap"})  # what forward passes give, whatever the reward
 ASYNCHRONOUS = frozenset({"cuda"})  # devices that compute while the host goes on
@@ -253,7 +253,7 @@ def add_sampler_logp(batch: Batch, algo: Algorithm, learner: Learner) -> Batch:
 
 
 def may_begin_early(algo: Algorithm, learner: Learner, *, lag: int) -> bool:
-    """Whether all that is sampled is learned from, by this rank alone, and the host need not wait for a pass."""
+    """Whether this rank alone learns from all that is sampled, and the host need not wait for a pass."""
     whole = algo.select is everything and not algo.refill and not lag and collect.world()[1] == 1
     return whole and bool(algo.needs & PASSES) and learner.device.type in ASYNCHRONOUS
 

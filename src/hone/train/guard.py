@@ -106,7 +106,7 @@ def _computed(fwd: Forward, batch: Batch, algo: Algorithm) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _look(name: str, x: Tensor, *, micro: int, within: Tensor | None = None, nan_is_fine: bool = False) -> Found | None:
-    """What is not finite in it, if anything; of a column only the rows and tokens that are trained on count."""
+    """What is not finite in it, if anything. In a column only rows and tokens that are trained on count."""
     x = local(x)
     if not x.is_floating_point():
         return None

@@ -71,7 +71,7 @@ class Learner:
         self.version, self.moved = self.version + 1, False
 
     def trained(self) -> dict[str, nn.Parameter]:
-        """What gradients end up in, by name."""
+        """The tensors that gradients end up in, by name."""
         policy = cast(nn.Module, self.policy)
         return trained(policy, self.masters) if self.shards is None else self.shards.trained()
 
@@ -182,7 +182,7 @@ def release_memory() -> None:
 
 
 def retry_smaller(attempt: Callable[[], T], smaller: Callable[[], None]) -> T:
-    """What the attempt returns, which begins anew each time memory has run out and `smaller` has not refused."""
+    """The result of the attempt. It begins anew each time that memory runs out, unless `smaller` refuses."""
     while True:
         try:
             return attempt()

@@ -103,7 +103,7 @@ def blocks(x: Tensor) -> Tensor:
 
 
 def unblocked(x: Tensor, like: Tensor) -> Tensor:
-    """What `blocks` was given."""
+    """The inverse of `blocks`: the tensor that it was given."""
     return x.flatten(1)[:, : math.prod(like.shape[1:])].reshape(like.shape)
 
 

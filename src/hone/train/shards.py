@@ -57,7 +57,7 @@ class Shards:
 
     @property
     def parts(self) -> frozenset[nn.Parameter]:
-        """What is stepped here and continued on other ranks."""
+        """The parts that this rank steps. Other ranks hold the rest of each."""
         return frozenset(self._origin)
 
     @property
@@ -108,7 +108,7 @@ class Shards:
 
     @property
     def sampled(self) -> Decoder:
-        """What was published last: somebody may be sampling from it."""
+        """The weights that were published last. A sampler may be reading them."""
         return self._published if self._published is not None else self.publish()
 
     def publish(self) -> Decoder:
@@ -189,7 +189,7 @@ def decoders_of(policy: Policy | Scorer) -> list[Decoder]:
 
 
 def saved_part(policy: Policy | Scorer) -> Decoder | Scorer:
-    """What is a model of its own: of a policy with a critic, the decoder."""
+    """The part that is a model of its own: the decoder, if a policy has a critic."""
     return policy.decoder if isinstance(policy, Policy) else policy
 
 

@@ -8,7 +8,7 @@ import torch
 
 
 def threads(device: torch.device, *, asked: int = 0, offloaded: bool = False) -> int:
-    """As many as were asked for; else torch's own number, but one where a GPU computes.
+    """The number of threads that was asked for. Otherwise torch's own number, but one beside a GPU.
 
     What the host does beside a GPU is small, and 16 threads take milliseconds to wake for a few thousand numbers.
     offloaded: the optimiser steps on the host.

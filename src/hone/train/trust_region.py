@@ -63,7 +63,7 @@ def step(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
 
 
 def _actor_step(learner: Learner, batch: Batch, algo: Algorithm, *, region: TrustRegion, stats: Stats) -> bool:
-    """Whether the surrogate and its gradient are finite; what is not moves nothing."""
+    """Whether the surrogate and its gradient are finite. If not, nothing moves."""
     parameters = learner.policy.actor_parameters()
     surrogate = algo.loss[:1]
     with second_order(), _compared_with(learner, learner.policy):
@@ -115,7 +115,7 @@ def _line_search(
 
 
 def _critic_gradient(learner: Learner, batch: Batch, algo: Algorithm) -> None:
-    """That of the critic's regression; it reaches no other parameters, so the actor stays put."""
+    """The gradient of the critic's regression. It reaches no other parameters, so the actor stays put."""
     parameters = learner.policy.critic_parameters()
     learner.optimizer.zero_grad(set_to_none=True)
     want, losses = frozenset({"value"}), list[Tensor]()

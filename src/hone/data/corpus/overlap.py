@@ -61,7 +61,7 @@ class Index:
 
     @property
     def size(self) -> int:
-        """How many distinct runs there are."""
+        """The number of distinct runs."""
         return sum(len(runs.numbers) for runs in self.lengths)
 
     def find(self, texts: Sequence[str]) -> dict[int, list[tuple[int, str]]]:

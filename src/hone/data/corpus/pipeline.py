@@ -127,7 +127,7 @@ def _over_shards(
 
 
 def _refuse_unreadable(run: CorpusRun) -> None:
-    """A source of which nothing can be read was described wrongly."""
+    """Refuse a source from which nothing can be read: it was described wrongly."""
     for source in run.sources:
         counts = [read_json(run.file(i, ".json")) for i, shard in enumerate(run.shards) if shard.source == source]
         seen = sum(c["documents"] for c in counts)

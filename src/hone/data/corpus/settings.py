@@ -59,7 +59,7 @@ class CorpusSettings:
             )
 
     def plain(self) -> dict[str, Any]:
-        """As JSON keeps it; rules that were not named have their default."""
+        """The settings as JSON keeps them. Rules that were not named have their default."""
         return {**asdict(self), "rules": {**_rules(), **self.rules}}
 
     @classmethod

@@ -43,7 +43,7 @@ class Tally:
         totals[1] += time.process_time() - began
 
     def plain(self) -> dict[str, Any]:
-        """As JSON keeps it."""
+        """The tally as JSON keeps it."""
         return dict(vars(self))
 
 

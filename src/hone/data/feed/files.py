@@ -126,7 +126,7 @@ class File:
         )
 
     def _check_regular(self) -> None:
-        """HoneError for what is there and is no file: reading it would wait for ever, or never end."""
+        """HoneError if something lies there that is not a file. Reading it might wait for ever, or never end."""
         mode = self.path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise HoneError(
@@ -150,7 +150,7 @@ class File:
 
 
 def _lines(file: IO[bytes], start: Cursor) -> Iterator[tuple[bytes, int, int]]:
-    """(line, its number, offset after it); of a line over the limit only so much that its length is over it too."""
+    """(line, its number, offset after it). A line over the limit is cut just behind it, so that its length tells."""
     offset, number = start
     file.seek(offset)
     while line := file.readline(LIMIT + 1):

@@ -26,7 +26,7 @@ OFFLINE = "HF_HUB_OFFLINE"
 
 @contextmanager
 def briefly(*, local: bool = False) -> Iterator[str]:
-    """Within it the client says nothing of retries; gives the Hub's host where that cannot be reached, else "".
+    """Silence the Hub client's warnings of retries. Gives the Hub's host if it cannot be reached, else "".
 
     local: nothing will be asked of the Hub.
     """
@@ -183,7 +183,7 @@ class Memory:
 
     @property
     def fingerprint(self) -> str:
-        """Of the rows' content."""
+        """The hash of the rows' content."""
         return hashlib.sha256(repr(self.rows).encode("utf-8", "surrogatepass")).hexdigest()
 
     def count(self) -> int:
@@ -246,7 +246,7 @@ class Hub:
 
     @property
     def fingerprint(self) -> str:
-        """Of the number of rows, the columns, the first row and the last."""
+        """The hash of the number of rows, the columns, the first row and the last row."""
         table = self.table
         ends = [table[i] for i in (0, len(table) - 1)] if len(table) else []
         return hashlib.sha256(repr((len(table), table.column_names, ends)).encode("utf-8", "replace")).hexdigest()

@@ -50,7 +50,7 @@ def _nothing(column: str, text: str, how: str) -> HoneError:
 
 
 def asserts(source: str) -> bool:
-    """Whether some program would fail these tests; True of what is not Python, which is told elsewhere."""
+    """Whether some program would fail these tests. True if they are not Python: another check says that."""
     try:
         tree = ast.parse(source, UNREAD)
         if _plain(tree):
@@ -170,7 +170,7 @@ class _Reading:
         return inside or self.block(statement.orelse, guarded=guarded)
 
     def _tried(self, statement: ast.Try, *, guarded: bool) -> bool:
-        """What fails inside and is caught without a word checks nothing."""
+        """Whether a `try` checks anything. A failure that it catches in silence checks nothing."""
         guarded = guarded or self._touched(statement)
         rest = [s for handler in statement.handlers for s in handler.body] + statement.orelse + statement.finalbody
         if self.block(rest, guarded=guarded):
@@ -209,7 +209,7 @@ class _Reading:
             self.open.remove(name)
 
     def passes(self, expression: ast.expr) -> bool:
-        """Whether something of the program is in it, be it the function itself."""
+        """Whether it contains something of the program, if only the function itself."""
         return self.touches(expression) or root_name(expression) in self.program
 
     def touches(self, expression: ast.AST) -> bool:
@@ -247,7 +247,10 @@ class _Reading:
         return any(self.touches(node) for node in ast.walk(statement) if isinstance(node, ast.expr))
 
     def _taint(self, statement: ast.stmt, *, guarded: bool) -> None:
-        """Variables that get a value of the program, or any where it decides, and what may have been changed by it."""
+        """Note which variables the statement gives a value of the program, and which objects the program may change.
+
+        guarded: the program decides whether the statement runs, so every variable that it sets counts.
+        """
         for node in ast.walk(statement) if not isinstance(statement, _BLOCKS) else [statement]:
             value = getattr(node, "value", None) or getattr(node, "iter", None)
             targets = getattr(node, "targets", None) or [getattr(node, "target", None)]

@@ -70,7 +70,7 @@ def names_of(row: Row) -> str:
 
 
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:
-    """The row with the columns named that `columns` maps Hone's names to; one of Hone's name makes way.
+    """The row with its columns renamed: `columns` maps Hone's names to its own. A column of Hone's name is dropped.
 
     >>> renamed({"question": "1+1", "answer": "2", "n": 3}, {"prompt": "question", "completion": "answer"})
     {'n': 3, 'prompt': '1+1', 'completion': '2'}

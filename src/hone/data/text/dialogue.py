@@ -127,7 +127,7 @@ class Dialogue:
         return end
 
     def stop_end(self, text: str, start: int) -> int | None:
-        """Where the first stop token after `start` ends; of two that begin at one place, the longer is read."""
+        """Where the first stop token after `start` ends. If two begin at one place, the longer one counts."""
         names = (self.tokenizer.eos, *self.tokenizer.stops)
         found = [(at, -at - len(name)) for name in names if (at := text.find(name, start)) >= 0]
         return -min(found)[1] if found else None

@@ -49,9 +49,9 @@ _ahead = _Ahead()
 
 
 def render_ahead(calls: Iterable[Callable[[], object]]) -> None:
-    """Render together what each call asks for first; when it is called again, that is there without a request.
+    """Render in one request what each call asks for first. When the call is made again, the result is there.
 
-    A call is given up where it asks for its first rendering: what it does before that is done twice.
+    A call is stopped at the first rendering that it asks for, so it does twice what it does before that.
     """
     _ahead.made, _ahead.noted = None, list[Chat]()
     try:
@@ -69,7 +69,7 @@ def _key(chat: Chat) -> bytes:
 
 
 def render_chats(chats: Sequence[Chat]) -> list[Results]:
-    """What became of each chat's renderings; one that fails leaves the others alone."""
+    """Each chat's renderings, or why they failed. A chat that fails leaves the others alone."""
     if _ahead.noted is not None and any(chat.template != DEFAULT_TEMPLATE for chat in chats):
         _ahead.noted += chats
         raise _Later
@@ -141,7 +141,7 @@ def _results(answers: list[Any]) -> Results:
 
 
 def _result(text: str, *marks: list[list[int]] | None) -> Result:
-    """Of a rendering that failed there is only the reason."""
+    """One rendering. If it failed, there is only the reason."""
     if not marks:
         return Failed(text)
     return Rendered(text, None if marks[0] is None else tuple((a, b) for a, b in marks[0]))

@@ -51,7 +51,7 @@ class TokenTexts:
 
 
 def token_texts(inner: tokenizers.Tokenizer, size: int) -> TokenTexts | None:
-    """Those of ids below `size`; None of a tokenizer that does more to its tokens than to join them."""
+    """The texts of ids below `size`; None if the tokenizer does more to its tokens than join them."""
     names, decoder = [inner.id_to_token(i) for i in range(size)], json.loads(inner.to_str()).get("decoder")
     if decoder is not None and decoder["type"] == "ByteLevel":
         return TokenTexts([_bytes(name or "") for name in names], b"")

@@ -54,7 +54,7 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether Rust code gave up: no Exception, so that only who asks for it can catch it."""
+    """Whether Rust code panicked. A panic is no Exception, so only a caller who asks for it catches it."""
     return type(error).__name__ == "PanicException"
 
 

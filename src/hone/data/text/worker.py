@@ -195,7 +195,7 @@ def plain(value: Any) -> Any:
 
 
 def first_matches(patterns: Sequence[str], names: Sequence[str], *, where: str) -> list[int]:
-    """Of each name the number of the first regular expression that it matches as a whole, -1 where there is none."""
+    """For each name, the number of the first pattern that matches it as a whole, or -1."""
     try:
         return WORKER.ask("match", (list(patterns), list(names)), seconds=2.0, memory=256 << 20)
     except OverLimit as error:

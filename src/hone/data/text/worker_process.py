@@ -142,7 +142,7 @@ def _rendered(template: str, names: dict[str, Any], chat: Any, longest: int, arm
 
 
 def _match(argument: Any, arm: Arm) -> list[int]:
-    """Of each name the number of the first pattern that it matches as a whole, -1 where there is none."""
+    """For each name, the number of the first pattern that matches it as a whole, or -1."""
     patterns, names = argument
     compiled = [re.compile(pattern) for pattern in patterns]
     return [next((n for n, p in enumerate(compiled) if p.fullmatch(name)), -1) for name in names]

@@ -37,7 +37,7 @@ class RunnerBackend(Backend):
 
 
 def runners() -> tuple[RunnerBackend, ...]:
-    """Those beside torch's, the one to ask first before the others."""
+    """The runners beside torch's, in the order in which they are asked."""
     return offering(RunnerBackend, "hone.engine.runners", "runner")
 
 

@@ -71,7 +71,7 @@ def is_whole(folder: Path) -> bool:
 
 
 def resolve(name_or_path: str | Path) -> Path:
-    """A model's folder: a path as it is, of a run its newest model, or where the cache holds the model of this name."""
+    """The folder of a model, given as a path, as a run (its newest model), or as a name in the cache."""
     path, name = Path(name_or_path), str(name_or_path)
     if path.is_file() and path.suffix == ".gguf":
         raise HoneError(f"{path} is a GGUF file: make a folder of it with `hone fetch {path} --to FOLDER`")
@@ -93,7 +93,7 @@ def resolve(name_or_path: str | Path) -> Path:
 
 
 def folder_of(name_or_path: str | Path) -> Path:
-    """As `resolve`, of a folder that is there; else HoneError with what brings it."""
+    """As `resolve`, but HoneError if the folder is missing. The error says how to get it."""
     folder = resolve(name_or_path)
     if not folder.is_dir():
         raise absent(folder)
@@ -101,7 +101,7 @@ def folder_of(name_or_path: str | Path) -> Path:
 
 
 def _newest(run: Path) -> Path | None:
-    """Of a run the checkpoint that its file `latest` names, or the last by its step where there is no such file.
+    """The checkpoint of a run that its file `latest` names. Without that file, the one of the last step.
 
     It is always one of the run's own folders, whoever wrote the file.
     """

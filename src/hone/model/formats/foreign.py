@@ -244,7 +244,7 @@ def _check_size(kind: str, folder: Path) -> None:
 
 
 def _numbers(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every value under its own key, however deep; of a list that says one for each layer, all."""
+    """Every value under its own key, however deep. From a list with one value for each layer come all."""
     todo: list[tuple[str, Any]] = [("", value)]
     while todo:
         key, item = todo.pop()

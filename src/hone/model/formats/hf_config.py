@@ -157,6 +157,6 @@ def _positive(value: Any, key: str) -> float:
 
 
 def _short(value: Any) -> str:
-    """As an error shows it: 4300 digits are as many as Python writes."""
+    """A value as an error shows it. Python writes at most 4300 digits."""
     text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > MOST else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -52,7 +52,7 @@ def _read(path: Path) -> bytes:
 
 
 def _tensors(data: bytes, config: DecoderConfig, name: str) -> dict[str, Tensor]:
-    """By Hugging Face's names, cut from the file in its order."""
+    """The tensors by Hugging Face's names, cut from the file in its order."""
     D, M, E, P = config.hidden_size, config.intermediate_size, config.head_dim, config.max_position_embeddings
     Q, K = config.num_attention_heads * E, config.num_key_value_heads * E
     shapes = [

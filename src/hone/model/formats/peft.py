@@ -249,7 +249,7 @@ def _list(names: Any) -> str:
 
 
 def _by_layer(config: Mapping[str, Any], key: str, layers: Sequence[str], default: Any, *, folder: Path) -> list[Any]:
-    """Of each layer the value of the first pattern that matches the end of its name, as PEFT looks it up."""
+    """For each layer, the value of the first pattern that matches the end of its name. PEFT looks it up so."""
     patterns: dict[str, Any] = config.get(key) or {}
     if not patterns:
         return [default] * len(layers)

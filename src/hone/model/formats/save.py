@@ -84,7 +84,7 @@ def save_scorer(
     extra: Mapping[str, Any] | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """As save_decoder, with the head as score.* and no vocabulary head: tied, so that none is made at loading."""
+    """As save_decoder, with the head as score.*. The vocabulary head is tied, so that loading makes none."""
     state = dict(weights_of(scorer) if weights is None else weights)
     head = {name: state.pop(name) for name in list(state) if name.startswith("score.")}
     separator = {"separator": scorer.separator} if scorer.separator else {}

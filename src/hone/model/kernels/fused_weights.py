@@ -100,7 +100,7 @@ def gate_up(mlp: MLP) -> Weights:
 
 
 def layer_weights(layer: Layer) -> tuple[Weights, Weights, Weights, Weights]:
-    """Those of a layer's four products: queries, keys and values; output; gate and up; down."""
+    """The weights of a layer's four products: queries, keys and values; output; gate and up; down."""
     attention, mlp = layer.self_attn, layer.mlp
     return qkv(attention), weights_of((attention.o_proj,)), gate_up(mlp), weights_of((mlp.down_proj,))
 
@@ -131,7 +131,7 @@ class Product:
         return (*self.weights, *self.biases, *(x for low in self.adapters for x in (low.A, low.B)))
 
     def forward(self, x_ND: Tensor, *, plus: Tensor | None = None, spend: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """(y + plus, what each adapter's A made of x); spend: in the memory of plus, but under autocast, which casts"""
+        """(y + plus, A x of each adapter). spend: the sum may overwrite plus, except under autocast, which casts."""
         W = as_one(self.weights)
         if plus is not None:
             spend = spend and not torch.is_autocast_enabled(plus.device.type)
@@ -155,7 +155,7 @@ class Product:
     def gradients(
         self, x_ND: Tensor, dy_NF: Tensor, inner: Sequence[Tensor], back: Sequence[Tensor], wants: Sequence[bool]
     ) -> Gradients:
-        """Those of `tensors()` that are wanted."""
+        """The gradients of `tensors()` that are wanted."""
         n, found = len(self.weights), Gradients([None] * len(wants))
         sizes = [len(w) for w in self.weights]
         if any(wants[:n]):

@@ -1,10 +1,10 @@
-"""Rows of tokens as one list without padding, in which what a row has in common with the first of its group stands
-once: where each token went, how rows are shared out among a GPU's programs, and attention over them.
+"""Rows of tokens as one list without padding. What a row shares with the first row of its group stands there once.
 
-Where a token went follows from four numbers a row, by adding: no walk over the cells of the table. That is numpy on one
-thread: torch's indexing wakes all threads for a few thousand numbers, and takes milliseconds where others have the
-cores. All else in a decoder looks at one token at a time, so only attention puts the rows together: by kernels that
-find them in the list, or else those of about one length in a table, so that little of it is padding.
+This module says where each token went, shares rows out among a GPU's programs, and computes attention over the rows.
+Four numbers a row say where a token went. They are added up in numpy on one thread, without a walk over the cells of
+the table: torch's indexing wakes all threads for a few thousand numbers, and takes milliseconds on busy cores.
+Only attention looks at more than one token, so only attention puts rows together. Kernels find the rows in the list.
+Without kernels, rows of about the same length form a table, so that little of it is padding.
 Shapes: B rows of W cells, U tokens in the list, R rows and T tiles of kernels, S cells of all tables, n rows of W cells
 in one of them, H query heads, K key-value heads, E head size.
 """
@@ -30,7 +30,7 @@ FINEST, SHARE = 64, 32  # a list is filled up to steps of so many tokens, and by
 
 @dataclass(frozen=True)
 class Grouped:
-    """By row; the tokens a row has alone lie together in the list, row after row."""
+    """Counts by row. The tokens that a row has alone lie together in the list, row after row."""
 
     lengths: Ints  # [B]
     first: Ints  # [B]  the first row of its group
@@ -104,7 +104,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """What the programs of the kernels have to do: as many for all lists that are filled up to one size."""
+    """The work of the kernels' programs. Lists that are filled up to one size have equally many."""
 
     row: Tensor  # int32 [T]  the row whose own tokens are in it; those whose keys the most queries see come first
     at: Tensor  # int32 [T]  how many of them come before; NOWHERE: there is nothing to do
@@ -124,7 +124,7 @@ def _step(tokens: int) -> int:
 
 
 def tiled(rows: Grouped) -> tuple[Spans, Tiles]:
-    """With room for the tokens that fill the list up, in rows of their own, and for more rows."""
+    """Spans and tiles with room for more rows, and for the tokens that fill the list up, in rows of their own."""
     start, prefix, common = _roomy(rows)
     R = len(common)
     others = np.flatnonzero(rows.common)

@@ -36,8 +36,8 @@ Grads = tuple[Tensor | None, Tensor | None]
 Positions = int | Literal["fit"] | None  # so many at once, as many as fit the budget, or all
 NONE: Mapping[str, Tensor | LogRows] = {}
 BUDGET = {"cpu": 256 << 20, "cuda": 512 << 20}  # bytes of logits at once, by device
-# On a GPU more where nothing but the logits is held, for those of all but one chunk are computed twice: as many as make
-# so few chunks, while they take at most this share of its memory.
+# The logits of all chunks but one are computed twice. So if a GPU holds nothing but logits, its chunks are larger: each
+# is a CHUNKS-th of the positions, or what fits into a SHARE-th of its memory.
 CHUNKS, SHARE = 3, 32
 
 
@@ -205,8 +205,10 @@ def compute(
 
 
 def is_slope(names: Collection[str], weight: Tensor) -> bool:
-    """Whether nothing but a factor is missing from the gradient, as with a frozen head from logp's: logits are spent in
-    the forward pass, and no product is computed again."""
+    """Whether the forward pass can compute the gradient up to a factor, as it can for logp with a frozen head.
+
+    It then uses up the logits, and no product is computed again.
+    """
     return set(names) == {"logp"} and not weight.requires_grad
 
 
@@ -246,7 +248,7 @@ class ChunkedStats(torch.autograd.Function):
 def gradients(
     rows: HeadRows, buffer: LogitsBuffer, table: Tensor, given: Mapping[str, Tensor], *, hidden: bool, weight: bool
 ) -> Grads:
-    """Those of the hidden states and of the head, the ones that are asked for."""
+    """The gradients of the hidden states and of the head, as far as they are asked for."""
     d_hidden = torch.empty_like(rows.hidden) if hidden else None
     d_weight, slices = None, buffer.plan.slices
     for at in reversed(slices):

@@ -126,7 +126,7 @@ def winner(answer: str) -> str | None:
 
 
 def _of_object(text: str, *names: str) -> Any:
-    """What an answer that is one JSON object has under the first of these names; None where it is none."""
+    """The value under the first of these names, if the answer is one JSON object; else None."""
     fenced = re.fullmatch(r"(?:```|~~~)(?:json)?\s*\n(.*?)\n?\s*(?:```|~~~)", text, re.DOTALL | re.IGNORECASE)
     inside = fenced[1] if fenced else text
     if not inside.lstrip().startswith("{"):

@@ -138,6 +138,6 @@ class Dense:
 
 
 def _noted(outcome: Outcome, scores: Sequence[float]) -> Outcome:
-    """With the mean step score as a part of its own, to be logged."""
+    """The outcome with the mean step score as a part of its own, for the log."""
     mean = math.fsum(scores) / len(scores) if scores else 0.0
     return replace(outcome, parts={**outcome.parts, "process": mean})

@@ -77,7 +77,7 @@ class RewardModel:
         return [value for (value,) in values]
 
     def mean_and_std(self, rollouts: Sequence[Rollout]) -> tuple[float, float]:
-        """Of its scores of these rollouts, by which `Scorer.normalise` gives them zero mean and unit variance."""
+        """The mean and std of its scores of these rollouts. `Scorer.normalise` subtracts and divides by them."""
         scores = np.array(self(rollouts), dtype=np.float64)
         std = float(scores.std()) if len(scores) else 0.0
         if not np.isfinite(scores).all() or len(scores) < 2 or std <= 1e-12 * float(np.abs(scores).max()):

@@ -76,7 +76,7 @@ def _write(folder: Path, limits: Mapping[str, int | str]) -> None:
 
 
 def held_by(home: CgroupParent | None, limits: SandboxLimits) -> list[Protection]:
-    """What bounds memory, processes and CPU together, or stands in for it."""
+    """The protections that bound memory, processes and CPU together, or their replacements."""
     memory = Protection(
         name="memory and processes",
         how="rlimits, and a watch that sums the job's processes every 10 ms",

@@ -54,7 +54,7 @@ def as_text(value: Any) -> str:
 
 
 def rebuild(answer: Mapping[str, Any], classes: Mapping[str, type[BaseException]]) -> BaseException:
-    """The same exception, or the nearest of its bases that there is on this side; classes: made for it here."""
+    """The same exception, or the nearest of its bases that this side has. classes: those made for it here."""
     for module, name in answer["kinds"]:
         if module.startswith(_RUNNERS):
             continue

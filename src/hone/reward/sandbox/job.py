@@ -52,7 +52,7 @@ def furnish(path: Sequence[str]) -> None:
 
 
 def _take(descriptors: Sequence[int]) -> None:
-    """These as 0, 1, 2 and 3, and no other: each is moved out of the way first, for they may lie among those four."""
+    """Make these the descriptors 0, 1, 2 and 3, and close all others. First move each out of the way of those four."""
     if os.getsid(0) != os.getpid():
         os.setsid()
     away = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16) for descriptor in descriptors]
@@ -67,7 +67,7 @@ def _take(descriptors: Sequence[int]) -> None:
 
 
 def _usual_signals() -> None:
-    """As an interpreter started by hand has them, whatever the trainer was started by: nohup ignores some."""
+    """Set the signals that an interpreter started by hand has. The trainer may have others: nohup ignores some."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in range(1, 32):
         if signal.getsignal(number) is signal.SIG_IGN and number not in (signal.SIGPIPE, signal.SIGXFSZ):
@@ -121,7 +121,7 @@ def _module(order: Mapping[str, Any], limit: int) -> None:
 
 
 def _prepare(module: types.ModuleType, line: Channel, tests: Mapping[str, Any]) -> None:
-    """What tests import must be there before the program is asked for anything: else they cannot run."""
+    """Import what the tests import, before the program is asked for anything. Without it they cannot run."""
     for text in tests["imports"]:
         exec(text, {})
     module.__name__, sys.modules["__main__"] = "__main__", module  # as a file of tests that is run by itself

@@ -42,7 +42,7 @@ DEV = (("/dev/shm", "/tmp"), ("/dev/fd", "/proc/self/fd"), ("/dev/stdin", "fd/0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """Of one program and all it starts, together."""
+    """The limits of one program together with all that it starts."""
 
     seconds: float = 5.0  # on the clock; waiting for a processor that others have does not count, up to 3 x
     memory: int = 512 * MIB  # bytes, files in /tmp among them
@@ -94,7 +94,7 @@ class Protection:
 
 
 def rlimits_of(limits: SandboxLimits, sharing: int = 1) -> dict[str, int]:
-    """Of each process of a job; `sharing` slots have one user."""
+    """The limits of each process of a job. `sharing` slots have one user."""
     rlimits = {
         "RLIMIT_AS": limits.addresses or limits.memory,
         "RLIMIT_CPU": int(limits.seconds) + 2,
@@ -151,7 +151,7 @@ def prefix_of(python: str) -> str:
 
 
 def library_of(python: str) -> list[str]:
-    """Where its standard library lies."""
+    """The folders of its standard library."""
     lib = Path(prefix_of(python), "lib")
     found = [p for p in sorted(lib.glob("python3.*")) if (p / "os.py").exists()]
     same = [p for p in found if p.name in os.path.realpath(python)] or found

@@ -97,7 +97,7 @@ class JobOutput:
 
 
 def readable(*descriptors: int, seconds: float = 0.0) -> set[int]:
-    """Those of them that have something to read, or have ended, within that time; numbers above 1023 are no matter."""
+    """The descriptors that have something to read, or have ended, within that time. Their numbers may exceed 1023."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

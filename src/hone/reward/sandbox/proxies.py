@@ -83,7 +83,7 @@ class Channel:
         raise Ended("the conversation is over")
 
     def answer(self, asked: Mapping[str, Any], module: Mapping[str, Any] | None = None) -> Record:
-        """What came of doing what the other side asks. module: where names are looked up, on the program's side."""
+        """The answer to what the other side asks. module: where names are looked up, on the program's side."""
         on, args, kwargs = asked["on"], asked["args"], asked["kwargs"]
         if isinstance(on, str):
             if module is None or on not in module:
@@ -170,7 +170,7 @@ class Proxy:
 
     @property
     def _own(self) -> bool:
-        """Whether the methods of its class are asked: of classes that tests name, and of what tests lend."""
+        """Whether the class's own methods are asked: tests name the class, or tests have lent the object."""
         return self._kind in self._line.kinds or self._number < 0
 
     def _ask(self, do: str, *args: Any, **kwargs: Any) -> Any:
@@ -258,7 +258,7 @@ def _as_awaited(found: Proxy) -> Any:
 
 
 def _ordered(name: str) -> Callable[[Proxy, Any], Any]:
-    """A comparison of two objects whose class the tests name is the class's own; of all others only identity is."""
+    """How two objects compare. If the tests name their class, by its own method; otherwise by identity alone."""
 
     def compare(self: Proxy, other: Any) -> Any:
         if not isinstance(other, Proxy):
@@ -317,7 +317,7 @@ _ASKED = ("is", "startswith", "endswith", "equals", "__eq__", "__contains__")  #
 
 
 def _awaited(awaitable: Any) -> Any:
-    """What comes of a coroutine, in the one loop of this process."""
+    """The result of a coroutine, in the one event loop of this process."""
     import asyncio
 
     async def waited() -> Any:
@@ -376,7 +376,7 @@ def _bases(line: Channel, name: str) -> list[str]:
 def program_proxies(
     line: Channel, *, called: Sequence[str], used: Sequence[str], raised: Sequence[str]
 ) -> dict[str, Any]:
-    """What the program's names are among its tests: those that are called, used otherwise, or caught as exceptions."""
+    """Proxies of the program's names for its tests: names that are called, used otherwise, or caught as exceptions."""
     line.classes = {name: exception_class(name, _bases(line, name)) for name in raised}
     line.kinds = frozenset(name for name in (*called, *used) if name[0].isupper())  # a function's name makes no class
     found: dict[str, Any] = {name: Proxy(line, name, 0) for name in called}

@@ -83,7 +83,7 @@ class Finished:
 
 
 def order_of(program: Program) -> dict[str, Any]:
-    """What a job is told first."""
+    """The first message to a job."""
     language, stdin = program.language, program.stdin
     return {
         "source": program.source,

@@ -96,7 +96,7 @@ def shown(text: str) -> str:
 
 
 def _cut(text: str, opening: str, closing: str, *, to_the_end: bool = False) -> str:
-    """The text without what stands between the two; of one that is not closed nothing or all is cut."""
+    """The text without what stands between the two marks. If a mark is not closed, nothing or all is cut."""
     parts, at = list[str](), 0
     while (start := text.find(opening, at)) >= 0:
         end = text.find(closing, start)

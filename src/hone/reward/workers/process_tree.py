@@ -78,7 +78,7 @@ class Bounds:
 
     @classmethod
     def make(cls, memory: int) -> "Bounds":
-        """With a control group where there can be one."""
+        """Bounds, with a control group if there can be one."""
         home = _home(os.getpid())
         try:
             folders = home.make(memory=memory, processes=PROCESSES, cores=os.cpu_count() or 1) if home else []
@@ -120,7 +120,7 @@ class Bounds:
 
 
 def limit_data(memory: int) -> None:
-    """So many bytes more of data than this process has now, each for it and for its children."""
+    """Limit data to so many bytes more than this process has now, for it and for each of its children."""
     with suppress(OSError, ValueError):  # no such limit here, or a stricter one
         pages = int(Path("/proc/self/statm").read_text().split()[5])
         limit = pages * resource.getpagesize() + memory
@@ -148,7 +148,7 @@ def descendants(of: int) -> list[int]:
 
 
 def end_below(*, keep: int = 0) -> None:
-    """Kill every process below this one, but for the child `keep` and what belongs to it."""
+    """Kill every process below this one, except the child `keep` and what belongs to it."""
     until = time.monotonic() + GONE_SECONDS
     while time.monotonic() < until:
         kept = {keep, *descendants(keep)} if keep else set[int]()

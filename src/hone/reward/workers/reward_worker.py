@@ -43,7 +43,7 @@ Supervisor = tuple[socket.socket, int]  # the connection, and the process
 
 
 def _cores() -> int:
-    """Those that this process may use, where the system tells (Linux)."""
+    """The cores that this process may use, where the system tells (Linux)."""
     allowed = getattr(os, "sched_getaffinity", None)
     return len(allowed(0)) if allowed is not None else os.cpu_count() or 1
 

@@ -90,7 +90,7 @@ def _scan(
     LOGITS, stride, V: tl.constexpr, ACTIVE, TEMPERATURE, PENALTY, BIAS, SEEN, PART, plane,
     HAS_BIAS: tl.constexpr, HAS_SEEN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """A chunk's maximum and sum of exp: of the logits, and of what they became at its temperature."""
+    """A chunk's maximum and sum of exp, for the logits and for the logits at its temperature."""
     row, chunk = tl.program_id(0), tl.program_id(1)
     if tl.load(ACTIVE + row) != 0:
         at = chunk * SIZE + tl.arange(0, SIZE)
@@ -127,9 +127,10 @@ def _select(
     LOGITS, V: tl.constexpr, BIAS, SEEN, penalty, top, inverse, goal, most,
     MASS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_SEEN: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The least key that has, with those below it, `goal` tokens or, of those up to `most`, so much MASS.
+    """The least key for which the tokens with keys up to it reach `goal`.
 
-    Two bits of it in a pass, from the highest: a digit is how many of its three bounds do not reach the goal.
+    The goal is a number of tokens. With MASS it is a sum of weights, over tokens with keys up to `most`.
+    Each pass finds two bits of the key, the highest first: their digit is how many of its three bounds miss the goal.
     """
     key = tl.full([], 0, tl.int64)
     unit = tl.full([], 1 << 30, tl.int64)

@@ -41,7 +41,7 @@ class Laid:
 
 
 def length(size: int, prompts: int, width: int) -> int:
-    """Of the whole."""
+    """The length of the whole."""
     return 3 * size + 4 * tiles_for(size, prompts) + prompts * width
 
 

@@ -107,7 +107,7 @@ class CudaRunner(Switching):
             self.weights[self.adapter], self.at[self.adapter] = layers, at
 
     def prefill(self, parts: Sequence[PromptChunk]) -> Ticket:
-        """Read the parts but for each prompt's last token; their seats begin."""
+        """Read the parts, except each prompt's last token. Their seats begin."""
         with torch.inference_mode():
             for pieces in passes(parts, self.prompt_tokens):
                 for first in range(0, len(pieces), LINES):
@@ -178,7 +178,7 @@ class CudaRunner(Switching):
         draw(self.logits, self.rows.draw, self.rows.wrote, rows, restrict=restrict, penalty=penalty, bias=bias)
 
     def _gain_after(self, layer: int) -> Tensor:
-        """Of the norm that reads what this layer makes."""
+        """The gain of the norm that reads what this layer makes."""
         weights = self.weights[self.adapter]
         return weights[layer + 1].gain if layer + 1 < len(weights) else self.decoder.model.norm.weight
 
@@ -193,7 +193,7 @@ class CudaRunner(Switching):
         )
 
     def _launch(self, what: Hashable, now: Callable[[], None]) -> None:
-        """As a graph, captured the first time; the first launch compiles, which a capture may not."""
+        """Launch it as a graph, captured the first time. A launch before that compiles, which a capture may not."""
         if not self.on_gpu:
             now()
             return

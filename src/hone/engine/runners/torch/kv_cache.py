@@ -72,7 +72,7 @@ class Slab:
         self.written([(row, 0) for row in rows])
 
     def written(self, starts: Sequence[tuple[int, int]]) -> None:
-        """Columns of rows from some column on are others now: no row reads them in place of its own any more."""
+        """Note that rows were written from these columns on. A row that shared one of them reads its own copy again."""
         first = np.full(len(self.lead), np.iinfo(np.int64).max)
         for row, start in starts:
             first[row] = min(first[row], start)

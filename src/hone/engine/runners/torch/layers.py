@@ -100,7 +100,7 @@ class Weights:
 
 
 def product(weight: Tensor, x: Tensor, *, rows: bool = False) -> Tensor:
-    """x W^T, [N, out]; it may lie in memory as [out, N], but for `rows`."""
+    """x W^T, [N, out]. Without `rows` it may lie in memory as [out, N]."""
     if _by_onednn(weight, x):
         assert _onednn is not None
         if len(x) > FEW:

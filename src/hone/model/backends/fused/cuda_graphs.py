@@ -199,7 +199,7 @@ class RecordedPass:
         return [tape.detach()]
 
     def _find_weights(self, graphs: Graphs) -> None:
-        """Those with a gradient, and memory for it that all sizes share; also the launch that compiles."""
+        """The weights with a gradient, and memory for it that all sizes share. This launch also compiles."""
         assert self.tape is not None
         leaves = [leaf for _, leaf in self.leaves.trained]
         x = [self.inputs.x] if self.inputs.x.requires_grad else []

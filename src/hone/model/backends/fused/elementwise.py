@@ -42,7 +42,7 @@ def norm_and_copy(x_ND: Tensor, gain_D: Tensor, eps: float) -> tuple[Tensor, Ten
 def norm_grad(
     x_ND: Tensor, gain_D: Tensor, eps: float, dy_ND: Tensor, *, plus: Tensor | None = None, again: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x, with `plus` added, and of the gain; again: dy becomes the norm's output, for it was spent."""
+    """The gradients of x, with `plus` added, and of the gain. again: dy is overwritten with the norm's output."""
     if not has_kernels(x_ND):
         x, g = wide(x_ND), wide(dy_ND) * gain_D
         scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -110,7 +110,7 @@ def gate(x: Tensor) -> Tensor:
 
 
 def gate_grad(x: Tensor, dy: Tensor) -> Tensor:
-    """The gradient of `gate`'s input; dy becomes the gate's output, for it was spent."""
+    """The gradient of `gate`'s input. dy is overwritten with the gate's output, which was not kept."""
     M, dx = x.shape[1] // 2, torch.empty_like(x)
     if not has_kernels(x):
         g, u, given = wide(x[:, :M]), wide(x[:, M:]), wide(dy)

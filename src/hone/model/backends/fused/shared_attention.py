@@ -110,7 +110,7 @@ def _scale(E: int) -> float:
 
 
 def _lined(x_UhE: Tensor) -> Tensor:
-    """With a token's heads side by side and every token at a multiple of 16 bytes, as the kernels read them."""
+    """The tensor as the kernels read it: the heads of a token side by side, every token at a multiple of 16 bytes."""
     _, h, E = x_UhE.shape
     token, *rest = x_UhE.stride()
     fits = rest == [E, 1] and token >= h * E and token % 8 == 0 and x_UhE.data_ptr() % 16 == 0

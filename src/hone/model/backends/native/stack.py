@@ -135,7 +135,7 @@ def _shares(tokens: np.ndarray, threads: int) -> np.ndarray:
 
 
 def layers_of(decoder: Decoder) -> list[Layer]:
-    """Those that are as the decoder made them."""
+    """The layers that are as the decoder made them."""
     return [layer for layer in decoder.model.layers if type(layer) is Layer]
 
 
@@ -146,7 +146,7 @@ def linears(layer: Layer) -> tuple[nn.Module, ...]:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether somebody waits for it to be called."""
+    """Whether a hook waits for the module to be called."""
     m = module
     return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
 

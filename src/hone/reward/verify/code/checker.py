@@ -91,7 +91,7 @@ class Checker:
         return call_frame(Call(self.tests.tests[done])) if done < len(self.tests.tests) else None
 
     def _blame(self, told: dict[str, Any]) -> None:
-        """What no test may take for the exception that it expects."""
+        """Note what no test may take for the exception that it expects."""
         answer = told.get("answer")
         self.raised = self.raised or not isinstance(answer, dict) or answer.keys() != {"value"}
         if isinstance(answer, dict) and "missing" in answer:

@@ -45,7 +45,7 @@ class Block:
 
     @cached_property
     def tree(self) -> ast.Module | None:
-        """As Python; None where it is none, or too large to be read safely in this process."""
+        """The syntax tree. None if it is not Python, or too large to be read safely in this process."""
         return parsed(self.code)
 
     @cached_property

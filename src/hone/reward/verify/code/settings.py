@@ -23,7 +23,7 @@ NEVER = ("/", "/dev", "/etc", "/home", "/proc", "/root", "/run", "/sys", "/tmp",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeSettings:
-    """As a file of settings says it: sizes in MiB, commands as texts."""
+    """Settings as a file says them: sizes in MiB, commands as texts."""
 
     mode: Mode = "all"
     seconds: float = 5.0

@@ -86,7 +86,7 @@ class Asserts:
 
     @property
     def imports(self) -> list[str]:
-        """Everything that the tests import anywhere, but for what they try to."""
+        """Everything that the tests import anywhere, except imports inside a `try`."""
         lines = [*self.refers.lacking.values()]
         for text in (self.setup, *self.texts):
             lines += _imports(ast.parse(text, UNREAD).body)
@@ -334,7 +334,7 @@ def _equals(*expected: Any) -> Meets:
 
 
 def _equals_json(*expected: Any) -> Meets:
-    """As JSON has them: a tuple is a list, and a key of a dictionary is text."""
+    """Whether two values are equal as JSON has them: a tuple is a list, and a key of a dictionary is text."""
     return lambda value: any(bool(value == one or _as_json(value) == _as_json(one)) for one in expected)
 
 

@@ -188,7 +188,7 @@ def printable(text: str) -> str:
 
 
 def _first(verdicts: Sequence[bool], why: str) -> str:
-    """Of the first test that failed."""
+    """The complaint about the first test that failed."""
     if all(verdicts):
         return ""
     return f"test {list(verdicts).index(False) + 1} of {len(verdicts)} failed: {why}"

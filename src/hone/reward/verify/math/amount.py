@@ -195,7 +195,7 @@ def _after_number(text: str, end: int, value: Fraction) -> tuple[int, Fraction]:
 
 
 def _after_word(text: str, position: int, *, leading: bool) -> int:
-    """The end of a word that leads to the number or of a unit after it; -1 for what could change the number."""
+    """Where a word that leads to the number ends, or a unit after it. -1 if the word could change the number."""
     match = _WORD.match(text, position)
     if match is None:
         return -1

@@ -206,7 +206,7 @@ def _congruent(gold: Form, answer: Form, comparer: Comparer) -> bool:
 
 
 def _matched(gold: Sequence[Form], answer: Sequence[Form], comparer: Comparer) -> bool:
-    """Every part has a partner of its own; equal texts are paired first, for that costs nothing."""
+    """Whether every part has a partner of its own. Equal texts are paired first, because that costs nothing."""
     if len(gold) != len(answer):
         return False
     left, rest = list(answer), list[Form]()

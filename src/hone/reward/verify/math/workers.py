@@ -136,7 +136,7 @@ class Workers:
             return ours
 
     def _drop(self) -> None:
-        """Those that wait for a call may have been ended, too."""
+        """Drop the workers. One that waits for a call may have been ended, too."""
         with self._lock:
             ends, self._idle = self._idle, []
         for end in ends:
