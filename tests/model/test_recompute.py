@@ -4,7 +4,7 @@ import pytest
 import torch
 from fast_models import model
 
-from hone.model.backends.fused.layer import fused_layer
+from hone.model.backends.fused.fused_linear import fused_layer
 from hone.model.layout.forward import SHARE, crowded, kept
 
 
