@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+import hone
 from benchmarks.careless import TOKENS, World
 from benchmarks.form import Row, main, note, say
 from benchmarks.process import SEEDS, each, gained, logged, values
@@ -21,7 +22,6 @@ from hone.config.overrides import Choice
 from hone.config.recipe import ModelSpec, OptimSpec, ProcessSpec, Recipe, SampleSpec, TrainSpec
 from hone.inference.defaults import Sampling
 from hone.inference.label import StepLabels, label_steps
-from hone.launch import train
 from hone.log.limits import LimitSpec
 
 torch.set_num_threads(1)  # a model so small gains nothing from more
@@ -66,7 +66,7 @@ class Seed:
         shape = {"hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 4, "kv_heads": 4, "context": 96}
         fresh = ModelSpec(tokenizer=str(self.out / "data" / "tokenizer"), **shape)  # pyright: ignore[reportArgumentType]
         steps = 2 if self.quick else steps
-        return train.run(
+        return hone.run(
             Recipe(
                 name=name,
                 seed=self.number,
@@ -102,7 +102,7 @@ class Seed:
         """Accuracy of what is sampled while learning, and of held-out answers afterwards."""
         name, *judge = method.split(", ")
         own = {"beta": 0.03, **({"lam": 1.0} if judge else {})} | ({"kl": "loss:k3"} if name != "grpo" else {})
-        folder = train.run(
+        folder = hone.run(
             Recipe(
                 name=f"{method.replace(', ', '-')}-{number}",
                 seed=1_000 * self.number + number,

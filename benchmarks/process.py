@@ -21,6 +21,7 @@ from typing import TypeVar
 
 import torch
 
+import hone
 from benchmarks.form import Row, main, note, row, say
 from hone.config.overrides import Choice
 from hone.config.recipe import CriticSpec, ModelSpec, OptimSpec, ProcessSpec, ReadSpec, Recipe, SampleSpec, TrainSpec
@@ -30,7 +31,6 @@ from hone.demo.world import make_data, make_tokenizer
 from hone.inference.defaults import Sampling
 from hone.inference.label import StepLabels, label_steps
 from hone.inference.rank import Rank, evaluate_ranked
-from hone.launch import train
 from hone.log.limits import LimitSpec
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def base(sizes: Sizes, *, quick: bool) -> Iterator[tuple[Path, Path]]:
         make_data(out / "data", sizes, seed=0)
         make_tokenizer(out / "data", sizes)
         for stage in ("pretrain", "sft"):
-            left = train.run(stages.recipe(stage, out, sizes, seed=0))
+            left = hone.run(stages.recipe(stage, out, sizes, seed=0))
             left.rename(out / stage / "model")
         yield out / "sft" / "model", out / "data"
 
@@ -134,7 +134,7 @@ class Bench:
     def judge(self, name: str, data: str) -> Path:
         """A head trained on the labels of every step, or of whole solutions."""
         steps = 2 if self.quick else 50
-        return train.run(
+        return hone.run(
             Recipe(
                 name=name,
                 seed=self.seed,
@@ -172,7 +172,7 @@ class Bench:
         own = {"beta": 0.02, "value_clip": None} if algo == "ppo" else {"beta": 0.01, **settings}
         steps, prompts = (2, 8) if self.quick else (schedule.steps, schedule.prompts)
         start = time.perf_counter()
-        folder = train.run(
+        folder = hone.run(
             Recipe(
                 name=name.replace(", ", "-").replace(" ", "-"),
                 seed=self.seed,

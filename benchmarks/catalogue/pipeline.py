@@ -204,8 +204,8 @@ RESUME = (
     ),
     fault(
         "resume is declared and never read", "pain 19", "resume", "",
-        old="train.run(recipe, resume=arguments.resume, allow_change=arguments.allow_change)",
-        new="train.run(recipe)",
+        old="start.run(recipe, resume=arguments.resume, allow_change=arguments.allow_change)",
+        new="start.run(recipe)",
         tests="run/test_resume.py::test_a_run_longer_than_planned_is_the_long_run",
     ),
     fault(

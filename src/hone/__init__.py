@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from hone.errors import HoneError
     from hone.inference.evaluate import evaluate
     from hone.inference.model import Model, Sample, load
-    from hone.launch.train import resume, run
     from hone.log.limits import LimitSpec
+    from hone.start import resume, run
     from hone.types import Outcome, Task
 
     __version__: str
@@ -72,8 +72,8 @@ _HOME = {
     "Task": "types",
     "evaluate": "inference.evaluate",
     "load": "inference.model",
-    "resume": "launch.train",
-    "run": "launch.train",
+    "resume": "start",
+    "run": "start",
 }
 
 _PACKAGES = {"algo": "hone.algo", "rewards": "hone.reward"}

@@ -101,10 +101,10 @@ def test_an_id_beyond_the_vocabulary_is_shown_not_swallowed(tok):
     assert tok.decode([*hi, tok.vocab_size, *hi, tok.vocab_size + 7]) == "hi\ufffdhi\ufffd"
 
 
-def test_digits_are_single_tokens_only_when_split(tok):
+def test_digits_stay_single_tokens_however_often_they_stand_together(tok):
     assert len(tok.encode("1234")) == 4
-    joined = train_bpe(["1234 1234 1234"] * 9, vocab_size=300, split_digits=False)
-    assert len(joined.encode("1234")) == 1
+    for word, count in (("1234", 4), ("abcd", 1)):
+        assert len(train_bpe([f"{word} {word} {word}"] * 9, vocab_size=300).encode(word)) == count
 
 
 def test_training_twice_gives_the_same_tokenizer(tok):

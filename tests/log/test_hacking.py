@@ -50,10 +50,11 @@ def test_drift_compares_the_first_tenth_with_the_last():
     assert drifts([{"length": None}, {"length": True}]) == []
 
 
-def test_the_top_samples_are_the_best_each_once_and_latest_first():
+def test_the_top_samples_are_the_best_each_once_and_latest_first(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hone.report.hacking.MOST", 3)
     rows = [(1, "a", 1.0), (2, "b", 0.5), (3, "a", 1.0), (4, "c", None), (5, "d", 1.0)]
     samples = [{"step": step, "completion": text, "reward": reward} for step, text, reward in rows]
-    assert [(s["step"], s["completion"]) for s in top(samples, 3)] == [(5, "d"), (3, "a"), (2, "b")]
+    assert [(s["step"], s["completion"]) for s in top(samples)] == [(5, "d"), (3, "a"), (2, "b")]
 
 
 def test_a_run_has_a_report_with_the_view(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -29,7 +29,7 @@ def model_of(family: str, **settings: Any) -> Any:
 
 def byte_level() -> tuple[Tokenizer, dict[str, Any]]:
     """A trained tokenizer and its metadata, with two rows of the embedding unused."""
-    tokenizer = train_bpe(TEXT, vocab_size=318, specials=SPECIALS, split_digits=True)
+    tokenizer = train_bpe(TEXT, vocab_size=318, specials=SPECIALS)
     inner = json.loads(tokenizer.inner.to_str())
     tokens = sorted(vocab := tokenizer.inner.get_vocab(), key=lambda t: vocab[t])
     types = [3 if t in ("<pad>", "<eos>", *SPECIALS[:2]) else 4 if t == "<think>" else 1 for t in tokens]

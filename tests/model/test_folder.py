@@ -312,11 +312,11 @@ def test_what_the_disk_refuses_is_an_os_error(make_decoder, tmp_path):
 
 def test_scorer_goes_there_and_back_with_its_calibration(make_decoder, make_batch, rows, tmp_path):
     for kind in ("reward", "value", "step"):
-        scorer = Scorer(make_decoder(tie_word_embeddings=False), kind=kind, mean=0.25, std=3.0).double()
+        scorer = Scorer(make_decoder(tie_word_embeddings=False), kind=kind, mean=0.25, std=3.0).float()
         if scorer.head.bias is not None:
             torch.nn.init.constant_(scorer.head.bias, 0.5)
         save_scorer(scorer, tmp_path)
-        twin = load_scorer(tmp_path, dtype=torch.float64)
+        twin = load_scorer(tmp_path)
         assert (twin.kind, twin.mean, twin.std) == (kind, 0.25, 3.0)
         batch = make_batch(rows)
         assert torch.equal(twin(batch, VALUE).value, scorer(batch, VALUE).value)

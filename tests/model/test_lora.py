@@ -351,7 +351,8 @@ def test_an_untied_head_can_be_adapted_on_request(make_decoder, make_batch, rows
 
 def test_the_reference_view_is_the_base_model_without_gradient_or_memory(make_decoder, make_batch, rows):
     base, batch = Policy(make_decoder(), temperature=0.7), make_batch(rows)
-    critic = SharedCritic(16, zero=False).double()
+    critic = SharedCritic(16).double()
+    torch.nn.init.normal_(critic.head.weight)
     policy = Policy(adapted(make_decoder), critic=critic, temperature=0.7, chunk=4)
     view = ReferenceView(policy)
     fwd = view(batch, frozenset({"logp", "entropy"}))

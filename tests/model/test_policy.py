@@ -23,7 +23,7 @@ def exact(a, b):
 
 def full_policy(make_decoder, *, own=False, **settings):
     """A policy with everything set; other seeds make the reference and the old policy differ from it."""
-    critic = OwnCritic(make_decoder(seed=7, hidden_size=8)) if own else SharedCritic(16, zero=False)
+    critic = OwnCritic(make_decoder(seed=7, hidden_size=8)) if own else SharedCritic(16)
     torch.manual_seed(0)
     torch.nn.init.normal_(critic.head.weight)
     torch.nn.init.constant_(critic.head.bias, 0.3)
@@ -291,7 +291,8 @@ def test_frozen_parameters_are_in_neither_list(own, make_decoder):
 
 
 def test_values_of_a_shared_critic_reach_the_backbone(make_decoder, make_batch, rows):
-    policy = Policy(make_decoder(), critic=SharedCritic(16, zero=False).double())
+    policy = Policy(make_decoder(), critic=SharedCritic(16).double())
+    torch.nn.init.normal_(policy.critic.head.weight)
     policy(make_batch(rows), VALUE).value.sum().backward()
     assert policy.decoder.model.norm.weight.grad.abs().sum() > 0
     assert policy.critic.head.weight.grad.abs().sum() > 0

@@ -33,7 +33,9 @@ def with_the_state_after_the_stop(batch: Batch) -> Tensor:
 def actor_critic() -> Policy:
     weights = llama.reward_model(old_ppo.CRITIC)
     scorer = house.scorer(weights.state_dict(), weights.config.to_dict())
-    return Policy(house.policy().decoder, critic=OwnCritic(scorer.decoder, head=scorer.head))
+    critic = OwnCritic(scorer.decoder)
+    critic.head = scorer.head
+    return Policy(house.policy().decoder, critic=critic)
 
 
 @cache

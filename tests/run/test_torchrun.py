@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 from small import World, arguments, metrics, recipe, temporary
 
+import hone
 from hone.config.recipe import Recipe
 from hone.dist.join import join_ranks
 from hone.errors import HoneError
-from hone.launch import build, train
+from hone.launch import build
 
 FATAL = """\
 import os
@@ -78,7 +79,7 @@ def test_two_processes_leave_the_run_of_one_and_either_goes_on_from_it(
 ) -> None:
     settings = [*(s.format(data=world.data("problems")) for s in SHARED_OUT), *more]
     alone = recipe(world, "grpo", tmp_path / "alone", *settings)
-    train.run(alone)
+    hone.run(alone)
     code, out, err = torchrun(world, recipe(world, "grpo", tmp_path / "both"), *settings)
     assert code == 0, err
     assert out.split() == [str(tmp_path / "both/checkpoints/step-000004")], "one of them speaks"
@@ -86,7 +87,7 @@ def test_two_processes_leave_the_run_of_one_and_either_goes_on_from_it(
     assert_nearly_same(tmp_path / "alone", tmp_path / "both", step=4)
     assert temporary(tmp_path / "both") == []
     shutil.rmtree(tmp_path / "both/checkpoints/step-000004")
-    train.resume(tmp_path / "both")
+    hone.resume(tmp_path / "both")
     assert_nearly_same(tmp_path / "alone", tmp_path / "both", step=4)
 
 
@@ -94,7 +95,7 @@ def test_two_processes_leave_the_run_of_one_and_either_goes_on_from_it(
 def test_a_run_of_one_process_goes_on_in_three_with_its_adapter(world: World, tmp_path: Path) -> None:
     settings = ["lora.rank=2", "save.every=2"]
     alone = recipe(world, "dpo", tmp_path / "alone", *settings)
-    train.run(alone)
+    hone.run(alone)
     shutil.copytree(tmp_path / "alone", tmp_path / "more")
     shutil.rmtree(tmp_path / "more/checkpoints/step-000004")
     more = recipe(world, "dpo", tmp_path / "more")
@@ -125,11 +126,11 @@ def test_a_process_that_ends_ends_all_and_a_first_step_that_fails_leaves_nothing
 @pytest.mark.slow
 def test_ranks_that_share_weights_go_on_with_less_when_torchrun_starts_them_again(world: World, tmp_path: Path) -> None:
     settings = ["train.steps=2", "train.prompts=8"]
-    train.run(recipe(world, "sft", tmp_path / "alone", *settings))
+    hone.run(recipe(world, "sft", tmp_path / "alone", *settings))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
     made = recipe(world, "sft", tmp_path / "both", *settings)
     program = [str(Path(__file__).with_name("narrow.py")), *arguments(made, world), "train.shard=fsdp", "--resume"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(train.__file__).parents[1])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(hone.__file__).parents[1])}
     done = subprocess.run(
         [*command, "--max-restarts", "3", *program], env=environment, text=True, capture_output=True, timeout=240
     )

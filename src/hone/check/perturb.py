@@ -10,18 +10,19 @@ from torch import nn
 from hone.train.learner import Learner
 
 BLOCK = 2**17  # numbers of a tensor that are moved: of a large one the first rows, which costs next to nothing
+SCALE = 0.3  # of the noise, to the root mean square of what it is added to
 
 
 @contextmanager
-def moved(parameters: Sequence[nn.Parameter], *, scale: float = 0.3, seed: int = 0) -> Iterator[None]:
-    """Inside, noise of `scale` times each tensor's root mean square (0.1 where it is all zero) is added to it."""
+def moved(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Inside, noise of 0.3 times each tensor's root mean square (0.1 where it is all zero) is added to it."""
     parts = [p.detach().view(-1)[:BLOCK] for p in parameters]
     before = [part.clone() for part in parts]
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     try:
         for p, part in zip(parameters, parts, strict=True):
-            size = rms(p) or 0.1 / scale  # the half of an adapter that starts at zero
-            part.add_((torch.randn(len(part), generator=generator) * scale * size).to(p.device, p.dtype))
+            size = rms(p) or 0.1 / SCALE  # the half of an adapter that starts at zero
+            part.add_((torch.randn(len(part), generator=generator) * SCALE * size).to(p.device, p.dtype))
         yield
     finally:
         put_back(parts, before)

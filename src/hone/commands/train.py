@@ -58,9 +58,9 @@ def _recipe(arguments: argparse.Namespace) -> Any:
 
 def _run(arguments: argparse.Namespace) -> None:
     recipe = _recipe(arguments)
-    from hone.launch import train
+    from hone import start
 
-    _tell(train.run(recipe, resume=arguments.resume, allow_change=arguments.allow_change))
+    _tell(start.run(recipe, resume=arguments.resume, allow_change=arguments.allow_change))
 
 
 def _tell(result: object) -> None:
@@ -98,9 +98,9 @@ def _check(arguments: argparse.Namespace) -> None:
 def _resume(arguments: argparse.Namespace) -> None:
     if not os.path.isdir(arguments.run_dir):
         raise HoneError(f"no folder {arguments.run_dir}: give the folder of a run, as in runs/NAME")
-    from hone.launch import train
+    from hone import start
 
-    _tell(train.resume(arguments.run_dir, settings=arguments.settings, allow_change=arguments.allow_change))
+    _tell(start.resume(arguments.run_dir, settings=arguments.settings, allow_change=arguments.allow_change))
 
 
 def _demo(arguments: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from hone.demo.stages import FILES, FULL, QUICK, Sizes
 from hone.demo.world import make_data, make_tokenizer, write_rows
 from hone.engine.params import SampleParams
 from hone.errors import HoneError, Interrupted
-from hone.launch import feeds, train
+from hone.launch import feeds
 from hone.launch.measure import sample_groups
 from hone.model.formats.folder import load_decoder, load_scorer
 from hone.model.formats.save import save_model
@@ -28,6 +28,7 @@ from hone.report.report import write_report
 from hone.reward.learned.reward_model import RewardModel
 from hone.reward.score import Reward, score
 from hone.reward.verify.math.verdict import math_reward
+from hone.start import run
 from hone.types import Task
 
 HELD_BACK = "preferences_held_back.jsonl"
@@ -144,7 +145,7 @@ def train_stage(journey: Journey, stage: str) -> dict[str, Any]:
     """Run the stage's recipe, keep its model, examine it."""
     recipe = stages.recipe(stage, journey.out, journey.sizes, seed=journey.seed)
     start = time.perf_counter()
-    final = train.run(recipe, resume=True)
+    final = run(recipe, resume=True)
     seconds = time.perf_counter() - start
     shutil.copytree(final, stages.model_folder(journey.out, stage), dirs_exist_ok=True)
     if stage == "reward":

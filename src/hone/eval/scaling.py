@@ -169,7 +169,7 @@ def read_runs(rows: Iterable[Mapping[str, Any]], *, name: str = "runs") -> list[
     return runs
 
 
-def fit(runs: Sequence[tuple[float, float, float]], *, bootstrap: int = 100, seed: int = 0) -> Fit:
+def fit(runs: Sequence[tuple[float, float, float]], *, bootstrap: int = 100) -> Fit:
     """min over (alpha, beta, log A, log B, log E) of sum Huber(log L - log L_hat); runs drawn again for intervals."""
     table = torch.tensor(runs, dtype=torch.float64).reshape(-1, 3).log()
     for column, what in ((0, "model sizes"), (1, "token counts")):
@@ -182,7 +182,7 @@ def fit(runs: Sequence[tuple[float, float, float]], *, bootstrap: int = 100, see
     best = min(ends, key=lambda theta: _huber(theta, table, even).nan_to_num(nan=math.inf).item())
     intervals: dict[str, tuple[float, float]] = {}
     if bootstrap:
-        drawn = np.random.default_rng(seed).multinomial(len(table), np.full(len(table), 1 / len(table)), bootstrap)
+        drawn = np.random.default_rng(0).multinomial(len(table), np.full(len(table), 1 / len(table)), bootstrap)
         again = [_constants(_minimise(table, weight, best), centre) for weight in torch.from_numpy(drawn).double()]
         low, high = (torch.stack(again).quantile(q, dim=0).tolist() for q in (0.025, 0.975))
         intervals = {n: (a, b) for n, a, b in zip(NAMES, low, high, strict=True)}

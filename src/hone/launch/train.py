@@ -11,11 +11,10 @@ from typing import TextIO, cast
 import torch
 
 from hone import loop
-from hone.check import suite
 from hone.checkpoint import run_folder
-from hone.checkpoint.record import HOW_IN_PYTHON, in_python, recorded, settings_in
+from hone.checkpoint.record import HOW_IN_PYTHON, in_python, settings_in
 from hone.config.changes import changes, check_changes
-from hone.config.overrides import override, unknown
+from hone.config.overrides import unknown
 from hone.config.recipe import Recipe, plan
 from hone.config.rules import validate
 from hone.dist import collect
@@ -40,22 +39,18 @@ GRACE = 1.0  # seconds that a checkpoint has to be completed in, after a second 
 PATIENCE = 5.0  # torchrun passes Ctrl-C on to ranks that the terminal has told already
 
 
-def run(recipe: Recipe, *, resume: bool = False, allow_change: bool = False) -> Path:
-    """Train what the recipe says; returns the folder of the finished model, ready to load.
-
-    Under torchrun every process is a rank of one run, and the first of them prints and writes.
-    allow_change: a run that is resumed may go on with settings that lead elsewhere than those it was started with.
-    """
+def run(recipe: Recipe, *, examine: Callable[[Run], None], resume: bool, allow_change: bool) -> Path:
+    """`hone.run`. examine: looks at a new run before anything is written, and raises where it cannot succeed."""
     validate(recipe)
     with join_ranks(recipe.train.device), _stopper() as stopper:
-        return _run(recipe, stopper, resume=resume, allow_change=allow_change)
+        return _run(recipe, stopper, examine=examine, resume=resume, allow_change=allow_change)
 
 
 def _stopper() -> Stopper:
     return Stopper(patience=PATIENCE if collect.world()[1] > 1 else 0.0, says=run_folder.is_first())
 
 
-def _run(recipe: Recipe, stopper: Stopper, *, resume: bool, allow_change: bool) -> Path:
+def _run(recipe: Recipe, stopper: Stopper, *, examine: Callable[[Run], None], resume: bool, allow_change: bool) -> Path:
     set_torch(recipe)
     folder = recipe.run_dir
     with run_folder.alone(folder):
@@ -66,7 +61,7 @@ def _run(recipe: Recipe, stopper: Stopper, *, resume: bool, allow_change: bool) 
         check_changes(changed, folder, allow=allow_change)
         job = prepare(recipe, resume_from=found, changed=bool(changed) or allow_change)
         if found is None:
-            _look(job)
+            examine(job)
         job.saver.guess(2 * reading)  # what was read and hashed is written and hashed; a new run's start tells better
         if len(set(collect.gather(str(found)))) > 1:  # and all have looked before the first one writes
             raise HoneError(f"ranks see different runs in {folder}: set out= to a folder that all of them share")
@@ -80,31 +75,6 @@ def _run(recipe: Recipe, stopper: Stopper, *, resume: bool, allow_change: bool) 
         finally:
             if not job.step and run_folder.is_first():
                 run_folder.forget(folder)
-
-
-def _look(job: Run) -> None:
-    """The cheap checks of `hone check`: what is wrong is said before anything is written, the rest is noted."""
-    findings = suite.cheap(job)
-    for f in findings:
-        if f.verdict == "fail":
-            raise HoneError(f"{f.name}: {f.seen}: {f.remedy} (`hone check` says more)")
-    for f in findings:
-        if f.verdict == "warn" and run_folder.is_first():
-            print(f"{job.recipe.name}: warn: {f.name}: {f.seen}: {f.remedy}", file=sys.stderr)
-
-
-def resume(run_dir: str | Path, *, settings: Sequence[str] = (), allow_change: bool = False) -> Path:
-    """Continue a run from its last whole checkpoint, with the settings it was started with.
-
-    settings: changes to them, `a.b=value`; those that lead elsewhere have to be allowed.
-    """
-    folder = Path(run_dir)
-    recipe = override(recorded(folder), settings)
-    if recipe.run_dir.resolve() != folder.resolve():
-        raise HoneError(f"name and out say where a run lies: leave them out, or move {folder} there first")
-    if not files.checkpoints(folder / names.CHECKPOINTS):
-        raise HoneError(f"{folder} has no checkpoint to continue from: start it again with `hone run`")
-    return run(recipe, resume=True, allow_change=allow_change)
 
 
 def _interrupted(recipe: Recipe) -> Interrupted:

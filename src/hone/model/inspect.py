@@ -40,12 +40,12 @@ def spread(sigma: Tensor) -> float:
     return float(sigma.sum()) ** 2 / squares if squares else 0.0
 
 
-def energy_rank(sigma: Tensor, share: float = ENERGY) -> int:
-    """The fewest largest values whose squares sum to the share of all, sum_{i<=k} sigma_i^2 >= share sum sigma^2"""
+def energy_rank(sigma: Tensor) -> int:
+    """The fewest largest values whose squares sum to 0.9 of all, sum_{i<=k} sigma_i^2 >= 0.9 sum sigma^2"""
     squares = sigma.square().sort(descending=True).values.cumsum(0)
     if not len(squares) or not float(squares[-1]):
         return 0
-    return int((squares < share * squares[-1]).sum()) + 1
+    return int((squares < ENERGY * squares[-1]).sum()) + 1
 
 
 def low_rank_values(a: Tensor, b: Tensor) -> Tensor:

@@ -33,18 +33,18 @@ class RelativeDistribution(Protocol):
 class SharedCritic(nn.Module):
     """A value head on the policy's own hidden states."""
 
-    def __init__(self, hidden_size: int, *, zero: bool = True) -> None:
+    def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.head = ScalarHead(hidden_size, zero=zero)
+        self.head = ScalarHead(hidden_size, zero=True)
 
 
 class OwnCritic(nn.Module):
     """A value head on a decoder of its own, which may have another size than the policy's."""
 
-    def __init__(self, decoder: Decoder, *, head: ScalarHead | None = None) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
-        self.head = head if head is not None else ScalarHead(decoder.config.hidden_size, zero=True)
+        self.head = ScalarHead(decoder.config.hidden_size, zero=True)
         freeze_unused_head(decoder)
 
 

@@ -108,11 +108,11 @@ def smoothed(run: Sequence[Point]) -> list[Point]:
     return found
 
 
-def thinned(run: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most about `most` points: the lowest and the highest of each stretch, so that no peak is lost."""
-    if len(run) <= most:
+def thinned(run: Sequence[Point]) -> list[Point]:
+    """At most about 240 points: the lowest and the highest of each stretch, so that no peak is lost."""
+    if len(run) <= MOST_POINTS:
         return list(run)
-    size = math.ceil(len(run) / (most // 2))
+    size = math.ceil(len(run) / (MOST_POINTS // 2))
     kept: list[Point] = [run[0]]
     for start in range(0, len(run), size):
         part = run[start : start + size]

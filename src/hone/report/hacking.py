@@ -11,6 +11,7 @@ from hone.report.samples import single
 Rows = Sequence[dict[str, Any]]
 DRIFTS = ("length", "repetition", "truncated", "reward", "disagreement", "hacked")
 CURVES = ("length", "repetition", "disagreement", "hacked")
+MOST = 6  # samples that are shown
 HINT = (
     "Rising reward is good news only if nothing here explains it better: one part that carries all of it, completions "
     "that grow or repeat themselves, a held-out verifier that disagrees (parts.held_out)."
@@ -77,11 +78,11 @@ def drifts(rows: Sequence[Mapping[str, Any]]) -> list[Drift]:
     return found
 
 
-def top(samples: Sequence[Mapping[str, Any]], most: int = 6) -> list[Mapping[str, Any]]:
-    """The samples with the highest reward, no completion twice, of equal ones the latest."""
+def top(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The six samples with the highest reward, no completion twice, of equal ones the latest."""
     scored = [s for s in samples if number(s.get("reward")) is not None]
     found = dict[str, Mapping[str, Any]]()
     scored.reverse()  # a sort that is stable then keeps the latest first
     for sample in sorted(scored, key=lambda s: -float(s["reward"])):
         found.setdefault(str(sample.get("completion", "")), sample)
-    return list(found.values())[:most]
+    return list(found.values())[:MOST]

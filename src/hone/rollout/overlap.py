@@ -14,6 +14,7 @@ import torch
 from hone.log.stats import Laps
 from hone.types import Group, Outcome, Rollout, Task
 
+MOST_WAITING = 1024  # of what steps gave and nobody has taken; then the steps wait too
 T = TypeVar("T")
 Steps = Iterator[Sequence[tuple[int, Rollout]]]  # after each of the sampler's, what has ended in it, numbered
 Begin = Callable[[list[Group], Laps], None]  # is given what is sampled, before it is scored
@@ -97,14 +98,11 @@ class Aside(Generic[T]):
 
 
 class Beside(Generic[T]):
-    """What steps give, in order, while a thread goes on with the next of them; to be left as a context.
+    """What steps give, in order, while a thread goes on with the next of them; to be left as a context."""
 
-    most: where so many wait to be taken, the steps wait too.
-    """
-
-    def __init__(self, steps: Iterator[Sequence[T]], stop: threading.Event, *, most: int = 1024) -> None:
+    def __init__(self, steps: Iterator[Sequence[T]], stop: threading.Event) -> None:
         self._steps, self._stop, self._left = steps, stop, False
-        self._most: float = most
+        self._most: float = MOST_WAITING
         self._waiting, self._taken = 0, threading.Condition()
         self._ready = SimpleQueue[Sequence[T] | None]()
         self.ended = 0.0  # when the last step was done, by time.perf_counter

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from hone.dist import collect
 from hone.model.vocab.distribution import wide
 
+FLOOR = 0.1  # where a schedule ends, as a share of the learning rate
 BLOCK = 256  # the most numbers that share a scale
 SMALL = 4096  # vectors, and matrices below this size, keep float32 moments: they are few, and norms and biases matter
 NONE: Mapping[Tensor, int] = {}
@@ -115,16 +116,16 @@ def constant(step: int) -> float:
     return 1.0
 
 
-def warmed(shape: str, *, warmup: int, steps: int, floor: float = 0.1) -> Schedule:
-    """Linear warm-up over `warmup` steps, then constant, or down to `floor` by a line or a cosine."""
+def warmed(shape: str, *, warmup: int, steps: int) -> Schedule:
+    """Linear warm-up over `warmup` steps, then constant, or down to 0.1 by a line or a cosine."""
 
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
         done = min(1.0, (step - warmup) / max(1, steps - warmup))
         if shape == "linear":
-            return 1 - (1 - floor) * done
-        return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2 if shape == "cosine" else 1.0
+            return 1 - (1 - FLOOR) * done
+        return FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * done)) / 2 if shape == "cosine" else 1.0
 
     return factor
 

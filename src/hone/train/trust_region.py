@@ -22,14 +22,15 @@ from hone.train.update import apply_gradients, observe, skipped, totals
 from hone.types import Batch
 
 Product = Callable[[Tensor], Tensor]
+TOLERANCE = 1e-10  # of conjugate gradient: the residual's square, as a share of that of b
 
 
-def conjugate_gradient(product: Product, b: Tensor, *, steps: int, tolerance: float = 1e-10) -> Tensor:
+def conjugate_gradient(product: Product, b: Tensor, *, steps: int) -> Tensor:
     """Solve F x = b for a positive definite F given only F v."""
     x, r = torch.zeros_like(b), b.clone()
     p, rr = r.clone(), r @ r
     for _ in range(steps):
-        if rr <= tolerance * (b @ b):
+        if rr <= TOLERANCE * (b @ b):
             break
         Fp = product(p)
         alpha = rr / (p @ Fp)

@@ -274,10 +274,8 @@ def check_same_tokens(ours: Tokenizer, theirs: Tokenizer, folder: Path) -> None:
         )
 
 
-def train_bpe(
-    texts: Iterable[str], *, vocab_size: int, specials: Sequence[str] = (), split_digits: bool = True
-) -> Tokenizer:
-    """A byte-level BPE: any text can be encoded, and decoding gives it back exactly."""
+def train_bpe(texts: Iterable[str], *, vocab_size: int, specials: Sequence[str] = ()) -> Tokenizer:
+    """A byte-level BPE: any text can be encoded, and decoding gives it back exactly. Each digit is one token."""
     names = list(dict.fromkeys([PAD, EOS, *specials]))
     floor = len(names) + 256
     if vocab_size < floor or "" in names:
@@ -286,8 +284,8 @@ def train_bpe(
     if vocab_size > floor and not any(rows):
         raise HoneError("no text to train the tokenizer on: give it some, or set vocab_size to bytes and specials")
     inner = tokenizers.Tokenizer(models.BPE())
-    split: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if split_digits else []
-    inner.pre_tokenizer = pre_tokenizers.Sequence([*split, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    split: list[Any] = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    inner.pre_tokenizer = pre_tokenizers.Sequence(split)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,

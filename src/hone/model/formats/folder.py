@@ -31,20 +31,20 @@ def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, trus
     return assemble(config, read_weights(Path(folder), dtype))
 
 
-def load_scorer(folder: str | Path, *, dtype: torch.dtype = torch.float32) -> Scorer:
+def load_scorer(folder: str | Path) -> Scorer:
     """The scorer of a folder; one of Hugging Face's, without calibration, is a reward model."""
     hf = _read_hf(Path(folder))
     foreign = (Path(folder) / SCORE).is_file()
     if not foreign and _classifies(hf):
-        scorer = ForeignScorer(load_with("AutoModelForSequenceClassification", folder, dtype=dtype))
+        scorer = ForeignScorer(load_with("AutoModelForSequenceClassification", folder, dtype=torch.float32))
         scorer.normalise(*_calibration(hf.get("hone", {})))
         return scorer
-    tensors = read_file(Path(folder) / SCORE, dtype) if foreign else read_weights(Path(folder), dtype)
+    tensors = read_file(Path(folder) / SCORE, torch.float32) if foreign else read_weights(Path(folder), torch.float32)
     if "score.weight" not in tensors:
         raise HoneError(f"{folder} has no score.weight: it is a language model, train a reward model from it first")
     state = {name: tensors.pop(f"score.{name}") for name in ("weight", "bias") if f"score.{name}" in tensors}
     if foreign:
-        decoder = load_decoder(folder, dtype=dtype)
+        decoder = load_decoder(folder)
     else:
         config = config_from_hf(hf)
         tensors.pop(HEAD, None)

@@ -5,6 +5,7 @@ prompt: eight answers to a question cost one reading of it, forward and backward
 Shapes: B rows and T columns of the table, L lines of W slots for the decoder, N chosen positions, D hidden.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
@@ -197,17 +198,18 @@ def kept(config: DecoderConfig) -> int:
     return 2 * config.hidden_size + heads * config.head_dim + 2 * config.intermediate_size
 
 
-def crowded(decoder: Decoder, tokens: int, *, free: int | None = None) -> bool:
-    """Whether so many tokens would fill the memory that is free; None: what the GPU has, and never on a CPU."""
+def crowded(decoder: Decoder, tokens: int) -> bool:
+    """Whether so many tokens would fill the memory of the GPU that is free; never on a CPU."""
     weight, config = decoder.model.embed_tokens.weight, decoder.config
-    if free is None and not weight.is_cuda:
-        return False
     needed = tokens * config.num_hidden_layers * kept(config) * weight.element_size()
-    return needed > SHARE * (_free(weight.device) if free is None else free)
+    return needed > SHARE * _free(weight.device)
 
 
-def _free(gpu: torch.device) -> int:
-    return torch.cuda.get_device_properties(gpu).total_memory - torch.cuda.memory_allocated(gpu)
+def _free(device: torch.device) -> float:
+    """Bytes; what a CPU has is the user's business."""
+    if device.type != "cuda":
+        return math.inf
+    return torch.cuda.get_device_properties(device).total_memory - torch.cuda.memory_allocated(device)
 
 
 class PassBackend(Backend):

@@ -22,6 +22,7 @@ from hone.reward.sandbox.limits import Protection
 GRACE = 10.0  # seconds for the kernel to end and empty a slot
 CHUNK = 1 << 16
 END = b"\0\0\0\0"  # of the request: the end of the pipe does not come while a forked process has a copy of it
+MAX_REQUEST = 1 << 28  # bytes of one frame of it
 MAX_STRETCH = 3.0  # times the seconds allowed, at most, however busy the machine is
 
 Ask = Callable[[list[Any]], bytes | None]  # every record so far -> more of the request, or None at its end
@@ -31,9 +32,9 @@ class SandboxError(HoneError):
     """The sandbox itself failed: no verdict on the program."""
 
 
-def frame(value: Any, *, limit: int = 1 << 28) -> bytes:
+def frame(value: Any) -> bytes:
     """A value as a frame of the request."""
-    text = values.dumps(value, limit=limit)
+    text = values.dumps(value, limit=MAX_REQUEST)
     return len(text).to_bytes(4, "big") + text
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from torch import Tensor
 
 from hone.model.backends.fused.cuda_graphs import CudaGraphs
-from hone.model.backends.fused.layer import fused_layer
+from hone.model.backends.fused.fused_linear import fused_layer
 from hone.model.backends.fused.shared_attention import SharedAttention
 from hone.model.backends.fused.streams import CudaStreams
 from hone.model.backends.fused.vocab import FusedVocab
