@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.form import Row, main, note, say
 from benchmarks.replayed import microseconds
 from hone.model.backends.fused import shared_attention
-from hone.model.layout.forward import moved
+from hone.model.layout.forward import move_tokens
 from hone.model.layout.rows import Grouped, ends, tiled
 
 Times = tuple[float, float]  # forward, backward
@@ -90,7 +90,7 @@ def replayed(call: Callable[[], object]) -> float:
 def ours(case: Case) -> Times:
     rows = case.rows()
     given, (spans, tiles) = leaves(*drawn(rows.tokens, case.heads)), tiled(rows)
-    spans, tiles = (moved(x, torch.device("cuda")) for x in (spans, tiles))
+    spans, tiles = (move_tokens(x, torch.device("cuda")) for x in (spans, tiles))
     return timed(lambda: shared_attention.attend(*given, spans, tiles), given)
 
 

@@ -47,6 +47,6 @@ ACCEPTED: dict[str, str] = {
     "  ->  if bool((batch.mask & (limit < 1)).any()):": (
         "on a GPU the check would wait for the device; the tests of algo/ have none"
     ),
-    "credit._group_mean: index = sent(index, x.device)  ->  pass": "on a CPU the index is there already",
+    "credit._group_mean: index = to_device(index, x.device)  ->  pass": "on a CPU the index is there already",
     "weight.Weighs: @property def weigh ... ...  ->  def weigh ... ...": "only the type checker reads a protocol",
 }

@@ -114,7 +114,7 @@ REWARD = (
         "a crashed verifier is a reward of zero", "pain 12", "reward", "reward/score.py",
         old=(
             "        except BaseException as error:  # SystemExit and CancelledError too are only the function's own\n"
-            "            return crashed(error)"
+            "            return crash_outcome(error)"
         ),
         new="        except BaseException:\n            return Outcome(value=0.0)",
         tests="reward/test_score.py",

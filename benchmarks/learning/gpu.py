@@ -16,7 +16,7 @@ from benchmarks.sampling.gpu import make, twin
 from hone.loop import Iteration
 from hone.model.decoder import Decoder
 from hone.model.policy import Policy
-from hone.train.threads import settled
+from hone.train.threads import freeze_objects
 from hone.types import Batch
 
 GRPO = Online(prompts=32, group=8, prompt=64, completion=256)
@@ -58,7 +58,7 @@ def compared(name: str, model: Subject, work: Online, *, turns: int, half: bool 
     def taken(rows: int) -> tuple[peers.Took, peers.Took]:
         seen.clear()
         trainer = peers.grpo(model, work, micro=rows, half=half)
-        with settled():
+        with freeze_objects():
             return peers.in_turns(trainer, lambda: seen.append(step_of(iterations)), turns=turns, warm=WARM)
 
     (mine, _), (peer, _) = fits.halved(taken, min(TRL_ROWS, work.rows))

@@ -31,7 +31,7 @@ class Interrupted(HoneError):
         self.run_dir = Path(run_dir)
 
 
-def counted(number: int, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """The number with its noun, as a message says it.
 
     >>> counted(1, "row"), counted(2, "row"), counted(3, "micro-batch")

@@ -127,7 +127,9 @@ class Support:
 
     def to(self, device: torch.device) -> "Support":
         """The same on another device."""
-        return Support(first=sent(self.first, device), size=sent(self.size, device), ids=sent(self.ids, device))
+        return Support(
+            first=to_device(self.first, device), size=to_device(self.size, device), ids=to_device(self.ids, device)
+        )
 
     def outside(self, places: slice, vocab: int) -> Tensor:
         """bool [n, vocab]: True where a token could not have been drawn."""
@@ -205,7 +207,7 @@ class Batch:
     def rows(self, index: slice | Tensor) -> Self:
         """The same columns, fewer rows; an index may be on the host."""
         home = None if self.home is None else self.home.rows(index.cpu() if isinstance(index, Tensor) else index)
-        at = sent(index, self.targets.device) if isinstance(index, Tensor) else index
+        at = to_device(index, self.targets.device) if isinstance(index, Tensor) else index
         support = None if self.support is None else self.support.rows(at)
         return replace(self, home=home, support=support, **{name: x[at] for name, x in self.columns().items()})
 
@@ -217,7 +219,7 @@ class Batch:
     def to(self, device: torch.device | str) -> Self:
         """The same columns on another device."""
         device = torch.device(device)
-        moved = {name: sent(x, device) for name, x in self.columns().items()}
+        moved = {name: to_device(x, device) for name, x in self.columns().items()}
         home = self.home if device.type != "cpu" else None
         if self.targets.is_cpu and device.type != "cpu":
             names = ("inputs", "targets", "mask", "real", "group", "place")
@@ -243,7 +245,7 @@ class ForwardModel(Protocol):
     def __call__(self, batch: Batch, want: frozenset[str]) -> Forward: ...
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """On its way to the device, which nobody waits for."""
     return x.pin_memory().to(device, non_blocking=True) if x.is_cpu and device.type == "cuda" else x.to(device)
 

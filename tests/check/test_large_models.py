@@ -15,7 +15,7 @@ from places import decoder
 import hone.algo
 from hone.algo import ALGORITHMS
 from hone.check import probe, suite
-from hone.check.perturb import moved
+from hone.check.perturb import perturb_weights
 from hone.checkpoint import state
 from hone.data.text.tokenizer import train_bpe
 from hone.model.formats.save import save_model
@@ -78,7 +78,7 @@ def test_faults_of_the_model_are_found(deep: World):
     assert "forward pass" in failing(job)
     job = job_of(deep, "dpo")
     assert isinstance(job.policy, Policy)
-    with moved(list(job.policy.parameters())):
+    with perturb_weights(list(job.policy.parameters())):
         job.learner.reference = job.policy.reference = frozen_copy(job.policy)
     assert failing(job) == {"reference"}
     job = job_of(deep, "sft")

@@ -16,7 +16,7 @@ from each import each
 
 import hone.algo
 from hone.check import plan, suite
-from hone.check.perturb import moved
+from hone.check.perturb import perturb_weights
 from hone.check.probe import Probe
 from hone.check.report import Finding
 from hone.checkpoint import state
@@ -50,7 +50,7 @@ def test_rows_that_see_their_neighbour_in_a_packed_line_are_found(world: World, 
 def test_a_reference_that_is_another_model_is_found(world: World):
     job = job_of(world, "dpo")
     assert isinstance(job.policy, Policy)
-    with moved(list(job.policy.parameters())):
+    with perturb_weights(list(job.policy.parameters())):
         other = frozen_copy(job.policy)
     job.learner.reference = job.policy.reference = other
     assert failing(job) == {"reference"}
@@ -387,6 +387,6 @@ def test_moving_weights_and_putting_them_back_is_exact(world: World):
     job = job_of(world, "sft", "lora.rank=2")
     parameters = list(job.policy.parameters())
     before = copy.deepcopy([p.data for p in parameters])
-    with moved(parameters):
+    with perturb_weights(parameters):
         assert all(not torch.equal(p, b) for p, b in zip(parameters, before, strict=True))
     assert all(torch.equal(p, b) for p, b in zip(parameters, before, strict=True))

@@ -1,6 +1,6 @@
 """Rows in memory as a run reads them: the groups, and what became of each row."""
 
-from hone.data.feed.assemble import held
+from hone.data.feed.assemble import convert_rows
 from hone.data.feed.locate import Dataset, Reading
 from hone.data.feed.row_store import Memory, RowStore
 from hone.data.rows.convert import Grouper
@@ -10,4 +10,4 @@ def to_groups(rows, tokenizer, *, name="x", **settings):
     """(groups, tally); settings: of the Grouper."""
     convert = Grouper(tokenizer=tokenizer, **settings)
     part = Dataset(name=name, stores=(RowStore(place=Memory(rows=rows, name=name)),))
-    return held(part, Reading(), convert), convert.tally
+    return convert_rows(part, Reading(), convert), convert.tally

@@ -210,7 +210,7 @@ def test_tasks_keep_their_columns_and_their_numbers(tmp_path):
         [Task(prompt=f"p{i}", answer=str(i), extra={"level": i}) for i in range(3)],
     ):
         (part,) = locate(data, Reading())
-        tasks = assemble.held(part, Reading(), Tasker(tokenizer=TOK))
+        tasks = assemble.convert_rows(part, Reading(), Tasker(tokenizer=TOK))
         assert [(t.prompt, t.answer, t.extra["level"], t.id) for t in tasks] == [
             (f"p{i}", str(i), i, str(i + 1)) for i in range(3)
         ]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from each import each
 
-from hone.data.collate import collate, mismatched
+from hone.data.collate import collate, mismatched_pairs
 from hone.errors import HoneError
 from hone.types import ABSENT, Outcome, Rollout, Stop
 
@@ -189,18 +189,18 @@ def test_mismatched_pairs_each_prompt_with_the_next_completion():
     a = Rollout(tokens=[1, 2, 10, 11], mask=[F, F, T, T], label=1.0, gen_logp=[0.0] * 4)
     b = Rollout(tokens=[3, 20, 21, 22], mask=[F, T, F, T], label=0.0, gen_logp=[0.0] * 4)
     c = Rollout(tokens=[4, 5, 6, 30], mask=[F, F, F, T], label=0.0, gen_logp=[0.0] * 4)
-    pairs = mismatched([a, b, c])
+    pairs = mismatched_pairs([a, b, c])
     assert [list(p.tokens) for p in pairs] == [[1, 2, 20, 21, 22], [3, 30], [4, 5, 6, 10, 11]]
     assert [list(p.mask) for p in pairs] == [[F, F, T, F, T], [F, T], [F, F, F, T, T]]
-    assert [len(p.tokens) for p in mismatched([a, b, c], max_tokens=4)] == [4, 2, 4]
+    assert [len(p.tokens) for p in mismatched_pairs([a, b, c], max_tokens=4)] == [4, 2, 4]
 
 
 def test_one_row_cannot_be_mismatched():
     row = Rollout(**ROW)
     with pytest.raises(HoneError, match="at least 2 rows"):
-        mismatched([row])
+        mismatched_pairs([row])
     with pytest.raises(ValueError, match="row 1 has no trained token"):
-        mismatched([row, Rollout(tokens=[1], mask=[F])])
+        mismatched_pairs([row, Rollout(tokens=[1], mask=[F])])
 
 
 @each("mask", [[0, 0, 0], [1, 1, 1], [0, 0, 1], [1, 0, 0], [0, 1, 0], [1, 0, 1]], ids=lambda m: "".join(map(str, m)))

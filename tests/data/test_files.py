@@ -192,7 +192,9 @@ def test_the_fingerprint_sees_content_and_not_dates(tmp_path):
 
 
 def test_a_row_is_shown_on_one_short_line():
-    text = parse.shown({"prompt": "a\n" * 1000, "messages": [{"role": "user", "content": "b" * 99}] * 5, "x": "\ud800"})
+    text = parse.short_text(
+        {"prompt": "a\n" * 1000, "messages": [{"role": "user", "content": "b" * 99}] * 5, "x": "\ud800"}
+    )
     assert "\n" not in text
     assert len(text) < 200
     assert text.startswith('{"prompt": "a\\na')

@@ -10,7 +10,7 @@ from places import write_rows
 from hone.algo import ALGORITHMS
 from hone.config.overrides import Choice
 from hone.config.recipe import Recipe
-from hone.data.rows.pairs import transcript, used, with_prompt
+from hone.data.rows.pairs import rows_for_reader, transcript, with_prompt
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
@@ -81,35 +81,35 @@ def test_chats_that_share_nothing_are_refused():
 
 
 def test_online_a_pair_is_its_prompt():
-    (row,), what = used(with_prompt(HH, chat=True)[0], "prompts")
+    (row,), what = rows_for_reader(with_prompt(HH, chat=True)[0], "prompts")
     assert row["prompt"] == [USER]
     assert what == "prompts taken from preference pairs"
     # parting at the user's turn, the prompt ends before the last reply: a sampler cannot answer an answer
     parting = {"chosen": [USER, BOT, MORE, BOT], "rejected": [USER, BOT, USER, BOT]}
-    assert used(with_prompt(parting, chat=True)[0], "prompts")[0][0]["prompt"] == [USER]
+    assert rows_for_reader(with_prompt(parting, chat=True)[0], "prompts")[0][0]["prompt"] == [USER]
     # one reply that is missing or the same as the other does not matter
     for sides in ({"chosen": [USER, BOT], "rejected": [USER]}, {"chosen": [USER, BOT], "rejected": [USER, BOT]}):
-        assert used(with_prompt(sides, chat=True)[0], "prompts")[0][0]["prompt"] == [USER]
+        assert rows_for_reader(with_prompt(sides, chat=True)[0], "prompts")[0][0]["prompt"] == [USER]
 
 
 def test_online_a_chat_is_asked_up_to_its_last_reply():
-    (row,), what = used({"messages": [USER, BOT, MORE, BOT]}, "prompts")
+    (row,), what = rows_for_reader({"messages": [USER, BOT, MORE, BOT]}, "prompts")
     assert row["prompt"] == [USER, BOT, MORE]
     assert "up to its last reply" in what
     with pytest.raises(HoneError, match="no message to be answered"):
-        used({"messages": [BOT]}, "prompts")
+        rows_for_reader({"messages": [BOT]}, "prompts")
 
 
 def test_a_pair_unpaired_is_two_labelled_rows():
     pair = {"prompt": "1+1=", "chosen": "2", "rejected": "3", "margin": 1.0, "source": "x"}
-    rows, what = used(pair, "labels")
+    rows, what = rows_for_reader(pair, "labels")
     assert rows == [
         {"prompt": "1+1=", "source": "x", "completion": "2", "label": True},
         {"prompt": "1+1=", "source": "x", "completion": "3", "label": False},
     ]
     assert "chosen as desirable" in what
     with pytest.raises(HoneError, match="are the same: remove the row"):
-        used({**pair, "rejected": "2"}, "labels")
+        rows_for_reader({**pair, "rejected": "2"}, "labels")
 
 
 def test_every_online_algorithm_reads_dialogue_pairs_with_and_without_a_template(tmp_path):

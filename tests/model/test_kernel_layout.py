@@ -9,7 +9,7 @@ from hone.engine.runner import PromptChunk, Seat
 from hone.engine.runners.cuda.attention_launch import QUERIES
 from hone.engine.runners.cuda.draw_state import STOPS, DrawState
 from hone.engine.runners.cuda.prompts import lay, passes, tiles_for
-from hone.engine.runners.cuda.rows import RowState
+from hone.engine.runners.cuda.rows import DeviceRows
 
 VOCAB, WIDTH, ROWS = 300, 12, 7
 NAMES = ("token", "position", "count", "limit", "active", "top_k", "temperature", "top_p", "min_p", "penalty",
@@ -77,14 +77,14 @@ def expected_state() -> DrawState:
     return state
 
 
-def check(rows: RowState, state: DrawState, order: list[int]) -> None:
+def check(rows: DeviceRows, state: DrawState, order: list[int]) -> None:
     """Row i is what row order[i] is in the state."""
     for name in NAMES:
         assert torch.equal(getattr(rows.draw, name), getattr(state, name)[order]), name
 
 
 def test_seats_are_laid_as_one_by_one_and_leave_the_other_rows_alone():
-    rows = RowState(ROWS, VOCAB, WIDTH, torch.device("cpu"))
+    rows = DeviceRows(ROWS, VOCAB, WIDTH, torch.device("cpu"))
     rows.seat(seats())
     check(rows, expected_state(), list(range(ROWS)))
     for part in seats():
@@ -97,7 +97,7 @@ def test_seats_are_laid_as_one_by_one_and_leave_the_other_rows_alone():
 
 
 def test_a_row_that_moves_takes_all_it_has_along_and_stops_where_it_was():
-    rows, state = RowState(ROWS, VOCAB, WIDTH, torch.device("cpu")), expected_state()
+    rows, state = DeviceRows(ROWS, VOCAB, WIDTH, torch.device("cpu")), expected_state()
     rows.seat(seats())
     table = rows.table.clone()
     rows.move([(6, 2), (5, 3)])

@@ -16,7 +16,7 @@ from engine_run import write as run
 from hone.engine.params import SampleParams
 from hone.engine.requests import News, Request
 from hone.engine.runners.choose import make_runner
-from hone.engine.runners.cuda.runner import uncovered
+from hone.engine.runners.cuda.runner import why_not_covered
 from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
@@ -87,8 +87,8 @@ def test_what_the_kernels_do_not_cover_runs_in_plain_torch(changes: dict[str, An
         "num_key_value_heads": 2, **changes
     })  # fmt: skip
     decoder = Decoder(config).to(dtype)
-    assert why in uncovered(decoder)
-    assert bool(why) == bool(uncovered(decoder))
+    assert why in why_not_covered(decoder)
+    assert bool(why) == bool(why_not_covered(decoder))
     assert isinstance(make_runner(decoder, max_rows=2, capacity=64), TorchRunner)  # there is no GPU under it
 
 

@@ -5,7 +5,7 @@ import torch
 
 from hone.engine.params import SampleParams
 from hone.engine.runner import PromptChunk, Seat
-from hone.engine.runners.native.layers import NativeLayers, uncovered
+from hone.engine.runners.native.layers import NativeLayers, why_not_covered
 from hone.engine.runners.native.runner import NativeRunner
 from hone.engine.runners.torch.kv_cache import Slab
 from hone.model.config import DecoderConfig
@@ -62,7 +62,7 @@ def made(kv_heads: int, head_dim: int) -> Decoder:
     config = {**vars_of(CONFIG), "num_key_value_heads": kv_heads, "head_dim": head_dim}
     torch.manual_seed(0)
     decoder = Decoder(DecoderConfig(**config))
-    if why := uncovered(decoder):
+    if why := why_not_covered(decoder):
         pytest.skip(why)
     return decoder
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from hone.engine.draw import draw
 from hone.engine.params import Knobs
 from hone.engine.runners.choose import make_runner
-from hone.engine.runners.native.layers import NativeInvariantLayers, NativeLayers, uncovered
+from hone.engine.runners.native.layers import NativeInvariantLayers, NativeLayers, why_not_covered
 from hone.engine.runners.native.runner import NativeRunner
 from hone.engine.runners.torch.kv_cache import RowChunk
 from hone.engine.runners.torch.layers import Attend, TorchLayers
@@ -44,7 +44,7 @@ def made(shape: str) -> Decoder:
         for p in decoder.parameters():
             if p.ndim == 1:
                 torch.nn.init.normal_(p, mean=1.0, std=0.3)
-    if why := uncovered(decoder):
+    if why := why_not_covered(decoder):
         pytest.skip(why)
     return decoder
 
@@ -216,7 +216,7 @@ def test_an_adapter_that_does_not_lie_in_one_piece_is_left_to_torch(kind):
     for key, p in decoder.named_parameters():
         if "lora_A" in key:
             p.data = p.data.t().contiguous().t()
-    assert uncovered(decoder) == "weights that do not lie in one piece"
+    assert why_not_covered(decoder) == "weights that do not lie in one piece"
     close(steps(kind(decoder, 3, CONTEXT), [5, 9, 2], 2), straight)
 
 
@@ -266,9 +266,9 @@ def test_it_is_chosen_where_it_can_be_and_can_be_turned_off(monkeypatch):
     decoder = made("heads of 16")
     assert isinstance(make_runner(decoder, max_rows=1, capacity=8), NativeRunner)
     monkeypatch.setenv(OFF, "0")
-    assert uncovered(decoder) == "HONE_NATIVE is 0"
+    assert why_not_covered(decoder) == "HONE_NATIVE is 0"
     assert not isinstance(make_runner(decoder, max_rows=1, capacity=8), NativeRunner)
-    assert uncovered(decoder.double()) == "numbers other than float32"
+    assert why_not_covered(decoder.double()) == "numbers other than float32"
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hone.engine.params import SampleParams
-from hone.engine.runner import PromptChunk, Seat, Written
+from hone.engine.runner import LaunchResult, PromptChunk, Seat
 from hone.engine.runners.choose import make_runner
-from hone.engine.runners.native.layers import uncovered
+from hone.engine.runners.native.layers import why_not_covered
 from hone.engine.runners.torch.invariant import LANES, TILE, calm, calm_rows, places_agree
 from hone.engine.runners.torch.layers import product
 from hone.model.config import DecoderConfig
@@ -85,7 +85,7 @@ class Play:
             self.note(self.runner.prefill(parts).read())
             started = further
 
-    def note(self, w: Written) -> None:
+    def note(self, w: LaunchResult) -> None:
         for row, token, logp, raw, ended in zip(w.row, w.token, w.logp, w.raw, w.ended, strict=True):
             request = self.owner[int(row)]
             self.lines.setdefault(request, []).append((int(token), float(logp), float(raw)))
@@ -118,7 +118,7 @@ def test_a_request_alone_and_in_any_company_is_the_same_to_the_bit(shape, dtype)
 @pytest.mark.parametrize("invariant", [False, True])
 def test_in_cpp_it_is_so_in_either_mode(invariant, threads):
     decoder = build("plain", torch.float32)
-    if why := uncovered(decoder):
+    if why := why_not_covered(decoder):
         pytest.skip(why)
     made = requests(128, 24)
     torch.set_num_threads(threads)

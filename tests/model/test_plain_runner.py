@@ -9,7 +9,7 @@ import torch
 from each import each
 
 from hone.engine.params import SampleParams
-from hone.engine.runner import PromptChunk, Seat, Written
+from hone.engine.runner import LaunchResult, PromptChunk, Seat
 from hone.engine.runners.choose import make_runner
 from hone.engine.runners.torch import runner as plain
 from hone.engine.runners.torch.runner import TorchRunner
@@ -63,7 +63,7 @@ class Table:
         self.tokens[request], self.logp[request], self.raw[request] = [], [], []
         return Seat(row=row, request=request, params=params, limit=limit, blocks=(row,))
 
-    def add(self, written: Written) -> None:
+    def add(self, written: LaunchResult) -> None:
         for row, token, logp, raw in zip(written.row, written.token, written.logp, written.raw, strict=True):
             request = self.owner[int(row)]
             self.tokens[request].append(int(token))

@@ -5,7 +5,7 @@ import torch
 from fast_models import model
 
 from hone.model.backends.fused.fused_linear import fused_layer
-from hone.model.layout.forward import SHARE, crowded, kept
+from hone.model.layout.forward import SHARE, activation_numbers, exceeds_memory
 
 
 def test_what_a_layer_keeps_is_what_autograd_saves_for_it():
@@ -27,20 +27,20 @@ def test_what_a_layer_keeps_is_what_autograd_saves_for_it():
         for layer in decoder.model.layers:
             x = fused_layer((cos, sin), layer, x, None)
     per_token = sum(sizes) / tokens.numel() / 2
-    assert 0.5 * kept(decoder.config) <= per_token <= 1.1 * kept(decoder.config)
+    assert 0.5 * activation_numbers(decoder.config) <= per_token <= 1.1 * activation_numbers(decoder.config)
 
 
 def test_crowded_by_the_tokens_that_fit(monkeypatch: pytest.MonkeyPatch):
     decoder = model("llama", torch.float32)
-    each = kept(decoder.config) * 2 * 4
-    assert not crowded(decoder, 10**12), "a CPU's memory is the user's business"
+    each = activation_numbers(decoder.config) * 2 * 4
+    assert not exceeds_memory(decoder, 10**12), "a CPU's memory is the user's business"
     monkeypatch.setattr("hone.model.layout.forward._free", lambda device: int(1_000 * each / SHARE))
-    assert not crowded(decoder, 999)
-    assert crowded(decoder, 1_001)
+    assert not exceeds_memory(decoder, 999)
+    assert exceeds_memory(decoder, 1_001)
 
 
 @pytest.mark.gpu
 def test_a_gpu_is_asked_what_it_has():
     decoder = model("llama", torch.bfloat16).cuda()
-    assert not crowded(decoder, 1_000)
-    assert crowded(decoder, 10**10)
+    assert not exceeds_memory(decoder, 1_000)
+    assert exceeds_memory(decoder, 10**10)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hone.data.collate import collate
 from hone.engine.params import SampleParams
-from hone.engine.runners.native.layers import NativeLayers, uncovered
+from hone.engine.runners.native.layers import NativeLayers, why_not_covered
 from hone.engine.runners.torch.kv_cache import RowChunk
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, same_bits_as_sampler
@@ -52,7 +52,7 @@ def made(shape: Shape, vocab: int = 61) -> Decoder:
         with torch.no_grad():
             for p in decoder.parameters():
                 p.add_(torch.randn_like(p), alpha=0.05)
-    if why := uncovered(decoder):
+    if why := why_not_covered(decoder):
         pytest.skip(why)
     assert same_bits_as_sampler(Policy(decoder))
     return decoder

@@ -450,10 +450,10 @@ def test_a_chunk_of_altered_or_restricted_logits_takes_more_than_its_logits():
 
 
 def test_a_gpu_takes_few_chunks_while_they_are_a_small_part_of_its_memory():
-    some = partial(vocab.fitting, each=1_000, budget=500_000)
+    some = partial(vocab.positions_per_chunk, each=1_000, budget=500_000)
     assert some(16_384, memory=0) == 500  # elsewhere the budget alone counts
     assert some(1_200, memory=32_000_000_000) == 500  # three chunks would be smaller than the budget's
     assert some(16_384, memory=32_000_000_000) == 5_462
     assert some(16_384, memory=32_000 * 2_000) == 2_000  # a thirty-second of its memory
     assert some(16_384, memory=32_000) == 500
-    assert vocab.fitting(5, 10**9, budget=1, memory=1) == 1
+    assert vocab.positions_per_chunk(5, 10**9, budget=1, memory=1) == 1

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from hone.data.collate import collate, mismatched
+from hone.data.collate import collate, mismatched_pairs
 from hone.types import Batch, Group, Outcome, Rollout, Stop
 
 VOCAB, PAD, STOP, LIMIT, GROUP = 16, 0, 15, 6, 4
@@ -70,7 +70,9 @@ def pairs() -> Batch:
 def labelled() -> tuple[Batch, Batch]:
     """Eight rows of eight prompts, desirable or not, and their mismatched twins."""
     rows = [replace(row.rollout(), label=x) for row, x in zip(draw(share=1), LABELS, strict=True)]
-    return collate([[r] for r in rows], pad_id=PAD, dtype=FULL), collate([mismatched(rows)], pad_id=PAD, dtype=FULL)
+    return collate([[r] for r in rows], pad_id=PAD, dtype=FULL), collate(
+        [mismatched_pairs(rows)], pad_id=PAD, dtype=FULL
+    )
 
 
 def near(logp: Tensor, *, spread: float, seed: int) -> Tensor:

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import tokenizers
 from remedy_world import Case, World, call, given, lacks, prepared, rows, tokenizer
 
-from hone.data.collate import mismatched
+from hone.data.collate import mismatched_pairs
 from hone.data.feed import files
 from hone.data.feed.assemble import Mixture
 from hone.data.feed.locate import Reading
@@ -113,7 +113,7 @@ def _groups(world: World, rows: list[dict[str, Any]]) -> Any:
 
 def _kto(world: World, count: int) -> None:
     made = _groups(world, [{"prompt": "a", "completion": "b", "label": True}] * 2)
-    mismatched([row for group in made for row in group][:count])
+    mismatched_pairs([row for group in made for row in group][:count])
 
 
 def _worded(unknown: str) -> Tokenizer:

@@ -18,7 +18,7 @@ from hone.reward.learned.reward_model import Ensemble, RewardModel
 from hone.reward.sandbox.limits import MIB, BackendOptions, interpreter, library_of
 from hone.reward.sandbox.sandbox import Call, Program, Sandbox, SandboxLimits, open_backend
 from hone.reward.score import Reward, as_scorer, cached, combine
-from hone.reward.verify import made
+from hone.reward.verify import make_verifier
 from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.verdict import code_reward
 from hone.reward.workers.reward_worker import in_workers
@@ -46,12 +46,12 @@ def programs(wrong: dict[str, Any], right: dict[str, Any], says: str) -> Case:
 
 
 def verifier(wrong: str, right: str, says: str) -> Case:
-    return given(lambda w, name: made(name), wrong, right, says)
+    return given(lambda w, name: make_verifier(name), wrong, right, says)
 
 
 def written(kind: str, wrong: str, right: str, says: str, suffix: str = ".txt") -> Case:
     """A file that a verifier reads."""
-    return given(lambda w, text: made(f"{kind}:{w.file(text, suffix)}"), wrong, right, says)
+    return given(lambda w, text: make_verifier(f"{kind}:{w.file(text, suffix)}"), wrong, right, says)
 
 
 def _rollouts(*rewards: float | None) -> list[Rollout]:
@@ -114,14 +114,14 @@ VERIFIERS = [
     verifier("overlong:0", "overlong:64", "write overlong:64"),
     verifier("length:x", "length:20-200", "is not understood: write length:20-200"),
     call(
-        lambda w: made(f"schema:{w / 'none.json'}"),
-        lambda w: made(f"schema:{w.file('{}', '.json')}"),
+        lambda w: make_verifier(f"schema:{w / 'none.json'}"),
+        lambda w: make_verifier(f"schema:{w.file('{}', '.json')}"),
         "give the path of a text",
     ),
     written("schema", '{"type": 3}', '{"type": "object"}', "is not a JSON Schema"),
     written("grammar", "start: :", 'start: "a"', "is not a grammar of Lark"),
-    lacks("jsonschema", lambda w: made(f"schema:{w.file('{}', '.json')}"), "needs jsonschema"),
-    lacks("lark", lambda w: made(f"grammar:{w.file(START, '.lark')}"), "needs lark"),
+    lacks("jsonschema", lambda w: make_verifier(f"schema:{w.file('{}', '.json')}"), "needs jsonschema"),
+    lacks("lark", lambda w: make_verifier(f"grammar:{w.file(START, '.lark')}"), "needs lark"),
     given(lambda w, mode: code_reward("1", TASK, mode=mode), "most", "all", "use all or fraction"),
     programs({"seconds": 2.0**31}, {"seconds": 5.0}, "no machine has as much, lower it"),
     programs({"folders": ("jdk",)}, {"folders": ("/usr/lib",)}, "give the whole path of one"),

@@ -90,14 +90,14 @@ def _flipped(run: Path) -> None:
 def _elsewhere(world: World, *, moved: bool) -> None:
     """A run whose folder is renamed while it goes on."""
     run = a_run(world)
-    kept = run_folder.Kept(run)
+    kept = run_folder.FolderGuard(run)
     other = run.rename(world.new())
     go_on(world, other) if moved else kept.check()
 
 
 def _without_start(world: World, how: str) -> None:
     run = a_run(world)
-    kept = run_folder.Kept(run)
+    kept = run_folder.FolderGuard(run)
     if how != "copied":
         shutil.rmtree(run / "start")
     begin(world, f"model.path={saved(run)}") if how == "new" else kept.check(done="step-000002")
@@ -105,7 +105,7 @@ def _without_start(world: World, how: str) -> None:
 
 def _removed(world: World, *, again: bool) -> None:
     run = a_run(world)
-    kept = run_folder.Kept(run)
+    kept = run_folder.FolderGuard(run)
     shutil.rmtree(saved(run))
     begin(world) if again else kept.check(done="step-000002")
 
@@ -132,7 +132,7 @@ def _other_data(world: World, *more: str) -> None:
 
 def _used(world: World, other: bool) -> None:
     run = a_run(world)
-    with run_folder.held(run):
+    with run_folder.folder_lock(run):
         shutil.copytree(run, copy := Path(world.new()), ignore=shutil.ignore_patterns(names.LOCK))
         go_on(world, copy if other else run)
 

@@ -40,7 +40,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Roller
 from hone.serve.chat import Conversation, Terminal
 from hone.serve.http import check_token
-from hone.serve.load import load, place
+from hone.serve.load import device_and_dtype, load
 from hone.serve.server import listen
 from hone.types import Rollout, Task
 
@@ -112,8 +112,8 @@ SERVERS = [
     lacks("uvicorn", _serving, "pip install 'hone[serve]'"),
     given(lambda w, token: check_token(token), "a b", "ab", "use letters and digits"),
     given(_listening, 1, 0, "choose another with --host or --port"),
-    given(lambda w, name: place(name, "auto"), "tpux", "cpu", "use auto, cpu, cuda or cuda:N"),
-    given(lambda w, name: place(name, "auto"), "cuda", "cpu", "use --device cpu"),
+    given(lambda w, name: device_and_dtype(name, "auto"), "tpux", "cpu", "use auto, cpu, cuda or cuda:N"),
+    given(lambda w, name: device_and_dtype(name, "auto"), "cuda", "cpu", "use --device cpu"),
     call(
         lambda w: _loaded(w, _adapter(w)),
         lambda w: _loaded(w, w / "model", mine=_adapter(w)),

@@ -10,7 +10,7 @@ from each import each
 
 from hone.reward.sandbox.sandbox import Language
 from hone.reward.score import Reward
-from hone.reward.verify import made
+from hone.reward.verify import make_verifier
 from hone.reward.verify.code.verdict import code_reward
 from hone.types import Outcome, Rollout, Task
 
@@ -61,7 +61,7 @@ ATTACKS = [
 
 def judged(name: str, text: str, answer: str = "") -> Outcome:
     row = Rollout(tokens=[1], mask=[True], text=text, task=Task(prompt="q", answer=answer))
-    return Reward(made(name)[0])([row])[0]
+    return Reward(make_verifier(name)[0])([row])[0]
 
 
 @each(("name", "text", "answer", "wanted"), ATTACKS, ids=lambda value: repr(value)[:40])

@@ -18,7 +18,7 @@ from hone.reward.sandbox.sandbox import Call, Finished, Sandbox, SandboxError, S
 from hone.reward.verify.code.checker import Checker
 from hone.reward.verify.code.extract import extract
 from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, read_tests
-from hone.reward.verify.code.verdict import code_reward, judged
+from hone.reward.verify.code.verdict import code_reward, run_tests
 from hone.types import Task
 
 CHECK = """
@@ -108,7 +108,7 @@ def test_the_fraction_counts_tests():
     assert value(half, MBPP, mode="fraction") == pytest.approx(2 / 3)
     assert value("print(3)", STDIN, mode="fraction") == 0.5
     hang = "def add(a, b):\n    while a == 2: pass\n    return a + b"
-    assert judged(hang, read_tests(MBPP), limits=SandboxLimits(seconds=0.5))[0] == [True, True, False]
+    assert run_tests(hang, read_tests(MBPP), limits=SandboxLimits(seconds=0.5))[0] == [True, True, False]
 
 
 def test_tests_that_are_more_than_comparisons_ask_from_a_sandbox_of_their_own():
@@ -157,7 +157,7 @@ def test_spoofed_verdicts_score_zero():
     spoofs = [p for p in PROGRAMS if p.kind == "V" and p.id != "V053" and "long" not in p.marks]
     spoofs = [*spoofs[::4], *(p for p in spoofs if p.id == "V066")]
     tests = read_tests(Task(prompt="", extra={"test_list": ["assert add(17, 25) == 42", "assert add(2, -9) == -7"]}))
-    assert [p.id for p in spoofs if all(judged(p.code, tests)[0])] == []
+    assert [p.id for p in spoofs if all(run_tests(p.code, tests)[0])] == []
 
 
 def program_of(completion: str) -> str | None:

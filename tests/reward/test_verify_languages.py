@@ -15,7 +15,7 @@ from hone.config.overrides import from_plain
 from hone.errors import HoneError
 from hone.launch.rewards import alone
 from hone.reward.sandbox.sandbox import Program, SandboxLimits
-from hone.reward.verify import made
+from hone.reward.verify import make_verifier
 from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.verdict import code_reward, sandboxes
 from hone.types import Outcome, Task
@@ -164,7 +164,7 @@ def test_memory_and_processes_are_settings(reward: Write):
 
 
 def test_a_share_is_a_setting():
-    share, hangs = made("code:fraction")
+    share, hangs = make_verifier("code:fraction")
     assert share(fenced("print(3)", "python"), SUM).value == 0.5
     assert not hangs
 

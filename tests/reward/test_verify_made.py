@@ -15,7 +15,7 @@ from hone.config.recipe import Recipe
 from hone.errors import HoneError
 from hone.launch.rewards import scorer, separate
 from hone.reward.score import Reward
-from hone.reward.verify import made
+from hone.reward.verify import make_verifier
 from hone.reward.verify.compare import f1_reward, number, numeric
 from hone.reward.verify.structure import units
 from hone.types import Rollout, Task
@@ -27,7 +27,7 @@ def value(name: str, text: str, *, answer: str | None = "yes", tokens: int = 1, 
     row = Rollout(
         tokens=[1] * tokens, mask=[True] * tokens, text=text, limit=limit, task=Task(prompt="q", answer=answer)
     )
-    return Reward(made(name)[0])([row])[0].value
+    return Reward(make_verifier(name)[0])([row])[0].value
 
 
 @each(
@@ -148,7 +148,7 @@ def test_json_by_its_schema(files: Path, text: str, right: float):
 
 def test_a_schema_fetches_nothing(files: Path):
     row = Rollout(tokens=[1], mask=[True], text="{}", task=Task(prompt="q"))
-    outcome = Reward(made(f"schema:{files}/remote.json")[0])([row])[0]
+    outcome = Reward(make_verifier(f"schema:{files}/remote.json")[0])([row])[0]
     assert outcome.value is None
     assert "Unresolvable" in outcome.reason
 
@@ -256,6 +256,6 @@ def test_any_text_gets_a_verdict(text: str, gold: str):
 )  # fmt: skip
 def test_a_setting_that_makes_no_sense_is_refused_at_once(name: str, files: Path):
     with pytest.raises(HoneError) as error:
-        made(name.format(files))
+        make_verifier(name.format(files))
     assert ":" in str(error.value)
     assert "\n" not in str(error.value)

@@ -9,7 +9,7 @@ from each import each
 from benchmarks.trials import loopholes, sentences
 from benchmarks.trials.case import Case, outcome
 from benchmarks.trials.closings import PUBLISHED, VARIANTS
-from hone.reward.verify.answers import boxes, denied, said, shown, unfenced
+from hone.reward.verify.answers import boxes, is_denied, spoken_text, visible_text, without_fences
 from hone.reward.verify.choice import choice_reward
 from hone.reward.verify.math.extract import places
 from hone.reward.verify.math.verdict import math_reward
@@ -87,7 +87,7 @@ def test_a_million_characters_are_read_in_time(piece: str):
     ],
 )
 def test_what_is_said_is_outside_of_thoughts(completion: str, wanted: str):
-    assert said(completion) == wanted
+    assert spoken_text(completion) == wanted
 
 
 def test_a_prompt_that_opens_the_thought_is_heeded():
@@ -99,12 +99,12 @@ def test_a_prompt_that_opens_the_thought_is_heeded():
 
 def test_what_a_reader_does_not_see_is_cut():
     text = "a <!-- b --> c ~~d~~ e <del>f</del> g\n% \\boxed{h}\n50% \\boxed{i} x~~=~~5 <!-- j"
-    assert shown(text) == "a  c  e  g\n\n50% \\boxed{i} x~~=~~5 "
+    assert visible_text(text) == "a  c  e  g\n\n50% \\boxed{i} x~~=~~5 "
 
 
 def test_fenced_blocks_are_told_from_text():
-    assert unfenced("a\n```\nb\n```\nc") == "a\n\n\nc"
-    assert unfenced("a\n```\nb") == "a\n```\nb"
+    assert without_fences("a\n```\nb\n```\nc") == "a\n\n\nc"
+    assert without_fences("a\n```\nb") == "a\n```\nb"
 
 
 def test_a_box_in_a_hiding_command_is_not_there():
@@ -121,7 +121,7 @@ def test_a_denial_stands_directly_at_the_answer():
         "rather than $@$",
         "@, which is not true",
     ):
-        assert denied(text, text.index("@"), text.index("@") + 1), text
+        assert is_denied(text, text.index("@"), text.index("@") + 1), text
     for text in (
         "it is not 4, so @",
         "@ is right",
@@ -130,7 +130,7 @@ def test_a_denial_stands_directly_at_the_answer():
         "@ is not prime",
         "@. No more.",
     ):
-        assert not denied(text, text.index("@"), text.index("@") + 1), text
+        assert not is_denied(text, text.index("@"), text.index("@") + 1), text
 
 
 @each(
@@ -164,6 +164,6 @@ def test_a_unit_beside_the_box_is_part_of_the_answer():
 
 def test_a_prompt_that_ends_with_any_mark_of_a_thought_has_opened_it():
     for mark in ("<think>", "<seed:think>\n", "\u25c1think\u25b7", "<|begin_of_thought|>", "[THINK]", "<reasoning>"):
-        assert said(r"\boxed{5}", f"What is 2 + 3?{mark}") == "", mark
+        assert spoken_text(r"\boxed{5}", f"What is 2 + 3?{mark}") == "", mark
     for mark in ("</think>", "\u25c1/think\u25b7", "<|end_of_thought|>", "think", "[/THINK]"):
-        assert said("5", f"What is 2 + 3?{mark}") == "5", mark
+        assert spoken_text("5", f"What is 2 + 3?{mark}") == "5", mark

@@ -10,7 +10,7 @@ import torch
 from hone.engine.blocks import CHUNK
 from hone.engine.draw import draw, top_logprobs, uniforms
 from hone.engine.params import Knobs
-from hone.engine.runner import PromptChunk, Runner, Seat, Ticket, Written
+from hone.engine.runner import LaunchResult, PromptChunk, Runner, Seat, Ticket
 from hone.model.decoder import Decoder
 
 
@@ -20,7 +20,7 @@ class _Held:
     def __init__(self, inner: Ticket, order: list[int], number: int) -> None:
         self.inner, self.order, self.number = inner, order, number
 
-    def read(self) -> Written:
+    def read(self) -> LaunchResult:
         assert self.order == [] or self.order[-1] == self.number - 1, "tickets are read in the order of launches"
         self.order.append(self.number)
         return self.inner.read()
@@ -106,10 +106,10 @@ class Watched:
 
 
 class _Done:
-    def __init__(self, written: Written) -> None:
+    def __init__(self, written: LaunchResult) -> None:
         self.written = written
 
-    def read(self) -> Written:
+    def read(self) -> LaunchResult:
         return self.written
 
 
@@ -190,9 +190,9 @@ class Paged:
             self.rows.pop(row, None)
 
 
-def _written(entries: list[tuple[Any, ...]]) -> Written:
+def _written(entries: list[tuple[Any, ...]]) -> LaunchResult:
     row, token, logp, raw, ended, top_token, top_logp = zip(*entries, strict=True) if entries else ((),) * 7
-    return Written(
+    return LaunchResult(
         row=np.array(row, dtype=np.int64),
         token=np.array(token, dtype=np.int64),
         logp=np.array(logp, dtype=np.float64),

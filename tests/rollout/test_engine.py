@@ -15,7 +15,7 @@ from odd_runners import Paged, Watched
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
 from hone.engine.requests import NOBODY, News, Request, Tops
-from hone.engine.runner import PromptChunk, Ticket, Written
+from hone.engine.runner import LaunchResult, PromptChunk, Ticket
 from hone.engine.runners.choose import make_runner
 from hone.errors import HoneError
 from hone.model.adapters import use_adapter
@@ -464,9 +464,9 @@ class Forgetful(Watched):
 
 @dataclass
 class _Empty:
-    written: Written
+    written: LaunchResult
 
-    def read(self) -> Written:
+    def read(self) -> LaunchResult:
         return self.written
 
 

@@ -3,12 +3,12 @@
 import numpy as np
 
 from hone.engine.requests import NOBODY, WIDTH, Record
-from hone.engine.runner import Written
+from hone.engine.runner import LaunchResult
 
 
-def entries(lines: list[int], start: int) -> Written:
+def entries(lines: list[int], start: int) -> LaunchResult:
     value = np.arange(start, start + len(lines), dtype=np.int64)
-    return Written(
+    return LaunchResult(
         row=value,
         token=value,
         logp=-value.astype(np.float64),

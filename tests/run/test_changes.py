@@ -145,13 +145,13 @@ def test_precision_is_what_it_was_begun_in_on_whatever_device(run: Path, monkeyp
     """auto means bfloat16 on a GPU: a run begun in float32 on a CPU would lead elsewhere there."""
     assert json.loads((run / "checkpoints/step-000002/state.json").read_text())["dtype"] == "float32"
     seen = list[str]()
-    place = hone.launch.build.place  # pyright: ignore[reportAttributeAccessIssue]
+    place = hone.launch.build.device_and_dtype  # pyright: ignore[reportAttributeAccessIssue]
 
     def watching(name: str = "auto", precision: str = "auto"):
         seen.append(precision)
         return place(name, precision)
 
-    monkeypatch.setattr("hone.launch.build.place", watching)
+    monkeypatch.setattr("hone.launch.build.device_and_dtype", watching)
     hone.resume(run, settings=["train.steps=3"])
     assert "float32" in seen
 

@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.requests import News
-from hone.serve.detokenize import Completion, TokenBytes, WindowStream, shown, text_stream
+from hone.serve.detokenize import Completion, TokenBytes, WindowStream, text_stream, token_text
 from hone.types import Stop
 
 TEXT = "Größe 日本 😀😀 €5, the cat sat " * 6
@@ -82,9 +82,9 @@ def test_the_bytes_of_tokens_make_up_the_text(make):
 def test_no_two_tokens_look_alike():
     tokenizer = make_tokenizer()
     bytes_of = TokenBytes(tokenizer)
-    names = [shown(bytes_of(i)) for i in range(tokenizer.vocab_size)]
+    names = [token_text(bytes_of(i)) for i in range(tokenizer.vocab_size)]
     assert len(set(names)) == len(names)
-    assert shown(b"\xe2\x82") == "bytes:\\xe2\\x82"
+    assert token_text(b"\xe2\x82") == "bytes:\\xe2\\x82"
 
 
 def news(tokens: list[int], stop: Stop | None = None, text: str = "") -> News:

@@ -8,7 +8,7 @@ import torch
 
 from hone.algo import cispo, expert_iteration, grpo, ppo, sft
 from hone.log.stats import Stats
-from hone.train.update import derived, observe
+from hone.train.update import finish_statistics, observe
 from hone.types import Batch, Forward
 
 torch.set_num_threads(1)
@@ -27,7 +27,7 @@ def row(mask: list[int], **columns: torch.Tensor) -> Batch:
 def seen(fwd: Forward, batch: Batch, algo: object = None) -> dict[str, float]:
     stats = Stats()
     observe(stats, fwd, batch, algo or cispo())  # pyright: ignore[reportArgumentType]
-    return derived(stats.means())
+    return finish_statistics(stats.means())
 
 
 def test_ratios_and_the_effective_sample_size() -> None:
@@ -117,4 +117,4 @@ def test_no_cut_changes_what_is_seen() -> None:
     for rows in (slice(0, 1), slice(1, 5), slice(5, 6)):
         part = Forward(logp=fwd.logp[rows], value=fwd.value[rows], entropy=fwd.entropy[rows])
         observe(parts, part, batch.rows(rows), ppo())
-    assert derived(parts.means()) == pytest.approx(derived(whole.means()))
+    assert finish_statistics(parts.means()) == pytest.approx(finish_statistics(whole.means()))

@@ -32,7 +32,7 @@ ALGO = grpo(beta=0.1)
 def world(algo: Algorithm = ALGO, *, share: slice = slice(None)) -> tuple[Learner, Batch]:
     """A learner that has taken a step, so that there are moments to spoil, and a batch for the next."""
     learner = tiny.learner_for(algo, base=tiny.decoder(width=8, dtype=torch.float64), lr=0.01, micro_rows=5)
-    learner.schedule = optim.warmed("linear", warmup=2, steps=9)
+    learner.schedule = optim.learning_rate_factor("linear", warmup=2, steps=9)
     learner.begin(algo)
     batch = annotate(collate(tiny.groups_for(algo), dtype=torch.float64).rows(share), algo, learner)
     batch = weigh(assign_credit(batch, algo), algo)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.checkpoint.run_folder import held
+from hone.checkpoint.run_folder import folder_lock
 from hone.errors import HoneError
 from hone.storage.names import LOCK
 
@@ -32,16 +32,16 @@ def wait_until(true) -> None:
 
 
 def keep(folder: Path) -> None:
-    with held(folder):
+    with folder_lock(folder):
         (folder / "taken").touch()
         time.sleep(60)
 
 
 def test_the_second_is_refused_and_told_who_is_there(tmp_path: Path):
     says = f"is in use by process {os.getpid()} on .*another out="
-    with held(tmp_path), pytest.raises(HoneError, match=says), held(tmp_path):
+    with folder_lock(tmp_path), pytest.raises(HoneError, match=says), folder_lock(tmp_path):
         pytest.fail("there were two")
-    with held(tmp_path):
+    with folder_lock(tmp_path):
         assert (tmp_path / LOCK).is_file()
     assert list(tmp_path.iterdir()) == []
 
@@ -49,12 +49,12 @@ def test_the_second_is_refused_and_told_who_is_there(tmp_path: Path):
 def test_a_lock_dies_with_its_owner(tmp_path: Path):
     owner = in_child(lambda: keep(tmp_path))
     wait_until((tmp_path / "taken").exists)
-    with pytest.raises(HoneError, match=f"process {owner} "), held(tmp_path):
+    with pytest.raises(HoneError, match=f"process {owner} "), folder_lock(tmp_path):
         pytest.fail("there were two")
     os.kill(owner, signal.SIGKILL)
     os.waitpid(owner, 0)
     assert (tmp_path / LOCK).is_file(), "the file stays, the lock does not"
-    with held(tmp_path):
+    with folder_lock(tmp_path):
         assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} ")
     assert not (tmp_path / LOCK).exists()
 
@@ -63,7 +63,7 @@ def test_a_child_that_outlives_the_owner_holds_nothing(tmp_path: Path):
     """As a worker that was forked for rewards would."""
 
     def fork_and_keep() -> None:
-        with held(tmp_path):
+        with folder_lock(tmp_path):
             child = in_child(lambda: time.sleep(60))
             (tmp_path / "child.part").write_text(str(child))
             os.replace(tmp_path / "child.part", tmp_path / "child")
@@ -76,20 +76,20 @@ def test_a_child_that_outlives_the_owner_holds_nothing(tmp_path: Path):
         os.kill(owner, signal.SIGKILL)
         os.waitpid(owner, 0)
         os.kill(child, 0)  # it is there
-        with held(tmp_path):
+        with folder_lock(tmp_path):
             pass
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_a_forked_child_that_leaves_the_block_does_not_unlock_it(tmp_path: Path):
-    with held(tmp_path):
-        lock = held(tmp_path / "other")
+    with folder_lock(tmp_path):
+        lock = folder_lock(tmp_path / "other")
         lock.__enter__()
         child = in_child(lambda: lock.__exit__(None, None, None))
         os.waitpid(child, 0)
         assert (tmp_path / "other" / LOCK).is_file()
-        with pytest.raises(HoneError, match="in use"), held(tmp_path / "other"):
+        with pytest.raises(HoneError, match="in use"), folder_lock(tmp_path / "other"):
             pytest.fail("there were two")
         lock.__exit__(None, None, None)
 
@@ -101,7 +101,7 @@ def test_one_of_many_gets_it_each_time(tmp_path: Path):
     def try_often() -> None:
         for _ in range(200):
             try:
-                with held(tmp_path / "run"):
+                with folder_lock(tmp_path / "run"):
                     inside[0] += 1
                     most[0] = max(most[0], inside[0])
                     taken[0] += 1
@@ -120,7 +120,7 @@ def test_one_of_many_gets_it_each_time(tmp_path: Path):
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"), held(tmp_path / "file" / "run"):
+    with pytest.raises(OSError, match="file"), folder_lock(tmp_path / "file" / "run"):
         pytest.fail("there is no such folder")
 
 
@@ -132,4 +132,4 @@ def test_a_folder_of_somebody_else_is_told_with_the_remedy(tmp_path: Path, monke
 
     monkeypatch.setattr(os, "open", refused)
     with pytest.raises(HoneError, match=r"may not be written to \(Permission denied\).* copy the run .* resume that"):
-        held(tmp_path).__enter__()
+        folder_lock(tmp_path).__enter__()

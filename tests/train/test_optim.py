@@ -10,20 +10,20 @@ torch.set_num_threads(1)
 
 
 def test_warm_up_is_a_line_that_reaches_one() -> None:
-    rate = optim.warmed("constant", warmup=4, steps=100)
+    rate = optim.learning_rate_factor("constant", warmup=4, steps=100)
     assert [rate(i) for i in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert optim.warmed("constant", warmup=0, steps=10)(0) == 1.0
+    assert optim.learning_rate_factor("constant", warmup=0, steps=10)(0) == 1.0
 
 
 def test_the_line_goes_down_to_the_floor_and_stays() -> None:
     # warm-up 2, then from 1 to .1 over 10 steps: halfway .55
-    rate = optim.warmed("linear", warmup=2, steps=12)
+    rate = optim.learning_rate_factor("linear", warmup=2, steps=12)
     assert [rate(i) for i in (2, 7, 12, 99)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
 
 
 def test_the_cosine_goes_down_to_the_floor_and_stays() -> None:
     # .1 + .9 (1 + cos(pi x)) / 2: at a quarter .1 + .9 * .853553
-    rate = optim.warmed("cosine", warmup=0, steps=8)
+    rate = optim.learning_rate_factor("cosine", warmup=0, steps=8)
     assert [rate(i) for i in (0, 2, 4, 8, 99)] == pytest.approx([1.0, 0.868198, 0.55, 0.1, 0.1], abs=1e-6)
 
 

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from hone.train.threads import settled, threads
+from hone.train.threads import freeze_objects, threads
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_one_thread_beside_a_gpu_that_does_all(device: str, asked: int, offloade
 
 def test_what_a_run_is_made_of_is_not_looked_at_again_until_it_ends():
     def interrupted() -> None:
-        with settled():
+        with freeze_objects():
             assert gc.get_freeze_count() > 1_000
             raise KeyboardInterrupt
 
@@ -50,7 +50,7 @@ def test_young_garbage_is_gone_before_and_old_garbage_after(old: bool):
     if old:
         gc.collect()  # what is alive in it is looked at last from then on
     del loop
-    with settled():
+    with freeze_objects():
         assert (seen() is None) != old
     gc.collect()
     assert seen() is None

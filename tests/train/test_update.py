@@ -13,7 +13,7 @@ from each import each
 from hone.algo import ALGORITHMS, Algorithm, dpo, grpo, kto, ppo, ppo_penalty, reinforce, reinforce_baseline, rloo, sft
 from hone.algo.table import objective
 from hone.algo.weight import Totals, mismatch
-from hone.data.collate import collate, mismatched
+from hone.data.collate import collate, mismatched_pairs
 from hone.errors import HoneError
 from hone.log.stats import Stats
 from hone.model.policy import Policy
@@ -46,7 +46,7 @@ def mismatched_for(algo: Algorithm) -> Batch | None:
     if "kl_baseline" not in algo.needs:
         return None
     rows = [r for g in tiny.groups_for(algo) for r in g]
-    return double_batch([[r] for r in mismatched(rows)])
+    return double_batch([[r] for r in mismatched_pairs(rows)])
 
 
 def learner_for(algo: Algorithm, **settings: object) -> Learner:
@@ -341,7 +341,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing_and_is_counted(bad: float
 def test_the_schedule_follows_the_updates() -> None:
     algo = sft()
     learner = learner_for(algo, lr=0.5)
-    learner.schedule = optim.warmed("constant", warmup=4, steps=10)
+    learner.schedule = optim.learning_rate_factor("constant", warmup=4, steps=10)
     batch = ready(algo, learner)
     rates = [step.update(learner, batch, algo).means()["lr"] for _ in range(5)]
     assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5])
@@ -426,8 +426,8 @@ def test_the_learner_can_be_any_policy_with_two_sets_of_parameters() -> None:
 
 def test_on_a_cpu_no_more_is_computed_at_once_than_suits_its_caches() -> None:
     cpu, other = torch.device("cpu"), torch.device("meta")
-    assert cut.fitting(100, rows=64, tokens=0, device=cpu) == cut.CACHE // 100
-    assert cut.fitting(100, rows=64, tokens=0, device=other) == 64
-    assert cut.fitting(10, rows=64, tokens=0, device=cpu) == 64
-    assert cut.fitting(10, rows=64, tokens=25, device=cpu) == 2
-    assert cut.fitting(cut.CACHE + 1, rows=64, tokens=1, device=cpu) == 1
+    assert cut.rows_per_pass(100, rows=64, tokens=0, device=cpu) == cut.CACHE // 100
+    assert cut.rows_per_pass(100, rows=64, tokens=0, device=other) == 64
+    assert cut.rows_per_pass(10, rows=64, tokens=0, device=cpu) == 64
+    assert cut.rows_per_pass(10, rows=64, tokens=25, device=cpu) == 2
+    assert cut.rows_per_pass(cut.CACHE + 1, rows=64, tokens=1, device=cpu) == 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hone.algo.terms import ESTIMATORS
-from hone.types import ABSENT, Batch, sent, sequence_sum
+from hone.types import ABSENT, Batch, sequence_sum, to_device
 
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over ranks
 
@@ -83,7 +83,7 @@ def _group_mean(x: Tensor, batch: Batch, valid: Tensor) -> tuple[Tensor, Tensor]
     """The mean of x over the valid rows of each row's group, and how many those are, both [B]."""
     # on the host: to read the number of groups from a GPU is to wait for the forward passes that it still has to make
     groups, index = cast(tuple[Tensor, Tensor], batch.host.group.unique(return_inverse=True))  # pyright: ignore
-    index = sent(index, x.device)
+    index = to_device(index, x.device)
     # float64: the mean of equal float32 numbers is then that number, and not a rounding error that looks like signal
     zeros = x.new_zeros(len(groups), dtype=torch.float64)
     size = zeros.index_add(0, index, valid.double())

@@ -7,9 +7,9 @@ from statistics import median
 from typing import Any
 
 from hone.check.probe import ROWS, Probe
-from hone.check.report import Finding, failed, passed, skipped, warned
+from hone.check.report import Finding, fail_finding, pass_finding, skip_finding, warn_finding
 from hone.data.rows.columns import row_kind
-from hone.data.rows.convert import cut
+from hone.data.rows.convert import truncate_group
 from hone.data.rows.record import closed_steps, converter, task_row
 from hone.launch import feeds
 from hone.types import Group, Rollout, Task
@@ -22,7 +22,7 @@ REMEDY_BUG = "rows were mixed up after they were read: this is a bug of Hone or 
 def pairing(probe: Probe) -> Finding:
     """Check that the shuffled source hands out each prompt with its own answer or completion."""
     if feeds.is_streamed(probe.job.recipe.data, probe.how):
-        return skipped("the data is read from the disk as the run goes on: it is not compared row by row")
+        return skip_finding("the data is read from the disk as the run goes on: it is not compared row by row")
     if probe.job.algo.online:
         strange = [task for task in probe.tasks if not _is_its_row(task, probe.raw)]
         if strange:  # rows may carry ids of their own
@@ -31,18 +31,18 @@ def pairing(probe: Probe) -> Finding:
         if strange:
             first, number = strange[0], f"{len(strange)} of {len(probe.tasks)}"
             seen = f"{number} shuffled tasks are no row of the data: {first.prompt!r:.40} with the answer"
-            return failed(f"{seen} {first.answer!r:.20}", REMEDY_BUG)
-        return passed(f"{len(probe.tasks)} tasks in shuffled order, each with the answer of its own row")
+            return fail_finding(f"{seen} {first.answer!r:.20}", REMEDY_BUG)
+        return pass_finding(f"{len(probe.tasks)} tasks in shuffled order, each with the answer of its own row")
     if not probe.rows or not probe.rows[0].text:
-        return skipped("a row is one text: there is nothing to pair")
+        return skip_finding("a row is one text: there is nothing to pair")
     by_text = defaultdict[str, list[Any]](list)
     for row in probe.raw:
         by_text[_written(row)].append(row)
     strange = [g for g in probe.items if not any(_same(g, row, probe) for row in by_text[g[0].text])]
     if strange:
         seen = f"{len(strange)} of {len(probe.items)} shuffled rows are no row of the data: {strange[0][0].text!r:.40}"
-        return failed(seen, REMEDY_BUG)
-    return passed(f"{len(probe.items)} rows in shuffled order, each prompt with the completions of its own row")
+        return fail_finding(seen, REMEDY_BUG)
+    return pass_finding(f"{len(probe.items)} rows in shuffled order, each prompt with the completions of its own row")
 
 
 def _is_its_row(task: Task, rows: list[Any]) -> bool:
@@ -72,7 +72,7 @@ def _written(row: Mapping[str, Any]) -> str:
 def _same(group: Group, row: Mapping[str, Any], probe: Probe) -> bool:
     kind = row_kind(row, expected=probe.how.kinds)
     again = converter(kind, turns=probe.how.turns, shares=probe.how.shares)(row, probe.job.tokenizer)
-    again = cut(again, probe.job.policy.decoder.config.max_position_embeddings)  # what fits stays whole
+    again = truncate_group(again, probe.job.policy.decoder.config.max_position_embeddings)  # what fits stays whole
     return list(map(_content, group)) == list(map(_content, again))
 
 
@@ -87,13 +87,13 @@ def copies(probe: Probe) -> Finding:
     leaked, held_out = _leaks(probe, rows)
     if leaked:
         seen = f"{leaked} of {held_out} prompts of eval_data are in data: the evaluation would be flattered"
-        return warned(seen, "take them out of data")
+        return warn_finding(seen, "take them out of data")
     if disputed := _disputed(rows) if probe.job.algo.online else 0:
-        return warned(f"{disputed} prompts occur with different answers", "keep one answer a prompt")
+        return warn_finding(f"{disputed} prompts occur with different answers", "keep one answer a prompt")
     seen = f"{repeated} of {len(rows)} rows are copies of others"
     if repeated > MANY * len(rows) and len(rows) > 1:
-        return warned(seen, "remove the copies, or mean it: they count several times")
-    return passed(f"{seen}; {f'none of {held_out} held-out prompts is in data' if held_out else 'no eval_data'}")
+        return warn_finding(seen, "remove the copies, or mean it: they count several times")
+    return pass_finding(f"{seen}; {f'none of {held_out} held-out prompts is in data' if held_out else 'no eval_data'}")
 
 
 def _plain(row: Any) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def context(probe: Probe) -> Finding:
         near = sum(length > NEAR * limit for length in lengths)
         over = sum(length > limit for length in lengths)
         if over:
-            return failed(f"{over} of {len(lengths)} rows exceed the context of {limit}", "shorten them")
-        return passed(
+            return fail_finding(f"{over} of {len(lengths)} rows exceed the context of {limit}", "shorten them")
+        return pass_finding(
             f"longest of {len(lengths)} rows {max(lengths)} of {limit} tokens, {near} near the limit, none cut"
         )
     lengths, sample = [len(p) for p in probe.prompts], probe.job.recipe.sample
@@ -140,11 +140,11 @@ def context(probe: Probe) -> Finding:
     seen = f"longest of {len(lengths)} prompts {max(lengths)} + {most} to write, context {limit}"
     if (needed := _solution_length(probe)) > most:
         remedy = f"set sample.max_tokens={min(2 * needed, limit - max(lengths))}"
-        return warned(f"{seen}; the data's own solutions take {needed} tokens, at the median", remedy)
+        return warn_finding(f"{seen}; the data's own solutions take {needed} tokens, at the median", remedy)
     if short:
         remedy = f"set sample.max_tokens to {max(1, limit - max(lengths))} or less, or shorten the prompts"
-        return warned(f"{seen}: {short} prompts leave less than sample.max_tokens", remedy)
-    return passed(seen)
+        return warn_finding(f"{seen}: {short} prompts leave less than sample.max_tokens", remedy)
+    return pass_finding(seen)
 
 
 def _solution_length(probe: Probe) -> int:

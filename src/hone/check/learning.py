@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from hone.algo.table import Algorithm, objective
-from hone.check.perturb import moved
+from hone.check.perturb import perturb_weights
 from hone.check.probe import Probe
-from hone.check.report import Finding, failed, passed, skipped, warned
+from hone.check.report import Finding, fail_finding, pass_finding, skip_finding, warn_finding
 from hone.model.layout.forward import LAYOUTS
 from hone.model.policy import Policy
 from hone.train import optim
@@ -33,8 +33,8 @@ def forward(probe: Probe) -> Finding:
     if unlike:
         gap = max(float((one[name] - two[name]).abs().max()) for name in unlike)
         seen = f"{', '.join(unlike)} differ by up to {gap:.1e} between two passes over the same rows"
-        return failed(seen, "switch dropout off, and keep train.deterministic=true")
-    return passed(f"{', '.join(one)} are equal to the bit in two passes ({probe.about})")
+        return fail_finding(seen, "switch dropout off, and keep train.deterministic=true")
+    return pass_finding(f"{', '.join(one)} are equal to the bit in two passes ({probe.about})")
 
 
 def _columns(fwd: Forward) -> dict[str, Tensor]:
@@ -58,17 +58,17 @@ def layouts(probe: Probe) -> Finding:
     gap = max(float((padded[name] - other[name]).abs().max()) for name in padded for other in others)
     seen = f"{' and '.join(padded)} of rows {', '.join(LAYOUTS)} within {gap:.1e}; the run uses {before}"
     if not gap <= CUT:
-        return failed(seen, "this is a bug of Hone: please report it")
-    return passed(seen)
+        return fail_finding(seen, "this is a bug of Hone: please report it")
+    return pass_finding(seen)
 
 
 def reference(probe: Probe) -> Finding:
     """At step 0 the reference is the policy, so every log-ratio is 0; and it stays when the policy moves."""
     ref, policy = probe.job.learner.reference, probe.job.policy
     if ref is None or not isinstance(policy, Policy):
-        return skipped("the algorithm, as it is set, compares with no reference")
+        return skip_finding("the algorithm, as it is set, compares with no reference")
     if probe.job.algo.teacher:
-        return skipped("the reference is a teacher, another model")
+        return skip_finding("the reference is a teacher, another model")
     rows, want = probe.job.learner.micro_rows, frozenset({"logp"})
     batch = probe.batch.rows(slice(probe.job.algo.unit)) if probe.large else probe.batch
     both = evaluate(policy, batch, want | {"ref_kl"}, rows=rows)
@@ -76,12 +76,12 @@ def reference(probe: Probe) -> Finding:
     gap, kl = float((both.logp - before).abs().max()), float(both.ref_kl.abs().max())
     seen = f"log-ratio to the reference at most {gap:.1e}, exact KL at most {kl:.1e} a token"
     if not max(gap, kl) <= EXACT:
-        return failed(f"{seen}, expected 0", "the reference must be the model that the run starts from")
-    with moved(policy.actor_parameters()):
+        return fail_finding(f"{seen}, expected 0", "the reference must be the model that the run starts from")
+    with perturb_weights(policy.actor_parameters()):
         after = evaluate(ref, batch, want, rows=rows).logp
     if not torch.equal(before, after):
-        return failed(f"{seen}; but it moves when the policy moves", "the reference must be a copy, frozen")
-    return passed(f"{seen}; it stays when the policy moves")
+        return fail_finding(f"{seen}; but it moves when the policy moves", "the reference must be a copy, frozen")
+    return pass_finding(f"{seen}; it stays when the policy moves")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +141,14 @@ def gradient(probe: Probe) -> Finding:
     seen = f"{seen} ({probe.about})"
     remedy = "check the rewards and labels of the rows, and the model's weights"
     if not all(torch.tensor([loss, *norms.values()]).isfinite()):
-        return failed(f"{seen}: not finite", remedy)
+        return fail_finding(f"{seen}: not finite", remedy)
     if nothing := [name for name, x in norms.items() if x == 0]:
-        return failed(f"{seen}: the {' and '.join(nothing)} would not learn", remedy)
+        return fail_finding(f"{seen}: the {' and '.join(nothing)} would not learn", remedy)
     if unreached := _unreached(probe, by_id):
-        return warned(f"{seen}; no gradient reaches {', '.join(unreached[:3])}", "freeze what the loss does not read")
-    return passed(seen)
+        return warn_finding(
+            f"{seen}; no gradient reaches {', '.join(unreached[:3])}", "freeze what the loss does not read"
+        )
+    return pass_finding(seen)
 
 
 def _unreached(probe: Probe, by_id: dict[int, Tensor | None]) -> list[str]:
@@ -163,8 +165,8 @@ def cut(probe: Probe) -> Finding:
     seen = f"{len(batch)} rows at once or {algo.unit} at a time: gradients differ by {gap:.1e} of their size"
     if not gap <= CUT:
         remedy = "the loss must be a sum over rows: weigh them in `weigh`, never by the size of a micro-batch"
-        return failed(f"{seen}, losses {whole.loss:.5g} and {parts.loss:.5g}", remedy)
-    return passed(seen)
+        return fail_finding(f"{seen}, losses {whole.loss:.5g} and {parts.loss:.5g}", remedy)
+    return pass_finding(seen)
 
 
 def trained(probe: Probe) -> list[nn.Parameter]:

@@ -14,7 +14,7 @@ SCALE = 0.3  # of the noise, to the root mean square of what it is added to
 
 
 @contextmanager
-def moved(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+def perturb_weights(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Inside, noise of 0.3 times each tensor's root mean square (0.1 where it is all zero) is added to it."""
     parts = [p.detach().view(-1)[:BLOCK] for p in parameters]
     before = [part.clone() for part in parts]

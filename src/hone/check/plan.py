@@ -12,22 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from hone.check.learning import trained
-from hone.check.perturb import kept, moved
+from hone.check.perturb import kept, perturb_weights
 from hone.check.probe import Probe
-from hone.check.report import Finding, failed, passed, skipped, warned
+from hone.check.report import Finding, fail_finding, pass_finding, skip_finding, warn_finding
 from hone.checkpoint.state import restore
 from hone.config.recipe import plan as in_words
 from hone.data.text.tokenizer import Tokenizer
 from hone.launch.job import parts, save
 from hone.model.formats.folder import load_decoder, load_scorer
-from hone.model.layout.forward import crowded
-from hone.model.layout.forward import kept as kept_by_layer
+from hone.model.layout.forward import activation_numbers as kept_by_layer
+from hone.model.layout.forward import exceeds_memory
 from hone.model.lora import plain_state
 from hone.model.scorer import Scorer
 from hone.model.vocab.token_stats import slices
 from hone.storage import files as checkpoint
 from hone.storage.files import optimizer_tensors
-from hone.train.learner import fitting
+from hone.train.learner import rows_per_pass
 from hone.train.update import update
 
 MEMORY = "/proc/meminfo"
@@ -41,8 +41,8 @@ def step(probe: Probe) -> Finding:
     epochs = recipe.train.steps * recipe.train.prompts / rows
     seen = f"{in_words(recipe)}; {recipe.train.steps} steps meet each of {rows} rows {epochs:.2g} times"
     if recipe.train.prompts > rows:
-        return warned(f"{seen}; a step takes more than there are", "lower train.prompts, or add data")
-    return passed(seen)
+        return warn_finding(f"{seen}; a step takes more than there are", "lower train.prompts, or add data")
+    return pass_finding(seen)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
@@ -81,10 +81,10 @@ def disk(probe: Probe) -> Finding:
     free = shutil.disk_usage(place).free
     seen = f"{most} x {_size(each)} for checkpoints and the start need {_size(need)}, {_size(free)} are free"
     if free < need:
-        return failed(seen, "free some space, lower save.keep, or set out= to another disk")
+        return fail_finding(seen, "free some space, lower save.keep, or set out= to another disk")
     if free < 2 * need:
-        return warned(seen, "free some space: the logs and another run need some too")
-    return passed(seen)
+        return warn_finding(seen, "free some space: the logs and another run need some too")
+    return pass_finding(seen)
 
 
 def memory(probe: Probe) -> Finding:
@@ -92,7 +92,7 @@ def memory(probe: Probe) -> Finding:
     learner, tokens = probe.job.learner, _tokens_at_once(probe)
     free = _free_memory(learner.device)
     if free is None:
-        return skipped("this system does not say how much memory is free")
+        return skip_finding("this system does not say how much memory is free")
     again, certain = _recomputed(probe, tokens), _optimised(probe)
     estimate = _backward(probe, tokens, again=again)
     dtype = str(probe.job.policy.decoder.lm_head.weight.dtype).removeprefix("torch.")
@@ -102,12 +102,12 @@ def memory(probe: Probe) -> Finding:
         f"{dtype}, {keeps} and logits: {_size(estimate)}; {_size(free)} are free"
     )
     if certain > free:
-        return failed(seen, "train adapters (lora.rank=8), or a smaller model")
+        return fail_finding(seen, "train adapters (lora.rank=8), or a smaller model")
     if certain + estimate > free:
         name, most = ("tokens", learner.micro_tokens) if learner.micro_tokens else ("rows", learner.micro_rows)
         other = "" if again else ", or set train.recompute=always"
-        return warned(seen, f"lower train.micro_{name} ({most}){other}: no number changes")
-    return passed(seen)
+        return warn_finding(seen, f"lower train.micro_{name} ({most}){other}: no number changes")
+    return pass_finding(seen)
 
 
 def _optimised(probe: Probe) -> int:
@@ -123,7 +123,7 @@ def _tokens_at_once(probe: Probe) -> int:
     context = probe.job.policy.decoder.config.max_position_embeddings
     sampled = max(map(len, probe.prompts), default=0) + recipe.sample.limit(context)
     longest = min(context, sampled) if recipe.online else max(len(r.tokens) for r in probe.rows)
-    rows = fitting(longest, rows=learner.micro_rows, tokens=learner.micro_tokens, device=learner.device)
+    rows = rows_per_pass(longest, rows=learner.micro_rows, tokens=learner.micro_tokens, device=learner.device)
     update = recipe.train.prompts * (recipe.sample.group if recipe.online else unit) / recipe.train.minibatches
     return longest * max(unit, rows if recipe.train.tokens else min(rows, math.ceil(update)))
 
@@ -131,7 +131,7 @@ def _tokens_at_once(probe: Probe) -> int:
 def _recomputed(probe: Probe, tokens: int) -> bool:
     """Whether the learner will compute layers again instead of keeping what they computed."""
     again, decoder = probe.job.policy.checkpoint_layers, probe.job.policy.decoder
-    return (decoder.takes_lists and crowded(decoder, tokens)) if again is None else again
+    return (decoder.takes_lists and exceeds_memory(decoder, tokens)) if again is None else again
 
 
 def _backward(probe: Probe, tokens: int, *, again: bool) -> int:
@@ -167,7 +167,9 @@ def saved(probe: Probe) -> Finding:
     probe = probe.small
     each, folder = _checkpoint_size(probe), tempfile.gettempdir()
     if shutil.disk_usage(folder).free < 2 * each:
-        return warned(f"no room for a trial checkpoint of {_size(each)} in {folder}", "set TMPDIR to a larger disk")
+        return warn_finding(
+            f"no room for a trial checkpoint of {_size(each)} in {folder}", "set TMPDIR to a larger disk"
+        )
     job, parameters = probe.job, trained(probe)
     with tempfile.TemporaryDirectory(prefix="hone-check-") as place, kept(job.learner, parameters):
         update(job.learner, probe.batch, job.algo)
@@ -175,10 +177,10 @@ def saved(probe: Probe) -> Finding:
         files = sum(p.stat().st_size for p in where.rglob("*") if p.is_file())
         wrong = [*_unequal(probe, where), *_not_restored(probe, where)]
     if wrong:
-        return failed(f"not as it was saved: {', '.join(wrong[:3])}", "this is a bug of Hone: please report it")
+        return fail_finding(f"not as it was saved: {', '.join(wrong[:3])}", "this is a bug of Hone: please report it")
     few = job.policy.decoder.config.num_hidden_layers
     part = f" (tried on {few} of {layers} layers)" if few < layers else ""
-    return passed(f"{_size(files)} written, read back equal, resumed from, and loaded as a model{part}")
+    return pass_finding(f"{_size(files)} written, read back equal, resumed from, and loaded as a model{part}")
 
 
 def _unequal(probe: Probe, where: Path) -> list[str]:
@@ -204,7 +206,7 @@ def _not_restored(probe: Probe, where: Path) -> list[str]:
     """What `resume` would not bring back: weights, moments, counters and cursors are all moved before it."""
     job, parameters = probe.job, trained(probe)
     before, weights = _state(probe), [p.detach().clone() for p in parameters]
-    with moved(parameters):
+    with perturb_weights(parameters):
         job.source.take(1)
         job.learner.optimizer.state.clear()
         job.learner.updates, job.learner.version = -1, -1

@@ -12,12 +12,12 @@ from typing import Any, TypeVar, cast
 import torch
 
 from hone.algo.select import reward_of
-from hone.data.collate import collate, mismatched
+from hone.data.collate import collate, mismatched_pairs
 from hone.data.feed.locate import Reading
 from hone.data.rows.convert import Grouper, Tasker
 from hone.data.text.chat import render_prompt
 from hone.dist import collect
-from hone.errors import HoneError, counted
+from hone.errors import HoneError, count_noun
 from hone.launch import build, feeds
 from hone.launch.job import Run, learner_of
 from hone.model.decoder import Decoder
@@ -278,7 +278,7 @@ class Probe:
         learner.begin(algo)
         others = None
         if "kl_baseline" in algo.needs:
-            others = collate([[r] for r in mismatched([r for g in self.learned for r in g], max_tokens=context)])
+            others = collate([[r] for r in mismatched_pairs([r for g in self.learned for r in g], max_tokens=context)])
         correct = build.correction(job.recipe) if algo.online else None
         declared = replace(algo, needs=algo.needs | {"old_logp"}) if correct else algo
         batch = annotate(self.plain_batch, declared, learner, mismatched=others)
@@ -292,7 +292,7 @@ class Probe:
         """The rows of the batch, in words."""
         made = "; made-up rewards stand in, these gave no signal" if self.stands_in else ""
         rows, tokens = len(self.plain_batch), int(self.plain_batch.mask.sum())
-        return f"{counted(rows, 'row')}, {counted(tokens, 'trained token')}{made}"
+        return f"{count_noun(rows, 'row')}, {count_noun(tokens, 'trained token')}{made}"
 
 
 def _varied(group: Group) -> bool:

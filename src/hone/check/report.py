@@ -21,19 +21,19 @@ class Finding:
     remedy: str = ""  # what to do about a warning or a failure
 
 
-def passed(seen: str) -> Finding:
+def pass_finding(seen: str) -> Finding:
     return Finding(seen=seen, verdict="pass")
 
 
-def skipped(why: str) -> Finding:
+def skip_finding(why: str) -> Finding:
     return Finding(seen=why, verdict="skip")
 
 
-def warned(seen: str, remedy: str) -> Finding:
+def warn_finding(seen: str, remedy: str) -> Finding:
     return Finding(seen=seen, verdict="warn", remedy=remedy)
 
 
-def failed(seen: str, remedy: str) -> Finding:
+def fail_finding(seen: str, remedy: str) -> Finding:
     return Finding(seen=seen, verdict="fail", remedy=remedy)
 
 

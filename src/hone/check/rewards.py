@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from hone.algo.select import reward_of
 from hone.check.probe import Probe
-from hone.check.report import Finding, failed, passed, skipped, warned
+from hone.check.report import Finding, fail_finding, pass_finding, skip_finding, warn_finding
 from hone.data.text.messages import text_of
 from hone.launch.measure import ANSWERS
 from hone.reward.outcome import commonest
@@ -137,7 +137,7 @@ def _values(outcomes: Sequence[Outcome]) -> list[float | None]:
 def values(probe: Probe) -> Finding:
     """How many rewards are invalid and why, their range, and whether they differ at all."""
     if why := _unread(probe):
-        return skipped(why)
+        return skip_finding(why)
     outcomes = [r.outcome for g in probe.scored for r in g if r.outcome]
     numbers = [o.value for o in outcomes if o.value is not None]
     reason, _, invalid = commonest(outcomes)
@@ -147,15 +147,17 @@ def values(probe: Probe) -> Finding:
         )
         seen = f"{invalid} of {len(outcomes)} rewards are invalid, most often: {reason}; as for {_short(row.task)}"
         too_many = invalid > probe.job.recipe.train.max_invalid * len(outcomes)
-        return (failed if too_many else warned)(seen, "correct the reward function, or the rows it fails on")
+        return (fail_finding if too_many else warn_finding)(
+            seen, "correct the reward function, or the rows it fails on"
+        )
     low, high = min(numbers), max(numbers)
     mean = sum(numbers) / len(numbers)
     spread = (sum((x - mean) ** 2 for x in numbers) / len(numbers)) ** 0.5
     seen = f"{len(numbers)} rewards from {low:.3g} to {high:.3g}, mean {mean:.3g}, standard deviation {spread:.3g}"
     if low == high:
         remedy = "check that the reward reads what the model writes; or start from a model that is sometimes right"
-        return warned(f"{seen}: the same for every completion{_cut_short(probe)}", remedy)
-    return passed(seen)
+        return warn_finding(f"{seen}: the same for every completion{_cut_short(probe)}", remedy)
+    return pass_finding(seen)
 
 
 def _cut_short(probe: Probe) -> str:
@@ -176,26 +178,26 @@ def _short(task: Task | None) -> str:
 def repeatable(probe: Probe) -> Finding:
     """The same completion gets the same reward again, in another order, alone; and the reward changes nothing."""
     if why := _unread(probe):
-        return skipped(why)
+        return skip_finding(why)
     rows = [r for g in probe.groups for r in g]
     before = repr(rows)
     first, second = _values(probe.reward(rows)), _values(probe.reward(rows))
     backwards = _values(probe.reward(rows[::-1]))[::-1]
     alone = [_values(probe.reward([r]))[0] for r in rows[:4]]
     if repr(rows) != before:
-        return failed("the reward changed the completions it was given", "let it work on copies")
+        return fail_finding("the reward changed the completions it was given", "let it work on copies")
     if moved := _unlike(first, second):
-        return warned(
+        return warn_finding(
             f"{moved} of {len(rows)} rewards differ when asked twice", "make the reward deterministic: fix its seed"
         )
     if moved := _unlike(first, backwards):
         seen = f"{moved} of {len(rows)} rewards differ when the completions come in another order"
-        return failed(seen, "return the rewards in the order of the completions, and keep nothing between calls")
+        return fail_finding(seen, "return the rewards in the order of the completions, and keep nothing between calls")
     if moved := _unlike(first[: len(alone)], alone):
-        return warned(
+        return warn_finding(
             f"{moved} of {len(alone)} rewards differ when scored alone", "a reward should read one completion only"
         )
-    return passed(f"{len(rows)} rewards are the same twice, in reverse order, and {len(alone)} of them alone")
+    return pass_finding(f"{len(rows)} rewards are the same twice, in reverse order, and {len(alone)} of them alone")
 
 
 def _unlike(left: Sequence[float | None], right: Sequence[float | None]) -> int:
@@ -208,20 +210,20 @@ def _unlike(left: Sequence[float | None], right: Sequence[float | None]) -> int:
 def signal(probe: Probe) -> Finding:
     """The share of groups whose rewards are all equal: a method that compares within a group learns nothing there."""
     if why := _unread(probe):
-        return skipped(why)
+        return skip_finding(why)
     groups = [[value for r in g if (value := reward_of(r)) is not None] for g in probe.scored]
     equal = sum(len(set(values)) < 2 for values in groups)
     seen = f"{equal} of {len(groups)} groups of {len(probe.scored[0])} have equal rewards"
     if probe.job.algo.group < 2:
-        return skipped(f"the algorithm does not compare within a group ({seen})")
+        return skip_finding(f"the algorithm does not compare within a group ({seen})")
     if equal == len(groups):
-        return warned(
+        return warn_finding(
             f"{seen}: nothing to learn from{_cut_short(probe)}",
             "use easier problems, a larger sample.group, or a better start",
         )
     if equal > len(groups) / 2:
-        return warned(seen, "use problems of middling difficulty, or a larger sample.group")
-    return passed(seen)
+        return warn_finding(seen, "use problems of middling difficulty, or a larger sample.group")
+    return pass_finding(seen)
 
 
 def verifiers_of(reward: RewardScorer | None) -> dict[str, RewardScorer]:
@@ -244,24 +246,24 @@ def gold_of_verifiers(probe: Probe) -> Finding:
     """As `gold`, but without a user's function, whose calls may cost time or money. It tries fewer rows of programs."""
     found = verifiers_of(probe.job.reward)
     if probe.job.algo.online and not found:
-        return skipped("the reward is not one of Hone's verifiers")
+        return skip_finding("the reward is not one of Hone's verifiers")
     return _gold(probe, probe.many if next(iter(found), "") == "math" else probe.items)
 
 
 def _gold(probe: Probe, tasks: Sequence[Task]) -> Finding:
     if why := _unread(probe):
-        return skipped(why)
+        return skip_finding(why)
     answered = [task for task in tasks if task.answer is not None]
     if found := verifiers_of(probe.job.reward):
         if len(answered) < len(tasks):
             seen = f"{len(tasks) - len(answered)} of {len(tasks)} tasks have no answer, {next(iter(found))} needs it"
-            return failed(seen, 'add the column "answer"')
+            return fail_finding(seen, 'add the column "answer"')
         return _by_verifier(found, tasks, max_invalid=probe.job.recipe.train.max_invalid)
     if _reads_no_answer(probe.job.reward):
-        return skipped("no part of the reward reads an answer")
+        return skip_finding("no part of the reward reads an answer")
     if found := _invalid_gold(probe, tasks[:TRIED]):
         return found
-    return _by_function(probe, answered[:GOLD]) if answered else skipped("the rows have no answer")
+    return _by_function(probe, answered[:GOLD]) if answered else skip_finding("the rows have no answer")
 
 
 def _invalid_gold(probe: Probe, tasks: Sequence[Task]) -> Finding | None:
@@ -272,7 +274,7 @@ def _invalid_gold(probe: Probe, tasks: Sequence[Task]) -> Finding | None:
         return None
     row, reason = bad[0]
     seen = f"{len(bad)} of {len(tasks)} gold answers get an invalid reward, at first: {reason}; for {_short(row.task)}"
-    verdict = failed if len(bad) > probe.job.recipe.train.max_invalid * len(tasks) else warned
+    verdict = fail_finding if len(bad) > probe.job.recipe.train.max_invalid * len(tasks) else warn_finding
     return verdict(seen, "correct the reward function, or the rows it fails on")
 
 
@@ -297,15 +299,15 @@ def _by_verifier(verifiers: Mapping[str, RewardScorer], tasks: Sequence[Task], *
     if invalid or refused:
         why = invalid[0] if invalid else f"{refused[0]} is refused in every form"
         seen = f"{name} does not accept {len(invalid + refused)} of {len(tasks)} gold answers: {why}"
-        verdict = failed if len(invalid + refused) > max_invalid * len(tasks) else warned
+        verdict = fail_finding if len(invalid + refused) > max_invalid * len(tasks) else warn_finding
         return verdict(seen, "correct the column answer, or use another verifier")
     swapped = [(task, other) for task in tasks[:GOLD] if (other := _other(task, tasks)) is not None]
     accepted = sum(verifier([written(task, FORMS[0].format(other))])[0].value == 1 for task, other in swapped)
     seen = f"{name} accepts {len(tasks)} gold answers, and {accepted} of {len(swapped)} answers of other rows"
     if accepted:
-        verdict = failed if accepted > len(swapped) / 2 else warned
+        verdict = fail_finding if accepted > len(swapped) / 2 else warn_finding
         return verdict(seen, "a verifier that accepts a wrong answer teaches nothing: compare the answers by hand")
-    return passed(f"{seen}, tried as {FORMS[0].format('X')}")
+    return pass_finding(f"{seen}, tried as {FORMS[0].format('X')}")
 
 
 def _place(task: Task) -> str:
@@ -317,7 +319,7 @@ def _by_function(probe: Probe, tasks: Sequence[Task]) -> Finding:
     """The form in which the right answer is most often preferred to another row's."""
     pairs = [(task, task.answer or "", other) for task in tasks if (other := _other(task, tasks)) is not None]
     if not pairs:
-        return skipped("all answers are the same")
+        return skip_finding("all answers are the same")
     best, form = 0, FORMS[0]
     for tried in FORMS:
         tries = [written(task, tried.format(text)) for task, own, other in pairs for text in (own, other)]
@@ -329,5 +331,5 @@ def _by_function(probe: Probe, tasks: Sequence[Task]) -> Finding:
     shown = " ".join(form.format("X").split())
     seen = f"the right answer, written as {shown}, earns more than another row's on {best} of {len(pairs)} tasks"
     if best < len(pairs):
-        return warned(seen, "check by hand what the reward gives to a right answer")
-    return passed(seen)
+        return warn_finding(seen, "check by hand what the reward gives to a right answer")
+    return pass_finding(seen)

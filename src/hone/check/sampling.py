@@ -7,9 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from hone.check.perturb import moved
+from hone.check.perturb import perturb_weights
 from hone.check.probe import Probe, last_tokens
-from hone.check.report import Finding, failed, passed, skipped, warned
+from hone.check.report import Finding, fail_finding, pass_finding, skip_finding, warn_finding
 from hone.check.text import misplaced
 from hone.data.collate import collate
 from hone.data.text.chat import render_prompt
@@ -46,7 +46,7 @@ def _limits(probe: Probe) -> tuple[float, float]:
 def agree(probe: Probe) -> Finding:
     """log pi of each sampled token: sampler and learner must give the same number."""
     if not probe.job.algo.online:
-        return skipped(OFFLINE)
+        return skip_finding(OFFLINE)
     groups = [g[:2] for g in probe.groups] if probe.large else probe.groups
     largest, mean = gap(probe, groups)
     rows = [r for g in groups for r in g]
@@ -54,22 +54,22 @@ def agree(probe: Probe) -> Finding:
     warn, fail = _limits(probe)
     remedy = "sampler and learner must share weights, temperature and precision; then train.mismatch=truncate"
     if not largest <= fail:
-        return failed(f"{seen} (limit {fail:.0e})", remedy)
-    return warned(f"{seen} (expected below {warn:.0e})", remedy) if largest > warn else passed(seen)
+        return fail_finding(f"{seen} (limit {fail:.0e})", remedy)
+    return warn_finding(f"{seen} (expected below {warn:.0e})", remedy) if largest > warn else pass_finding(seen)
 
 
 def published(probe: Probe) -> Finding:
     """Move the weights, publish, sample: the sampler must follow; put them back: the old numbers again."""
     job = probe.job
     if not job.algo.online:
-        return skipped(OFFLINE)
+        return skip_finding(OFFLINE)
     assert job.roller is not None
     tasks, version = probe.asked[: 1 if probe.large else 2], job.roller.sampler.version
     few = 2 if probe.large else 1
     before = probe.sample(tasks, fewer=few)
     parameters = job.learner.policy.actor_parameters()
     try:
-        with moved(parameters):
+        with perturb_weights(parameters):
             publish(job, version + 1)
             after = probe.sample(tasks, fewer=few)
             followed, _ = gap(probe, after)
@@ -83,12 +83,12 @@ def published(probe: Probe) -> Finding:
         "the sampler holds other weights than the learner: build it on the learner's own decoder, adapters included"
     )
     if not followed <= limit:
-        return failed(f"{seen} (limit {limit:.0e})", remedy)
+        return fail_finding(f"{seen} (limit {limit:.0e})", remedy)
     if any(r.version != version + 1 for g in after for r in g):
-        return failed("completions carry the version of older weights", "publish(version) must reach the sampler")
+        return fail_finding("completions carry the version of older weights", "publish(version) must reach the sampler")
     if _written(again) != _written(before):
-        return failed(f"{seen}; put back, it writes something else than before", remedy)
-    return passed(f"{seen}; put back, it writes the same again")
+        return fail_finding(f"{seen}; put back, it writes something else than before", remedy)
+    return pass_finding(f"{seen}; put back, it writes the same again")
 
 
 def _written(groups: list[Group]) -> list[tuple[list[int], list[float]]]:
@@ -98,10 +98,10 @@ def _written(groups: list[Group]) -> list[tuple[list[int], list[float]]]:
 def differ(probe: Probe) -> Finding:
     """Completions of one prompt are independent draws: equal ones only as often as chance has it."""
     if not probe.job.algo.online:
-        return skipped(OFFLINE)
+        return skip_finding(OFFLINE)
     size = len(probe.groups[0])
     if size < 2:
-        return skipped("one sample a prompt: there is no group")
+        return skip_finding("one sample a prompt: there is no group")
     chance, equal = 0.0, 0
     for group in probe.groups:
         counts = Counter(tuple(r.tokens) for r in group)
@@ -114,34 +114,36 @@ def differ(probe: Probe) -> Finding:
     seen = f"{rows - equal} of {rows} completions in {len(probe.groups)} groups are the first of their kind"
     if chance < UNLIKELY:
         seen += f"; so many equal ones have a chance of 1e{chance / math.log(10):.0f}"
-        return failed(seen, "give each request random numbers of its own: samples must not share a seed")
+        return fail_finding(seen, "give each request random numbers of its own: samples must not share a seed")
     if equal >= rows - len(probe.groups):
-        return warned(
+        return warn_finding(
             f"{seen}: the policy writes one thing only", "raise sample.temperature, or start from another model"
         )
-    return passed(seen)
+    return pass_finding(seen)
 
 
 def temperature(probe: Probe) -> Finding:
     """The learner's log-prob is log softmax(logits / T) of the next token, worked out here row by row."""
     policy, job = probe.job.policy, probe.job
     if not isinstance(policy, Policy):
-        return skipped("a scorer has no log-probs")
+        return skip_finding("a scorer has no log-probs")
     if job.roller and (unseen := _unseen(job.roller.params)):
         seen = f"{', '.join(unseen)} changes the sampler's distribution and not the learner's"
         remedy = "train with sample.top_k=0 sample.top_p=1.0 sample.min_p=0.0, no penalty, bias or banned tokens"
-        return failed(seen, remedy)
+        return fail_finding(seen, remedy)
     T = job.recipe.sample.temperature if job.algo.online else 1.0
     if job.roller and job.roller.params.temperature != T:
-        return failed(f"the sampler's temperature is {job.roller.params.temperature}, the recipe's {T}", "use one")
+        return fail_finding(
+            f"the sampler's temperature is {job.roller.params.temperature}, the recipe's {T}", "use one"
+        )
     rows = [r for g in probe.learned for r in g][: 1 if probe.large else 8]
     rows = [last_tokens(r, SOME) if probe.large else r for r in rows]
     worst = _largest_error(probe, rows, T)
     limit = _limits(probe)[0]
     seen = f"learner's log-prob within {worst:.1e} of log softmax(logits / {T:g}) on {len(rows)} rows"
     if not worst <= limit:
-        return failed(f"{seen} (limit {limit:.0e})", "the policy's temperature must be sample.temperature")
-    return passed(f"{seen}; nothing but the temperature changes what is sampled" if job.algo.online else seen)
+        return fail_finding(f"{seen} (limit {limit:.0e})", "the policy's temperature must be sample.temperature")
+    return pass_finding(f"{seen}; nothing but the temperature changes what is sampled" if job.algo.online else seen)
 
 
 def _unseen(params: SampleParams) -> tuple[str, ...]:
@@ -172,7 +174,7 @@ def _largest_error(probe: Probe, rows: list[Rollout], T: float) -> float:
 def completions(probe: Probe) -> Finding:
     """What was written is masked, prompts are those of the tasks, and a stop token that was written is trained on."""
     if not probe.job.algo.online:
-        return skipped(OFFLINE)
+        return skip_finding(OFFLINE)
     assert probe.job.roller is not None
     stops, rows = probe.job.roller.params.stop_ids, [r for g in probe.groups for r in g]
     remedy = "this is a bug of the sampler: use hone.rollout.local, or report it"
@@ -180,22 +182,22 @@ def completions(probe: Probe) -> Finding:
         prompt = render_prompt(probe.job.tokenizer, task.prompt)
         for r in group:
             if list(r.tokens[: len(prompt)]) != prompt or r.task is not task:
-                return failed(f"a completion of {task.prompt!r:.40} was sampled from another prompt", remedy)
+                return fail_finding(f"a completion of {task.prompt!r:.40} was sampled from another prompt", remedy)
             if any(r.mask[: len(prompt)]) or not all(r.mask[len(prompt) :]):
-                return failed("the mask is not exactly what the policy wrote", remedy)
+                return fail_finding("the mask is not exactly what the policy wrote", remedy)
             if (r.stop is Stop.TOKEN) != (r.tokens[-1] in stops):
-                return failed("a completion ended without its stop token, or went on after it", remedy)
+                return fail_finding("a completion ended without its stop token, or went on after it", remedy)
     batch = collate(probe.groups, pad_id=probe.job.tokenizer.pad_id)
     if wrong := misplaced(batch, rows):
-        return failed(wrong, "this is a bug of Hone: please report it")
+        return fail_finding(wrong, "this is a bug of Hone: please report it")
     stopped = sum(r.stop is Stop.TOKEN for r in rows)
     lengths = [sum(r.mask) for r in rows]
     if not stopped and (why := _cut_off(probe)):
         limit = probe.job.roller.params.max_tokens
         seen = f"no sampled answer ended by itself within sample.max_tokens ({limit}): {why}"
-        return warned(seen, "raise sample.max_tokens")
+        return warn_finding(seen, "raise sample.max_tokens")
     ends = f"{stopped} stopped by themselves, their stop token trained on" if stopped else "none stopped by itself"
-    return passed(f"{len(rows)} completions of {min(lengths)} to {max(lengths)} tokens, {ends}")
+    return pass_finding(f"{len(rows)} completions of {min(lengths)} to {max(lengths)} tokens, {ends}")
 
 
 def _cut_off(probe: Probe) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from hone.check import data, learning, plan, rewards, sampling, text, update
 from hone.check.probe import Probe
-from hone.check.report import Finding, Report, Row, failed
+from hone.check.report import Finding, Report, Row, fail_finding
 from hone.config.recipe import Recipe
 from hone.config.rules import validate
 from hone.data.text.stop_token import wrong_stop
@@ -62,7 +62,7 @@ def check(recipe: Recipe) -> Report:
     validate(recipe)
     with _settings_of(recipe):
         if (wrong := wrong_stop(build.tokenizer(recipe.model))) is not None:  # which rows would be blamed for
-            finding = replace(failed(wrong.seen, wrong.remedy), name="stop token")
+            finding = replace(fail_finding(wrong.seen, wrong.remedy), name="stop token")
             note = "the other checks wait until the stop token is right"
             return Report(recipe=recipe.name, findings=[finding], row=Row(note=note))
         return examine(prepare(recipe))
@@ -88,7 +88,7 @@ def _finding(name: str, one: Check, probe: Probe) -> Finding:
     except Exception as error:  # rewards and templates are the user's programs: they can raise anything
         kind = "" if isinstance(error, HoneError) else f"{type(error).__name__}: "
         seen = " ".join(f"{kind}{error}".split())
-        return replace(failed(seen, "put right what it says; the run would stop here"), name=name)
+        return replace(fail_finding(seen, "put right what it says; the run would stop here"), name=name)
 
 
 def _row(probe: Probe) -> Row:

@@ -5,7 +5,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from hone.check.probe import ROWS, Probe
-from hone.check.report import Finding, Row, failed, passed, skipped, warned
+from hone.check.report import Finding, Row, fail_finding, pass_finding, skip_finding, warn_finding
 from hone.data.collate import collate
 from hone.data.text.chat import render
 from hone.data.text.messages import text_of
@@ -39,8 +39,8 @@ def template(probe: Probe) -> Finding:
     if not chats:
         if tokenizer.chat_template and any("prompt" in row for row in probe.raw[:1] if isinstance(row, Mapping)):
             seen = "prompts are plain text, but the tokenizer has a chat template"
-            return warned(seen, "write prompts as messages if the model was trained on chats")
-        return skipped("no row is a chat")
+            return warn_finding(seen, "write prompts as messages if the model was trained on chats")
+        return skip_finding("no row is a chat")
     for n, messages in enumerate(chats, start=1):
         text = render(tokenizer, messages)
         plain = " ".join(text.split())
@@ -49,12 +49,14 @@ def template(probe: Probe) -> Finding:
         asked = [m for m in messages[:-1] if not (split and m["role"] == "assistant")] + [messages[-1]]
         lost = [m for m in asked if " ".join(text_of(m).split()) not in plain]
         if lost:
-            return failed(f"chat {n}: the rendering lacks the {lost[0]['role']}'s {text_of(lost[0])[:30]!r}", remedy)
+            return fail_finding(
+                f"chat {n}: the rendering lacks the {lost[0]['role']}'s {text_of(lost[0])[:30]!r}", remedy
+            )
         if messages[-1]["role"] != "assistant" and render(tokenizer, messages, generation=True) == text:
-            return failed(
+            return fail_finding(
                 f"chat {n}: the template does not open the assistant's turn", f"{remedy}: add_generation_prompt"
             )
-    return passed(f"{len(chats)} chats: every message is rendered and the assistant's turn is opened")
+    return pass_finding(f"{len(chats)} chats: every message is rendered and the assistant's turn is opened")
 
 
 def _chats(probe: Probe) -> list[Any]:
@@ -70,23 +72,23 @@ def stop_token(probe: Probe) -> Finding:
     tokenizer, job = probe.job.tokenizer, probe.job
     names = " ".join(sorted({tokenizer.eos, *tokenizer.stops}))
     if wrong := _wrong_stop(probe):
-        return failed(wrong.seen, wrong.remedy)
+        return fail_finding(wrong.seen, wrong.remedy)
     if job.roller is not None:
         vocabulary, stops = job.policy.decoder.config.vocab_size, job.roller.params.stop_ids
         if not tokenizer.stop_ids <= stops or max(stops) >= vocabulary:
             seen = f"the sampler stops at {sorted(stops)}, the tokenizer's {names} are {sorted(tokenizer.stop_ids)}"
-            return failed(seen, "use the tokenizer that the model was trained with")
-        return passed(f"the sampler stops at {names}")
+            return fail_finding(seen, "use the tokenizer that the model was trained with")
+        return pass_finding(f"the sampler stops at {names}")
     if any(r.step_label for r in probe.rows):
-        return skipped("steps are judged, not written: they have no stop token")
+        return skip_finding("steps are judged, not written: they have no stop token")
     finished = [
         runs_of(r)[: -1 if r.stop is Stop.LENGTH else None] for r in probe.rows
     ]  # a row that was cut has no end
     ends = [run[-1] in tokenizer.stop_ids for runs in finished for run, trained in runs if trained]
     if not all(ends):
         seen = f"{len(ends) - sum(ends)} of {len(ends)} trained turns do not end with {names}: it would never stop"
-        return failed(seen, "write eos_token after the content in the chat template, and name it as eos_token")
-    return passed(f"all {len(ends)} trained turns of {len(probe.rows)} rows end with {names}, trained on")
+        return fail_finding(seen, "write eos_token after the content in the chat template, and name it as eos_token")
+    return pass_finding(f"all {len(ends)} trained turns of {len(probe.rows)} rows end with {names}, trained on")
 
 
 def _wrong_stop(probe: Probe) -> WrongStop | None:
@@ -110,37 +112,39 @@ def first_token(probe: Probe) -> Finding:
     tokenizer = probe.job.tokenizer
     bos = tokenizer.bos_id
     if bos is None:
-        return skipped("the tokenizer names no first token (bos_token)")
+        return skip_finding("the tokenizer names no first token (bos_token)")
     rows = probe.prompts or [list(r.tokens) for r in probe.rows]
     anywhere = bos not in tokenizer.stop_ids  # where one token begins and ends texts, two may meet between turns
     doubled = sum((bos, bos) in pairwise(tokens if anywhere else tokens[:2]) for tokens in rows)
     if doubled:
         seen = f"{doubled} of {len(rows)} rows have {tokenizer.bos} twice in a row"
-        return failed(seen, "write bos_token once in the chat template")
+        return fail_finding(seen, "write bos_token once in the chat template")
     without = sum(tokens[:1] != [bos] for tokens in rows)
     if without and tokenizer.start_ids:
-        return warned(
+        return warn_finding(
             f"{without} of {len(rows)} rows do not begin with {tokenizer.bos}", "put bos_token in the template"
         )
-    return passed(f"{len(rows)} rows, {len(rows) - without} begin with {tokenizer.bos}, none has it twice")
+    return pass_finding(f"{len(rows)} rows, {len(rows) - without} begin with {tokenizer.bos}, none has it twice")
 
 
 def padding(probe: Probe) -> Finding:
     """In the collated table every trained target is a real token, and none is the pad token."""
     tokenizer = probe.job.tokenizer
     if probe.job.algo.online:
-        return skipped("the policy writes what it is trained on: see the completions")
+        return skip_finding("the policy writes what it is trained on: see the completions")
     batch = collate(probe.items, pad_id=tokenizer.pad_id)
     if wrong := misplaced(batch, probe.rows):
-        return failed(wrong, "this is a bug of Hone: please report it")
+        return fail_finding(wrong, "this is a bug of Hone: please report it")
     written = [t for r in probe.rows for t in r.written()]
     name = tokenizer.pad or tokenizer.eos
     if tokenizer.pad_id in tokenizer.stop_ids:
-        return passed(f"pad is the stop token {name}: padding is told apart by its place, the stop token is trained on")
+        return pass_finding(
+            f"pad is the stop token {name}: padding is told apart by its place, the stop token is trained on"
+        )
     if tokenizer.pad_id in written:
         seen = f"the pad token {name} is trained on {written.count(tokenizer.pad_id)} times"
-        return failed(seen, "remove it from the data, or name another pad_token")
-    return passed(f"{len(batch)} rows: no padding and no {name} among {int(batch.mask.sum())} trained positions")
+        return fail_finding(seen, "remove it from the data, or name another pad_token")
+    return pass_finding(f"{len(batch)} rows: no padding and no {name} among {int(batch.mask.sum())} trained positions")
 
 
 def misplaced(batch: Batch, rows: Sequence[Rollout]) -> str:
@@ -159,25 +163,25 @@ def misplaced(batch: Batch, rows: Sequence[Rollout]) -> str:
 def mask(probe: Probe) -> Finding:
     """Every row has something to train on, and only pre-training trains on all of it."""
     if probe.job.algo.online:
-        return skipped("the policy writes what it is trained on: see the completions")
+        return skip_finding("the policy writes what it is trained on: see the completions")
     rows = probe.rows
     if any(r.step_label for r in rows):
         steps = [sum(label == label for label in r.step_label) for r in rows]
         if not all(steps):
-            return failed(f"{steps.count(0)} of {len(rows)} rows have no labelled step", "add step_labels")
-        return passed(f"{len(rows)} rows with {min(steps)} to {max(steps)} labelled steps")
+            return fail_finding(f"{steps.count(0)} of {len(rows)} rows have no labelled step", "add step_labels")
+        return pass_finding(f"{len(rows)} rows with {min(steps)} to {max(steps)} labelled steps")
     empty, full = sum(not any(r.mask) for r in rows), sum(all(r.mask) for r in rows)
     share = sum(sum(r.mask) for r in rows) / sum(len(r.tokens) for r in rows)
     if empty:
-        return failed(f"{empty} of {len(rows)} rows have no trained token", "add completions to these rows")
+        return fail_finding(f"{empty} of {len(rows)} rows have no trained token", "add completions to these rows")
     whole_texts = all("text" in row for row in probe.raw[:1])
     if full and not whole_texts:
-        return failed(f"{full} of {len(rows)} rows are trained on their prompt too", "mend the chat template")
+        return fail_finding(f"{full} of {len(rows)} rows are trained on their prompt too", "mend the chat template")
     if full < len(rows) and whole_texts:
-        return failed(
+        return fail_finding(
             f"{len(rows) - full} of {len(rows)} texts are trained on in part", "this is a bug of Hone: please report it"
         )
-    return passed(
+    return pass_finding(
         f"{share:.0%} of the tokens of {len(rows)} rows are trained on{', as pre-training does' * whole_texts}"
     )
 
@@ -189,14 +193,14 @@ def round_trip(probe: Probe) -> Finding:
         back = tokenizer.decode(tokenizer.encode(text))
         if back != text:
             same = next((i for i, (a, b) in enumerate(zip(text, back, strict=False)) if a != b), 0)
-            return failed(f"{text[same:][:20]!r} comes back as {back[same:][:20]!r}", remedy)
+            return fail_finding(f"{text[same:][:20]!r} comes back as {back[same:][:20]!r}", remedy)
     rows = probe.rows or [Rollout(tokens=t, mask=[False] * len(t)) for t in probe.prompts]
     runs = [run for row in rows for run in _plain_runs(row, tokenizer)]
     changed = sum(tokenizer.encode(tokenizer.decode(run)) != run for run in runs)
     if changed:
         seen = f"{changed} of {len(runs)} runs of tokens are encoded differently when their text is read again"
-        return warned(seen, "end prompts with a line break or a special token, so that no token spans the border")
-    return passed(f"{len(rows)} rows: text -> tokens -> text and tokens -> text -> tokens are the identity")
+        return warn_finding(seen, "end prompts with a line break or a special token, so that no token spans the border")
+    return pass_finding(f"{len(rows)} rows: text -> tokens -> text and tokens -> text -> tokens are the identity")
 
 
 def _texts(probe: Probe) -> list[str]:

@@ -13,7 +13,7 @@ from hone.algo.table import Algorithm, Loss, objective
 from hone.check.learning import CUT, Gradient, gradient_of, norm, trained
 from hone.check.perturb import kept, put_back, rms
 from hone.check.probe import Probe
-from hone.check.report import Finding, failed, passed, skipped, warned
+from hone.check.report import Finding, fail_finding, pass_finding, skip_finding, warn_finding
 from hone.log.stats import Stats
 from hone.train import optim, trust_region
 from hone.train.learner import Learner, micro_batches
@@ -87,7 +87,7 @@ def one_step(probe: Probe) -> Finding:
     first, largest = made.first, made.largest
     if not first.taken:
         seen = "the update was skipped: its gradient is not finite, or no step inside the trust region improves"
-        return failed(seen, "check the rewards of the rows, or lower the trust region's damping")
+        return fail_finding(seen, "check the rewards of the rows, or lower the trust region's damping")
     if (found := _oversized(probe, made)) is not None:
         return found
     if largest is None:
@@ -114,7 +114,7 @@ def _oversized(probe: Probe, made: FirstUpdate) -> Finding | None:
             name = "optim.critic_lr" if own else "optim.lr"
             seen = f"{name}={group['base_lr']:g} moves a weight by {share:.2g} times a typical one's size in an update"
             loss = f"loss {trial.before:.6g} -> {trial.after:.6g} on the same batch"
-            return failed(f"{seen}; {loss}", _remedy(probe, None if own else trial.helpful, name=name))
+            return fail_finding(f"{seen}; {loss}", _remedy(probe, None if own else trial.helpful, name=name))
     return None
 
 
@@ -123,22 +123,22 @@ def _judged(trial: Trial, probe: Probe, *, at: str) -> Finding:
     seen = f"loss {trial.before:.6g} -> {trial.after:.6g} on the same batch{at} ({probe.about})"
     if trial.too_small:
         remedy = f"too small to change float32 weights: raise optim.lr ({_rate(probe):g})"
-        return failed(f"{seen}: it does not move", remedy)
+        return fail_finding(f"{seen}: it does not move", remedy)
     if trial.falls == 1:
-        return passed(seen)
+        return pass_finding(seen)
     if trial.falls is not None and trial.falls >= SLIGHT:
         remedy = f"lower optim.lr ({_rate(probe):g}), towards {_rate(probe) * trial.falls:.1g}, or raise optim.warmup"
-        return warned(f"{seen}; it falls along {trial.falls:g} of the step", remedy)
+        return warn_finding(f"{seen}; it falls along {trial.falls:g} of the step", remedy)
     if trial.helpful is not None:
-        return failed(f"{seen}; it falls at optim.lr={trial.helpful:.1g}", _remedy(probe, trial.helpful))
+        return fail_finding(f"{seen}; it falls at optim.lr={trial.helpful:.1g}", _remedy(probe, trial.helpful))
     if trial.changed and not trial.moves:
         remedy = "the gradients of these rows cancel: see signal and groups differ, or raise optim.lr"
-        return warned(f"{seen}: the weights move, the loss does not", remedy)
+        return warn_finding(f"{seen}: the weights move, the loss does not", remedy)
     if probe.job.learner.masters is not None and probe.job.learner.masters.half and not trial.moves:
         seen = f"{seen}: one step is lost in the rounding of the weights, their float32 copies add steps up"
-        return warned(seen, f"raise optim.lr ({_rate(probe):g}), if the loss of the run does not fall")
+        return warn_finding(seen, f"raise optim.lr ({_rate(probe):g}), if the loss of the run does not fall")
     seen = f"{seen}, nor at any lower rate"
-    return failed(seen, "the update does not follow the loss: please report it")
+    return fail_finding(seen, "the update does not follow the loss: please report it")
 
 
 def _remedy(probe: Probe, helpful: float | None, *, name: str = "optim.lr") -> str:
@@ -270,19 +270,21 @@ def settings(probe: Probe) -> Finding:
     held = [id(p) for p in optim.parameters_of(learner.optimizer)]
     remedy = "this is a bug of Hone or of code that builds the optimiser: please report it"
     if sorted(held) != sorted(id(p) for p in trained(probe)):
-        return failed(f"the optimiser holds {len(held)} of {len(trained(probe))} trained parameters", remedy)
+        return fail_finding(f"the optimiser holds {len(held)} of {len(trained(probe))} trained parameters", remedy)
     for group in learner.optimizer.param_groups:
         of_critic = id(group["params"][0]) in critic
         rate = o.critic_lr if of_critic and o.critic_lr is not None else o.lr
         decay = o.weight_decay if group["params"][0].ndim >= 2 else 0.0
         found = (group["base_lr"], group["weight_decay"], tuple(group["betas"]))
         if found != (rate, decay, tuple(o.betas)):
-            return failed(f"rate, decay and betas {found}, the recipe says {(rate, decay, tuple(o.betas))}", remedy)
+            return fail_finding(
+                f"rate, decay and betas {found}, the recipe says {(rate, decay, tuple(o.betas))}", remedy
+            )
     if (share := o.lr * o.weight_decay) >= TAKEN:
         seen = f"optim.lr x optim.weight_decay takes {share:.0%} of every weight away in an update"
-        return failed(seen, "set optim.weight_decay to 0.1 or less")
+        return fail_finding(seen, "set optim.weight_decay to 0.1 or less")
     if learner.clip_norm != o.clip_norm:
-        return failed(f"gradients are clipped at {learner.clip_norm:g}, the recipe says {o.clip_norm:g}", remedy)
+        return fail_finding(f"gradients are clipped at {learner.clip_norm:g}, the recipe says {o.clip_norm:g}", remedy)
     return _schedule(probe)
 
 
@@ -297,12 +299,12 @@ def _schedule(probe: Probe) -> Finding:
         f"decay {o.weight_decay:g}; clipped at {o.clip_norm:g}"
     )
     if min(factors) < 0 or max(factors) <= 0 or max(factors) > 1:
-        return failed(seen, "the schedule must stay between 0 and 1, and above 0 somewhere")
+        return fail_finding(seen, "the schedule must stay between 0 and 1, and above 0 somewhere")
     if o.warmup >= steps:
-        return warned(
+        return warn_finding(
             f"{seen}; the warm-up of {o.warmup} updates outlasts the {steps} of the run", "lower optim.warmup"
         )
-    return passed(seen)
+    return pass_finding(seen)
 
 
 def in_force(probe: Probe) -> Finding:
@@ -316,14 +318,14 @@ def in_force(probe: Probe) -> Finding:
     remedy = "learning rate, weight decay or clipping of the recipe do not act: please report it"
     rate = _rate(probe) * learner.schedule(learner.updates)
     if rate < SMALL and not force.moved:
-        return skipped(f"the first rate, {rate:.3g}, changes no weight: see one step")
+        return skip_finding(f"the first rate, {rate:.3g}, changes no weight: see one step")
     if not force.moved or not force.worst <= 0.01:
-        return failed(seen, remedy)
+        return fail_finding(seen, remedy)
     if size > limit * (1 + 1e-4):
-        return failed(f"{seen} exceeds optim.clip_norm={limit:g}", remedy)
+        return fail_finding(f"{seen} exceeds optim.clip_norm={limit:g}", remedy)
     if not probe.job.algo.trust_region and not force.apart <= CUT * max(size, 1e-30):
-        return failed(f"{seen}; the optimiser was given another gradient than the batch's, clipped", remedy)
-    return passed(seen)
+        return fail_finding(f"{seen}; the optimiser was given another gradient than the batch's, clipped", remedy)
+    return pass_finding(seen)
 
 
 def _force(learner: Learner, start: Mapping[int, Tensor], gradient: Gradient) -> Force:

@@ -26,7 +26,7 @@ def is_first() -> bool:
     return collect.world()[0] == 0
 
 
-def found(folder: Path, *, resume: bool) -> Path | None:
+def checkpoint_to_resume(folder: Path, *, resume: bool) -> Path | None:
     """The checkpoint to go on from, None for a new run; or HoneError where the folder holds something else."""
     if files.checkpoints(folder / names.CHECKPOINTS):
         if not any((folder / name).is_file() for name in (names.RECIPE, names.CONFIG)):
@@ -48,7 +48,7 @@ def found(folder: Path, *, resume: bool) -> Path | None:
     return None
 
 
-def logged(folder: Path) -> int:
+def last_logged_step(folder: Path) -> int:
     """The last step that the log tells of."""
     return max((int(row.get("step", 0)) for row in sinks.read(folder / names.METRICS)), default=0)
 
@@ -66,12 +66,12 @@ def alone(folder: Path) -> Iterator[None]:
 
 def _take(folder: Path, stack: ExitStack) -> None:
     """Lock it, and bring back a checkpoint that a killed process was about to replace."""
-    stack.enter_context(held(folder))
+    stack.enter_context(folder_lock(folder))
     if (folder / names.RECIPE).is_file():
         files.sweep(folder / names.CHECKPOINTS)
 
 
-class Kept:
+class FolderGuard:
     """What a run needs in its folder to be of use later, as it was when it began.
 
     A folder that is removed, renamed or replaced meanwhile ends the run; a file of settings is written again. What
@@ -174,7 +174,7 @@ _handles = dict[int, Path]()  # the locks this process holds, and of which file 
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Inside, no other process or thread may hold this folder's lock; HoneError where one does."""
     path = folder / names.LOCK
     _hold(path)
@@ -202,7 +202,7 @@ def _hold(path: Path) -> None:
 
 
 def hold_on(folder: Path) -> None:
-    """Within `held`: take the lock anew where somebody has removed its file; HoneError where another was quicker."""
+    """Inside `folder_lock`: take the lock anew where somebody has removed its file; HoneError where another was quicker."""
     path = folder / names.LOCK
     if not any(_is_at(path, handle) for handle in _handles):
         _hold(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hone.commands.command import Command
-from hone.errors import HoneError, counted
+from hone.errors import HoneError, count_noun
 
 if TYPE_CHECKING:
     from hone.launch.replay import Replay
@@ -33,7 +33,7 @@ def _replay(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(asdict(report), indent=1))
         return
-    print(f"step {report.step}, {counted(report.rows, 'row')}, weights of {report.weights}")
+    print(f"step {report.step}, {count_noun(report.rows, 'row')}, weights of {report.weights}")
     for f in report.found if arguments.all else report.found[:1]:
         print(f"{f.met}: {f}")
     if len(report.found) > 1 and not arguments.all:

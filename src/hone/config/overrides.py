@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 import yaml
 
 from hone.config.values import Misfit, fit, mapping_value, read, words
-from hone.errors import HoneError, counted, not_utf8
+from hone.errors import HoneError, count_noun, not_utf8
 from hone.storage.textfile import read_text
 
 C = TypeVar("C")
@@ -97,7 +97,7 @@ def to_json(config: Any) -> Any:
     if isinstance(config, list | tuple) and len(config) <= 64 and not any(map(_is_row, config)):
         return [to_json(item) for item in config]
     if isinstance(config, Sequence):
-        return f"{counted(len(config), 'row')} in memory"
+        return f"{count_noun(len(config), 'row')} in memory"
     named = config.func if isinstance(config, partial) else config
     named = named if hasattr(named, "__qualname__") else type(named)
     return f"{named.__module__}.{named.__qualname__}"

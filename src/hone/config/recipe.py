@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hone.config.load import load_algorithm
 from hone.config.overrides import Choice, unknown
-from hone.errors import HoneError, counted
+from hone.errors import HoneError, count_noun
 from hone.log.limits import LimitSpec
 
 VERIFIERS = ("math", "format", "choice", "exact", "code", "f1", "gym")  # rewards by name
@@ -335,13 +335,14 @@ def plan(recipe: Recipe) -> str:
     if train.tokens:
         most = train.micro_tokens or train.tokens
         return f"at most {train.tokens} tokens = 1 update; micro-batches of at most {most} tokens"
-    made = f"{counted(train.prompts, 'prompt')} x {counted(each, 'sample')} = {counted(train.prompts * each, 'row')}"
+    rows = count_noun(train.prompts * each, "row")
+    made = f"{count_noun(train.prompts, 'prompt')} x {count_noun(each, 'sample')} = {rows}"
     if not recipe.online:
         each = 2 if recipe.paired else 1
-        made = f"{counted(train.prompts, 'pair')} = " if each == 2 else ""
-        made += counted(train.prompts * each, "row")
-    cut = f"{counted(train.epochs, 'epoch')} x {counted(train.minibatches, 'minibatch')}"
-    updates = counted(train.epochs * train.minibatches, "update")
+        made = f"{count_noun(train.prompts, 'pair')} = " if each == 2 else ""
+        made += count_noun(train.prompts * each, "row")
+    cut = f"{count_noun(train.epochs, 'epoch')} x {count_noun(train.minibatches, 'minibatch')}"
+    updates = count_noun(train.epochs * train.minibatches, "update")
     return f"{made}; {cut} = {updates}; {_micro_batches(train, train.prompts * each)}"
 
 
@@ -354,5 +355,5 @@ def _micro_batches(train: TrainSpec, rows: int) -> str:
     number = train.epochs * sum(-(-size // train.micro_rows) for size in sizes)
     most = min(max(sizes), train.micro_rows)
     even = all(size % most == 0 for size in sizes)
-    shown = f"{counted(most, 'row')} each" if even else f"at most {counted(most, 'row')}"
-    return f"{counted(number, 'micro-batch')} of {shown}"
+    shown = f"{count_noun(most, 'row')} each" if even else f"at most {count_noun(most, 'row')}"
+    return f"{count_noun(number, 'micro-batch')} of {shown}"

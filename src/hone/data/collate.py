@@ -20,10 +20,10 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 def collate(groups: Sequence[Group], *, pad_id: int = 0, dtype: torch.dtype = torch.float32) -> Batch:
     """inputs[t] = token t, targets[t] = token t+1; mask, gen_logp and step_reward move with their token."""
-    return judged(table(groups, pad_id=pad_id), groups, dtype=dtype) if any(groups) else _empty(dtype)
+    return add_scores(token_table(groups, pad_id=pad_id), groups, dtype=dtype) if any(groups) else _empty(dtype)
 
 
-def table(groups: Sequence[Group], *, pad_id: int = 0) -> Batch:
+def token_table(groups: Sequence[Group], *, pad_id: int = 0) -> Batch:
     """What a forward pass reads of rollouts, whether they are scored or not."""
     rows = [r for g in groups for r in g]
     if not all(len(r.tokens) for r in rows):
@@ -58,7 +58,7 @@ def _support(rows: list[Rollout], real: Array, mask: Array) -> Support | None:
     return Support(first=torch.from_numpy(first), size=torch.from_numpy(np.where(mask, size, 0)), ids=ids)
 
 
-def judged(batch: Batch, groups: Sequence[Group], *, dtype: torch.dtype = torch.float32) -> Batch:
+def add_scores(batch: Batch, groups: Sequence[Group], *, dtype: torch.dtype = torch.float32) -> Batch:
     """Adds rewards, limits, labels, margins and the sampler's log-probs to the table, which is on the host.
 
     Rows with an invalid reward are not trained on.
@@ -174,7 +174,7 @@ def _labels(rows: list[Rollout], real: Array, dtype: torch.dtype) -> tuple[Tenso
     return torch.from_numpy(np.where(mask, label, 0.0)).to(dtype), mask
 
 
-def mismatched(rows: Sequence[Rollout], *, max_tokens: int = 0) -> list[Rollout]:
+def mismatched_pairs(rows: Sequence[Rollout], *, max_tokens: int = 0) -> list[Rollout]:
     """KTO's pairs (x_i, y_{i+1}), cyclic; max_tokens > 0 cuts completions that no longer fit the context."""
     if len(rows) < 2:
         raise HoneError("KTO compares each prompt with another row's completion: use at least 2 rows in a step")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hone.engine.params import DIVERGED, check_params, check_prompt, check_stops, check_support, check_text
 from hone.engine.requests import NO_TOPS, NOBODY, News, Record, Request
-from hone.engine.runner import Runner, Ticket, Written
+from hone.engine.runner import LaunchResult, Runner, Ticket
 from hone.engine.schedule import ActiveRequest, Prefill, Scheduler
 from hone.engine.stop_strings import Decode, StopFinder
 from hone.errors import HoneError
@@ -204,7 +204,7 @@ class Engine:
             self._end([(self.places[line], token) for line, token in ended if line in self.places], tell)
         self.record.recycle(self.launched - len(self.flight))
 
-    def _watch(self, lines: NDArray[np.int64], written: Written, tell: Tell) -> None:
+    def _watch(self, lines: NDArray[np.int64], written: LaunchResult, tell: Tell) -> None:
         """Requests that stream or have stop strings, a token further."""
         for line, token, ended in zip(lines.tolist(), written.token.tolist(), written.ended.tolist(), strict=True):
             watch = self.watches.get(line)
@@ -284,10 +284,10 @@ class Engine:
         self.launched = 0
 
 
-def _picked(written: Written, chosen: NDArray[np.bool_]) -> Written:
+def _picked(written: LaunchResult, chosen: NDArray[np.bool_]) -> LaunchResult:
     """Some of the entries."""
     top = written.top_token is not None and written.top_logp is not None
-    return Written(
+    return LaunchResult(
         row=written.row[chosen],
         token=written.token[chosen],
         logp=written.logp[chosen],

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.engine.params import SampleParams
-from hone.engine.runner import Written
+from hone.engine.runner import LaunchResult
 from hone.types import Stop
 
 WIDTH = 64  # tokens a line of the record holds at first
@@ -119,7 +119,7 @@ class Record:
         while self._closed and self._closed[0][0] <= read:
             self._free.append(self._closed.popleft()[1])
 
-    def add(self, lines: NDArray[np.int64], written: Written) -> None:
+    def add(self, lines: NDArray[np.int64], written: LaunchResult) -> None:
         """The n entries of a launch, whose lines are open and no two the same."""
         at = self.end[lines]
         self.token[at] = written.token

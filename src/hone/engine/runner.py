@@ -42,7 +42,7 @@ class PromptChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class LaunchResult:
     """What one launch wrote: n entries, one a row that wrote a token."""
 
     row: NDArray[np.int64]  # [n]
@@ -59,7 +59,7 @@ class Written:
 class Ticket(Protocol):
     """The result of a launch, perhaps still being computed."""
 
-    def read(self) -> Written:
+    def read(self) -> LaunchResult:
         """Wait for it."""
         ...
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hone.errors import HoneError
-from hone.reward.verify.answers import answered
+from hone.reward.verify.answers import answer_text
 from hone.reward.verify.choice import final_choice
 from hone.reward.verify.math.extract import final_answer
 from hone.reward.verify.math.verdict import math_reward
@@ -72,7 +72,7 @@ def _choice(completion: str, task: Task) -> str | None:
 
 
 def _exact(completion: str, task: Task) -> str | None:
-    return answered(completion) or None
+    return answer_text(completion) or None
 
 
 READERS: dict[str, Read] = {"math": _math, "choice": _choice, "exact": _exact}  # by the verifier that compares them

@@ -36,7 +36,7 @@ def calibrate(model: str | Path, data: str | Sequence[Any], *, limit: int = 0) -
     if scorer.kind != "reward":
         raise HoneError(f"{folder} is a {scorer.kind} model, whose scores are chances already: give a reward model")
     scorer.normalise(0.0, 1.0)
-    tokenizer, (device, dtype) = Tokenizer.load(folder), build.place()
+    tokenizer, (device, dtype) = Tokenizer.load(folder), build.device_and_dtype()
     scorer = scorer.eval().requires_grad_(False).to(device, dtype)
     groups = feeds.groups(data, tokenizer, context=scorer.decoder.config.max_position_embeddings)[: limit or None]
     rows = [rollout for group in groups for rollout in group]

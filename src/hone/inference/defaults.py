@@ -27,7 +27,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class ResolvedSampling:
     """A sampling with every number in its place, and where each came from."""
 
     how: Sampling
@@ -42,14 +42,14 @@ class Settled:
         return f"{warmth} ({self.temperature_from}); {most} ({self.length_from}); {number}"
 
 
-def settle(how: Sampling, folder: Path, *, context: int) -> Settled:
+def settle(how: Sampling, folder: Path, *, context: int) -> ResolvedSampling:
     """What was asked, then the model's generation config, then what suits: one answer is the likeliest one."""
     config = read_object(folder / FILE) if (folder / FILE).is_file() else {}
     warmth, why = _temperature(how, config)
     if how.temperature is None and warmth.temperature:
         warmth = replace(warmth, top_k=_integer(config, "top_k"), top_p=_number(config, "top_p", 1.0))
     length, source = _length(how, config, context)
-    return Settled(how=replace(warmth, max_tokens=length), temperature_from=why, length_from=source)
+    return ResolvedSampling(how=replace(warmth, max_tokens=length), temperature_from=why, length_from=source)
 
 
 def _temperature(how: Sampling, config: Mapping[str, Any]) -> tuple[Sampling, str]:
@@ -91,7 +91,7 @@ def _integer(config: Mapping[str, Any], name: str) -> int:
     return int(value) if value == int(value) else 0
 
 
-def too_short(truncated: float, settled: Settled, *, context: int) -> str:
+def too_short(truncated: float, settled: ResolvedSampling, *, context: int) -> str:
     """The advice where many completions were cut off before they ended; "" where few were."""
     limit = settled.how.max_tokens
     if truncated <= MUCH:

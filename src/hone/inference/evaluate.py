@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.algo.select import reward_of
-from hone.errors import counted
+from hone.errors import count_noun
 from hone.eval.sample_metrics import READERS, majority_at
 from hone.inference.defaults import Sampling
 from hone.inference.model import Model
@@ -72,6 +72,6 @@ def warn_of_invalid(groups: Sequence[Group], say: Callable[[str], None]) -> None
     if found:
         bad = sum(count for count, _ in found.values())
         reason, times = next((reason, count) for count, reason in found.values())
-        say(f"{bad} of {len(outcomes)} rewards are invalid, most often ({counted(times, 'time')}): {reason}")
+        say(f"{bad} of {len(outcomes)} rewards are invalid, most often ({count_noun(times, 'time')}): {reason}")
         for count, reason in list(found.values())[1:LISTED]:
-            say(f"  {counted(count, 'time')}: {reason}")
+            say(f"  {count_noun(count, 'time')}: {reason}")

@@ -14,7 +14,7 @@ from hone.data.text.chat import encode_completion, render_prompts
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams, check_whole
 from hone.errors import HoneError
-from hone.launch.build import loaded
+from hone.launch.build import load_model
 from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
 from hone.model.formats.cache import folder_of, resolve
@@ -226,7 +226,7 @@ def load(model: str | Path, *, device: str = "auto", dtype: str = "auto") -> Mod
         raise HoneError(f"{folder} is an adapter: load its base model, and give the adapter to sample(adapter=...)")
     if dtype not in PRECISIONS:
         raise HoneError(f"dtype is {dtype!r}: use one of {', '.join(PRECISIONS)}")
-    tokenizer, decoder = loaded(folder, device=device, precision=dtype)
+    tokenizer, decoder = load_model(folder, device=device, precision=dtype)
     return Model(decoder.eval(), tokenizer, folder=folder)
 
 

@@ -14,7 +14,7 @@ from hone.config.recipe import LoraSpec, ModelSpec, Recipe, SampleSpec, TrainSpe
 from hone.data.text.tokenizer import Tokenizer, check_fits, check_same_tokens
 from hone.dist import collect
 from hone.engine.params import SampleParams
-from hone.errors import HoneError, counted
+from hone.errors import HoneError, count_noun
 from hone.loop import check_algorithm
 from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
@@ -69,7 +69,7 @@ def _check_minibatches(train: TrainSpec) -> None:
     """Refuse more minibatches than prompts. A step may keep one row or pair a prompt, so some would be empty."""
     if train.minibatches > train.prompts:
         raise HoneError(
-            f"train.minibatches is {train.minibatches}, but a step has {counted(train.prompts, 'prompt')}: "
+            f"train.minibatches is {train.minibatches}, but a step has {count_noun(train.prompts, 'prompt')}: "
             f"set train.minibatches={train.prompts} or less, or train.prompts={train.minibatches} or more"
         )
 
@@ -119,7 +119,7 @@ def process(
     return Dense(model=model, use=spec.use, weight=spec.weight, gamma=gamma, outcome=reads)
 
 
-def place(
+def device_and_dtype(
     name: str = "auto", precision: str = "auto", *, setting: str = "train.device"
 ) -> tuple[torch.device, torch.dtype]:
     """The device and dtype of a model, as given or as the machine suggests. setting: the name that errors use."""
@@ -140,9 +140,9 @@ def tokenizer(spec: ModelSpec) -> Tokenizer:
     return Tokenizer.load(folder_of(spec.tokenizer or spec.path))
 
 
-def loaded(model: str | Path, *, device: str = "auto", precision: str = "auto") -> tuple[Tokenizer, Decoder]:
+def load_model(model: str | Path, *, device: str = "auto", precision: str = "auto") -> tuple[Tokenizer, Decoder]:
     """The tokenizer and the model of a folder, a run or a fetched name; auto: as the machine suggests."""
-    folder, (where, dtype) = folder_of(model), place(device, precision, setting="device")
+    folder, (where, dtype) = folder_of(model), device_and_dtype(device, precision, setting="device")
     vocabulary, found = Tokenizer.load(folder), load_decoder(folder)
     check_fits(vocabulary, found.config.vocab_size)
     return vocabulary, found.to(where, dtype)
@@ -170,7 +170,7 @@ def decoder(spec: ModelSpec, vocabulary: Tokenizer, *, seed: int) -> Decoder:
     return model
 
 
-def adapted(model: Decoder, spec: LoraSpec, *, seed: int, saved: Path | None = None) -> Decoder:
+def add_adapter(model: Decoder, spec: LoraSpec, *, seed: int, saved: Path | None = None) -> Decoder:
     """The decoder with the adapter the recipe asks for, if any; saved: the run's own copy of one from a folder."""
     if spec.path:
         load_peft(model, saved or spec.path)
@@ -265,7 +265,7 @@ def learner(recipe: Recipe, policy: Trainable, ref: ForwardModel | None, *, shar
     )
     if masters is not None:
         optimizer.register_step_post_hook(masters.publish)
-    schedule = optim.warmed(o.schedule, warmup=o.warmup, steps=t.steps * t.epochs * t.minibatches)
+    schedule = optim.learning_rate_factor(o.schedule, warmup=o.warmup, steps=t.steps * t.epochs * t.minibatches)
     return Learner(
         policy=policy,
         optimizer=optimizer,

@@ -76,7 +76,7 @@ def tasks(
     """Problems whose prompts leave room for a completion, in order."""
     how = how or Reading(chat=vocabulary.chat_template is not None, pairs="prompts", settings=False)
     parts = locate(data, how)
-    return [task for part in parts for task in assemble.held(part, how, _tasker(vocabulary, how, max_tokens))]
+    return [task for part in parts for task in assemble.convert_rows(part, how, _tasker(vocabulary, how, max_tokens))]
 
 
 def groups(
@@ -85,7 +85,7 @@ def groups(
     """Rows that are trained on, in order. context 0: rows of any length."""
     how = how or Reading(chat=vocabulary.chat_template is not None, settings=False)
     parts = locate(data, how)
-    return [group for part in parts for group in assemble.held(part, how, _grouper(vocabulary, how, context))]
+    return [group for part in parts for group in assemble.convert_rows(part, how, _grouper(vocabulary, how, context))]
 
 
 def feed(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, context: int) -> Loaded:

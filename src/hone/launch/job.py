@@ -78,7 +78,7 @@ class Run:
 
 def set_torch(recipe: Recipe) -> None:
     """Threads and determinism as the recipe says."""
-    device, _ = build.place(recipe.train.device)
+    device, _ = build.device_and_dtype(recipe.train.device)
     torch.set_num_threads(threads(device, asked=recipe.train.threads, offloaded=recipe.optim.offload))
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
     # what use_deterministic_algorithms does, but for the import of torch's compiler, which takes a second
@@ -186,11 +186,11 @@ def learner_of(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path
     """The decoder with all that trains it; saved: the checkpoint whose weights follow."""
     # on resume the adapter, too, is the run's own copy: its weights follow, exactly, with the rest of the state
     adapter = saved / names.ADAPTER if saved is not None else None
-    policy = build.trainable(recipe, build.adapted(decoder, recipe.lora, seed=recipe.seed, saved=adapter), algo)
+    policy = build.trainable(recipe, build.add_adapter(decoder, recipe.lora, seed=recipe.seed, saved=adapter), algo)
     precision = recipe.train.dtype
     if saved is not None and precision == "auto":  # as it was begun, on whatever device it goes on
         precision = read_state(saved)["dtype"]
-    device, dtype = build.place(recipe.train.device, precision)
+    device, dtype = build.device_and_dtype(recipe.train.device, precision)
     if algo.trust_region and dtype is torch.bfloat16:  # its curvature is a difference of small numbers
         raise HoneError(f"{recipe.algo_name} needs float32: set train.dtype=float32")
     if build.is_sharded(recipe):  # from the CPU, a layer at a time: no device ever holds all of it
@@ -303,7 +303,7 @@ def _spared(root: Path, recipe: Recipe, steps: Collection[int]) -> set[int]:
     return spared
 
 
-def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Change]) -> run_folder.Kept | None:
+def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Change]) -> run_folder.FolderGuard | None:
     """Write the settings where they are new and a step is to be done by them, and the starting model of a fresh run;
     gives the first rank what has to stay there."""
     job.learner.guard.folder, fresh = folder / names.BAD, found is None
@@ -327,7 +327,7 @@ def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Chan
             job.saver.guess((time.thread_time() - begin) * _larger(job, folder / names.START))
 
     collect.once(write)
-    return run_folder.Kept(folder) if run_folder.is_first() else None
+    return run_folder.FolderGuard(folder) if run_folder.is_first() else None
 
 
 def _larger(job: Run, start: Path) -> float:

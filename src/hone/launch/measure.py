@@ -22,7 +22,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Roller
 from hone.train.annotate import annotate, mismatched_batch
 from hone.train.learner import Learner
-from hone.train.update import derived, observe, weigh
+from hone.train.update import finish_statistics, observe, weigh
 from hone.types import Group, Rollout, Stop, Task
 
 ANSWERS = ("math", "choice", "exact")  # verifiers that compare an answer with the gold one
@@ -109,4 +109,4 @@ def assess(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, contex
         stats.add("loss", objective(fwd, micro, algo.loss), 0)
         observe(stats, fwd, micro, algo)
     stats.add("loss", 0.0, 1)
-    return derived(stats.means()) | {"rows": float(len(batch))}
+    return finish_statistics(stats.means()) | {"rows": float(len(batch))}

@@ -7,7 +7,7 @@ from typing import cast
 from hone.checkpoint.record import recorded
 from hone.checkpoint.state import restore_weights
 from hone.config.recipe import Recipe
-from hone.errors import counted
+from hone.errors import count_noun
 from hone.launch import build
 from hone.launch.job import learner_of, set_torch, start_of
 from hone.launch.rescue import nearest
@@ -15,7 +15,7 @@ from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.storage import names
 from hone.train.annotate import keep_old_policy
-from hone.train.guard import Found, load_rows
+from hone.train.guard import NonFiniteTensor, load_rows
 from hone.train.update import explain
 
 UNREAD = ("data", "eval_data", "reward")  # the rows are there already, with their rewards
@@ -28,7 +28,7 @@ class Replay:
     step: int
     rows: int
     weights: str  # where they are from, and how far from those of the time
-    found: list[Found]
+    found: list[NonFiniteTensor]
     then: str  # what was first found in the run
     nearer: str = ""  # settings under which a run keeps the very weights, where these are others
 
@@ -53,9 +53,9 @@ def replay(file: str | Path, *, recipe: Recipe | None = None) -> Replay:
         restore_weights(saved, cast(Policy | Scorer, learner.policy), learner)
     keep_old_policy(learner, algo)
     found = explain(learner, batch.to(learner.device), algo)
-    then = [str(Found(**f)) for f in about["found"][:1]]
+    then = [str(NonFiniteTensor(**f)) for f in about["found"][:1]]
     name = saved.relative_to(folder) if saved is not None else names.START
-    distance = f"{counted(late, 'update')} before it" if late else "exactly those of the time"
+    distance = f"{count_noun(late, 'update')} before it" if late else "exactly those of the time"
     return Replay(
         step=about["step"],
         rows=len(batch),

@@ -21,7 +21,7 @@ from hone.train.guard import local, not_finite
 T = TypeVar("T")
 
 
-def rescued(
+def save_on_error(
     iterations: Iterator[Iteration], job: Run, folder: Path, *, note: Callable[[str], None]
 ) -> Iterator[Iteration]:
     """The same; where a sampler, a reward or the data raises, the run is saved as it was before that iteration."""
@@ -86,7 +86,7 @@ def _another(folder: Path) -> Path:
     raise HoneError(f"neither {folder.parent} nor {tempfile.gettempdir()} can be written to: set TMPDIR to a folder")
 
 
-def attempted(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
+def try_stage(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
     """What it gives, or the error that it raises. For a part of a step that no other part depends on."""
     try:
         return do(), None
@@ -94,7 +94,7 @@ def attempted(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
-def untold(
+def report_error(
     step: int, *, unmeasured: Exception | None, unlogged: Exception | None, note: Callable[[str], None]
 ) -> Exception:
     """The error that ends a run whose held-out evaluation or log failed, here or on another rank. The step is saved."""
@@ -105,7 +105,7 @@ def untold(
     return unlogged or unmeasured or HoneError("another rank could not evaluate or log: see what it said")
 
 
-def owed(error: Exception) -> str:
+def pending_error(error: Exception) -> str:
     """The message of a run whose sampling ahead failed, and that ends before it needs those rollouts."""
     said = error.error if isinstance(error, collect.Together) else error
     return f"what is sampled ahead failed ({collect.described(said)}) and is made again when the run goes on"
@@ -123,7 +123,7 @@ def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:
     return None, updates
 
 
-def ruined(job: Run, folder: Path) -> str:
+def restart_point(job: Run, folder: Path) -> str:
     """Where a run can go on from if its updates are not finite. With its last weights no rate helps."""
     mend, guard = f"mend what `hone replay` finds in {folder / names.BAD}", job.learner.guard
     if not job.learner.updates or guard.row < guard.in_a_row:  # those it began with, or they gave finite ones too

@@ -24,7 +24,7 @@ from hone.reward.learned.endpoint import Budget, Endpoint, NoAnswer
 from hone.reward.learned.judge import Ask, Judge, JudgeSettings, check_settings
 from hone.reward.learned.load import reward_model
 from hone.reward.score import Reward, RewardPart, RewardScorer, as_scorer, cached, combine, read_schedule
-from hone.reward.verify import HANGS, REMEMBERED, SECONDS, made
+from hone.reward.verify import HANGS, REMEMBERED, SECONDS, make_verifier
 from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.verdict import code_reward
 from hone.reward.workers.reward_worker import in_workers
@@ -47,7 +47,7 @@ def judge(path: str) -> Judge:
 
 def local(model: str, *, budget: Budget) -> Ask:
     """Questions to a model's folder or fetched name, one at a time."""
-    return partial(_answer, *build.loaded(model), budget, threading.Lock())
+    return partial(_answer, *build.load_model(model), budget, threading.Lock())
 
 
 def _answer(
@@ -157,7 +157,7 @@ def _verifier(name: str) -> tuple[Callable[..., Any], bool]:
     kind, _, path = name.partition(":")
     if kind == "code" and path.endswith((".yaml", ".yml")):
         return partial(code_reward, **reward_arguments(from_yaml(path, CodeSettings()), path)), False
-    return made(name)
+    return make_verifier(name)
 
 
 def _named(name: str, vocabulary: Tokenizer | None, device: torch.device | str) -> Callable[..., Any]:

@@ -23,7 +23,15 @@ from hone.errors import HoneError, Interrupted
 from hone.launch import build
 from hone.launch.job import Run, begin, prepare, publish, save, set_torch
 from hone.launch.measure import assess, measure
-from hone.launch.rescue import attempted, gone_back, owed, rescued, ruined, saved_elsewhere, untold
+from hone.launch.rescue import (
+    gone_back,
+    pending_error,
+    report_error,
+    restart_point,
+    save_on_error,
+    saved_elsewhere,
+    try_stage,
+)
 from hone.launch.signals import Heard, Stopper
 from hone.log import invalid, samples
 from hone.log.progress import Progress, Silent
@@ -32,7 +40,7 @@ from hone.model.policy import Policy
 from hone.reward.outcome import kinds
 from hone.reward.score import Combined
 from hone.storage import files, names
-from hone.train.threads import settled
+from hone.train.threads import freeze_objects
 from hone.types import Group, Rollout
 
 GRACE = 1.0  # seconds that a checkpoint has to be completed in, after a second signal
@@ -55,7 +63,7 @@ def _run(recipe: Recipe, stopper: Stopper, *, examine: Callable[[Run], None], re
     folder = recipe.run_dir
     with run_folder.alone(folder):
         reading = time.thread_time()
-        found = run_folder.found(folder, resume=resume)
+        found = run_folder.checkpoint_to_resume(folder, resume=resume)
         reading = time.thread_time() - reading
         changed = changes(recipe, settings_in(folder)) if found else {}
         check_changes(changed, folder, allow=allow_change)
@@ -87,7 +95,7 @@ def _interrupted(recipe: Recipe) -> Interrupted:
 # --- the run itself ---
 
 
-def _train(job: Run, folder: Path, kept: run_folder.Kept | None, stopper: Stopper) -> Path:
+def _train(job: Run, folder: Path, kept: run_folder.FolderGuard | None, stopper: Stopper) -> Path:
     """Turn the loop until the steps are done; an interrupt saves first."""
     recipe, steps = job.recipe, job.recipe.train.steps
     stream = cast(TextIO, Heard(sys.stderr, stopper.ask)) if run_folder.is_first() else Silent()
@@ -97,10 +105,10 @@ def _train(job: Run, folder: Path, kept: run_folder.Kept | None, stopper: Stoppe
         progress.note(f"{recipe.name}: {job.step} of {steps} steps are done; for more: {more}")
     else:
         progress.note("; ".join([f"{recipe.name}: {plan(recipe)}", *job.notes]))
-        if job.step and run_folder.is_first() and (known := run_folder.logged(folder)) < job.step:
+        if job.step and run_folder.is_first() and (known := run_folder.last_logged_step(folder)) < job.step:
             progress.note(f"{recipe.name}: {names.METRICS} ends at step {known}, those up to {job.step} are not in it")
         try:
-            with settled():
+            with freeze_objects():
                 _turn(job, folder, kept, progress, stopper)
         finally:
             for text in (*job.news(), *_invalid_so_far(folder)):
@@ -108,7 +116,7 @@ def _train(job: Run, folder: Path, kept: run_folder.Kept | None, stopper: Stoppe
     return folder / names.CHECKPOINTS / files.name_of(job.step)
 
 
-def _turn(job: Run, folder: Path, kept: run_folder.Kept | None, progress: Progress, stopper: Stopper) -> None:
+def _turn(job: Run, folder: Path, kept: run_folder.FolderGuard | None, progress: Progress, stopper: Stopper) -> None:
     """Step after step: log, watch, save."""
     recipe, steps, every = job.recipe, job.recipe.train.steps, job.recipe.save.every
     log, best = _Log(folder, recipe, start=job.step) if run_folder.is_first() else None, recipe.save.best
@@ -118,7 +126,7 @@ def _turn(job: Run, folder: Path, kept: run_folder.Kept | None, progress: Progre
         closing(job.ahead) if job.ahead else nullcontext(),
         saved_elsewhere(job, folder),
     ):
-        for iteration in rescued(_iterations(job), job, folder, note=progress.note):
+        for iteration in save_on_error(_iterations(job), job, folder, note=progress.note):
             metrics, unmeasured, unlogged = _told(job, iteration, log, kept, progress)
             _refresh(job)
             if back := gone_back(job, folder, metrics):
@@ -136,9 +144,9 @@ def _turn(job: Run, folder: Path, kept: run_folder.Kept | None, progress: Progre
             for text in job.saver.drain():
                 progress.note(f"step {job.step}: {text}")
             if untellable:
-                raise untold(job.step, unmeasured=unmeasured, unlogged=unlogged, note=progress.note)
+                raise report_error(job.step, unmeasured=unmeasured, unlogged=unlogged, note=progress.note)
             if (last or asked) and job.ahead and job.ahead.failure:
-                progress.note(f"step {job.step}: {owed(job.ahead.failure)}")
+                progress.note(f"step {job.step}: {pending_error(job.ahead.failure)}")
             if last or asked:
                 _still_there(kept, done=files.name_of(job.step))
             if last:
@@ -148,15 +156,15 @@ def _turn(job: Run, folder: Path, kept: run_folder.Kept | None, progress: Progre
 
 
 def _told(
-    job: Run, iteration: loop.Iteration, log: "_Log | None", kept: run_folder.Kept | None, progress: Progress
+    job: Run, iteration: loop.Iteration, log: "_Log | None", kept: run_folder.FolderGuard | None, progress: Progress
 ) -> tuple[dict[str, float], Exception | None, Exception | None]:
     """Measure what is due, log the step and show it: its metrics, and why evaluation and log failed if they did."""
     held_out = list[Group]()
-    examined, unmeasured = attempted(partial(_evaluation, job, seen=held_out.extend))
+    examined, unmeasured = try_stage(partial(_evaluation, job, seen=held_out.extend))
     metrics = _metrics(job, iteration, examined or {})
     chosen = _samples(iteration, seed=job.step) if job.algo.online else None
     bad, news = _invalid(iteration, held_out, metrics), _still_there(kept)
-    said, unlogged = attempted(partial(log.write, job.step, metrics, chosen, bad)) if log is not None else ([], None)
+    said, unlogged = try_stage(partial(log.write, job.step, metrics, chosen, bad)) if log is not None else ([], None)
     news += said or []
     progress.step(metrics)
     news += [measured] if (measured := _held_out(metrics)) else []
@@ -165,7 +173,7 @@ def _told(
     return metrics, unmeasured, unlogged
 
 
-def _still_there(kept: run_folder.Kept | None, *, done: str = "") -> list[str]:
+def _still_there(kept: run_folder.FolderGuard | None, *, done: str = "") -> list[str]:
     """The folder is looked at by the first rank; where it is gone, every rank ends."""
     return collect.once(partial(kept.check, done=done) if kept else list[str]) or []
 
@@ -279,7 +287,7 @@ def _watch(job: Run, folder: Path, metrics: Mapping[str, float], *, note: Callab
         note(f"step {job.step}: {text}")
     if guard.spent:
         save(job, folder)
-        raise HoneError(f"stopped at step {job.step}: {guard.spent}: {ruined(job, folder)}")
+        raise HoneError(f"stopped at step {job.step}: {guard.spent}: {restart_point(job, folder)}")
     for warning in job.monitor.check(metrics):
         note(f"step {job.step}: {warning.severity}: {warning.message}")
         if warning.severity == "stop":

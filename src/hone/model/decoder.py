@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hone.errors import HoneError
-from hone.model.backends.registry import Backend, differentiates_once, offering
+from hone.model.backends.registry import Backend, backends_for, differentiates_once
 from hone.model.config import DecoderConfig
 from hone.model.layout.rows import Rows
 
@@ -299,7 +299,7 @@ def choose_backend(decoder: Decoder, given: Pass) -> LayerBackend | None:
     if not differentiates_once():
         return None
     allowed = decoder.backends
-    for backend in offering(LayerBackend):
+    for backend in backends_for(LayerBackend):
         if (allowed is None or backend.name in allowed) and backend.covers(decoder, given) is None:
             return backend
     return None
@@ -307,9 +307,9 @@ def choose_backend(decoder: Decoder, given: Pass) -> LayerBackend | None:
 
 def reads_many_rows(model: nn.Module) -> bool:
     """Whether some backend reads the model's rows at one price a token, however many are in a pass."""
-    return any(backend.reads_many_rows(model) for backend in offering(LayerBackend))
+    return any(backend.reads_many_rows(model) for backend in backends_for(LayerBackend))
 
 
 def same_bits_as_sampler(model: nn.Module) -> bool:
     """Whether some backend gives the model the log-probs of the runner that samples, to the last bit."""
-    return any(backend.same_bits_as_sampler(model) for backend in offering(LayerBackend))
+    return any(backend.same_bits_as_sampler(model) for backend in backends_for(LayerBackend))

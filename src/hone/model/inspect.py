@@ -14,7 +14,7 @@ from torch import Tensor
 from hone.errors import HoneError
 from hone.model.formats import peft
 from hone.model.formats.cache import folder_of, resolve
-from hone.model.formats.weight_files import Stored, in_order, kind_of, tensor_index
+from hone.model.formats.weight_files import TensorOnDisk, in_order, kind_of, tensor_index
 
 ENERGY = 0.9  # the share of sum sigma^2 that `energy_rank` holds
 
@@ -143,14 +143,14 @@ def _folder(base: str) -> Path:
     return found
 
 
-def _kinds(tensors: Mapping[str, Stored]) -> tuple[Kind, ...]:
-    by_kind = dict[str, list[Stored]]()
+def _kinds(tensors: Mapping[str, TensorOnDisk]) -> tuple[Kind, ...]:
+    by_kind = dict[str, list[TensorOnDisk]]()
     for name, x in tensors.items():
         by_kind.setdefault(kind_of(name), []).append(x)
     return tuple(_kind(kind, found) for kind, found in by_kind.items())
 
 
-def _kind(kind: str, found: list[Stored]) -> Kind:
+def _kind(kind: str, found: list[TensorOnDisk]) -> Kind:
     dtypes = tuple(dict.fromkeys(x.dtype for x in found))
     known = all(dtype in BYTES for dtype in dtypes)
     return Kind(
@@ -162,7 +162,7 @@ def _kind(kind: str, found: list[Stored]) -> Kind:
     )
 
 
-def _change(name: str, here: Stored, other: Stored, base: str) -> Change:
+def _change(name: str, here: TensorOnDisk, other: TensorOnDisk, base: str) -> Change:
     if here.shape != other.shape:
         raise HoneError(
             f"{name} is {here.shape}, in {base} {other.shape}: give the model it was trained from as --base"
@@ -176,7 +176,7 @@ def _change(name: str, here: Stored, other: Stored, base: str) -> Change:
     return Change(name=name, shape=here.shape, update=difference(here.read(), other.read()))
 
 
-def _one_sided(here: Mapping[str, Stored], other: Mapping[str, Stored], base: str) -> Iterator[str]:
+def _one_sided(here: Mapping[str, TensorOnDisk], other: Mapping[str, TensorOnDisk], base: str) -> Iterator[str]:
     for what, names in (("the model", here.keys() - other.keys()), (base, other.keys() - here.keys())):
         if names:
             yield f"only in {what}: {', '.join(sorted(names))}"

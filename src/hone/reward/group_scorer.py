@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
-from hone.errors import HoneError, counted
+from hone.errors import HoneError, count_noun
 from hone.log.progress import say
 from hone.log.rollouts import HELD_OUT
 from hone.reward.outcome import commonest, kinds
@@ -122,7 +122,8 @@ class GroupScorer:
         reason, times, _ = commonest(bad)
         return HoneError(
             f"{len(bad)} of {count} rewards are invalid, more than {self.max_invalid:.0%}; most often "
-            f"({counted(times, 'time')}): {reason}: correct the reward function or the task, or raise train.max_invalid"
+            f"({count_noun(times, 'time')}): {reason}: correct the reward function or the task, "
+            "or raise train.max_invalid"
         )
 
     def _late(self, reason: str) -> None:

@@ -110,7 +110,7 @@ def commonest(outcomes: Iterable[Outcome]) -> tuple[str, int, int]:
     return reason, times, reasons.total()
 
 
-def crashed(error: BaseException) -> Outcome:
+def crash_outcome(error: BaseException) -> Outcome:
     """The outcome of a reward that raised: no number."""
     while isinstance(error, BaseExceptionGroup) and error.exceptions:  # of tasks that ran together, the first that did
         error = error.exceptions[0]

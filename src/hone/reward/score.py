@@ -20,7 +20,7 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.event_loop import TimedOut, await_all
-from hone.reward.outcome import crashed, finite, invalid, place_of, to_outcome
+from hone.reward.outcome import crash_outcome, finite, invalid, place_of, to_outcome
 from hone.types import Group, Outcome, Rollout, Task
 
 ONE = ("completion", "task", "rollout")
@@ -89,7 +89,7 @@ class Reward:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit and CancelledError too are only the function's own
-            return crashed(error)
+            return crash_outcome(error)
 
     def _called(self, arguments: dict[str, Any]) -> Any:
         """What it returns, in the process that called it."""
@@ -112,11 +112,11 @@ class Reward:
         if isinstance(value, KeyboardInterrupt):
             raise value
         if isinstance(value, BaseException):
-            return crashed(value)
+            return crash_outcome(value)
         try:
             return to_outcome(value, place=self.place)
         except Exception as error:  # a value can raise when it is turned into a number
-            return crashed(error)
+            return crash_outcome(error)
 
     def late(self, seconds: float) -> Outcome:
         """The outcome of a reward that took longer than this: no number."""
@@ -136,7 +136,7 @@ class Reward:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            return [crashed(error)] * n
+            return [crash_outcome(error)] * n
         if isinstance(result, BaseException):
             return [self._of(result)] * n
         if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != n:

@@ -132,7 +132,7 @@ class TokenBytes:
         return (name.replace(self.blank, " ") if self.blank else name).encode()
 
 
-def shown(raw: bytes) -> str:
+def token_text(raw: bytes) -> str:
     """The text of a token's bytes; half a character as OpenAI writes it, so that no two tokens look alike."""
     try:
         return raw.decode()

@@ -53,7 +53,7 @@ def load(
         raise absent(folder)
     if is_adapter(folder):
         raise HoneError(f"{folder} is an adapter: give its base model, and the adapter with --adapter")
-    where, precision = place(device, dtype)
+    where, precision = device_and_dtype(device, dtype)
     tokenizer, decoder = Tokenizer.load(folder), load_decoder(folder, dtype=precision)
     if isinstance(decoder, Foreign):
         raise HoneError(f"{folder} runs through transformers, which the engine cannot: use a Llama, Mistral or Qwen")
@@ -87,7 +87,7 @@ def make_runner(decoder: Decoder, *, max_rows: int, int8: bool, invariant: bool)
     )
 
 
-def place(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
+def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
     """Where and in what to compute, as told or as the machine suggests."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:

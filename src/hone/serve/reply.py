@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from hone.serve.body import CompletionRequest, ServedModels
-from hone.serve.detokenize import Completion, Delta, TokenBytes, TokenLogprobs, shown
+from hone.serve.detokenize import Completion, Delta, TokenBytes, TokenLogprobs, token_text
 from hone.serve.http import event, json_text
 
 LEAST = -9999.0  # JSON has no -Infinity
@@ -39,7 +39,7 @@ class TokenJson:
     def name(self, token: int) -> str:
         """The token as a string of JSON."""
         if token not in self._names:
-            self._names[token] = json_text(shown(self.bytes_of(token)))
+            self._names[token] = json_text(token_text(self.bytes_of(token)))
         return self._names[token]
 
     def entry(self, token: int, logp: float) -> str:

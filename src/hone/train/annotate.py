@@ -20,14 +20,14 @@ from hone.algo import credit
 from hone.algo.prefer import last_value, reference_gain
 from hone.algo.select import everything
 from hone.algo.table import Algorithm
-from hone.data.collate import collate, judged, mismatched, table
+from hone.data.collate import add_scores, collate, mismatched_pairs, token_table
 from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.stats import Laps
 from hone.model.decoder import same_bits_as_sampler
 from hone.model.layout.forward import run_passes
 from hone.train.learner import Learner, mini_batches, minibatch_rows, ran_out, release_memory
-from hone.types import ABSENT, Batch, Forward, ForwardModel, Group, sent
+from hone.types import ABSENT, Batch, Forward, ForwardModel, Group, to_device
 
 PROBED = 4  # rows that are read to verify the sampler's numbers: those whose tokens were the least probable
 AT_MASK = ("old_logp", "ref_logp", "ref_kl")  # 0 where nothing is trained on
@@ -78,7 +78,7 @@ def mismatched_batch(groups: list[Group], algo: Algorithm, context: int, *, devi
     """This rank's part of KTO's mismatched pairs, which are made of all ranks' rows; None for other algorithms."""
     if "kl_baseline" not in algo.needs:
         return None
-    pairs = mismatched([r for g in groups for r in g], max_tokens=context)
+    pairs = mismatched_pairs([r for g in groups for r in g], max_tokens=context)
     return collate([[r] for r in pairs[collect.share(len(pairs))]]).to(device)
 
 
@@ -168,7 +168,7 @@ def number_rows(batch: Batch, rounds: list[list[Group]]) -> Batch:
     sizes = [sum(len(g) for g in chosen) for chosen in rounds]
     place = torch.tensor(collect.places(sizes), dtype=torch.int64)
     home = None if batch.home is None else replace(batch.home, place=place)
-    return replace(batch, place=sent(place, batch.targets.device), home=home)
+    return replace(batch, place=to_device(place, batch.targets.device), home=home)
 
 
 def keep_old_policy(learner: Learner, algo: Algorithm) -> None:
@@ -272,7 +272,7 @@ class EarlyPasses:
         if not self.on or not any(groups):
             return
         self._groups = groups
-        self._begun = annotate(table(groups).to(self._learner.device), self._algo, self._learner)
+        self._begun = annotate(token_table(groups).to(self._learner.device), self._algo, self._learner)
         laps("annotate")
 
     def collate(self, groups: list[Group]) -> Batch:
@@ -286,11 +286,11 @@ class EarlyPasses:
 
 def _add_scores(begun: Batch, groups: list[Group]) -> Batch:
     """The batch of the passes that were begun, with what else the scored rollouts hold."""
-    whole, device = judged(begun.host, groups), begun.targets.device
-    added = {name: sent(x, device) for name, x in whole.columns().items() if getattr(begun, name) is ABSENT}
+    whole, device = add_scores(begun.host, groups), begun.targets.device
+    added = {name: to_device(x, device) for name, x in whole.columns().items() if getattr(begun, name) is ABSENT}
     if torch.equal(whole.mask, begun.host.mask):
         return replace(begun, **added)
-    mask = sent(whole.mask, device)  # rows whose reward is invalid
+    mask = to_device(whole.mask, device)  # rows whose reward is invalid
     filled = {name: x for name in AT_MASK if (x := getattr(begun, name)) is not ABSENT}
     zeroed = {name: torch.where(mask, x, 0.0) for name, x in filled.items()}
     home = None if begun.home is None else replace(begun.home, mask=whole.mask)

@@ -34,7 +34,7 @@ WINDOW, LEAST = 50, 10  # losses that are remembered, and that are needed to jud
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class NonFiniteTensor:
     """A tensor that is not finite: how many of its numbers, and the first of them."""
 
     name: str  # "weight ...", "adv", "forward.logp", "ratio", "loss.0", "loss", "gradient of ..."
@@ -60,12 +60,12 @@ class Found:
 
 def examine(
     policy: ForwardModel, cut: Iterable[Batch], algo: Algorithm, *, trained: Mapping[str, nn.Parameter]
-) -> list[Found]:
+) -> list[NonFiniteTensor]:
     """Weights, columns, forward pass, ratio, each term of the loss, the loss, gradients: each tensor once.
 
-    trained: what gradients end up in, by name: those are overwritten. `place` numbers the rows for `Found.at`.
+    trained: what gradients end up in, by name: those are overwritten. `place` numbers the rows for `NonFiniteTensor.at`.
     """
-    found, parts = dict[str, Found](), list(enumerate(cut))
+    found, parts = dict[str, NonFiniteTensor](), list(enumerate(cut))
     for name, x in policy.named_parameters() if isinstance(policy, nn.Module) else ():
         _note(found, _look(f"weight {name}", x, micro=-1))
     for name in parts[0][1].columns() if parts else ():
@@ -85,13 +85,13 @@ def examine(
     return list(found.values())
 
 
-def _note_rows(found: dict[str, Found], i: int, micro: Batch, columns: Mapping[str, Tensor]) -> None:
+def _note_rows(found: dict[str, NonFiniteTensor], i: int, micro: Batch, columns: Mapping[str, Tensor]) -> None:
     for name, x in columns.items():
         seen = _look(name, x, micro=i, within=micro.mask, nan_is_fine=name in MAY_BE_NAN)
         _note(found, seen and replace(seen, at=[int(micro.place[seen.at[0]]), *seen.at[1:]]))
 
 
-def _note(found: dict[str, Found], seen: Found | None) -> None:
+def _note(found: dict[str, NonFiniteTensor], seen: NonFiniteTensor | None) -> None:
     if seen is not None:
         found.setdefault(seen.name, seen)
 
@@ -105,7 +105,9 @@ def _computed(fwd: Forward, batch: Batch, algo: Algorithm) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _look(name: str, x: Tensor, *, micro: int, within: Tensor | None = None, nan_is_fine: bool = False) -> Found | None:
+def _look(
+    name: str, x: Tensor, *, micro: int, within: Tensor | None = None, nan_is_fine: bool = False
+) -> NonFiniteTensor | None:
     """What is not finite in it, if anything. In a column only rows and tokens that are trained on count."""
     x = local(x)
     if not x.is_floating_point():
@@ -117,7 +119,9 @@ def _look(name: str, x: Tensor, *, micro: int, within: Tensor | None = None, nan
     if not len(where):
         return None
     at: list[int] = where[0].tolist()
-    return Found(name=name, micro=micro, number=len(where), size=x.numel(), at=at, value=str(float(x[tuple(at)])))
+    return NonFiniteTensor(
+        name=name, micro=micro, number=len(where), size=x.numel(), at=at, value=str(float(x[tuple(at)]))
+    )
 
 
 def local(x: Tensor) -> Tensor:
@@ -147,7 +151,7 @@ class Guard:
         """An update was finite."""
         self.row = 0
 
-    def caught(self, batch: Batch, *, step: int, about: Mapping[str, Any], found: Sequence[Found]) -> None:
+    def caught(self, batch: Batch, *, step: int, about: Mapping[str, Any], found: Sequence[NonFiniteTensor]) -> None:
         """An update was skipped: count it, keep its rows, and see whether it was one too many."""
         self.row, self.total = self.row + 1, self.total + 1
         self._last = (step, self._last[1] + 1 if self._last[0] == step else 1)
@@ -220,7 +224,7 @@ def load_rows(path: Path) -> tuple[Batch, dict[str, Any]]:
         if any(type(about[name]) is not int or about[name] < 0 for name in ("step", "updates")):
             raise ValueError("it tells of no step")
         for found in about["found"]:
-            str(Found(**found))
+            str(NonFiniteTensor(**found))
         parts = {name: columns.pop(name) for name in Support.NAMES if name in columns}
         support = Support(**{name.removeprefix("support_"): x for name, x in parts.items()}) if parts else None
         return Batch(**columns, support=support), {**about, "found": list(about["found"])}

@@ -83,7 +83,7 @@ class Learner:
         """How many rows of the batch are in memory at once when they are only read."""
         longest = int(batch.host.real.sum(-1).max()) if len(batch) else 0
         most = BUNDLED if reads_many_rows(cast(nn.Module, self.policy)) else CACHE
-        fit = fitting(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device, most=most)
+        fit = rows_per_pass(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device, most=most)
         return max(1, fit // self.guard.divisor)
 
     def cut(self, batch: Batch, unit: int) -> Iterator[Batch]:
@@ -123,7 +123,7 @@ class Learner:
 # --- how a batch is cut ---
 
 
-def fitting(longest: int, *, rows: int, tokens: int, device: torch.device, most: int = CACHE) -> int:
+def rows_per_pass(longest: int, *, rows: int, tokens: int, device: torch.device, most: int = CACHE) -> int:
     """How many rows of so many tokens are computed at once: `rows`, or what `tokens` hold; on a CPU `most` tokens."""
     fit = tokens // max(1, longest) if tokens else rows
     return max(1, min(fit, most // max(1, longest)) if device.type == "cpu" else fit)
@@ -142,7 +142,7 @@ def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1, di
     start, widths = 0, length[units].tolist()
     while start < len(index):
         longest = widths[start // unit]  # the first of a slice is its longest
-        fit = fitting(longest, rows=rows, tokens=tokens, device=batch.mask.device)
+        fit = rows_per_pass(longest, rows=rows, tokens=tokens, device=batch.mask.device)
         size = max(1, fit // divisor // unit) * unit
         yield batch.rows(index[start : start + size])
         start += size

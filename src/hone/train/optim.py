@@ -116,7 +116,7 @@ def constant(step: int) -> float:
     return 1.0
 
 
-def warmed(shape: str, *, warmup: int, steps: int) -> Schedule:
+def learning_rate_factor(shape: str, *, warmup: int, steps: int) -> Schedule:
     """Linear warm-up over `warmup` steps, then constant, or down to 0.1 by a line or a cosine."""
 
     def factor(step: int) -> float:

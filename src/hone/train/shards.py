@@ -147,13 +147,15 @@ class Shards:
     def whole_weights(self) -> dict[str, Tensor]:
         """The trained weights by name; every rank takes part."""
         apart(self.policy)
-        return {name: kept(full_tensor(p)) for name, p in self.trained().items()}
+        return {name: on_first_rank(full_tensor(p)) for name, p in self.trained().items()}
 
     def whole_moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         """What the optimiser holds, as optimizer_tensors names it; every rank takes part."""
         found = optimizer_tensors(optimizer)
         like = {name: self._like(optimizer, name, x) for name, x in found.items()}
-        return {name: kept(x if like[name] is None else full_from_part(x, like[name])) for name, x in found.items()}
+        return {
+            name: on_first_rank(x if like[name] is None else full_from_part(x, like[name])) for name, x in found.items()
+        }
 
     def own_moments(self, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's parts of `whole_moments`, of whatever number of ranks."""
@@ -167,7 +169,7 @@ class Shards:
 
     def whole_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state dict of tensors that are spread; every rank takes part."""
-        return {name: kept(full_tensor(x)) for name, x in state.items()}
+        return {name: on_first_rank(full_tensor(x)) for name, x in state.items()}
 
     @torch.no_grad()
     def load(self, parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
@@ -177,7 +179,7 @@ class Shards:
             own(p).copy_(cut(weights[name], p) if is_spread(p) else weights[name])
 
 
-def kept(x: Tensor) -> Tensor:
+def on_first_rank(x: Tensor) -> Tensor:
     """On the CPU of the first rank; the others keep nothing of it."""
     return x.cpu() if collect.world()[0] == 0 else x.new_empty(0)
 

@@ -18,7 +18,7 @@ def threads(device: torch.device, *, asked: int = 0, offloaded: bool = False) ->
 
 
 @contextmanager
-def settled() -> Iterator[None]:
+def freeze_objects() -> Iterator[None]:
     """What exists now is left out of garbage collection: a look at half a million objects takes a fifth of a second,
     and comes in the middle of a step.
 

@@ -18,7 +18,7 @@ from hone.model.backends.registry import second_order
 from hone.model.vocab.distribution import LogRows
 from hone.train.guard import mark
 from hone.train.learner import Learner, retry_smaller
-from hone.train.update import apply_gradients, observe, skipped, totals
+from hone.train.update import apply_gradients, observe, record_skip, totals
 from hone.types import Batch
 
 Product = Callable[[Tensor], Tensor]
@@ -60,7 +60,7 @@ def step(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     if stats is not None and apply_gradients(learner, stats, learner.policy.critic_parameters()):
         return stats
     _assign(actor, start)
-    return skipped(learner, batch, algo)
+    return record_skip(learner, batch, algo)
 
 
 def _actor_step(learner: Learner, batch: Batch, algo: Algorithm, *, region: TrustRegion, stats: Stats) -> bool:

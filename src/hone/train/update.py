@@ -13,7 +13,7 @@ from hone.dist import collect
 from hone.log.stats import Stats
 from hone.train import optim
 from hone.train.annotate import evaluate
-from hone.train.guard import Found, examine, mark
+from hone.train.guard import NonFiniteTensor, examine, mark
 from hone.train.learner import Learner, retry_smaller
 from hone.types import ABSENT, Batch, Forward
 
@@ -48,7 +48,7 @@ def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     stats, losses = retry_smaller(lambda: _gradients(learner, batch, algo), lambda: learner.halve(batch, algo.unit))
     stats.add("loss", 0.0, 1 / collect.world()[1])  # the weights make the losses of micro-batches and ranks one sum
     mark(parameters, losses)
-    return stats if apply_gradients(learner, stats, parameters) else skipped(learner, batch, algo)
+    return stats if apply_gradients(learner, stats, parameters) else record_skip(learner, batch, algo)
 
 
 def _gradients(learner: Learner, batch: Batch, algo: Algorithm) -> tuple[Stats, list[Tensor]]:
@@ -86,7 +86,7 @@ def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Para
     return finite
 
 
-def skipped(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
+def record_skip(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     """An update that moved nothing: say why, keep its rows; what it computed is part of no mean."""
     about = {"algo": algo.name, "updates": learner.updates, "control": learner.control}
     about |= {"micro_rows": learner.micro_rows, "micro_tokens": learner.micro_tokens, "ranks": collect.world()[1]}
@@ -96,7 +96,7 @@ def skipped(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
     return stats
 
 
-def explain(learner: Learner, batch: Batch, algo: Algorithm) -> list[Found]:
+def explain(learner: Learner, batch: Batch, algo: Algorithm) -> list[NonFiniteTensor]:
     """What is not finite in an update on these rows, which is not taken; one pass over this rank's own."""
     parameters = learner.trained()
     numbered = replace(batch, place=torch.arange(len(batch), device=batch.mask.device))
@@ -187,14 +187,14 @@ def _critic(value: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
 
 def summary(stats: Stats, *, seconds: float) -> dict[str, float]:
     """The means over all ranks' sums, with what follows from them."""
-    means = derived(stats.over_ranks(collect.gather).means())
+    means = finish_statistics(stats.over_ranks(collect.gather).means())
     means["seconds"] = seconds
     if "tokens" in means:
         means["tokens_per_second"] = means["tokens"] / seconds
     return means
 
 
-def derived(means: dict[str, float]) -> dict[str, float]:
+def finish_statistics(means: dict[str, float]) -> dict[str, float]:
     """Replaces raw moments by what they are for: effective sample size and explained variance."""
     out = dict(means)
     if "ratio_square" in out:

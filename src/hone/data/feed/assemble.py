@@ -8,15 +8,15 @@ from functools import partial
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from hone.data.feed.files import Read
+from hone.data.feed.files import RowRead
 from hone.data.feed.locate import Data, Dataset, Reading, locate
 from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import Feed, Source
 from hone.data.feed.stream import Stream
 from hone.data.rows.columns import Row, WrongColumns
 from hone.data.rows.convert import LONGER, SKIP, Grouper, RowCounts, Tasker
-from hone.data.rows.pairs import used
-from hone.data.rows.parse import shown
+from hone.data.rows.pairs import rows_for_reader
+from hone.data.rows.parse import short_text
 from hone.data.text.rendering import AT_ONCE
 from hone.errors import HoneError
 
@@ -130,7 +130,7 @@ def plain_rows(part: Dataset, how: Reading, tally: RowCounts) -> Iterator[tuple[
             yield from _translated(read, store, how, tally)
 
 
-def _translated(read: Read, store: RowStore, how: Reading, tally: RowCounts) -> list[tuple[Row, str]]:
+def _translated(read: RowRead, store: RowStore, how: Reading, tally: RowCounts) -> list[tuple[Row, str]]:
     where = store.where(read.number)
     way = SKIP if how.settings and not how.skip_bad else ""
     try:
@@ -138,10 +138,10 @@ def _translated(read: Read, store: RowStore, how: Reading, tally: RowCounts) -> 
             raise HoneError(f"{where} {read.problem}{way}")
         try:
             rows, note = store.translate(read.row)
-            made = [used(row, how.pairs) for row in rows]
+            made = [rows_for_reader(row, how.pairs) for row in rows]
         except HoneError as error:
             other = "" if isinstance(error, WrongColumns) and not tally.rows else way  # then all rows may be like it
-            raise HoneError(f"{where}: {error}{other} (the row: {shown(read.row)})") from error
+            raise HoneError(f"{where}: {error}{other} (the row: {short_text(read.row)})") from error
     except HoneError as error:
         if not how.skip_bad:
             raise
@@ -185,10 +185,10 @@ def _feed(part: Dataset, how: Reading, convert: Converter, *, seed: int) -> Sour
         stream = Stream(part.stores, convert_once, seed=seed, buffer=how.buffer)
         _look(part, how, convert)
         return stream
-    return Source(held(part, how, convert), seed=seed)
+    return Source(convert_rows(part, how, convert), seed=seed)
 
 
-def held(part: Dataset, how: Reading, convert: Converter) -> list[Any]:
+def convert_rows(part: Dataset, how: Reading, convert: Converter) -> list[Any]:
     """Every row converted, in order."""
     items, numbered = list[Any](), 0
     for some in _batches(plain_rows(part, how, convert.tally)):
@@ -219,7 +219,7 @@ def _batches(rows: Iterator[tuple[Row, str]]) -> Iterator[list[tuple[Row, str]]]
         yield some
 
 
-def _items(read: Read, store: RowStore, *, how: Reading, convert: Converter, furthest: dict[str, int]) -> list[Any]:
+def _items(read: RowRead, store: RowStore, *, how: Reading, convert: Converter, furthest: dict[str, int]) -> list[Any]:
     """A row of a stream; counted when it is first met, for every epoch meets it again."""
     tally, name = convert.tally, store.place.name
     convert.tally = tally if read.number > furthest.get(name, 0) else RowCounts()

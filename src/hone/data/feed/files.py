@@ -35,7 +35,7 @@ KINDS = {
 SEPARATORS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a bar"}
 
 
-class Read(NamedTuple):
+class RowRead(NamedTuple):
     """A row as it was read, or the reason why it could not be."""
 
     row: dict[str, Any]
@@ -73,7 +73,7 @@ class File:
         """Bytes on the disk."""
         return self._checked(lambda: self.path.stat().st_size)
 
-    def read(self, start: Cursor = START) -> Iterator[Read]:
+    def read(self, start: Cursor = START) -> Iterator[RowRead]:
         """The rows from `start` on."""
         if self.form not in READERS:
             known = ", ".join(READERS)
@@ -171,7 +171,7 @@ def _pass_over(file: IO[bytes], number: int) -> int:
     return passed
 
 
-def _jsonl(file: File, start: Cursor) -> Iterator[Read]:
+def _jsonl(file: File, start: Cursor) -> Iterator[RowRead]:
     """One object a line; only b"\\n" ends a line, for U+2028 may stand inside a JSON string."""
     with file.open() as content:
         for line, number, offset in _lines(content, start):
@@ -183,10 +183,10 @@ def _jsonl(file: File, start: Cursor) -> Iterator[Read]:
                 row, problem = object_of(parse(line)), ""
             except Unreadable as error:
                 row, problem = {}, str(error)
-            yield Read(row, number, (offset, number), problem)
+            yield RowRead(row, number, (offset, number), problem)
 
 
-def _json(file: File, start: Cursor) -> Iterator[Read]:
+def _json(file: File, start: Cursor) -> Iterator[RowRead]:
     """A list of objects, read whole."""
     with file.open() as content:
         data = content.read(WHOLE + 1)
@@ -203,10 +203,10 @@ def _json(file: File, start: Cursor) -> Iterator[Read]:
             row, problem = object_of(item), too_long(item)
         except Unreadable as error:
             row, problem = {}, str(error)
-        yield Read(row, number, (number, number), problem)
+        yield RowRead(row, number, (number, number), problem)
 
 
-def _text(file: File, start: Cursor) -> Iterator[Read]:
+def _text(file: File, start: Cursor) -> Iterator[RowRead]:
     """Documents of a text: what lies between blank lines, or with `chunk` about so many characters, whole lines."""
     held, length, before, number = list[str](), 0, start[0], start[1]
     with file.open() as content:
@@ -218,29 +218,29 @@ def _text(file: File, start: Cursor) -> Iterator[Read]:
                 )
             if problem:
                 number, held, length, before = number + 1, [], 0, offset
-                yield Read({}, number, (offset, number), problem)
+                yield RowRead({}, number, (offset, number), problem)
                 continue
             full = file.chunk and held and length + len(text) > file.chunk
             ends = full or (not file.chunk and not text.strip())
             if ends and "".join(held).strip():
                 number += 1
-                yield Read({"text": "".join(held).strip("\r\n")}, number, (before, number))
+                yield RowRead({"text": "".join(held).strip("\r\n")}, number, (before, number))
             held, length = ([], 0) if ends else (held, length)
             if file.chunk or text.strip():
                 held.append(text)
                 length += len(text)
             before = offset
         if "".join(held).strip():
-            yield Read({"text": "".join(held).strip("\r\n")}, number + 1, (before, number + 1))
+            yield RowRead({"text": "".join(held).strip("\r\n")}, number + 1, (before, number + 1))
 
 
-def _plain_lines(file: File, start: Cursor) -> Iterator[Read]:
+def _plain_lines(file: File, start: Cursor) -> Iterator[RowRead]:
     """Each line a row {"line": ...}, for the formats of named datasets."""
     with file.open() as content:
         for line, number, offset in _lines(content, start):
             text, problem = _decoded(line)
             if problem or text.strip():
-                yield Read({} if problem else {"line": text.rstrip("\r\n")}, number, (offset, number), problem)
+                yield RowRead({} if problem else {"line": text.rstrip("\r\n")}, number, (offset, number), problem)
 
 
 def _decoded(line: bytes) -> tuple[str, str]:
@@ -269,7 +269,7 @@ class _Table:
             yield (line.removeprefix(BOM) if number == 1 else line).decode("utf-8", "surrogateescape")
 
 
-def _csv(file: File, start: Cursor) -> Iterator[Read]:
+def _csv(file: File, start: Cursor) -> Iterator[RowRead]:
     """A header, then a row a record; columns that hold numbers, lists or truth are read as JSON."""
     csv.field_size_limit(max(csv.field_size_limit(), LIMIT))
     mark = "\t" if file.form == ".tsv" else ","
@@ -290,7 +290,7 @@ def _csv(file: File, start: Cursor) -> Iterator[Read]:
             if cells is None:
                 return
             if cells or table.over:
-                yield Read(row, number, (table.offset, table.number), problem)
+                yield RowRead(row, number, (table.offset, table.number), problem)
 
 
 def _check_header(file: File, names: list[str], mark: str) -> None:
@@ -321,12 +321,12 @@ def _cells(names: list[str], cells: list[str], values: frozenset[str]) -> tuple[
     return row, too_long(row)
 
 
-def _columns(file: File, start: Cursor) -> Iterator[Read]:
+def _columns(file: File, start: Cursor) -> Iterator[RowRead]:
     for number, row in columnar.rows(file.path, file.form, start[1]):
-        yield Read(row, number, (number, number), fault_in(row) or too_long(row))
+        yield RowRead(row, number, (number, number), fault_in(row) or too_long(row))
 
 
-READERS: dict[str, Callable[[File, Cursor], Iterator[Read]]] = {
+READERS: dict[str, Callable[[File, Cursor], Iterator[RowRead]]] = {
     ".jsonl": _jsonl,
     ".ndjson": _jsonl,
     ".json": _json,

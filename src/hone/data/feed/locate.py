@@ -13,7 +13,7 @@ from hone.data.feed import registry
 from hone.data.feed.files import JSON_COLUMNS, READERS, File
 from hone.data.feed.row_store import First, Hub, Memory, RowStore
 from hone.data.feed.stream import BUFFER
-from hone.data.rows.columns import Row, RowKind, asked, plainly, renamed
+from hone.data.rows.columns import Row, RowKind, as_prompt, plainly, rename_columns
 from hone.data.rows.convert import Overlong
 from hone.data.rows.pairs import Use
 from hone.data.text.chat import ChatRows
@@ -167,7 +167,7 @@ def _row(task: Task) -> dict[str, Any]:
 
 
 def _plainly(row: Row, *, how: Reading) -> tuple[list[Row], str]:
-    made, written = plainly(renamed(row, how.columns) if how.columns else row, chat=how.chat)
+    made, written = plainly(rename_columns(row, how.columns) if how.columns else row, chat=how.chat)
     return [made], written
 
 
@@ -209,7 +209,7 @@ def _gym_row(name: str, item: Any, *, chat: bool) -> Row:
     answer = item["answer"]
     whole = {"gym": name, "question": item["question"], "metadata": item["metadata"]}
     return {
-        "prompt": asked(item["question"], chat=chat),
+        "prompt": as_prompt(item["question"], chat=chat),
         **({} if answer is None else {"answer": str(answer)}),
         **whole,
     }

@@ -14,7 +14,7 @@ from typing import Any
 
 from hone.data.feed.files import File
 from hone.data.feed.row_store import Hub, RowStore
-from hone.data.rows.columns import Row, answered, asked, plainly
+from hone.data.rows.columns import Row, as_completion, as_prompt, plainly
 from hone.data.rows.pairs import SIDES
 from hone.errors import HoneError
 
@@ -53,8 +53,8 @@ def _gsm8k(row: Row, *, chat: bool) -> list[Row]:
 
 
 def _problem(question: str, solution: str, answer: str, *, chat: bool, **rest: Any) -> Row:
-    completion = answered(solution, chat=chat)
-    return {"prompt": asked(question.strip(), chat=chat), "completion": completion, "answer": answer, **rest}
+    completion = as_completion(solution, chat=chat)
+    return {"prompt": as_prompt(question.strip(), chat=chat), "completion": completion, "answer": answer, **rest}
 
 
 def _math500(row: Row, *, chat: bool) -> list[Row]:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from hone.data.feed.files import START, Cursor, Read
+from hone.data.feed.files import START, Cursor, RowRead
 from hone.data.rows.columns import Row
 from hone.data.rows.parse import fault_in, too_long
 from hone.errors import HoneError
@@ -88,7 +88,7 @@ class Place(Protocol):
 
     def count(self) -> int: ...
 
-    def read(self, start: Cursor = START) -> Iterator[Read]: ...
+    def read(self, start: Cursor = START) -> Iterator[RowRead]: ...
 
 
 def as_it_is(row: Row) -> tuple[list[Row], str]:
@@ -157,7 +157,7 @@ class First:
         """How many there are."""
         return self._ends[0]
 
-    def read(self, start: Cursor = START) -> Iterator[Read]:
+    def read(self, start: Cursor = START) -> Iterator[RowRead]:
         """The rows from `start` on."""
         if start == START:
             yield from islice(self.place.read(), self.most)
@@ -190,11 +190,11 @@ class Memory:
         """How many there are."""
         return len(self.rows)
 
-    def read(self, start: Cursor = START) -> Iterator[Read]:
+    def read(self, start: Cursor = START) -> Iterator[RowRead]:
         """The rows from `start` on."""
         for number in range(start[1] + 1, len(self.rows) + 1):
             row = dict(self.rows[number - 1])
-            yield Read(row, number, (number, number), fault_in(row))
+            yield RowRead(row, number, (number, number), fault_in(row))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,8 +255,8 @@ class Hub:
         """How many there are."""
         return len(self.table)
 
-    def read(self, start: Cursor = START) -> Iterator[Read]:
+    def read(self, start: Cursor = START) -> Iterator[RowRead]:
         """The rows from `start` on."""
         for number in range(start[1] + 1, len(self.table) + 1):
             row = dict(self.table[number - 1])
-            yield Read(row, number, (number, number), fault_in(row) or too_long(row))
+            yield RowRead(row, number, (number, number), fault_in(row) or too_long(row))

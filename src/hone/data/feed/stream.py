@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from hone.data.feed.files import START, Cursor, Read
+from hone.data.feed.files import START, Cursor, RowRead
 from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import bits, permutation
 from hone.errors import HoneError
 
 T = TypeVar("T")
-Convert = Callable[[Read, RowStore], list[T]]  # a row to what is trained on; [] where it is skipped
+Convert = Callable[[RowRead, RowStore], list[T]]  # a row to what is trained on; [] where it is skipped
 BUFFER = 10_000
 
 
@@ -45,7 +45,7 @@ class Stream(Generic[T]):
         self._before, self._position = before, position
         self._items: list[T] | None = None  # the window, once it is read
         self._end: At | None = None  # where the next one begins; None: the epoch ends here
-        self._reader: Iterator[Read] | None = None  # of the file that is open
+        self._reader: Iterator[RowRead] | None = None  # of the file that is open
         key = (self._seed, epoch)
         self._order = permutation(len(self._stores), *key)
         self._first = int(bits(1, *key, 0)[0] % self._buffer) + 1

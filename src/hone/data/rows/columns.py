@@ -69,10 +69,10 @@ def names_of(row: Row) -> str:
     return ", ".join(map(str, row)) or "(none)"
 
 
-def renamed(row: Row, columns: Mapping[str, str]) -> Row:
+def rename_columns(row: Row, columns: Mapping[str, str]) -> Row:
     """The row with its columns renamed: `columns` maps Hone's names to its own. A column of Hone's name is dropped.
 
-    >>> renamed({"question": "1+1", "answer": "2", "n": 3}, {"prompt": "question", "completion": "answer"})
+    >>> rename_columns({"question": "1+1", "answer": "2", "n": 3}, {"prompt": "question", "completion": "answer"})
     {'n': 3, 'prompt': '1+1', 'completion': '2'}
     """
     for name, theirs in columns.items():
@@ -110,12 +110,12 @@ def _is_sharegpt(turns: Any) -> bool:
     return isinstance(first, Mapping) and "from" in first and "role" not in first
 
 
-def asked(question: str, *, chat: bool) -> Any:
+def as_prompt(question: str, *, chat: bool) -> Any:
     """A question as a prompt: a user message, or a text whose line break ends its last token."""
     return [{"role": "user", "content": question}] if chat else question.rstrip("\n") + "\n"
 
 
-def answered(text: str, *, chat: bool) -> Any:
+def as_completion(text: str, *, chat: bool) -> Any:
     """The completion in the form of its prompt."""
     return [{"role": "assistant", "content": text}] if chat else text
 
@@ -166,8 +166,8 @@ def _alpaca(row: Row, *, chat: bool) -> Row:
     if row.keys() & {"chosen", "rejected"}:
         sides.pop("output")
     written = {
-        there: answered(row[here], chat=chat and bool(row[here])) for here, there in sides.items() if here in row
+        there: as_completion(row[here], chat=chat and bool(row[here])) for here, there in sides.items() if here in row
     }
     taken = {"instruction", "input", "output", "history", "system", *written}
     rest = {name: value for name, value in row.items() if name not in taken}
-    return {**rest, "prompt": system + asked(question, chat=chat), **written}
+    return {**rest, "prompt": system + as_prompt(question, chat=chat), **written}

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Literal
 
 from hone.data.rows.columns import Row, RowKind, WrongColumns, row_kind
-from hone.data.rows.parse import shown
+from hone.data.rows.parse import short_text
 from hone.data.rows.record import OWN, converter, step_end, task_row
 from hone.data.text.chat import ChatRows, render_prompt
 from hone.data.text.rendering import render_ahead
 from hone.data.text.tokenizer import Tokenizer
-from hone.errors import HoneError, counted
+from hone.errors import HoneError, count_noun
 from hone.types import Group, Rollout, Stop, Task
 
 Overlong = Literal["error", "drop", "truncate"]
@@ -43,17 +43,19 @@ class RowCounts:
 
     def words(self, limit: int) -> str:
         """All that is worth saying: "" where every row is trained on as it was written."""
-        said = [f"{counted(n, 'row')} converted from {how}" for how, n in self.written.items()]
+        said = [f"{count_noun(n, 'row')} converted from {how}" for how, n in self.written.items()]
         said += [f"{n} {what}" for what, n in self.used.items()]
-        said += [f"{counted(n, 'row')} left out ({why})" for why, n in self.left_out.items()]
-        said += [f"{counted(self.truncated, 'row')} cut to {counted(limit, 'token')}"] if self.truncated else []
+        said += [f"{count_noun(n, 'row')} left out ({why})" for why, n in self.left_out.items()]
+        said += [f"{count_noun(self.truncated, 'row')} cut to {count_noun(limit, 'token')}"] if self.truncated else []
         said += (
-            [f"{counted(self.dropped, 'row')} of more than {counted(limit, 'token')} dropped"] if self.dropped else []
+            [f"{count_noun(self.dropped, 'row')} of more than {count_noun(limit, 'token')} dropped"]
+            if self.dropped
+            else []
         )
         if self.skipped:
             first = "; ".join(self.reasons)
             said.append(
-                f"{counted(self.skipped, 'bad row')} skipped: {first}{'; ...' if self.skipped > LISTED else ''}"
+                f"{count_noun(self.skipped, 'bad row')} skipped: {first}{'; ...' if self.skipped > LISTED else ''}"
             )
         return ", ".join(said)
 
@@ -104,7 +106,7 @@ class Grouper:
             if self.overlong == "error":
                 ways = "read.overlong=drop leaves such rows out, read.overlong=truncate cuts them"
                 raise HoneError(_too_long(where, longest, self.max_tokens, remedy=ways if self.settings else ""))
-            group = cut(group, self.max_tokens) if self.overlong == "truncate" else []
+            group = truncate_group(group, self.max_tokens) if self.overlong == "truncate" else []
             self.tally.truncated += bool(group)
             self.tally.dropped += not group
         self.tally.rows += bool(group)
@@ -171,7 +173,7 @@ def _refused(reader: Grouper | Tasker, error: HoneError, row: Row, where: str) -
     hint = error.hint if isinstance(error, WrongColumns) and not reader.tally.rows else SKIP
     way = hint if reader.settings else ""
     if not reader.skip_bad:
-        raise HoneError(f"{where}: {error}{way} (the row: {shown(row)})") from error
+        raise HoneError(f"{where}: {error}{way} (the row: {short_text(row)})") from error
     reader.tally.skip(f"{where}: {error}{way.removesuffix(SKIP)}")
 
 
@@ -182,10 +184,10 @@ def has_chat(row: Row) -> bool:
 
 def _too_long(where: str, length: int, limit: int, *, remedy: str) -> str:
     remedy = remedy or "shorten it, or leave it out of the data"
-    return f"{where} has {counted(length, 'token')}, the limit is {limit}: {remedy}"
+    return f"{where} has {count_noun(length, 'token')}, the limit is {limit}: {remedy}"
 
 
-def cut(group: Group, limit: int) -> Group:
+def truncate_group(group: Group, limit: int) -> Group:
     """The group cut to `limit` tokens a row, or nothing where that leaves a row without a trained token."""
     kept = list[Rollout]()
     for r in group:

@@ -95,7 +95,7 @@ def transcript(text: str) -> list[dict[str, str]]:
 # --- what readers make of a pair ---
 
 
-def used(row: Row, use: Use) -> tuple[list[Row], str]:
+def rows_for_reader(row: Row, use: Use) -> tuple[list[Row], str]:
     """The rows that a reader makes of a row, and what to say of it; only pairs, and chats online, are changed."""
     if use == "prompts":
         return _asked(row)

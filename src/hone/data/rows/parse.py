@@ -115,7 +115,7 @@ def fault_in(value: Any) -> str:
     return ""
 
 
-def shown(row: Any) -> str:
+def short_text(row: Any) -> str:
     """A row as an error shows it: one line, every text short.
 
     >>> shown({"prompt": "a" * 99, "n": [1, 2, 3]})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hone.engine.runner import Runner, Switch
 from hone.errors import HoneError
-from hone.model.backends.registry import Backend, offering
+from hone.model.backends.registry import Backend, backends_for
 from hone.model.decoder import Decoder
 
 
@@ -38,7 +38,7 @@ class RunnerBackend(Backend):
 
 def runners() -> tuple[RunnerBackend, ...]:
     """The runners beside torch's, in the order in which they are asked."""
-    return offering(RunnerBackend, "hone.engine.runners", "runner")
+    return backends_for(RunnerBackend, "hone.engine.runners", "runner")
 
 
 def column_bytes(decoder: Decoder) -> int:

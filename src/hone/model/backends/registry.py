@@ -44,7 +44,7 @@ def find(kind: type[B], package: str, entry: str, names: str | None) -> tuple[B,
     return tuple(sorted(found, key=lambda b: -b.priority))
 
 
-def offering(kind: type[B], package: str = "hone.model.backends", entry: str = "backend") -> tuple[B, ...]:
+def backends_for(kind: type[B], package: str = "hone.model.backends", entry: str = "backend") -> tuple[B, ...]:
     """The backends of this kind that the environment does not switch off, the one to ask first before the others."""
     return find(kind, package, entry, os.environ.get(CHOICE))
 

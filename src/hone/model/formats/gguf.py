@@ -123,7 +123,7 @@ def _open(path: Path) -> Gguf:
     check_package()
     from gguf import GGUFReader, GGUFValueType
 
-    class Whole(GGUFReader):
+    class CheckedReader(GGUFReader):
         """The package's reader takes what lies beyond the end for empty, and can count there for ever."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
@@ -139,7 +139,7 @@ def _open(path: Path) -> Gguf:
     if not path.is_file():
         raise HoneError(f"no GGUF file {path}: check the path")
     try:
-        reader = Whole(path)
+        reader = CheckedReader(path)
         meta = {name: field.contents() for name, field in reader.fields.items()}
         return Gguf(path=path, meta=meta, tensors={t.name: t for t in reader.tensors})
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError, MemoryError) as error:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.errors import HoneError, counted
+from hone.errors import HoneError, count_noun
 
 WANTED = (
     "config.json",
@@ -29,7 +29,7 @@ def download(name: str, folder: Path, *, note: Callable[[str], None]) -> str:
     try:
         found = hub.HfApi().model_info(name)
         names = choose(name, [str(file.rfilename) for file in found.siblings or ()])
-        note(f"downloading {name}, {counted(len(names), 'file')}")
+        note(f"downloading {name}, {count_noun(len(names), 'file')}")
         hub.snapshot_download(name, revision=found.sha, allow_patterns=names, local_dir=folder)
     except HoneError:
         raise

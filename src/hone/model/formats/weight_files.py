@@ -98,7 +98,7 @@ KINDS = {  # the first that a name matches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class TensorOnDisk:
     """One tensor of a file."""
 
     path: Path
@@ -112,12 +112,12 @@ class Stored:
             return file.get_tensor(self.key)
 
 
-def tensor_index(folder: Path, files: list[str] | None = None) -> dict[str, Stored]:
+def tensor_index(folder: Path, files: list[str] | None = None) -> dict[str, TensorOnDisk]:
     """What a model folder holds, by name, layer 2 before layer 10: of the headers only, nothing is loaded.
 
     files: others than the model's.
     """
-    found = dict[str, Stored]()
+    found = dict[str, TensorOnDisk]()
     for path in _weight_paths(folder, files):
         try:
             found |= _tensors_of(path)
@@ -126,12 +126,14 @@ def tensor_index(folder: Path, files: list[str] | None = None) -> dict[str, Stor
     return {key: found[key] for key in sorted(found, key=in_order)}
 
 
-def _tensors_of(path: Path) -> dict[str, Stored]:
+def _tensors_of(path: Path) -> dict[str, TensorOnDisk]:
     with safe_open(path, framework="pt") as file:
         parts = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
         kinds = {key: str(part.get_dtype()) for key, part in parts.items()}
         return {
-            key: Stored(path=path, key=key, shape=tuple(part.get_shape()), dtype=DTYPES.get(kinds[key], kinds[key]))
+            key: TensorOnDisk(
+                path=path, key=key, shape=tuple(part.get_shape()), dtype=DTYPES.get(kinds[key], kinds[key])
+            )
             for key, part in parts.items()
         }
 

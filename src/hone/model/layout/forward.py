@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from hone.errors import HoneError
-from hone.model.backends.registry import Backend, offering
+from hone.model.backends.registry import Backend, backends_for
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Mask
 from hone.model.layout.rows import Grouped, Ints, Rows, Spans, Tables, row_attention, tiled
-from hone.types import Batch, sent
+from hone.types import Batch, to_device
 
 LAYOUTS = ("padded", "packed", "shared")
 LINE = 512  # slots of a packed line, unless a row is longer
@@ -44,20 +44,20 @@ class Lines:
 
     def to(self, device: torch.device) -> "Lines":
         """On the way there."""
-        return moved(self, device)
+        return move_tokens(self, device)
 
     def spread(self, x_LW: Tensor) -> Tensor:
         """One number per slot -> [B, T], 0 on padding."""
         return torch.where(self.real, x_LW.flatten()[self.slot], 0.0)
 
 
-def moved(x: Any, device: torch.device) -> Any:
+def move_tokens(x: Any, device: torch.device) -> Any:
     """A record and the records in it, their tensors sent."""
     if isinstance(x, Tensor):
-        return sent(x, device)
+        return to_device(x, device)
     if not is_dataclass(x):
         return x
-    return replace(x, **{f.name: moved(getattr(x, f.name), device) for f in fields(x)})  # pyright: ignore
+    return replace(x, **{f.name: move_tokens(getattr(x, f.name), device) for f in fields(x)})  # pyright: ignore
 
 
 def first_fit_decreasing(lengths: list[int], width: int) -> tuple[list[int], list[int]]:
@@ -191,17 +191,17 @@ def _in_tables(rows: Grouped) -> Rows:
     return Rows(spans=Spans.of(rows), by=by)
 
 
-def kept(config: DecoderConfig) -> int:
+def activation_numbers(config: DecoderConfig) -> int:
     """Numbers that a layer keeps for each token: two residual streams, queries, keys and values, what attention made of
     them, gate and up."""
     heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
     return 2 * config.hidden_size + heads * config.head_dim + 2 * config.intermediate_size
 
 
-def crowded(decoder: Decoder, tokens: int) -> bool:
+def exceeds_memory(decoder: Decoder, tokens: int) -> bool:
     """Whether so many tokens would fill the memory of the GPU that is free; never on a CPU."""
     weight, config = decoder.model.embed_tokens.weight, decoder.config
-    needed = tokens * config.num_hidden_layers * kept(config) * weight.element_size()
+    needed = tokens * config.num_hidden_layers * activation_numbers(config) * weight.element_size()
     return needed > SHARE * _free(weight.device)
 
 
@@ -242,7 +242,7 @@ def run_passes(
     passes: Iterable[Callable[[], T]], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
 ) -> list[T]:
     """What the passes give, in their order, beside each other where a backend can; tensors: those of a result."""
-    for backend in offering(Streams):
+    for backend in backends_for(Streams):
         if backend.covers(device) is None:
             return backend.run(passes, device, tensors)
     return [one() for one in passes]
@@ -257,9 +257,9 @@ def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | N
             "shorten it, or use a model with a longer context"
         )
     if checkpoint_layers is None:
-        checkpoint_layers = decoder.takes_lists and crowded(decoder, lines.tokens.numel())
+        checkpoint_layers = decoder.takes_lists and exceeds_memory(decoder, lines.tokens.numel())
     if decoder.takes_lists and not checkpoint_layers:
-        for backend in offering(PassBackend):
+        for backend in backends_for(PassBackend):
             if backend.covers(decoder, lines) is None:
                 return backend.hidden_states(decoder, lines)
     return decoder(lines.tokens, positions=lines.positions, mask=lines.mask, checkpoint_layers=checkpoint_layers)
@@ -267,7 +267,7 @@ def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | N
 
 def cells(where: Tensor, device: torch.device | None = None) -> Tensor:
     """The numbers of the True cells of a table [B, T], row by row, [N]; device: where they are read"""
-    return sent(where.flatten().nonzero().squeeze(1), device or where.device)
+    return to_device(where.flatten().nonzero().squeeze(1), device or where.device)
 
 
 def scatter(x_N: Tensor, at_N: Tensor, like_BT: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.model.backends.registry import Backend, differentiates_once, offering
+from hone.model.backends.registry import Backend, backends_for, differentiates_once
 
 Ints = NDArray[np.int64]
 TILE, ROWS = 64, 64  # own tokens of a row that one program has; rows are rounded up to so many
@@ -185,7 +185,7 @@ def row_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ro
     """The first backend that attends to such rows; None: tables."""
     if not differentiates_once():
         return None
-    return next((b for b in offering(RowAttention) if b.covers(device, dtype, head_dim) is None), None)
+    return next((b for b in backends_for(RowAttention) if b.covers(device, dtype, head_dim) is None), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

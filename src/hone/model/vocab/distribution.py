@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from hone.model.backends.registry import Backend, offering
+from hone.model.backends.registry import Backend, backends_for
 from hone.types import Support
 
 LogRows = Callable[[slice], Tensor]  # positions -> their log-distributions [n, V]
@@ -208,12 +208,12 @@ PLAIN = VocabBackend()
 
 def vocab_backend(logits: Tensor) -> VocabBackend:
     """The first backend that covers such logits, or else the plain way."""
-    return next((b for b in offering(VocabBackend) if b.covers(logits) is None), PLAIN)
+    return next((b for b in backends_for(VocabBackend) if b.covers(logits) is None), PLAIN)
 
 
 def head_backend(rows: "HeadRows", plan: "Plan") -> VocabBackend | None:
     """The first backend that needs no logits to begin with; None: there is none."""
-    return next((b for b in offering(VocabBackend) if b.covers_head(rows, plan) is None), None)
+    return next((b for b in backends_for(VocabBackend) if b.covers_head(rows, plan) is None), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

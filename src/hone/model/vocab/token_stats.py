@@ -117,13 +117,13 @@ def slices(N: int, chunk: Positions, weight: Tensor, *, tables: int = 1, bare: b
         large = bare and weight.is_cuda
         memory = torch.cuda.get_device_properties(weight.device).total_memory if large else 0
         budget = BUDGET.get(weight.device.type, BUDGET["cuda"])
-        most = fitting(N, len(weight) * tables * weight.element_size(), budget=budget, memory=memory)
+        most = positions_per_chunk(N, len(weight) * tables * weight.element_size(), budget=budget, memory=memory)
         chunk = -(-N // max(1, -(-N // most)))
     step = chunk or max(N, 1)
     return tuple(slice(i, min(i + step, N)) for i in range(0, max(N, 1), step))
 
 
-def fitting(N: int, each: int, *, budget: int, memory: int) -> int:
+def positions_per_chunk(N: int, each: int, *, budget: int, memory: int) -> int:
     """How many of N positions meet the vocabulary at once, whose logits take `each` bytes; memory: a GPU's, or 0"""
     return max(1, budget // each, min(-(-N // CHUNKS), memory // SHARE // each))
 

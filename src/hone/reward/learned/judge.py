@@ -22,7 +22,7 @@ from hone.errors import HoneError, not_utf8
 from hone.log.samples import prompt_text
 from hone.reward.learned.endpoint import NoAnswer
 from hone.reward.outcome import invalid
-from hone.reward.verify.answers import said
+from hone.reward.verify.answers import spoken_text
 from hone.storage.textfile import read_text
 from hone.types import Outcome, Task
 
@@ -71,7 +71,7 @@ def mark(answer: str, *, low: float, high: float) -> float | None:
     >>> mark("> Score: 10\nScore: 2 out of 10", low=1, high=10), mark("Score: \u22123", low=-5, high=5)
     (2.0, -3.0)
     """
-    text = said(answer).strip()
+    text = spoken_text(answer).strip()
     found = _of_object(text, "score", "rating", "mark")
     lines = [_SCORE.fullmatch(line) for line in _lines(text)] if found is None else []
     last = next((line for line in reversed(lines) if line is not None), None)
@@ -116,7 +116,7 @@ def _number(text: str) -> float | None:
 
 def winner(answer: str) -> str | None:
     """a, b or tie; None where the answer names none."""
-    text = said(answer).strip()
+    text = spoken_text(answer).strip()
     found = _of_object(text, "winner")
     lines = [f"winner: {found}"] if isinstance(found, str) else [] if found is not None else _lines(text)
     matches = [match for line in lines if (match := _WINNER.fullmatch(line))]

@@ -56,7 +56,7 @@ class TooLarge(ValueError):
 
 def dumps(value: Any, *, limit: int, refer: Refer | None = None) -> bytes:
     """The value as JSON in ASCII."""
-    text = json.dumps(_out(value, 0, _Left(max(ITEMS, limit // 4), limit, refer))).encode("ascii")
+    text = json.dumps(_out(value, 0, _Remaining(max(ITEMS, limit // 4), limit, refer))).encode("ascii")
     if len(text) > limit:
         raise TooLarge(f"{len(text)} bytes, and {limit} are allowed")
     return text
@@ -74,7 +74,7 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"not a value: {name}")
 
 
-class _Left:
+class _Remaining:
     """The items and bytes that may still come, and who numbers what is no data."""
 
     __slots__ = ("items", "refer", "size", "whole")
@@ -89,7 +89,7 @@ class _Left:
             raise TooLarge(f"more than {self.whole} items or the bytes allowed")
 
 
-def _out(value: Any, depth: int, left: _Left) -> Any:
+def _out(value: Any, depth: int, left: _Remaining) -> Any:
     """The value in JSON's types."""
     if depth > DEPTH:
         raise TooLarge(f"more than {DEPTH} levels")
@@ -120,7 +120,7 @@ def _out(value: Any, depth: int, left: _Left) -> Any:
     return _scalar(plain, left)
 
 
-def _scalar(value: Any, left: _Left) -> Any:
+def _scalar(value: Any, left: _Remaining) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str):
         return value

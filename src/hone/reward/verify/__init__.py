@@ -1,6 +1,6 @@
 """Verifiers by name: functions of a completion (and its task) that a program can check.
 
-Doors: `VERIFIERS` by name, `MAKERS` by the name before a colon, `made` for either. `answers` finds what a completion
+Doors: `VERIFIERS` by name, `MAKERS` by the name before a colon, `make_verifier` for either. `answers` finds what a completion
 settles on, `structure` looks at its form, `choice`, `compare`, math/ and code/ compare it with the task.
 May import: types, errors, storage.textfile, log, algo.select, data, reward.outcome, reward.sandbox, reward.workers.
 """
@@ -52,7 +52,7 @@ SECONDS = 5.0  # they have for a completion, unless told otherwise
 REMEMBERED = {"math": 10_000, "code": 10_000, "judge": 10_000}  # outcomes, of what takes longer than to look up
 
 
-def made(name: str) -> tuple[Callable[..., Any], bool]:
+def make_verifier(name: str) -> tuple[Callable[..., Any], bool]:
     """The verifier of this name, and whether it can hang, so that it belongs in a process of its own."""
     kind, _, setting = name.partition(":")
     if name in VERIFIERS:

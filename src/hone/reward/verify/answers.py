@@ -66,7 +66,7 @@ _BRACES = re.compile(
 )
 
 
-def said(completion: str, prompt: object = "") -> str:
+def spoken_text(completion: str, prompt: object = "") -> str:
     """What is said aloud: it follows the last closed thought, and ends where a thought begins that is not closed.
 
     prompt: one that ends with `<think>` has opened the thought that the completion begins with.
@@ -85,7 +85,7 @@ def _opened(prompt: str) -> bool:
     return any(mark.end() == len(prompt) and not any(mark.groups()) for mark in _THOUGHT.finditer(prompt))
 
 
-def shown(text: str) -> str:
+def visible_text(text: str) -> str:
     """The text without what a reader does not see, or sees crossed out: comments, `~~5~~`, `<del>5</del>`."""
     text = _cut(text.replace("\r\n", "\n"), "<!--", "-->", to_the_end=True)
     for opening, closing in (("<del>", "</del>"), ("<strike>", "</strike>"), (r"\iffalse", r"\fi")):
@@ -107,7 +107,7 @@ def _cut(text: str, opening: str, closing: str, *, to_the_end: bool = False) -> 
     return "".join(parts) + text[at:] if parts else text
 
 
-def unfenced(text: str) -> str:
+def without_fences(text: str) -> str:
     """The text outside of fenced code blocks; a fence that is not closed begins none."""
     if "```" not in text:
         return text
@@ -138,9 +138,9 @@ def answer_tag(text: str) -> str | None:
     return inside if closed and opened else None
 
 
-def answered(completion: str) -> str:
+def answer_text(completion: str) -> str:
     """What the last answer tag holds, or without one all that is said."""
-    text = said(completion)
+    text = spoken_text(completion)
     tagged = answer_tag(text)
     return (text if tagged is None else tagged).strip()
 
@@ -286,13 +286,13 @@ _UNSTATED = re.compile(
 )
 
 
-def denied(text: str, start: int, end: int) -> bool:
+def is_denied(text: str, start: int, end: int) -> bool:
     """Whether the words directly before or after text[start:end] take it back."""
     before, after = text[max(0, start - REACH) : start], text[end : end + REACH]
     return _BEFORE.search(before) is not None or _AFTER.match(after) is not None
 
 
-def unstated(before: str) -> bool:
+def is_not_stated(before: str) -> bool:
     """Whether what leads up to "answer is" keeps it from stating an answer: "a wrong", "if the", "I doubt that the"."""
     return _UNSTATED.search(before[-REACH:]) is not None
 

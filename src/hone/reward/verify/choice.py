@@ -12,14 +12,14 @@ from hone.reward.outcome import as_task, invalid
 from hone.reward.verify.answers import (
     HOPE,
     answer_tags,
-    answered,
-    denied,
+    answer_text,
+    is_denied,
     is_mention,
+    is_not_stated,
     outer_boxes,
     phrases,
-    said,
-    shown,
-    unstated,
+    spoken_text,
+    visible_text,
 )
 from hone.types import Outcome, Task
 
@@ -70,14 +70,14 @@ def letter(text: str) -> str | None:
     named = _WITH_TEXT.fullmatch(text)
     if named is None or _SECOND.search(named.group(3)) or _NEXT.match(named.group(3)):
         return None
-    if denied(text, 0, named.start(3)) or denied(named.group(3), 0, 0):
+    if is_denied(text, 0, named.start(3)) or is_denied(named.group(3), 0, 0):
         return None
     return named.group(1) or named.group(2)
 
 
 def final_choice(completion: str, prompt: object = "") -> str | None:
     """The letter a completion settles on, or None where it settles on none or on several."""
-    text = shown(said(completion, prompt))
+    text = visible_text(spoken_text(completion, prompt))
     for find in (_tags, _boxed, _phrases):
         found = find(text)
         if found:
@@ -119,7 +119,7 @@ def _boxed(text: str) -> list[Place]:
     found = list[Place]()
     for start, end, content in [box for box in held if not is_mention(box[2])] or held[-1:]:
         joined = _NEXT_LINE.match(text[end : end + 60].lstrip("$ )"))
-        found.append((start, end, None if joined or denied(text, start, end) else letter(content)))
+        found.append((start, end, None if joined or is_denied(text, start, end) else letter(content)))
     return found
 
 
@@ -131,7 +131,7 @@ def _phrases(text: str) -> list[Place]:
         last = i == len(led) - 1
         stop = len(text) if last else led[i + 1][0]
         line, _, below = text[start : min(stop, start + 2 * MAX_ANSWER)].partition("\n")
-        if unstated(text[max(0, lead - 200) : lead]):
+        if is_not_stated(text[max(0, lead - 200) : lead]):
             found += [(lead, start, None)] * last
             continue
         stated = _REASON.sub("", HOPE.sub("", line)[: MAX_ANSWER + 1])
@@ -164,4 +164,4 @@ def exact_reward(completion: str, task: Task | str) -> Outcome:
     gold = (as_task(task).answer or "").strip()
     if not gold:
         return invalid("the task has no gold answer")
-    return Outcome(value=float(answered(completion) == gold))
+    return Outcome(value=float(answer_text(completion) == gold))

@@ -14,7 +14,7 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.outcome import as_task, invalid
-from hone.reward.verify.answers import WORD, after_phrase, answer_tag, answered, boxes, said
+from hone.reward.verify.answers import WORD, after_phrase, answer_tag, answer_text, boxes, spoken_text
 from hone.reward.verify.math.amount import PERCENT, amount
 from hone.types import Outcome, Task
 
@@ -23,9 +23,9 @@ SIGNS = frozenset("$\u20ac\u00a3\u00a5\u20b9%")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
-def settled(completion: str) -> str:
+def final_answer(completion: str) -> str:
     """The answer that a completion settles on."""
-    text = said(completion)
+    text = spoken_text(completion)
     tagged = answer_tag(text)
     if tagged is not None:
         text = tagged
@@ -58,7 +58,7 @@ def numeric(tolerance: str) -> Callable[[str, Task | str], Outcome]:
         gold = number(task.answer or "")
         if gold is None:
             return invalid(f"the gold answer {str(task.answer)[:60]!r} is not a number")
-        found = number(settled(completion))
+        found = number(final_answer(completion))
         if found is None or (found[1] and gold[1] and found[1] != gold[1]):
             return Outcome(value=0.0)
         most = limit[0] * abs(gold[0]) if share else limit[0]
@@ -88,7 +88,7 @@ def f1_reward(completion: str, task: Task | str) -> Outcome:
     gold = words(as_task(task).answer or "")
     if not gold:
         return invalid("the task has no gold answer with a word in it")
-    found = words(settled(completion))
+    found = words(final_answer(completion))
     shared = (Counter(gold) & Counter(found)).total()
     return Outcome(value=2 * shared / (len(gold) + len(found)))
 
@@ -113,7 +113,7 @@ def gym_reward(completion: str, task: Task) -> Outcome:
     name, entry = task.extra.get("gym"), task.extra.get("metadata")
     if not isinstance(name, str) or entry is None:
         return invalid("the task is not of reasoning-gym: it has no columns gym and metadata")
-    answer = answered(completion)[:MAX_GYM_ANSWER]
+    answer = answer_text(completion)[:MAX_GYM_ANSWER]
     whole = {"question": task.extra.get("question", ""), "answer": task.answer, "metadata": entry}
     mark = _gym_scorer(name)
     try:

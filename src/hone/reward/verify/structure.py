@@ -15,7 +15,7 @@ from hone.algo.select import overlong_penalty
 from hone.data.corpus.language import identify, languages
 from hone.errors import HoneError, not_utf8
 from hone.log.rollouts import repetition
-from hone.reward.verify.answers import MAX_COMPLETION, WORD, answered, said
+from hone.reward.verify.answers import MAX_COMPLETION, WORD, answer_text, spoken_text
 from hone.storage.textfile import read_text
 from hone.types import Rollout
 
@@ -146,7 +146,7 @@ def language(code: str) -> Callable[[str], float]:
         raise HoneError(f"language:{code} is not a language that can be told: write its code, as in language:en")
 
     def language_reward(completion: str) -> float:
-        text = said(completion).strip()
+        text = spoken_text(completion).strip()
         found, probability = identify(text) if text else ("", 0.0)
         return probability if found == code else 0.0
 
@@ -184,7 +184,7 @@ def varied(n: str) -> Callable[[str], float]:
 
 def document(completion: str) -> str:
     """What is handed in: the answer tag, or without one all that is said; of either the last fenced block."""
-    whole = answered(completion)
+    whole = answer_text(completion)
     blocks = _FENCE.findall(whole)
     return blocks[-1].strip() if blocks else whole
 

@@ -182,13 +182,13 @@ def orphans(worker: int) -> bool:
     return False
 
 
-def taken(processes: Iterable[int]) -> int:
+def memory_of(processes: Iterable[int]) -> int:
     """Bytes of memory of these processes; a page that n processes share counts as an n-th for each."""
     return sum(_anonymous(process)[0] for process in processes)
 
 
-def inherited(process: int) -> int:
-    """How much of `taken` of one process is memory that it shares with this one, if it has all that this one has."""
+def shared_memory_of(process: int) -> int:
+    """How much of `memory_of` of one process is memory that it shares with this one, if it has all that this one has."""
     shared_in_part, private = _anonymous(process)
     return max(0, shared_in_part - private)
 

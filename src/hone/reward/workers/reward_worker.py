@@ -28,7 +28,7 @@ import torch
 from hone.errors import HoneError
 from hone.reward.event_loop import AT_ONCE
 from hone.reward.group_scorer import count_invalid
-from hone.reward.outcome import crashed, invalid, to_outcome
+from hone.reward.outcome import crash_outcome, invalid, to_outcome
 from hone.reward.score import Reward
 from hone.reward.workers.process_tree import Bounds, usual_memory
 from hone.reward.workers.supervisor import ANSWERED, DIED, FULL, TIMED_OUT, Closed, pair, receive, send, supervise
@@ -250,7 +250,7 @@ def _judge(reward: Reward) -> Callable[[dict[str, list[Any]]], dict[str, Any]]:
         except HoneError as error:
             return {"error": str(error)}
         except BaseException as error:  # KeyboardInterrupt, too, is only the function's own here
-            outcomes = [_plain(crashed(error))] * len(columns[reward.names[0]])
+            outcomes = [_plain(crash_outcome(error))] * len(columns[reward.names[0]])
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError, AttributeError):  # nobody reads it, or it was closed
                 stream.flush()

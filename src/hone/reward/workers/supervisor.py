@@ -23,10 +23,10 @@ from hone.reward.workers.process_tree import (
     die_with_parent,
     end_below,
     give_back_free_memory,
-    inherited,
+    memory_of,
     orphans,
     peak,
-    taken,
+    shared_memory_of,
 )
 
 HEAD = struct.Struct("!Id")  # length of what follows, seconds it may take
@@ -140,8 +140,10 @@ class _Worker:
         if not (others := descendants(self.number)):
             return False
         mine = [self.number, *others]
-        begun_with = len(mine) * inherited(os.getpid())  # each began with the memory that its supervisor still has
-        return taken(mine) > begun_with + self.bounds.memory
+        begun_with = len(mine) * shared_memory_of(
+            os.getpid()
+        )  # each began with the memory that its supervisor still has
+        return memory_of(mine) > begun_with + self.bounds.memory
 
 
 def _described(status: int) -> str:
@@ -234,7 +236,7 @@ def _ask(worker: _Worker, content: bytes, parent: socket.socket, *, until: float
         while (left := until - time.monotonic()) > 0:
             ready, _, _ = select.select([worker.end, parent], [], [], min(left, WATCH_SECONDS))
             if parent in ready:  # it says nothing while it waits for us
-                raise _Left
+                raise _ParentGone
             if ready:
                 worker.end.settimeout(max(until - time.monotonic(), 0.001))
                 return ANSWERED, receive(worker.end)[0]
@@ -242,12 +244,12 @@ def _ask(worker: _Worker, content: bytes, parent: socket.socket, *, until: float
                 return FULL, b""
             if worker.ended():
                 return DIED, b""
-    except _Left:
+    except _ParentGone:
         raise Closed from None
     except Closed as error:
         return (TIMED_OUT if isinstance(error.__cause__, TimeoutError) else DIED), b""
     return TIMED_OUT, b""
 
 
-class _Left(Exception):
+class _ParentGone(Exception):
     """The parent has gone."""

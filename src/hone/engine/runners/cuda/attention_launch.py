@@ -11,7 +11,7 @@ from torch import Tensor
 from hone.engine.runners.cuda import attention_kernels
 from hone.engine.runners.cuda import prefill as reading
 from hone.engine.runners.cuda.step import Launcher
-from hone.engine.runners.cuda.weights import LayerWeights
+from hone.engine.runners.cuda.weights import LayerTensors
 from hone.model.config import DecoderConfig
 from hone.model.decoder import rope_tables
 from hone.model.kernels.tiles import cdiv, power
@@ -71,14 +71,14 @@ class PromptPlaces:
     tiles: Tensor  # int32 [tiles, 4]  line, first token, its position, tokens
 
 
-def _shape(launcher: Launcher, layer: int, w: LayerWeights, *, norm: bool) -> dict[str, Any]:
+def _shape(launcher: Launcher, layer: int, w: LayerTensors, *, norm: bool) -> dict[str, Any]:
     c = launcher.config
     G = c.num_attention_heads // c.num_key_value_heads
     shape: dict[str, Any] = {"LAYERS": c.num_hidden_layers, "KV": c.num_key_value_heads, "G": G, "E": c.head_dim}
     return shape | {"BS": BLOCK} | ({"NORM": w.q_norm is not None} if norm else {})
 
 
-def attend_rows(launcher: Launcher, memory: KVPool, w: LayerWeights, layer: int, at: RowPlaces) -> None:
+def attend_rows(launcher: Launcher, memory: KVPool, w: LayerTensors, layer: int, at: RowPlaces) -> None:
     """One query a row, whose key and value are written to the pool as well."""
     c, b, pool = launcher.config, launcher.buffers, memory.pool[:, layer]
     G = c.num_attention_heads // c.num_key_value_heads
@@ -105,7 +105,7 @@ def splits_of(rows: int, heads: int, *, invariant: bool) -> int:
     return min(SPLITS, power(max(1, BUSY // (rows * heads))))
 
 
-def attend_prompts(launcher: Launcher, memory: KVPool, w: LayerWeights, layer: int, at: PromptPlaces) -> None:
+def attend_prompts(launcher: Launcher, memory: KVPool, w: LayerTensors, layer: int, at: PromptPlaces) -> None:
     """The tokens of several prompts: keys and values to the pool, then every query against its own prompt."""
     c, b, pool, rows = launcher.config, launcher.buffers, memory.pool[:, layer], len(at.position)
     reading.store[(cdiv(rows, STORE), c.num_attention_heads + 2 * c.num_key_value_heads)](
@@ -119,6 +119,6 @@ def attend_prompts(launcher: Launcher, memory: KVPool, w: LayerWeights, layer: i
     )  # fmt: skip
 
 
-def _gains(w: LayerWeights) -> tuple[Tensor, Tensor]:
+def _gains(w: LayerTensors) -> tuple[Tensor, Tensor]:
     """The gains of the query and key norms; any tensor where there is none."""
     return (w.out, w.out) if w.q_norm is None or w.k_norm is None else (w.q_norm, w.k_norm)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hone.engine.runners.cuda.step import Launcher
-from hone.engine.runners.cuda.weights import LayerWeights
+from hone.engine.runners.cuda.weights import LayerTensors
 from hone.model.kernels import elementwise
 from hone.model.kernels.fused_weights import LowRank
 from hone.model.kernels.tiles import cdiv
@@ -16,7 +16,7 @@ from hone.model.kernels.tiles import cdiv
 TOKENS = 1_536  # from which it is faster
 
 
-def large_layer(launcher: Launcher, w: LayerWeights, attend: Callable[[], None]) -> None:
+def large_layer(launcher: Launcher, w: LayerTensors, attend: Callable[[], None]) -> None:
     """x += out(attention(norm(x))); x += down(silu(gate) * up)"""
     b, n, M = launcher.buffers, launcher.rows, launcher.config.intermediate_size
     x, normed, wide, act = b.x[:n], b.scaled[:n], b.wide[:n], b.act[:n]

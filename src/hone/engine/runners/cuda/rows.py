@@ -23,7 +23,7 @@ STOP_IDS = BLOCKS - STOPS
 ACTIVE = NUMBERS + WHOLE.index("active")
 
 
-class RowState:
+class DeviceRows:
     """What DrawState names and a table of blocks, as views of one tensor, so that rows are seated with one copy; and on
     the host, what the rows use."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hone.engine.params import Uses
-from hone.engine.runner import PromptChunk, Runner, Switch, Ticket, Written
+from hone.engine.runner import LaunchResult, PromptChunk, Runner, Switch, Ticket
 from hone.engine.runners.cuda import large
 from hone.engine.runners.cuda.attention_launch import (
     BLOCK,
@@ -27,11 +27,11 @@ from hone.engine.runners.cuda.draw import launch as draw
 from hone.engine.runners.cuda.draw_state import STOPS
 from hone.engine.runners.cuda.prefill import copy_blocks
 from hone.engine.runners.cuda.prompts import PagedChunk, cut, lay, length, passes
-from hone.engine.runners.cuda.rows import RowState
+from hone.engine.runners.cuda.rows import DeviceRows
 from hone.engine.runners.cuda.step import Buffers, Launcher
-from hone.engine.runners.cuda.weights import LayerWeights, addresses, rank_of
+from hone.engine.runners.cuda.weights import LayerTensors, addresses, rank_of
 from hone.engine.runners.registry import Needs, RunnerBackend, column_bytes, too_little_memory
-from hone.engine.runners.torch.runner import Switching
+from hone.engine.runners.torch.runner import AdapterSwitch
 from hone.model.decoder import Decoder, Layer
 from hone.model.kernels.recording import Recording
 from hone.model.kernels.tiles import ROWS, cdiv
@@ -43,7 +43,7 @@ LINES = 256  # the most prompts in one pass
 LAG = 2  # launches that the host is ahead of what it has read
 
 
-class CudaRunner(Switching):
+class CudaRunner(AdapterSwitch):
     """Blocks of 32 columns; rows share the blocks of a prompt, but for its last token, which the first decode reads.
 
     On a CPU it runs in Triton's interpreter, launch by launch, which is how it is tested without a GPU.
@@ -73,7 +73,7 @@ class CudaRunner(Switching):
         self.keeps_written = not invariant  # rows and prompts are read by kernels that add in different orders
         width = cdiv(capacity, BLOCK)
         with torch.inference_mode():
-            self.rows = RowState(max_rows, config.vocab_size, width, device)
+            self.rows = DeviceRows(max_rows, config.vocab_size, width, device)
             self.memory = KVPool.of(config, blocks=num_blocks, rows=max_rows, positions=capacity, like=weight)
             self.prompt_tokens = min(PROMPTS[-1], max(PROMPTS[0], max_rows * capacity))
             rank, wide = rank_of(decoder)
@@ -88,7 +88,7 @@ class CudaRunner(Switching):
         self.graphs: dict[tuple[str | None, Hashable], torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.on_gpu else None  # graphs run one after the other
         self.at: dict[str | None, tuple[int, ...]] = {}
-        self.weights: dict[str | None, list[LayerWeights]] = {}
+        self.weights: dict[str | None, list[LayerTensors]] = {}
 
     def use(self, adapter: str | None) -> None:
         """From now on compute with this adapter; None: the weights as they are. HoneError where there is none."""
@@ -100,7 +100,7 @@ class CudaRunner(Switching):
         if not self.adapts and self.at.get(self.adapter) == addresses(self.decoder):
             return
         with self.adapted():
-            layers = [LayerWeights.of(cast(Layer, layer)) for layer in self.decoder.model.layers]
+            layers = [LayerTensors.of(cast(Layer, layer)) for layer in self.decoder.model.layers]
         at = (*addresses(self.decoder), *(a.A.data_ptr() for w in layers for a in w.adapters))
         if at != self.at.get(self.adapter):
             self.graphs = {key: graph for key, graph in self.graphs.items() if key[0] != self.adapter}
@@ -114,7 +114,7 @@ class CudaRunner(Switching):
                     self._read(pieces[first : first + LINES])
             self._share(parts)
             self.rows.seat(parts)
-        return Nothing()
+        return EmptyTicket()
 
     def _read(self, pieces: Sequence[PagedChunk]) -> None:
         count = sum(piece.end - piece.start for piece in pieces)
@@ -163,7 +163,7 @@ class CudaRunner(Switching):
         with torch.inference_mode():
             self._launch(("write", size, *how), lambda: self._write_now(size, *how))
             most = int(self.rows.tops[:rows].max(initial=0))
-            return Pending.of(self, rows, most)
+            return PendingTicket.of(self, rows, most)
 
     def _write_now(self, rows: int, restrict: bool, penalty: bool, bias: bool) -> None:
         """One step of the first rows."""
@@ -221,16 +221,16 @@ class CudaRunner(Switching):
             self.rows.stop(rows)
 
 
-class Nothing:
+class EmptyTicket:
     """A launch that writes no token."""
 
-    def read(self) -> Written:
+    def read(self) -> LaunchResult:
         none = np.zeros(0)
-        return Written(row=none.astype(np.int64), token=none.astype(np.int64), logp=none, raw=none, ended=none > 0)
+        return LaunchResult(row=none.astype(np.int64), token=none.astype(np.int64), logp=none, raw=none, ended=none > 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingTicket:
     """A launch whose results are on their way to the host."""
 
     rows: int
@@ -239,7 +239,7 @@ class Pending:
     arrived: torch.cuda.Event | None
 
     @staticmethod
-    def of(runner: CudaRunner, rows: int, most: int) -> "Pending":
+    def of(runner: CudaRunner, rows: int, most: int) -> "PendingTicket":
         top = None
         if most:
             logits = runner.logits[:rows]
@@ -250,16 +250,16 @@ class Pending:
         if runner.on_gpu:
             arrived = torch.cuda.Event()
             arrived.record()
-        return Pending(rows, numbers, top, arrived)
+        return PendingTicket(rows, numbers, top, arrived)
 
-    def read(self) -> Written:
+    def read(self) -> LaunchResult:
         """Wait for it."""
         if self.arrived is not None:
             self.arrived.synchronize()
         token, flag, logp, raw = self.numbers.numpy()[:, : self.rows]
         row = np.flatnonzero(flag)
         pick = (lambda x: x.numpy()[row]) if self.top else None
-        return Written(
+        return LaunchResult(
             row=row,
             token=token[row].astype(np.int64),
             logp=logp.view(np.float32)[row].astype(np.float64),
@@ -278,7 +278,7 @@ def _home(x: Tensor) -> Tensor:
     return here.copy_(x, non_blocking=True)
 
 
-def uncovered(decoder: Decoder) -> str:
+def why_not_covered(decoder: Decoder) -> str:
     """Why the kernels cannot compute this decoder; "" if they can."""
     c, weight = decoder.config, decoder.model.embed_tokens.weight
     for odd, why in (
@@ -303,7 +303,7 @@ class Cuda(RunnerBackend):
             return f"on {decoder.device}, or rows of {needs.capacity} columns, no more than a block has"
         if needs.int8 or needs.support:
             return "weights in 8 bits, or a record of which tokens could have been drawn"
-        return uncovered(decoder) or None
+        return why_not_covered(decoder) or None
 
     def make(self, decoder: Decoder, needs: Needs) -> Runner:
         each, block = cdiv(needs.capacity, BLOCK), BLOCK * column_bytes(decoder)

@@ -11,7 +11,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hone.engine.runners.cuda.linear import embed, gated, linear, normed, residual
-from hone.engine.runners.cuda.weights import LayerWeights
+from hone.engine.runners.cuda.weights import LayerTensors
 from hone.model.config import DecoderConfig
 from hone.model.kernels import elementwise
 from hone.model.kernels.fused_weights import LowRank
@@ -135,7 +135,7 @@ class Launcher:
             parts = self.add(h, adapter.B, b.x, gain=gain, scale=adapter.scale)
         return parts
 
-    def gated(self, w: LayerWeights, parts: int) -> None:
+    def gated(self, w: LayerTensors, parts: int) -> None:
         """act = silu(gate) * up"""
         b, M, K = self.buffers, self.config.intermediate_size, self.config.hidden_size
         if w.low_gate_up:
@@ -150,7 +150,7 @@ class Launcher:
             **options,
         )  # fmt: skip
 
-    def layer(self, w: LayerWeights, parts: int, next_gain: Tensor, attend: Callable[[], None]) -> int:
+    def layer(self, w: LayerTensors, parts: int, next_gain: Tensor, attend: Callable[[], None]) -> int:
         """x += out(attention(x)); x += down(silu(gate) * up), ready for the next layer's norm"""
         b = self.buffers
         self.linear(b.scaled, parts, w.qkv, w.qkv_bias, b.qkv)

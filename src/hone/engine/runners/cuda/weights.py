@@ -11,7 +11,7 @@ from hone.model.lora import Adapter, adapted_layers
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
+class LayerTensors:
     """One layer; lists of adapters are empty where none is on."""
 
     gain: Tensor  # of the norm before the attention
@@ -33,10 +33,10 @@ class LayerWeights:
         return [*self.low_qkv, *self.low_out, *self.low_gate_up, *self.low_down]
 
     @staticmethod
-    def of(layer: Layer) -> "LayerWeights":
+    def of(layer: Layer) -> "LayerTensors":
         attention, mlp = layer.self_attn, layer.mlp
         weight, bias = qkv(attention)
-        return LayerWeights(
+        return LayerTensors(
             gain=layer.input_layernorm.weight,
             qkv=weight,
             qkv_bias=bias,

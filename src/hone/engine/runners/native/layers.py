@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hone.engine.runners.native.structs import CLayer, CModel, CTokens, linear, pointer
 from hone.engine.runners.torch.invariant import InvariantLayers
-from hone.engine.runners.torch.kv_cache import RowChunk, packed
+from hone.engine.runners.torch.kv_cache import RowChunk, pack_tokens
 from hone.engine.runners.torch.layers import Draw, TorchLayers
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -22,7 +22,7 @@ SMALL = 16 << 20  # bytes of weights that stay in the cache: each thread then co
 FEWEST_LANES = 4
 
 
-def uncovered(decoder: Decoder) -> str:
+def why_not_covered(decoder: Decoder) -> str:
     """Why the library cannot compute this decoder here; "" if it can."""
     numbers, size = [*decoder.model.parameters(), *decoder.lm_head.parameters(), decoder.cos], decoder.config.head_dim
     for odd, why in (
@@ -65,7 +65,7 @@ class NativeLayers(TorchLayers):
         self.renew()
         if not self._covered():
             return super().read(pieces)
-        tokens, rows, positions = packed(pieces, self.decoder.device)
+        tokens, rows, positions = pack_tokens(pieces, self.decoder.device)
         last = torch.tensor([len(p.tokens) for p in pieces]).cumsum(0) - 1
         return self._pass(tokens, rows, positions, positions, apart=False)[last]
 
@@ -113,7 +113,7 @@ class NativeLayers(TorchLayers):
             self.adapted = [adapted for layer in linear for _, adapted in layer.adapted]
         on = [x.adapter if x.enabled else None for x in self.adapted]
         if moved or on != self.on:
-            self.on, self.fits = on, not uncovered(self.decoder)
+            self.on, self.fits = on, not why_not_covered(self.decoder)
             self.model = self._model() if self.fits else CModel()
         return self.fits
 

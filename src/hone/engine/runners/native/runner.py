@@ -1,7 +1,7 @@
 """The runner whose layers are C++."""
 
 from hone.engine.runner import Runner
-from hone.engine.runners.native.layers import NativeInvariantLayers, NativeLayers, uncovered
+from hone.engine.runners.native.layers import NativeInvariantLayers, NativeLayers, why_not_covered
 from hone.engine.runners.registry import Needs, RunnerBackend
 from hone.engine.runners.torch.layers import TorchLayers
 from hone.engine.runners.torch.runner import TorchRunner, rows_that_fit
@@ -22,7 +22,7 @@ class NativeBackend(RunnerBackend):
     name, priority = "native", 1
 
     def covers(self, decoder: Decoder, needs: Needs) -> str | None:
-        return "weights in 8 bits" if needs.int8 else uncovered(decoder) or None
+        return "weights in 8 bits" if needs.int8 else why_not_covered(decoder) or None
 
     def make(self, decoder: Decoder, needs: Needs) -> Runner:
         rows = rows_that_fit(decoder, needs)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.engine.runners.torch.kv_cache import RowChunk, Slab, packed, visible
+from hone.engine.runners.torch.kv_cache import RowChunk, Slab, pack_tokens, visible
 from hone.engine.runners.torch.layers import TorchLayers, product
 from hone.model.decoder import Decoder
 
@@ -37,7 +37,7 @@ class InvariantLayers(TorchLayers):
     def read(self, pieces: Sequence[RowChunk]) -> Tensor:
         """Put the pieces into memory; the hidden state after each, [pieces, D]."""
         self.renew()
-        tokens, rows, positions = packed(pieces, self.decoder.device)
+        tokens, rows, positions = pack_tokens(pieces, self.decoder.device)
         hidden = self._tiles(tokens, rows, positions, positions)
         last = torch.tensor([len(p.tokens) for p in pieces]).cumsum(0) - 1
         return hidden[last.to(hidden.device)]

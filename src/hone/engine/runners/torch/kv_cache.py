@@ -116,7 +116,7 @@ class RowChunk:
         return self.start + len(self.tokens)
 
 
-def packed(pieces: Sequence[RowChunk], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def pack_tokens(pieces: Sequence[RowChunk], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Token, row and position of every token of the pieces, [N] each."""
     tokens = [t for p in pieces for t in p.tokens]
     rows = [p.row for p in pieces for _ in p.tokens]

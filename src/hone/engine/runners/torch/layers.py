@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from hone.engine.runners.torch.kv_cache import DecodeAttention, PrefillAttention, RowChunk, Slab, packed
+from hone.engine.runners.torch.kv_cache import DecodeAttention, PrefillAttention, RowChunk, Slab, pack_tokens
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Layer
 from hone.model.kernels.fused_weights import layer_weights, weights_of
@@ -147,7 +147,7 @@ class TorchLayers:
         self.renew()
         order = sorted(range(len(pieces)), key=lambda i: (pieces[i].start, pieces[i].end))
         placed = [pieces[i] for i in order]
-        tokens, rows, positions = packed(placed, self.decoder.device)
+        tokens, rows, positions = pack_tokens(placed, self.decoder.device)
         attend = PrefillAttention(self.slab, self.windows, placed)
         x = self._run(tokens, positions, self.slab.slots(rows, positions), attend)
         back = torch.tensor(order).argsort()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hone.engine.draw import RandomStreams, draw, top_logprobs
 from hone.engine.params import Knobs, Uses
-from hone.engine.runner import PromptChunk, Seat, Switch, Ticket, Written
+from hone.engine.runner import LaunchResult, PromptChunk, Seat, Switch, Ticket
 from hone.engine.runners.registry import Needs, column_bytes, too_little_memory
 from hone.engine.runners.torch.int8 import Int8Layers
 from hone.engine.runners.torch.invariant import BLOCK, InvariantLayers, calm_rows
@@ -21,7 +21,7 @@ from hone.errors import HoneError
 from hone.model.decoder import Decoder
 
 
-class Switching:
+class AdapterSwitch:
     """switch: partial(use_adapter, decoder), for `use`."""
 
     switch: Switch | None
@@ -50,13 +50,13 @@ PREFILL_TOKENS = 4_096  # the most prompt tokens in one forward pass: bounds the
 class _Done:
     """A launch that has been computed already."""
 
-    written: Written
+    written: LaunchResult
 
-    def read(self) -> Written:
+    def read(self) -> LaunchResult:
         return self.written
 
 
-class TorchRunner(Switching):
+class TorchRunner(AdapterSwitch):
     """Row r is block r of `capacity` columns; the weights are the learner's own tensors.
 
     switch: partial(use_adapter, decoder), for `use`. invariant: a row's numbers do not depend on the others, to the
@@ -95,7 +95,7 @@ class TorchRunner(Switching):
             self.layers = self.layers_for(invariant=invariant, int8=int8)(decoder, max_rows, capacity)
             vocab = decoder.config.vocab_size
             at_once = calm_rows(vocab) if invariant else max_rows
-            self.rows = RowState(max_rows, vocab, decoder.device, at_once=at_once, quick_draw=self.layers.quick_draw())
+            self.rows = HostRows(max_rows, vocab, decoder.device, at_once=at_once, quick_draw=self.layers.quick_draw())
 
     @staticmethod
     def layers_for(*, invariant: bool, int8: bool) -> type[TorchLayers]:
@@ -223,7 +223,7 @@ def _passes(parts: Sequence[PromptChunk]) -> Iterator[list[tuple[PromptChunk, Ro
 # --- what each row is doing: its last token, its length, its random numbers and how it draws ---
 
 
-class RowState:
+class HostRows:
     """Arrays with one entry a row, on the host: a launch is read at once, so nothing waits for them."""
 
     def __init__(
@@ -263,7 +263,7 @@ class RowState:
         self.knobs.move(a, b)
         self.alive[a] = False
 
-    def begin(self, index: Index, logits: Tensor) -> Written:
+    def begin(self, index: Index, logits: Tensor) -> LaunchResult:
         """The first token of rows just seated, from logits [n, V]."""
         where = torch.from_numpy(index)
         knobs = self.knobs.rows(where)
@@ -274,7 +274,7 @@ class RowState:
             self.knobs.seen[where.to(self.device), token] = True
         return self._note(index, (token, logp, raw), self._tops(index, logits), kept)
 
-    def go_on(self, rows: int, index: Index, logits: Tensor) -> Written:
+    def go_on(self, rows: int, index: Index, logits: Tensor) -> LaunchResult:
         """The next token of the rows `index`, alive, from the logits [rows, V] of those before `rows`."""
         u = np.zeros(rows)
         u[index] = self.noise.next(index)
@@ -327,11 +327,11 @@ class RowState:
                 kept[index] = some
         return token, logp, raw
 
-    def nothing(self) -> Written:
+    def nothing(self) -> LaunchResult:
         """A launch in which no row wrote."""
         none = np.zeros(0)
         whole = none.astype(np.int64)
-        return Written(row=whole, token=whole, logp=none, raw=none, ended=none.astype(np.bool_))
+        return LaunchResult(row=whole, token=whole, logp=none, raw=none, ended=none.astype(np.bool_))
 
     def _tops(self, index: Index, logits: Tensor) -> tuple[Tensor, Tensor] | None:
         most = int(self.top[index].max())
@@ -343,7 +343,7 @@ class RowState:
         drawn: tuple[Tensor, Tensor, Tensor],
         top: tuple[Tensor, Tensor] | None,
         kept: Tensor | None,
-    ) -> Written:
+    ) -> LaunchResult:
         """Put the tokens into place for the next step, and tell."""
         token = drawn[0].cpu().numpy()
         logp, raw = (x.double().cpu().numpy() for x in drawn[1:])
@@ -352,7 +352,7 @@ class RowState:
         ended = (token[:, None] == self.stops[index]).any(1) | (self.left[index] <= 0)
         self.alive[index] = ~ended
         self.tainted[index] |= ~np.isfinite(logp + raw)
-        return Written(
+        return LaunchResult(
             row=index,
             token=token,
             logp=logp,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from hone.model.backends.native.layer import NativePlan, final_norm, native_layer
-from hone.model.backends.native.stack import bundled, repeats_tokens, run_stack, stackable
+from hone.model.backends.native.stack import repeats_tokens, run_stack, runs_by_bundle, stackable
 from hone.model.backends.native.vocab import NativeVocab
 from hone.model.decoder import Decoder, LayerBackend, Pass
 from hone.model.kernels.cpp.library import library
@@ -51,7 +51,7 @@ class NativeLayerBackend(LayerBackend):
         if not isinstance(decoder, Decoder) or not decoder.takes_lists:  # another library's model has no layers of ours
             return False
         # where layers are checkpointed, each is a function of its own
-        return not getattr(model, "checkpoint_layers", None) and bundled(decoder)
+        return not getattr(model, "checkpoint_layers", None) and runs_by_bundle(decoder)
 
     def same_bits_as_sampler(self, model: nn.Module) -> bool:
         return self.reads_many_rows(model)

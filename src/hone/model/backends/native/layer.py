@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from hone.model.backends.native import calls
 from hone.model.backends.native.calls import Segments
-from hone.model.backends.native.stack import Bundles, StackPass, hooked, stackable
+from hone.model.backends.native.stack import Bundles, StackPass, has_hooks, stackable
 from hone.model.decoder import Decoder, Layer, Mask, Pass, RMSNorm
 from hone.model.kernels.fused_weights import Product, gate_up, qkv
 from hone.model.layout.rows import Rows
@@ -149,7 +149,7 @@ class _Layer(torch.autograd.Function):
 
 def final_norm(norm: RMSNorm, x_BTD: Tensor) -> Tensor:
     """norm(x), for numbers that the library computes."""
-    if hooked(norm) or type(norm) is not RMSNorm or norm.weight.dtype != x_BTD.dtype:
+    if has_hooks(norm) or type(norm) is not RMSNorm or norm.weight.dtype != x_BTD.dtype:
         return norm(x_BTD)
     y = _Norm.apply(x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous(), norm.weight, norm.eps)
     return y.view(x_BTD.shape)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]

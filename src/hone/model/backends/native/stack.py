@@ -145,7 +145,7 @@ def linears(layer: Layer) -> tuple[nn.Module, ...]:
     return a.q_proj, a.k_proj, a.v_proj, a.o_proj, m.gate_proj, m.up_proj, m.down_proj
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Whether a hook waits for the module to be called."""
     m = module
     return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
@@ -154,7 +154,7 @@ def hooked(module: nn.Module) -> bool:
 def parameters(layer: Layer) -> list[Tensor] | None:
     """What a layer trains, in the order of stack.cpp's gradients; None: it has adapters, biases or hooks."""
     found = linears(layer)
-    if hooked(layer):
+    if has_hooks(layer):
         return None
     if any(type(x) is not nn.Linear or x.bias is not None for x in found):
         return None
@@ -180,7 +180,7 @@ def stackable(decoder: Decoder, dtype: torch.dtype) -> list[list[Tensor]] | None
     return weights if sum(p.nbytes for own in weights for p in own) <= SMALL else None
 
 
-def bundled(decoder: Decoder) -> bool:
+def runs_by_bundle(decoder: Decoder) -> bool:
     """Whether all layers of a decoder are computed bundle by bundle, however many tokens there are."""
     asked = decoder.backends is None or "native" in decoder.backends
     if not asked or decoder.device.type != "cpu" or isinstance(library(), str):
@@ -247,7 +247,7 @@ class StackPass:
 
 def repeats_tokens(embedding: nn.Module, tokens: Tensor) -> bool:
     """Whether tokens are many times as many as words, and nothing else happens to their embedding."""
-    if type(embedding) is not nn.Embedding or hooked(embedding) or not embedding.weight.is_contiguous():
+    if type(embedding) is not nn.Embedding or has_hooks(embedding) or not embedding.weight.is_contiguous():
         return False
     if embedding.padding_idx is not None or embedding.max_norm is not None:
         return False

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import takewhile
 
 from hone.data.rows.code_names import free_names, root_name
-from hone.reward.verify.answers import answer_tag, said
+from hone.reward.verify.answers import answer_tag, spoken_text
 from hone.reward.verify.code.parse import parsed, readings, without_prose
 
 MAX_PARTS = 20  # of a text without a fence that are looked at
@@ -53,7 +53,7 @@ class Block:
         """What it gives a value at its top level, imports aside."""
         if self.tree is None:
             return frozenset(name for found in _DEFINES.findall(self.code) for name in found if name)
-        return frozenset(name for statement in self.tree.body for name in bound(statement))
+        return frozenset(name for statement in self.tree.body for name in defined_names(statement))
 
     @property
     def is_program(self) -> bool:
@@ -74,7 +74,7 @@ class Extracted:
     taken: str = ""
 
 
-def bound(statement: ast.AST, *, imports: bool = False) -> Iterator[str]:
+def defined_names(statement: ast.AST, *, imports: bool = False) -> Iterator[str]:
     """The names that a statement of the top level gives a value, in whatever block it does."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield statement.name
@@ -84,7 +84,7 @@ def bound(statement: ast.AST, *, imports: bool = False) -> Iterator[str]:
         yield from [statement.id] if isinstance(statement.ctx, ast.Store) else []
     elif not isinstance(statement, _SCOPES):
         for inner in ast.iter_child_nodes(statement):
-            yield from bound(inner, imports=imports)
+            yield from defined_names(inner, imports=imports)
 
 
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -103,7 +103,7 @@ def extract(
     wanted: the names that tests call, none for a script. fences: names of blocks that count.
     before: what the prompt puts before the function, where a completion may go on from it.
     """
-    text = said(completion, prompt).replace("\r\n", "\n").replace("\r", "\n")
+    text = spoken_text(completion, prompt).replace("\r\n", "\n").replace("\r", "\n")
     tagged = answer_tag(text)
     chosen = None if tagged is None else _chosen(tagged, wanted, fences, strict=True)
     chosen = chosen or _chosen(text, wanted, fences)
@@ -198,9 +198,9 @@ def _completed(block: Block, others: Sequence[Block], *, given: str) -> tuple[st
     found = dict[str, tuple[Block, ast.stmt]]()  # of several blocks that define a name, the last before this one
     for other in sorted(others, key=lambda other: (other.number > block.number, -other.number)):
         for statement in other.tree.body if other is not block and other.tree is not None else ():
-            for name in bound(statement, imports=True):
+            for name in defined_names(statement, imports=True):
                 found.setdefault(name, (other, statement))
-    known = {name for s in (parsed(given) or ast.Module([], [])).body for name in bound(s, imports=True)}
+    known = {name for s in (parsed(given) or ast.Module([], [])).body for name in defined_names(s, imports=True)}
     waiting, seen = sorted(_lacking(block.code) - known), set(known)
     waiting += ["*"] * any(name not in found for name in waiting)
     where = dict[tuple[int, int], str]()  # block and line -> statement

@@ -346,7 +346,7 @@ def _as_json(value: Any) -> Any:
     return value
 
 
-def passed(cases: Sequence[Case], done: Finished) -> list[bool]:
+def case_verdicts(cases: Sequence[Case], done: Finished) -> list[bool]:
     """One verdict a case, from what was returned and nothing else; a call that was not answered fails."""
     found = [isinstance(r, Returned) and met(case, r.value) for case, r in zip(cases, done.results, strict=False)]
     return found + [False] * (len(cases) - len(found))

@@ -30,9 +30,9 @@ from hone.reward.sandbox.sandbox import (
 )
 from hone.reward.sandbox.values import TooLarge
 from hone.reward.verify.code.checker import Checker
-from hone.reward.verify.code.extract import PYTHON, bound, extract, parsed
+from hone.reward.verify.code.extract import PYTHON, defined_names, extract, parsed
 from hone.reward.verify.code.settings import MODES
-from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, Tests, passed, preamble, read_tests
+from hone.reward.verify.code.tests import Asserts, Cases, NoTests, Scripts, Tests, case_verdicts, preamble, read_tests
 from hone.types import Outcome, Task
 
 LIMITS = SandboxLimits()
@@ -90,7 +90,7 @@ def code_reward(
         found = extract(completion, wanted=tests.wanted, prompt=task.prompt, before=before, fences=fences)
         if found is None:
             return Outcome(value=0.0, reason=NO_PROGRAM)
-        verdicts, why = judged(found.source, tests, limits=limits, folders=folders, language=language)
+        verdicts, why = run_tests(found.source, tests, limits=limits, folders=folders, language=language)
         share = sum(verdicts) / len(verdicts)
         if share == 1 and isinstance(tests, Asserts):
             _check_imports(tests, found.source)
@@ -137,13 +137,13 @@ def _size(wanted: Sequence[object]) -> int:
 def _check_imports(tests: Asserts, source: str) -> None:
     """Tests that use a module without importing it run by the program's import, as in one namespace, or not at all."""
     tree = parsed(source)
-    there = {name for statement in tree.body for name in bound(statement, imports=True)} if tree else set[str]()
+    there = {name for statement in tree.body for name in defined_names(statement, imports=True)} if tree else set[str]()
     for name, line in tests.refers.lacking.items():
         if name not in there:
             raise NoTests(f"the tests use {name}, which they do not import: add {line!r} to test_imports")
 
 
-def judged(
+def run_tests(
     source: str,
     tests: Tests,
     *,
@@ -156,7 +156,7 @@ def judged(
     if isinstance(tests, Cases):
         asked = Program(source=source + tests.after, calls=[case.call for case in tests.cases])
         done = programs.run(asked, seconds=seconds)
-        verdicts = passed(tests.cases, done)
+        verdicts = case_verdicts(tests.cases, done)
         lacks = [c.call.name for c, r in zip(tests.cases, done.results, strict=False) if r == _not_there(c.call.name)]
         why = complaint(done) or _difference(tests, verdicts, done)
         return verdicts, printable(f"the program does not define {lacks[0]}: {why}") if lacks else why

@@ -5,7 +5,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from hone.reward.verify.answers import NUMERAL
-from hone.reward.verify.math.normalise import characters, degrees, undelimited, unfonted
+from hone.reward.verify.math.normalise import characters, degrees, without_delimiters, without_fonts
 
 MAX_ANSWER, MAX_DIGITS, MAX_EXPONENT = 200, 100, 100
 
@@ -143,7 +143,7 @@ def _plain(text: str) -> str:
     text = re.sub(r"\{,\}(?=[0-9]{3}(?![0-9]))", ",", characters(text)).replace("{,}", ".")
     for old, new in ((r"\dfrac", r"\frac"), (r"\tfrac", r"\frac"), (r"\%", "%"), (r"\$", "$"), (r"\!", "")):
         text = text.replace(old, new)
-    text = unfonted(text) if "\\" in text else text
+    text = without_fonts(text) if "\\" in text else text
     text = degrees(text)
     text = re.sub(
         r"\u00b0\s?(?:C\b|[Cc]elsius)", " celsius ", re.sub(r"\u00b0\s?(?:F\b|[Ff]ahrenheit)", " fahrenheit ", text)
@@ -154,7 +154,7 @@ def _plain(text: str) -> str:
     text = re.sub(r"\b([A-Za-z]{2,}) per ([a-z]{2,})\b", r"\1/\2", _POWER_OF_UNIT.sub(_raised, text))
     text = re.sub(r"\s*\\div\s*", "/", _REPEATING.sub(_repeated, re.sub(r"\\[,;: ]", " ", text)))
     text = text.strip().strip("*").strip()
-    text = re.sub(r"^[A-Za-z]\s?=\s?", "", undelimited(text))
+    text = re.sub(r"^[A-Za-z]\s?=\s?", "", without_delimiters(text))
     text = re.sub(r"\{\s?\(([^(){}]*)\)\s?\}", r"{\1}", re.sub(r"^([+-])\s", r"\1", text))
     text = re.sub(r"^([+-])\(([0-9.][^()]*)\)", r"\1\2", text)  # -(3/4)
     return re.sub(rf"^([+-]?[{_SIGNS}])\s", r"\1", re.sub(rf"^([{_SIGNS}])([+-])", r"\2\1", text))

@@ -1,7 +1,7 @@
 r"""Single expressions: the names and letters in them, and what of them may reach the parser.
 
 SymPy would compute `9^{9^{9^{9}}}` if it were asked. Only known commands, bounded in length, depth, powers, factorials
-and digits, pass `admitted`. It gives one spelling, with every product of a number and a bracket written out, for the
+and digits, pass `safe_for_parser`. It gives one spelling, with every product of a number and a bracket written out, for the
 parser reads `3(2)` and `3 4` as sums.
 """
 
@@ -29,7 +29,7 @@ class Refused(Exception):
     """The reason why an expression is not handed to the parser."""
 
 
-def admitted(text: str) -> str:
+def safe_for_parser(text: str) -> str:
     """The expression as the parser may have it; Refused otherwise."""
     if len(text) > MAX_LENGTH:
         raise Refused(f"it has more than {MAX_LENGTH} characters")
@@ -252,7 +252,7 @@ _HARMLESS = "and to is are was least most one two three four five six seven eigh
 _UNSAID = {*CHANGING, *DENIES, *_CONDITIONS.split()} - {*_HARMLESS.split()}
 
 
-def said(text: str) -> str:
+def stated_value(text: str) -> str:
     """What a sentence says of something: "34" of "The largest n is 34"."""
     text = LABEL.sub("", text)
     for _ in range(2):
@@ -273,7 +273,7 @@ def letters(text: str) -> set[str]:
     return symbols(re.sub(r"(?<![\\A-Za-z])[A-Za-z]{2,}", lambda word: "" if unit_sizes(word[0]) else word[0], text))
 
 
-def named(text: str) -> str | None:
+def left_name(text: str) -> str | None:
     """The name that the left side of an equation is, "" for words such as "Area"; None where it is something else."""
     if _NAME.fullmatch(text) and not _SQUARED.match(text):
         entries = [letter.strip("\\ ") for letter in text.strip("()").split(",")]

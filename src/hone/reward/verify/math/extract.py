@@ -12,15 +12,15 @@ from hone.reward.verify.answers import (
     HOPE,
     NUMERAL,
     answer_tags,
-    denied,
     harmless,
+    is_denied,
     is_mention,
+    is_not_stated,
     outer_boxes,
     phrases,
-    said,
-    shown,
-    unfenced,
-    unstated,
+    spoken_text,
+    visible_text,
+    without_fences,
 )
 from hone.reward.verify.math.amount import amount, unit_sizes
 from hone.reward.verify.math.expression import LABEL
@@ -79,13 +79,13 @@ _QUOTED = re.compile(r"\"([^\"]+)\"\.?|'([^']+)'\.?|[\u201c\u2018]([^\u201d\u201
 
 def places(completion: str, prompt: object = "") -> list[str]:
     """The distinct answers that the completion states in places of the strongest kind, in order."""
-    text = shown(said(completion, prompt))
+    text = visible_text(spoken_text(completion, prompt))
     text = text if text.isascii() else _UNSEEN.sub("", text)
     if not text.isascii() or any(mark in text for mark in ("square", r"\Box", r"\checkmark", r"\qed")):
         text = _MARKS.sub("", text)
     text = _LABEL.sub(r"\2: \1", text) if r"\text" in text else text
     text = _CALCULATION.sub("", text) if "<<" in text else text
-    outside = unfenced(text)
+    outside = without_fences(text)
     views = (outside,) if outside == text else (outside, text)  # what stands in a fence counts if nothing else does
     for kind in ((_tags,), (_boxed,), (_json,), (_hashes, _phrases)):
         found = [find(view) for view in views for find in kind]
@@ -131,7 +131,7 @@ def _settled(text: str) -> str:
         start, end, content = outer[0]
         if len(outer) > 1:
             return text
-        taken_back = denied(text, start, end) or _NEXT_VALUE.match(text[end:])
+        taken_back = is_denied(text, start, end) or _NEXT_VALUE.match(text[end:])
         if not taken_back and harmless(_clause(text[:start]), _sentence(text[end:])):
             return _with_unit(content, text[end:])
         return f"{text[:start]} {content} {text[end:]}"
@@ -153,7 +153,7 @@ def _boxed(text: str) -> list[str]:
         return []
     kept = list[str]()
     for start, end, content in outer_boxes(text):
-        if denied(text, start, end):
+        if is_denied(text, start, end):
             kept.append(DENIED)
             continue
         kept.append(_with_unit(content, text[end : end + 40]))
@@ -181,7 +181,7 @@ def _json(text: str) -> list[str]:
     found = list[str]()
     for match in _KEY_VALUE.finditer(text) if keys else ():
         start, end = text.rfind("{", 0, match.start() + 1), text.find("}", match.end()) + 1
-        taken_back = start < 0 or not end or denied(text, start, end) or _NEXT_VALUE.match(text[end : end + 200])
+        taken_back = start < 0 or not end or is_denied(text, start, end) or _NEXT_VALUE.match(text[end : end + 200])
         found.append(
             DENIED if taken_back or _OR_AFTER.match(text[end : end + 60]) else match.group(1) or match.group(2)
         )
@@ -207,7 +207,7 @@ def _phrases(text: str) -> list[str]:
     found, remarks = list[str](), list[str]()
     for (lead, start), end in zip(led, ends, strict=False):
         stated, denial = _stated(text[start : min(end, start + 2 * MAX_ANSWER)])
-        if unstated(text[max(0, lead - 200) : lead]) or _NOT.match(text[start : start + 100].partition("\n")[0]):
+        if is_not_stated(text[max(0, lead - 200) : lead]) or _NOT.match(text[start : start + 100].partition("\n")[0]):
             remarks.append(DENIED)
         else:
             (found if _is_value(stated) else remarks).append(DENIED if denial else stated)
@@ -238,7 +238,7 @@ def _stated(text: str) -> tuple[str, bool]:
         alone = harmless("", cut) and not NUMERAL.search(cut)
         stated = _measured(content, cut) if alone else text[:end] + cut
         end = end if alone else end + len(cut)  # a list goes on after its first formula
-    return stated, denied(text, 0, end) or _NEXT_VALUE.match(text[end : end + 200]) is not None
+    return stated, is_denied(text, 0, end) or _NEXT_VALUE.match(text[end : end + 200]) is not None
 
 
 def _formula(text: str) -> tuple[str, int] | None:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from hone.reward.verify.math.amount import amount, decimal_comma
-from hone.reward.verify.math.expression import POINT, VARIABLE, letters, named, said, symbols
+from hone.reward.verify.math.expression import POINT, VARIABLE, left_name, letters, stated_value, symbols
 from hone.reward.verify.math.normalise import normalise
 
 MAX_TEXT, MAX_PARTS, MAX_LEVELS = 1000, 40, 6
@@ -67,7 +67,7 @@ def form(text: str) -> Form | None:
         return None
     if _PLAIN.fullmatch(text):  # which is what most answers are
         return Form("one", text.strip())
-    text = said(normalise(text))
+    text = stated_value(normalise(text))
     if text and _balanced(text):
         return _form(text, MAX_LEVELS)
     option = _OPTION.match(text)
@@ -186,7 +186,7 @@ def _about(text: str, levels: int) -> Form | None:
     if len(seps) != 1 or not parts[1] or split(parts[1], _EQUALS)[1]:
         return None
     rounded = _form(parts[1], levels - 1)
-    name = named(parts[0]) if parts[0] else ""
+    name = left_name(parts[0]) if parts[0] else ""
     if rounded is None or rounded.kind != "one":
         return None
     if name is not None:
@@ -201,7 +201,7 @@ def _equated(text: str, levels: int) -> Form | None:
     if not seps or split(text, _ORDER)[1] or split(text, _UNEQUAL)[1] or not all(members[1:]):
         return None
     names = list[str]()
-    while len(members) > 1 and (name := named(members[0]) if members[0] else "") is not None:
+    while len(members) > 1 and (name := left_name(members[0]) if members[0] else "") is not None:
         names.append(name)
         members.pop(0)
     name = next(filter(None, names), "")

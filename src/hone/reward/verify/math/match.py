@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from hone.reward.verify.math.amount import CHANGING, amount, decimal_comma
 from hone.reward.verify.math.arithmetic import worked_out
-from hone.reward.verify.math.expression import FUNCTIONS, VARIABLE, letters, named
+from hone.reward.verify.math.expression import FUNCTIONS, VARIABLE, left_name, letters
 from hone.reward.verify.math.form import Form, point
 from hone.reward.verify.math.normalise import normalise
 
@@ -310,7 +310,7 @@ def _remainder(text: str) -> str:
     if found is None or int(found["rest"]) >= int(found["of"]):
         return ""
     left = (found["left"] or "").strip()
-    if not left or (found["sign"] != "=" and named(left)):
+    if not left or (found["sign"] != "=" and left_name(left)):
         return found["rest"]
     power, value = _POWER.fullmatch(left), worked_out(left)
     if power is not None:

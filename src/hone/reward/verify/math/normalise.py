@@ -152,7 +152,7 @@ def _script(match: re.Match[str]) -> str:
     return f"^{{{top}}}" if up else f"_{{{bottom}}}"
 
 
-def unfonted(text: str) -> str:
+def without_fonts(text: str) -> str:
     r"""Without fonts, colours and invisible space: `\textnormal{ miles}` is ` miles `, `\text{ m}` a meter."""
     text = _UNIT.sub(lambda unit: f" {_UNITS[unit[1]]}{unit[2] or ''}", text)
     text = _SWITCHES.sub(" ", _HIDDEN.sub(" ", text))
@@ -176,7 +176,7 @@ def normalise(text: str) -> str:
     text = re.sub(r"\{,\}(?=[0-9]{3}(?![0-9]))", ",", text).replace(
         "{,}", "."
     )  # a comma that TeX sets as part of a number
-    text = re.sub(r"\\overline\s?\{\s?([A-Z]{2,3})\s?\}", r"\1", unfonted(text))  # of a line through two points
+    text = re.sub(r"\\overline\s?\{\s?([A-Z]{2,3})\s?\}", r"\1", without_fonts(text))  # of a line through two points
     text = degrees(_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
     text = unquoted(_INLINE.sub(r" \1\2 ", text).strip())
     text = _DEGREES.sub(r"\1\\frac{\2\\pi}{180}", _INVERSE.sub(r"\\arc\1 ", text))
@@ -215,11 +215,11 @@ def unquoted(text: str) -> str:
         if text[:1].isalnum() and text[-1:].isalnum():
             break
         text = (text if text.endswith("..") else text.removesuffix(".")).strip("*`").strip()
-        text = undelimited(text)
+        text = without_delimiters(text)
     return text
 
 
-def undelimited(text: str) -> str:
+def without_delimiters(text: str) -> str:
     """Without the dollars or brackets of TeX that make it a formula."""
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         inside = text[len(left) : -len(right)]

@@ -19,7 +19,7 @@ from hone.reward.verify.answers import boxes
 from hone.reward.verify.math import workers
 from hone.reward.verify.math.amount import PERCENT, amount, same_amount, unit_ratio, unit_sizes
 from hone.reward.verify.math.arithmetic import worked_out
-from hone.reward.verify.math.expression import FUNCTIONS, Refused, admitted, symbols, words
+from hone.reward.verify.math.expression import FUNCTIONS, Refused, safe_for_parser, symbols, words
 from hone.reward.verify.math.extract import MAX_PLACES, places
 from hone.reward.verify.math.form import Form, form, relation
 from hone.reward.verify.math.match import Comparer, answer_for, same, true
@@ -106,7 +106,7 @@ def _admitted_gold(leaf: str) -> None:
         raise Unusable(f"it has words beside numbers: {prose.group()}")
     try:
         for side in leaf.split("="):
-            admitted(_measured(side)[0])
+            safe_for_parser(_measured(side)[0])
     except Refused as refused:
         raise Unusable(str(refused)) from refused
 
@@ -196,7 +196,7 @@ def _by_symbols(gold: str, answer: str, kind: str = "") -> bool:
     if answer.count("=") != gold.count("=") or answer.count("=") > 1:
         return False
     try:
-        sides = ["=".join(admitted(side) for side in text.split("=")) for text in (gold, answer)]
+        sides = ["=".join(safe_for_parser(side) for side in text.split("=")) for text in (gold, answer)]
     except Refused:
         return False
     absent = workers.missing()
@@ -273,7 +273,7 @@ def _near(exact: str, rounded: str) -> bool:
         cut = 0 <= abs(value) - abs(stated[0]) < unit and value * stated[0] >= 0
         return cut or abs(value - stated[0]) <= unit / 2
     try:
-        return not workers.missing() and _asked("rounded", admitted(_measured(exact)[0]), f"{stated[0]}={unit}")
+        return not workers.missing() and _asked("rounded", safe_for_parser(_measured(exact)[0]), f"{stated[0]}={unit}")
     except (Refused, Unusable):
         return False
 
