@@ -205,7 +205,8 @@ LEARNER = (
     ),
     fault(
         "KTO's baseline is of the matched pairs", "contract", "loop", TRAIN,
-        old="mismatched_pairs([r for g in groups for r in g], max_tokens=context)", new="[r for g in groups for r in g]",
+        old="mismatched_pairs([r for g in groups for r in g], max_tokens=context)",
+        new="[r for g in groups for r in g]",
         tests="train/test_loop.py",
     ),
     # --- the optimiser ---

@@ -34,7 +34,7 @@ class Interrupted(HoneError):
 def count_noun(number: int, noun: str) -> str:
     """The number with its noun, as a message says it.
 
-    >>> counted(1, "row"), counted(2, "row"), counted(3, "micro-batch")
+    >>> count_noun(1, "row"), count_noun(2, "row"), count_noun(3, "micro-batch")
     ('1 row', '2 rows', '3 micro-batches')
     """
     plural = "es" if noun.endswith("batch") else "s"

@@ -202,7 +202,7 @@ def _hold(path: Path) -> None:
 
 
 def hold_on(folder: Path) -> None:
-    """Inside `folder_lock`: take the lock anew where somebody has removed its file; HoneError where another was quicker."""
+    """Inside `folder_lock`: take the lock anew if its file was removed; HoneError where another was quicker."""
     path = folder / names.LOCK
     if not any(_is_at(path, handle) for handle in _handles):
         _hold(path)

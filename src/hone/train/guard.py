@@ -63,7 +63,8 @@ def examine(
 ) -> list[NonFiniteTensor]:
     """Weights, columns, forward pass, ratio, each term of the loss, the loss, gradients: each tensor once.
 
-    trained: what gradients end up in, by name: those are overwritten. `place` numbers the rows for `NonFiniteTensor.at`.
+    trained: what gradients end up in, by name: those are overwritten.
+    `place` numbers the rows for `NonFiniteTensor.at`.
     """
     found, parts = dict[str, NonFiniteTensor](), list(enumerate(cut))
     for name, x in policy.named_parameters() if isinstance(policy, nn.Module) else ():

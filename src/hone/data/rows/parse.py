@@ -118,7 +118,7 @@ def fault_in(value: Any) -> str:
 def short_text(row: Any) -> str:
     """A row as an error shows it: one line, every text short.
 
-    >>> shown({"prompt": "a" * 99, "n": [1, 2, 3]})
+    >>> short_text({"prompt": "a" * 99, "n": [1, 2, 3]})
     '{"prompt": "aaaaaaaaaaaaaaaaaaaaaaaa...", "n": [1, 2, "..."]}'
     """
     text = json.dumps(_short(row), default=str)

@@ -1,7 +1,7 @@
 """Verifiers by name: functions of a completion (and its task) that a program can check.
 
-Doors: `VERIFIERS` by name, `MAKERS` by the name before a colon, `make_verifier` for either. `answers` finds what a completion
-settles on, `structure` looks at its form, `choice`, `compare`, math/ and code/ compare it with the task.
+Doors: `VERIFIERS` by name, `MAKERS` by the name before a colon, `make_verifier` for either. `answers` finds the answer
+of a completion, `structure` looks at its form, `choice`, `compare`, math/ and code/ compare it with the task.
 May import: types, errors, storage.textfile, log, algo.select, data, reward.outcome, reward.sandbox, reward.workers.
 """
 

@@ -188,7 +188,7 @@ def memory_of(processes: Iterable[int]) -> int:
 
 
 def shared_memory_of(process: int) -> int:
-    """How much of `memory_of` of one process is memory that it shares with this one, if it has all that this one has."""
+    """Bytes of `memory_of` a process that it shares with this one, if it has all that this one has."""
     shared_in_part, private = _anonymous(process)
     return max(0, shared_in_part - private)
 

@@ -1,7 +1,7 @@
 r"""Single expressions: the names and letters in them, and what of them may reach the parser.
 
 SymPy would compute `9^{9^{9^{9}}}` if it were asked. Only known commands, bounded in length, depth, powers, factorials
-and digits, pass `safe_for_parser`. It gives one spelling, with every product of a number and a bracket written out, for the
+and digits, pass `safe_for_parser`. It gives one spelling, with every product of a number and a bracket written out: the
 parser reads `3(2)` and `3 4` as sums.
 """
 
