@@ -39,6 +39,7 @@ ON_A_GPU = {
     "default backend, float32": Way(dtype=torch.float32, layout="shared", **AS_IT_IS),
     "plain, float32": Way(dtype=torch.float32),
 }
+FAILED = "failed: "  # in the place of a hash; it equals nothing, not even the same failure before
 
 
 def digest(found: ways.Trajectory) -> str:
@@ -62,8 +63,8 @@ def plan(*, quick: bool, device: str) -> list[tuple[str, str, Way]]:
 
 
 def on_device(device: str) -> None:
-    """The cases' decoders, critics, references and teachers are made on this device, as wide as its kernels want."""
-    narrow, policy_for = tiny.decoder, tiny.policy_for
+    """The cases' decoders, critics, scorers and teachers are made on this device, as wide as its kernels want."""
+    narrow, policy_for, scorer = tiny.decoder, tiny.policy_for, tiny.Scorer
 
     def decoder(seed: int = 0, *, width: int = 32, **rest: Any) -> Any:
         return narrow(seed, width=max(width, 64), **rest).to(device)
@@ -75,7 +76,10 @@ def on_device(device: str) -> None:
             reference.to(device)
         return made
 
-    tiny.decoder, tiny.policy_for = decoder, policy
+    def scored(*args: Any, **rest: Any) -> Any:
+        return scorer(*args, **rest).to(device)
+
+    tiny.decoder, tiny.policy_for, tiny.Scorer = decoder, policy, scored
 
 
 def hashes(*, quick: bool, device: str) -> dict[str, str]:
@@ -86,8 +90,8 @@ def hashes(*, quick: bool, device: str) -> dict[str, str]:
     for number, (case, name, way) in enumerate(work, 1):
         try:
             found[f"{case} | {name}"] = digest(ways.trajectory(CASES[case], replace(way)))
-        except Exception as error:  # what a device cannot do, it could not do before either
-            found[f"{case} | {name}"] = f"{type(error).__name__}: {error}"[:100]
+        except Exception as error:  # the others are still worth their time
+            found[f"{case} | {name}"] = f"{FAILED}{type(error).__name__}: {error}"[:200]
         if number % 25 == 0 or number == len(work):
             print(f"{number} of {len(work)} trajectories", file=sys.stderr)
     return found
@@ -108,7 +112,7 @@ def main() -> None:
     if args.store:
         path.write_text(json.dumps({"machine": machine(), "hashes": found}, indent=1) + "\n")
     known = json.loads(path.read_text())["hashes"]
-    other = [name for name, value in found.items() if known.get(name) != value]
+    other = [name for name, value in found.items() if known.get(name) != value or value.startswith(FAILED)]
     for name in other:
         print(f"{name}: {known.get(name)} before, {found[name]} now", file=sys.stderr)
     sys.exit(
