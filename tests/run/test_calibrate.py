@@ -9,10 +9,11 @@ import pytest
 import torch
 from small import World, recipe, write_rows
 
+import hone
 from hone.cli import main
 from hone.errors import HoneError
 from hone.inference.calibrate import calibrate
-from hone.launch import feeds, train
+from hone.launch import feeds
 from hone.model.formats.folder import load_scorer
 from hone.reward.learned.load import reward_model
 from hone.storage.files import verify
@@ -60,7 +61,7 @@ def test_weights_and_the_rest_of_the_config_stay(world: World, scorer: Path):
 
 
 def test_a_checkpoint_of_a_run_stays_whole(world: World, tmp_path: Path):
-    folder = train.run(recipe(world, "pointwise_reward_model", tmp_path / "run", "train.steps=1"))
+    folder = hone.run(recipe(world, "pointwise_reward_model", tmp_path / "run", "train.steps=1"))
     calibrate(folder, world.data("scores"))
     verify(folder)
     assert load_scorer(folder).std != 1
@@ -83,6 +84,6 @@ def test_what_cannot_be_calibrated_is_said_and_nothing_is_written(world: World, 
     assert (scorer / "config.json").read_bytes() == config
     with pytest.raises(HoneError, match="it is a language model"):
         calibrate(world / "model", world.data("pairs"))
-    process = train.run(recipe(world, "process_reward_model", tmp_path / "run", "train.steps=1"))
+    process = hone.run(recipe(world, "process_reward_model", tmp_path / "run", "train.steps=1"))
     with pytest.raises(HoneError, match="is a step model, whose scores are chances already"):
         calibrate(process, world.data("pairs"))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from small import Crash, World, decoder, metrics, recipe, write_rows
 
+import hone
 from hone.cli import main
 from hone.data.text.chat import render_prompt
 from hone.errors import HoneError
@@ -16,7 +17,7 @@ from hone.inference.defaults import Sampling
 from hone.inference.label import NEXT, StepLabels, label_steps
 from hone.inference.problems import Problems
 from hone.inference.rank import Rank, evaluate_ranked
-from hone.launch import train
+from hone.launch.job import prepare
 from hone.model.formats.folder import load_scorer
 from hone.model.formats.save import save_model
 from hone.model.scorer import Scorer
@@ -131,7 +132,7 @@ def test_the_command_labels_and_a_process_model_learns_from_its_rows(world, tmp_
     printed = capsys.readouterr().out
     assert "tokens sampled" in printed
     assert "seconds" in printed
-    folder = train.run(recipe(world, "process_reward_model", tmp_path / "run", f"data={out}", "train.steps=2"))
+    folder = hone.run(recipe(world, "process_reward_model", tmp_path / "run", f"data={out}", "train.steps=2"))
     assert load_scorer(folder).kind == "step"
     assert load_scorer(folder).separator == "\n"
 
@@ -159,14 +160,14 @@ def test_a_process_model_is_used_with_the_separator_of_its_labels(world, judge, 
     spaced = [{**row, "completion": row["completion"].replace("\n", " ")} for row in PROBLEMS]
     labels, out = StepLabels(k=1, separator=" "), tmp_path / "steps.jsonl"
     label_steps(world / "model", spaced, out, reward=even, labels=labels, how=HOW)
-    train.run(recipe(world, "process_reward_model", tmp_path / "run", f"data={out}", "train.steps=1"))
+    hone.run(recipe(world, "process_reward_model", tmp_path / "run", f"data={out}", "train.steps=1"))
     own = str(tmp_path / "run")
     assert process_model([own], world.tokenizer).stepper.separator == " "
     assert process_model([own, judge], world.tokenizer).stepper.separator == " "
     assert process_model([judge], world.tokenizer).stepper.separator == "\n"
     assert process_model([judge], world.tokenizer, separator=" ").stepper.separator == " "
     made = recipe(world, "ppo", tmp_path / "ppo", f"process.path={own}")
-    job = train.prepare(made)
+    job = prepare(made)
     assert job.process is not None
     assert job.process.model.stepper.separator == " "
     with pytest.raises(HoneError, match=r"steps that end with ' ', not '\\n': leave the separator out"):
@@ -191,12 +192,12 @@ def test_a_process_model_is_used_with_the_separator_of_its_labels(world, judge, 
 def test_a_process_model_gives_step_rewards_in_training(algo, use, settings, world, judge, tmp_path):
     changes = [f"process.path={judge}", f"process.use={use}", "train.steps=2", "process.weight=2.0"]
     made = recipe(world, algo, tmp_path / "run", *changes, **settings)
-    job = train.prepare(made)
+    job = prepare(made)
     assert job.process is not None
     assert (job.process.use, job.process.weight, job.process.outcome) == (use, 2.0, bool(settings))
-    train.run(made)
+    hone.run(made)
     plain = recipe(world, algo, tmp_path / "plain", "train.steps=2")
-    train.run(plain)
+    hone.run(plain)
     found, without = metrics(tmp_path / "run"), metrics(tmp_path / "plain")
     assert 0 < found[-1]["reward/process"] < 1
     assert all(math.isfinite(value) for value in found[-1].values())
@@ -214,7 +215,7 @@ def test_recipes_that_cannot_use_a_process_model_are_refused(world, judge, tmp_p
         ("sft", (f"process.path={judge}",), {}, "scores what an online run samples"),
     ):
         with pytest.raises(HoneError, match=message):
-            train.run(recipe(world, algo, tmp_path / "run", *settings, **own))
+            hone.run(recipe(world, algo, tmp_path / "run", *settings, **own))
 
 
 # --- choosing ---

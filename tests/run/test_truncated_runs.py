@@ -9,11 +9,11 @@ import pytest
 import torch
 from small import World, metrics, recipe
 
+import hone
 from hone.algo import ALGORITHMS
 from hone.check.suite import examine
 from hone.data.collate import collate
 from hone.errors import HoneError
-from hone.launch import train
 from hone.launch.job import Run, prepare
 from hone.rollout.local import LocalSampler
 from hone.rollout.rollout_file import packed, unpacked
@@ -73,7 +73,7 @@ def test_a_run_without_truncation_records_nothing(world: World, tmp_path: Path):
 def test_every_online_algorithm_trains_on_truncated_samples(world: World, tmp_path: Path):
     for name in (name for name, make in ALGORITHMS.items() if make().online):
         out = tmp_path / name
-        train.run(recipe(world, name, out, "sample.top_p=0.8", "train.steps=2"))
+        hone.run(recipe(world, name, out, "sample.top_p=0.8", "train.steps=2"))
         found = metrics(out)
         assert len(found) == 2, name
         assert found[0].get("logp_gap", 0.0) < 1e-3, name
@@ -103,9 +103,9 @@ def test_rollouts_ahead_keep_their_support_in_a_checkpoint(world: World, tmp_pat
 
 def test_a_run_with_lag_goes_on_from_a_checkpoint_as_if_never_stopped(world: World, tmp_path: Path):
     settings = ["sample.top_p=0.7", "train.lag=1", "train.mismatch=truncate", "save.every=2"]
-    train.run(recipe(world, "grpo", tmp_path / "half", *settings, "train.steps=2"))
-    train.run(recipe(world, "grpo", tmp_path / "whole", *settings))
-    train.resume(tmp_path / "half", settings=["train.steps=4"])
+    hone.run(recipe(world, "grpo", tmp_path / "half", *settings, "train.steps=2"))
+    hone.run(recipe(world, "grpo", tmp_path / "whole", *settings))
+    hone.resume(tmp_path / "half", settings=["train.steps=4"])
     assert metrics(tmp_path / "half") == metrics(tmp_path / "whole")
 
 
