@@ -214,6 +214,19 @@ def test_memory_that_its_program_has_freed_counts_when_a_reward_takes_it(kind: s
     assert bad.reason.startswith("out of memory"), bad
 
 
+def test_what_a_worker_has_written_to_hides_nothing_that_its_children_take(monkeypatch: pytest.MonkeyPatch):
+    """Its program keeps much memory; the worker writes to it, and then shares it with its children alone."""
+    monkeypatch.setattr(process_tree, "_home", lambda process: None)
+    large = bytearray(os.urandom(1)) * (BOMB // 4)
+
+    def writes_and_forks(completion: str) -> float:
+        large[:: os.sysconf("SC_PAGE_SIZE")] = large[:: os.sysconf("SC_PAGE_SIZE")]
+        return takes(completion)
+
+    (made,) = in_workers([writes_and_forks], seconds=30.0, workers=1, memory=MEMORY)
+    assert scored(made, "children")[0].reason.startswith("out of memory")
+
+
 def test_a_reward_within_its_memory_counts(kind: str):
     (made,) = in_workers(
         [lambda completion: float(len(bytearray(b"x") * (BOMB // 8)))], seconds=30.0, workers=1, memory=MEMORY

@@ -182,23 +182,25 @@ def orphans(worker: int) -> bool:
     return False
 
 
-def memory_of(processes: Iterable[int]) -> int:
-    """Bytes of memory of these processes; a page that n processes share counts as an n-th for each."""
-    return sum(_anonymous(process)[0] for process in processes)
+def memory_taken(processes: Iterable[int]) -> int:
+    """Bytes of memory that these processes have and did not begin with; they descend from this one.
 
-
-def shared_memory_of(process: int) -> int:
-    """Bytes of `memory_of` a process that it shares with this one, if it has all that this one has."""
-    shared_in_part, private = _anonymous(process)
-    return max(0, shared_in_part - private)
+    Each began with the memory of this process, and shares it until one of them writes there. A page that n processes
+    share counts as an n-th for each. So of what they have they share with this process at most their number times its
+    own shared part. That is too much where they have written, so that what they share with anybody bounds it too.
+    """
+    each = [_anonymous(process) for process in processes]
+    began_with = min(sum(shared for _, shared in each), len(each) * _anonymous(os.getpid())[1])
+    return sum(size for size, _ in each) - began_with
 
 
 def _anonymous(process: int) -> tuple[int, int]:
-    """Bytes of its memory that is no file's: shared pages in part, and those that are its alone."""
+    """Bytes of its memory that is no file's, shared pages counted in part; and how many of these bytes are shared."""
     with suppress(OSError):  # it has just ended
         text = Path(f"/proc/{process}/smaps_rollup").read_text()
         sizes = {name: 1024 * int(size) for name, size in re.findall(r"^(Pss_Anon|Private_Dirty):\s+(\d+)", text, re.M)}
-        return sizes.get("Pss_Anon", 0), sizes.get("Private_Dirty", 0)
+        size = sizes.get("Pss_Anon", 0)
+        return size, max(0, size - sizes.get("Private_Dirty", 0))
     return 0, 0
 
 

@@ -23,10 +23,9 @@ from hone.reward.workers.process_tree import (
     die_with_parent,
     end_below,
     give_back_free_memory,
-    memory_of,
+    memory_taken,
     orphans,
     peak,
-    shared_memory_of,
 )
 
 HEAD = struct.Struct("!Id")  # length of what follows, seconds it may take
@@ -139,11 +138,7 @@ class _Worker:
             return True
         if not (others := descendants(self.number)):
             return False
-        mine = [self.number, *others]
-        begun_with = len(mine) * shared_memory_of(
-            os.getpid()
-        )  # each began with the memory that its supervisor still has
-        return memory_of(mine) > begun_with + self.bounds.memory
+        return memory_taken([self.number, *others]) > self.bounds.memory
 
 
 def _described(status: int) -> str:
