@@ -106,7 +106,7 @@ def test_a_side_at_work_ends_with_the_benchmark(how: signal.Signals, tmp_path):
     found = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[2])])
     environment = {**os.environ, "PYTHONPATH": found, "LOG": str(log)}
     run = subprocess.Popen([sys.executable, str(program)], env=environment, stdout=subprocess.PIPE, text=True)
-    until(log.is_file)
+    until(lambda: log.is_file() and log.read_text().endswith("\n"))
     run.send_signal(how)
     out, _ = run.communicate()
     assert run.returncode == {signal.SIGTERM: 1, signal.SIGINT: -signal.SIGINT, signal.SIGKILL: -signal.SIGKILL}[how]

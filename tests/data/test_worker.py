@@ -227,13 +227,16 @@ def test_an_interrupted_request_leaves_no_answer_for_the_next():
     def stop(number: int, frame: object) -> None:
         raise Stop
 
+    def soon() -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        worker.ask("match", (["(a+)+b"], ["a" * 60]), seconds=20, memory=1 << 28)
+
     worker = Worker()
     worker.ask("match", ([], []), seconds=1, memory=1 << 28)
     before = signal.signal(signal.SIGALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(Stop):
-            worker.ask("match", (["(a+)+b"], ["a" * 60]), seconds=20, memory=1 << 28)
+            soon()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

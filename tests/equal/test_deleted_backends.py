@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import patience
 
 import hone
 
@@ -56,7 +57,7 @@ def started(source: Path, *command: str, **variables: str) -> str:
         cwd=source,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patience(600),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from patience import patience
 
 from hone.report.report import write_report
 
@@ -32,7 +33,10 @@ def test_the_report_renders_offline(tmp_path: Path) -> None:
     )
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     done = subprocess.run(
-        [str(BROWSER), *QUIET, profile, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120
+        [str(BROWSER), *QUIET, profile, "--dump-dom", page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=patience(120),
     )
     assert done.returncode == 0, done.stderr[-500:]
     assert "A journey" in done.stdout

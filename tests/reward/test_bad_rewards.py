@@ -56,7 +56,7 @@ def test_one_value_for_a_batch_or_the_wrong_number_of_them_stops_the_run(value, 
     def batch(completions):
         return value
 
-    for reward in (Reward(batch), *in_workers([batch], seconds=5.0, workers=1)):
+    for reward in (Reward(batch), *in_workers([batch], seconds=60.0, workers=1)):
         with pytest.raises(HoneError, match=re.escape(says)):
             score([[rollout()] * 3], reward)
 
@@ -111,7 +111,7 @@ def test_what_it_prints_is_no_part_of_the_answer(capfd: pytest.CaptureFixture[st
         sys.stdout.flush()
         return 1.0
 
-    (made,) = in_workers([loud], seconds=5.0, workers=1)
+    (made,) = in_workers([loud], seconds=60.0, workers=1)
     assert made([rollout()])[0].value == 1.0
     assert capfd.readouterr() == ("", '{"outcomes": []}\n')
 
@@ -125,10 +125,10 @@ def forks(completion: str) -> float:
 def test_a_child_that_it_forks_never_comes_back(capfd: pytest.CaptureFixture[str]):
     assert [o.value for o in Reward(forks)([rollout("fork"), rollout("a")])] == [4.0, 1.0]
     assert os.getpid() == HERE
-    (made,) = in_workers([forks], seconds=5.0, workers=1)
+    (made,) = in_workers([forks], seconds=60.0, workers=1)
     texts = ["fork", "a", "bb", "fork", "ccc"]
     assert [o.value for o in made([rollout(t) for t in texts])] == [4.0, 1.0, 2.0, 4.0, 3.0]
-    end = time.monotonic() + patience(5)
+    end = time.monotonic() + patience(20)
     said = ""
     while said.count("\n") < 3 and time.monotonic() < end:
         said += capfd.readouterr().err
@@ -141,7 +141,7 @@ def test_sys_exit_is_a_crash_of_one_completion():
         return sys.exit("enough") if completion == "go" else 1.0
 
     assert PLACE.sub("", reason(leaves, "go")) == "SystemExit: enough"
-    for reward in (Reward(leaves), *in_workers([leaves], seconds=5.0, workers=1)):
+    for reward in (Reward(leaves), *in_workers([leaves], seconds=60.0, workers=1)):
         assert [o.value for o in reward([rollout("go"), rollout("stay")])] == [None, 1.0]
 
 
@@ -165,7 +165,7 @@ def raises(error: BaseException):
 @pytest.mark.parametrize("error", [Own("mine"), asyncio.CancelledError("mine"), SystemExit("mine")], ids=repr)
 def test_what_is_no_exception_is_a_crash_of_one_completion_too(error: BaseException):
     for function in raises(error):
-        for reward in (Reward(function), *in_workers([function], seconds=5.0, workers=1)):
+        for reward in (Reward(function), *in_workers([function], seconds=60.0, workers=1)):
             first, second = reward([rollout("go"), rollout("stay")])
             assert (first.value, PLACE.sub("", first.reason)) == (None, f"{type(error).__name__}: mine")
             assert second.value == 1.0
@@ -208,7 +208,7 @@ def test_what_cannot_be_counted_is_invalid(value):
     def batch(completions):
         return value
 
-    for reward in (Reward(batch), *in_workers([batch], seconds=5.0, workers=1)):
+    for reward in (Reward(batch), *in_workers([batch], seconds=60.0, workers=1)):
         assert [PLACE.sub("", o.reason) for o in reward([rollout()] * 2)] == ["ValueError: it has none"] * 2
 
 

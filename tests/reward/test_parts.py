@@ -166,19 +166,20 @@ def test_async_functions_wait_together_and_keep_their_order():
 
 
 def test_async_functions_fail_as_plain_ones_do():
-    found = Reward(slow, seconds=0.5)([rollout(t) for t in ("raise", "a", "exit", "hang")])
+    seconds = patience(0.5)
+    found = Reward(slow, seconds=seconds)([rollout(t) for t in ("raise", "a", "exit", "hang")])
     assert [o.value for o in found] == [None, 1.0, None, None]
     assert [PLACE.sub("", o.reason) for o in found if o.reason] == [
         "RuntimeError: no",
         "SystemExit: 3",
-        "timed out: reward slow took more than 0.5 s (train.reward_timeout, parts.timeout)",
+        f"timed out: reward slow took more than {seconds:g} s (train.reward_timeout, parts.timeout)",
     ]
     with pytest.raises(HoneError, match="returned a list of 1, expected a list of 2"):
         Reward(all_of)([rollout("cut"), rollout("b")])
 
 
 def test_async_functions_in_processes_are_ended_where_they_block():
-    waits, batch = in_workers([slow, all_of], seconds=[0.3, 5.0], workers=2)
+    waits, batch = in_workers([slow, all_of], seconds=[patience(0.5), 60.0], workers=2)
     found = waits([rollout(t) for t in ("a", "hang", "bb", "c")])
     assert [o.value for o in found] == [1.0, None, 2.0, 1.0]
     blocked = waits([rollout(t) for t in ("a", "block", "bb", "c")])

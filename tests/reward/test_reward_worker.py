@@ -25,7 +25,7 @@ from hone.reward.workers.reward_worker import WorkerPool, WorkerReward, in_worke
 from hone.types import Outcome, Rollout, Task
 
 torch.set_num_threads(1)
-SECONDS = 0.4
+SECONDS = 0.4  # on a quiet machine, see patience
 
 
 def rollout(text: str, **extra) -> Rollout:
@@ -60,8 +60,10 @@ def odd(completion: str, task: Task):
 
 
 @pytest.fixture(scope="module")
-def reward() -> Reward:
-    return in_workers([odd], seconds=SECONDS, workers=2)[0]
+def reward() -> WorkerReward:
+    (made,) = in_workers([odd], seconds=patience(SECONDS), workers=2)
+    assert isinstance(made, WorkerReward)
+    return made
 
 
 def outcomes(reward: Reward, *texts: str) -> list[Outcome]:
@@ -80,19 +82,19 @@ def test_outcomes_are_those_of_the_function_in_order(reward: Reward):
 @each(
     ("text", "says"),
     [
-        ("hang", "timed out: reward odd took more than 0.4 s (train.reward_timeout, parts.timeout)"),
-        ("busy", "timed out: reward odd took more than 0.4 s (train.reward_timeout, parts.timeout)"),
+        ("hang", "timed out: reward odd took more than {seconds:g} s (train.reward_timeout, parts.timeout)"),
+        ("busy", "timed out: reward odd took more than {seconds:g} s (train.reward_timeout, parts.timeout)"),
         ("kill", "crashed: reward odd took its process down (SIGKILL)"),
         ("segfault", "crashed: reward odd took its process down (SIGSEGV)"),
         ("exit", "crashed: reward odd took its process down (exit code 3)"),
         ("interrupt", "KeyboardInterrupt"),
     ],
 )
-def test_what_hangs_or_dies_is_invalid_with_its_reason_and_the_rest_is_not(text: str, says: str, reward: Reward):
+def test_what_hangs_or_dies_is_invalid_with_its_reason_and_the_rest_is_not(text: str, says: str, reward: WorkerReward):
     start = time.monotonic()
     before, bad, after = outcomes(reward, "one", text, "three")
     assert (before.value, after.value) == (4.0, 6.0)
-    assert (bad.value, PLACE.sub("", bad.reason)) == (None, says)
+    assert (bad.value, PLACE.sub("", bad.reason)) == (None, says.format(seconds=reward.seconds))
     assert PLACE.search(bad.reason), "the reward's file and line are named"
     assert outcomes(reward, "four")[0].value == 5.0  # by another worker
     assert time.monotonic() - start < patience(4)
@@ -104,7 +106,15 @@ def test_many_hang_at_once_and_the_run_of_calls_still_ends(reward: Reward):
 
 
 def test_what_is_given_up_is_no_later_calls_answer():
-    pool, asked = WorkerPool([lambda seconds: time.sleep(seconds) or seconds], workers=2), list[int]()
+    read, write = os.pipe()
+
+    def slow(seconds: float) -> float:
+        if seconds == 0.3:
+            os.read(read, 1)  # until the call was given up
+        time.sleep(seconds)
+        return seconds
+
+    pool, asked = WorkerPool([slow], workers=2), list[int]()
 
     def enough(number: int, answer: object) -> None:
         asked.append(number)
@@ -112,32 +122,37 @@ def test_what_is_given_up_is_no_later_calls_answer():
 
     calls = [pickle.dumps((0, seconds)) for seconds in (0.3, 0.0, 0.0)]
     with pytest.raises(ValueError, match="enough"):
-        pool.map(calls, seconds=5.0, seen=enough)
+        pool.map(calls, seconds=60.0, seen=enough)
     assert asked == [1], "the others were not waited for"
+    os.write(write, b".")
     for _ in range(3):
-        found = pool.map([pickle.dumps((0, x)) for x in (0.1, 0.2, 0.4)], seconds=5.0)
+        found = pool.map([pickle.dumps((0, x)) for x in (0.1, 0.2, 0.4)], seconds=60.0)
         assert [content for _, content in found] == [b"0.1", b"0.2", b"0.4"]
     pool.close()
+    os.close(read)
+    os.close(write)
 
 
 def test_a_batched_function_has_the_time_of_all_its_completions_and_crashes_as_one():
+    seconds = patience(SECONDS / 2)
+
     def batch(completions):
         if "die" in completions:
             os._exit(1)
-        time.sleep(10 if "hang" in completions else 0.3)
+        time.sleep(600 if "hang" in completions else 1.5 * seconds)
         return [1.0] * (len(completions) - ("short" in completions))
 
-    (made,) = in_workers([batch], seconds=0.2, workers=1)
+    (made,) = in_workers([batch], seconds=seconds, workers=1)
     assert [o.value for o in made([rollout("a")] * 3)] == [1.0] * 3
     assert [o.valid for o in made([rollout("hang"), rollout("a")])] == [False, False]
     assert [o.valid for o in made([rollout("die"), rollout("a")])] == [False, False]
-    with pytest.raises(HoneError, match="returned a list of 1, expected a list of 2"):
-        made([rollout("short"), rollout("a")])
+    with pytest.raises(HoneError, match="returned a list of 2, expected a list of 3"):
+        made([rollout("short"), rollout("a"), rollout("a")])
     assert not made.one_by_one
 
 
 def test_several_rewards_share_a_pool_and_are_weighed_as_ever():
-    one, two = in_workers([lambda completion: 1.0, lambda completion: float(len(completion))], seconds=5.0, workers=1)
+    one, two = in_workers([lambda completion: 1.0, lambda completion: float(len(completion))], seconds=60.0, workers=1)
     assert isinstance(one, WorkerReward)
     assert isinstance(two, WorkerReward)
     assert one.pool is two.pool
@@ -168,7 +183,7 @@ def test_the_task_is_a_copy(reward: Reward):
         task.extra["seen"] = True
         return 1.0
 
-    (made,) = in_workers([greedy], seconds=5.0, workers=1)
+    (made,) = in_workers([greedy], seconds=60.0, workers=1)
     one = rollout("x", extra={"a": 1})
     assert made([one])[0].value == 1.0
     assert one.task is not None
@@ -200,7 +215,7 @@ def test_a_supervisor_that_is_ended_takes_its_worker_with_it(number: int, tmp_pa
     worker = int((tmp_path / "pid").read_text())
     assert running(worker)
     os.kill(supervisor, number)
-    thread.join(5)
+    thread.join(patience(5))
     assert not thread.is_alive()
     assert eventually(lambda: not running(worker))
 
@@ -252,7 +267,7 @@ def outcomes_of(reward: Reward, *texts: str) -> list[float | None]:
 
 
 def test_supervisors_ended_from_outside_are_done_without_and_with_none_left_it_is_said():
-    (made,) = in_workers([lambda completion: float(len(completion))], seconds=5.0, workers=2)
+    (made,) = in_workers([lambda completion: float(len(completion))], seconds=60.0, workers=2)
     assert isinstance(made, WorkerReward)
     first, second = (number for _, number in made.pool._supervisors)
     os.kill(first, signal.SIGKILL)
@@ -265,7 +280,7 @@ def test_supervisors_ended_from_outside_are_done_without_and_with_none_left_it_i
 
 
 def test_a_process_that_does_not_come_to_life_is_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("hone.reward.workers.reward_worker.STARTS", 1.0)
+    monkeypatch.setattr("hone.reward.workers.reward_worker.STARTS", patience(1.0))
     marks = [tmp_path / "hung"]
 
     def hangs() -> None:  # as a child does that waits for a lock which a thread of its parent held
@@ -275,6 +290,6 @@ def test_a_process_that_does_not_come_to_life_is_replaced(monkeypatch: pytest.Mo
 
     os.register_at_fork(after_in_child=hangs, after_in_parent=marks.clear)  # the first child alone
     pool = WorkerPool([len], workers=1)
-    assert pool.map([pickle.dumps((0, "four"))], seconds=5.0) == [(0.0, b"4")]
+    assert pool.map([pickle.dumps((0, "four"))], seconds=60.0) == [(0.0, b"4")]
     assert (tmp_path / "hung").exists()
     pool.close()

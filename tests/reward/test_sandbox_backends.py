@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from each import each
-from patience import patience
+from patience import eventually, patience
 
 from benchmarks.hostile import PROGRAMS, aimed, groups_of, judge, world
 from benchmarks.hostile.soak import below
@@ -66,7 +65,7 @@ def test_a_service_runs_programs_and_only_data_comes_back(url, monkeypatch):
 def post(url, body, token=WORD, path="/run"):
     request = urllib.request.Request(url + path, body, {"Authorization": f"Bearer {token}"})
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=patience(30)) as response:
             return response.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -111,7 +110,7 @@ def test_the_service_refuses_strangers_and_rubbish(url, monkeypatch):
 def raw(url, text):
     """The first line of what a service says to bytes that are no proper request."""
     host, port = url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), 10) as connection:
+    with socket.create_connection((host, int(port)), patience(10)) as connection:
         connection.sendall(text)
         return connection.recv(1000).partition(b"\r\n")[0]
 
@@ -140,11 +139,8 @@ def test_a_service_that_ends_leaves_nothing(served):
     started = below(process.pid)
     assert len(started) >= 3  # server, parent, slot
     process.terminate()
-    process.wait(10)
-    until = time.monotonic() + patience(10)
-    while any(Path(f"/proc/{pid}").exists() for pid in started) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not [pid for pid in started if Path(f"/proc/{pid}").exists()]
+    process.wait(patience(10))
+    assert eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in started))
     assert not groups_of(process.pid)
 
 

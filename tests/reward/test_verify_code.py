@@ -228,7 +228,7 @@ def test_many_examinations_at_once_do_not_wait_for_each_other():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience(60))
     assert found == [1.0] * 8
 
 
@@ -256,7 +256,7 @@ def test_programs_and_tests_that_take_the_last_slots_do_not_wait_for_each_other(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join(patience(30))
         assert found == [[True], [True]]
 
 

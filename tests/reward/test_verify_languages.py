@@ -157,8 +157,8 @@ def test_memory_and_processes_are_settings(reward: Write):
     large = fenced("x = bytearray(200 << 20)\na, b = map(int, input().split())\nprint(a + b)")
     assert code_reward(large, SUM).value == 1.0
     assert reward("memory: 128\n")(large, SUM).value == 0.0
-    start = "import threading, time\nthreading.stack_size(1 << 18)\n"
-    start += "for _ in range(50): threading.Thread(target=time.sleep, args=[0.3]).start()\n"
+    start = "import threading\nthreading.stack_size(1 << 18)\nall_there = threading.Event()\n"
+    start += "for _ in range(50): threading.Thread(target=all_there.wait, args=[2]).start()\nall_there.set()\n"
     many = fenced(start + "a, b = map(int, input().split())\nprint(a + b)")
     assert [reward(f"processes: {n}\n")(many, SUM).value for n in (32, 64)] == [0.0, 1.0]
 

@@ -116,7 +116,7 @@ def test_forty_that_hang_past_the_guard_are_ended_and_right_answers_beside_them_
         ended = [h.result() for h in hanging]
     assert [said for said, _ in ended if "'equal': True" in said] == []
     assert sum(said.startswith("timed out") for said, _ in ended) >= 20
-    assert max(seconds for _, seconds in ended) < 20  # one after the other they take 48; 2 on a quiet machine
+    assert max(seconds for _, seconds in ended) < patience(10)  # one after the other they take 48; 2 on a quiet machine
     assert reward(r"\sqrt{625}", "25").value == 1.0
 
 
@@ -278,7 +278,7 @@ def test_processes_that_were_ended_from_outside_are_replaced_and_none_is_left_be
     until = time.monotonic() + patience(20)
     while children() - before and time.monotonic() < until:
         time.sleep(0.05)
-    assert children() == before
+    assert children() <= before
 
 
 def test_workers_that_are_collected_as_garbage_end_and_nothing_hangs():
@@ -290,7 +290,7 @@ def test_workers_that_are_collected_as_garbage_end_and_nothing_hangs():
     cycle.append(cycle)
     del workers, cycle
     gc.collect()
-    assert children() == before
+    assert children() <= before
 
 
 def test_a_chain_of_inequalities_is_a_wrong_answer_and_no_crash():

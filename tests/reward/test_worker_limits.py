@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from patience import eventually, running
+from patience import eventually, patience, running
 
 from benchmarks.trials import workers
 from hone.config.recipe import Recipe, TrainSpec
@@ -94,7 +94,7 @@ def test_what_a_call_has_started_ends_with_its_time(kind: str, tmp_path: Path):
         os._exit(3)
 
     for completion, says in (("hang", "timed out"), ("die", "exit code 3")):
-        (made,) = in_workers([slow], seconds=3.0, workers=1)
+        (made,) = in_workers([slow], seconds=patience(3.0), workers=1)
         assert says in scored(made, completion)[0].reason
         for name in ("daemon", "child"):
             assert eventually(lambda name=name: not running(number_in(tmp_path / name))), (completion, name)
@@ -196,7 +196,7 @@ def takes(completion: str) -> float:
 
 
 def test_a_reward_beyond_its_memory_is_invalid_and_names_the_setting(kind: str):
-    (made,) = in_workers([takes], seconds=30.0, workers=1, memory=MEMORY)
+    (made,) = in_workers([takes], seconds=patience(30.0), workers=1, memory=MEMORY)
     for completion in ("one", "many", "children"):
         fine, bad, after = scored(made, "fine", completion, "fine")
         assert (fine.value, bad.value, after.value) == (1.0, None, 1.0), completion
@@ -207,7 +207,7 @@ def test_memory_that_its_program_has_freed_counts_when_a_reward_takes_it(kind: s
     pieces = [os.urandom(2**16) for _ in range(BOMB >> 16)]
     last = os.urandom(2**16)  # after them, so that malloc keeps their place
     del pieces
-    (made,) = in_workers([takes], seconds=30.0, workers=1, memory=MEMORY)
+    (made,) = in_workers([takes], seconds=patience(30.0), workers=1, memory=MEMORY)
     (bad,) = scored(made, "many")
     assert last
     assert bad.value is None
@@ -223,13 +223,13 @@ def test_what_a_worker_has_written_to_hides_nothing_that_its_children_take(monke
         large[:: os.sysconf("SC_PAGE_SIZE")] = large[:: os.sysconf("SC_PAGE_SIZE")]
         return takes(completion)
 
-    (made,) = in_workers([writes_and_forks], seconds=30.0, workers=1, memory=MEMORY)
+    (made,) = in_workers([writes_and_forks], seconds=patience(30.0), workers=1, memory=MEMORY)
     assert scored(made, "children")[0].reason.startswith("out of memory")
 
 
 def test_a_reward_within_its_memory_counts(kind: str):
     (made,) = in_workers(
-        [lambda completion: float(len(bytearray(b"x") * (BOMB // 8)))], seconds=30.0, workers=1, memory=MEMORY
+        [lambda completion: float(len(bytearray(b"x") * (BOMB // 8)))], seconds=patience(30.0), workers=1, memory=MEMORY
     )
     assert [o.value for o in scored(made, "a", "b")] == [BOMB // 8] * 2
 

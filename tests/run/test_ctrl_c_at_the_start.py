@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import patience
 from small import World, arguments, recipe
 
 LINE = "hone: interrupted; nothing new was saved"
@@ -57,7 +58,7 @@ def test_nohup_is_kept_to(world: World, tmp_path: Path):
         name="yaml", number="SIGHUP"
     )
     process = started("algos", program=program)
-    assert process.communicate(timeout=60)[1] == ""
+    assert process.communicate(timeout=patience(60))[1] == ""
     assert process.returncode == 0
 
 
@@ -65,7 +66,7 @@ def struck_at(names: tuple[str, ...], world: World, folder: Path, *, number: sig
     command = arguments(recipe(world, "grpo", folder / "new" / "run", "train.steps=100000"), world)
     for name in names:
         process = started(*command, program=STRUCK.format(name=name, number=number.name))
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=patience(60))
         assert (process.returncode, out) == (128 + number, ""), (name, err)
         assert [line for line in err.splitlines() if not line.startswith("small: ")] == [LINE], name
         assert not (folder / "new").exists(), name
@@ -81,7 +82,7 @@ def test_ctrl_c_at_any_time_of_the_first_seconds(command: str, world: World, tmp
         process = started(*words[command])
         time.sleep(0.15 * (point + 1))
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=patience(60))
         if "hone" not in err and process.returncode not in (0, 130):  # Python itself has not started yet
             continue
         assert process.returncode in (130, 0), (point, err)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import torch
+from patience import patience
 from small import (
     Wire,
     World,
@@ -302,7 +303,7 @@ def test_a_run_in_a_thread_needs_no_handlers(world: World, tmp_path: Path):
     done = list[Path]()
     thread = threading.Thread(target=lambda: done.append(hone.run(recipe(world, "sft", tmp_path / "run"))))
     thread.start()
-    thread.join(timeout=30)
+    thread.join(timeout=patience(60))
     assert len(contents(done[0])) > 5
 
 

@@ -62,7 +62,12 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["hangs", "dies"])
 def test_the_run_goes_on_without_what_hangs_or_dies(name: str, odd: Path, world: World, tmp_path: Path):
-    settings = ["train.steps=2", "train.max_invalid=0.9", "train.reward_timeout=0.2", f"reward={odd}:{name}"]
+    settings = [
+        "train.steps=2",
+        "train.max_invalid=0.9",
+        f"train.reward_timeout={patience(0.2)}",
+        f"reward={odd}:{name}",
+    ]
     hone.run(apart(world, "grpo", tmp_path / "run", *settings))
     rows = metrics(tmp_path / "run")
     assert len(rows) == 2

@@ -3,7 +3,9 @@
 import io
 import json
 import sys
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,12 +42,13 @@ def twice() -> None:
     interrupt()
 
 
-def slow(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.02) -> None:
+def slow(monkeypatch: pytest.MonkeyPatch, wait: Callable[[], object] = lambda: time.sleep(0.02)) -> None:
     """Every file of a checkpoint takes long to be made safe, as on a busy disk."""
     sync = checkpoint.sync
 
     def slowly(path: Path) -> None:
-        time.sleep(seconds if "step-" in str(path) else 0)
+        if "step-" in str(path):
+            wait()
         sync(path)
 
     monkeypatch.setattr(checkpoint, "sync", slowly)
@@ -79,11 +82,12 @@ def test_what_is_written_late_is_what_the_step_left(algo: str, settings, world: 
 
 
 def test_the_loop_does_not_wait_for_the_disk(world: World, tmp_path: Path, monkeypatch):
-    out, seen = tmp_path / "run", list[bool]()
-    slow(monkeypatch, 0.1)
+    out, seen, looked = tmp_path / "run", list[bool](), threading.Event()
+    slow(monkeypatch, lambda: looked.wait(patience(30)))
 
     def look() -> None:
         seen.append((out / "checkpoints/step-000002").exists())
+        looked.set()
 
     watched(lambda: package.run(recipe(world, "sft", out, "save.every=2")), Wire(3, 4, look), monkeypatch)
     assert seen == [False], "step 3 is done while step 2 is still being written"
@@ -128,7 +132,7 @@ def test_a_second_signal_does_not_wait_for_a_slow_disk(world: World, tmp_path: P
     made = recipe(world, "sft", tmp_path / "run", "save.every=1")
     package.run(recipe(world, "sft", tmp_path / "whole"))
     package.run(replace(made, train=replace(made.train, steps=1)))
-    slow(monkeypatch, 0.5)
+    slow(monkeypatch, lambda: time.sleep(0.5))
     start = time.monotonic()
     with pytest.raises(Interrupted):
         watched(lambda: package.run(made, resume=True), Wire(3, 4, twice), monkeypatch)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from little import Server, make_folders, start_server
+from patience import patience
 
 torch.set_num_threads(1)
 
@@ -25,13 +26,14 @@ def server(folders: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def strict(folders: Path) -> Iterator[Server]:
     """Little patience, and two requests at a time."""
+    busy = min(patience(1.0), 3.0)
     before = (
         "import hone.serve.server as s, hone.serve.http as h; "
-        "s.HEAD_SECONDS = 0.6; s.STALLED_SECONDS = 0.5; h.BODY_SECONDS = 0.6; h.DRAIN_SECONDS = 0.3; "
-        "h.SLOW_SECONDS = 0.25; h.STALLED_SECONDS = 0.5"
+        f"s.HEAD_SECONDS = h.BODY_SECONDS = {0.6 * busy}; s.STALLED_SECONDS = h.STALLED_SECONDS = {0.5 * busy}; "
+        f"h.DRAIN_SECONDS = {0.3 * busy}; h.SLOW_SECONDS = {0.25 * busy}"
     )
     made = start_server(
-        folders / "chatty", "--concurrency", "2", "--timeout", "1.2", "--max-tokens", "900", before=before
+        folders / "chatty", "--concurrency", "2", "--timeout", f"{1.2 * busy}", "--max-tokens", "900", before=before
     )
     yield made
     assert made.close() == 0

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from patience import patience
+from patience import eventually, patience
 from places import decoder
 
 from hone.data.text.chat import CHAT_SPECIALS, DEFAULT_TEMPLATE
@@ -65,8 +65,8 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def connect(self, timeout: float = 20.0) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout)
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=patience(20))
 
     def head(self, method: str, path: str, **headers: str | None) -> bytes:
         """A request's head; a header that is None is left out."""
@@ -74,9 +74,9 @@ class Server:
         lines = [f"{name.replace('_', '-')}: {value}" for name, value in fields.items() if value is not None]
         return "\r\n".join([f"{method} {path} HTTP/1.1", *lines, "", ""]).encode()
 
-    def raw(self, data: bytes, *, timeout: float = 20.0) -> tuple[int, dict[str, str], bytes]:
+    def raw(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
         """What comes back over a connection of its own."""
-        with self.connect(timeout) as sock:
+        with self.connect() as sock:
             sock.sendall(data)
             return read_answer(sock, bare=data.startswith(b"HEAD"))
 
@@ -96,6 +96,10 @@ class Server:
             assert time.monotonic() < end, found
             time.sleep(0.02)
         return found
+
+    def writes(self, before: int) -> None:
+        """Wait until it has written more tokens than these: a short request may begin and end between two looks."""
+        assert eventually(lambda: self.busy()["written"] > before)
 
     def close(self) -> int:
         self.process.terminate()
@@ -134,7 +138,7 @@ def start_server(model: Path | str, *options: str, before: str = "", **environme
     )  # fmt: skip
     assert process.stdout is not None
     assert process.stderr is not None
-    assert select.select([process.stdout], [], [], 60)[0]
+    assert select.select([process.stdout], [], [], patience(60))[0]
     first = process.stdout.readline()
     found = re.match(r"serving \S+ at http://\S+:(\d+)/v1(?:  token (\S+))?", first)
     if not found:

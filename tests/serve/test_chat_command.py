@@ -183,7 +183,7 @@ class Pty:
     def settle(self, seconds: float = 1.0) -> None:
         """Look until it has shown nothing new for so long."""
         quiet = time.monotonic()
-        while time.monotonic() - quiet < seconds:
+        while time.monotonic() - quiet < patience(seconds):
             before = len(self.seen)
             self.look()
             if len(self.seen) > before:

@@ -123,9 +123,9 @@ def test_failures_are_invalid_and_say_what_the_endpoint_said(file: Any, monkeypa
 def test_an_endpoint_that_is_not_there_is_tried_again_and_then_invalid(file: Any):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    start = time.monotonic()
-    (found,) = judged(file(endpoint=f"http://127.0.0.1:{port}/v1", retries=2), "x")
+        port = free.getsockname()[1]  # taken, so that nobody else listens there
+        start = time.monotonic()
+        (found,) = judged(file(endpoint=f"http://127.0.0.1:{port}/v1", retries=2), "x")
     assert "did not answer in 3 tries, the last with URLError" in found.reason
     assert time.monotonic() - start > 0.3  # a quarter and a half of a second, less what chance takes off
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from each import each
 from little import Server, read_answer, start_server
-from patience import patience
+from patience import eventually, patience
 
 METHODS = ("GET", "POST", "OPTIONS", "HEAD", "DELETE", "PUT", "PATCH", "TRACE", "X")
 ASK = {"model": "chatty", "prompt": "the cat", "max_tokens": 3}
@@ -231,11 +231,11 @@ def test_a_head_that_never_ends_is_given_up(strict: Server):
             sock.sendall(first)
             if first.endswith(b"\r\n\r\n"):
                 read_answer(sock)  # a connection that is kept is no safer place
-            assert any(_is_closed(sock) for _ in range(30))
+            assert eventually(lambda sock=sock: _is_closed(sock))
 
 
 def test_a_connection_that_says_nothing_is_closed(strict: Server):
-    with strict.connect(timeout=3) as sock:
+    with strict.connect() as sock:
         try:
             assert sock.recv(1) == b""
         except ConnectionResetError:
@@ -277,13 +277,12 @@ def _read_nothing(strict: Server) -> None:
     body = json.dumps(ask).encode()
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.settimeout(20)
+        sock.settimeout(patience(20))
         sock.connect(("127.0.0.1", strict.port))
         sock.sendall(strict.head("POST", COMPLETIONS, content_length=str(len(body))) + body)
-        while not strict.busy()["running"]:
-            time.sleep(0.02)
+        strict.writes(0)
         assert strict.idle(60)["running"] == 0
-        time.sleep(2)  # the model may be done before the connection counts as stalled
+        time.sleep(patience(2))  # the model may be done before the connection counts as stalled
         told = b""
         try:
             while piece := sock.recv(65536):
@@ -337,8 +336,7 @@ def test_a_client_that_leaves_ends_its_request(server: Server, stream: bool):
     if stream:
         assert sock.recv(100).startswith(b"HTTP/1.1 200")
     else:
-        while not server.busy()["running"]:
-            time.sleep(0.005)
+        server.writes(before)
     reset(sock)
     after = server.idle()
     assert after["free_blocks"] == 8

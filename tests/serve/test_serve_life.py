@@ -142,5 +142,5 @@ def test_a_bug_is_told_to_the_operator_and_not_to_the_client(folders: Path):
     assert b"secret" not in told
     assert server.idle()["running"] == 0
     server.process.terminate()
-    err = server.process.communicate(timeout=15)[1]
+    err = server.process.communicate(timeout=patience(15))[1]
     assert err.count("a request failed: ZeroDivisionError") == err.count("a request failed: KeyError: 'secret'") == 1

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from patience import eventually
 
 from hone.checkpoint.run_folder import folder_lock
 from hone.errors import HoneError
@@ -24,11 +25,7 @@ def in_child(do) -> int:
 
 
 def wait_until(true) -> None:
-    for _ in range(500):
-        if true():
-            return
-        time.sleep(0.01)
-    pytest.fail("it never came")
+    assert eventually(true), "it never came"
 
 
 def keep(folder: Path) -> None:

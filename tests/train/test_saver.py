@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from patience import eventually, patience
 
 from hone.checkpoint.saver import Saver, Timer, process_age
 from hone.checkpoint.state import Copies
@@ -31,7 +32,7 @@ def test_only_what_moves_is_copied_and_once():
 
 def held_up(event: threading.Event, then: Callable[[], object] = lambda: None) -> Callable[[], object]:
     def write() -> object:
-        assert event.wait(10)
+        assert event.wait(patience(10))
         return then()
 
     return write
@@ -63,11 +64,7 @@ def test_one_is_written_at_a_time():
 def test_a_failure_is_known_and_the_next_one_is_waited_for():
     saver, done = Saver(), list[int]()
     saver.start(fail)
-    for _ in range(1000):
-        if saver.failed:
-            break
-        threading.Event().wait(0.005)
-    assert saver.failed
+    assert eventually(lambda: saver.failed)
     saver.start(lambda: done.append(1))
     assert done == [1], "it was waited for"
     assert saver.drain() == ["the disk is full; the run is saved anew"]

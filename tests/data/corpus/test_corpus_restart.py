@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from patience import eventually
 from prose import changed, files, prose, write
 
 from hone.data.corpus import atomic, pipeline
@@ -101,14 +102,17 @@ def test_workers_end_when_their_parent_is_killed(tmp_path):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    for _ in range(300):
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGKILL)
-    pytest.fail("a worker outlived its parent by half a minute")
+    if not eventually(lambda: not there(process.pid)):
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail("a worker outlived its parent by long")
+
+
+def there(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch):
