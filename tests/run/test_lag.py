@@ -147,14 +147,15 @@ def test_what_fails_beside_the_update_ends_the_run_with_its_words(world: World, 
     assert set(threading.enumerate()) <= before
 
 
-def test_two_signals_end_the_run_and_what_was_being_made(world: World, tmp_path: Path):
-    count, before = itertools.count(), set(threading.enumerate())
+def test_two_signals_end_the_run_and_what_was_being_made(world: World, tmp_path: Path, monkeypatch):
+    count, before, answered = itertools.count(), set(threading.enumerate()), threading.Event()
+    monkeypatch.setattr("hone.launch.signals._answer", lambda number: answered.set())
 
     def rude(completion: str) -> float:
         if next(count) == 20:
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(0.1)  # two at once would be one
+            os.kill(os.getpid(), signal.SIGINT)
+            assert answered.wait(patience(30)), "two at once would be one"
+            os.kill(os.getpid(), signal.SIGINT)
         return float(len(completion))
 
     made = replace(recipe(world, "grpo", tmp_path / "run", *AHEAD, "train.steps=9", "save.every=1"), reward=rude)

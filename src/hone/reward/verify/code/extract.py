@@ -55,6 +55,23 @@ class Block:
             return frozenset(name for found in _DEFINES.findall(self.code) for name in found if name)
         return frozenset(name for statement in self.tree.body for name in defined_names(statement))
 
+    @cached_property
+    def lines(self) -> list[str]:
+        return self.code.split("\n")
+
+    @cached_property
+    def fills(self) -> dict[str, list[tuple[ast.stmt, set[str]]]]:
+        """By name, statements of the top level that go on filling what it holds (a table, a list of primes), and the
+        names that each of them lacks."""
+        found = dict[str, list[tuple[ast.stmt, set[str]]]]()
+        for statement in self.tree.body if self.tree is not None else ():
+            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                filled = {name for node in ast.walk(statement) if (name := _filled(node))}
+                lacking = _lacking(ast.unparse(statement)) if filled else set[str]()
+                for name in filled:
+                    found.setdefault(name, []).append((statement, lacking))
+        return found
+
     @property
     def is_program(self) -> bool:
         """Whether it does anything: a number, a name or a list is what a program printed."""
@@ -210,26 +227,17 @@ def _completed(block: Block, others: Sequence[Block], *, given: str) -> tuple[st
             continue
         seen.add(name)
         other, statement = found[name]
-        for needed in (statement, *_changing(name, other, found.keys())):
+        fills = [filling for filling, lacking in other.fills.get(name, ()) if lacking <= found.keys()]
+        for needed in (statement, *fills):
             if (other.number, needed.lineno) not in where:
-                where[other.number, needed.lineno] = text = _segment(other.code.split("\n"), needed)
+                where[other.number, needed.lineno] = text = _segment(other.lines, needed)
                 waiting += sorted(_lacking(text) - seen - block.names)
-    added = [other for other in others if any(number == other.number for number, _ in where)]
+    numbers = {number for number, _ in where}
+    added = [other for other in others if other.number in numbers]
     return "\n".join([*(where[place] for place in sorted(where)), block.code]), added
 
 
-def _changing(name: str, block: Block, known: Collection[str]) -> list[ast.stmt]:
-    """The statements of a block's top level that go on filling what the name holds: a table, a list of primes."""
-    return [
-        statement
-        for statement in (block.tree.body if block.tree is not None else ())
-        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        and any(_changed(node) == name for node in ast.walk(statement))
-        and _lacking(ast.unparse(statement)) <= set(known)
-    ]
-
-
-def _changed(node: ast.AST) -> str:
+def _filled(node: ast.AST) -> str:
     """a of a[i] = 1, a.b = 1, a += 1 and a.append(1)."""
     if isinstance(node, ast.AugAssign):
         return root_name(node.target)
