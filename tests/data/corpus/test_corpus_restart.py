@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,19 +70,23 @@ def test_kill_9_at_many_moments_changes_nothing(tmp_path, workers, times):
     script.write_text(SCRIPT)
     command = [sys.executable, str(script), source, str(tmp_path / "out"), json.dumps(settings.plain()), str(workers)]
     killed = 0
-    for attempt in range(times):
+    for attempt in range(3 * times):
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert process.stdout is not None
         process.stdout.readline()
         work, before = tmp_path / "out" / "work", _done(tmp_path / "out")
         while process.poll() is None and (not work.exists() or _done(tmp_path / "out") < before + 6):
             time.sleep(0.002)
-        time.sleep(0.02 * attempt)
+        time.sleep(0.02 * (attempt % times))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         killed += process.returncode == -signal.SIGKILL
-        if (tmp_path / "out" / "report.json").exists():
+        done = (tmp_path / "out" / "report.json").exists()
+        if killed >= 2 and (done or killed == times):
             break
+        if done:  # before it could be killed twice, as on a busy machine: once more from the beginning
+            killed = 0
+            shutil.rmtree(tmp_path / "out")
     assert killed >= 2
     clean([source], tmp_path / "out", settings, workers=workers)
     assert files(tmp_path / "out") == files(tmp_path / "whole")
