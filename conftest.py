@@ -45,6 +45,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_runtest_setup() -> None:
+    """Hypothesis times the garbage collector by a callback that stays. A Ctrl-C that comes in a callback is lost."""
+    gc.callbacks[:] = [found for found in gc.callbacks if not found.__module__.startswith("hypothesis")]
+
+
 def pytest_deselected(items: list[pytest.Item]) -> None:
     for item in items:
         marks = [name for name in ("slow", "gpu") if item.get_closest_marker(name)]
