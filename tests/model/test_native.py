@@ -2,6 +2,8 @@
 
 import gc
 import subprocess
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -310,3 +312,23 @@ def _no_compiling(run: Any) -> Any:
         return run(command, **how)
 
     return asked
+
+
+COMPILER = """#!/bin/sh
+echo once >>"$0.log"
+while [ "$1" != -o ]; do shift; done
+echo built >"$2"
+"""
+
+
+def test_who_needs_the_library_while_another_builds_it_waits_and_builds_nothing(tmp_path: Path):
+    compiler, target = tmp_path / "compiler", tmp_path / "native" / "hone.so"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    threads = [threading.Thread(target=building.compiled, args=(str(compiler), target)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert target.read_text() == "built\n"
+    assert len((tmp_path / "compiler.log").read_text().splitlines()) == len(building.SOURCES) + 1

@@ -4,6 +4,7 @@
 """
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import platform
@@ -11,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -62,9 +65,11 @@ def fingerprint(compiler: str) -> str:
 
 
 def compiled(compiler: str, target: Path) -> None:
-    """Build it beside its place and move it there, so that nobody loads half of it."""
+    """Build it beside its place and move it there, so that nobody loads half of it. Others wait for the first."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as work:
+    with _alone_in(target.parent), tempfile.TemporaryDirectory(dir=target.parent) as work:
+        if target.exists():
+            return
         objects, made = [str(Path(work) / f"{source.stem}.o") for source in SOURCES], Path(work) / target.name
         commands = [
             [compiler, *FLAGS, "-fopenmp", "-c", str(source), "-o", to]
@@ -74,6 +79,17 @@ def compiled(compiler: str, target: Path) -> None:
         for command in (*commands, [compiler, "-shared", *objects, "-o", str(made)]):
             subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
         made.replace(target)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # this file system has no locks: what others build meanwhile is the same
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def address(x: Tensor) -> ctypes.c_void_p:
