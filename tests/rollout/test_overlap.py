@@ -199,7 +199,7 @@ def test_what_begins_when_the_last_has_ended_is_given_all_in_order_before_the_la
     def begin(groups: list[Group], now: Laps) -> None:
         assert now is laps
         calls.append([[r.tokens[0] for r in g] for g in groups])
-        time.sleep(0.05)
+        time.sleep(0.2)
         now("annotate")
 
     start = time.perf_counter()
@@ -210,8 +210,8 @@ def test_what_begins_when_the_last_has_ended_is_given_all_in_order_before_the_la
     assert [c for c in calls if isinstance(c, str)] == ["5", "4", "3", "2", "1", "0"]
     stages = {name: laps.seconds[name] for name in ("sample", "annotate", "score")}
     assert stages["sample"] >= 0.03
-    assert 0.05 <= stages["annotate"] < patience(0.1)
-    assert sum(stages.values()) == pytest.approx(spent, abs=patience(0.02))
+    assert 0.2 <= stages["annotate"] < patience(0.3)
+    assert sum(stages.values()) == pytest.approx(spent, abs=patience(0.05))
 
 
 # --- time ---
