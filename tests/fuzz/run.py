@@ -8,6 +8,7 @@ then move the input to tests/fuzz/corpus/NAME.
 import argparse
 import hashlib
 import importlib.util
+import math
 import os
 import random
 import signal
@@ -18,6 +19,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tests.patience import patience
 
 ROOT = Path(__file__).parents[2]
 CORPUS, BROKEN = Path(__file__).parent / "corpus", ROOT / "runs" / "fuzz"
@@ -36,7 +39,7 @@ def tried(target: Callable[[bytes], None], data: bytes) -> BaseException | None:
         raise TooSlow(f"took more than {PATIENCE} s")
 
     before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(PATIENCE)
+    signal.alarm(math.ceil(patience(PATIENCE)))
     try:
         target(data)
     except KeyboardInterrupt:
