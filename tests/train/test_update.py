@@ -407,6 +407,15 @@ def test_begin_keeps_what_a_checkpoint_gave() -> None:
     assert learner.control == {"baseline": 0.7, "kl_coef": 0.1}
 
 
+def test_a_constant_is_what_the_settings_say_whatever_a_checkpoint_has() -> None:
+    learner = learner_for(sft())
+    learner.control = {"kl_coef": 0.04}
+    learner.begin(grpo(beta=0.5))
+    assert learner.control == {"kl_coef": 0.5}
+    learner.begin(reinforce_baseline(beta=0.1, kl_target=0.1))
+    assert learner.control == {"baseline": 0.0, "kl_coef": 0.5}, "an adaptive one goes on from where it is"
+
+
 def test_credit_is_whitened_where_the_algorithm_says_so() -> None:
     for algo, whitened in ((ppo(), True), (rloo(), False)):
         learner = learner_for(algo)
