@@ -359,6 +359,19 @@ def test_a_batch_without_a_trained_token_is_harmless() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, tiny.parameters_of(learner), strict=True))
 
 
+@each("name", ALL)
+def test_a_rank_without_rows_takes_part_in_the_loss(name: str) -> None:
+    """Where ranks share each layer, one that has no rows still makes the others' passes."""
+    algo = ALGORITHMS[name]()
+    learner, nothing = learner_for(algo), double_batch([])
+    batch = passes.annotate(nothing, algo, learner, mismatched=nothing)
+    passes.keep_old_policy(learner, algo)
+    batch = step.weigh(step.assign_credit(batch, algo), algo)
+    loss = objective(learner.policy(batch, algo.wants), batch, algo.loss)
+    loss.backward()
+    assert loss.item() == 0.0
+
+
 # --- what changes between iterations ---
 
 
