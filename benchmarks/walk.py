@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -127,9 +127,15 @@ def stepped(iterations: Iterator[loop.Iteration], keep: Callable[[Walk], None]) 
     yield from iterations
 
 
+def saving_module() -> Any:
+    """The module whose `save` a run calls: that of `hone.run` in older trees, launch.train below it in this one."""
+    modules = (sys.modules[name] for name in (hone.run.__module__, "hone.launch.train") if name in sys.modules)
+    return next(module for module in modules if hasattr(module, "save"))
+
+
 def run_walks(folder: Path, *, online: bool) -> dict[str, Walk]:
     """The second step of a run, the reward of a right answer, and the run's last checkpoint."""
-    found, runner = dict[str, Walk](), cast(Any, sys.modules[hone.run.__module__])
+    found, runner = dict[str, Walk](), saving_module()
     online_loop, offline_loop, save = loop.online, loop.offline, runner.save
 
     def rewarded(*args: Any, **rest: Any) -> Iterator[loop.Iteration]:

@@ -1,5 +1,7 @@
 """Majority voting: answers that the verifier holds for equal vote together."""
 
+from dataclasses import replace
+
 import pytest
 
 from hone.eval.sample_metrics import majority_at, vote
@@ -55,3 +57,9 @@ def test_one_sample_or_a_reward_without_answers_has_no_vote():
     assert majority_at([]) == {}
     rows = [Rollout(tokens=[0], mask=[True], text="x", outcome=Outcome(value=1.0)) for _ in range(4)]
     assert majority_at([rows]) == {}
+
+
+def test_a_first_completion_without_a_reward_takes_no_vote_from_the_others():
+    first, *others = group("hm", "<answer>7</answer>", "<answer>7</answer>", gold="7")
+    invalid = replace(first, outcome=Outcome(value=None, reason="crashed"))
+    assert majority_at([[invalid, *others]]) == {"maj@3": 1.0}

@@ -263,6 +263,16 @@ def test_beams_end_are_best_first_and_rated_above_what_they_were_chosen_from(wor
     assert best > sum(process.rate([g[0] for g in searched(1, 1)], by="last"))
 
 
+def test_a_beam_of_unequal_steps_writes_no_more_than_the_limit(world, judge):
+    problems = Problems(world / "model", PROBLEMS, Sampling(max_tokens=24))
+    prompts = [render_prompt(problems.tokenizer, task.prompt) for task in problems.tasks]
+    process = process_model([judge], problems.tokenizer, separator="3")  # many steps end early, others late
+    groups = Beam(sampler=problems.sampler, process=process, params=problems.params, beams=8, width=8)(prompts)
+    for r in (r for group in groups for r in group):
+        assert sum(r.mask) <= 24
+        assert sum(r.mask) == 24 or r.stop is Stop.TOKEN
+
+
 def test_judges_that_cannot_choose_are_refused(world, judge):
     for rank, message in (
         (Rank(judge=world / "scorer", beams=2), "beams need a process model"),

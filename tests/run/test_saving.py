@@ -175,6 +175,12 @@ def test_the_best_held_out_one_outlives_a_resume(world: World, tmp_path: Path, m
     assert a == b
 
 
+def test_a_step_that_kept_nothing_has_no_metric_of_an_update_and_ends_no_run(world: World, tmp_path: Path):
+    made = recipe(world, "dapo", tmp_path / "run", "train.steps=2", "train.refill_rounds=1", "save.best=loss")
+    package.run(replace(made, reward=lambda completion: 1.0))
+    assert [row["kept"] for row in metrics(tmp_path / "run")] == [0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

@@ -1,6 +1,7 @@
 """The two loops: what is asked of the sampler, what is counted, and what happens when nothing is left to train on."""
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -139,6 +140,13 @@ def test_epochs_times_minibatches_is_the_number_of_updates(epochs: int, minibatc
     learner, _, run = started(ppo(), by_turns(VARIED), epochs=epochs, minibatches=minibatches)
     next(run)
     assert learner.updates == epochs * minibatches
+
+
+def test_a_step_that_keeps_fewer_pairs_than_minibatches_takes_no_empty_update() -> None:
+    """An empty one would dilute the loss, and would move the weights by Adam's momentum on several ranks alone."""
+    learner, _, run = started(online_dpo(), by_turns(EVEN, VARIED, EVEN, EVEN, EVEN), minibatches=4)
+    assert next(run).metrics["loss"] == pytest.approx(math.log(2)), "before anything is learned"
+    assert learner.updates == 1
 
 
 @pytest.mark.parametrize("name", [n for n in sorted(ALGORITHMS) if ALGORITHMS[n]().on_policy])

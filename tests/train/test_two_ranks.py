@@ -7,8 +7,9 @@ import torch.distributed as dist
 from apart import by_ranks
 from torch import Tensor
 
-from hone.algo import ppo
+from hone.algo import ppo, sft
 from hone.data.collate import collate
+from hone.launch.measure import assess
 from hone.train.annotate import annotate
 from hone.train.update import assign_credit, update, weigh
 
@@ -35,3 +36,14 @@ def test_two_ranks_with_uneven_shares_take_the_step_of_one() -> None:
         assert there == pytest.approx(norm, rel=1e-6)
         for seen, w in zip(weights, alone, strict=True):
             torch.testing.assert_close(seen, w, rtol=0, atol=1e-12)
+
+
+def held_out_loss() -> float:
+    algo = sft()
+    return assess(tiny.learner_for(algo, base=tiny.decoder(width=8, dtype=torch.float64)), tiny.groups_for(algo), algo)[
+        "loss"
+    ]
+
+
+def test_the_held_out_loss_is_the_same_on_any_number_of_ranks() -> None:
+    assert by_ranks(2, held_out_loss) == pytest.approx([held_out_loss()] * 2)

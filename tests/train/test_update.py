@@ -359,6 +359,19 @@ def test_a_batch_without_a_trained_token_is_harmless() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, tiny.parameters_of(learner), strict=True))
 
 
+@each("name", ALL)
+def test_a_rank_without_rows_takes_part_in_the_loss(name: str) -> None:
+    """Where ranks share each layer, one that has no rows still makes the others' passes."""
+    algo = ALGORITHMS[name]()
+    learner, nothing = learner_for(algo), double_batch([])
+    batch = passes.annotate(nothing, algo, learner, mismatched=nothing)
+    passes.keep_old_policy(learner, algo)
+    batch = step.weigh(step.assign_credit(batch, algo), algo)
+    loss = objective(learner.policy(batch, algo.wants), batch, algo.loss)
+    loss.backward()
+    assert loss.item() == 0.0
+
+
 # --- what changes between iterations ---
 
 
@@ -405,6 +418,15 @@ def test_begin_keeps_what_a_checkpoint_gave() -> None:
     learner.control = {"baseline": 0.7}
     learner.begin(algo)
     assert learner.control == {"baseline": 0.7, "kl_coef": 0.1}
+
+
+def test_a_constant_is_what_the_settings_say_whatever_a_checkpoint_has() -> None:
+    learner = learner_for(sft())
+    learner.control = {"kl_coef": 0.04}
+    learner.begin(grpo(beta=0.5))
+    assert learner.control == {"kl_coef": 0.5}
+    learner.begin(reinforce_baseline(beta=0.1, kl_target=0.1))
+    assert learner.control == {"baseline": 0.0, "kl_coef": 0.5}, "an adaptive one goes on from where it is"
 
 
 def test_credit_is_whitened_where_the_algorithm_says_so() -> None:

@@ -209,5 +209,6 @@ def nll(fwd: Forward, batch: Batch) -> Tensor:
 
 def step_bce(fwd: Forward, batch: Batch) -> Tensor:
     """Right or wrong at each step's last token; `mask` marks those tokens  (process reward model)"""
-    # of two precisions the function takes the lower one
-    return F.binary_cross_entropy_with_logits(fwd.value, batch.label.to(fwd.value.dtype), reduction="none")
+    # of two precisions the function takes the lower one; labels of no rows have one dimension
+    label = batch.label.to(fwd.value.dtype).reshape(fwd.value.shape)
+    return F.binary_cross_entropy_with_logits(fwd.value, label, reduction="none")

@@ -87,7 +87,7 @@ def verifier_of(rollout: Rollout) -> str:
 def majority_at(groups: Sequence[Group]) -> dict[str, float]:
     """{"maj@n": the share of problems whose commonest answer is right}, n samples of each; {} where none can vote."""
     least = min((len(g) for g in groups), default=0)
-    name = verifier_of(groups[0][0]) if least else ""
+    name = next((name for g in groups for r in g if (name := verifier_of(r))), "")  # an invalid outcome has no parts
     if least < 2 or not name:
         return {}
     marks = [_mark(elected, name) for g in groups if (elected := vote(g[:least], name)) is not None]

@@ -8,6 +8,7 @@ import torch
 
 from hone.algo.select import reward_of
 from hone.algo.table import Algorithm, objective
+from hone.algo.weight import weigh
 from hone.data.collate import collate
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams
@@ -22,7 +23,7 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Roller
 from hone.train.annotate import annotate, mismatched_batch
 from hone.train.learner import Learner
-from hone.train.update import finish_statistics, observe, weigh
+from hone.train.update import finish_statistics, observe
 from hone.types import Group, Rollout, Stop, Task
 
 ANSWERS = ("math", "choice", "exact")  # verifiers that compare an answer with the gold one
@@ -102,7 +103,7 @@ def assess(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, contex
     rows = list(groups)
     batch = collate(rows).to(learner.device)
     batch = annotate(batch, algo, learner, mismatched=mismatched_batch(rows, algo, context, device=learner.device))
-    batch = weigh(batch, algo)
+    batch = weigh(batch, algo)  # without a sum over ranks: each rank has all rows
     stats = Stats()
     for micro in learner.cut(batch, algo.unit):
         fwd = learner.policy(micro, algo.wants)

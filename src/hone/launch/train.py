@@ -243,7 +243,8 @@ def _metrics(job: Run, iteration: loop.Iteration, examined: Mapping[str, float])
     metrics["bad_updates"] = float(job.learner.guard.total)
     for name in () if job.recipe.reward else ("reward", "varied"):  # a teacher's pupil may have no reward
         metrics.pop(name, None)
-    if best and best not in metrics and not best.startswith("eval/") and not metrics.get("skipped"):
+    updated = "loss" in metrics and not metrics.get("skipped")  # a step without an update has fewer metrics
+    if best and best not in metrics and not best.startswith("eval/") and updated:
         raise unknown("metric", best, metrics, owner="save.best: a step")
     return metrics
 

@@ -65,6 +65,9 @@ class Beam:
     def _append_step(self, step: Rollout, begun: Rollout) -> Rollout:
         """The beginning with this step. A token that reaches into the next step is written anew with that one."""
         tokens, mask, stop = list(step.tokens), [*begun.mask, *step.mask[len(begun.mask) :]], step.stop
+        excess = sum(mask) - self.params.max_tokens
+        if excess > 0:  # the shortest beginning set the limit of the call
+            tokens, mask, stop = tokens[:-excess], mask[:-excess], Stop.LENGTH
         stepper, written = self.process.stepper, len(tokens) - len(begun.tokens)
         if stop is OPEN and written > 1 and not stepper.decode(tokens[len(begun.tokens) :]).endswith(stepper.separator):
             tokens, mask = tokens[:-1], mask[:-1]

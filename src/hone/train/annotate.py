@@ -199,6 +199,9 @@ def annotated_minibatches(
         yield from mini_batches(batch, count=count, unit=algo.unit, seed=seed)
         return
     first, *others = minibatch_rows(batch, count=count, unit=algo.unit, seed=seed)
+    if not others:
+        yield batch.rows(first)
+        return
     old = old_logp_from_sampler(batch, learner) if from_sampler else None
     if old is None:
         rest = torch.cat(others).sort().values  # in the order of the batch, where rows of a group are neighbours

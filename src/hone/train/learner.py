@@ -115,9 +115,10 @@ class Learner:
         return max((len(micro) for micro in self.cut(batch, unit)), default=0)
 
     def begin(self, algo: Algorithm) -> None:
-        """Give each adaptive number its start unless a checkpoint has given it a value."""
+        """Give each number of the algorithm its start. An adaptive one keeps the value that a checkpoint has given."""
         for c in algo.control:
-            self.control.setdefault(c.column, c.start)
+            if not c.reads or c.column not in self.control:
+                self.control[c.column] = c.start
 
 
 # --- how a batch is cut ---
@@ -163,7 +164,8 @@ def minibatch_rows(batch: Batch, *, count: int, unit: int, seed: int) -> list[Te
     mine = torch.arange(len(batch))
     here[mine if batch.place is ABSENT else batch.host.place.cpu()] = mine
     order = torch.randperm(rows // unit, generator=torch.Generator().manual_seed(seed))
-    found = [here[(part[:, None] * unit + torch.arange(unit)).flatten()] for part in order.tensor_split(count)]
+    parts = order.tensor_split(min(count, len(order)))  # a step may keep fewer units than the settings ask parts for
+    found = [here[(part[:, None] * unit + torch.arange(unit)).flatten()] for part in parts]
     return [index[index >= 0] for index in found]
 
 
