@@ -2,7 +2,7 @@
 
 from benchmarks.catalogue.fault import fault
 
-COLLATE, CHAT, FORWARD = "data/collate.py", "data/text/chat.py", "model/layout/forward.py"
+COLLATE, CHAT, FORWARD = "data/collate.py", "data/text/chat.py", "model/layout.py"
 
 DATA = (
     fault(

@@ -13,7 +13,7 @@ from hone.model.decoder import Decoder
 from hone.model.formats import save
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.save import save_decoder, save_scorer
-from hone.model.layout.forward import hidden_states, lay_out
+from hone.model.layout import hidden_states, lay_out
 from hone.model.scorer import Scorer
 from hone.rollout.local import LocalSampler
 
