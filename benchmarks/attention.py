@@ -22,8 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.form import Row, main, note, say
 from benchmarks.replayed import microseconds
 from hone.model.backends.fused import shared_attention
-from hone.model.layout.forward import move_tokens
-from hone.model.layout.rows import Grouped, ends, tiled
+from hone.model.layout import move_tokens
+from hone.model.rows import Grouped, ends, tiled
 
 Times = tuple[float, float]  # forward, backward
 Heads = tuple[Tensor, Tensor, Tensor]  # queries, keys, values

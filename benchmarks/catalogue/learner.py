@@ -64,7 +64,7 @@ LEARNER = (
         old="        moved[:, 2] = local[leader]", new="        moved[:, 2] = 0", tests="model/test_native_stack.py",
     ),
     fault(
-        "rows of a group share their first tokens, the same or not", "contract", "model", "model/layout/rows.py",
+        "rows of a group share their first tokens, the same or not", "contract", "model", "model/rows.py",
         old="        same = tokens_BW[others, :width] == tokens_BW[first[others], :width]",
         new="        same = np.ones((len(others), width), np.bool_)",
         tests="model/test_shared.py",

@@ -34,7 +34,7 @@ PASSES = (
     ),
     # --- lists ---
     fault(
-        "rows of different prompts share their beginning", "contract", "learner", "model/layout/rows.py",
+        "rows of different prompts share their beginning", "contract", "learner", "model/rows.py",
         old="        same = tokens_BW[others, :width] == tokens_BW[first[others], :width]",
         new="        same = np.broadcast_to(np.arange(width) < 2, (len(others), width))",
         tests="model/test_shared.py",
@@ -50,7 +50,7 @@ PASSES = (
         tests="model/test_shared_attention.py",
     ),
     fault(
-        "tokens that fill a list up are answered by nobody", "contract", "learner", "model/layout/rows.py",
+        "tokens that fill a list up are answered by nobody", "contract", "learner", "model/rows.py",
         old="    start = np.minimum(U + TILE * (np.arange(R + 1) - B), size)",
         new="    start = np.full(R + 1, U)",
         tests="model/test_spans.py",

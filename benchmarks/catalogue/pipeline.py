@@ -2,7 +2,7 @@
 
 from benchmarks.catalogue.fault import fault
 
-COLLATE, CHAT, FORWARD = "data/collate.py", "data/text/chat.py", "model/layout/forward.py"
+COLLATE, CHAT, FORWARD = "data/collate.py", "data/text/chat.py", "model/layout.py"
 
 DATA = (
     fault(
@@ -90,17 +90,17 @@ MODEL = (
         "packing without the block mask", "pain 7", "model", FORWARD,
         old="    same = document_LW[:, :, None] == document_LW[:, None, :]",
         new="    same = torch.ones_like(document_LW[:, :, None] == document_LW[:, None, :])",
-        tests="model/test_forward.py",
+        tests="model/test_layout.py",
     ),
     fault(
         "positions are not reset in packing", "pain 7", "model", FORWARD,
         old="        positions=place(rank),\n", new="",
-        tests="model/test_forward.py model/test_policy.py",
+        tests="model/test_layout.py model/test_policy.py",
     ),
     fault(
         "attention looks ahead in packed lines", "pain 7", "model", FORWARD,
         old="device=same.device).tril())", new="device=same.device))",
-        tests="model/test_forward.py model/test_policy.py",
+        tests="model/test_layout.py model/test_policy.py",
     ),
     fault(
         "the merged adapter is not scaled", "pain 25", "model", "model",

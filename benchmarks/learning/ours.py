@@ -13,10 +13,9 @@ from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams
 from hone.launch.job import set_torch
 from hone.loop import Iteration, offline, online
-from hone.model.adapters import ReferenceView
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
-from hone.model.policy import Policy, frozen_copy
+from hone.model.policy import Policy, ReferenceView, frozen_copy
 from hone.model.scorer import Scorer
 from hone.reward.score import as_scorer, score
 from hone.rollout.local import LocalSampler

@@ -155,7 +155,7 @@ class Batch:
     inputs: Tensor  # int64 [B, T]
     targets: Tensor  # int64 [B, T]  targets[b, t] is the token after inputs[b, t]
     mask: Tensor  # bool  [B, T]  True where the target is trained on
-    real: Tensor  # bool  [B, T]  True where inputs is not padding; only model/layout/forward reads it
+    real: Tensor  # bool  [B, T]  True where inputs is not padding; only model/layout reads it
     group: Tensor  # int64 [B]     rows sampled from one prompt share an id
     place: Tensor = ABSENT  # int64 [B]     the row's number among those of every rank
     reward: Tensor = ABSENT  # float [B]     0.0 where invalid

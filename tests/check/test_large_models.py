@@ -19,7 +19,6 @@ from hone.check.perturb import perturb_weights
 from hone.checkpoint import state
 from hone.data.text.tokenizer import train_bpe
 from hone.model.formats.save import save_model
-from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy
 from hone.rollout.local import LocalSampler
 from hone.storage.files import save_tensors
@@ -114,7 +113,7 @@ def test_losses_and_layouts_are_found_on_the_first_layers(deep: World, monkeypat
         width = document.shape[1]
         return torch.ones(width, width, dtype=torch.bool).tril().expand(len(document), 1, width, width)
 
-    monkeypatch.setattr(forward, "block_causal", leaky)
+    monkeypatch.setattr("hone.model.layout.block_causal", leaky)
     assert failing(job_of(deep, "sft")) == {"layouts"}
 
 

@@ -20,7 +20,6 @@ from hone.check.perturb import perturb_weights
 from hone.check.probe import Probe
 from hone.check.report import Finding
 from hone.checkpoint import state
-from hone.model.layout import forward
 from hone.model.policy import Policy, frozen_copy
 from hone.model.vocab import token_stats
 from hone.storage import files
@@ -43,7 +42,7 @@ def test_rows_that_see_their_neighbour_in_a_packed_line_are_found(world: World, 
         width = document.shape[1]
         return torch.ones(width, width, dtype=torch.bool).tril().expand(len(document), 1, width, width)
 
-    monkeypatch.setattr(forward, "block_causal", leaky)
+    monkeypatch.setattr("hone.model.layout.block_causal", leaky)
     assert failing(job_of(world, "sft")) == {"layouts"}
 
 

@@ -15,8 +15,8 @@ from hone import loop
 from hone.algo import ALGORITHMS, Algorithm
 from hone.algo.weight import mismatch
 from hone.data.feed.source import Source
+from hone.model import layout
 from hone.model.decoder import Decoder
-from hone.model.layout import forward
 from hone.model.lora import add_lora
 from hone.rollout.supply import Ahead
 from hone.train import annotate as passes
@@ -121,7 +121,7 @@ def disturbed(batch: Batch, way: Way, *, unit: int) -> Batch:
 @contextmanager
 def collated(way: Way, algo: Algorithm) -> Iterator[None]:
     """Whatever the loops collate is disturbed before anything else reads it."""
-    real, devices, kernels = passes.annotate, passes.ASYNCHRONOUS, forward.by_kernels
+    real, devices, kernels = passes.annotate, passes.ASYNCHRONOUS, layout.by_kernels
 
     def annotate(batch: Batch, declared: Algorithm, *args: Any, **rest: Any) -> Batch:
         if algo.online and batch.reward is ABSENT:  # passes that were begun before rewards were known
@@ -131,13 +131,13 @@ def collated(way: Way, algo: Algorithm) -> Iterator[None]:
 
     loop.annotate = passes.annotate = annotate
     passes.ASYNCHRONOUS = devices | {"cpu"} if way.begun else devices
-    forward.by_kernels = (lambda *_: True) if way.tiles else kernels
+    layout.by_kernels = (lambda *_: True) if way.tiles else kernels
     try:
         yield
     finally:
         loop.annotate = passes.annotate = real
         passes.ASYNCHRONOUS = devices
-        forward.by_kernels = kernels
+        layout.by_kernels = kernels
 
 
 def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:

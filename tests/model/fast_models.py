@@ -6,9 +6,9 @@ import torch
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.layout.forward import lay_out_shared
-from hone.model.layout.rows import Rows
+from hone.model.layout import lay_out_shared
 from hone.model.lora import add_lora, lora_parameters
+from hone.model.rows import Rows
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},

@@ -19,10 +19,9 @@ from hone.engine.runner import Runner
 from hone.engine.runners.cuda import large
 from hone.engine.runners.cuda.runner import CudaRunner
 from hone.engine.runners.torch.runner import TorchRunner
-from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.lora import add_lora, lora_parameters
+from hone.model.lora import add_lora, lora_parameters, use_adapter
 
 VOCAB = 61
 write = partial(run, vocab=VOCAB)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hone.model.backends.fused import shared_attention
-from hone.model.layout.forward import lay_out_shared, move_tokens
-from hone.model.layout.rows import Rows, Tables, Tiles, round_size
+from hone.model.layout import lay_out_shared, move_tokens
+from hone.model.rows import Rows, Tables, Tiles, round_size
 from hone.types import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

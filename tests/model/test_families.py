@@ -13,7 +13,7 @@ from hone.model.decoder import Decoder
 from hone.model.formats import save
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.save import save_decoder, save_scorer
-from hone.model.layout.forward import hidden_states, lay_out
+from hone.model.layout import hidden_states, lay_out
 from hone.model.scorer import Scorer
 from hone.rollout.local import LocalSampler
 
@@ -37,6 +37,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "linear scaling": ("llama", {"rope_parameters": LINEAR}),
     "yarn": ("llama", {"rope_parameters": YARN}),
     "yarn, whole": ("llama", {"rope_parameters": YARN | {"beta_fast": 8.0, "beta_slow": 2.0, "truncate": False}}),
+    "yarn, no frequency scaled": (
+        "llama",
+        {"rope_parameters": YARN | {"original_max_position_embeddings": 8, "truncate": False, "beta_slow": 2.0}},
+    ),
     "yarn, mscale": ("llama", {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}),
     "yarn, stated": ("llama", {"rope_parameters": YARN | {"attention_factor": 1.25}}),
     "Mistral": ("mistral", {"sliding_window": None}),
@@ -106,6 +110,21 @@ def test_the_sampler_and_the_learner_agree(name, tmp_path):
             logp = logits_of(ours, tokens[:, :-1]).log_softmax(-1)[0].gather(-1, tokens[0, 1:, None])[:, 0]
         written = torch.tensor(rollout.mask[1:])
         torch.testing.assert_close(logp[written], torch.tensor(rollout.gen_logp, dtype=torch.float64)[1:][written])
+
+
+def test_a_mistral_with_layer_types_has_windows_where_they_say(tmp_path):
+    """Hugging Face's Auto classes take it for a Ministral."""
+    theirs = random_model("ministral", **SHAPE, head_dim=8, sliding_window=5, layer_types=SOME)
+    theirs.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"model_type": "mistral"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours = load_decoder(tmp_path)
+    assert ours.config.windows == (0, 5, 5)
+    save_decoder(ours, tmp_path / "ours")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(logits_of(ours), theirs(TOKENS).logits, rtol=2e-5, atol=2e-5)
+        torch.testing.assert_close(again(TOKENS).logits, theirs(TOKENS).logits, rtol=2e-5, atol=2e-5)
 
 
 def test_a_window_matters_beyond_its_length_only(tmp_path):

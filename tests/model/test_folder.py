@@ -5,8 +5,10 @@ import os
 
 import pytest
 import torch
+from each import each
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     LlamaConfig,
@@ -161,14 +163,31 @@ def test_rope_and_dtype_are_written_for_both_generations_of_readers(saved):
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_absent_keys_have_hugging_faces_defaults():
-    five = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    ours, theirs = config_from_hf({"model_type": "llama", **five}), LlamaConfig(**five)
+@each("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_absent_keys_have_hugging_faces_defaults(family):
+    """A window of 4096 tokens in a Mistral, for one."""
+    given = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 8, "num_hidden_layers": 30}
+    given |= {"model_type": family, "num_attention_heads": 32, "use_sliding_window": True}
+    ours, theirs = config_from_hf(given), AutoConfig.for_model(**given)
     for name in ("rms_norm_eps", "tie_word_embeddings", "num_key_value_heads", "max_position_embeddings"):
         assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 64 // 32)
     assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    window = getattr(theirs, "sliding_window", None)
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 30
+    assert ours.windows == (tuple(window if k == "sliding_attention" else 0 for k in kinds) if window else ())
+
+
+def test_a_config_of_the_older_style_is_read():
+    five = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     old_style = config_from_hf({"model_type": "llama", **five, "rope_theta": 5e5, "rope_scaling": None})
     assert old_style.rope.theta == 5e5
+    # transformers takes the trained context from beside the scaling if it is in both places
+    scaling = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32}
+    both = {"model_type": "llama", **five, "rope_scaling": scaling, "original_max_position_embeddings": 16}
+    theirs = LlamaConfig(**{key: value for key, value in both.items() if key != "model_type"})
+    theirs.standardize_rope_params()  # as its model does
+    assert config_from_hf(both).rope.original == theirs.rope_parameters["original_max_position_embeddings"] == 16
 
 
 @pytest.mark.parametrize(

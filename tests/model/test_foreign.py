@@ -20,6 +20,7 @@ from hone.model.formats.save import save_decoder, save_scorer
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
 from hone.model.scorer import Scorer
+from hone.model.teacher import trimmed
 from hone.rollout.local import LocalSampler
 from hone.train import optim
 from hone.train.learner import Learner
@@ -96,6 +97,14 @@ def test_it_learns_by_reinforcement(folder):
     assert done[0].metrics["gen_gap"] < 1e-4
     assert done[0].metrics["ref_kl"] < 1e-9
     assert any(not torch.equal(a, b) for a, b in zip(before, policy.actor_parameters(), strict=True))
+
+
+def test_a_teacher_with_more_tokens_than_the_student_is_trimmed(folder):
+    teacher = load_decoder(folder)
+    with torch.no_grad():
+        expected = teacher.logits(teacher(TOKENS))[..., :15]
+        smaller = trimmed(teacher, 15)
+        torch.testing.assert_close(smaller.logits(smaller(TOKENS)), expected)
 
 
 def test_micro_batches_change_no_gradient(folder):

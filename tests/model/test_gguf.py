@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from each import each
 from gguf import GGMLQuantizationType as Kind
 from gguf_files import SPECIALS, byte_level, model_of, shape_of, tensors_of, write, written
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
@@ -87,6 +88,21 @@ def test_a_window_makes_a_llama_file_a_mistral(tmp_path):
     shape = shape_of(theirs.config) | {"attention.sliding_window": 5}
     ours, _ = load_gguf(written(tmp_path / "m.gguf", "llama", theirs, shape=shape))
     assert ours.config.family == "mistral"
+    torch.testing.assert_close(logits_of(ours), logits_of(theirs), rtol=2e-5, atol=2e-5)
+
+
+@each("key", ["rope.scaling.factor", "rope.scale_linear"])
+def test_a_factor_without_a_type_scales_linearly_as_in_llama_cpp(key, tmp_path):
+    theirs = model_of("llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0})
+    shape = {k: v for k, v in shape_of(theirs.config).items() if not k.startswith("rope.scal")} | {key: 4.0}
+    ours, _ = load_gguf(written(tmp_path / f"{key}.gguf", "llama", theirs, shape=shape))
+    torch.testing.assert_close(logits_of(ours), logits_of(theirs), rtol=2e-5, atol=2e-5)
+
+
+def test_a_file_that_counts_no_key_value_heads_has_as_many_as_query_heads(tmp_path):
+    theirs = model_of("qwen2", num_key_value_heads=4)
+    shape = {k: v for k, v in shape_of(theirs.config).items() if k != "attention.head_count_kv"}
+    ours, _ = load_gguf(written(tmp_path / "m.gguf", "qwen2", theirs, shape=shape))
     torch.testing.assert_close(logits_of(ours), logits_of(theirs), rtol=2e-5, atol=2e-5)
 
 

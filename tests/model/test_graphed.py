@@ -10,15 +10,14 @@ import torch
 from fast_models import model
 from torch import Tensor
 
-from hone.model.adapters import use_adapter
 from hone.model.backends.fused import cuda_graphs
 from hone.model.backends.fused.graph_memory import pad_to_size
 from hone.model.backends.registry import second_order
 from hone.model.decoder import Decoder
-from hone.model.layout.forward import Lines, cells, hidden_states, lay_out_shared
-from hone.model.layout.rows import Rows, Tables, round_size
-from hone.model.lora import add_lora
+from hone.model.layout import Lines, cells, hidden_states, lay_out_shared
+from hone.model.lora import add_lora, use_adapter
 from hone.model.policy import Policy, frozen_copy
+from hone.model.rows import Rows, Tables, round_size
 from hone.types import Batch
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -18,11 +18,10 @@ from hone.engine.requests import News, Request
 from hone.engine.runners.choose import make_runner
 from hone.engine.runners.cuda.runner import why_not_covered
 from hone.engine.runners.torch.runner import TorchRunner
-from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.kernels.tiles import INVARIANT, ROWS, cdiv, most_parts, tile
-from hone.model.lora import add_lora, lora_parameters
+from hone.model.lora import add_lora, lora_parameters, use_adapter
 from hone.rollout.local import LocalSampler
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -8,18 +8,20 @@ import torch
 from torch import nn
 
 from hone.errors import HoneError
-from hone.model.adapters import ReferenceView, adapter_off, lora_state, use_adapter
 from hone.model.lora import (
     Adapter,
     LoRALinear,
     adapter_names,
+    adapter_off,
     add_lora,
     lora_parameters,
+    lora_state,
     merge_lora,
     plain_state,
     select_adapter,
+    use_adapter,
 )
-from hone.model.policy import Policy, SharedCritic, frozen_copy
+from hone.model.policy import Policy, ReferenceView, SharedCritic, frozen_copy
 
 torch.set_num_threads(1)
 LOGP = frozenset({"logp"})

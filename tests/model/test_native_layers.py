@@ -14,7 +14,7 @@ from hone.model.backends.native.calls import Segments
 from hone.model.backends.registry import second_order
 from hone.model.decoder import Pass
 from hone.model.kernels.cpp.library import library
-from hone.model.layout.rows import Rows, Spans
+from hone.model.rows import Rows, Spans
 
 pytestmark = pytest.mark.skipif(isinstance(library(), str), reason="there is no C++ compiler")
 COVERED = ("llama", "adapters", "adapters with biases")

@@ -16,9 +16,9 @@ from hone.model.backends.native.stack import Bundles, Workspace, stackable
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.kernels.cpp.library import library
-from hone.model.layout.rows import Rows
 from hone.model.lora import add_lora
 from hone.model.policy import Policy
+from hone.model.rows import Rows
 from hone.train import optim
 from hone.train.learner import BUNDLED, CACHE, Learner
 from hone.types import Batch

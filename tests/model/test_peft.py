@@ -9,7 +9,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hone.errors import HoneError
-from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.formats.folder import load_decoder
@@ -24,6 +23,7 @@ from hone.model.lora import (
     lora_parameters,
     merge_lora,
     plain_state,
+    use_adapter,
 )
 from hone.model.policy import Policy
 

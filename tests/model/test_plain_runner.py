@@ -14,10 +14,9 @@ from hone.engine.runners.choose import make_runner
 from hone.engine.runners.torch import runner as plain
 from hone.engine.runners.torch.runner import TorchRunner
 from hone.errors import HoneError
-from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig, Rope
 from hone.model.decoder import Decoder
-from hone.model.lora import add_lora
+from hone.model.lora import add_lora, use_adapter
 
 torch.set_num_threads(1)
 VOCAB, CONTEXT = 37, 48

@@ -5,7 +5,7 @@ import torch
 from fast_models import model
 
 from hone.model.backends.fused.fused_linear import fused_layer
-from hone.model.layout.forward import SHARE, activation_numbers, exceeds_memory
+from hone.model.layout import SHARE, activation_numbers, exceeds_memory
 
 
 def test_what_a_layer_keeps_is_what_autograd_saves_for_it():
@@ -34,7 +34,7 @@ def test_crowded_by_the_tokens_that_fit(monkeypatch: pytest.MonkeyPatch):
     decoder = model("llama", torch.float32)
     each = activation_numbers(decoder.config) * 2 * 4
     assert not exceeds_memory(decoder, 10**12), "a CPU's memory is the user's business"
-    monkeypatch.setattr("hone.model.layout.forward._free", lambda device: int(1_000 * each / SHARE))
+    monkeypatch.setattr("hone.model.layout._free", lambda device: int(1_000 * each / SHARE))
     assert not exceeds_memory(decoder, 999)
     assert exceeds_memory(decoder, 1_001)
 

@@ -9,9 +9,9 @@ import torch
 from each import each
 
 from hone.errors import HoneError
-from hone.model.layout.forward import LAYOUTS, lay_out_shared, lines_of, tables
-from hone.model.layout.rows import leaders
+from hone.model.layout import LAYOUTS, lay_out_shared, lines_of, tables
 from hone.model.policy import Policy
+from hone.model.rows import leaders
 from hone.types import Batch
 
 PROMPT = [3, 1, 4, 1]

@@ -16,8 +16,8 @@ from hone.model.backends.fused import shared_attention
 from hone.model.backends.fused.shared_attention import SharedAttention
 from hone.model.backends.registry import second_order
 from hone.model.decoder import Decoder
-from hone.model.layout.forward import by_kernels, cells, hidden_states, lay_out_shared, lines_of
-from hone.model.layout.rows import Rows, Tables, Tiles
+from hone.model.layout import by_kernels, cells, hidden_states, lay_out_shared, lines_of
+from hone.model.rows import Rows, Tables, Tiles
 from hone.types import Batch
 
 

@@ -8,8 +8,8 @@ import torch
 from each import each
 from row_cases import ROWS, batch_of
 
-from hone.model.layout.rows import NOWHERE, TILE, Grouped, Spans, round_size, tiled
-from hone.model.layout.rows import ROWS as ROUND
+from hone.model.rows import NOWHERE, TILE, Grouped, Spans, round_size, tiled
+from hone.model.rows import ROWS as ROUND
 
 
 def grouped(lengths: list[int], group: list[int], common: int | list[int]) -> Grouped:

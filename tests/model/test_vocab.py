@@ -11,7 +11,7 @@ from vocab_cases import support_of
 
 from hone.engine.params import SampleParams
 from hone.model.backends.registry import second_order
-from hone.model.layout.forward import cells, hidden_states, lay_out
+from hone.model.layout import cells, hidden_states, lay_out
 from hone.model.vocab import token_stats as vocab
 from hone.model.vocab.distribution import HeadRows, wide
 from hone.model.vocab.token_stats import slices, token_stats

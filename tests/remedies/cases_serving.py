@@ -24,15 +24,14 @@ from hone.engine.requests import Request
 from hone.engine.runners.choose import make_runner
 from hone.engine.runners.torch.runner import TorchRunner
 from hone.errors import HoneError
-from hone.model.adapters import ReferenceView, use_adapter
 from hone.model.formats import cache, fetch, hub
 from hone.model.formats.cache import resolve
 from hone.model.formats.fetch import unpack
 from hone.model.formats.peft import save_peft
 from hone.model.formats.save import save_model
-from hone.model.layout.forward import hidden_states, lay_out
-from hone.model.lora import add_lora
-from hone.model.policy import Policy, SharedCritic, frozen_copy
+from hone.model.layout import hidden_states, lay_out
+from hone.model.lora import add_lora, use_adapter
+from hone.model.policy import Policy, ReferenceView, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
 from hone.model.teacher import trimmed
 from hone.reward.learned.load import Reencoder, process_model

@@ -18,11 +18,10 @@ from hone.engine.requests import NOBODY, News, Request, Tops
 from hone.engine.runner import LaunchResult, PromptChunk, Ticket
 from hone.engine.runners.choose import make_runner
 from hone.errors import HoneError
-from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.formats.folder import load_decoder
-from hone.model.lora import add_lora, lora_parameters
+from hone.model.lora import add_lora, lora_parameters, use_adapter
 from hone.types import Stop
 
 torch.set_num_threads(1)

@@ -15,10 +15,9 @@ from hone.engine.engine import Engine
 from hone.engine.params import Knobs, SampleParams
 from hone.engine.requests import News, Request
 from hone.engine.runners.choose import make_runner
-from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.lora import add_lora, lora_parameters
+from hone.model.lora import add_lora, lora_parameters, use_adapter
 from hone.types import Stop
 
 torch.set_num_threads(1)

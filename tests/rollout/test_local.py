@@ -16,11 +16,10 @@ from hone.engine import schedule
 from hone.engine.params import SampleParams
 from hone.engine.runners.torch.runner import TorchRunner
 from hone.errors import HoneError
-from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.formats.foreign import ForeignCache
-from hone.model.lora import add_lora, lora_parameters, select_adapter
+from hone.model.lora import add_lora, lora_parameters, select_adapter, use_adapter
 from hone.rollout.local import LocalSampler
 from hone.types import Group, Rollout, Stop
 

@@ -7,10 +7,9 @@ import torch
 
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.model.adapters import use_adapter
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.lora import add_lora, lora_parameters
+from hone.model.lora import add_lora, lora_parameters, use_adapter
 from hone.rollout.local import LocalSampler
 
 torch.set_num_threads(1)

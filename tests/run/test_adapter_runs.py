@@ -12,9 +12,10 @@ import hone
 from hone.config.rules import validate
 from hone.errors import HoneError, Interrupted
 from hone.launch.job import prepare
-from hone.model.adapters import ReferenceView, adapter_off, lora_state
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.peft import CONFIG, load_peft, read_peft
+from hone.model.lora import adapter_off, lora_state
+from hone.model.policy import ReferenceView
 from hone.storage.files import load_tensors
 
 torch.set_num_threads(1)

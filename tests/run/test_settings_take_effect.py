@@ -12,9 +12,8 @@ import hone
 from hone.config.recipe import Recipe
 from hone.launch import build, job, rewards, train
 from hone.launch.train import Run
-from hone.model.adapters import ReferenceView
 from hone.model.lora import LoRALinear
-from hone.model.policy import OwnCritic, Policy, SharedCritic
+from hone.model.policy import OwnCritic, Policy, ReferenceView, SharedCritic
 from hone.model.scorer import Scorer
 from hone.rollout.local import LocalSampler
 

@@ -16,10 +16,10 @@ from openai import OpenAI
 from hone.data.text.chat import render_prompt
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams
-from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.peft import load_peft
+from hone.model.lora import use_adapter
 from hone.rollout.local import LocalSampler
 
 HELLO = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "the cat?"}]

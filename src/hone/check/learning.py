@@ -11,7 +11,7 @@ from hone.algo.table import Algorithm, objective
 from hone.check.perturb import perturb_weights
 from hone.check.probe import Probe
 from hone.check.report import Finding, fail_finding, pass_finding, skip_finding, warn_finding
-from hone.model.layout.forward import LAYOUTS
+from hone.model.layout import LAYOUTS
 from hone.model.policy import Policy
 from hone.train import optim
 from hone.train.annotate import evaluate

@@ -20,8 +20,8 @@ from hone.config.recipe import plan as in_words
 from hone.data.text.tokenizer import Tokenizer
 from hone.launch.job import parts, save
 from hone.model.formats.folder import load_decoder, load_scorer
-from hone.model.layout.forward import activation_numbers as kept_by_layer
-from hone.model.layout.forward import exceeds_memory
+from hone.model.layout import activation_numbers as kept_by_layer
+from hone.model.layout import exceeds_memory
 from hone.model.lora import plain_state
 from hone.model.scorer import Scorer
 from hone.model.vocab.token_stats import slices

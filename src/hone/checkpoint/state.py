@@ -13,14 +13,13 @@ from hone.config.recipe import Recipe
 from hone.config.values import Misfit, fit, words
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
-from hone.model.adapters import lora_state
 from hone.model.decoder import Decoder
 from hone.model.formats.cache import resolve
 from hone.model.formats.foreign import Foreign
 from hone.model.formats.peft import save_peft
 from hone.model.formats.save import save_model, weights_of
 from hone.model.formats.weight_files import tensor_index
-from hone.model.lora import adapter_names
+from hone.model.lora import adapter_names, lora_state
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.storage import files, names

@@ -15,12 +15,11 @@ from hone.data.text.tokenizer import Tokenizer
 from hone.engine.params import SampleParams, check_whole
 from hone.errors import HoneError
 from hone.launch.build import load_model
-from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
 from hone.model.formats.cache import folder_of, resolve
 from hone.model.formats.peft import is_adapter, load_peft
 from hone.model.formats.save import save_model
-from hone.model.lora import adapted_layers
+from hone.model.lora import adapted_layers, use_adapter
 from hone.model.policy import Policy
 from hone.rollout.local import LocalSampler, evaluating
 from hone.rollout.supply import Roller

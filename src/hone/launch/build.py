@@ -16,14 +16,13 @@ from hone.dist import collect
 from hone.engine.params import SampleParams
 from hone.errors import HoneError, count_noun
 from hone.loop import check_algorithm
-from hone.model.adapters import ReferenceView
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.formats.cache import folder_of, resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.peft import load_peft
 from hone.model.lora import add_lora, plain_state
-from hone.model.policy import OwnCritic, Policy, SharedCritic, frozen_copy
+from hone.model.policy import OwnCritic, Policy, ReferenceView, SharedCritic, frozen_copy
 from hone.model.scorer import ScalarHead, Scorer
 from hone.model.teacher import TopKTeacher, trimmed
 from hone.reward.learned.load import process_model

@@ -27,10 +27,10 @@ from hone.errors import HoneError
 from hone.launch import build, feeds, rewards
 from hone.log.monitor import Monitor
 from hone.log.progress import say
-from hone.model.adapters import adapter_off
 from hone.model.decoder import Decoder
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.save import save_model
+from hone.model.lora import adapter_off
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.reward.group_scorer import GroupScorer

@@ -55,7 +55,7 @@ class Rope:
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, size - 1)
-        ramp = (torch.arange(size // 2, dtype=torch.float64, device="cpu") - low) / max(high - low, 0.001)
+        ramp = (torch.arange(size // 2, dtype=torch.float64, device="cpu") - low) / ((high - low) or 0.001)
         return 1 - ramp.clamp(0, 1)
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from hone.errors import HoneError
 from hone.model.backends.registry import Backend, backends_for, differentiates_once
 from hone.model.config import DecoderConfig
-from hone.model.layout.rows import Rows
+from hone.model.rows import Rows
 
 Mask = Tensor | Rows | None  # which tokens a token may look at: None, those before it
 TABLE = 4096  # positions whose rotation is kept from the start; longer contexts grow into it

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import cast
 
 import torch
@@ -173,6 +174,26 @@ def select_adapter(decoder: nn.Module, name: str) -> None:
             adapter.requires_grad_(other == name)
 
 
+@contextmanager
+def use_adapter(decoder: nn.Module, name: str | None) -> Iterator[None]:
+    """Inside, the decoder has this adapter on, or none; which one is trained does not change."""
+    if name is not None:
+        check_adapter(decoder, name)
+    before = [(m, m.selected, m.enabled) for _, m in adapted_layers(decoder)]
+    try:
+        for module, selected, _ in before:
+            module.selected, module.enabled = selected if name is None else name, name is not None
+        yield
+    finally:
+        for module, selected, enabled in before:
+            module.selected, module.enabled = selected, enabled
+
+
+def adapter_off(decoder: nn.Module) -> AbstractContextManager[None]:
+    """Inside, the decoder is its base model."""
+    return use_adapter(decoder, None)
+
+
 def _matching(linear: list[str], layers: list[str], targets: tuple[str, ...]) -> list[str]:
     """The layers that any target names; `linear` are those that "all-linear" means."""
     chosen = set[str]()
@@ -205,6 +226,20 @@ def lora_parameters(decoder: nn.Module) -> list[nn.Parameter]:
     """Every A and B of the selected adapter: r (d_out + d_in) numbers a layer."""
     adapters = (m.adapter for _, m in adapted_layers(decoder))
     return [p for adapter in adapters if adapter is not None for p in (adapter.lora_A, adapter.lora_B)]
+
+
+def adapters_of(decoder: nn.Module) -> dict[str, Adapter]:
+    """The parts of the selected adapter by layer."""
+    return {layer: m.adapter for layer, m in adapted_layers(decoder) if m.adapter is not None}
+
+
+def lora_state(decoder: nn.Module) -> dict[str, Tensor]:
+    """The selected adapter alone, with PEFT's endings of the names."""
+    return {
+        f"{layer}.{part}.weight": getattr(adapter, part).detach()
+        for layer, adapter in adapters_of(decoder).items()
+        for part in ("lora_A", "lora_B")
+    }
 
 
 def plain_state(decoder: Decoder) -> dict[str, Tensor]:

@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.layout.forward import Lines, cells, hidden_states, lines_of, scatter
-from hone.model.layout.rows import Rows
+from hone.model.layout import Lines, cells, hidden_states, lines_of, scatter
+from hone.model.lora import adapter_names, adapter_off
+from hone.model.rows import Rows
 from hone.model.scorer import ScalarHead, freeze_unused_head
 from hone.model.vocab.distribution import STATS, HeadRows, LogRows
 from hone.model.vocab.token_stats import Positions, token_stats
@@ -195,3 +196,22 @@ def frozen_policy(decoder: Decoder, like: Policy) -> Policy:
     """A decoder without gradients that is read as `like` is."""
     twin = Policy(decoder, temperature=like.temperature, layout=like.layout, chunk=like.chunk)
     return twin.requires_grad_(False).eval()
+
+
+class ReferenceView:
+    """The policy with its adapters off and no gradient: the reference, at no memory cost."""
+
+    def __init__(self, policy: Policy) -> None:
+        if not adapter_names(policy.decoder):
+            raise HoneError("the policy has no adapters to switch off: use frozen_copy(policy) as its reference")
+        self.policy = policy
+
+    @torch.no_grad()
+    def __call__(self, batch: Batch, want: frozenset[str]) -> Forward:
+        with adapter_off(self.policy.decoder):
+            return self.policy(batch, want)
+
+    @torch.no_grad()
+    def log_rows(self, batch: Batch) -> LogRows:
+        with adapter_off(self.policy.decoder):
+            return self.policy.log_rows(batch)

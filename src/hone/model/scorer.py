@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.layout.forward import hidden_states, lines_of
+from hone.model.layout import hidden_states, lines_of
 from hone.model.vocab.distribution import wide
 from hone.types import Batch, Forward
 

@@ -51,5 +51,8 @@ def trimmed(teacher: Decoder, size: int) -> Decoder:
             f"the teacher tells {had} tokens apart and the model {size}: distil into a model of {had} tokens or fewer"
         )
     if had > size:
-        teacher.lm_head.weight = nn.Parameter(teacher.lm_head.weight.detach()[:size].clone())
+        head = teacher.lm_head
+        head.weight = nn.Parameter(head.weight.detach()[:size].clone())
+        if head.bias is not None:  # a model of transformers can have one
+            head.bias = nn.Parameter(head.bias.detach()[:size].clone())
     return teacher

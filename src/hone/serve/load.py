@@ -13,13 +13,12 @@ from hone.engine.runner import Runner
 from hone.engine.runners import choose
 from hone.engine.runners.registry import column_bytes
 from hone.errors import HoneError
-from hone.model.adapters import use_adapter
 from hone.model.decoder import Decoder
 from hone.model.formats.cache import absent, resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.foreign import Foreign
 from hone.model.formats.peft import is_adapter, load_peft
-from hone.model.lora import adapted_layers
+from hone.model.lora import adapted_layers, use_adapter
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -1,6 +1,11 @@
-"""The name of every file and folder that a run writes. This module imports no other, and every room may import it."""
+"""The name of every file and folder that a run writes, and the folder of what is kept between runs.
 
+This module imports no other of hone, and every room may import it.
+"""
+
+import os
 import re
+from pathlib import Path
 
 # --- in the run's folder ---
 RECIPE = "recipe.json"  # the settings, as `hone run --config` reads them
@@ -33,3 +38,9 @@ REFERENCE = "reference.safetensors"  # the reference, where it is no longer the 
 ADAPTER = "adapter"  # a folder in PEFT's format, where adapters are trained
 AHEAD = "ahead.safetensors"  # rollouts that were sampled ahead of the learner
 SAMPLER = "sampler.safetensors"  # the weights that are still to write rollouts
+
+
+# --- kept between runs ---
+def home() -> Path:
+    """The folder of models and compiled files that are kept between runs: $HONE_HOME."""
+    return Path(os.environ.get("HONE_HOME") or "~/.cache/hone").expanduser()

@@ -25,7 +25,7 @@ from hone.dist import collect
 from hone.errors import HoneError
 from hone.log.stats import Laps
 from hone.model.decoder import same_bits_as_sampler
-from hone.model.layout.forward import run_passes
+from hone.model.layout import run_passes
 from hone.train.learner import Learner, mini_batches, minibatch_rows, ran_out, release_memory
 from hone.types import ABSENT, Batch, Forward, ForwardModel, Group, to_device
 

@@ -1,7 +1,7 @@
 """Finds the folders that hold backends, and hands out what they compute.
 
 Whoever can be computed faster derives a class from Backend that says what is asked: `decoder.LayerBackend`,
-`layout.rows.RowAttention`, `layout.forward.PassBackend`, `layout.forward.Streams`, `vocab.distribution.VocabBackend`.
+`rows.RowAttention`, `layout.PassBackend`, `layout.Streams`, `vocab.distribution.VocabBackend`.
 """
 
 import os

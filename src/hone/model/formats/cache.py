@@ -44,14 +44,9 @@ PACKAGED = {
 LLAMA2C = {"stories260k": ("stories260K/stories260K.bin", "stories260K/tok512.bin")}
 
 
-def home() -> Path:
-    """The folder of all that is kept between runs."""
-    return Path(os.environ.get("HONE_HOME") or "~/.cache/hone").expanduser()
-
-
 def cache() -> Path:
     """The folder of the model cache."""
-    return home() / "models"
+    return names.home() / "models"
 
 
 def place(name: str) -> Path:

@@ -170,17 +170,21 @@ def _hf_config(file: Gguf) -> dict[str, Any]:
         raise HoneError(f"{file.path} has a window but not for which layers: use the model's Hugging Face folder")
     found = {ours: value for theirs, ours in SIZES.items() if (value := file.number(theirs)) is not None}
     size = _head_size(file, found)
-    return found | {
-        "model_type": "mistral" if window else file.architecture,
-        "sliding_window": window or None,
-        "head_dim": size,
-        "vocab_size": int(file.tensors["token_embd.weight"].shape[-1]),
-        "rope_parameters": _rope(file, size),
-        "partial_rotary_factor": file.number("rope.dimension_count", size) / size,
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "attention_bias": file.architecture != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
-        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
-    }
+    return (
+        {"num_key_value_heads": None}
+        | found
+        | {
+            "model_type": "mistral" if window else file.architecture,
+            "sliding_window": window or None,
+            "head_dim": size,
+            "vocab_size": int(file.tensors["token_embd.weight"].shape[-1]),
+            "rope_parameters": _rope(file, size),
+            "partial_rotary_factor": file.number("rope.dimension_count", size) / size,
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            "attention_bias": file.architecture != "qwen2" and "blk.0.attn_q.bias" in file.tensors,
+            "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        }
+    )
 
 
 def _head_size(file: Gguf, found: Mapping[str, Any]) -> int:
@@ -205,10 +209,12 @@ def _head_size(file: Gguf, found: Mapping[str, Any]) -> int:
 
 def _rope(file: Gguf, head_dim: int) -> dict[str, Any]:
     found = {"rope_type": "default", "rope_theta": file.number("rope.freq_base", 10_000.0)}
-    kind, factor = file.get("rope.scaling.type") or "none", file.number("rope.scaling.factor", 1.0)
+    # llama.cpp takes a factor without a type for linear, and still reads the key of older files
+    kind = file.get("rope.scaling.type") or "linear"
+    factor = file.number("rope.scaling.factor", file.number("rope.scale_linear")) or 1.0
     if FREQUENCIES in file.tensors:
         return found | _llama3(file, found["rope_theta"], head_dim)
-    if kind == "none" or (kind == "linear" and not factor):
+    if kind == "none" or (kind == "linear" and factor == 1):
         return found
     found |= {"rope_type": str(kind), "factor": factor}
     if kind == "yarn":

@@ -26,16 +26,27 @@ class Family:
     bias_option: bool = False  # attention_bias puts them on all four projections
     mlp_option: bool = False  # mlp_bias exists
     qk_norm: bool = False
-    window: str = ""  # "all": sliding_window holds for every layer; "some": for those that layer_types names
+    windows: bool = False  # sliding_window exists
+    window_option: bool = False  # use_sliding_window says whether it holds, max_window_layers from which layer on
+    # what Hugging Face's class takes where the config has no such key
     context: int = 2048
+    window: int = 0
+    key_value_heads: int = 0  # 0: as many as query heads
+    head_dim: int = 0  # 0: hidden_size / num_attention_heads
 
 
 FAMILIES = {
     "llama": Family(architecture="Llama", bias_option=True, mlp_option=True),
-    "mistral": Family(architecture="Mistral", window="all", context=131_072),
-    "qwen2": Family(architecture="Qwen2", qkv_bias=True, window="some", context=32_768),
-    "qwen3": Family(architecture="Qwen3", bias_option=True, qk_norm=True, window="some", context=32_768),
-}
+    "mistral": Family(architecture="Mistral", windows=True, context=131_072, window=4096, key_value_heads=8),
+    "qwen2": Family(
+        architecture="Qwen2", qkv_bias=True, windows=True, window_option=True, context=32_768, window=4096,
+        key_value_heads=32,
+    ),
+    "qwen3": Family(
+        architecture="Qwen3", bias_option=True, qk_norm=True, windows=True, window_option=True, context=32_768,
+        window=4096, key_value_heads=32, head_dim=128,
+    ),
+}  # fmt: skip
 
 
 def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
@@ -58,11 +69,12 @@ def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
 def _shape(hf: Mapping[str, Any], family: Family) -> DecoderConfig:
     context = _integer(hf.get("max_position_embeddings", family.context), "max_position_embeddings")
     layers, bias = _integer(hf["num_hidden_layers"], "num_hidden_layers"), bool(hf.get("attention_bias"))
+    heads, head_dim = hf.get("num_key_value_heads", family.key_value_heads), hf.get("head_dim", family.head_dim)
     return DecoderConfig(
         family=str(hf["model_type"]),
         **{key: _integer(hf[key], key) for key in SIZES},
-        num_key_value_heads=_integer(hf.get("num_key_value_heads") or hf["num_attention_heads"], "num_key_value_heads"),
-        head_dim=_integer(hf["head_dim"], "head_dim") if hf.get("head_dim") else 0,
+        num_key_value_heads=_integer(heads or hf["num_attention_heads"], "num_key_value_heads"),
+        head_dim=_integer(head_dim, "head_dim") if head_dim else 0,
         max_position_embeddings=context,
         rope=_rope(hf, context),
         rms_norm_eps=_positive(hf.get("rms_norm_eps", 1e-6), "rms_norm_eps"),
@@ -103,8 +115,8 @@ def _rope(hf: Mapping[str, Any], context: int) -> Rope:
     theta = _positive(given.get("rope_theta", hf.get("rope_theta", 10_000.0)), "rope_theta")
     if kind == "default":
         return Rope(theta=theta)
+    original = hf.get("original_max_position_embeddings") or given.get("original_max_position_embeddings") or context
     factor = _positive(given.get("factor", 1.0), "rope factor")
-    original = given.get("original_max_position_embeddings") or hf.get("original_max_position_embeddings") or context
     attention = 1.0
     if kind == "yarn" and theta == 1:
         raise ValueError("rope_theta is 1, and yarn divides by its logarithm")
@@ -128,13 +140,10 @@ def _rope(hf: Mapping[str, Any], context: int) -> Rope:
 
 
 def _windows(hf: Mapping[str, Any], family: Family, layers: int) -> tuple[int, ...]:
-    window = hf.get("sliding_window")
-    if not family.window or not window or (family.window == "some" and not hf.get("use_sliding_window")):
+    window = hf.get("sliding_window", family.window)
+    if not family.windows or not window or (family.window_option and not hf.get("use_sliding_window")):
         return ()
-    window = _integer(window, "sliding_window")
-    if family.window == "all":
-        return (window,) * layers
-    first = hf.get("max_window_layers", 28)
+    window, first = _integer(window, "sliding_window"), hf.get("max_window_layers", 28) if family.window_option else 0
     kinds = hf.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
         kind = _short(sorted(map(str, unknown))[0])

@@ -21,10 +21,18 @@ from torch import Tensor, nn
 from hone.data.text.json_object import read_json
 from hone.data.text.worker import first_matches
 from hone.errors import HoneError
-from hone.model.adapters import adapters_of, lora_state
 from hone.model.decoder import Decoder
 from hone.model.formats.weight_files import FLOATS
-from hone.model.lora import DEFAULT, Adapter, check_new, check_untied, linear_layers, put_adapter
+from hone.model.lora import (
+    DEFAULT,
+    Adapter,
+    adapters_of,
+    check_new,
+    check_untied,
+    linear_layers,
+    lora_state,
+    put_adapter,
+)
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, INNER = "base_model.model.", "inner."  # PEFT's name of the model it wraps, and ours of a foreign one

@@ -204,10 +204,13 @@ def _rope_to_hf(rope: Rope) -> dict[str, Any]:
 
 def _windows_to_hf(config: DecoderConfig, family: Family) -> dict[str, Any]:
     window = max(config.windows, default=0) or None
-    if family.window == "all":
-        return {"sliding_window": window}
-    if not family.window or window is None:
+    if not family.windows:
         return {}
+    if window is None:  # Mistral's class would take a window where the key is absent
+        return {} if family.window_option else {"sliding_window": None}
     kinds = ["sliding_attention" if w else "full_attention" for w in config.windows]
+    if not family.window_option:
+        # a Mistral model with layer_types is a Ministral to Hugging Face's Auto classes
+        return {"sliding_window": window} | ({"layer_types": kinds} if "full_attention" in kinds else {})
     first = next(i for i, w in enumerate(config.windows) if w)
     return {"sliding_window": window, "use_sliding_window": True, "layer_types": kinds, "max_window_layers": first}

@@ -24,9 +24,9 @@ from hone.model.backends.registry import differentiates_once
 from hone.model.decoder import Decoder, Layer, Mask
 from hone.model.kernels.fused_weights import gate_up, qkv
 from hone.model.kernels.recording import recorded
-from hone.model.layout.forward import Lines, PassBackend
-from hone.model.layout.rows import Rows, Tiles
+from hone.model.layout import Lines, PassBackend
 from hone.model.lora import LoRALinear
+from hone.model.rows import Rows, Tiles
 
 WORK = 1 << 39  # tokens times a layer's weights: with more the GPU needs longer than the host
 TIMES = 3  # a size comes up before it is recorded

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hone.model.decoder import Decoder, Mask
-from hone.model.layout.rows import TILE, Rows, Spans, Tables, Tiles, round_size
+from hone.model.rows import TILE, Rows, Spans, Tables, Tiles, round_size
 
 T = TypeVar("T", Spans, Tiles)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from hone.model.layout.rows import TILE, RowAttention, Spans, Tiles
+from hone.model.rows import TILE, RowAttention, Spans, Tiles
 
 PREFIX, BEFORE, DIAGONAL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # where keys lie
 

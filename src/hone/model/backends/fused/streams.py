@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from hone.model.layout.forward import Streams
+from hone.model.layout import Streams
 
 T = TypeVar("T")
 STREAMS = 2  # a third found nothing left to fill

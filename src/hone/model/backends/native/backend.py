@@ -10,7 +10,7 @@ from hone.model.backends.native.stack import repeats_tokens, run_stack, runs_by_
 from hone.model.backends.native.vocab import NativeVocab
 from hone.model.decoder import Decoder, LayerBackend, Pass
 from hone.model.kernels.cpp.library import library
-from hone.model.layout.rows import Rows, Tiles
+from hone.model.rows import Rows, Tiles
 
 
 class NativeLayerBackend(LayerBackend):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hone.model.kernels.cpp.library import call
-from hone.model.layout.rows import Spans
+from hone.model.rows import Spans
 
 
 class CShape(ctypes.Structure):

@@ -19,7 +19,7 @@ from hone.model.backends.native.calls import Segments
 from hone.model.backends.native.stack import Bundles, StackPass, has_hooks, stackable
 from hone.model.decoder import Decoder, Layer, Mask, Pass, RMSNorm
 from hone.model.kernels.fused_weights import Product, gate_up, qkv
-from hone.model.layout.rows import Rows
+from hone.model.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
 """The C++ library of the CPU: its sources, and `library`, which compiles and calls it.
 
-May import: model.formats.cache (which says where compiled files are kept).
+May import: storage.names (which says where compiled files are kept).
 """

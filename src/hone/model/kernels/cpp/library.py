@@ -21,7 +21,7 @@ from typing import Any
 import torch  # the library's threads are those of the OpenMP that it loads
 from torch import Tensor
 
-from hone.model.formats.cache import home
+from hone.storage.names import home
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from hone.errors import HoneError
-from hone.model.layout import forward
-from hone.model.layout.forward import (
+from hone.model.layout import (
     block_causal,
     cells,
     first_fit_decreasing,
@@ -43,7 +42,7 @@ def test_padded_layout_compacts_and_trims(make_batch):
 
 
 def test_packed_layout_restarts_positions(make_batch, monkeypatch):
-    monkeypatch.setattr(forward, "LINE", 5)
+    monkeypatch.setattr("hone.model.layout.LINE", 5)
     batch = make_batch([[5, 6], [1, 2, 3], [8, 9]], place="middle", extra=2)
     lines = lay_out(batch.inputs, batch.real, layout="packed")
     assert lines.tokens.tolist() == [[1, 2, 3, 5, 6], [8, 9, 0, 0, 0]]
@@ -58,7 +57,7 @@ def test_a_packed_line_has_room_for_512_by_default(make_batch, rows):
 
 def test_each_token_comes_back_to_its_cell(make_batch, rows, monkeypatch):
     for layout, line in (("padded", 512), ("packed", 12), ("packed", 20)):
-        monkeypatch.setattr(forward, "LINE", line)
+        monkeypatch.setattr("hone.model.layout.LINE", line)
         for place in ("left", "right", "middle", "both"):
             batch = make_batch(rows, place=place, extra=3)
             lines = lay_out(batch.inputs, batch.real, layout=layout)
@@ -79,7 +78,7 @@ def test_an_unknown_layout_is_named(make_batch, rows):
 
 
 def test_a_packed_line_is_as_long_as_the_longest_row(make_batch, rows, monkeypatch):
-    monkeypatch.setattr(forward, "LINE", 2)
+    monkeypatch.setattr("hone.model.layout.LINE", 2)
     batch = make_batch(rows)
     lines = lay_out(batch.inputs, batch.real, layout="packed")
     assert lines.tokens.shape[1] == max(map(len, rows))

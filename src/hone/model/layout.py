@@ -18,7 +18,7 @@ from hone.errors import HoneError
 from hone.model.backends.registry import Backend, backends_for
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Mask
-from hone.model.layout.rows import Grouped, Ints, Rows, Spans, Tables, row_attention, tiled
+from hone.model.rows import Grouped, Ints, Rows, Spans, Tables, row_attention, tiled
 from hone.types import Batch, to_device
 
 LAYOUTS = ("padded", "packed", "shared")
