@@ -28,7 +28,7 @@ class Interrupted(HoneError):
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(f"interrupted; the run is saved: continue it with `hone resume {run_dir}`")
-        self.run_dir = Path(run_dir)
+        self.run_dir: Path = Path(run_dir)
 
 
 def count_noun(number: int, noun: str) -> str:

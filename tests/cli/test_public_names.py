@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,17 @@ def test_importing_hone_does_not_import_torch():
 @each("name", hone.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(hone, name) is getattr(hone, name)
+
+
+def test_the_settings_of_every_group_of_a_recipe_are_public():
+    groups = [value for f in fields(hone.Recipe) if is_dataclass(value := getattr(hone.Recipe(), f.name))]
+    assert {type(group).__name__ for group in groups} <= {*hone.__all__}
+
+
+def test_type_checkers_read_the_annotations_of_the_installed_package():
+    packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    assert "py.typed" in packed["hone"]
+    assert (ROOT / "src" / "hone" / "py.typed").is_file()
 
 
 def test_run_is_a_function_and_algo_a_package():

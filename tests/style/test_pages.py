@@ -19,7 +19,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TREE = README.partition("## The rooms\n")[2].partition("\n```\n\n")[0]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-NOT_NAMED = {"__init__.py", "__main__.py"}
+NOT_NAMED = {"__init__.py", "__main__.py", "py.typed"}
 
 
 def too_long(text: str, most: int = 120) -> list[str]:
