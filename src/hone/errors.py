@@ -12,7 +12,7 @@ MADE_BY = {  # what the recipes of the package start from, by the beginning of i
 
 
 class HoneError(Exception):
-    """Shown without a traceback by the command line (unless --debug); exit code 2."""
+    """What a user can put right, in one line that names the remedy. Exit code 2 of the command line."""
 
 
 class Unsaved(HoneError):

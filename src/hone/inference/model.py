@@ -49,7 +49,7 @@ Completion = str | Sample | Sequence[int]  # text, what `sample` returned, or to
 
 
 class Model:
-    """A decoder with its tokenizer and its sampler.
+    """A language model with its tokenizer, which samples, scores and saves. `load` gives one.
 
     ```python
     model = hone.load("smollm2-135m")
