@@ -12,7 +12,7 @@ MADE_BY = {  # what the recipes of the package start from, by the beginning of i
 
 
 class HoneError(Exception):
-    """Shown without a traceback by the command line (unless --debug); exit code 2."""
+    """What a user can put right, in one line that names the remedy. Exit code 2 of the command line."""
 
 
 class Unsaved(HoneError):
@@ -28,7 +28,7 @@ class Interrupted(HoneError):
 
     def __init__(self, run_dir: str | Path) -> None:
         super().__init__(f"interrupted; the run is saved: continue it with `hone resume {run_dir}`")
-        self.run_dir = Path(run_dir)
+        self.run_dir: Path = Path(run_dir)
 
 
 def count_noun(number: int, noun: str) -> str:

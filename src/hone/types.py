@@ -18,10 +18,10 @@ Message = Mapping[str, Any]  # {"role": ..., "content": ...}; also tool_calls an
 class Task:
     """A problem: what the model reads, and what a verifier needs to judge the answer."""
 
-    prompt: str | Sequence[Message]
-    answer: str | None = None
+    prompt: str | Sequence[Message]  # text, or the messages of a chat
+    answer: str | None = None  # the right one
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])  # other columns of the dataset row
-    id: str = ""
+    id: str = ""  # the row's own, where it has one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Outcome:
     """A reward, or the reason why there is none: a crashed verifier is not a wrong answer."""
 
     value: float | None  # None: invalid
-    parts: Mapping[str, float] = field(default_factory=dict[str, float])
+    parts: Mapping[str, float] = field(default_factory=dict[str, float])  # of a sum: the value of each part
     added: Mapping[str, float] = field(default_factory=dict[str, float])  # what each part added to the value
     reason: str = ""  # why it is invalid; of a program that failed its tests, what it said: shown, never believed
 
@@ -149,10 +149,10 @@ class Batch:
     Every [B, T] column is aligned to `targets`: the shift happens once, in collate. The last real
     position of a row has no target (mask False); a value there is read after the last token, which
     is where rewards are scored and truncated episodes bootstrapped.
-    Preference batches hold row 2p = chosen, row 2p+1 = rejected.
+    Preference batches hold row 2p = chosen, row 2p+1 = rejected. A column that no stage has filled is None.
     """
 
-    inputs: Tensor  # int64 [B, T]
+    inputs: Tensor  # int64 [B, T]  what the model reads
     targets: Tensor  # int64 [B, T]  targets[b, t] is the token after inputs[b, t]
     mask: Tensor  # bool  [B, T]  True where the target is trained on
     real: Tensor  # bool  [B, T]  True where inputs is not padding; only model/layout reads it
@@ -164,20 +164,20 @@ class Batch:
     limit: Tensor = ABSENT  # int64 [B]     the most tokens the policy was allowed to write
     step_reward: Tensor = ABSENT  # float [B, T]  NaN where no step ends
     label: Tensor = ABSENT  # float [B] or [B, T]  KTO desirability, PRM step labels
-    margin: Tensor = ABSENT  # float [B]
+    margin: Tensor = ABSENT  # float [B]     by how much the chosen one is better (reward model)
     gen_logp: Tensor = ABSENT  # float [B, T]  under the sampler that wrote the tokens
     old_logp: Tensor = ABSENT  # float [B, T]  under the policy when the batch was annotated
     ref_logp: Tensor = ABSENT  # float [B, T]  under the frozen reference
     ref_kl: Tensor = ABSENT  # float [B, T]  exact KL(old || ref) of the next-token distribution
-    old_value: Tensor = ABSENT  # float [B, T]
+    old_value: Tensor = ABSENT  # float [B, T]  of the critic when the batch was annotated
     bootstrap: Tensor = ABSENT  # float [B]     value after the last token, 0 where the episode finished
     baseline: Tensor = ABSENT  # float [B]     running mean of earlier rewards
     kl_coef: Tensor = ABSENT  # float [B]     coefficient of the KL penalty, fixed or adaptive
     kl_baseline: Tensor = ABSENT  # float [B]     KTO's z0, the same number on every row
-    adv: Tensor = ABSENT  # float [B, T]
+    adv: Tensor = ABSENT  # float [B, T]  the advantage of each token
     returns: Tensor = ABSENT  # float [B, T]  the critic's target
     token_weight: Tensor = ABSENT  # float [B, T]  loss weight, fixed before micro-batching
-    row_weight: Tensor = ABSENT  # float [B]
+    row_weight: Tensor = ABSENT  # float [B]     the same for losses of whole rows
     support: Support | None = None  # under top-k, top-p or min-p: what the sampler could have drawn
     home: "Batch | None" = None  # the first six of a batch on a GPU, on the host: to plan passes without waiting
 

@@ -68,7 +68,8 @@ def test_where_much_is_cut_off_the_advice_has_the_number_to_set(tmp_path: Path):
     found = settle(Sampling(max_tokens=64), tmp_path, context=8192)
     assert too_short(0.05, found, context=8192) == ""
     advice = too_short(1.0, found, context=8192)
-    assert advice == "100% of the completions were cut off at 64 tokens, and mostly score 0: set --max-tokens 128"
+    seen = "100% of the completions were cut off at 64 tokens, and mostly score 0"
+    assert advice == f"{seen}: set max_tokens=128 (--max-tokens 128)"
     full = settle(Sampling(max_tokens=99), tmp_path, context=100)
     assert "the context of 100 has no room for more" in too_short(1.0, full, context=100)
 

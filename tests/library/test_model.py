@@ -1,9 +1,11 @@
 """`hone.load`: one import gives a model that samples, scores and saves."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from places import decoder
@@ -74,6 +76,39 @@ def test_logprobs_are_those_that_the_sampler_recorded(model: hone.Model, folder:
         again = model.logprobs(PROMPTS, found, adapter=adapter)
         for recorded, scored in zip((s for g in found for s in g), (x for g in again for x in g), strict=True):
             assert scored == pytest.approx(recorded.logprobs, abs=1e-4), adapter
+
+
+def test_threads_get_what_one_alone_gets(model: hone.Model, folder: Path):
+    alone = model.sample(PROMPTS, n=4, max_tokens=12), model.sample(PROMPTS, max_tokens=12, adapter=folder / "adapter")
+    scored = model.logprobs(PROMPTS, alone[0])
+
+    def work(number: int) -> bool:
+        adapter = folder / "adapter" if number % 2 else None
+        same = model.sample(PROMPTS, n=1 if adapter else 4, max_tokens=12, adapter=adapter) == alone[number % 2]
+        return same and model.logprobs(PROMPTS, alone[0]) == scored
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(24)))
+
+
+def test_prompts_and_completions_come_from_any_iterable(model: hone.Model):
+    assert model.sample(iter(PROMPTS), max_tokens=3) == model.sample(PROMPTS, max_tokens=3)
+    expected = model.logprobs(PROMPTS[:2], [[5, 6], [7]])
+    for make in (torch.tensor, np.array, tuple, lambda ids: list(np.array(ids))):
+        assert model.logprobs(PROMPTS[:2], iter([make([5, 6]), make([7])])) == expected, make
+
+
+def test_a_notebook_shows_what_a_model_is(model: hone.Model, folder: Path):
+    size = sum(x.numel() for x in model.decoder.parameters()) / 1e6
+    assert repr(model) == f"hone.Model('{folder / 'model'}': {size:.1f}M parameters, float32, on cpu)"
+
+
+def test_a_tilde_is_the_home_folder(model: hone.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert model.save("~/mine") == tmp_path / "mine"
+    assert hone.load("~/mine").folder == tmp_path / "mine"
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_text_is_scored_with_the_stop_token_that_ends_it(model: hone.Model):
@@ -151,11 +186,36 @@ def test_evaluate_takes_a_loaded_model(model: hone.Model, folder: Path):
     assert hone.evaluate(model, rows, **settings) == hone.evaluate(folder / "model", rows, **settings)
 
 
+def test_evaluate_reads_a_generator_and_a_path(model: hone.Model, tmp_path: Path):
+    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(3)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    expected = hone.evaluate(model, rows, max_tokens=4)
+    assert hone.evaluate(model, (row for row in rows), max_tokens=4) == expected
+    assert hone.evaluate(model, tmp_path / "rows.jsonl", max_tokens=4) == expected
+
+
+def test_what_evaluate_cannot_do_is_said_with_the_remedy(model: hone.Model):
+    rows = [{"prompt": "1+1=", "answer": "2"}]
+    for settings, says in (
+        ({"limit": -1}, r"limit is -1: set it to 0 \(all problems\) or more"),
+        ({"samples": 0}, "samples is 0: set it to 1 or more"),
+        ({"reward": None}, "reward is None: give a verifier's name, a function, or names with weights"),
+        ({"reward": ["math"]}, "give a verifier's name, a function, or names with weights"),
+    ):
+        with pytest.raises(HoneError, match=says):
+            hone.evaluate(model, rows, max_tokens=4, **settings)
+
+
 def test_what_cannot_be_done_is_said_in_a_line_with_the_remedy(model: hone.Model, folder: Path, tmp_path: Path):
     long = "a" * 200
     cases = {
         "one prompt": (lambda: model.sample("One?"), r"give a list of prompts, as in \[prompt\]"),
         "one chat": (lambda: model.sample(CHAT), r"give a list of prompts, as in \[prompt\]"),
+        "token ids": (lambda: model.sample([[1, 2]]), r"prompt 0 is \[1, 2\]: give text, or a list of chat messages"),
+        "no prompt": (lambda: model.sample(["a", None]), "prompt 1 is None: give text"),
+        "one text": (lambda: model.logprobs(["a", "b"], "xy"), "completions is one completion: give a list"),
+        "no text": (lambda: model.logprobs(["a"], [None]), "a completion is None: give text"),
+        "no name": (lambda: hone.load(""), "model is empty"),
         "no samples": (lambda: model.sample(PROMPTS, n=0), "set n to 1 or more"),
         "no tokens": (lambda: model.sample(PROMPTS, max_tokens=0), "max_tokens is 0: set it to 1 or more"),
         "too long": (lambda: model.sample([long]), "shorten the prompt"),

@@ -6,6 +6,7 @@ import pytest
 
 from hone import reward
 from hone.config.recipe import REWARDS
+from hone.errors import HoneError
 from hone.reward.score import as_scorer
 from hone.types import Rollout, Task
 
@@ -23,6 +24,26 @@ def test_a_verifier_takes_the_gold_answer_or_a_task():
         verifier = getattr(reward, name)
         assert verifier(completion, gold).value == value, (name, completion)
         assert verifier(completion, Task(prompt="q", answer=gold)).value == value, (name, completion)
+
+
+def test_a_gold_answer_that_is_no_text_is_refused():
+    for name, completion, gold in (
+        ("math", r"\boxed{42}", 42),
+        ("choice", "B", None),
+        ("exact", "4", ["4"]),
+        ("f1", "", 1),
+    ):
+        with pytest.raises(HoneError, match="give a Task, or the gold answer as text"):
+            getattr(reward, name)(completion, gold)
+    with pytest.raises(HoneError, match=r"the task is \{'gym': 'x'\}: give a Task"):
+        reward.gym("4", {"gym": "x"})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_task_without_a_gold_answer_is_not_told_as_one_with_the_answer_none():
+    for verifier in (reward.math, reward.choice, reward.exact, reward.f1, reward.numeric("1%")):
+        outcome = verifier("4", Task(prompt="q"))
+        assert not outcome.valid
+        assert "None" not in outcome.reason
 
 
 def test_makers_give_verifiers():

@@ -1,10 +1,12 @@
 """The pages for readers: short where they must be, complete, reachable, and as new as the code."""
 
+import html
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 TREE = README.partition("## The rooms\n")[2].partition("\n```\n\n")[0]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-NOT_NAMED = {"__init__.py", "__main__.py"}
+NOT_NAMED = {"__init__.py", "__main__.py", "py.typed"}
 
 
 def too_long(text: str, most: int = 120) -> list[str]:
@@ -91,7 +93,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as `make docs` builds it, elsewhere."""
     folder = tmp_path_factory.mktemp("site")
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    elsewhere = text.replace("site_dir: build/site", "site_dir: site").replace("paths: [src]", f"paths: [{SOURCE}]")
+    places = {
+        "site_dir: build/site": "site_dir: site",
+        "paths: [src]": f"paths: [{SOURCE}]",
+        "[benchmarks/": f"[{ROOT}/benchmarks/",
+    }
+    elsewhere = reduce(lambda text, place: text.replace(*place), places.items(), text)
     (folder / "mkdocs.yml").write_text(elsewhere)
     shutil.copytree(ROOT / "docs", folder / "docs")
     command = [str(Path(sys.executable).with_name("zensical")), "build", "--clean", "--strict"]
@@ -111,3 +118,10 @@ def test_the_site_has_the_public_names(site: Path):
     text = (site / "reference" / "api.html").read_text(encoding="utf-8")
     for name in ("hone.run", "hone.Recipe", "hone.algo.grpo", "hone.reward.math"):
         assert f'id="{name}"' in text, name
+
+
+def test_the_site_explains_the_fields_of_the_public_classes(site: Path):
+    text = html.unescape(re.sub(r"<[^>]+>", "", (site / "reference" / "api.html").read_text(encoding="utf-8")))
+    plain = " ".join(text.split())
+    for field in ("logprobs tuple[float, ...] of each token", "steps int how many the run has. Default: 100"):
+        assert field in plain, field

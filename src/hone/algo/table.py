@@ -23,9 +23,9 @@ class TrustRegion:
 
     delta: float = 0.01  # bound on the mean KL(old || new)
     damping: float = 0.1  # added to the Fisher matrix
-    cg_steps: int = 10
-    backtracks: int = 10
-    shrink: float = 0.5
+    cg_steps: int = 10  # of the conjugate gradient
+    backtracks: int = 10  # the most steps that the line search tries
+    shrink: float = 0.5  # how much shorter each of them is than the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +40,17 @@ class Algorithm:
     """The whole of a method, as data."""
 
     name: str = ""  # as published; the factory's name
-    loss: Loss
+    loss: Loss  # what is minimised: terms, each with its coefficient
     credit: Callable[[Batch], Tensor] | None = None  # None: the loss reads no advantage
     whiten: bool = False  # normalise advantages over the iteration
-    weigh: weight.Weigh = weight.token_mean
-    select: Select = everything  # before collate
+    weigh: weight.Weigh = weight.token_mean  # how much each token counts
+    select: Select = everything  # which rollouts to learn from, before they become a batch
     needs: frozenset[str] = frozenset()  # columns the annotate stage must fill
     wants: frozenset[str] = frozenset({"logp"})  # fields of the forward pass that the loss reads
     control: tuple[Control, ...] = ()  # columns adapted between iterations
     watch: tuple[tuple[str, Term], ...] = ()  # logged, not minimised
-    trust_region: TrustRegion | None = None
-    teacher: Teacher | None = None
+    trust_region: TrustRegion | None = None  # the policy takes natural-gradient steps (TRPO)
+    teacher: Teacher | None = None  # the reference is a teacher (distil)
     online: bool = False  # samples its own data
     on_policy: bool = False  # its loss is right for the policy that sampled only: one update an iteration
     refill: bool = False  # ask for more prompts until the selected groups fill the iteration

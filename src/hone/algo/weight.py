@@ -16,8 +16,8 @@ from hone.types import ABSENT, Batch
 class Totals:
     """Counts over every rank's share of the optimiser step; rows with nothing to train on do not count."""
 
-    rows: int
-    tokens: int
+    rows: int  # with at least one token that is trained on
+    tokens: int  # that are trained on
 
 
 def totals(batch: Batch, *, reduce: Callable[[Tensor], Tensor] = lambda x: x) -> Totals:

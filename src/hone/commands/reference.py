@@ -132,8 +132,13 @@ def all_settings(config: Any = None, above: str = "") -> Iterator[RecipeSetting]
 
 
 def meanings(kind: type) -> dict[str, str]:
-    """The comments of each field that has any: the lines right above it, and what stands beside it."""
-    source = textwrap.dedent(inspect.getsource(kind))
+    """The comments of each field that has any, by its name."""
+    return field_comments(inspect.getsource(kind))
+
+
+def field_comments(source: str) -> dict[str, str]:
+    """The same from a class's source: of each field the lines right above it, and what stands beside it."""
+    source = textwrap.dedent(source)
     beside, alone = dict[int, str](), dict[int, str]()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:

@@ -43,10 +43,10 @@ ELSEWHERE = {
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A factory by name and what its keyword arguments are set to; `build_choice` checks and calls it."""
+    """An algorithm by name with settings, as in `Choice("dapo", {"high": 0.3})`; `build_choice` makes it."""
 
-    name: str
-    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    name: str  # as `hone algos` lists it, or "FILE.py:function"
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])  # its keyword arguments; others: the defaults
 
 
 def override(config: C, settings: Sequence[str]) -> C:

@@ -268,7 +268,7 @@ class Recipe:
 
     name: str = "run"  # of the run, and of its folder
     seed: int = 0  # of all that is drawn at random
-    model: ModelSpec = field(default_factory=ModelSpec)
+    model: ModelSpec = field(default_factory=ModelSpec)  # the policy
     # what is trained on: a file (.jsonl .json .csv .tsv .parquet .arrow .txt, text also .gz), a pattern, "gsm8k:train"
     # or "hf:owner/name:split"; several as "a.jsonl*0.7+b.jsonl*0.3"; in Python also rows (dicts), Tasks, or a list of
     # (data, weight)
@@ -281,16 +281,16 @@ class Recipe:
     # the algorithm by name, with settings, as in algo=dapo algo.high=0.3: `hone algos` lists them; or one of your own,
     # "algorithms.py:function"; in Python also a value, as in hone.algo.grpo(beta=0.0)
     algo: Choice | Any = field(default_factory=lambda: Choice("grpo"))
-    sample: SampleSpec = field(default_factory=SampleSpec)
-    train: TrainSpec = field(default_factory=TrainSpec)
-    read: ReadSpec = field(default_factory=ReadSpec)
-    optim: OptimSpec = field(default_factory=OptimSpec)
-    lora: LoraSpec = field(default_factory=LoraSpec)
-    critic: CriticSpec = field(default_factory=CriticSpec)
-    process: ProcessSpec = field(default_factory=ProcessSpec)
-    parts: PartsSpec = field(default_factory=PartsSpec)
-    save: SaveSpec = field(default_factory=SaveSpec)
-    limits: LimitSpec = field(default_factory=LimitSpec)
+    sample: SampleSpec = field(default_factory=SampleSpec)  # how completions are sampled
+    train: TrainSpec = field(default_factory=TrainSpec)  # how many steps, of what size, on what
+    read: ReadSpec = field(default_factory=ReadSpec)  # how data is read
+    optim: OptimSpec = field(default_factory=OptimSpec)  # the optimiser
+    lora: LoraSpec = field(default_factory=LoraSpec)  # the adapter, if one is trained
+    critic: CriticSpec = field(default_factory=CriticSpec)  # where values come from
+    process: ProcessSpec = field(default_factory=ProcessSpec)  # a process reward model
+    parts: PartsSpec = field(default_factory=PartsSpec)  # how each part of the reward counts
+    save: SaveSpec = field(default_factory=SaveSpec)  # checkpoints
+    limits: LimitSpec = field(default_factory=LimitSpec)  # when to warn and when to stop
     out: str = "runs/{name}"  # the run's folder
     tensorboard: bool = False  # metrics for TensorBoard too, in the run's folder
 

@@ -99,4 +99,5 @@ def too_short(truncated: float, settled: ResolvedSampling, *, context: int) -> s
     seen = f"{truncated:.0%} of the completions were cut off at {limit} tokens, and mostly score 0"
     if limit >= context - 1:
         return f"{seen}: the context of {context} has no room for more; does the model know where to stop?"
-    return f"{seen}: set --max-tokens {min(2 * limit, context - 1)}"
+    more = min(2 * limit, context - 1)
+    return f"{seen}: set max_tokens={more} (--max-tokens {more})"

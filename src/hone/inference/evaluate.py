@@ -1,11 +1,11 @@
 """hone eval: what a model's completions of problems are worth."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hone.algo.select import reward_of
-from hone.errors import count_noun
+from hone.errors import HoneError, count_noun
 from hone.eval.sample_metrics import READERS, majority_at
 from hone.inference.defaults import Sampling
 from hone.inference.model import Model
@@ -21,7 +21,7 @@ LISTED = 10  # kinds of invalid rewards that are told of
 
 def evaluate(
     model: str | Path | Model,
-    data: str | Sequence[Any],
+    data: str | Path | Iterable[Any],
     *,
     reward: Any = "math",
     samples: int = 1,
@@ -30,11 +30,15 @@ def evaluate(
     seed: int = 0,
     limit: int = 0,
 ) -> dict[str, float]:
-    """Score a model (loaded, or by folder or name) on problems: mean reward with its standard error, pass@k, maj@k.
+    """Score a model on problems: the mean reward with its standard error, pass@k, maj@k.
 
+    model: a loaded model, or what `load` takes. data: a file, a dataset's name as in "gsm8k:test", or rows.
+    reward: as in a recipe: a verifier's name, names with weights, or a function. samples: completions of each problem.
     temperature None and max_tokens 0: as the model's generation config has it, else what suits (inference/defaults.py).
     limit: the first so many problems only (0: all). How far it is, and the first completion, go to stderr.
     """
+    if samples < 1:
+        raise HoneError(f"samples is {samples}: set it to 1 or more")
     how = Sampling(samples=samples, temperature=temperature, max_tokens=max_tokens, seed=seed)
     problems = Problems(model, data, how, limit=limit)
     say(str(problems.settled))

@@ -1,11 +1,14 @@
 """A language model to work with: load it, sample from it, score completions, save it. What `hone.load` gives."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from numbers import Integral
 from pathlib import Path
-from typing import cast
+from threading import RLock
+from typing import Any, cast
 
 import torch
 
@@ -45,7 +48,7 @@ Completion = str | Sample | Sequence[int]  # text, what `sample` returned, or to
 
 
 class Model:
-    """A decoder with its tokenizer and its sampler.
+    """A language model with its tokenizer, which samples, scores and saves. `load` gives one.
 
     ```python
     model = hone.load("smollm2-135m")
@@ -54,10 +57,22 @@ class Model:
     ```
     """
 
+    decoder: Decoder  # the network: a torch module
+    tokenizer: Tokenizer  # its encode and decode turn text into token ids and back
+    folder: Path  # what it was loaded from
+    sampler: LocalSampler  # what draws the completions of `sample`
+    lock: AbstractContextManager[object]  # threads take turns: they share the sampler and the adapter in use
+
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer, *, folder: Path) -> None:
         self.decoder, self.tokenizer, self.folder = decoder, tokenizer, folder
         self.sampler = LocalSampler(decoder, decode=tokenizer.decode, switch=partial(use_adapter, decoder))
         self._adapters = dict[str, tuple[Path, int]]()  # by name: the folder, and when its weights were written
+        self.lock = RLock()
+
+    def __repr__(self) -> str:
+        weights = list(self.decoder.parameters())
+        size, dtype = sum(x.numel() for x in weights) / 1e6, str(weights[0].dtype).removeprefix("torch.")
+        return f"hone.Model({str(self.folder)!r}: {size:.1f}M parameters, {dtype}, on {self.device})"
 
     @property
     def context(self) -> int:
@@ -107,7 +122,8 @@ class Model:
         )
         check_whole("n", n)
         tokens = render_prompts(self.tokenizer, [(task.prompt, None) for task in tasks])
-        groups = self.sampler.sample(tokens, n=n, params=params, adapter=self._names(adapter, len(tasks)))
+        with self.lock:
+            groups = self.sampler.sample(tokens, n=n, params=params, adapter=self._names(adapter, len(tasks)))
         roller = Roller(self.sampler, self.tokenizer, params, group=n)
         return [[_sample(rollout) for rollout in group] for group in roller.told(groups, tasks)]
 
@@ -124,7 +140,7 @@ class Model:
         completions: one for each prompt, or a list for each prompt, as `sample` returns them. A text is scored with
         the stop token that ends it; a sample or a list of token ids is scored as it is.
         """
-        prompts = _listed(prompts)
+        prompts, completions = _listed(prompts), _listed_completions(completions)
         if len(prompts) != len(completions):
             raise HoneError(f"{len(prompts)} prompts and {len(completions)} completions: give one or a list for each")
         several = [_is_several(completion) for completion in completions]
@@ -134,7 +150,7 @@ class Model:
             for prompt, group in zip(prompts, lists, strict=True)
         ]
         rows = [row for group in groups for row in group]
-        with self._using(adapter), evaluating(self.decoder):
+        with self.lock, self._using(adapter), evaluating(self.decoder):
             found = iter([x for part in _parts(rows) for x in self._score(part, temperature)])
         nested = [[next(found) for _ in group] for group in groups]
         return [group if many else group[0] for group, many in zip(nested, several, strict=True)]  # pyright: ignore
@@ -144,6 +160,10 @@ class Model:
 
         folder: of the adapter, or of a run that trained one. The model itself stays as it is.
         """
+        with self.lock:
+            return self._load_adapter(folder, name)
+
+    def _load_adapter(self, folder: str | Path, name: str) -> str:
         found = resolve(folder)
         found = found / "adapter" if not is_adapter(found) and is_adapter(found / "adapter") else found
         if not is_adapter(found):
@@ -163,11 +183,11 @@ class Model:
 
     def save(self, folder: str | Path, *, adapter: AdapterRef | None = None) -> Path:
         """Write weights and tokenizer in Hugging Face's format into a new folder; with an adapter, merged into them."""
-        target = Path(folder)
+        target = Path(os.path.expanduser(folder))
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise HoneError(f"{target} is not empty: save into a new folder")
         try:
-            with self._using(adapter):
+            with self.lock, self._using(adapter):
                 save_model(self.decoder, self.tokenizer, target)
         except OSError as error:
             raise HoneError(f"{target} cannot be written ({error.strerror}): save into another folder") from error
@@ -195,7 +215,7 @@ class Model:
             tokens, mask = encode_completion(self.tokenizer, prompt, completion)
         else:
             (head,) = render_prompts(self.tokenizer, [(prompt, None)])
-            tail = list(completion.tokens if isinstance(completion, Sample) else completion)
+            tail = [int(token) for token in (completion.tokens if isinstance(completion, Sample) else completion)]
             tokens, mask = [*head, *tail], [False] * len(head) + [True] * len(tail)
         vocab = self.decoder.config.vocab_size
         if wrong := [token for token in tokens if not 0 <= token < vocab]:
@@ -220,6 +240,8 @@ def load(model: str | Path, *, device: str = "auto", dtype: str = "auto") -> Mod
     model: a fetched model's name, a model folder in Hugging Face's format, or a run's folder: its newest checkpoint.
     device: auto, cpu, cuda or cuda:N. dtype: auto, float32 or bfloat16; auto is bfloat16 on a GPU.
     """
+    if not str(model):
+        raise HoneError("model is empty: give a fetched model's name, or a folder")
     folder = folder_of(model)
     if is_adapter(folder):
         raise HoneError(f"{folder} is an adapter: load its base model, and give the adapter to sample(adapter=...)")
@@ -229,17 +251,33 @@ def load(model: str | Path, *, device: str = "auto", dtype: str = "auto") -> Mod
     return Model(decoder.eval(), tokenizer, folder=folder)
 
 
-def _listed(prompts: Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], dict)):
+def _listed(prompts: Iterable[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str | Mapping):
         raise HoneError("prompts is one prompt: give a list of prompts, as in [prompt]")
-    return list(prompts)
+    found = list(prompts)
+    if found and isinstance(found[0], Mapping):
+        raise HoneError("prompts is one prompt: give a list of prompts, as in [prompt]")
+    for number, prompt in enumerate(found):
+        messages = isinstance(prompt, Sequence) and all(isinstance(message, Mapping) for message in prompt)
+        if not isinstance(prompt, str) and not messages:
+            raise HoneError(f"prompt {number} is {prompt!r:.60}: give text, or a list of chat messages")
+    return found
+
+
+def _listed_completions(completions: Iterable[Any]) -> list[Any]:
+    """The completions as lists; token ids may come as arrays and tensors."""
+    if isinstance(completions, str | Sample | Mapping):
+        raise HoneError("completions is one completion: give a list with one for each prompt")
+    return [c.tolist() if hasattr(c, "tolist") else c for c in completions]
 
 
 def _is_several(completion: Completion | Sequence[Completion]) -> bool:
     """Whether it is a list of completions, and not one completion."""
     if isinstance(completion, str | Sample):
         return False
-    return not all(isinstance(x, int) for x in completion)
+    if not isinstance(completion, Sequence):
+        raise HoneError(f"a completion is {completion!r:.60}: give text, what `sample` returned, or token ids")
+    return not all(isinstance(x, Integral) for x in completion)
 
 
 def _parts(rows: list[Rollout]) -> Iterator[list[Rollout]]:

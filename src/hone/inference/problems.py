@@ -1,11 +1,12 @@
 """A model and the problems it works on: what `hone eval` and `hone label-steps` go through."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hone.engine.params import SampleParams
+from hone.errors import HoneError
 from hone.inference.defaults import Sampling, settle, too_short
 from hone.inference.model import Model, load
 from hone.launch import build, feeds, rewards
@@ -21,7 +22,13 @@ Say = Callable[[str], None]
 class Problems:
     """Problems, the model that solves them, and how it samples."""
 
-    def __init__(self, model: str | Path | Model, data: str | Sequence[Any], how: Sampling, *, limit: int = 0) -> None:
+    def __init__(
+        self, model: str | Path | Model, data: str | Path | Iterable[Any], how: Sampling, *, limit: int = 0
+    ) -> None:
+        if limit < 0:
+            raise HoneError(f"limit is {limit}: set it to 0 (all problems) or more")
+        data = str(data) if isinstance(data, Path) else data
+        data = data if isinstance(data, str | Sequence) else list(data)  # it is read more than once
         self.model = model if isinstance(model, Model) else load(model)
         self.tokenizer, self.sampler, self.context = self.model.tokenizer, self.model.sampler, self.model.context
         self.tasks: list[Task] = feeds.tasks(data, self.tokenizer, max_tokens=self.context - 1)[: limit or None]
@@ -36,6 +43,8 @@ class Problems:
 
     def reward(self, spec: Any) -> RewardScorer:
         """What scores completions."""
+        if not (isinstance(spec, str | Mapping) or callable(spec)):
+            raise HoneError(f"reward is {spec!r:.60}: give a verifier's name, a function, or names with weights")
         return rewards.scorer(spec, self.tokenizer, device=self.model.device)
 
     def advice(self, found: Mapping[str, float]) -> str:
@@ -51,4 +60,5 @@ class Problems:
         """`samples` of each; requests are numbered by the problem, so that a restart repeats none and misses none."""
         roller = Roller(self.sampler, self.tokenizer, self.params, group=self.samples)
         roller.requests = first * self.samples
-        return roller(tasks)
+        with self.model.lock:
+            return roller(tasks)

@@ -1,8 +1,8 @@
 """Rewards: what a completion is worth, as a number or as invalid with a reason. Users know this room as `hone.rewards`.
 
-Verifiers: `math`, `choice`, `exact`, `f1`, `format`, `code`, `gym`, each called as `math(completion, task)`, where the
-task may be the gold answer itself. Makers of verifiers: `numeric`, `regex`, `tags`, `schema`, `grammar`, `length`,
-`overlong`, `language`, `repetition`, as in `numeric("1%")`. `combine` adds rewards up with weights.
+Verifiers: `math`, `choice`, `exact`, `f1`, called as `math(completion, gold)`, where gold is the right answer or a
+Task; `code` and `gym` take a Task, `format` the completion alone. Makers of verifiers: `numeric` as in `numeric("1%")`,
+`regex`, `tags`, `schema`, `grammar`, `length`, `overlong`, `language`, `repetition`. `combine` adds up with weights.
 Doors for other rooms: `score` (Reward, score), `group_scorer` (the reward of a run), `outcome` (a number or invalid),
 `steps` (where steps end). verify/ checks by program, sandbox/ runs programs, learned/ asks models, workers/ are
 processes. May import: types, errors, storage.textfile, log, data, algo.select, model (in learned/).

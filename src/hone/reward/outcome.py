@@ -19,6 +19,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from hone.errors import HoneError
 from hone.types import Outcome, Task
 
 GREATEST = 3.4028234663852886e38  # of float32, in which rewards are learned from
@@ -30,6 +31,8 @@ HONE = str(Path(__file__).parents[1])
 
 def as_task(task: Task | str) -> Task:
     """The task itself, or one with no prompt whose gold answer is the text."""
+    if not isinstance(task, Task | str):
+        raise HoneError(f"the task is {task!r:.60}: give a Task, or the gold answer as text")
     return Task(prompt="", answer=task) if isinstance(task, str) else task
 
 

@@ -36,7 +36,7 @@ class Reward:
     returns one value for each. It may be async. It is given copies: it can change nothing of ours.
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Any]  # what is called
     seconds: float | None = field(default=None, kw_only=True)  # a completion may take, where a limit can be enforced
 
     def __post_init__(self) -> None:
@@ -209,10 +209,10 @@ class RewardPart:
     """weight x schedule(step) x clip(value, low, high)"""
 
     reward: Any  # a Reward or a Combined
-    weight: float = 1.0
-    low: float = -math.inf
-    high: float = math.inf
-    schedule: Points = ()
+    weight: float = 1.0  # what the value is multiplied by
+    low: float = -math.inf  # the least that the value counts as
+    high: float = math.inf  # the most
+    schedule: Points = ()  # (step, factor) of the weight: linear between these steps, level outside them
 
     def added(self, value: float, step: int) -> float:
         """What it adds to the sum."""

@@ -67,7 +67,7 @@ def is_whole(folder: Path) -> bool:
 
 def resolve(name_or_path: str | Path) -> Path:
     """The folder of a model, given as a path, as a run (its newest model), or as a name in the cache."""
-    path, name = Path(name_or_path), str(name_or_path)
+    path, name = Path(os.path.expanduser(name_or_path)), str(name_or_path)
     if path.is_file() and path.suffix == ".gguf":
         raise HoneError(f"{path} is a GGUF file: make a folder of it with `hone fetch {path} --to FOLDER`")
     if (newest := _newest(path)) is not None:

@@ -150,7 +150,7 @@ def choice_reward(completion: str, task: Task | str) -> Outcome:
     task = as_task(task)
     gold = _BARE.fullmatch((task.answer or "").strip())
     if gold is None:
-        return invalid(f"the gold answer {str(task.answer)[:60]!r} is not a letter A to J")
+        return invalid(f"the gold answer {(task.answer or '')[:60]!r} is not a letter A to J")
     chosen = next(group for group in gold.groups() if group).upper()
     return Outcome(value=float(final_choice(completion, task.prompt) == chosen))
 

@@ -57,7 +57,7 @@ def numeric(tolerance: str) -> Callable[[str, Task | str], Outcome]:
         task = as_task(task)
         gold = number(task.answer or "")
         if gold is None:
-            return invalid(f"the gold answer {str(task.answer)[:60]!r} is not a number")
+            return invalid(f"the gold answer {(task.answer or '')[:60]!r} is not a number")
         found = number(final_answer(completion))
         if found is None or (found[1] and gold[1] and found[1] != gold[1]):
             return Outcome(value=0.0)
@@ -110,6 +110,7 @@ def gym_reward(completion: str, task: Task) -> Outcome:
 
     0 for an answer at which the package raises, if it can read the gold one: `prime_factorization` does so at words.
     """
+    task = as_task(task)
     name, entry = task.extra.get("gym"), task.extra.get("metadata")
     if not isinstance(name, str) or entry is None:
         return invalid("the task is not of reasoning-gym: it has no columns gym and metadata")

@@ -103,7 +103,10 @@ def tags(names: str) -> Callable[[str], float]:
 
 
 def length(bounds: str) -> Callable[[Rollout], float]:
-    """A reward: 1 where the completion has LOW to HIGH tokens, else how far it is from that: n / LOW or HIGH / n."""
+    """A reward: 1 where the completion has LOW to HIGH tokens, else how far it is from that: n / LOW or HIGH / n.
+
+    It counts the tokens of a rollout, which a run gives it; it cannot be called with text.
+    """
     low, high = _integers(bounds, "length", "length:20-200, in tokens", "-")
     if not 0 < low <= high:
         raise HoneError(f"length:{bounds}: the bounds are the wrong way round: write length:20-200, in tokens")
@@ -116,7 +119,10 @@ def length(bounds: str) -> Callable[[Rollout], float]:
 
 
 def overlong(margin: str) -> Callable[[Rollout], float]:
-    """A reward: 0, falling to -1 over the last MARGIN tokens before the sampler's limit (DAPO's soft punishment)."""
+    """A reward: 0, falling to -1 over the last MARGIN tokens before the sampler's limit (DAPO's soft punishment).
+
+    It counts the tokens of a rollout, which a run gives it; it cannot be called with text.
+    """
     (tokens,) = _integers(margin, "overlong", "overlong:64, in tokens", ",")
     if tokens < 1:
         raise HoneError(f"overlong:{margin}: the margin has no tokens: write overlong:64")

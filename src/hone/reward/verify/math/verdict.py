@@ -332,7 +332,8 @@ def _settled(gold: Form, answers: list[str]) -> bool:
 def math_reward(completion: str, task: Task | str) -> Outcome:
     r"""1 where every answer the completion settles on equals the gold one, else 0; invalid where that is unusable.
 
-    task: a task with a gold answer, or the gold answer itself.
+    task: a task with a gold answer, or the gold answer itself. Read are answer tags, else boxes, else "the answer is"
+    and its like (docs/verifiers.md has them all): a bare number is no answer.
 
     >>> math_reward(r"Half of 3 is \boxed{\frac{3}{2}}.", "1.5").value, math_reward("The answer is 2.", "1.5").value
     (1.0, 0.0)
@@ -342,7 +343,7 @@ def math_reward(completion: str, task: Task | str) -> Outcome:
         gold = gold_form(task.answer or "")
         return Outcome(value=float(_settled(gold, places(completion, task.prompt))))
     except Unusable as unusable:
-        return invalid(f"the gold answer {str(task.answer)[:60]!r} is unusable: {unusable}")
+        return invalid(f"the gold answer {(task.answer or '')[:60]!r} is unusable: {unusable}")
     except TooCostly as costly:
         return Outcome(value=0.0, reason=f"the answer is not accepted: {costly}")
     except workers.NoVerdict as failed:
