@@ -454,6 +454,23 @@ def test_diverged_weights_are_an_error_and_the_engine_goes_on_with_others():
     same(ask(engine, mixed()), first)
 
 
+def test_a_group_that_finds_its_prompt_in_memory_gets_rows_without_old_nan():
+    model = decoder()
+    engine, norm = engine_of(watched(model, 4)), model.model.layers[0].input_layernorm.weight
+    good, prompt = norm.detach().clone(), tuple(np.random.default_rng(0).integers(VOCAB, size=40).tolist())
+    with torch.no_grad():
+        norm.fill_(math.nan)
+    with pytest.raises(HoneError, match="diverged"):
+        ask(engine, [Request(id=i, prompt=(i, *[1] * 60), params=params(20)) for i in range(4)])
+    with torch.no_grad():
+        norm.copy_(good)
+    ask(engine, [Request(id=4, prompt=prompt, params=params(3))])
+    group = [Request(id=5 + i, prompt=prompt, params=params(20)) for i in range(3)]
+    longer = Request(id=9, prompt=prompt + prompt[:30], params=params(20))  # the others see its columns, with weight 0
+    assert len(ask(engine, [*group, longer])) == 4
+    assert engine.counts.saved
+
+
 class Forgetful(Watched):
     """Says nothing of the tokens it wrote."""
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import SupportsIndex, cast
 
 import torch
 
@@ -201,6 +201,8 @@ class Model:
         vocab = self.decoder.config.vocab_size
         if wrong := [token for token in tokens if not 0 <= token < vocab]:
             raise HoneError(f"a completion has token {wrong[0]}, outside the vocabulary of {vocab}: give token ids")
+        if mask[:1] == [True]:
+            raise HoneError("a prompt has no token, so nothing predicts the first token of its completion: give a text")
         if len(tokens) > self.context:
             raise HoneError(
                 f"a prompt with its completion has {len(tokens)} tokens, the model's context is {self.context}: "
@@ -240,7 +242,7 @@ def _is_several(completion: Completion | Sequence[Completion]) -> bool:
     """Whether it is a list of completions, and not one completion."""
     if isinstance(completion, str | Sample):
         return False
-    return not all(isinstance(x, int) for x in completion)
+    return not all(isinstance(x, SupportsIndex) for x in completion)
 
 
 def _parts(rows: list[Rollout]) -> Iterator[list[Rollout]]:

@@ -105,7 +105,7 @@ class TorchRunner(AdapterSwitch):
     def prefill(self, parts: Sequence[PromptChunk]) -> Ticket:
         """Compute the parts, and draw the first token of each seat."""
         with self._computing():
-            self._cleanse([b for p in parts if p.start == 0 or p.copy is not None for b in _rows_of(p)])
+            self._cleanse([row for part in parts for row in _rows_to_fill(part)])
             for source, target, columns in (part.copy for part in parts if part.copy is not None):
                 self.layers.slab.copy(source, [target], columns)
             seats, logits = list[Seat](), list[Tensor]()
@@ -190,9 +190,11 @@ def rows_that_fit(decoder: Decoder, needs: Needs) -> int:
     return rows
 
 
-def _rows_of(part: PromptChunk) -> Iterator[int]:
-    yield part.blocks[0]
-    yield from (seat.row for seat in part.seats)
+def _rows_to_fill(part: PromptChunk) -> Iterator[int]:
+    """The rows that hold nothing of the prompt yet."""
+    if part.start == 0 or part.copy is not None:
+        yield part.blocks[0]
+    yield from (seat.row for seat in part.seats if seat.row != part.blocks[0])
 
 
 def paying_threads(decoder: Decoder, rows: int) -> int:
