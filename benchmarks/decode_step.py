@@ -38,7 +38,7 @@ def seats(runner: CudaRunner, rows: int, context: int) -> list[PromptChunk]:
     parts: list[PromptChunk] = []
     for i in range(rows):
         blocks = tuple(order[i * width : (i + 1) * width])
-        seat = Seat(row=i, request=i, params=PARAMS, limit=4_000, blocks=blocks)
+        seat = Seat(row=i, random_id=i, params=PARAMS, limit=4_000, blocks=blocks)
         parts.append(PromptChunk(prompt=(1,) * context, start=context - 1, end=context, blocks=blocks, seats=(seat,)))
     return parts
 

@@ -8,7 +8,7 @@ BATCHING = (
     # --- prefixes ---
     fault(
         "a group shares the block that its prompt leaves half filled", "pain 15", "sampler", BLOCKS,
-        old="    whole = (prompt - held_back) // CHUNK", new="    whole = -(-(prompt - held_back) // CHUNK)",
+        old="    full = (prompt - held_back) // CHUNK", new="    full = -(-(prompt - held_back) // CHUNK)",
         tests="rollout/test_blocks.py",
     ),
     fault(
@@ -52,10 +52,10 @@ BATCHING = (
     ),
     fault(
         "a prompt begins with what another reads in the same launch", "pain 15", "sampler", SCHEDULE,
-        old="            self._read(self._begin(group, places, CHUNK * len(chunks), copy), chunks, launch)\n",
+        old="            self._read(self._begin(group, requests, CHUNK * len(chunks), copy), chunks, launch)\n",
         new=(
-            "            begun = self._begin(group, places, CHUNK * len(chunks), copy)\n"
-            "            index.add(group.adapter, group.prompt, len(group.prompt), places[0].blocks)\n"
+            "            begun = self._begin(group, requests, CHUNK * len(chunks), copy)\n"
+            "            index.add(group.adapter, group.prompt, len(group.prompt), requests[0].blocks)\n"
             "            self._read(begun, chunks, launch)\n"
         ),
         tests="rollout/test_schedule.py",
@@ -69,8 +69,8 @@ BATCHING = (
     ),
     fault(
         "blocks are taken for the prompt, and not for what is written", "pain 13", "sampler", BLOCKS,
-        old="    own = [-(-(prompt + limit) // CHUNK) - whole for limit in limits]",
-        new="    own = [-(-(prompt + min(limit, 1)) // CHUNK) - whole for limit in limits]",
+        old="    private = [-(-(prompt + limit) // CHUNK) - full for limit in limits]",
+        new="    private = [-(-(prompt + min(limit, 1)) // CHUNK) - full for limit in limits]",
         tests="rollout/test_blocks.py rollout/test_engine.py",
     ),
     fault(
@@ -81,17 +81,17 @@ BATCHING = (
     # --- requests that come and go ---
     fault(
         "a request cancelled while its prompt is read keeps its row and blocks", "pain 22", "sampler", SCHEDULE,
-        old="            if place.gone:\n                self._give_back(place)\n", new="",
+        old="            if active.cancelled:\n                self._free(active)\n", new="",
         tests="rollout/test_schedule.py",
     ),
     fault(
         "a row cancelled before it got its copy of a prompt is read by others", "pain 13", "sampler", SCHEDULE,
-        old="            if not place.gone:  # each row", new="            if place:  # each row",
+        old="            if not active.cancelled:  # each row", new="            if active:  # each row",
         tests="rollout/test_schedule.py",
     ),
     fault(
         "a cancelled request writes on", "pain 22", "sampler", ENGINE,
-        old="            self.runner.stop([place.row for place in places])", new="            pass",
+        old="            self.runner.stop([active.row for active in requests])", new="            pass",
         tests="rollout/test_engine.py",
     ),
     fault(
@@ -107,7 +107,7 @@ BATCHING = (
     ),
     fault(
         "an adapter's requests wait as long as others come", "pain 21", "sampler", "engine/schedule.py",
-        old="        return now - max(min(others), self.turned) >= SWITCH_AFTER", new="        return False",
+        old="        return now - max(min(others), self.served_since) >= SWITCH_AFTER", new="        return False",
         tests="rollout/test_schedule.py",
     ),
     fault(

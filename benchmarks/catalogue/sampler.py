@@ -9,8 +9,8 @@ SAMPLER = (
     # --- random numbers and the distribution drawn from ---
     fault(
         "all samples of a group have the same random numbers", "pain 14", "sampler", "engine/schedule.py",
-        old="    noise = request.id if request.noise is None else request.noise",
-        new="    noise = 0 if request.noise is None else request.noise",
+        old="    random_id = request.id if request.random_id is None else request.random_id",
+        new="    random_id = 0 if request.random_id is None else request.random_id",
         tests="rollout/test_local.py",
     ),
     fault(
@@ -20,7 +20,7 @@ SAMPLER = (
     ),
     fault(
         "a row moves without its random numbers", "pain 15", "sampler", ROWS,
-        old="        self.noise.move(a, b)\n", new="",
+        old="        self.random.move(a, b)\n", new="",
         tests="rollout/test_local.py",
     ),
     fault(
@@ -44,7 +44,7 @@ SAMPLER = (
         "tokens that tie with the last one of top-k are cut", "pain 15", "sampler", DRAW,
         old="        running = _running(weight)\n",
         new=(
-            "        best = z.topk(int(knobs.host[2].max()), dim=-1).indices\n"
+            "        best = z.topk(int(sampling.host[2].max()), dim=-1).indices\n"
             "        weight *= torch.zeros_like(weight).scatter_(1, best, 1.0)\n"
             "        running = _running(weight)\n"
         ),
@@ -52,7 +52,7 @@ SAMPLER = (
     ),
     fault(
         "the repetition penalty forgets the prompt", "pain 15", "sampler", ROWS,
-        old="        self.knobs.seat(r, params, prompt)", new="        self.knobs.seat(r, params)",
+        old="        self.sampling.seat(r, params, prompt)", new="        self.sampling.seat(r, params)",
         tests="rollout/test_local.py",
     ),
     fault(
@@ -165,7 +165,7 @@ SAMPLER = (
     ),
     fault(
         "a finished completion is called truncated", "pain 4", "sampler", ENGINE,
-        old="Stop.TOKEN if stopped else Stop.LENGTH", new="Stop.TOKEN if count < place.limit else Stop.LENGTH",
+        old="Stop.TOKEN if stopped else Stop.LENGTH", new="Stop.TOKEN if count < active.limit else Stop.LENGTH",
         tests="rollout/test_local.py",
     ),
     fault(
@@ -218,8 +218,8 @@ SAMPLER = (
     ),
     fault(
         "what a launch in flight wrote goes to who has the row when it is read", "pain 13", "sampler", ENGINE,
-        old="        self.flight.append((ticket, self.line_of.copy()))",
-        new="        self.flight.append((ticket, self.line_of))",
+        old="        self.in_flight.append((ticket, self.line_of.copy()))",
+        new="        self.in_flight.append((ticket, self.line_of))",
         tests="rollout/test_engine.py",
     ),
     fault(

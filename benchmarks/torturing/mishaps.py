@@ -102,7 +102,7 @@ def sampler(world: World, folder: Path, *, most: int = 6) -> Case:
         # what is sampled beside the last step is for a longer run, which says so and ends well
         for at in (calls // 2, calls // 3 if loop == AHEAD else calls - 3):
             out = folder / f"run-{next(count)}"
-            broken = nth(Engine, "go_on", lambda n, at=at: n >= at, _raise)
+            broken = nth(Engine, "run_step", lambda n, at=at: n >= at, _raise)
             told = victim.run(world.recipe(loop, out), folder / "log", prepare=broken)
             case.ended(told, 1, "error: RuntimeError: the GPU fell off the bus")
             done = max((row["step"] for row in metrics(out)), default=0)

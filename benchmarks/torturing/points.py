@@ -56,7 +56,7 @@ class Points:
     def install(self) -> None:
         """For the rest of this process's life."""
         sys.addaudithook(self._audit)
-        self._wrap(Engine, "go_on", "sampling")
+        self._wrap(Engine, "run_step", "sampling")
         self._wrap(GroupScorer, "fill", "scoring")
         self._wrap(torch.Tensor, "backward", "updating")
         self._wrap(trust_region, "_assign", "updating")

@@ -116,6 +116,10 @@ def test_a_text_is_scored_with_the_stop_token_that_ends_it(model: hone.Model):
     assert model.logprobs(["One"], [" and"]) == model.logprobs(["One"], [ids])
 
 
+def test_token_ids_may_be_numpys(model: hone.Model):
+    assert model.logprobs(["One"], [np.array([5, 6])]) == model.logprobs(["One"], [[5, 6]])
+
+
 def test_completions_keep_their_nesting(model: hone.Model):
     alone = model.logprobs(PROMPTS, ["a", "b", "c"])
     together = model.logprobs(PROMPTS, [["a"], ["b", "a"], []])
@@ -221,6 +225,7 @@ def test_what_cannot_be_done_is_said_in_a_line_with_the_remedy(model: hone.Model
         "too long": (lambda: model.sample([long]), "shorten the prompt"),
         "too long to score": (lambda: model.logprobs([long], ["a"]), "shorten one of them"),
         "a completion too few": (lambda: model.logprobs(PROMPTS, ["a"]), "3 prompts and 1 completions"),
+        "nothing before": (lambda: model.logprobs([""], [[5, 6]]), "a prompt has no token"),
         "no such token": (lambda: model.logprobs(["a"], [[10**6]]), "outside the vocabulary"),
         "no adapter": (lambda: model.sample(PROMPTS, adapter=tmp_path), "give the folder of a PEFT adapter"),
         "too few adapters": (lambda: model.sample(PROMPTS, adapter=[None]), "1 adapters for 3 prompts"),

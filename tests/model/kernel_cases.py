@@ -14,7 +14,7 @@ from engine_run import write as run
 
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.requests import News, Request
+from hone.engine.requests import Request, RequestOutput
 from hone.engine.runner import Runner
 from hone.engine.runners.cuda import large
 from hone.engine.runners.cuda.runner import CudaRunner
@@ -59,7 +59,7 @@ def requests(adapter: str | None = None) -> list[Request]:
     return found
 
 
-def compare(ours: dict[int, News], plain: dict[int, News]) -> dict[str, Any]:
+def compare(ours: dict[int, RequestOutput], plain: dict[int, RequestOutput]) -> dict[str, Any]:
     pairs = [(ours[i], plain[i]) for i in plain]
     numbers = [
         (a, b)
@@ -115,7 +115,7 @@ def next_turn() -> dict[str, Any]:
     """Written tokens fill a block in which the prompt ended, and the next turn begins with it."""
     decoder = model("llama")
     params = SampleParams(max_tokens=5, top_logprobs=2, stop_ids=frozenset())
-    found, saved = list[dict[int, News]](), list[int]()
+    found, saved = list[dict[int, RequestOutput]](), list[int]()
     for runner in (
         CudaRunner(decoder, max_rows=2, capacity=80, num_blocks=12),
         TorchRunner(decoder, max_rows=2, capacity=80),

@@ -28,7 +28,7 @@ def build() -> Decoder:
 def first_raw(runner: TorchRunner) -> tuple[int, float, float]:
     """Token, logp and raw after the prompt, greedily."""
     params = SampleParams(max_tokens=4, temperature=0.0, stop_ids=frozenset())
-    seat = Seat(row=0, request=0, params=params, limit=4, blocks=(0,))
+    seat = Seat(row=0, random_id=0, params=params, limit=4, blocks=(0,))
     written = runner.prefill([PromptChunk(prompt=PROMPT, start=0, end=8, blocks=(0,), seats=(seat,))]).read()
     return int(written.token[0]), float(written.logp[0]), float(written.raw[0])
 

@@ -57,7 +57,7 @@ def seats() -> list[PromptChunk]:
     ]
     where = ((5, 0, 2**64 - 1), (0, 1, 2**32 + 1), (6, 2, 0), (1, 0, 17))
     made = [
-        Seat(row=row, request=request, params=settings[i], limit=9 + row, blocks=tuple(range(row, row + 2 + i)))
+        Seat(row=row, random_id=request, params=settings[i], limit=9 + row, blocks=tuple(range(row, row + 2 + i)))
         for row, i, request in where
     ]
     return [
@@ -72,7 +72,7 @@ def expected_state() -> DrawState:
     state = DrawState.empty(ROWS, VOCAB, "cpu", seen=True)
     for part in seats():
         for s in part.seats:
-            state.seat(s.row, s.params, request=s.request, limit=s.limit, read=part.prompt)
+            state.seat(s.row, s.params, request=s.random_id, limit=s.limit, read=part.prompt)
             state.position[s.row] -= 1
     return state
 

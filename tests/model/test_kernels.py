@@ -14,7 +14,7 @@ from each import each
 from engine_run import write as run
 
 from hone.engine.params import SampleParams
-from hone.engine.requests import News, Request
+from hone.engine.requests import Request, RequestOutput
 from hone.engine.runners.choose import make_runner
 from hone.engine.runners.cuda.runner import why_not_covered
 from hone.engine.runners.torch.runner import TorchRunner
@@ -127,7 +127,7 @@ write = partial(run, vocab=997)
 def test_the_same_run_twice_is_bit_identical_and_the_invariant_one_under_any_schedule(invariant: bool):
     decoder = on_gpu()
 
-    def run(rows: int, memory: int, budget: int, asked: list[Request]) -> dict[int, News]:
+    def run(rows: int, memory: int, budget: int, asked: list[Request]) -> dict[int, RequestOutput]:
         runner = make_runner(decoder, max_rows=rows, capacity=256, invariant=invariant, memory=memory)
         return write(runner, asked, budget)
 
@@ -141,7 +141,7 @@ def test_the_same_run_twice_is_bit_identical_and_the_invariant_one_under_any_sch
         assert changed <= len(first) // 10
 
 
-def error(exact: Decoder, asked: list[Request], news: dict[int, News]) -> float:
+def error(exact: Decoder, asked: list[Request], news: dict[int, RequestOutput]) -> float:
     """How far the log-probs of what was written are from a float64 model's, on average."""
     wrong: list[float] = []
     for request in asked:

@@ -82,7 +82,7 @@ def test_a_row_reads_the_leading_ones_memory_and_not_its_own_copy(kv_heads: int,
         runner = NativeRunner(made(kv_heads, head_dim), max_rows=3, capacity=60)
         assert isinstance(runner.layers, NativeLayers)
         params = SampleParams(max_tokens=12, seed=5, stop_ids=frozenset())
-        seats = tuple(Seat(request=i, row=i, blocks=(i,), params=params, limit=12) for i in range(3))
+        seats = tuple(Seat(random_id=i, row=i, blocks=(i,), params=params, limit=12) for i in range(3))
         part = PromptChunk(prompt=prompt, start=0, end=len(prompt), blocks=(0,), seats=seats)
         runner.prefill([part])
         assert runner.layers.slab.common.tolist() == [0, 37, 37]

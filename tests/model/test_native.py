@@ -12,7 +12,7 @@ from each import each
 from torch import Tensor
 
 from hone.engine.draw import draw
-from hone.engine.params import Knobs
+from hone.engine.params import SamplingTensors
 from hone.engine.runners.choose import make_runner
 from hone.engine.runners.native.layers import NativeInvariantLayers, NativeLayers, why_not_covered
 from hone.engine.runners.native.runner import NativeRunner
@@ -252,7 +252,7 @@ def test_the_tokens_drawn_are_those_that_torch_draws(vocab):
     x[0, 0] = x[1] = -torch.inf  # never drawn
     x[1, 1] = 5.0
     u[:4] = torch.tensor([0.0, 0.0, 1.0, 0.0])
-    token, logp, _ = draw(x, u, Knobs.plain(64, vocab, "cpu"))
+    token, logp, _ = draw(x, u, SamplingTensors.plain(64, vocab, "cpu"))
     found = layers.draw(x, u)
     assert found[0].tolist() == token.tolist()
     torch.testing.assert_close(found[1], logp, rtol=1e-6, atol=1e-6)

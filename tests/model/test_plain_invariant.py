@@ -77,7 +77,7 @@ class Play:
             for row, start in started.items():
                 prompt, params, limit = self.made[self.owner[row]]
                 end = len(prompt) if self.rng.random() < 0.4 else int(self.rng.integers(start + 1, len(prompt) + 1))
-                seat = Seat(row=row, request=self.owner[row], params=params, limit=limit, blocks=(row,))
+                seat = Seat(row=row, random_id=self.owner[row], params=params, limit=limit, blocks=(row,))
                 seats = (seat,) if end == len(prompt) else ()
                 parts.append(PromptChunk(prompt=prompt, start=start, end=end, blocks=(row,), seats=seats))
                 if not seats:

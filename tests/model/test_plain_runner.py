@@ -60,7 +60,7 @@ class Table:
     def seat(self, row: int, request: int, prompt: tuple[int, ...], limit: int, params: SampleParams = GREEDY) -> Seat:
         self.owner[row] = request
         self.tokens[request], self.logp[request], self.raw[request] = [], [], []
-        return Seat(row=row, request=request, params=params, limit=limit, blocks=(row,))
+        return Seat(row=row, random_id=request, params=params, limit=limit, blocks=(row,))
 
     def add(self, written: LaunchResult) -> None:
         for row, token, logp, raw in zip(written.row, written.token, written.logp, written.raw, strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor
 from vocab_cases import support_of
 
 from hone.engine.draw import draw
-from hone.engine.params import Knobs, SampleParams
+from hone.engine.params import SampleParams, SamplingTensors
 from hone.model.vocab import distribution
 from hone.model.vocab.distribution import NUMBERS, PLACE, Chunk, Other
 from hone.model.vocab.token_stats import token_stats
@@ -56,7 +56,7 @@ def test_the_learner_gives_the_sampler_s_log_prob_of_each_token_drawn(setting: d
     restrict = params(temperature, **setting)
     for logits in (3 * torch.randn(40, 50, dtype=torch.float64, generator=g), tied(40, 50)):
         u = torch.rand(40, dtype=torch.float64, generator=g)
-        token, logp, _ = draw(logits, u, Knobs.of([restrict] * 40, 50, "cpu"))
+        token, logp, _ = draw(logits, u, SamplingTensors.of([restrict] * 40, 50, "cpu"))
         torch.testing.assert_close(log_probs(logits, token, restrict), logp, rtol=0, atol=1e-12)
 
 
@@ -67,7 +67,7 @@ def test_log_probs_of_all_tokens_are_the_distribution_drawn_from(setting: dict[s
     p = log_probs(logits.expand(vocab, -1), torch.arange(vocab), restrict).exp()
     assert p.sum().item() == pytest.approx(1, abs=1e-12)
     u = (torch.arange(steps).double() + 0.5) / steps  # evenly, so that a token comes up p times of all
-    token, *_ = draw(logits.expand(steps, -1), u, Knobs.of([restrict] * steps, vocab, "cpu"))
+    token, *_ = draw(logits.expand(steps, -1), u, SamplingTensors.of([restrict] * steps, vocab, "cpu"))
     share = torch.bincount(token, minlength=vocab) / steps
     torch.testing.assert_close(share.double(), p, rtol=0, atol=1.01 / steps)
     assert not share[p == 0].any()
@@ -78,7 +78,7 @@ def test_a_large_vocabulary_and_half_precision():
     g = torch.Generator().manual_seed(2)
     hidden, head = (4 * torch.randn(9, 16, generator=g)).bfloat16(), torch.randn(5000, 16, generator=g).bfloat16()
     restrict = params(1.0, top_p=0.7, top_k=300)
-    token, logp, _ = draw(hidden @ head.T, torch.rand(9, generator=g), Knobs.of([restrict] * 9, 5000, "cpu"))
+    token, logp, _ = draw(hidden @ head.T, torch.rand(9, generator=g), SamplingTensors.of([restrict] * 9, 5000, "cpu"))
     got = token_stats(hidden, head, token, want=LOGP, support=support_of(hidden @ head.T, restrict))["logp"]
     torch.testing.assert_close(got, logp, rtol=0, atol=2e-6)
 

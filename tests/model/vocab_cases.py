@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hone.engine.draw import draw
-from hone.engine.params import Knobs, SampleParams
+from hone.engine.params import SampleParams, SamplingTensors
 from hone.model.vocab.distribution import NUMBERS, PLACE, STATS, Chunk, Other
 from hone.types import Support
 
@@ -40,7 +40,9 @@ def support_of(logits: Tensor, params: SampleParams) -> Support:
     """What the sampler could draw from these logits, [n, V]."""
     logits = logits.detach().cpu()
     kept = torch.ones(logits.shape, dtype=torch.bool)
-    draw(logits, torch.zeros(len(logits)), Knobs.of([params] * len(logits), logits.shape[1], "cpu"), kept=kept)
+    draw(
+        logits, torch.zeros(len(logits)), SamplingTensors.of([params] * len(logits), logits.shape[1], "cpu"), kept=kept
+    )
     size = kept.sum(-1)
     return Support(first=size.cumsum(0) - size, size=size, ids=kept.nonzero()[:, 1])
 

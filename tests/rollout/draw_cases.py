@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hone.engine.draw import draw, philox_uniforms
-from hone.engine.params import Knobs, SampleParams, Uses
+from hone.engine.params import SampleParams, SamplingTensors, Uses
 from hone.engine.runners.cuda.draw_state import DrawOut, DrawState
 
 HOLE = None
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def uses(self) -> int:
-        return Knobs.of([p for p in self.params if p], self.vocab, "cpu").any
+        return SamplingTensors.of([p for p in self.params if p], self.vocab, "cpu").any
 
     def logits(self) -> Tensor:
         """[steps, B, V]; coarse, so that there are ties."""
@@ -98,7 +98,7 @@ CASES = {
 def expected(case: Case) -> dict[str, Tensor]:
     """What draw.py gives, and the flags by the rules: [steps, B] each."""
     seats = [(row, p) for row, p in enumerate(case.params) if p]
-    knobs = Knobs.of([p for _, p in seats], case.vocab, "cpu", [READ[: case.vocab]] * len(seats))
+    knobs = SamplingTensors.of([p for _, p in seats], case.vocab, "cpu", [READ[: case.vocab]] * len(seats))
     at = torch.tensor([row for row, _ in seats])
     active = torch.ones(len(seats), dtype=torch.bool)
     out = {name: torch.zeros((case.steps, len(case.rows)), dtype=torch.float64) for name in NAMES}

@@ -9,7 +9,7 @@ import torch
 
 from hone.engine.blocks import CHUNK
 from hone.engine.draw import draw, top_logprobs, uniforms
-from hone.engine.params import Knobs
+from hone.engine.params import SamplingTensors
 from hone.engine.runner import LaunchResult, PromptChunk, Runner, Seat, Ticket
 from hone.model.decoder import Decoder
 
@@ -149,8 +149,8 @@ class Paged:
                 for a, b in zip(part.blocks[: -(-read // CHUNK)], seat.blocks, strict=False):
                     if a != b:
                         self.store[b] = self.store[a]
-                knobs = Knobs.of([seat.params], self.decoder.config.vocab_size, "cpu", [part.prompt])
-                u = uniforms(seat.params.seed, [seat.request], seat.limit)[:, 0]
+                knobs = SamplingTensors.of([seat.params], self.decoder.config.vocab_size, "cpu", [part.prompt])
+                u = uniforms(seat.params.seed, [seat.random_id], seat.limit)[:, 0]
                 self.rows[seat.row] = {"seat": seat, "length": read, "knobs": knobs, "u": u, "written": 0}
                 self.rows[seat.row]["token"] = part.prompt[-1]
                 if not self.held_back:

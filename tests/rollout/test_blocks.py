@@ -155,7 +155,7 @@ def test_rows_that_are_blocks_copy_what_they_share():
     pool.release([0])
     # row 0 again: what it needs is there already, and what it had beyond that is gone
     assert claim_rows(pool, [0], pool.index.find(None, prompt_of("a"))) is None
-    assert [len(pool.index.held.get(row, [])) for row in range(3)] == [1, 0, 0]
+    assert [len(pool.index.in_block.get(row, [])) for row in range(3)] == [1, 0, 0]
 
 
 def test_a_row_that_moves_takes_its_content_with_it():
@@ -224,7 +224,7 @@ class Account(RuleBasedStateMachine):
         holders = Counter(block for blocks in self.held for block in blocks)
         assert self.pool.refs == [holders[block] for block in range(len(self.pool.refs))]
         assert self.pool.free == sum(not refs for refs in self.pool.refs)
-        assert sum(map(len, self.pool.index.held.values())) == sum(
+        assert sum(map(len, self.pool.index.in_block.values())) == sum(
             len(chunk.blocks) for chunk in self.pool.index.chunks.values()
         )
 

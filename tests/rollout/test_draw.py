@@ -10,7 +10,7 @@ from each import each
 from torch import Tensor
 
 from hone.engine.draw import draw, threshold, uniforms
-from hone.engine.params import Knobs, SampleParams
+from hone.engine.params import SampleParams, SamplingTensors
 
 torch.set_num_threads(1)
 
@@ -25,13 +25,13 @@ def params(**settings: Any) -> SampleParams:
 
 def drawn(logits: Tensor, u: Tensor, **settings: Any) -> tuple[Tensor, Tensor]:
     """Token and logp of rows that share their settings."""
-    return draw(logits, u, Knobs.of([params(**settings)] * len(logits), logits.shape[-1], "cpu"))[:2]
+    return draw(logits, u, SamplingTensors.of([params(**settings)] * len(logits), logits.shape[-1], "cpu"))[:2]
 
 
 def kept(p: Tensor = P, **settings: Any) -> Tensor:
     """bool [V]: the support that top-k, top-p and min-p leave."""
     z = (p / p.max()).log()[None]
-    return (p > 0) & (z >= threshold(z, z.exp(), Knobs.of([params(**settings)], len(p), "cpu")))[0]
+    return (p > 0) & (z >= threshold(z, z.exp(), SamplingTensors.of([params(**settings)], len(p), "cpu")))[0]
 
 
 @each(

@@ -9,7 +9,7 @@ from each import each
 from torch import Tensor
 
 from hone.engine.draw import BLOCK, draw, philox_uniforms
-from hone.engine.params import Knobs, SampleParams
+from hone.engine.params import SampleParams, SamplingTensors
 
 torch.set_num_threads(1)
 
@@ -83,7 +83,7 @@ OPTIONS: list[dict[str, Any]] = [
 @each("settings", OPTIONS, ids=str)
 def test_frequencies_are_those_of_the_exact_distribution(settings: dict[str, Any]):
     p = params(**settings)
-    knobs = Knobs.of([p] * SIZE, len(LOGITS), "cpu", [READ] * SIZE)
+    knobs = SamplingTensors.of([p] * SIZE, len(LOGITS), "cpu", [READ] * SIZE)
     u = torch.from_numpy(philox_uniforms(11, np.arange(SIZE), 0, 1)[0])
     token, logp, raw = draw(LOGITS.expand(SIZE, -1), u, knobs)
     expected = exact(LOGITS, p, READ)
@@ -107,7 +107,7 @@ def test_frequencies_are_those_of_the_exact_distribution(settings: dict[str, Any
     ],
 )
 def test_the_test_notices_another_distribution(settings: dict[str, Any], other: dict[str, Any]):
-    knobs = Knobs.of([params(**other)] * SIZE, len(LOGITS), "cpu", [READ] * SIZE)
+    knobs = SamplingTensors.of([params(**other)] * SIZE, len(LOGITS), "cpu", [READ] * SIZE)
     token, _, _ = draw(LOGITS.expand(SIZE, -1), torch.from_numpy(philox_uniforms(11, np.arange(SIZE), 0, 1)[0]), knobs)
     assert chance_of(token, exact(LOGITS, params(**settings), READ)) < 1e-6
 
@@ -117,7 +117,7 @@ def test_the_test_notices_another_distribution(settings: dict[str, Any], other: 
 def test_frequencies_over_several_blocks_of_tokens(settings: dict[str, Any], dtype: torch.dtype):
     vocab, rows = 2 * BLOCK + 77, 8_000
     logits = (torch.randn(vocab, generator=torch.Generator().manual_seed(0)) * 2).to(dtype)
-    knobs = Knobs.of([params(**settings)] * rows, vocab, "cpu")
+    knobs = SamplingTensors.of([params(**settings)] * rows, vocab, "cpu")
     token, logp, _ = draw(
         logits.expand(rows, -1), torch.from_numpy(philox_uniforms(5, np.arange(rows), 9, 1)[0]), knobs
     )
@@ -134,12 +134,14 @@ def test_a_row_draws_what_it_would_draw_alone(vocab: int, dtype: torch.dtype):
     settings = [params(**each) for each in OPTIONS] * 3
     logits = (torch.randn(len(settings), vocab, generator=chance) * 3).to(dtype)
     u = torch.rand(len(settings), generator=chance, dtype=torch.float64)
-    together = draw(logits, u, Knobs.of(settings, vocab, "cpu", [READ] * len(settings)))
+    together = draw(logits, u, SamplingTensors.of(settings, vocab, "cpu", [READ] * len(settings)))
     for row, setting in enumerate(settings):
-        alone = draw(logits[row : row + 1], u[row : row + 1], Knobs.of([setting], vocab, "cpu", [READ]))
+        alone = draw(logits[row : row + 1], u[row : row + 1], SamplingTensors.of([setting], vocab, "cpu", [READ]))
         for ours, theirs in zip(together, alone, strict=True):
             assert ours[row] == theirs[0]
     halves = [slice(20), slice(20, None)]
-    apart = [draw(logits[h], u[h], Knobs.of(settings[h], vocab, "cpu", [READ] * len(settings[h]))) for h in halves]
+    apart = [
+        draw(logits[h], u[h], SamplingTensors.of(settings[h], vocab, "cpu", [READ] * len(settings[h]))) for h in halves
+    ]
     for ours, first, second in zip(together, *apart, strict=True):
         assert torch.equal(ours, torch.cat([first, second]))

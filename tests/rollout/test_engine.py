@@ -14,7 +14,7 @@ from odd_runners import Paged, Watched
 
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.requests import NOBODY, News, Request, Tops
+from hone.engine.requests import NO_LINE, Request, RequestOutput, TopLogprobs
 from hone.engine.runner import LaunchResult, PromptChunk, Ticket
 from hone.engine.runners.choose import make_runner
 from hone.errors import HoneError
@@ -56,19 +56,19 @@ def params(max_tokens: int = 10, *, stop_ids: Sequence[int] = (0, 5), **settings
     return SampleParams(max_tokens=max_tokens, stop_ids=frozenset(stop_ids), **settings)
 
 
-def joined(a: Tops, b: Tops) -> Tops:
-    return Tops(np.concatenate([a.token, b.token]), np.concatenate([a.raw, b.raw]))
+def joined(a: TopLogprobs, b: TopLogprobs) -> TopLogprobs:
+    return TopLogprobs(np.concatenate([a.token, b.token]), np.concatenate([a.raw, b.raw]))
 
 
-def run(engine: Engine) -> dict[int, News]:
+def run(engine: Engine) -> dict[int, RequestOutput]:
     """Everything to its end; the news of a request put together."""
-    found: dict[int, News] = {}
+    found: dict[int, RequestOutput] = {}
     while engine.busy:
         for news in engine.step():
             before = found.get(news.id)
             if before is not None:
                 assert before.stop is None, "news after the end"
-                news = News(
+                news = RequestOutput(
                     id=news.id, stop=news.stop, text=news.text, tokens=before.tokens + news.tokens,
                     logp=before.logp + news.logp, raw=before.raw + news.raw, top=joined(before.top, news.top),
                 )  # fmt: skip
@@ -81,16 +81,16 @@ def check_empty(engine: Engine) -> None:
     counts, schedule = engine.counts, engine.schedule
     assert (counts.running, counts.waiting, counts.free_blocks) == (0, 0, engine.runner.num_blocks)
     assert sorted(schedule.rows) == list(range(schedule.max_rows))
-    assert not schedule.left.any()
-    assert not engine.places
+    assert not schedule.tokens_left.any()
+    assert not engine.active
     assert not engine.watches
     assert not engine.record.top
-    assert (engine.line_of == NOBODY).all()
+    assert (engine.line_of == NO_LINE).all()
     if isinstance(engine.runner, Watched):
         assert not engine.runner.seats, "a row is still writing for nobody"
 
 
-def ask(engine: Engine, requests: Sequence[Request]) -> dict[int, News]:
+def ask(engine: Engine, requests: Sequence[Request]) -> dict[int, RequestOutput]:
     engine.submit(requests)
     return run(engine)
 
@@ -114,12 +114,12 @@ def model() -> Decoder:
 
 
 @pytest.fixture(scope="module")
-def alone(model: Decoder) -> dict[int, News]:
+def alone(model: Decoder) -> dict[int, RequestOutput]:
     """Each of the mixed requests on an engine that has never seen another."""
     return {r.id: ask(engine_of(watched(model, 1)), [r])[r.id] for r in mixed()}
 
 
-def same(got: dict[int, News], expected: dict[int, News]) -> None:
+def same(got: dict[int, RequestOutput], expected: dict[int, RequestOutput]) -> None:
     assert got.keys() == expected.keys()
     for number, news in got.items():
         other = expected[number]
@@ -150,7 +150,7 @@ def test_in_pages_too(model, alone, blocks: int, rows: int, lag: int, held_back:
 def test_in_invariant_mode_a_completion_is_the_request_s_own_to_the_last_bit(dtype: torch.dtype):
     model = decoder().to(dtype)
 
-    def got(rows: int, *, lag: int = 0, budget: int = 4096, asked: Sequence[Request] = ()) -> dict[int, News]:
+    def got(rows: int, *, lag: int = 0, budget: int = 4096, asked: Sequence[Request] = ()) -> dict[int, RequestOutput]:
         plain = make_runner(model, max_rows=rows, capacity=CONTEXT, invariant=True)
         return ask(engine_of(Watched(plain, lag), prefill_tokens=budget), asked or mixed(60))
 
@@ -178,7 +178,7 @@ def test_requests_that_come_later_change_nothing(model, alone):
 def test_noise_and_seed_name_the_random_numbers_and_the_id_does_not(model):
     told = params(temperature=1.3)
     engine = engine_of(watched(model))
-    got = ask(engine, [Request(id=i, prompt=(1, 2), params=told, noise=7 * (i % 2)) for i in range(4)])
+    got = ask(engine, [Request(id=i, prompt=(1, 2), params=told, random_id=7 * (i % 2)) for i in range(4)])
     assert got[0].tokens == got[2].tokens != got[1].tokens == got[3].tokens
     assert ask(engine, [Request(id=7, prompt=(1, 2), params=told)])[7].tokens == got[1].tokens
 
@@ -197,7 +197,7 @@ def test_a_group_is_computed_once_and_a_common_beginning_once(model):
 def test_a_prompt_that_is_in_memory_whole_is_computed_again_from_its_last_chunk(model, length: int):
     prompt, group = tuple(i % VOCAB for i in range(length)), range(3)
     pages = [Paged(model, max_rows=4, num_blocks=20, capacity=CONTEXT, held_back=held) for held in (0, 1)]
-    expected: dict[int, News] = {}
+    expected: dict[int, RequestOutput] = {}
     for runner in (watched(model, 4), *map(Watched, pages)):
         engine = engine_of(runner)
         for _ in range(2):
@@ -244,7 +244,7 @@ def test_a_stop_token_may_come_first(model):
         (Request(id=1, prompt=(1,), params=params(banned=frozenset({VOCAB}))), f"banned token {VOCAB}"),
         (Request(id=1, prompt=(1,), params=params(bias={VOCAB: 1.0})), str(VOCAB)),
         (Request(id=1, prompt=(1,), params=params(banned=frozenset(range(VOCAB)))), "banned: leave"),
-        (Request(id=1, prompt=(1,), params=params(), noise=-1), "random numbers -1: number it from 0"),
+        (Request(id=1, prompt=(1,), params=params(), random_id=-1), "random numbers -1: number it from 0"),
         (Request(id=2**64, prompt=(1,), params=params()), f"random numbers {2**64}"),
         (Request(id=0, prompt=(1,), params=params()), "request 0 is in the engine already"),
         (Request(id=1, prompt=(1,), params=params(), adapter="x"), "given no adapters"),
@@ -314,13 +314,13 @@ def test_text_has_no_stop_token(model):
 
 @pytest.mark.parametrize("lag", [0, 2])
 def test_news_are_told_one_at_a_time_as_a_step_gives_them(model, lag: int):
-    told, given = list[News](), list[News]()
+    told, given = list[RequestOutput](), list[RequestOutput]()
     asked = [Request(id=i, prompt=(3, 4, i % 3), params=params(6), stream=i == 5) for i in range(20)]
     one, other = (engine_of(watched(model, lag=lag)) for _ in range(2))
     one.submit(asked)
     other.submit(asked, checked=True)
     while one.busy:
-        one.go_on(told.append)
+        one.run_step(told.append)
     while other.busy:
         given += other.step()
     assert len(told) > 20
@@ -334,7 +334,7 @@ def test_streams_give_every_token_once_and_the_others_all_at_the_end(model, alon
     requests = [Request(id=r.id, prompt=r.prompt, params=r.params, stream=r.id % 2 == 0) for r in mixed()]
     engine.submit(requests)
     pieces: dict[int, list[int]] = {}
-    got: dict[int, News] = {}
+    got: dict[int, RequestOutput] = {}
     while engine.busy:
         for news in engine.step():
             pieces.setdefault(news.id, []).append(len(news.tokens))
@@ -343,7 +343,7 @@ def test_streams_give_every_token_once_and_the_others_all_at_the_end(model, alon
                 getattr(old, name) + getattr(news, name) if old else getattr(news, name)
                 for name in ("tokens", "logp", "raw")
             )
-            got[news.id] = News(id=news.id, tokens=tokens, logp=logp, raw=raw, stop=news.stop, text=news.text)
+            got[news.id] = RequestOutput(id=news.id, tokens=tokens, logp=logp, raw=raw, stop=news.stop, text=news.text)
     same(got, alone)
     assert all(set(sizes) == {1} for number, sizes in pieces.items() if number % 2 == 0)
     assert all(len(sizes) == 1 for number, sizes in pieces.items() if number % 2)
@@ -371,12 +371,12 @@ def test_cancelling_at_every_stage_leaves_the_others_as_they_are(model, alone, l
     for at in range(0, 40, 3):
         engine = engine_of(watched(model, 4, lag=lag), prefill_tokens=30)
         engine.submit(mixed())
-        got: dict[int, News] = {}
+        got: dict[int, RequestOutput] = {}
         for _ in range(at):
             got |= {news.id: news for news in engine.step()}
         schedule = engine.schedule
-        reading = [place.request.id for r in schedule.reading for place in r.places][:1]
-        writing = [place.request.id for place in schedule.by_row if place and place.reading is None][:2]
+        reading = [place.request.id for r in schedule.pending for place in r.requests][:1]
+        writing = [place.request.id for place in schedule.by_row if place and place.pending is None][:2]
         waiting = [number for number in schedule.owner if number not in {*reading, *writing}][-2:]
         chosen = [*reading, *writing, *waiting]
         assert engine.cancel([*chosen, 999]) == list(dict.fromkeys(chosen))
@@ -453,6 +453,23 @@ def test_diverged_weights_are_an_error_and_the_engine_goes_on_with_others():
     same(ask(engine, mixed()), first)
 
 
+def test_a_group_that_finds_its_prompt_in_memory_gets_rows_without_old_nan():
+    model = decoder()
+    engine, norm = engine_of(watched(model, 4)), model.model.layers[0].input_layernorm.weight
+    good, prompt = norm.detach().clone(), tuple(np.random.default_rng(0).integers(VOCAB, size=40).tolist())
+    with torch.no_grad():
+        norm.fill_(math.nan)
+    with pytest.raises(HoneError, match="diverged"):
+        ask(engine, [Request(id=i, prompt=(i, *[1] * 60), params=params(20)) for i in range(4)])
+    with torch.no_grad():
+        norm.copy_(good)
+    ask(engine, [Request(id=4, prompt=prompt, params=params(3))])
+    group = [Request(id=5 + i, prompt=prompt, params=params(20)) for i in range(3)]
+    longer = Request(id=9, prompt=prompt + prompt[:30], params=params(20))  # the others see its columns, with weight 0
+    assert len(ask(engine, [*group, longer])) == 4
+    assert engine.counts.saved
+
+
 class Forgetful(Watched):
     """Says nothing of the tokens it wrote."""
 
@@ -472,7 +489,7 @@ class _Empty:
 def test_a_runner_that_loses_tokens_is_an_error_and_no_endless_loop(model):
     engine = engine_of(Forgetful(make_runner(model, max_rows=4, capacity=CONTEXT)))
     engine.submit([Request(id=0, prompt=(1, 2), params=params(5, stop_ids=[]))])
-    with pytest.raises(RuntimeError, match="none can go on"):
+    with pytest.raises(RuntimeError, match="no request can go on"):
         run(engine)
     check_empty(engine)
 

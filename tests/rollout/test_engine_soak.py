@@ -12,8 +12,8 @@ from odd_runners import Watched
 
 from hone.engine.draw import draw, uniforms
 from hone.engine.engine import Engine
-from hone.engine.params import Knobs, SampleParams
-from hone.engine.requests import News, Request
+from hone.engine.params import SampleParams, SamplingTensors
+from hone.engine.requests import Request, RequestOutput
 from hone.engine.runners.choose import make_runner
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -81,7 +81,7 @@ class Outcome:
     """What came of it."""
 
     asked: dict[int, Request] = field(default_factory=dict)
-    got: dict[int, list[News]] = field(default_factory=dict)
+    got: dict[int, list[RequestOutput]] = field(default_factory=dict)
     cancelled: set[int] = field(default_factory=set)
 
 
@@ -117,13 +117,13 @@ def go_on(engine: Engine, found: Outcome, number: int) -> None:
         found.asked[turn.id] = turn
 
 
-def joined(pieces: list[News]) -> News:
+def joined(pieces: list[RequestOutput]) -> RequestOutput:
     parts = {name: reduce(add, [getattr(piece, name) for piece in pieces]) for name in ("tokens", "logp", "raw")}
     return replace(pieces[-1], **parts)
 
 
 @torch.no_grad()
-def drawn_alone(model: Decoder, asked: list[Request], written: list[News]) -> tuple[np.ndarray, np.ndarray]:
+def drawn_alone(model: Decoder, asked: list[Request], written: list[RequestOutput]) -> tuple[np.ndarray, np.ndarray]:
     """Token and log-prob at every place of the completions, drawn from plain forward passes over them."""
     rows = [(*r.prompt, *n.tokens) for r, n in zip(asked, written, strict=True)]
     padded = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.int64)
@@ -139,7 +139,7 @@ def drawn_alone(model: Decoder, asked: list[Request], written: list[News]) -> tu
         read += [rows[i][: first + t] if penalised else () for t in range(count)]
         u.append(uniforms(r.params.seed, [r.id], count)[:, 0])
     at = torch.tensor(places)
-    knobs = Knobs.of(params, VOCAB, "cpu", read)
+    knobs = SamplingTensors.of(params, VOCAB, "cpu", read)
     token, logp, _ = draw(logits[at[:, 0], at[:, 1]], torch.cat(u), knobs)
     return token.numpy(), logp.numpy()
 
@@ -163,7 +163,7 @@ def test_thousands_of_requests(count: int):
     assert sorted(engine.schedule.rows) == list(range(96))
     assert engine.schedule.pool.refs == [0] * 96
     assert not runner.seats
-    assert not engine.places
+    assert not engine.active
     assert not engine.record.is_open.any()
     assert runner.computed == engine.counts.computed
 
@@ -187,7 +187,7 @@ def test_thousands_of_requests(count: int):
             np.testing.assert_allclose(logp, [p for n in mine for p in ended[n].logp], rtol=0, atol=1e-9)
 
 
-def check_end(request: Request, news: News) -> None:
+def check_end(request: Request, news: RequestOutput) -> None:
     """Each has a reason to end, and no earlier one."""
     stops, text = request.params.stop, letters(list(news.tokens))
     limit = min(request.params.max_tokens, CAPACITY - len(request.prompt))
@@ -219,7 +219,7 @@ def test_some_of_them_truly_alone():
     for r in asked[::2]:
         one = Engine(make_runner(model, max_rows=1, capacity=CAPACITY, switch=switch), vocab_size=VOCAB, decode=letters)
         one.submit([r])
-        alone: list[News] = []
+        alone: list[RequestOutput] = []
         while one.busy:
             alone += one.step()
         got, expected = joined(together[r.id]), joined(alone)

@@ -11,7 +11,7 @@ from odd_runners import Paged, Watched
 from hone.engine.blocks import CHUNK
 from hone.engine.engine import Engine
 from hone.engine.params import SampleParams
-from hone.engine.requests import News, Request
+from hone.engine.requests import Request, RequestOutput
 from hone.engine.runners.choose import make_runner
 from hone.engine.runners.torch.runner import TorchRunner
 from hone.model.config import DecoderConfig
@@ -42,7 +42,7 @@ def params(max_tokens: int = 45, **settings: Any) -> SampleParams:
     return SampleParams(**{"max_tokens": max_tokens, "stop_ids": NEVER, **settings})
 
 
-def ask(engine: Engine, requests: Sequence[Request]) -> dict[int, News]:
+def ask(engine: Engine, requests: Sequence[Request]) -> dict[int, RequestOutput]:
     engine.submit(requests)
     found = {}
     while engine.busy:
@@ -57,10 +57,10 @@ def opening(number: int) -> tuple[int, ...]:
 
 
 def turn(number: int, prompt: Sequence[int], t: int, *, keep: bool = True, **settings: Any) -> Request:
-    return Request(id=number, prompt=tuple(prompt), params=params(**settings), noise=100 * number + t, keep=keep)
+    return Request(id=number, prompt=tuple(prompt), params=params(**settings), random_id=100 * number + t, keep=keep)
 
 
-def talk(engine: Engine, turns: int, talks: int, **settings: Any) -> list[dict[int, News]]:
+def talk(engine: Engine, turns: int, talks: int, **settings: Any) -> list[dict[int, RequestOutput]]:
     """Several conversations at once: each goes on from all that was read and written in it."""
     prompts, told = {c: opening(c) for c in range(talks)}, []
     for t in range(turns):
@@ -69,7 +69,7 @@ def talk(engine: Engine, turns: int, talks: int, **settings: Any) -> list[dict[i
     return told
 
 
-def check_alone(runner: Any, told: list[dict[int, News]], **settings: Any) -> None:
+def check_alone(runner: Any, told: list[dict[int, RequestOutput]], **settings: Any) -> None:
     """Each turn is what an engine writes that has never seen the ones before."""
     prompts = {c: opening(c) for c in told[0]}
     for t, news in enumerate(told):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hone.engine.requests import NOBODY, WIDTH, Record
+from hone.engine.requests import NO_LINE, WIDTH, Record
 from hone.engine.runner import LaunchResult
 
 
@@ -37,7 +37,7 @@ def test_what_was_written_stays_when_lines_become_more_and_longer():
     assert max(map(len, kept.values())) > WIDTH
     for line, tokens in kept.items():
         assert record.count(line) == len(tokens)
-        token, logp, raw = record.since(line, 3, len(tokens))
+        token, logp, raw = record.read(line, 3, len(tokens))
         assert token.tolist() == tokens[3:]
         assert logp.tolist() == [-float(t) for t in tokens[3:]]
         assert raw.tolist() == [-2.0 * t for t in tokens[3:]]
@@ -46,11 +46,11 @@ def test_what_was_written_stays_when_lines_become_more_and_longer():
 def test_nobodys_line_is_never_open_and_a_closed_one_waits_until_its_launches_are_read():
     record = Record(2)
     first, second = record.open(5), record.open(5)
-    assert NOBODY not in {first, second}
+    assert NO_LINE not in {first, second}
     record.close([first], launch=7)
     record.recycle(6)
-    assert record.open(5) not in {NOBODY, first, second}
+    assert record.open(5) not in {NO_LINE, first, second}
     record.recycle(7)
     opened = {record.open(5) for _ in range(3)}
     assert first in opened
-    assert not record.is_open[NOBODY]
+    assert not record.is_open[NO_LINE]

@@ -210,7 +210,7 @@ def test_adapters_run_one_at_a_time_and_each_gets_its_turn():
         running = {place.request.adapter for place in s.by_row if place}
         assert len(running) <= 1
         served += [place.request.adapter for place in prefill.begin]
-        for place in [p for p in s.by_row if p and not s.left[p.row]]:
+        for place in [p for p in s.by_row if p and not s.tokens_left[p.row]]:
             s.release(place)
     turns = [i for i in range(1, len(served)) if served[i] != served[i - 1]]
     assert len(served) == 800
@@ -262,7 +262,7 @@ def test_cancelling_all_of_a_group_half_read_gives_everything_back():
     launch(s)
     s.cancel(1)
     s.cancel(0)
-    assert (len(s.rows), s.pool.free, s.reading, s.owner) == (4, 64, [], {})
+    assert (len(s.rows), s.pool.free, s.pending, s.owner) == (4, 64, [], {})
     assert launch(s)[0].parts == []
 
 
@@ -349,7 +349,9 @@ def wander(s: Scheduler, g: random.Random) -> None:
             memory.copy((a,), (b,), s.capacity)
         s.launches += 1
         memory.check()
-        for place in [p for p in s.by_row if p and p.reading is None and (not s.left[p.row] or g.random() < 0.1)]:
+        for place in [
+            p for p in s.by_row if p and p.pending is None and (not s.tokens_left[p.row] or g.random() < 0.1)
+        ]:
             s.release(place)
 
 
@@ -373,7 +375,7 @@ def plans(s: Scheduler, g: random.Random, *, looks: bool) -> list[object]:
         prefill, (moves, rows) = s.prefill(), s.decode()
         made.append((prefill.parts, moves, rows, s.starved, s.computed, s.saved))
         s.launches += 1
-        ended = [p for p in s.by_row if p and p.reading is None and (not s.left[p.row] or g.random() < 0.3)]
+        ended = [p for p in s.by_row if p and p.pending is None and (not s.tokens_left[p.row] or g.random() < 0.3)]
         for place in ended if looks else ():
             s.release(place)
             assert s.pool.free == sum(not held for held in s.pool.refs)
@@ -448,7 +450,7 @@ class Account(RuleBasedStateMachine):
         for place in [p for p in s.by_row[:rows] if p and p.request.id in self.writing]:
             self.writing[place.request.id] += self.writing[place.request.id] < place.limit
         for place in [p for p in s.by_row if p and p.request.id in self.writing]:
-            assert s.left[place.row] == place.limit - self.writing[place.request.id]
+            assert s.tokens_left[place.row] == place.limit - self.writing[place.request.id]
 
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
@@ -486,7 +488,7 @@ class Account(RuleBasedStateMachine):
             if not s.owner:
                 break
             self.step()
-            for number in [n for n in self.writing if not s.left[place_of(s, n).row]]:
+            for number in [n for n in self.writing if not s.tokens_left[place_of(s, n).row]]:
                 s.release(place_of(s, number))
                 del self.writing[number]
         assert not s.owner

@@ -13,7 +13,7 @@ from little import make_decoder, make_tokenizer
 
 from hone.engine.engine import Counts, Engine
 from hone.engine.params import SampleParams
-from hone.engine.requests import News, Request
+from hone.engine.requests import Request, RequestOutput
 from hone.engine.runners.choose import make_runner
 from hone.model.decoder import Decoder
 from hone.serve.dispatcher import Dispatcher
@@ -26,7 +26,7 @@ def request(number: int, **more: Any) -> Request:
     return Request(**{"id": number, "prompt": (5, 6, 7), "params": PARAMS, **more})
 
 
-async def told(dispatcher: Dispatcher, *requests: Request) -> list[News]:
+async def told(dispatcher: Dispatcher, *requests: Request) -> list[RequestOutput]:
     async with aclosing(dispatcher.submit(requests)) as told:
         return [item async for news in told for item in news]
 

@@ -9,7 +9,7 @@ from little import make_tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
 from hone.data.text.tokenizer import Tokenizer
-from hone.engine.requests import News
+from hone.engine.requests import RequestOutput
 from hone.serve.detokenize import Completion, TokenBytes, WindowStream, text_stream, token_text
 from hone.types import Stop
 
@@ -87,9 +87,9 @@ def test_no_two_tokens_look_alike():
     assert token_text(b"\xe2\x82") == "bytes:\\xe2\\x82"
 
 
-def news(tokens: list[int], stop: Stop | None = None, text: str = "") -> News:
+def news(tokens: list[int], stop: Stop | None = None, text: str = "") -> RequestOutput:
     logp, raw = array("d", [0.0] * len(tokens)), array("d", [-1.0] * len(tokens))
-    return News(id=0, tokens=array("q", tokens), logp=logp, raw=raw, stop=stop, text=text)
+    return RequestOutput(id=0, tokens=array("q", tokens), logp=logp, raw=raw, stop=stop, text=text)
 
 
 def test_the_stop_token_is_counted_and_not_shown():

@@ -1,6 +1,6 @@
 """The engine: continuous batching of requests over a runner.
 
-Doors: `engine` (Engine), `requests` (Request, News), `params` (SampleParams), `runners.choose` (make_runner),
+Doors: `engine` (Engine), `requests` (Request, RequestOutput), `params` (SampleParams), `runners.choose` (make_runner),
 `static_batch` for models without a runner. `schedule` decides what runs, `blocks` who holds which paged blocks, `draw`
 draws tokens, `stop_strings` finds stop strings, `runner` is what the engine asks of a model.
 May import: types, errors, model (in runners/).

@@ -1,5 +1,7 @@
-"""KV memory in blocks: who holds each, and which chunks of which prompts are still in them, so that a prefix is
-computed once. A block that nobody holds keeps its content until it is taken for something else."""
+"""KV memory in blocks: who holds each block, and which chunks of which prompts are in it.
+
+So a shared prefix is computed once. A block that nobody holds keeps its content until it is taken for something else.
+"""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -8,29 +10,29 @@ from itertools import accumulate, takewhile
 
 CHUNK = 32  # prefixes are shared in steps of so many tokens
 
-Key = tuple[int, tuple[int, ...]]  # the id of the chunk before, and the tokens: a dictionary compares them
+Key = tuple[int, tuple[int, ...]]  # the id of the chunk before, and the tokens
 
 
 @dataclass(slots=True, eq=False)
 class CachedChunk:
-    """CHUNK tokens of a prompt that follow the chunk whose id is in `key`; kept in at least one block."""
+    """CHUNK tokens of a prompt that follow the chunk whose id is in `key`. At least one block holds them."""
 
-    id: int  # never used again, so that the children of a chunk that is gone are found by nobody
+    id: int  # never reused: the children of a chunk that was dropped cannot be found
     key: Key
-    blocks: dict[int, None]  # in the order they were filled
+    blocks: dict[int, None]  # in the order in which they were filled
 
 
 class PrefixIndex:
-    """The chunks in memory, as a tree; the root of each tree is an adapter, for its keys and values are its own."""
+    """The chunks in memory, as a tree for each adapter, because adapters compute different keys and values."""
 
     def __init__(self) -> None:
         self.chunks: dict[Key, CachedChunk] = {}
-        self.held: dict[int, list[CachedChunk]] = {}  # by block
+        self.in_block: dict[int, list[CachedChunk]] = {}
         self.roots: dict[str | None, int] = {}
         self._ids = 0
 
     def find(self, adapter: str | None, prompt: Sequence[int]) -> list[CachedChunk]:
-        """The chunks that begin the prompt, without its last token: that one is always computed."""
+        """The chunks that begin the prompt. Its last token is never among them, because it is always computed."""
         found: list[CachedChunk] = []
         while len(found) < (len(prompt) - 1) // CHUNK:
             chunk = self.chunks.get(self.next_key(adapter, prompt, found))
@@ -45,7 +47,7 @@ class PrefixIndex:
         return above, tuple(prompt[len(found) * CHUNK : (len(found) + 1) * CHUNK])
 
     def add(self, adapter: str | None, prompt: Sequence[int], columns: int, blocks: Sequence[int]) -> None:
-        """The first columns of the prompt are in memory: one block a chunk, or all in one block."""
+        """Note that the first columns of the prompt are in memory: a block for each chunk, or all in one block."""
         above = self._root(adapter)
         for number in range(columns // CHUNK):
             key = above, tuple(prompt[number * CHUNK : (number + 1) * CHUNK])
@@ -55,24 +57,24 @@ class PrefixIndex:
             block = blocks[0] if len(blocks) == 1 else blocks[number]
             if block not in chunk.blocks:
                 chunk.blocks[block] = None
-                self.held.setdefault(block, []).append(chunk)
+                self.in_block.setdefault(block, []).append(chunk)
             above = chunk.id
 
     def drop(self, block: int, keep: int = 0) -> None:
-        """Forget the chunks in a block that is written anew, except its first `keep` chunks."""
-        held = self.held.pop(block, [])
+        """Forget the chunks of a block that will be overwritten, except its first `keep` chunks."""
+        held = self.in_block.pop(block, [])
         for chunk in held[keep:]:
             del chunk.blocks[block]
             if not chunk.blocks:
                 del self.chunks[chunk.key]
         if held[:keep]:
-            self.held[block] = held[:keep]
+            self.in_block[block] = held[:keep]
 
     def move(self, a: int, b: int) -> None:
         """Note that the content of block `a` is in block `b` now."""
         self.drop(b)
-        if held := self.held.pop(a, []):
-            self.held[b] = held
+        if held := self.in_block.pop(a, []):
+            self.in_block[b] = held
         for chunk in held:
             del chunk.blocks[a]
             chunk.blocks[b] = None
@@ -90,24 +92,24 @@ class PrefixIndex:
 class BlockPool:
     """Reference counts of `num_blocks` blocks.
 
-    slab: a row is its block, and the caller says which one it takes (`claim`). Otherwise the pool chooses (`take`): a
-    blank one, or the one that has been unused for longest.
+    slab: a row is its block, and the caller chooses the block (`claim`). Otherwise the pool chooses (`take`): an empty
+    block, or the one that has been unused for longest.
     """
 
     def __init__(self, num_blocks: int, *, slab: bool = False) -> None:
         self.index, self.slab = PrefixIndex(), slab
         self.refs = [0] * num_blocks
         self.free = num_blocks
-        self._blank = [] if slab else list(range(num_blocks))[::-1]  # the next one last
-        self._kept: OrderedDict[int, None] = OrderedDict()  # free, content in the index; the longest unused first
+        self._empty = [] if slab else list(range(num_blocks))[::-1]  # the last one is taken first
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free but indexed; the longest unused first
 
     def take(self, count: int) -> list[int]:
-        """Blocks to write into, no more than are free; the caller holds them."""
-        split = max(len(self._blank) - count, 0)
-        blocks = self._blank[split:][::-1]
-        del self._blank[split:]
+        """Take blocks to write into, no more than are free. The caller holds them."""
+        split = max(len(self._empty) - count, 0)
+        blocks = self._empty[split:][::-1]
+        del self._empty[split:]
         while len(blocks) < count:
-            block, _ = self._kept.popitem(last=False)
+            block, _ = self._cached.popitem(last=False)
             self.index.drop(block)
             blocks.append(block)
         for block in blocks:
@@ -124,65 +126,68 @@ class BlockPool:
         self.free -= 1
 
     def hold(self, blocks: Iterable[int]) -> list[int]:
-        """One more reader of each, free ones that have kept their content among them."""
+        """Count one reader more for each block. It may be a free one that has kept its content."""
         held = list(blocks)
         for block in held:
             if not self.refs[block]:
-                del self._kept[block]
+                del self._cached[block]
                 self.free -= 1
             self.refs[block] += 1
         return held
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Count one reader less for each block. Give a sequence's last block first: its beginning is wanted longest."""
-        refs, held = self.refs, self.index.held
+        """Count one reader less for each block.
+
+        Give a sequence's last block first: what is released first is reused first, and beginnings are shared most.
+        """
+        refs, held = self.refs, self.index.in_block
         for block in blocks:
-            left = refs[block] - 1
-            if left < 0:
+            readers = refs[block] - 1
+            if readers < 0:
                 raise ValueError(f"block {block} is held by nobody")
-            refs[block] = left
-            if left:
+            refs[block] = readers
+            if readers:
                 continue
             self.free += 1
             if block in held and not self.slab:
-                self._kept[block] = None
+                self._cached[block] = None
             elif not self.slab:
-                self._blank.append(block)
+                self._empty.append(block)
 
     def move(self, a: int, b: int) -> None:
-        """Row `a`, which is its block, goes on as `b`, which was free."""
+        """Row `a`, which is its block, goes on as row `b`, which was free."""
         self.claim(b)
         self.index.move(a, b)
         self.release([a])
 
 
 def claim_rows(pool: BlockPool, rows: Sequence[int], chunks: Sequence[CachedChunk]) -> tuple[int, int, int] | None:
-    """The blocks of these rows, for a prompt that begins with the chunks; the columns to copy into the first row."""
+    """Claim the rows for a prompt that begins with the chunks. Returns the columns to copy into the first row."""
     holders = chunks[-1].blocks if chunks else {}
-    kept = rows[0] in holders  # what it needs is in place already
+    in_place = rows[0] in holders  # the first row holds the chunks already
     source = next(reversed(holders)) if holders else -1
-    pool.claim(rows[0], keep=len(chunks) if kept else 0)
+    pool.claim(rows[0], keep=len(chunks) if in_place else 0)
     for row in rows[1:]:
         pool.claim(row)
-    return None if kept or not chunks else (source, rows[0], CHUNK * len(chunks))
+    return None if in_place or not chunks else (source, rows[0], CHUNK * len(chunks))
 
 
 def claim_blocks(
     pool: BlockPool, prompt: int, limits: Sequence[int], chunks: Sequence[CachedChunk], *, held_back: int = 0
 ) -> list[tuple[int, ...]]:
-    """Blocks for sequences that share a prompt of so many tokens, as many sequences as there is room for.
+    """Blocks for as many sequences as there is room for. They share a prompt of so many tokens.
 
-    Full blocks of the prompt are shared, without its last `held_back` tokens; those of `chunks` are in memory already.
-    A partly filled last block is private to each sequence.
+    The full blocks of the prompt are shared, but never its last `held_back` tokens. Blocks of `chunks` are in memory
+    already. A last block that is partly filled belongs to one sequence.
     """
     shared = [next(reversed(chunk.blocks)) for chunk in chunks]
-    whole = (prompt - held_back) // CHUNK
-    own = [-(-(prompt + limit) // CHUNK) - whole for limit in limits]
-    room = pool.free - (whole - len(shared)) - sum(not pool.refs[block] for block in shared)
-    ends = list(takewhile(lambda end: end <= room, accumulate(own)))
+    full = (prompt - held_back) // CHUNK
+    private = [-(-(prompt + limit) // CHUNK) - full for limit in limits]
+    room = pool.free - (full - len(shared)) - sum(not pool.refs[block] for block in shared)
+    ends = list(takewhile(lambda end: end <= room, accumulate(private)))
     if not ends:
         return []
-    start = (*pool.hold(shared), *pool.take(whole - len(shared)))
+    start = (*pool.hold(shared), *pool.take(full - len(shared)))
     pool.hold(start * (len(ends) - 1))
     blocks = pool.take(ends[-1])
-    return [(*start, *blocks[end - count : end]) for count, end in zip(own, ends, strict=False)]
+    return [(*start, *blocks[end - count : end]) for count, end in zip(private, ends, strict=False)]

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from hone.engine.params import Knobs, Uses
+from hone.engine.params import SamplingTensors, Uses
 
 BLOCK = 1024  # tokens whose weights are summed in the logits' precision; sums of blocks are added in float64
 BELOW = 1 - 2**-53  # times a total gives a number below it
@@ -36,22 +36,22 @@ def uniforms(seed: int, requests: Sequence[int], count: int) -> Tensor:
     return torch.from_numpy(philox_uniforms(seed, np.array(requests, dtype=np.uint64), 0, count))
 
 
-def process(x: Tensor, knobs: Knobs) -> Tensor:
+def process(x: Tensor, sampling: SamplingTensors) -> Tensor:
     """[B, V]: penalty (positive logits of tokens seen are divided by it, others multiplied), bias and banned."""
-    uses, y = knobs.any, x
+    uses, y = sampling.any, x
     if uses & Uses.PENALTY:
-        assert knobs.seen is not None
-        penalty = knobs.penalty.to(x.dtype)[:, None]
-        y, less = knobs.buffer("y", x), knobs.buffer("z", x)
+        assert sampling.seen is not None
+        penalty = sampling.penalty.to(x.dtype)[:, None]
+        y, less = sampling.buffer("y", x), sampling.buffer("z", x)
         torch.where(x > 0, torch.div(x, penalty, out=y), torch.mul(x, penalty, out=less), out=y)
-        torch.where(knobs.seen, y, x, out=y)
+        torch.where(sampling.seen, y, x, out=y)
     if uses & Uses.BIAS:
-        assert knobs.bias is not None
-        y = torch.add(y, knobs.bias, out=knobs.buffer("y", x))
+        assert sampling.bias is not None
+        y = torch.add(y, sampling.bias, out=sampling.buffer("y", x))
     return y
 
 
-def threshold(z: Tensor, weight: Tensor, knobs: Knobs) -> Tensor:
+def threshold(z: Tensor, weight: Tensor, sampling: SamplingTensors) -> Tensor:
     """[B, 1]: tokens below it are cut. z [B, V]: tempered logits less their maximum; weight: exp(z).
 
     top-k keeps every token that ties with the k-th. top-p keeps a token if the more probable ones that top-k left
@@ -60,27 +60,27 @@ def threshold(z: Tensor, weight: Tensor, knobs: Knobs) -> Tensor:
     """
     low = torch.full_like(z[:, :1], -math.inf)
     for use, cut in ((Uses.TOP_K, _kth), (Uses.TOP_P, _nucleus)):
-        rows = np.flatnonzero(knobs.uses & use)
+        rows = np.flatnonzero(sampling.uses & use)
         if len(rows) == len(z):
-            low = torch.maximum(low, cut(z, weight, knobs, low))
+            low = torch.maximum(low, cut(z, weight, sampling, low))
         elif len(rows):
             index = torch.from_numpy(rows).to(z.device)
-            low[index] = torch.maximum(low[index], cut(z[index], weight[index], knobs.rows(index), low[index]))
-    if knobs.any & Uses.MIN_P:
-        low = torch.maximum(low, knobs.min_p.log().to(z.dtype)[:, None])
+            low[index] = torch.maximum(low[index], cut(z[index], weight[index], sampling.rows(index), low[index]))
+    if sampling.any & Uses.MIN_P:
+        low = torch.maximum(low, sampling.min_p.log().to(z.dtype)[:, None])
     return low.clamp_(max=0.0)
 
 
-def _kth(z: Tensor, weight: Tensor, knobs: Knobs, low: Tensor) -> Tensor:
-    most = int(knobs.host[2].max())
-    return z.topk(most, dim=-1).values.gather(-1, knobs.top_k[:, None] - 1)
+def _kth(z: Tensor, weight: Tensor, sampling: SamplingTensors, low: Tensor) -> Tensor:
+    most = int(sampling.host[2].max())
+    return z.topk(most, dim=-1).values.gather(-1, sampling.top_k[:, None] - 1)
 
 
-def _nucleus(z: Tensor, weight: Tensor, knobs: Knobs, low: Tensor) -> Tensor:
+def _nucleus(z: Tensor, weight: Tensor, sampling: SamplingTensors, low: Tensor) -> Tensor:
     """The z with which the mass at or above `low`, added up from the greatest, reaches top_p of its total."""
-    if knobs.any & Uses.TOP_K:
+    if sampling.any & Uses.TOP_K:
         weight = weight.masked_fill(z < low, 0.0)
-    total, top_p = _running(weight)[:, -1:], knobs.top_p[:, None]
+    total, top_p = _running(weight)[:, -1:], sampling.top_p[:, None]
     # tokens below `floor` have less than 1 - top_p of the mass all together: the sum stops before them
     floor = ((1 - top_p) * total / z.shape[-1]).log() - 1e-3
     best = _descending(z, torch.maximum(floor.to(z.dtype), low))
@@ -139,7 +139,9 @@ def _place(weight: Tensor, target: Tensor) -> Tensor:
     return torch.searchsorted(running, torch.minimum(target, running[:, -1:] * BELOW), right=True)
 
 
-def draw(logits: Tensor, u: Tensor, knobs: Knobs, *, kept: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def draw(
+    logits: Tensor, u: Tensor, sampling: SamplingTensors, *, kept: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Token, logp and raw, [B] each, for logits [B, V] and u [B] in [0, 1]: the first token whose CDF exceeds u.
 
     logp is under the distribution drawn from, raw under softmax(logits). Greedy (temperature 0) takes the most
@@ -147,28 +149,28 @@ def draw(logits: Tensor, u: Tensor, knobs: Knobs, *, kept: Tensor | None = None)
     a logp that is not finite; -inf is a token that is never drawn.
     kept: bool [B, V], receives which tokens top-k, top-p and min-p left to draw from.
     """
-    uses = knobs.any
+    uses = sampling.any
     x = logits.detach() if logits.dtype == torch.float64 else logits.detach().float()
-    y = process(x, knobs)
+    y = process(x, sampling)
     x_top = x.amax(-1, keepdim=True)
     # the maximum goes first: a tiny temperature then overflows to -inf, never to +inf or 0 / 0
-    z = torch.sub(x, x_top, out=knobs.buffer("z", x))
-    weight = _exp(z, knobs.buffer("weight", x))
+    z = torch.sub(x, x_top, out=sampling.buffer("z", x))
+    weight = _exp(z, sampling.buffer("weight", x))
     running = x_running = _running(weight)
     altered = y is not x or uses & (Uses.TEMPERED | Uses.RESTRICT)
     if altered:
         z = z if y is x else torch.sub(y, y.amax(-1, keepdim=True), out=z)
-        z = z.div_(knobs.temperature.to(z.dtype)[:, None]) if uses & Uses.TEMPERED else z
+        z = z.div_(sampling.temperature.to(z.dtype)[:, None]) if uses & Uses.TEMPERED else z
         weight = _exp(z, weight)
         if uses & Uses.RESTRICT:
-            cut = z < threshold(z, weight, knobs)
+            cut = z < threshold(z, weight, sampling)
             weight = weight.masked_fill_(cut, 0.0)
             if kept is not None:
                 torch.logical_not(cut, out=kept)
         running = _running(weight)
     token = _search(weight, running, u) if uses & Uses.SAMPLED else y.argmax(-1, keepdim=True)
     if uses & Uses.GREEDY and uses & Uses.SAMPLED:
-        token = torch.where(knobs.greedy[:, None], y.argmax(-1, keepdim=True), token)
+        token = torch.where(sampling.greedy[:, None], y.argmax(-1, keepdim=True), token)
     raw = logp = (z.gather(-1, token) - running[:, -1:].log()).to(x.dtype)
     if altered:
         raw = (x.gather(-1, token) - x_top - x_running[:, -1:].log()).to(x.dtype)

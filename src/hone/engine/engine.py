@@ -1,4 +1,4 @@
-"""Continuous batching over a runner: requests go in at any time, and each leaves when it ends; nobody waits."""
+"""Continuous batching over a runner: a request may enter at any time, and leaves as soon as it ends."""
 
 import math
 from collections import deque
@@ -10,62 +10,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.engine.params import DIVERGED, check_params, check_prompt, check_stops, check_support, check_text
-from hone.engine.requests import NO_TOPS, NOBODY, News, Record, Request
+from hone.engine.requests import NO_LINE, NO_TOP_LOGPROBS, Record, Request, RequestOutput
 from hone.engine.runner import LaunchResult, Runner, Ticket
 from hone.engine.schedule import ActiveRequest, Prefill, Scheduler
 from hone.engine.stop_strings import Decode, StopFinder
 from hone.errors import HoneError
 from hone.types import Stop
 
-Tell = Callable[[News], object]
+Emit = Callable[[RequestOutput], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """How busy the engine is, and what it has done."""
+    """How busy the engine is, and what it has computed."""
 
     running: int  # requests that have a row
     waiting: int
     free_blocks: int
     written: int  # tokens
     computed: int  # prompt tokens
-    saved: int  # prompt tokens that were in memory already
+    saved: int  # prompt tokens that were found in memory
 
 
 @dataclass(slots=True, eq=False)
 class _Watch:
-    """A request that is looked at after every token: it streams, or has stop strings."""
+    """A request that must be examined after every token, because it streams or has stop strings."""
 
-    place: ActiveRequest
+    active: ActiveRequest
     finder: StopFinder | None
     reported: int = 0
 
 
 class Engine:
-    """Writes completions of the requests submitted. `step` launches what can be, and gives the news.
+    """Writes the completions of submitted requests. `step` makes the next launches and returns new outputs.
 
-    After a launch has begun, at most `runner.lag` stay in flight; the oldest is read first, so every run has the same
-    order. Tokens of a request that already ended are dropped.
-    decode: token ids to text, for stop strings.
+    At most `runner.lag` launches stay in flight. The oldest is read first, so the order is the same in every run.
+    Tokens of a request that has already ended are dropped. decode: token ids to text, for stop strings.
     """
 
     def __init__(self, runner: Runner, *, vocab_size: int, decode: Decode | None = None) -> None:
         self.runner, self.vocab_size, self.decode = runner, vocab_size, decode
-        self.known: set[str | None] = {None}  # adapters the runner has
-        self.using: str | None = None  # the adapter that the runner computes with
+        self.adapters: set[str | None] = {None}  # those that the runner is known to have
+        self.adapter: str | None = None  # the one that the runner computes with
         self.written = 0
         self.runner.use(None)
-        self._abandon()  # the runner may come from an engine that was left in the middle
+        self._abandon()  # rows of the runner may still write for an earlier engine
 
     @property
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self.schedule.owner or self.flight)
+        return bool(self.schedule.owner or self.in_flight)
 
     @property
     def counts(self) -> Counts:
-        """How busy it is, and what it has done since the start or the last failure. For the thread that steps: blocks
-        are counted, and those of requests that ended released for it."""
+        """How busy it is, and what it has computed since the start or the last failure.
+
+        Only the thread that calls `step` may ask: the blocks of requests that ended are released first.
+        """
         schedule = self.schedule
         return Counts(
             running=schedule.running,
@@ -77,8 +78,10 @@ class Engine:
         )
 
     def submit(self, requests: Sequence[Request], *, checked: bool = False) -> None:
-        """Take the requests, those of one prompt as a group; HoneError with the reason if one cannot be taken, and
-        then none is. checked: the model can read every prompt, as is known."""
+        """Queue the requests, those of one prompt as a group. HoneError if one cannot be taken: then none is.
+
+        checked: the caller has checked the prompts already.
+        """
         seen: set[int] = set()
         for request in requests:
             if request.id in seen or request.id in self.schedule.owner:
@@ -88,36 +91,38 @@ class Engine:
         self.schedule.add(requests)
 
     def cancel(self, ids: Iterable[int]) -> list[int]:
-        """No more news of these; gives those that had not ended."""
+        """Drop these requests. Returns the ids of those that had not ended."""
         here = [number for number in dict.fromkeys(ids) if number in self.schedule.owner]
-        places = [place for number in here if (place := self.schedule.cancel(number)) is not None]
-        self._close(places)
-        if places:
-            self.runner.stop([place.row for place in places])
+        requests = [active for number in here if (active := self.schedule.cancel(number)) is not None]
+        self._close(requests)
+        if requests:
+            self.runner.stop([active.row for active in requests])
         return here
 
-    def step(self) -> list[News]:
-        """Launch the prompts and the token that are next, read what is due, and give the news.
+    def step(self) -> list[RequestOutput]:
+        """Launch the next prompts and the next token of each row, read launches that are due, and return the outputs.
 
-        HoneError when the model's weights have diverged. After any failure the engine is empty, and can be used.
+        HoneError if the model's weights have diverged. After any failure the engine is empty and can be used again.
         """
-        news: list[News] = []
-        self.go_on(news.append)
-        return news
+        outputs: list[RequestOutput] = []
+        self.run_step(outputs.append)
+        return outputs
 
-    def go_on(self, tell: Tell) -> None:
-        """As `step`, but `tell` gets each news as soon as it is made, and must leave the engine alone.
+    def run_step(self, emit: Emit) -> None:
+        """As `step`, but each output is given to `emit` as soon as it is made. `emit` must not call the engine.
 
-        The news is still in the processor's cache then, and the next one can have its memory.
+        That is faster: the output is still in the processor's cache, and the next one can reuse its memory.
         """
         try:
             before = self.launched
-            self._prefill(tell)
-            self._decode(tell)
-            if self.launched == before and self.flight:
-                self._read(tell)
+            self._prefill(emit)
+            self._decode(emit)
+            if self.launched == before and self.in_flight:
+                self._read(emit)
             elif self.launched == before and self.schedule.owner:
-                raise RuntimeError("requests are left and none can go on: a fault in the engine or its runner")
+                raise RuntimeError(
+                    "no request can go on, though some have not ended: a fault in the engine or its runner"
+                )
         except BaseException:
             self._abandon()
             raise
@@ -143,131 +148,133 @@ class Engine:
                     f"{blocks}: shorten it, lower max_tokens or give the sampler more memory"
                 )
         for request in requests:
-            if not 0 <= (noise := request.id if request.noise is None else request.noise) < 2**64:
-                raise HoneError(f"request {request.id} draws random numbers {noise}: number it from 0 to 2**64 - 1")
-        for adapter in {request.adapter for request in requests} - self.known:
-            self.runner.use(adapter)  # a name that is not there is said now, not when its turn comes
-            self.runner.use(self.using)
-            self.known.add(adapter)
+            if not 0 <= (stream := request.id if request.random_id is None else request.random_id) < 2**64:
+                raise HoneError(f"request {request.id} draws random numbers {stream}: number it from 0 to 2**64 - 1")
+        for adapter in {request.adapter for request in requests} - self.adapters:
+            self.runner.use(adapter)  # an unknown name is refused now, not when its turn comes
+            self.runner.use(self.adapter)
+            self.adapters.add(adapter)
 
-    def _prefill(self, tell: Tell) -> None:
-        """Several launches: while the first is computed, the places of the next are found."""
+    def _prefill(self, emit: Emit) -> None:
+        """Launch prompts several times: while the device computes one launch, the next one is planned."""
         self.schedule.turn()
         for _ in range(self.runner.prefill_launches):
             launch = self.schedule.prefill()
             if not launch.parts:
                 return
-            self._read_prompts(launch, tell)
+            self._read_prompts(launch, emit)
 
-    def _read_prompts(self, launch: Prefill, tell: Tell) -> None:
-        if self.using != self.schedule.queues.adapter:
-            self.using = self.schedule.queues.adapter
-            self.runner.use(self.using)
+    def _read_prompts(self, launch: Prefill, emit: Emit) -> None:
+        if self.adapter != self.schedule.queues.adapter:
+            self.adapter = self.schedule.queues.adapter
+            self.runner.use(self.adapter)
         ticket = self.runner.prefill(launch.parts)
-        for place in launch.begin:  # while it is computed
-            self._open(place)
-        self._fly(ticket, tell)
+        for active in launch.begin:  # while the device computes
+            self._open(active)
+        self._add_launch(ticket, emit)
 
-    def _decode(self, tell: Tell) -> None:
+    def _decode(self, emit: Emit) -> None:
         moves, rows = self.schedule.decode()
         if not rows:
             return
         if moves:
             self.runner.move(moves)
             for a, b in moves:
-                self.line_of[b], self.line_of[a] = self.line_of[a], NOBODY
-        self._fly(self.runner.decode(rows), tell)
+                self.line_of[b], self.line_of[a] = self.line_of[a], NO_LINE
+        self._add_launch(self.runner.decode(rows), emit)
 
-    def _fly(self, ticket: Ticket, tell: Tell) -> None:
-        """A launch is on its way; the ones that it pushes out are read."""
+    def _add_launch(self, ticket: Ticket, emit: Emit) -> None:
+        """Count a launch that has begun, and read the oldest ones if more than `lag` are in flight."""
         self.launched += 1
         self.schedule.launches += 1
-        self.flight.append((ticket, self.line_of.copy()))
-        while len(self.flight) > self.runner.lag:
-            self._read(tell)
+        self.in_flight.append((ticket, self.line_of.copy()))
+        while len(self.in_flight) > self.runner.lag:
+            self._read(emit)
 
-    def _read(self, tell: Tell) -> None:
-        ticket, line_of = self.flight.popleft()
+    def _read(self, emit: Emit) -> None:
+        ticket, line_of = self.in_flight.popleft()
         written = ticket.read()
-        lines = line_of[written.row]  # whose row it was at the launch
+        lines = line_of[written.row]  # of the requests that had the rows at the launch
         wanted = self.record.is_open[lines]
         if not wanted.all():
-            lines, written = lines[wanted], _picked(written, wanted)
+            lines, written = lines[wanted], _select(written, wanted)
         if not math.isfinite(written.logp.sum()):
             raise HoneError(DIVERGED)
         self.record.add(lines, written)
         self.written += len(lines)
         if self.watches:
-            self._watch(lines, written, tell)
+            self._watch(lines, written, emit)
         if written.ended.any():
             ended = zip(lines[written.ended].tolist(), written.token[written.ended].tolist(), strict=True)
-            self._end([(self.places[line], token) for line, token in ended if line in self.places], tell)
-        self.record.recycle(self.launched - len(self.flight))
+            self._finish([(self.active[line], token) for line, token in ended if line in self.active], emit)
+        self.record.recycle(self.launched - len(self.in_flight))
 
-    def _watch(self, lines: NDArray[np.int64], written: LaunchResult, tell: Tell) -> None:
-        """Requests that stream or have stop strings, a token further."""
+    def _watch(self, lines: NDArray[np.int64], written: LaunchResult, emit: Emit) -> None:
+        """Look for stop strings, and emit the tokens of streams."""
         for line, token, ended in zip(lines.tolist(), written.token.tolist(), written.ended.tolist(), strict=True):
             watch = self.watches.get(line)
             if watch is None:
                 continue
-            finder, place, count = watch.finder, watch.place, self.record.count(line)
-            if finder is not None and token not in place.request.params.stop_ids and finder.push(token):
+            finder, active, count = watch.finder, watch.active, self.record.count(line)
+            if finder is not None and token not in active.request.params.stop_ids and finder.push(token):
                 if not ended:
-                    self.runner.stop([place.row])
-                self._end([(place, token)], tell, found=True)
-            elif not ended and place.request.stream:
+                    self.runner.stop([active.row])
+                self._finish([(active, token)], emit, found=True)
+            elif not ended and active.request.stream:
                 safe = count if finder is None else finder.safe
-                if safe >= watch.reported + place.request.every:
-                    tell(self._news(place, watch.reported, safe))
+                if safe >= watch.reported + active.request.every:
+                    emit(self._output(active, watch.reported, safe))
                     watch.reported = safe
 
-    def _end(self, ended: Sequence[tuple[ActiveRequest, int]], tell: Tell, *, found: bool = False) -> None:
-        """The last news of requests, each with its last token; `found` is a stop string."""
-        for place, last in ended:
-            watch, count = self.watches.get(place.slot), self.record.count(place.slot)
-            stopped, text = last in place.request.params.stop_ids, ""
+    def _finish(self, ended: Sequence[tuple[ActiveRequest, int]], emit: Emit, *, found: bool = False) -> None:
+        """Emit the last output of each request, given with its last token. found: a stop string ended it."""
+        for active, last in ended:
+            watch, count = self.watches.get(active.line), self.record.count(active.line)
+            stopped, text = last in active.request.params.stop_ids, ""
             if watch and watch.finder:
                 text = watch.finder.text() if found else watch.finder.close()
             stop = Stop.STRING if found else Stop.TOKEN if stopped else Stop.LENGTH
-            tell(self._news(place, watch.reported if watch else 0, count, stop=stop, text=text))
-            if place.request.keep and self.runner.keeps_written:
-                # the last token was drawn and never read: its keys and values are not in memory
-                self.schedule.keep(place, self.record.since(place.slot, 0, count - 1)[0])
-        places = [place for place, _ in ended]
-        self.schedule.release(*places)
-        self._close(places)
+            emit(self._output(active, watch.reported if watch else 0, count, stop=stop, text=text))
+            if active.request.keep and self.runner.keeps_written:
+                # the last token was drawn but never read: its keys and values are not in memory
+                self.schedule.keep(active, self.record.read(active.line, 0, count - 1)[0])
+        requests = [active for active, _ in ended]
+        self.schedule.release(*requests)
+        self._close(requests)
 
-    def _news(self, place: ActiveRequest, first: int, last: int, *, stop: Stop | None = None, text: str = "") -> News:
-        tokens, logp, raw = self.record.since(place.slot, first, last)
-        k = place.request.params.top_logprobs
-        top = self.record.most_probable(place.slot, first, last, k) if k else NO_TOPS
-        news = News(id=place.request.id, tokens=tokens, logp=logp, raw=raw, top=top, stop=stop, text=text)
-        if place.request.params.support_recorded:
-            news.support_size, news.support = self.record.could_draw(place.slot, first, last)
-        return news
+    def _output(
+        self, active: ActiveRequest, first: int, last: int, *, stop: Stop | None = None, text: str = ""
+    ) -> RequestOutput:
+        tokens, logp, raw = self.record.read(active.line, first, last)
+        k = active.request.params.top_logprobs
+        top = self.record.most_probable(active.line, first, last, k) if k else NO_TOP_LOGPROBS
+        output = RequestOutput(id=active.request.id, tokens=tokens, logp=logp, raw=raw, top=top, stop=stop, text=text)
+        if active.request.params.support_recorded:
+            output.support_size, output.support = self.record.support_of(active.line, first, last)
+        return output
 
-    def _open(self, place: ActiveRequest) -> None:
-        """It begins to write."""
-        request = place.request
+    def _open(self, active: ActiveRequest) -> None:
+        """Give a request that begins to write a line of the record."""
+        request = active.request
         top, support = request.params.top_logprobs > 0, request.params.support_recorded
-        line = place.slot = self.record.open(place.limit, top=top, support=support)
-        self.places[line], self.line_of[place.row] = place, line
+        line = active.line = self.record.open(active.limit, top=top, support=support)
+        self.active[line], self.line_of[active.row] = active, line
         if request.params.stop and self.decode is not None:
-            self.watches[line] = _Watch(place, StopFinder(request.params.stop, self.decode))
+            self.watches[line] = _Watch(active, StopFinder(request.params.stop, self.decode))
         elif request.stream:
-            self.watches[line] = _Watch(place, None)
+            self.watches[line] = _Watch(active, None)
 
-    def _close(self, places: Sequence[ActiveRequest]) -> None:
-        """Nothing more is heard of them."""
-        lines = [place.slot for place in places]
-        self.line_of[[place.row for place in places]] = NOBODY
+    def _close(self, requests: Sequence[ActiveRequest]) -> None:
+        """Forget requests that write no more."""
+        lines = [active.line for active in requests]
+        self.line_of[[active.row for active in requests]] = NO_LINE
         for line in lines:
-            del self.places[line]
+            del self.active[line]
             self.watches.pop(line, None)
         self.record.close(lines, self.launched)
 
     def _abandon(self) -> None:
-        """After a failure: nobody writes, and nothing in memory is trusted."""
+        """Stop all rows and forget everything, since nothing in memory can be trusted after a failure."""
         try:
             self.runner.stop(list(range(self.runner.max_rows)))
         finally:
@@ -277,15 +284,15 @@ class Engine:
         rows = self.runner.max_rows
         self.schedule = Scheduler(self.runner)
         self.record = Record(rows)
-        self.line_of = np.full(rows, NOBODY)  # by row
-        self.places: dict[int, ActiveRequest] = {}  # by line
+        self.line_of = np.full(rows, NO_LINE)  # by row
+        self.active: dict[int, ActiveRequest] = {}  # by line
         self.watches: dict[int, _Watch] = {}
-        self.flight: deque[tuple[Ticket, NDArray[np.int64]]] = deque()
+        self.in_flight: deque[tuple[Ticket, NDArray[np.int64]]] = deque()
         self.launched = 0
 
 
-def _picked(written: LaunchResult, chosen: NDArray[np.bool_]) -> LaunchResult:
-    """Some of the entries."""
+def _select(written: LaunchResult, chosen: NDArray[np.bool_]) -> LaunchResult:
+    """The chosen entries."""
     top = written.top_token is not None and written.top_logp is not None
     return LaunchResult(
         row=written.row[chosen],

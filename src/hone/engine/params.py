@@ -232,7 +232,7 @@ def _column(params: SampleParams, vocab: int) -> list[float]:
 
 
 @dataclass(slots=True)
-class Knobs:
+class SamplingTensors:
     """The settings of B rows, on the logits' device, and which of them any row uses, on the host."""
 
     table: Tensor  # float64 [6, B]  temperature (1 where greedy), greedy, top_k (V: off), top_p, min_p, penalty
@@ -244,7 +244,7 @@ class Knobs:
     space: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # working memory of draw, by name
 
     @classmethod
-    def plain(cls, rows: int, vocab: int, device: torch.device | str) -> "Knobs":
+    def plain(cls, rows: int, vocab: int, device: torch.device | str) -> "SamplingTensors":
         """Every row at temperature 1, for rows to be seated later."""
         return cls.of([PLAIN] * rows, vocab, device)
 
@@ -255,14 +255,14 @@ class Knobs:
         vocab: int,
         device: torch.device | str,
         read: Sequence[Sequence[int]] | None = None,
-    ) -> "Knobs":
+    ) -> "SamplingTensors":
         """A row for each of `params`; read: the tokens each has read, for the penalty."""
         host = np.array([_column(each, vocab) for each in params], dtype=np.float64).reshape(-1, 6).T.copy()
         uses = np.array([Uses.of(each) for each in params], dtype=np.int64)
-        knobs = cls(table=torch.from_numpy(host).to(device), uses=uses, host=host, vocab=vocab)  # on a CPU the same
+        sampling = cls(table=torch.from_numpy(host).to(device), uses=uses, host=host, vocab=vocab)  # on a CPU the same
         for row in np.flatnonzero(uses & (Uses.BIAS | Uses.PENALTY)).tolist():
-            knobs._dense(row, params[row], () if read is None else read[row])
-        return knobs
+            sampling._dense(row, params[row], () if read is None else read[row])
+        return sampling
 
     @property
     def any(self) -> int:
@@ -340,7 +340,7 @@ class Knobs:
             if dense is not None:
                 dense[b] = dense[a]
 
-    def head(self, rows: int) -> "Knobs":
+    def head(self, rows: int) -> "SamplingTensors":
         """The first rows as views. What is seated or seen later shows in both, except in a table that is made later."""
         if rows == len(self.uses):
             return self
@@ -353,7 +353,7 @@ class Knobs:
             seen=None if self.seen is None else self.seen[:rows],
         )
 
-    def rows(self, index: Sequence[int] | Tensor) -> "Knobs":
+    def rows(self, index: Sequence[int] | Tensor) -> "SamplingTensors":
         """A copy of these rows, in this order."""
         where = torch.as_tensor(index, dtype=torch.int64)
         there, here = where.to(self.table.device), where.cpu().numpy()

@@ -1,8 +1,8 @@
 """What goes into the engine, what each request has written, and what comes out.
 
-Neither a Request nor News is changed once it is made; frozen dataclasses would take twice as long to make, and a
-thousand requests begin and end at once. What was written is in arrays with a line a request: a launch is added in a few
-operations, whatever the number of rows.
+Nobody changes a Request or a RequestOutput. They are not frozen, because frozen dataclasses take twice as long to make,
+and a thousand requests begin and end at once. The Record keeps what was written in arrays with a line for each request:
+a launch is added in a few operations, whatever the number of rows.
 """
 
 from array import array
@@ -17,27 +17,27 @@ from hone.engine.params import SampleParams
 from hone.engine.runner import LaunchResult
 from hone.types import Stop
 
-WIDTH = 64  # tokens a line of the record holds at first
-NOBODY = 0  # a line that is never open
+WIDTH = 64  # tokens that a line of the record holds at first
+NO_LINE = 0  # a line that is never open
 
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """One completion to write. Its tokens depend on (params.seed, noise, prompt), not on what else is in the batch."""
+    """One completion to write. Its tokens depend on params, random_id and prompt, not on the rest of the batch."""
 
     id: int  # unique among those in the engine
     prompt: tuple[int, ...]
     params: SampleParams
     adapter: str | None = None
-    stream: bool = False  # report tokens as they come, not only the end
-    every: int = 1  # so many of a stream's tokens at a time
-    noise: int | None = None  # with the seed, names the stream of random numbers; None: the id
-    keep: bool = False  # a later prompt may begin with prompt and completion: keep both in memory while there is room
+    stream: bool = False  # report tokens as they are written, not only at the end
+    every: int = 1  # a stream reports so many tokens at a time
+    random_id: int | None = None  # it draws the random numbers of (params.seed, random_id); None: the id
+    keep: bool = False  # index the completion too, for a later prompt that begins with prompt and completion
 
 
 @dataclass(slots=True, eq=False)
-class Tops:
-    """At each of T places the k most probable tokens. A thousand places with 20 each are too many Python objects."""
+class TopLogprobs:
+    """The k most probable tokens at each of T positions, in arrays: as Python objects they would be too many."""
 
     token: NDArray[np.int64]  # [T, k]
     raw: NDArray[np.float64]  # [T, k]
@@ -49,38 +49,39 @@ class Tops:
         return list(zip(self.token[i].tolist(), self.raw[i].tolist(), strict=True))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Tops):
+        if not isinstance(other, TopLogprobs):
             return NotImplemented
         return np.array_equal(self.token, other.token) and np.array_equal(self.raw, other.raw)
 
 
-NO_TOPS = Tops(np.empty((0, 0), dtype=np.int64), np.empty((0, 0)))
+NO_TOP_LOGPROBS = TopLogprobs(np.empty((0, 0), dtype=np.int64), np.empty((0, 0)))
 
 
 @dataclass(slots=True, kw_only=True)
-class News:
-    """Tokens a request wrote since the last news of it; `stop` says why it ended, None while it goes on.
+class RequestOutput:
+    """Tokens that a request wrote since its last output. `stop` says why it ended; None: it goes on.
 
-    Without `stream` there is one News a request, with everything. A request with stop strings reports a token only
-    once no stop string can begin in it; tokens after the one that completed the stop string are never reported.
+    Without `stream` a request has one output, with all its tokens. With stop strings it reports a token once no stop
+    string can begin in it, and never the tokens after the one that completed the stop string.
     Numbers are in arrays: as Python objects they would take longer to make than a step of a small model.
     """
 
     id: int
     tokens: "array[int]"
-    logp: "array[float]"  # under the distribution drawn from
+    logp: "array[float]"  # under the distribution that the token was drawn from
     raw: "array[float]"  # under softmax(logits)
-    top: Tops = field(default_factory=lambda: NO_TOPS)  # per token the params.top_logprobs most probable (token, raw)
+    top: TopLogprobs = field(default_factory=lambda: NO_TOP_LOGPROBS)  # as many a token as params.top_logprobs
     support_size: "array[int]" = field(default_factory=lambda: array("i"))  # as in types.Rollout, if asked for
     support: "array[int]" = field(default_factory=lambda: array("i"))
     stop: Stop | None = None
-    text: str = ""  # set at the end when stop strings were given: the completion before the stop string
+    text: str = ""  # at the end of a request with stop strings: the completion before the stop string
 
 
 class Record:
-    """Lines that are opened, added to and closed. A closed one is used again when no launch begun before is unread.
+    """What active requests have written, a line for each.
 
-    The arrays are flat: line i has the entries from i * width on.
+    A closed line is used again once every launch that had begun before is read. The arrays are flat: the entries of
+    line i begin at i * width.
     """
 
     def __init__(self, lines: int) -> None:
@@ -88,13 +89,14 @@ class Record:
         self.token, self.logp, self.raw = self._blank()
         self.end = np.arange(self.lines) * WIDTH  # where each line's next token goes
         self.is_open = np.zeros(self.lines, dtype=np.bool_)
-        self.top: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}  # of lines that asked for it
-        self.support: dict[int, list[NDArray[np.int32]]] = {}  # likewise
+        # only of lines whose requests asked for it
+        self.top: dict[int, list[tuple[NDArray[np.int64], NDArray[np.float64]]]] = {}
+        self.support: dict[int, list[NDArray[np.int32]]] = {}
         self._free = list(range(1, self.lines))[::-1]
         self._closed: deque[tuple[int, int]] = deque()
 
     def open(self, limit: int, *, top: bool = False, support: bool = False) -> int:
-        """A line for a request that writes at most `limit` tokens."""
+        """Give a line to a request that writes at most `limit` tokens."""
         if limit > self.width or not self._free:
             self._grow(self.lines if self._free else 2 * self.lines, max(self.width, 1 << (limit - 1).bit_length()))
         line = self._free.pop()
@@ -106,7 +108,7 @@ class Record:
         return line
 
     def close(self, lines: Sequence[int], launch: int) -> None:
-        """Nothing more is added; launches up to this one may still speak of them."""
+        """Add nothing more to these lines. Launches up to this one may still have entries for them."""
         self.is_open[lines] = False
         for line in lines if self.top else ():
             self.top.pop(line, None)
@@ -115,12 +117,12 @@ class Record:
         self._closed += [(launch, line) for line in lines]
 
     def recycle(self, read: int) -> None:
-        """Free what the launches used that have been read; read: how many those are."""
+        """Free the lines closed before the first `read` launches were read."""
         while self._closed and self._closed[0][0] <= read:
             self._free.append(self._closed.popleft()[1])
 
     def add(self, lines: NDArray[np.int64], written: LaunchResult) -> None:
-        """The n entries of a launch, whose lines are open and no two the same."""
+        """Add the n entries of a launch. Their lines are open, and all different."""
         at = self.end[lines]
         self.token[at] = written.token
         self.logp[at] = written.logp
@@ -136,11 +138,11 @@ class Record:
                     self.support[line].append(ids)
 
     def count(self, line: int) -> int:
-        """Tokens in it."""
+        """How many tokens the line has."""
         return int(self.end[line]) - line * self.width
 
-    def since(self, line: int, first: int, last: int) -> "tuple[array[int], array[float], array[float]]":
-        """Tokens, log-probs and raw log-probs from `first` on."""
+    def read(self, line: int, first: int, last: int) -> "tuple[array[int], array[float], array[float]]":
+        """Tokens, log-probs and raw log-probs from `first` to `last`."""
         begin, end = 8 * (line * self.width + first), 8 * (line * self.width + last)
         token, logp, raw = array("q"), array("d"), array("d")
         tokens, logps, raws = self._bytes
@@ -149,15 +151,15 @@ class Record:
         raw.frombytes(raws[begin:end])
         return token, logp, raw
 
-    def most_probable(self, line: int, first: int, last: int, k: int) -> Tops:
-        """For each token from `first` on, the k most probable tokens at its place."""
+    def most_probable(self, line: int, first: int, last: int, k: int) -> TopLogprobs:
+        """The k most probable tokens at each position from `first` to `last`."""
         found = self.top.get(line, [])[first:last]
         if not found:
-            return NO_TOPS
-        return Tops(np.stack([token[:k] for token, _ in found]), np.stack([raw[:k] for _, raw in found]))
+            return NO_TOP_LOGPROBS
+        return TopLogprobs(np.stack([token[:k] for token, _ in found]), np.stack([raw[:k] for _, raw in found]))
 
-    def could_draw(self, line: int, first: int, last: int) -> "tuple[array[int], array[int]]":
-        """From `first` on how many tokens could have been drawn in each one's stead, and their ids end to end."""
+    def support_of(self, line: int, first: int, last: int) -> "tuple[array[int], array[int]]":
+        """How many tokens could have been drawn at each position from `first` to `last`, and their ids end to end."""
         found = self.support.get(line, [])[first:last]
         ids = array("i")
         for each in found:
@@ -165,14 +167,14 @@ class Record:
         return array("i", map(len, found)), ids
 
     def _blank(self) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-        """Zeros, whose pages take memory only once they are written."""
+        """Zeros. A page of them takes memory once it is written."""
         size = self.lines * self.width
-        made = np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size)
-        self._bytes = [x.data.cast("B") for x in made]
-        return made
+        arrays = np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size)
+        self._bytes = [x.data.cast("B") for x in arrays]
+        return arrays
 
     def _grow(self, lines: int, width: int) -> None:
-        """More lines, longer ones, or both; what was written stays."""
+        """Make more lines, longer ones, or both, and copy what was written."""
         before, old, narrow = self.lines, (self.token, self.logp, self.raw), self.width
         count = self.end - np.arange(before) * narrow
         self.lines, self.width = lines, width

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hone.engine.draw import draw, uniforms
-from hone.engine.params import DIVERGED, Knobs, SampleParams, check_support
-from hone.engine.requests import News
+from hone.engine.params import DIVERGED, SampleParams, SamplingTensors, check_support
+from hone.engine.requests import RequestOutput
 from hone.engine.stop_strings import Decode, StopFinder
 from hone.errors import HoneError
 from hone.types import Stop
@@ -51,14 +51,14 @@ class _Rows:
     """The rows being decoded, b of them; finished ones stay until `compact` drops them."""
 
     cache: Cache
-    knobs: Knobs
+    sampling: SamplingTensors
     index: Tensor  # int64 [b]  which row of the wave each one is
     alive: Tensor  # bool  [b]
 
     def compact(self) -> Tensor:
         """Keep the rows still writing and return where they were."""
         keep = self.alive.nonzero().squeeze(1)
-        self.cache, self.knobs = self.cache.rows(keep), self.knobs.rows(keep)
+        self.cache, self.sampling = self.cache.rows(keep), self.sampling.rows(keep)
         self.index, self.alive = self.index[keep], self.alive[keep]
         return keep
 
@@ -79,7 +79,7 @@ class StaticBatches:
     def __init__(self, decoder: SampledDecoder, *, max_rows: int, decode: Decode | None) -> None:
         self.decoder, self.max_rows, self.decode = decoder, max_rows, decode
 
-    def write(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> Iterator[News]:
+    def write(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> Iterator[RequestOutput]:
         """A completion of each request."""
         order = sorted(prompts, key=lambda request: len(prompts[request]))
         start = 0
@@ -89,7 +89,7 @@ class StaticBatches:
                 yield from self._wave({request: prompts[request] for request in order[start:end]}, params)
                 start = end
 
-    def _wave(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> Iterator[News]:
+    def _wave(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> Iterator[RequestOutput]:
         check_support(params, records=False)
         requests, rows = list(prompts), [list(prompt) for prompt in prompts.values()]
         limit = min(params.max_tokens, self.decoder.config.max_position_embeddings - len(rows[0]))
@@ -103,7 +103,7 @@ class StaticBatches:
         for i, (token, logp, raw, n) in enumerate(zip(*columns, written.length.tolist(), strict=True)):
             stopped = Stop.TOKEN if token[n - 1] in params.stop_ids else Stop.LENGTH
             text = "" if not finders else finders[i].text() if i in hits else finders[i].close()
-            yield News(
+            yield RequestOutput(
                 id=requests[i],
                 tokens=array("q", token[:n]),
                 logp=array("d", logp[:n]),
@@ -121,7 +121,7 @@ class StaticBatches:
         owner = torch.tensor([place[tuple(prompt)] for prompt in prompts], device=device)
         rows = _Rows(
             cache=cache.rows(owner),
-            knobs=Knobs.of([params] * len(prompts), logits.shape[-1], device, prompts),
+            sampling=SamplingTensors.of([params] * len(prompts), logits.shape[-1], device, prompts),
             index=torch.arange(len(prompts), device=device),
             alive=torch.ones(len(prompts), dtype=torch.bool, device=device),
         )
@@ -145,8 +145,8 @@ class StaticBatches:
         stops[sorted(stop_ids)] = True
         hits: set[int] = set()
         for t in range(len(u)):
-            token, logp, raw = draw(logits, u[t, rows.index], rows.knobs)
-            rows.knobs.see(token)
+            token, logp, raw = draw(logits, u[t, rows.index], rows.sampling)
+            rows.sampling.see(token)
             out.token[t].index_copy_(0, rows.index, token)
             out.logp[t].index_copy_(0, rows.index, logp.double())
             out.raw[t].index_copy_(0, rows.index, raw.double())

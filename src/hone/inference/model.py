@@ -220,6 +220,8 @@ class Model:
         vocab = self.decoder.config.vocab_size
         if wrong := [token for token in tokens if not 0 <= token < vocab]:
             raise HoneError(f"a completion has token {wrong[0]}, outside the vocabulary of {vocab}: give token ids")
+        if mask[:1] == [True]:
+            raise HoneError("a prompt has no token, so nothing predicts the first token of its completion: give a text")
         if len(tokens) > self.context:
             raise HoneError(
                 f"a prompt with its completion has {len(tokens)} tokens, the model's context is {self.context}: "

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hone.engine.engine import Engine
 from hone.engine.params import Adapters, SampleParams, check_call, check_whole
-from hone.engine.requests import News, Request
+from hone.engine.requests import Request, RequestOutput
 from hone.engine.runner import Runner, Switch
 from hone.engine.runners.choose import make_runner
 from hone.engine.static_batch import SampledDecoder, StaticBatches
@@ -25,7 +25,7 @@ from hone.model.decoder import Decoder
 from hone.types import Group, Rollout, Stop
 
 ADAPTER_IS_ON = frozenset({"selected", "enabled"})  # of model.lora.LoRALinear, which is to the right of this package
-Ended = Callable[[News], tuple[int, Rollout]]  # what is made of a request's end
+Ended = Callable[[RequestOutput], tuple[int, Rollout]]  # what is made of a request's end
 COLUMNS = 64  # memory for sequences grows in steps of so many tokens, so that it seldom has to be made anew
 
 
@@ -173,7 +173,7 @@ class LocalSampler:
                 owners = {first_request + i * n + j: kept[i] for i in chosen for j in range(n)}
                 asked = {i: owner.prompt for i, owner in owners.items()}
 
-                def ended(news: News, owners: Mapping[int, Beginning] = owners) -> tuple[int, Rollout]:
+                def ended(news: RequestOutput, owners: Mapping[int, Beginning] = owners) -> tuple[int, Rollout]:
                     return news.id - first_request, owners[news.id].rollout(news)
 
                 with on:
@@ -200,7 +200,7 @@ class LocalSampler:
         engine.submit(asked, checked=True)
         while engine.busy:
             found: list[tuple[int, Rollout]] = []
-            engine.go_on(lambda news, found=found: found.append(ended(news)))
+            engine.run_step(lambda news, found=found: found.append(ended(news)))
             yield found
 
     def _memory(self, rows: int, columns: int, *, support: bool = False) -> Runner:
@@ -256,7 +256,7 @@ class Beginning:
         self.prompt, self.limit, self.version = prompt, limit, version
         self.tokens, self.zeros = array("q", prompt), array("d", bytes(8 * len(prompt)))
 
-    def rollout(self, news: News) -> Rollout:
+    def rollout(self, news: RequestOutput) -> Rollout:
         """The prompt and what was written after it."""
         assert news.stop is not None
         return Rollout(

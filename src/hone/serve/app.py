@@ -147,7 +147,7 @@ class Service:
                     adapter=asked.adapter,
                     stream=asked.stream,
                     every=1 if len(prompts) * asked.n <= FEW else TOGETHER,
-                    noise=c,
+                    random_id=c,
                     keep=asked.chat,  # the next turn begins with this one
                 )
             )

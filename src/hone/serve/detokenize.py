@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hone.data.text.tokenizer import UNKNOWN, Tokenizer, byte_of
-from hone.engine.requests import News, Tops
+from hone.engine.requests import RequestOutput, TopLogprobs
 from hone.types import Stop
 
 HELD = 3  # bytes of a character that may still be missing its last: each shows as one UNKNOWN at most
@@ -150,7 +150,7 @@ class TokenLogprobs:
     tokens: Sequence[int]
     logps: Sequence[float]
     offsets: Sequence[int]  # characters of the answer before each
-    tops: Tops
+    tops: TopLogprobs
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -178,7 +178,7 @@ class Completion:
         self.stream = text_stream(bytes_of, before)
         self.text, self.tokens = "", 0  # the stop token is counted, and not shown
 
-    def add(self, news: News) -> Delta:
+    def add(self, news: RequestOutput) -> Delta:
         """The text that is certain by now: no part of a character or of a stop string."""
         self.tokens += len(news.tokens)
         shown = len(news.tokens) - (news.stop is Stop.TOKEN)

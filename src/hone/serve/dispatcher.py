@@ -22,7 +22,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hone.engine.engine import Counts, Engine
-from hone.engine.requests import News, Request
+from hone.engine.requests import Request, RequestOutput
 from hone.errors import HoneError
 from hone.serve.http import APIError, invalid_request
 
@@ -93,7 +93,7 @@ class Exchange:
         self.running = set[int]()  # with one; the engine thread's
         self.short = is_short(requests)
         self.left = len(requests)  # that have not ended; this and what follows is the event loop's
-        self.news = deque[News]()
+        self.news = deque[RequestOutput]()
         self.failure: APIError | None = None
         self.unread = 0  # tokens and alternatives in `news`
         self.ready = asyncio.Event()
@@ -103,7 +103,7 @@ class Exchange:
         """Whether its client has too much to read already."""
         return self.unread > MOST_UNREAD
 
-    def put(self, item: News) -> None:
+    def put(self, item: RequestOutput) -> None:
         self.news.append(item)
         self.unread += _size(item)
         self.ready.set()
@@ -112,13 +112,13 @@ class Exchange:
         self.failure = self.failure or error
         self.ready.set()
 
-    async def take(self) -> list[News]:
+    async def take(self) -> list[RequestOutput]:
         """What there is, but not more than others can wait for."""
         if not self.news:
             self.ready.clear()
             if self.failure is None:
                 await self.ready.wait()
-        found, size = list[News](), 0
+        found, size = list[RequestOutput](), 0
         while self.news and size < TAKEN_AT_ONCE:
             found.append(self.news.popleft())
             size += _size(found[-1])
@@ -134,7 +134,7 @@ def is_short(requests: Sequence[Request]) -> bool:
     return sum(request.params.max_tokens * (1 + request.params.top_logprobs) for request in requests) <= SHORT
 
 
-def _size(item: News) -> int:
+def _size(item: RequestOutput) -> int:
     return len(item.tokens) + item.top.token.size
 
 
@@ -148,7 +148,9 @@ class Dispatcher:
         self.live = self.short = 0  # exchanges, and those that can write little; the event loop's
         self.last_short = -math.inf  # when the last of those began or ended
         self._commands = queue.SimpleQueue[Callable[[], None] | None]()  # None: the thread shall end
-        self._mail = deque[Sequence[tuple[Exchange, News | APIError]]]()  # from the engine's thread to the event loop
+        self._mail = deque[
+            Sequence[tuple[Exchange, RequestOutput | APIError]]
+        ]()  # from the engine's thread to the event loop
         self._woken = False  # whether the event loop is about to look
         self._owners: dict[int, Exchange] = {}  # by request; this and what follows is the engine thread's
         self._clients: dict[str, _Client] = {}  # those that wait or have a row
@@ -176,7 +178,9 @@ class Dispatcher:
         """Ids that nobody else has."""
         return [next(self._ids) for _ in range(count)]
 
-    async def submit(self, requests: Sequence[Request], *, client: str = "") -> AsyncGenerator[list[News], None]:
+    async def submit(
+        self, requests: Sequence[Request], *, client: str = ""
+    ) -> AsyncGenerator[list[RequestOutput], None]:
         """The news of these requests until each has ended; what is left when the reader goes is cancelled."""
         exchange = Exchange(requests, client, asyncio.get_running_loop())
         self._count(exchange, 1)
@@ -328,13 +332,13 @@ class Dispatcher:
         if client is not None and not client.waiting and not client.rows:
             del self._clients[name]
 
-    def _hand_out(self, news: Sequence[News]) -> None:
+    def _hand_out(self, news: Sequence[RequestOutput]) -> None:
         self._post([(self._owners[item.id], item) for item in news if item.id in self._owners])
         for item in news:
             if item.stop is not None:
                 self._ended(item.id)
 
-    def _post(self, items: Sequence[tuple[Exchange, News | APIError]]) -> None:
+    def _post(self, items: Sequence[tuple[Exchange, RequestOutput | APIError]]) -> None:
         """Send it to the readers' event loop, which is woken once for all that it has not yet fetched."""
         if items:
             self._mail.append(items)

@@ -61,7 +61,7 @@ class DeviceRows:
         packed = b"".join(
             ROW.pack(
                 signed(s.params.seed),
-                signed(s.request),
+                signed(s.random_id),
                 prompt[-1],
                 len(prompt) - 1,
                 0,

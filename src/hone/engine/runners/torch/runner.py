@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.engine.draw import RandomStreams, draw, top_logprobs
-from hone.engine.params import Knobs, Uses
+from hone.engine.params import SamplingTensors, Uses
 from hone.engine.runner import LaunchResult, PromptChunk, Seat, Switch, Ticket
 from hone.engine.runners.registry import Needs, column_bytes, too_little_memory
 from hone.engine.runners.torch.int8 import Int8Layers
@@ -105,7 +105,7 @@ class TorchRunner(AdapterSwitch):
     def prefill(self, parts: Sequence[PromptChunk]) -> Ticket:
         """Compute the parts, and draw the first token of each seat."""
         with self._computing():
-            self._cleanse([b for p in parts if p.start == 0 or p.copy is not None for b in _rows_of(p)])
+            self._cleanse([row for part in parts for row in _rows_to_fill(part)])
             for source, target, columns in (part.copy for part in parts if part.copy is not None):
                 self.layers.slab.copy(source, [target], columns)
             seats, logits = list[Seat](), list[Tensor]()
@@ -144,7 +144,7 @@ class TorchRunner(AdapterSwitch):
             even = bool((positions[index] == columns - 1).all())
             hidden = self.layers.step(tokens, places, written, columns=columns, even=even)
             self.rows.length[index] += 1
-            return _Done(self.rows.go_on(rows, index, self.layers.logits(hidden)))
+            return _Done(self.rows.advance(rows, index, self.layers.logits(hidden)))
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Row `a` goes on as row `b`, free until now, for each (a, b)."""
@@ -190,9 +190,11 @@ def rows_that_fit(decoder: Decoder, needs: Needs) -> int:
     return rows
 
 
-def _rows_of(part: PromptChunk) -> Iterator[int]:
-    yield part.blocks[0]
-    yield from (seat.row for seat in part.seats)
+def _rows_to_fill(part: PromptChunk) -> Iterator[int]:
+    """The rows that hold nothing of the prompt yet."""
+    if part.start == 0 or part.copy is not None:
+        yield part.blocks[0]
+    yield from (seat.row for seat in part.seats if seat.row != part.blocks[0])
 
 
 def paying_threads(decoder: Decoder, rows: int) -> int:
@@ -234,54 +236,63 @@ class HostRows:
         self.alive = np.zeros(rows, dtype=np.bool_)
         self.token = np.zeros(rows, dtype=np.int64)  # the last one written: the next decode reads it
         self.length = np.zeros(rows, dtype=np.int64)  # columns in memory: all tokens but the last
-        self.left = np.zeros(rows, dtype=np.int64)  # tokens it may still write
+        self.tokens_left = np.zeros(rows, dtype=np.int64)  # tokens it may still write
         self.top = np.zeros(rows, dtype=np.int64)  # how many of the most probable tokens it reports
         self.records = np.zeros(rows, dtype=np.bool_)  # whether it reports which tokens could have been drawn
         self.stops = np.full((rows, 1), NO_TOKEN)
         self.tainted = np.zeros(rows, dtype=np.bool_)  # its memory may hold numbers that are not finite
-        self.noise = RandomStreams(rows)
-        self.knobs = Knobs.plain(rows, vocab, device)
+        self.random = RandomStreams(rows)
+        self.sampling = SamplingTensors.plain(rows, vocab, device)
 
     def seat(self, seat: Seat, prompt: tuple[int, ...]) -> None:
         """A request that has read its prompt begins in its row."""
         r, params, stops = seat.row, seat.params, sorted(seat.params.stop_ids)
-        self.alive[r], self.length[r], self.left[r] = True, len(prompt), seat.limit
+        self.alive[r], self.length[r], self.tokens_left[r] = True, len(prompt), seat.limit
         self.top[r], self.records[r] = params.top_logprobs, params.support_recorded
         if len(stops) > self.stops.shape[1]:
             more = np.full((len(self.stops), len(stops) - self.stops.shape[1]), NO_TOKEN)
             self.stops = np.concatenate([self.stops, more], 1)
         self.stops[r] = NO_TOKEN
         self.stops[r, : len(stops)] = stops
-        self.noise.seat(r, params.seed, seat.request)
-        self.knobs.seat(r, params, prompt)
+        self.random.seat(r, params.seed, seat.random_id)
+        self.sampling.seat(r, params, prompt)
 
     def move(self, a: int, b: int) -> None:
         """Row `a` goes on as row `b`."""
-        for x in (self.alive, self.token, self.length, self.left, self.top, self.records, self.stops, self.tainted):
+        for x in (
+            self.alive,
+            self.token,
+            self.length,
+            self.tokens_left,
+            self.top,
+            self.records,
+            self.stops,
+            self.tainted,
+        ):
             x[b] = x[a]
-        self.noise.move(a, b)
-        self.knobs.move(a, b)
+        self.random.move(a, b)
+        self.sampling.move(a, b)
         self.alive[a] = False
 
     def begin(self, index: Index, logits: Tensor) -> LaunchResult:
         """The first token of rows just seated, from logits [n, V]."""
         where = torch.from_numpy(index)
-        knobs = self.knobs.rows(where)
-        u = torch.from_numpy(self.noise.next(index)).to(self.device)
+        sampling = self.sampling.rows(where)
+        u = torch.from_numpy(self.random.next(index)).to(self.device)
         kept = self._kept(index, logits)
-        token, logp, raw = self._draw(logits, u, knobs, kept)
-        if self.knobs.seen is not None:
-            self.knobs.seen[where.to(self.device), token] = True
+        token, logp, raw = self._draw(logits, u, sampling, kept)
+        if self.sampling.seen is not None:
+            self.sampling.seen[where.to(self.device), token] = True
         return self._note(index, (token, logp, raw), self._tops(index, logits), kept)
 
-    def go_on(self, rows: int, index: Index, logits: Tensor) -> LaunchResult:
+    def advance(self, rows: int, index: Index, logits: Tensor) -> LaunchResult:
         """The next token of the rows `index`, alive, from the logits [rows, V] of those before `rows`."""
         u = np.zeros(rows)
-        u[index] = self.noise.next(index)
-        knobs = self.knobs.head(rows)
+        u[index] = self.random.next(index)
+        sampling = self.sampling.head(rows)
         kept = self._kept(index, logits)
-        drawn = self._draw(logits, torch.from_numpy(u).to(self.device), knobs, kept)
-        knobs.see(drawn[0])
+        drawn = self._draw(logits, torch.from_numpy(u).to(self.device), sampling, kept)
+        sampling.see(drawn[0])
         top = self._tops(index, logits)
         if len(index) < rows:
             here = torch.from_numpy(index).to(self.device)
@@ -295,26 +306,26 @@ class HostRows:
         return torch.ones(logits.shape, dtype=torch.bool, device=self.device) if self.records[index].any() else None
 
     def _draw(
-        self, logits: Tensor, u: Tensor, knobs: Knobs, kept: Tensor | None = None
+        self, logits: Tensor, u: Tensor, sampling: SamplingTensors, kept: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        easy = knobs.uses == Uses.SAMPLED
+        easy = sampling.uses == Uses.SAMPLED
         if self.quick_draw is not None and easy.all():
             token, logp = self.quick_draw(logits, u)
             return token, logp, logp
         if self.quick_draw is not None and easy.any():
-            return self._apart(logits, u, knobs, easy, kept)
+            return self._draw_by_kind(logits, u, sampling, easy, kept)
         if len(logits) <= self.at_once:
-            return draw(logits, u, knobs, kept=kept)
+            return draw(logits, u, sampling, kept=kept)
         parts = [slice(a, min(a + self.at_once, len(u))) for a in range(0, len(u), self.at_once)]
         drawn = [
-            draw(logits[p], u[p], knobs.rows(range(p.start, p.stop)), kept=None if kept is None else kept[p])
+            draw(logits[p], u[p], sampling.rows(range(p.start, p.stop)), kept=None if kept is None else kept[p])
             for p in parts
         ]
         token, logp, raw = (torch.cat(x) for x in zip(*drawn, strict=True))
         return token, logp, raw
 
-    def _apart(
-        self, logits: Tensor, u: Tensor, knobs: Knobs, easy: NDArray[np.bool_], kept: Tensor | None
+    def _draw_by_kind(
+        self, logits: Tensor, u: Tensor, sampling: SamplingTensors, easy: NDArray[np.bool_], kept: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rows of both kinds: what the others ask for does not change how a row is drawn."""
         token = torch.empty(len(u), dtype=torch.int64)
@@ -322,7 +333,7 @@ class HostRows:
         for chosen in (easy, ~easy):
             index = torch.from_numpy(np.flatnonzero(chosen))
             some = None if kept is None else kept[index]
-            token[index], logp[index], raw[index] = self._draw(logits[index], u[index], knobs.rows(index), some)
+            token[index], logp[index], raw[index] = self._draw(logits[index], u[index], sampling.rows(index), some)
             if kept is not None and some is not None:
                 kept[index] = some
         return token, logp, raw
@@ -348,8 +359,8 @@ class HostRows:
         token = drawn[0].cpu().numpy()
         logp, raw = (x.double().cpu().numpy() for x in drawn[1:])
         self.token[index] = token
-        self.left[index] -= 1
-        ended = (token[:, None] == self.stops[index]).any(1) | (self.left[index] <= 0)
+        self.tokens_left[index] -= 1
+        ended = (token[:, None] == self.stops[index]).any(1) | (self.tokens_left[index] <= 0)
         self.alive[index] = ~ended
         self.tainted[index] |= ~np.isfinite(logp + raw)
         return LaunchResult(
@@ -364,8 +375,8 @@ class HostRows:
         )
 
 
-def _ids(kept: Tensor, asked: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
+def _ids(kept: Tensor, records: NDArray[np.bool_]) -> list[NDArray[np.int32]]:
     """The ids of the tokens that are kept, by row; none for a row that did not ask."""
-    table = kept.cpu().numpy() & asked[:, None]
+    table = kept.cpu().numpy() & records[:, None]
     ids = np.nonzero(table)[1].astype(np.int32)
     return np.split(ids, table.sum(1).cumsum()[:-1])

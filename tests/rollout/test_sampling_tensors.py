@@ -10,7 +10,7 @@ from each import each
 from torch import Tensor
 
 from hone.engine.draw import BLOCK, draw, process, top_logprobs
-from hone.engine.params import Knobs, SampleParams, Uses, check_params
+from hone.engine.params import SampleParams, SamplingTensors, Uses, check_params
 from hone.errors import HoneError
 
 torch.set_num_threads(1)
@@ -23,10 +23,12 @@ def params(**settings: Any) -> SampleParams:
 
 
 def drawn(logits: Tensor, u: Tensor, read: tuple[int, ...] = (), **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return draw(logits, u, Knobs.of([params(**settings)] * len(logits), logits.shape[-1], "cpu", [read] * len(logits)))
+    return draw(
+        logits, u, SamplingTensors.of([params(**settings)] * len(logits), logits.shape[-1], "cpu", [read] * len(logits))
+    )
 
 
-def same(a: Knobs, b: Knobs) -> bool:
+def same(a: SamplingTensors, b: SamplingTensors) -> bool:
     tables = ((a.table, b.table), (torch.from_numpy(a.host), torch.from_numpy(b.host)))
     return all(torch.equal(x, y) for x, y in tables) and a.uses.tolist() == b.uses.tolist()
 
@@ -40,8 +42,8 @@ LIST = [
 
 
 def test_rows_seated_one_by_one_are_rows_made_together():
-    made = Knobs.of(LIST, 6, "cpu", [(1, 2)] * 4)
-    seated = Knobs.plain(4, 6, "cpu")
+    made = SamplingTensors.of(LIST, 6, "cpu", [(1, 2)] * 4)
+    seated = SamplingTensors.plain(4, 6, "cpu")
     assert seated.bias is None
     assert seated.seen is None
     assert seated.any == Uses.SAMPLED
@@ -58,11 +60,11 @@ def test_rows_seated_one_by_one_are_rows_made_together():
 
 
 def test_a_row_seated_again_keeps_nothing():
-    knobs = Knobs.of(LIST, 6, "cpu", [(1,)] * 4)
+    knobs = SamplingTensors.of(LIST, 6, "cpu", [(1,)] * 4)
     for row in range(4):
         knobs.seat(row, params())
     assert knobs.any == Uses.SAMPLED
-    assert same(knobs, Knobs.plain(4, 6, "cpu"))
+    assert same(knobs, SamplingTensors.plain(4, 6, "cpu"))
     assert knobs.bias is not None
     assert not knobs.bias.any()
     assert knobs.seen is not None
@@ -70,7 +72,7 @@ def test_a_row_seated_again_keeps_nothing():
 
 
 def test_rows_move_and_are_gathered_with_all_they_have():
-    knobs = Knobs.of(LIST, 6, "cpu", [(1,)] * 4)
+    knobs = SamplingTensors.of(LIST, 6, "cpu", [(1,)] * 4)
     picked = knobs.rows(torch.tensor([2, 1]))
     knobs.move(2, 0)
     assert same(knobs.head(2), picked)
@@ -83,7 +85,7 @@ def test_rows_move_and_are_gathered_with_all_they_have():
 
 
 def test_what_the_first_rows_write_is_seen_by_all():
-    knobs = Knobs.of([params(repetition_penalty=2.0)] * 3, 4, "cpu", [(0,)] * 3)
+    knobs = SamplingTensors.of([params(repetition_penalty=2.0)] * 3, 4, "cpu", [(0,)] * 3)
     knobs.head(2).see(torch.tensor([3, 1]))
     assert knobs.seen is not None
     assert knobs.seen.int().tolist() == [[1, 0, 0, 1], [1, 1, 0, 0], [1, 0, 0, 0]]
@@ -91,7 +93,7 @@ def test_what_the_first_rows_write_is_seen_by_all():
 
 def test_penalty_bias_and_banned_by_hand():
     logits = torch.tensor([[2.0, -2.0, 0.0, 1.0, 2.0]])
-    knobs = Knobs.of(
+    knobs = SamplingTensors.of(
         [params(repetition_penalty=4.0, bias={0: 1.0, 3: -1.5}, banned=frozenset({4}))], 5, "cpu", [(0, 1)]
     )
     # 2 / 4 + 1, -2 * 4, 0, 1 - 1.5, banned
@@ -203,7 +205,7 @@ def test_tokens_the_model_does_not_have_are_refused(settings: dict[str, Any], wo
 
 
 def test_working_memory_fits_whatever_comes_next():
-    knobs = Knobs.plain(4, 9, "cpu")
+    knobs = SamplingTensors.plain(4, 9, "cpu")
     for rows, dtype in ((2, torch.float32), (4, torch.float64), (3, torch.bfloat16), (4, torch.float32)):
         logits = torch.randn(rows, 9).to(dtype)
         with torch.inference_mode(rows == 3):
