@@ -129,7 +129,10 @@ def finite(value: Any) -> float | None:
         value = value.item()
     if not isinstance(value, Real):
         return None
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond every float
+        return None
     return number if abs(number) <= GREATEST else None
 
 
@@ -145,12 +148,11 @@ def to_outcome(value: Any, *, place: str = "") -> Outcome:
     if isinstance(value, Outcome):
         if not value.valid:
             return value if value.reason else invalid("the reward gave no reason", place=place)
-        bad = [name for name, part in {**value.parts, **value.added}.items() if finite(part) is None]
-        number = finite(value.value)
-        if number is None or bad:
+        number, parts, added = finite(value.value), _finite_parts(value.parts), _finite_parts(value.added)
+        if number is None or parts is None or added is None:
             said = f"the reward returned an Outcome of {value.value!r} with parts {dict(value.parts)!r}"
             return invalid(said, place=place)
-        return replace(value, value=number)
+        return replace(value, value=number, parts=parts, added=added)
     number = finite(value)
     if number is None:
         return invalid(f"the reward returned {type(value).__name__} {value!r}, expected a finite number", place=place)
@@ -158,8 +160,13 @@ def to_outcome(value: Any, *, place: str = "") -> Outcome:
 
 
 def _from_parts(parts: Mapping[Any, Any], place: str) -> Outcome:
-    numbers = {str(name): finite(part) for name, part in parts.items()}
-    good = {name: number for name, number in numbers.items() if number is not None}
-    if not parts or len(good) < len(parts):
+    numbers = _finite_parts(parts)
+    if not numbers:
         return invalid(f"the reward returned the parts {dict(parts)!r}, expected finite numbers", place=place)
-    return to_outcome(Outcome(value=math.fsum(good.values()), parts=good, added=good))
+    return to_outcome(Outcome(value=math.fsum(numbers.values()), parts=numbers, added=numbers))
+
+
+def _finite_parts(parts: Mapping[Any, Any]) -> dict[str, float] | None:
+    """The parts as plain numbers; None where one of them is no finite number, or two have one name."""
+    numbers = {str(name): number for name, part in parts.items() if (number := finite(part)) is not None}
+    return numbers if len(numbers) == len(parts) else None

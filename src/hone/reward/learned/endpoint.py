@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from hone.errors import HoneError
 from hone.types import Message
@@ -67,9 +67,7 @@ class Endpoint:
             try:
                 return _text(self._post(body))
             except urllib.error.HTTPError as error:
-                with error:
-                    said = error.read(300).decode("utf-8", "replace")
-                why, wait = f"status {error.code}: {said}", _asked_to_wait(error)
+                why, wait = f"status {error.code}: {self._error_text(error)}", _asked_to_wait(error)
                 if error.code not in AGAIN:
                     raise NoAnswer(f"the judge refused with {why}") from error
             except (OSError, ValueError, http.client.HTTPException) as error:  # no connection, answer in time, or JSON
@@ -85,13 +83,22 @@ class Endpoint:
             request.add_unredirected_header("Authorization", f"Bearer {os.environ.get(self.key, '')}")
         until = time.monotonic() + self.timeout
         with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-            return _read(answer, until=until)
+            return _read(answer, most=LARGEST, until=until)
+
+    def _error_text(self, error: urllib.error.HTTPError) -> str:
+        """The beginning of what an error says; "" where that cannot be read in time."""
+        with error:
+            try:
+                answer = cast(http.client.HTTPResponse, error)
+                return _read(answer, most=300, until=time.monotonic() + self.timeout).decode("utf-8", "replace")
+            except (OSError, http.client.HTTPException):
+                return ""
 
 
-def _read(answer: http.client.HTTPResponse, *, until: float) -> bytes:
-    """All of it; an answer that comes byte by byte is late as well."""
+def _read(answer: http.client.HTTPResponse, *, most: int, until: float) -> bytes:
+    """At most so many bytes of an answer; TimeoutError where it goes on for longer, even byte by byte."""
     parts = bytearray()
-    while len(parts) < LARGEST and (part := answer.read1(LARGEST - len(parts))):
+    while len(parts) < most and (part := answer.read1(most - len(parts))):
         parts += part
         if time.monotonic() > until:
             raise TimeoutError("timed out")

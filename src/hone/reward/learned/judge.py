@@ -48,7 +48,7 @@ _OF = re.compile(
 )
 _OPEN = re.compile(  # what leaves the mark open: a range, a fraction, a second number in digits or in words
     r"[0-9\u00bc-\u00be\u2150-\u215e]|\bto\b\s*\w+\s*$|^[\s*_]*(?:and\s+(?:a\s+)?(?:half|quarter)|point\s"
-    r"|(?:or|to|and|maybe|perhaps|-|\u2013)\s+(?:maybe\s+|perhaps\s+)?(?:zero|one|two|three|four|five|six|seven|eight|nine|ten)\b)",
+    r"|,?\s*(?:or|to|and|maybe|perhaps|-|\u2013)\s+(?:maybe\s+|perhaps\s+)?(?:zero|one|two|three|four|five|six|seven|eight|nine|ten)\b)",
     re.IGNORECASE,
 )
 _TAGGED = re.compile(r"<(score|rating|mark|winner)>([^<>]*)</\1>", re.IGNORECASE)
@@ -120,7 +120,7 @@ def winner(answer: str) -> str | None:
     found = _of_object(text, "winner")
     lines = [f"winner: {found}"] if isinstance(found, str) else [] if found is not None else _lines(text)
     matches = [match for line in lines if (match := _WINNER.fullmatch(line))]
-    if not matches or re.search(r"\b(?:or|and|tie|[AB])\b", matches[-1]["rest"].partition(".")[0]):
+    if not matches or re.search(r"\b(?:or|tie|[AB])\b|^\W*and\b", matches[-1]["rest"].partition(".")[0]):
         return None
     return matches[-1]["who"].lower()
 
