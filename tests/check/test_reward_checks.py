@@ -12,7 +12,7 @@ from check_world import ROWS, World, failing, job_of, names, recipe, tags, verdi
 from hone.check import suite
 from hone.config.recipe import ModelSpec
 from hone.reward import verify
-from hone.reward.outcome import place_of
+from hone.reward.outcome import location_of
 from hone.types import Outcome
 
 
@@ -90,7 +90,7 @@ def test_a_rare_row_on_which_the_reward_raises_is_found_with_its_answer(world: W
     job = job_of(world, "grpo", data=rows, reward=shorter)
     state, seen = verdict(job, "gold answers")
     assert state == "warn"
-    place = f"{place_of(shorter).rpartition(':')[0]}:{shorter.__code__.co_firstlineno + 2}"
+    place = f"{location_of(shorter).rpartition(':')[0]}:{shorter.__code__.co_firstlineno + 2}"
     assert seen == (
         "1 of 180 gold answers get an invalid reward, at first: "
         f"ValueError: could not convert string to float: 'fifty' ({place}); for the prompt '50?'"

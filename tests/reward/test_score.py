@@ -14,7 +14,7 @@ from each import each
 
 from hone.errors import HoneError
 from hone.reward.group_scorer import GroupScorer
-from hone.reward.outcome import PLACE, place_of
+from hone.reward.outcome import LOCATION, location_of
 from hone.reward.score import Reward, combine, score
 from hone.types import Outcome, Rollout, Task
 
@@ -91,7 +91,7 @@ def test_what_is_no_finite_number_is_invalid_and_says_why(result):
     assert outcome.value is None
     assert outcome.reason
     assert "\n" not in outcome.reason
-    assert len(PLACE.sub("", outcome.reason)) <= 300
+    assert len(LOCATION.sub("", outcome.reason)) <= 300
 
 
 class Unprintable(Exception):
@@ -119,7 +119,7 @@ def test_a_crash_is_invalid_with_type_and_message(error, reason):
         raise error
 
     for function in (crash, crash_all):
-        place = f" ({place_of(function).rpartition(':')[0]}:{function.__code__.co_firstlineno + 1})"
+        place = f" ({location_of(function).rpartition(':')[0]}:{function.__code__.co_firstlineno + 1})"
         assert Reward(function)([rollout()] * 3) == [Outcome(value=None, reason=reason + place)] * 3
 
 
