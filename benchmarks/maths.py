@@ -19,7 +19,7 @@ from hone.data.feed.locate import Reading, locate
 from hone.data.rows.convert import RowCounts
 from hone.reward.verify.math.amount import amount
 from hone.reward.verify.math.normalise import normalise
-from hone.reward.verify.math.verdict import _asked, math_reward
+from hone.reward.verify.math.verdict import _ask_worker, math_reward
 from hone.reward.verify.math.workers import WORKERS, NoVerdict
 from hone.types import Task
 
@@ -232,7 +232,7 @@ def measure(quick: bool) -> Sequence[Row]:
     started = note("first expression, which starts the processes", time.perf_counter() - start, unit="s")
     library(r"\boxed{\sqrt{8}}", r"2\sqrt{2}")  # the library is imported and warm, as ours is
     rows = [started, *agreement(quick), *hostile(quick), *past_the_guard()]
-    _asked.cache_clear()
+    _ask_worker.cache_clear()
     return rows
 
 

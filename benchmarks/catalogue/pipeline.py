@@ -121,7 +121,7 @@ REWARD = (
     ),
     fault(
         "a NaN reward is kept", "pain 3", "reward", "reward/outcome.py",
-        old="    return number if abs(number) <= GREATEST else None", new="    return number",
+        old="    return number if abs(number) <= FLOAT32_MAX else None", new="    return number",
         tests="reward/test_score.py",
     ),
     fault(

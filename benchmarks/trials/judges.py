@@ -59,6 +59,8 @@ WINNERS = (
     ("Winner: A. It is better.", 1.0), ("The winner is: B", 0.0),
     ("Winner: Apple", None), ("<think>Winner: A</think>Winner: tie", 0.5),
     ("Winner: neither", None), ("Winner: A and B", None), ('"Winner: A"', None),
+    ("Winner: A (more accurate and complete)", 1.0), ("Winner: B, since it is clearer and correct", 0.0),
+    ("Winner: A and only A", None), ("Winner: A, and b too", None), ("Winner: a or the other", None),
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import pytest
 from check_world import ROWS, World, failing, job_of, names, recipe, rows_for, verdict, write_rows
 
 from hone.check import suite
+from hone.config.recipe import ModelSpec
 from hone.data.feed.source import Source
 from hone.types import Task
 
@@ -101,6 +102,39 @@ def test_copies_leaks_and_disputed_answers_are_noted(world: World):
     assert "2 of 2 prompts of eval_data are in data" in verdict(leaked, "copies")[1]
     disputed = job_of(world, "grpo", data=[*rows, {"prompt": rows[0]["prompt"], "answer": "5"}])
     assert verdict(disputed, "copies") == ("warn", "1 prompts occur with different answers")
+
+
+def test_texts_and_conversations_of_the_held_out_data_are_looked_for_in_the_data(world: World):
+    chat = ModelSpec(path=world / "chat")
+    asked = [
+        {**row, "messages": [*row["messages"][:-1], {"role": "assistant", "content": "?"}]} for row in ROWS["messages"]
+    ]
+    for algo, rows, held_out, model in (
+        ("pretrain", ROWS["text"], ROWS["text"][:2], ModelSpec(path=world / "plain")),
+        ("sft", ROWS["messages"], asked[:2], chat),
+    ):
+        state, seen = verdict(job_of(world, algo, data=rows, eval_data=held_out, model=model), "copies")
+        assert (state, seen.partition(":")[0]) == ("warn", "2 of 2 prompts of eval_data are in data"), algo
+        job = job_of(world, algo, data=rows[2:], eval_data=held_out, model=model)
+        assert verdict(job, "copies") == (
+            "pass",
+            "0 of 7 rows are copies of others; none of 2 held-out prompts is in data",
+        )
+
+
+def test_of_a_stream_only_the_first_rows_are_spoken_of(world: World, tmp_path: Path):
+    data = write_rows(tmp_path / "many.jsonl", [{"text": f"row {i}"} for i in range(300)])
+    held_out = [{"text": "row 250"}]
+    job = job_of(world, "pretrain", "read.stream=always", data=data, eval_data=held_out)
+    assert verdict(job, "copies") == (
+        "pass",
+        "0 of the first 100 rows are copies of others; none of 1 held-out prompts is among them",
+    )
+
+
+def test_steps_of_tokens_say_nothing_of_how_often_a_row_is_met(world: World):
+    job = job_of(world, "sft", "train.tokens=200", "train.steps=3")
+    assert verdict(job, "plan")[1].endswith("micro-batches of at most 200 tokens; 3 steps over 9 rows")
 
 
 def test_a_context_that_cuts_completions_short_is_noted(world: World):

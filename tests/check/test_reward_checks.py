@@ -12,7 +12,7 @@ from check_world import ROWS, World, failing, job_of, names, recipe, tags, verdi
 from hone.check import suite
 from hone.config.recipe import ModelSpec
 from hone.reward import verify
-from hone.reward.outcome import place_of
+from hone.reward.outcome import location_of
 from hone.types import Outcome
 
 
@@ -90,7 +90,7 @@ def test_a_rare_row_on_which_the_reward_raises_is_found_with_its_answer(world: W
     job = job_of(world, "grpo", data=rows, reward=shorter)
     state, seen = verdict(job, "gold answers")
     assert state == "warn"
-    place = f"{place_of(shorter).rpartition(':')[0]}:{shorter.__code__.co_firstlineno + 2}"
+    place = f"{location_of(shorter).rpartition(':')[0]}:{shorter.__code__.co_firstlineno + 2}"
     assert seen == (
         "1 of 180 gold answers get an invalid reward, at first: "
         f"ValueError: could not convert string to float: 'fifty' ({place}); for the prompt '50?'"
@@ -208,6 +208,19 @@ def test_a_verifier_that_accepts_or_refuses_everything(
     assert seen in verdict(job, "gold answers")[1]
 
 
+def test_answers_of_other_rows_are_tried_in_the_form_in_which_the_right_one_is_accepted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    rows = [{"prompt": f"{row['prompt']}<think>\n", "answer": row["answer"]} for row in ROWS["problems"]]
+    state, seen = verdict(job_of(world, "grpo", reward={"math": 1.0}, data=rows), "gold answers")
+    assert state == "pass"
+    assert seen.endswith("0 of 9 answers of other rows, tried as <think> </think> <answer>X</answer>")
+    monkeypatch.setitem(verify.VERIFIERS, "math", lambda completion, task: float(completion.startswith("<think>")))
+    job = job_of(world, "grpo", reward={"math": 1.0}, data=rows)
+    assert verdict(job, "gold answers")[0] == "fail"
+    assert "9 of 9 answers of other rows" in verdict(job, "gold answers")[1]
+
+
 def test_a_function_is_tried_in_several_forms(world: World):
     job = job_of(world, "grpo", reward=lambda completion, task: float(completion == rf"\boxed{{{task.answer}}}"))
     assert verdict(job, "gold answers")[0] == "pass"
@@ -217,6 +230,7 @@ def test_a_function_is_tried_in_several_forms(world: World):
 
 
 def test_a_reward_that_reads_no_answer_is_not_asked(world: World):
-    assert verdict(job_of(world, "grpo", reward={"format": 1.0}), "gold answers")[0] == "skip"
+    for name in ("format", "length:2-5", "regex:[0-9]+", "repetition:4", "tags:a"):
+        assert verdict(job_of(world, "grpo", reward={name: 1.0}), "gold answers")[0] == "skip", name
     rows = [{"prompt": row["prompt"]} for row in ROWS["problems"]]
     assert verdict(job_of(world, "grpo", reward=always, data=rows), "gold answers")[0] == "skip"

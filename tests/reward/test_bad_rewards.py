@@ -13,7 +13,7 @@ from patience import patience
 
 from hone.errors import HoneError
 from hone.reward.group_scorer import GroupScorer
-from hone.reward.outcome import PLACE
+from hone.reward.outcome import LOCATION
 from hone.reward.score import Reward, score
 from hone.reward.verify import VERIFIERS
 from hone.reward.workers.reward_worker import in_workers
@@ -74,9 +74,9 @@ def test_one_value_for_a_batch_or_the_wrong_number_of_them_stops_the_run(value, 
     ],
 )
 def test_what_is_no_number_is_invalid_and_says_what_it_was(value, says: str):
-    assert PLACE.sub("", reason(lambda completion: value)) == says
+    assert LOCATION.sub("", reason(lambda completion: value)) == says
     found = [o.reason for o in Reward(lambda completions: [value, 1.0])([rollout()] * 2)]
-    assert [PLACE.sub("", reason) for reason in found] == [says, ""]
+    assert [LOCATION.sub("", reason) for reason in found] == [says, ""]
 
 
 def test_too_many_invalid_ones_stop_the_run_and_say_why():
@@ -140,7 +140,7 @@ def test_sys_exit_is_a_crash_of_one_completion():
     def leaves(completion):
         return sys.exit("enough") if completion == "go" else 1.0
 
-    assert PLACE.sub("", reason(leaves, "go")) == "SystemExit: enough"
+    assert LOCATION.sub("", reason(leaves, "go")) == "SystemExit: enough"
     for reward in (Reward(leaves), *in_workers([leaves], seconds=60.0, workers=1)):
         assert [o.value for o in reward([rollout("go"), rollout("stay")])] == [None, 1.0]
 
@@ -167,7 +167,7 @@ def test_what_is_no_exception_is_a_crash_of_one_completion_too(error: BaseExcept
     for function in raises(error):
         for reward in (Reward(function), *in_workers([function], seconds=60.0, workers=1)):
             first, second = reward([rollout("go"), rollout("stay")])
-            assert (first.value, PLACE.sub("", first.reason)) == (None, f"{type(error).__name__}: mine")
+            assert (first.value, LOCATION.sub("", first.reason)) == (None, f"{type(error).__name__}: mine")
             assert second.value == 1.0
 
 
@@ -189,7 +189,7 @@ def test_a_function_that_stops_the_loop_or_cancels_all_in_it_is_not_waited_for()
         await asyncio.sleep(60)
 
     assert [o.value for o in Reward(stops)([rollout(), rollout()])] == [1.0, 1.0]
-    assert PLACE.sub("", reason(cancels, "a", "b")) == "CancelledError: cancelled by a function that ran beside it"
+    assert LOCATION.sub("", reason(cancels, "a", "b")) == "CancelledError: cancelled by a function that ran beside it"
     assert Reward(stops)([rollout()])[0].value == 1.0
 
 
@@ -209,7 +209,7 @@ def test_what_cannot_be_counted_is_invalid(value):
         return value
 
     for reward in (Reward(batch), *in_workers([batch], seconds=60.0, workers=1)):
-        assert [PLACE.sub("", o.reason) for o in reward([rollout()] * 2)] == ["ValueError: it has none"] * 2
+        assert [LOCATION.sub("", o.reason) for o in reward([rollout()] * 2)] == ["ValueError: it has none"] * 2
 
 
 def test_what_it_raises_can_hold_anything():
@@ -218,7 +218,7 @@ def test_what_it_raises_can_hold_anything():
 
     said = reason(raises)
     assert said.startswith("ValueError: ?\x00x")
-    assert len(PLACE.sub("", said)) == 300
+    assert len(LOCATION.sub("", said)) == 300
     said.encode()
 
 

@@ -100,6 +100,18 @@ def test_what_may_pass_is_tried_again_and_then_failed(fake: Fake, answer: bytes,
     assert ask(fake) == "Score: 7"
 
 
+def test_an_error_whose_text_breaks_off_or_never_comes_is_tried_again_as_well(fake: Fake):
+    head = b"HTTP/1.1 503 Busy\r\n"
+    for broken in (head + b"Transfer-Encoding: chunked\r\n\r\n5\r\nab", head + b"Transfer-Encoding: chunked\r\n\r\nx"):
+        fake.answers = [broken, whole(RIGHT)]
+        assert ask(fake) == "Score: 7"
+    fake.answers, fake.pause = [whole(b"x" * 300, status="503 Busy"), whole(RIGHT)], 0.01
+    start = time.monotonic()
+    with pytest.raises(NoAnswer, match="did not answer in 1 tries, the last with status 503"):
+        ask(fake, timeout=0.5, retries=0)
+    assert time.monotonic() - start < patience(3)
+
+
 @pytest.mark.parametrize("status", ["400 Bad", "401 Key", "404 None"])
 def test_a_refusal_is_not_tried_again(fake: Fake, status: str):
     fake.answers = [whole(b"no", status=status)]

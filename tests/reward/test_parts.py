@@ -13,7 +13,7 @@ from hone.config.recipe import PartsSpec, Recipe, TrainSpec, check_parts
 from hone.errors import HoneError
 from hone.launch.rewards import scorer, separate
 from hone.reward.group_scorer import GroupScorer
-from hone.reward.outcome import PLACE
+from hone.reward.outcome import LOCATION
 from hone.reward.score import Reward, RewardPart, cached, combine, read_schedule
 from hone.reward.workers.reward_worker import in_workers
 from hone.types import Outcome, Rollout, Task
@@ -38,7 +38,7 @@ def test_a_part_is_clipped_scheduled_and_weighed_in_this_order():
     assert outcome == Outcome(value=11.0, parts={"short": 7.0, "long": 7.0}, added={"short": 4.0, "long": 7.0})
     values = [both([rollout("", version=step)])[0].value for step in (0, 5, 10, 500)]
     assert values == [2.0, 1.0, 0.0, 0.0]
-    assert [both.steady()([rollout("", version=step)])[0].value for step in (0, 500)] == [2.0, 2.0]
+    assert [both.without_schedules()([rollout("", version=step)])[0].value for step in (0, 500)] == [2.0, 2.0]
 
 
 @each("text", ["", "x", "0", "0:a", "5:1 5:2", "5:1 0:2", "-1:1", "0:nan", "0:inf", "0:1:2"])
@@ -169,7 +169,7 @@ def test_async_functions_fail_as_plain_ones_do():
     seconds = patience(0.5)
     found = Reward(slow, seconds=seconds)([rollout(t) for t in ("raise", "a", "exit", "hang")])
     assert [o.value for o in found] == [None, 1.0, None, None]
-    assert [PLACE.sub("", o.reason) for o in found if o.reason] == [
+    assert [LOCATION.sub("", o.reason) for o in found if o.reason] == [
         "RuntimeError: no",
         "SystemExit: 3",
         f"timed out: reward slow took more than {seconds:g} s (train.reward_timeout, parts.timeout)",

@@ -19,7 +19,7 @@ from each import each
 from patience import eventually, patience, running
 
 from hone.errors import HoneError
-from hone.reward.outcome import PLACE
+from hone.reward.outcome import LOCATION
 from hone.reward.score import Reward, combine, score
 from hone.reward.workers.reward_worker import WorkerPool, WorkerReward, in_workers
 from hone.types import Outcome, Rollout, Task
@@ -94,8 +94,8 @@ def test_what_hangs_or_dies_is_invalid_with_its_reason_and_the_rest_is_not(text:
     start = time.monotonic()
     before, bad, after = outcomes(reward, "one", text, "three")
     assert (before.value, after.value) == (4.0, 6.0)
-    assert (bad.value, PLACE.sub("", bad.reason)) == (None, says.format(seconds=reward.seconds))
-    assert PLACE.search(bad.reason), "the reward's file and line are named"
+    assert (bad.value, LOCATION.sub("", bad.reason)) == (None, says.format(seconds=reward.seconds))
+    assert LOCATION.search(bad.reason), "the reward's file and line are named"
     assert outcomes(reward, "four")[0].value == 5.0  # by another worker
     assert time.monotonic() - start < patience(4)
 

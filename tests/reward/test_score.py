@@ -14,7 +14,7 @@ from each import each
 
 from hone.errors import HoneError
 from hone.reward.group_scorer import GroupScorer
-from hone.reward.outcome import place_of
+from hone.reward.outcome import LOCATION, location_of
 from hone.reward.score import Reward, combine, score
 from hone.types import Outcome, Rollout, Task
 
@@ -82,6 +82,7 @@ def test_numbers_of_every_kind_are_a_value(result, value):
         Outcome(value=math.nan),
         Outcome(value="1"),  # type: ignore[arg-type]
         Outcome(value=1.0, parts={"a": math.nan}),
+        Outcome(value=1.0, parts={"a": math.nan}, added={"a": 1.0}),
         (x for x in [1.0]),
     ],
 )
@@ -90,7 +91,7 @@ def test_what_is_no_finite_number_is_invalid_and_says_why(result):
     assert outcome.value is None
     assert outcome.reason
     assert "\n" not in outcome.reason
-    assert len(outcome.reason) <= 300
+    assert len(LOCATION.sub("", outcome.reason)) <= 300
 
 
 class Unprintable(Exception):
@@ -118,7 +119,7 @@ def test_a_crash_is_invalid_with_type_and_message(error, reason):
         raise error
 
     for function in (crash, crash_all):
-        place = f" ({place_of(function).rpartition(':')[0]}:{function.__code__.co_firstlineno + 1})"
+        place = f" ({location_of(function).rpartition(':')[0]}:{function.__code__.co_firstlineno + 1})"
         assert Reward(function)([rollout()] * 3) == [Outcome(value=None, reason=reason + place)] * 3
 
 
@@ -131,6 +132,9 @@ def test_an_invalid_outcome_keeps_its_reason_and_a_valid_one_its_parts():
     assert value_of(Outcome(value=None, reason="timed out")).reason == "timed out"
     assert value_of(Outcome(value=None)).reason
     assert value_of(Outcome(value=1.0, parts={"a": 1.0})).parts == {"a": 1.0}
+    tensors = value_of(Outcome(value=1.0, parts={"a": torch.tensor(1.0)}, added={"a": torch.tensor(2.0)}))  # type: ignore[arg-type]
+    assert [type(x) for x in (*tensors.parts.values(), *tensors.added.values())] == [float, float]
+    assert value_of(10**400).reason.startswith("the reward returned int 1000")
     assert value_of({"a": 1, "b": 2}).parts == {"a": 1.0, "b": 2.0}
 
 

@@ -55,7 +55,7 @@ def test_an_empty_separator_is_refused():
 
 def test_a_step_ends_with_its_separators_token_and_the_last_one_before_the_stop_token():
     r = rollout(1, 4, 2, 5, 1, 0)  # a\n | b\n\n | a <eos>
-    assert stepper().cut(r) == ([3, 5, 6], ["a\n", "b\n\n", "a"])
+    assert stepper().ends_and_texts(r) == ([3, 5, 6], ["a\n", "b\n\n", "a"])
     assert stepper().ends(rollout(1, 4, 0)) == [3]
     assert stepper().ends(rollout(9, 9, 1, 0)) == [2, 3, 4]
     assert stepper().ends(rollout(0)) == []
@@ -64,18 +64,18 @@ def test_a_step_ends_with_its_separators_token_and_the_last_one_before_the_stop_
 def test_several_stop_ids_at_the_end_are_no_part_of_any_step():
     for trailing in ((0,), (0, 0), (0, 8, 0)):  # as where a turn's end and the text's end are both written
         two = Stepper(decode=decode, stop_ids={0, 8})
-        assert two.cut(rollout(1, 4, 2, *trailing)) == ([3, 4], ["a\n", "b"]), trailing
-        assert two.cut(rollout(*trailing)) == ([], []), trailing
+        assert two.ends_and_texts(rollout(1, 4, 2, *trailing)) == ([3, 4], ["a\n", "b"]), trailing
+        assert two.ends_and_texts(rollout(*trailing)) == ([], []), trailing
 
 
 def test_a_stop_id_before_the_end_is_text_like_any_other():
-    assert stepper().cut(rollout(1, 0, 4, 2, 0, 0)) == ([4, 5], ["a<eos>\n", "b"])
+    assert stepper().ends_and_texts(rollout(1, 0, 4, 2, 0, 0)) == ([4, 5], ["a<eos>\n", "b"])
 
 
 def test_a_token_that_reaches_into_the_next_step_belongs_to_it():
-    assert stepper(" ").cut(rollout(1, 6, 6, 0)) == ([2, 3, 4], ["a", " a", " a"])
-    assert stepper().cut(rollout(7, 2, 0)) == ([3], ["a\nbb"])  # no token ends the first step
-    assert stepper().cut(rollout(2, 7, 2, 0)) == ([2, 4], ["b", "a\nbb"])
+    assert stepper(" ").ends_and_texts(rollout(1, 6, 6, 0)) == ([2, 3, 4], ["a", " a", " a"])
+    assert stepper().ends_and_texts(rollout(7, 2, 0)) == ([3], ["a\nbb"])  # no token ends the first step
+    assert stepper().ends_and_texts(rollout(2, 7, 2, 0)) == ([2, 4], ["b", "a\nbb"])
 
 
 def test_observed_tokens_are_no_part_of_any_step():

@@ -31,6 +31,16 @@ def test_every_verifier_is_a_reward_and_accepts_its_gold_answer():
         assert Reward(verifier)([row])[0].value == 1.0
 
 
+def test_a_prompt_may_have_opened_the_thought():
+    opened = Task(prompt="Question. Assistant: Let me think.\n<think>\n")
+    assert format_reward("a</think>\n<answer>b</answer>", opened) == 1.0
+    assert format_reward("<think>a</think><answer>b</answer>", opened) == 1.0  # it writes the tag again
+    assert format_reward("a<answer>b</answer>", opened) == format_reward("a</think>b", opened) == 0.0
+    assert format_reward("a</think><answer>b</answer>", Task(prompt="<think>?")) == 0.0
+    row = Rollout(tokens=[1], mask=[True], text="a</think><answer>b</answer>", task=opened)
+    assert Reward(format_reward)([row])[0].value == 1.0
+
+
 def test_lines_and_blanks_around_the_tags_are_no_matter_nor_is_an_empty_thought():
     assert format_reward("\n<think> a\nb </think>\n\n<answer> c </answer>\n ") == 1.0
     assert format_reward("<think></think><answer>b</answer>") == 1.0

@@ -16,6 +16,7 @@ from hone.errors import HoneError
 from hone.launch.rewards import scorer, separate
 from hone.reward.score import Reward
 from hone.reward.verify import make_verifier
+from hone.reward.verify.choice import exact_reward
 from hone.reward.verify.compare import f1_reward, number, numeric
 from hone.reward.verify.structure import units
 from hone.types import Rollout, Task
@@ -209,6 +210,24 @@ def _timed(recipe: Recipe, name: str) -> Recipe:
 )
 def test_a_number_within_its_tolerance(text: str, right: float):
     assert value("numeric:0.01", text, answer="3.14") == right
+
+
+def test_a_sentence_may_go_on_after_its_number_but_not_take_it_back():
+    right = ("3.14. This follows from 22/7.", "**3.14**.", "3.14, because 6.28 / 2 = 3.14.", "3.14, so we are done.")
+    wrong = ("3.14. No, that is wrong.", "3.14 or 2.", "3.14. 2.", "not 3.14. It is 2.", "2. It is not 3.14.")
+    for rest in right:
+        assert value("numeric:0.01", f"The answer is {rest}", answer="3.14") == 1.0, rest
+    for rest in wrong:
+        assert value("numeric:0.01", f"The answer is {rest}", answer="3.14") == 0.0, rest
+    assert value("numeric:0.01", "I doubt that the answer is 3.14. It may be 4.", answer="3.14") == 0.0
+
+
+def test_a_thought_that_the_prompt_has_opened_is_not_the_answer():
+    open_thought = Task(prompt="1+1? Assistant: <think>\n", answer="2")
+    for verifier in (exact_reward, f1_reward, numeric("0")):
+        assert verifier("2", open_thought).value == 0.0, verifier
+        assert verifier("one and one</think>2", open_thought).value == 1.0, verifier
+        assert verifier("2", "2").value == 1.0, verifier
 
 
 def test_tolerances_are_exact_and_may_be_a_share():

@@ -90,10 +90,12 @@ def copies(probe: Probe) -> Finding:
         return warn_finding(seen, "take them out of data")
     if disputed := _disputed(rows) if probe.job.algo.online else 0:
         return warn_finding(f"{disputed} prompts occur with different answers", "keep one answer a prompt")
-    seen = f"{repeated} of {len(rows)} rows are copies of others"
+    first = "the first " if feeds.is_streamed(probe.job.recipe.data, probe.how) else ""
+    seen = f"{repeated} of {first}{len(rows)} rows are copies of others"
     if repeated > MANY * len(rows) and len(rows) > 1:
         return warn_finding(seen, "remove the copies, or mean it: they count several times")
-    return pass_finding(f"{seen}; {f'none of {held_out} held-out prompts is in data' if held_out else 'no eval_data'}")
+    where = "among them" if first else "in data"
+    return pass_finding(f"{seen}; {f'none of {held_out} held-out prompts is {where}' if held_out else 'no eval_data'}")
 
 
 def _plain(row: Any) -> dict[str, Any]:
@@ -103,13 +105,18 @@ def _plain(row: Any) -> dict[str, Any]:
 
 
 def _prompt(row: Mapping[str, Any]) -> str:
-    return json.dumps(row.get("prompt"), sort_keys=True, default=repr)
+    """What a row asks: its prompt, the messages before the last answer, or all of a text."""
+    messages = row.get("messages")
+    if "prompt" not in row and messages:
+        messages = messages[:-1] if messages[-1]["role"] == "assistant" else messages
+    asked = row.get("prompt", messages or row.get("text"))
+    return json.dumps(asked, sort_keys=True, default=repr)
 
 
 def _leaks(probe: Probe, rows: list[dict[str, Any]]) -> tuple[int, int]:
     if not probe.job.recipe.eval_data:
         return 0, 0
-    known = {_prompt(row) for row in rows if "prompt" in row}
+    known = set(map(_prompt, rows))
     held_out = [_prompt(_plain(row)) for row in feeds.load_rows(probe.job.recipe.eval_data, probe.how)]
     return sum(prompt in known for prompt in held_out), len(held_out)
 

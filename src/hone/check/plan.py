@@ -38,6 +38,8 @@ LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current")
 def step(probe: Probe) -> Finding:
     """What one step does, in rows, and how often the run meets each row of the data."""
     recipe, rows = probe.job.recipe, len(probe.job.source)
+    if recipe.train.tokens:  # how many rows fit into a step is known once they are read
+        return pass_finding(f"{in_words(recipe)}; {recipe.train.steps} steps over {rows} rows")
     epochs = recipe.train.steps * recipe.train.prompts / rows
     seen = f"{in_words(recipe)}; {recipe.train.steps} steps meet each of {rows} rows {epochs:.2g} times"
     if recipe.train.prompts > rows:

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field, replace
 from hone.algo.select import reward_of
 from hone.check.probe import Probe
 from hone.check.report import Finding, fail_finding, pass_finding, skip_finding, warn_finding
+from hone.config.recipe import MODEL
 from hone.data.text.messages import text_of
 from hone.launch.measure import ANSWERS
 from hone.reward.outcome import commonest
 from hone.reward.score import Combined, RewardScorer
 from hone.types import Outcome, Rollout, Task
 
+# Hone's rewards that look at the form of a completion and not at its answer
+FORM_ONLY = {"format", "tags", "regex", "schema", "grammar", "length", "overlong", "language", "repetition"}
 # The forms in which an answer is tried, the one that Hone's verifiers read first.
 FORMS = (
     "<answer>{}</answer>",
@@ -234,7 +237,7 @@ def verifiers_of(reward: RewardScorer | None) -> dict[str, RewardScorer]:
 
 def _reads_no_answer(reward: RewardScorer | None) -> bool:
     names = list(reward.rewards) if isinstance(reward, Combined) else []
-    return bool(names) and all(name == "format" or name.startswith(("model:", "model-")) for name in names)
+    return bool(names) and all(name.partition(":")[0] in FORM_ONLY or MODEL.fullmatch(name) for name in names)
 
 
 def gold(probe: Probe) -> Finding:
@@ -292,7 +295,7 @@ def _other(task: Task, tasks: Sequence[Task]) -> str | None:
 
 def _by_verifier(verifiers: Mapping[str, RewardScorer], tasks: Sequence[Task], *, max_invalid: float) -> Finding:
     name, verifier = next(iter(verifiers.items()))
-    best, _ = _accepted(verifier, tasks, {i: task.answer or "" for i, task in enumerate(tasks)})
+    best, forms = _accepted(verifier, tasks, {i: task.answer or "" for i, task in enumerate(tasks)})
     tried = [(task, best[i]) for i, task in enumerate(tasks)]
     invalid = [f"{_place(task)}{o.reason}" for task, o in tried if not o.valid]
     refused = [f"{_place(task)}{task.answer!r:.40}" for task, o in tried if o.valid and o.value != 1]
@@ -301,13 +304,18 @@ def _by_verifier(verifiers: Mapping[str, RewardScorer], tasks: Sequence[Task], *
         seen = f"{name} does not accept {len(invalid + refused)} of {len(tasks)} gold answers: {why}"
         verdict = fail_finding if len(invalid + refused) > max_invalid * len(tasks) else warn_finding
         return verdict(seen, "correct the column answer, or use another verifier")
-    swapped = [(task, other) for task in tasks[:GOLD] if (other := _other(task, tasks)) is not None]
-    accepted = sum(verifier([written(task, FORMS[0].format(other))])[0].value == 1 for task, other in swapped)
+    swapped = [
+        written(task, forms[i].format(other))
+        for i, task in enumerate(tasks[:GOLD])
+        if (other := _other(task, tasks)) is not None
+    ]
+    accepted = sum(o.value == 1 for o in verifier(swapped))
     seen = f"{name} accepts {len(tasks)} gold answers, and {accepted} of {len(swapped)} answers of other rows"
     if accepted:
         verdict = fail_finding if accepted > len(swapped) / 2 else warn_finding
         return verdict(seen, "a verifier that accepts a wrong answer teaches nothing: compare the answers by hand")
-    return pass_finding(f"{seen}, tried as {FORMS[0].format('X')}")
+    shown = " or ".join(" ".join(form.format("X").split()) for form in FORMS if form in forms.values())
+    return pass_finding(f"{seen}, tried as {shown}")
 
 
 def _place(task: Task) -> str:

@@ -64,7 +64,7 @@ Read = Callable[[str, Task], str | None]
 
 
 def _math(completion: str, task: Task) -> str | None:
-    return final_answer(completion)
+    return final_answer(completion, task.prompt)
 
 
 def _choice(completion: str, task: Task) -> str | None:
@@ -72,7 +72,7 @@ def _choice(completion: str, task: Task) -> str | None:
 
 
 def _exact(completion: str, task: Task) -> str | None:
-    return answer_text(completion) or None
+    return answer_text(completion, task.prompt) or None
 
 
 READERS: dict[str, Read] = {"math": _math, "choice": _choice, "exact": _exact}  # by the verifier that compares them

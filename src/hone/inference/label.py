@@ -15,7 +15,7 @@ from hone.errors import HoneError
 from hone.inference.defaults import Sampling
 from hone.inference.problems import Problems, Say
 from hone.log import sinks
-from hone.reward.steps import Stepper, named_separator
+from hone.reward.steps import Stepper, read_separator
 from hone.search.label import Labelled, Labeller, given_solution, share_invalid
 from hone.storage.textfile import read_text
 from hone.types import Group, Task
@@ -144,7 +144,7 @@ def _doubt(rows: Sequence[Row], separator: str) -> str:
 
 def _labeller(problems: Problems, spec: StepLabels, reward: Any) -> Labeller:
     vocabulary = problems.tokenizer
-    separator = named_separator(spec.separator)
+    separator = read_separator(spec.separator)
     return Labeller(
         sampler=problems.sampler,
         tokenizer=vocabulary,

@@ -16,7 +16,7 @@ from hone.model.formats.folder import load_scorer
 from hone.reward.learned.load import process_model, reward_model
 from hone.reward.learned.process_model import ProcessModel, aggregate
 from hone.reward.score import as_scorer, score
-from hone.reward.steps import named_separator
+from hone.reward.steps import read_separator
 from hone.search.beam import Beam, best_first
 from hone.search.label import finished
 from hone.types import Group, Rollout, Task
@@ -82,7 +82,7 @@ def _judge(rank: Rank, problems: Problems) -> tuple[ProcessModel | None, Rate]:
     """A process model, if it is one, and what gives each rollout its number."""
     folders = rank.judge.split(",")
     if load_scorer(resolve(folders[0])).kind == "step":
-        separator = named_separator(rank.separator)
+        separator = read_separator(rank.separator)
         process = process_model(folders, problems.tokenizer, separator=separator, device=problems.model.device)
         return process, lambda rollouts: process.rate(rollouts, by=rank.by)
     judge = as_scorer(reward_model(folders, problems.tokenizer, device=problems.model.device))

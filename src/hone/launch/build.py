@@ -27,7 +27,7 @@ from hone.model.scorer import ScalarHead, Scorer
 from hone.model.teacher import TopKTeacher, trimmed
 from hone.reward.learned.load import process_model
 from hone.reward.learned.process_model import Dense
-from hone.reward.steps import named_separator
+from hone.reward.steps import read_separator
 from hone.train import optim
 from hone.train.guard import Guard
 from hone.train.learner import Learner, Trainable
@@ -112,7 +112,7 @@ def process(
         raise HoneError(
             f"{name} with lam takes the progress of scores itself: set process.use=reward, or leave lam out"
         )
-    separator = named_separator(spec.separator)
+    separator = read_separator(spec.separator)
     model = process_model(spec.path.split(","), vocabulary, separator=separator, how=spec.join, device=device)
     gamma = settings.get("gamma", 1.0)
     return Dense(model=model, use=spec.use, weight=spec.weight, gamma=gamma, outcome=reads)

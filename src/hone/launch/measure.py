@@ -56,7 +56,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
     found |= _passes(groups)
     n = len(rollouts)
     return found | {
-        "format": sum(format_reward(r.text) for r in rollouts) / n,
+        "format": sum(format_reward(r.text, r.task) for r in rollouts) / n,
         "length": sum(sum(r.mask) for r in rollouts) / n,
         "truncated": sum(r.stop is Stop.LENGTH for r in rollouts) / n,
         "invalid": 1 - sum(map(len, valued)) / n,

@@ -319,7 +319,7 @@ def _evaluation(job: Run, *, seen: Callable[[list[Group]], None]) -> dict[str, f
         return _examined(assess(job.learner, job.held_rows, job.algo, context=context), best=job.recipe.save.best)
     if not due or not job.held_out or job.roller is None or job.reward is None:
         return {}
-    reward = job.reward.steady() if isinstance(job.reward, Combined) else job.reward
+    reward = job.reward.without_schedules() if isinstance(job.reward, Combined) else job.reward
     params, shards = job.roller.params, job.learner.shards
     decoder = job.policy.decoder if shards is None else shards.sampled
     found = measure(decoder, job.tokenizer, job.held_out, reward, params=params, samples=train.eval_samples, seen=seen)

@@ -1,4 +1,4 @@
-"""The reward of a run: it fills the outcome of every rollout, and stops a run where too many are invalid."""
+"""The reward of a run: it gives every rollout an outcome, and stops the run where too many outcomes are invalid."""
 
 import math
 import time
@@ -14,11 +14,11 @@ from hone.reward.outcome import commonest, kinds
 from hone.reward.score import RewardScorer, score
 from hone.types import Group, Outcome, Rollout
 
-WAIT_SECONDS = 2.0  # fewer seconds than this: wait for all, to report quick failures in full
+FAST_FAILURE_SECONDS = 2.0  # within them a call is not cut short: quick failures are reported in full
 
 
 class TooManyInvalid(Exception):
-    """More outcomes are invalid than may be; `outcomes` are those."""
+    """More outcomes are invalid than allowed; `outcomes` holds the invalid ones."""
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         super().__init__(f"{len(outcomes)} outcomes are invalid")
@@ -27,29 +27,29 @@ class TooManyInvalid(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class InvalidCount:
-    """One part's outcomes of one call, as they come."""
+    """Counts the invalid outcomes of one call of one reward, while they arrive."""
 
-    most_invalid: float
-    late: Callable[[str], None]  # is told of one that took too long
-    since: float = field(default_factory=time.monotonic)
-    bad: list[Outcome] = field(default_factory=list[Outcome])
+    max_invalid: float
+    on_timeout: Callable[[str], None]  # called with the reason of an outcome that timed out
+    start: float = field(default_factory=time.monotonic)
+    invalid: list[Outcome] = field(default_factory=list[Outcome])
 
-    def __call__(self, outcomes: Sequence[Outcome], *, late: bool) -> None:
-        """TooManyInvalid where waiting for the others cannot help."""
-        self.bad += [outcome for outcome in outcomes if not outcome.valid]
-        if late:
-            self.late(outcomes[0].reason)
-        if len(self.bad) > self.most_invalid and time.monotonic() - self.since >= WAIT_SECONDS:
-            raise TooManyInvalid(self.bad)
+    def __call__(self, outcomes: Sequence[Outcome], *, timed_out: bool) -> None:
+        """Adds outcomes. Raises TooManyInvalid where the outcomes still to come cannot save the call."""
+        self.invalid += [outcome for outcome in outcomes if not outcome.valid]
+        if timed_out:
+            self.on_timeout(outcomes[0].reason)
+        if len(self.invalid) > self.max_invalid and time.monotonic() - self.start >= FAST_FAILURE_SECONDS:
+            raise TooManyInvalid(self.invalid)
 
 
 _limit: ContextVar[tuple[float, Callable[[str], None]] | None] = ContextVar("limit", default=None)
 
 
 @contextmanager
-def limit_invalid(most_invalid: float, late: Callable[[str], None]) -> Iterator[None]:
-    """Inside, each call in this thread may have at most so many invalid outcomes."""
-    token = _limit.set((most_invalid, late))
+def limit_invalid(max_invalid: float, on_timeout: Callable[[str], None]) -> Iterator[None]:
+    """Inside the block, each call in this thread may have at most so many invalid outcomes."""
+    token = _limit.set((max_invalid, on_timeout))
     try:
         yield
     finally:
@@ -57,58 +57,58 @@ def limit_invalid(most_invalid: float, late: Callable[[str], None]) -> Iterator[
 
 
 def count_invalid() -> InvalidCount | None:
-    """For a call that begins here; None where nobody has set a limit."""
+    """A counter for a call that begins now; None outside of `limit_invalid`."""
     limit = _limit.get()
-    return None if limit is None else InvalidCount(most_invalid=limit[0], late=limit[1])
+    return None if limit is None else InvalidCount(max_invalid=limit[0], on_timeout=limit[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupScorer:
-    """Every outcome filled, and refused where too many are invalid.
+    """Scores groups of rollouts, and raises HoneError where too many outcomes are invalid.
 
-    held_out: another verifier, whose verdict is noted among the parts and adds nothing.
+    held_out: another verifier. Its verdict is recorded among the parts and adds nothing to the reward.
     """
 
     reward: RewardScorer
     max_invalid: float = 0.2
     held_out: RewardScorer | None = None
-    late: list[str] = field(default_factory=list[str])  # the first time-out, which is told
-    told: set[str] = field(default_factory=set[str])  # kinds of reasons of the held-out verifier, each told once
+    timeouts: list[str] = field(default_factory=list[str])  # the reason of the first time-out, which is reported
+    reported: set[str] = field(default_factory=set[str])  # kinds of reasons of the held-out verifier, reported once
 
     @property
     def one_by_one(self) -> bool:
-        """Whether no completion's outcome depends on those that are scored with it."""
+        """Whether no outcome depends on the other completions in the call."""
         return self.reward.one_by_one and (self.held_out is None or self.held_out.one_by_one)
 
     def __call__(self, groups: Sequence[Group]) -> list[Group]:
-        found = self.fill(groups)
-        self.check(found)
-        return found
+        scored = self.fill(groups)
+        self.check(scored)
+        return scored
 
     def fill(self, groups: Sequence[Group], *, bad: Sequence[Outcome] = (), count: int = 0) -> list[Group]:
-        """The same groups with every outcome filled.
+        """The same groups with outcomes.
 
-        bad: invalid outcomes already seen in this step. count: all rollouts of the step (0: these groups are all).
+        bad: invalid outcomes that the step has already. count: the number of rollouts of the step (0: of these groups).
         """
         count = count or sum(map(len, groups))
         try:
-            with limit_invalid(self.max_invalid * count - len(bad), self._late):
+            with limit_invalid(self.max_invalid * count - len(bad), self._report_timeout):
                 scored = score(groups, self.reward)
-        except TooManyInvalid as enough:
-            raise self._too_many([*bad, *enough.outcomes], count) from None
+        except TooManyInvalid as error:
+            raise self._too_many([*bad, *error.outcomes], count) from None
         if self.held_out is None:
             return scored
-        with limit_invalid(math.inf, self._late):
-            said = self.held_out([r for g in scored for r in g])
-        for kind, (_, reason) in kinds(said).items():
-            if kind not in self.told:
-                self.told.add(kind)
+        with limit_invalid(math.inf, self._report_timeout):
+            outcomes = self.held_out([r for g in scored for r in g])
+        for kind, (_, reason) in kinds(outcomes).items():
+            if kind not in self.reported:
+                self.reported.add(kind)
                 say(f"parts.held_out has no verdict: {reason}; said once a run")
-        verdicts = iter(said)
-        return [[_noted(r, next(verdicts).value) for r in g] for g in scored]
+        verdicts = iter(outcomes)
+        return [[_with_held_out(r, next(verdicts).value) for r in g] for g in scored]
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Stop a run whose reward is broken: refuse a share of invalid outcomes above `max_invalid`."""
+        """Raises HoneError where the share of invalid outcomes is above `max_invalid`: the reward is broken."""
         rollouts = [r for g in groups for r in g]
         outcomes = [r.outcome for r in rollouts if r.outcome is not None]
         if len(outcomes) < len(rollouts):
@@ -126,13 +126,13 @@ class GroupScorer:
             "or raise train.max_invalid"
         )
 
-    def _late(self, reason: str) -> None:
-        if not self.late:
-            self.late.append(reason)
+    def _report_timeout(self, reason: str) -> None:
+        if not self.timeouts:
+            self.timeouts.append(reason)
             say(f"{reason}: no reward for that completion; said once a run")
 
 
-def _noted(rollout: Rollout, value: float | None) -> Rollout:
+def _with_held_out(rollout: Rollout, value: float | None) -> Rollout:
     """The rollout with the held-out verifier's value among its parts, if both it and the reward have a value."""
     outcome = rollout.outcome
     if outcome is None or not outcome.valid or value is None:

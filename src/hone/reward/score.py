@@ -1,7 +1,7 @@
-"""A reward is any function of a completion and its task; what it returns becomes a number or "invalid".
+"""A reward is any function of a completion and its task. What it returns becomes a number or "invalid".
 
-A reward that raises, or returns NaN, None or something that is no number, is invalid and never zero. Rewards add up by
-weights, bounds and schedules, and can remember their outcomes.
+A reward that raises, or returns NaN, None or something that is not a number, is invalid and never zero. Rewards can be
+summed with weights, bounds and schedules, and can cache their outcomes.
 """
 
 import hashlib
@@ -20,31 +20,31 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.event_loop import TimedOut, await_all
-from hone.reward.outcome import crash_outcome, finite, invalid, place_of, to_outcome
+from hone.reward.outcome import crash_outcome, finite, invalid, location_of, to_outcome
 from hone.types import Group, Outcome, Rollout, Task
 
-ONE = ("completion", "task", "rollout")
-Points = tuple[tuple[int, float], ...]  # (step, factor), by step
-MANY = ("completions", "tasks", "rollouts")
+ROW_PARAMETERS = ("completion", "task", "rollout")
+WeightSchedule = tuple[tuple[int, float], ...]  # (step, factor), by step
+BATCH_PARAMETERS = ("completions", "tasks", "rollouts")
 
 
 @dataclass(frozen=True)
 class Reward:
-    """A user's function, its parameters bound by name and checked when it is wrapped.
+    """A user's function. Its parameters are bound by name and checked when it is wrapped.
 
-    It takes any of `completion`, `task`, `rollout`, or any of `completions`, `tasks`, `rollouts` and then
-    returns one value for each. It may be async. It is given copies: it can change nothing of ours.
+    The function takes any of `completion`, `task`, `rollout`, or any of `completions`, `tasks`, `rollouts` and then
+    returns one value for each. It may be async. It is given copies, so it cannot change Hone's own records.
     """
 
     function: Callable[..., Any]  # what is called
-    seconds: float | None = field(default=None, kw_only=True)  # a completion may take, where a limit can be enforced
+    seconds: float | None = field(default=None, kw_only=True)  # the limit for one completion, where it can be enforced
 
     def __post_init__(self) -> None:
         _ = self.names
 
     @cached_property
     def names(self) -> list[str]:
-        """What it is called with."""
+        """The names of the arguments that the function is called with."""
         return _bind(self.function)
 
     @property
@@ -53,84 +53,84 @@ class Reward:
         return name_of(self.function)
 
     @cached_property
-    def place(self) -> str:
-        """The user's file and line where it begins; "" of Hone's own."""
-        return place_of(self.function)
+    def location(self) -> str:
+        """The user's file and line where the function begins; "" for Hone's own."""
+        return location_of(self.function)
 
     @property
     def one_by_one(self) -> bool:
-        """Whether it sees one completion at a time, so that none depends on those that are scored with it."""
-        return self.names[0] in ONE
+        """Whether each call sees one completion, so that no outcome depends on the others in the batch."""
+        return self.names[0] in ROW_PARAMETERS
 
     @property
-    def waits(self) -> bool:
-        """Whether it is async, so that many calls of it wait at the same time."""
+    def is_async(self) -> bool:
+        """Whether the function is async: many of its calls then wait at the same time."""
         f = self.function
         return inspect.iscoroutinefunction(f) or inspect.iscoroutinefunction(type(f).__call__)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
-        return self.judged(self.columns(rollouts)) if rollouts else []
+        return self.score_columns(self.columns(rollouts)) if rollouts else []
 
     def columns(self, rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
-        """What it reads of the rollouts, by the name it is called with."""
+        """The arguments of all rollouts, as one list for each name."""
         return {name: _column(name, rollouts) for name in self.names}
 
-    def judged(self, columns: dict[str, list[Any]]) -> list[Outcome]:
-        """The function called on each, or once on all."""
-        number = len(columns[self.names[0]])
+    def score_columns(self, columns: dict[str, list[Any]]) -> list[Outcome]:
+        """Calls the function once for each row, or once for all rows."""
+        count = len(columns[self.names[0]])
         if not self.one_by_one:
-            return self._batched(columns, number)
-        rows = [{name: column[i] for name, column in columns.items()} for i in range(number)]
-        return self._awaited(rows) if self.waits else [self._one(row) for row in rows]
+            return self._score_batch(columns, count)
+        rows = [{name: column[i] for name, column in columns.items()} for i in range(count)]
+        return self._await_rows(rows) if self.is_async else [self._score_row(row) for row in rows]
 
-    def _one(self, arguments: dict[str, Any]) -> Outcome:
+    def _score_row(self, arguments: dict[str, Any]) -> Outcome:
         try:
-            return to_outcome(self._called(arguments), place=self.place)
+            return to_outcome(self._call_function(arguments), location=self.location)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit and CancelledError too are only the function's own
             return crash_outcome(error)
 
-    def _called(self, arguments: dict[str, Any]) -> Any:
-        """What it returns, in the process that called it."""
+    def _call_function(self, arguments: dict[str, Any]) -> Any:
+        """Calls the function. If it forks, the child ends here."""
         owner = os.getpid()
         try:
             return self.function(**arguments)
         finally:
-            if os.getpid() != owner:  # it would go on with a run of its own
+            if os.getpid() != owner:  # the child would continue as a second run
                 os.write(2, f"reward {self.name} forked: end the child with os._exit before it returns\n".encode())
                 os._exit(1)
 
-    def _awaited(self, rows: list[dict[str, Any]]) -> list[Outcome]:
-        makes: list[Callable[[], Awaitable[Any]]] = [partial(self.function, **row) for row in rows]
-        return [self._of(value) for value in await_all(makes, seconds=self.seconds)]
+    def _await_rows(self, rows: list[dict[str, Any]]) -> list[Outcome]:
+        calls: list[Callable[[], Awaitable[Any]]] = [partial(self.function, **row) for row in rows]
+        return [self._outcome_of(value) for value in await_all(calls, seconds=self.seconds)]
 
-    def _of(self, value: Any) -> Outcome:
-        """The outcome of a value, or of the exception that came in its place."""
+    def _outcome_of(self, value: Any) -> Outcome:
+        """The outcome of a value, or of an exception in place of one."""
         if isinstance(value, TimedOut):
-            return self.late(self.seconds or 0.0)
+            return self.timeout_outcome(self.seconds or 0.0)
         if isinstance(value, KeyboardInterrupt):
             raise value
         if isinstance(value, BaseException):
             return crash_outcome(value)
         try:
-            return to_outcome(value, place=self.place)
+            return to_outcome(value, location=self.location)
         except Exception as error:  # a value can raise when it is turned into a number
             return crash_outcome(error)
 
-    def late(self, seconds: float) -> Outcome:
-        """The outcome of a reward that took longer than this: no number."""
+    def timeout_outcome(self, seconds: float) -> Outcome:
+        """The invalid outcome of a reward that took longer than this."""
         return invalid(
             f"timed out: reward {self.name} took more than {seconds:g} s (train.reward_timeout, parts.timeout)",
-            place=self.place,
+            location=self.location,
         )
 
-    def _batched(self, columns: dict[str, list[Any]], n: int) -> list[Outcome]:
+    def _score_batch(self, columns: dict[str, list[Any]], n: int) -> list[Outcome]:
         try:
-            if self.waits:
+            if self.is_async:
                 (result,) = await_all([partial(self.function, **columns)], seconds=self.seconds and self.seconds * n)
             else:
-                result = self._called(columns)
+                result = self._call_function(columns)
             values: Any = result.tolist() if hasattr(result, "tolist") else result  # numpy and torch
             size = f" of {len(values)}" if isinstance(values, Sequence) else ""
         except KeyboardInterrupt:
@@ -138,13 +138,13 @@ class Reward:
         except BaseException as error:
             return [crash_outcome(error)] * n
         if isinstance(result, BaseException):
-            return [self._of(result)] * n
+            return [self._outcome_of(result)] * n
         if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != n:
             raise HoneError(
                 f"reward {self.name} returned a {type(result).__name__}{size}, expected a list of {n}: "
                 "return one value for each completion"
             )
-        return [self._of(value) for value in values]
+        return [self._outcome_of(value) for value in values]
 
 
 def name_of(function: Any) -> str:
@@ -154,7 +154,7 @@ def name_of(function: Any) -> str:
 
 
 def _bind(function: Callable[..., Any]) -> list[str]:
-    """The names to pass, all of ONE or all of MANY; keyword-only parameters with a default are settings."""
+    """The parameters to pass: those of a row, or those of a batch. Keyword-only ones with a default are settings."""
     name = name_of(function)
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -162,17 +162,17 @@ def _bind(function: Callable[..., Any]) -> list[str]:
         raise HoneError(f"reward {name} is not a Python function: wrap it in one") from error
     bound = list[str]()
     for p in parameters:
-        if p.name in (*ONE, *MANY) and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+        if p.name in (*ROW_PARAMETERS, *BATCH_PARAMETERS) and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
             bound.append(p.name)
         elif p.kind is not p.KEYWORD_ONLY or p.default is p.empty:
             raise HoneError(f"reward {name} has the parameter {str(p)!r}: {_ALLOWED}")
-    if not bound or len({b in MANY for b in bound}) != 1:
+    if not bound or len({b in BATCH_PARAMETERS for b in bound}) != 1:
         raise HoneError(f"reward {name} takes ({', '.join(bound)}): {_ALLOWED}")
     return bound
 
 
 _ALLOWED = (
-    f"name them from {', '.join(ONE)}, or for a whole batch from {', '.join(MANY)}; "
+    f"name them from {', '.join(ROW_PARAMETERS)}, or for a whole batch from {', '.join(BATCH_PARAMETERS)}; "
     "settings are keyword-only with a default"
 )
 
@@ -193,9 +193,9 @@ def _copy_task(task: Task | None) -> Task | None:
     try:
         return deepcopy(task)
     except Exception as error:  # copying runs what the task's own classes say
-        said = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         raise HoneError(
-            f"a task cannot be copied for its reward ({said}): keep text, numbers and lists in it"
+            f"a task cannot be copied for its reward ({message}): keep text, numbers and lists in it"
         ) from error
 
 
@@ -212,30 +212,30 @@ class RewardPart:
     weight: float = 1.0  # what the value is multiplied by
     low: float = -math.inf  # the least that the value counts as
     high: float = math.inf  # the most
-    schedule: Points = ()  # (step, factor) of the weight: linear between these steps, level outside them
+    schedule: WeightSchedule = ()  # (step, factor) of the weight: linear between these steps, constant outside them
 
-    def added(self, value: float, step: int) -> float:
-        """What it adds to the sum."""
-        return self.weight * factor(self.schedule, step) * min(max(value, self.low), self.high)
+    def contribution(self, value: float, step: int) -> float:
+        """What the part adds to the sum."""
+        return self.weight * schedule_factor(self.schedule, step) * min(max(value, self.low), self.high)
 
 
-def factor(schedule: Points, step: int) -> float:
-    """The schedule's number at a step: linear between its points, level outside them, 1 without any.
+def schedule_factor(schedule: WeightSchedule, step: int) -> float:
+    """The schedule's factor at a step: linear between its points, constant outside them, 1 without points.
 
-    >>> [factor(((0, 0.0), (10, 1.0)), step) for step in (0, 5, 10, 99)]
+    >>> [schedule_factor(((0, 0.0), (10, 1.0)), step) for step in (0, 5, 10, 99)]
     [0.0, 0.5, 1.0, 1.0]
     """
     if not schedule:
         return 1.0
-    place = bisect_right(schedule, step, key=lambda point: point[0])
-    if place in (0, len(schedule)):
-        return schedule[place and -1][1]
-    (x0, y0), (x1, y1) = schedule[place - 1 : place + 1]
+    i = bisect_right(schedule, step, key=lambda point: point[0])
+    if i in (0, len(schedule)):
+        return schedule[i and -1][1]
+    (x0, y0), (x1, y1) = schedule[i - 1 : i + 1]
     return y0 + (y1 - y0) * (step - x0) / (x1 - x0)
 
 
-def read_schedule(text: str, *, name: str) -> Points:
-    """From "0:1 200:0.1": step and factor, step and factor.
+def read_schedule(text: str, *, name: str) -> WeightSchedule:
+    """A schedule from text such as "0:1 200:0.1", pairs of a step and a factor.
 
     >>> read_schedule("0:1 200:0.1", name="format")
     ((0, 1.0), (200, 0.1))
@@ -246,8 +246,8 @@ def read_schedule(text: str, *, name: str) -> Points:
     except ValueError:
         points = ()
     steps = [step for step, _ in points]
-    whole = bool(points) and steps == sorted(set(steps)) and steps[0] >= 0
-    if not whole or not all(math.isfinite(value) for _, value in points):
+    ascending = bool(points) and steps == sorted(set(steps)) and steps[0] >= 0
+    if not ascending or not all(math.isfinite(value) for _, value in points):
         raise HoneError(
             f"parts.schedule.{name} is {text!r}: write steps that grow, each with a factor, as in '0:1 200:0.1'"
         )
@@ -256,7 +256,7 @@ def read_schedule(text: str, *, name: str) -> Points:
 
 @dataclass(frozen=True)
 class Combined:
-    """A weighted sum of rewards; `parts` holds each one's own value, `added` what it added to the sum."""
+    """A weighted sum of rewards. In an outcome `parts` has each one's own value, `added` what it added to the sum."""
 
     rewards: Mapping[str, RewardPart]
 
@@ -275,12 +275,12 @@ class Combined:
                 return invalid(f"{name}: {outcome.reason}")
             parts[name] = outcome.value
             parts |= {f"{name}/{inner}": value for inner, value in outcome.parts.items()}
-            added[name] = self.rewards[name].added(outcome.value, step)
-        said = next((outcome.reason for outcome in outcomes.values() if outcome.reason), "")
-        return to_outcome(Outcome(value=math.fsum(added.values()), parts=parts, added=added, reason=said))
+            added[name] = self.rewards[name].contribution(outcome.value, step)
+        reason = next((outcome.reason for outcome in outcomes.values() if outcome.reason), "")
+        return to_outcome(Outcome(value=math.fsum(added.values()), parts=parts, added=added, reason=reason))
 
-    def steady(self) -> "Combined":
-        """The same without schedules, so that numbers of different steps can be compared."""
+    def without_schedules(self) -> "Combined":
+        """The same sum without schedules, so that values of different steps can be compared."""
         return Combined({name: replace(part, schedule=()) for name, part in self.rewards.items()})
 
 
@@ -295,41 +295,41 @@ def check_part(name: str, part: RewardPart) -> RewardPart:
 
 @dataclass(frozen=True)
 class Cached(Reward):
-    """A reward that remembers its last so many outcomes, and calls for equal completions once."""
+    """A reward that caches its last `size` outcomes. Equal completions of one call are scored once."""
 
     inner: Reward = field(kw_only=True)
     size: int = field(kw_only=True)
-    known: OrderedDict[bytes | int, Outcome] = field(default_factory=OrderedDict[bytes | int, Outcome], kw_only=True)
+    cache: OrderedDict[bytes | int, Outcome] = field(default_factory=OrderedDict[bytes | int, Outcome], kw_only=True)
     lock: threading.Lock = field(default_factory=threading.Lock, kw_only=True)
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
-        keys = [content(r) or i for i, r in enumerate(rollouts)]
+        keys = [cache_key(r) or i for i, r in enumerate(rollouts)]
         with self.lock:
-            found = {key: self.known[key] for key in keys if key in self.known}
-        asked = {key: r for key, r in zip(keys, rollouts, strict=True) if key not in found}
-        found |= zip(asked, self.inner(list(asked.values())), strict=True)
+            outcomes = {key: self.cache[key] for key in keys if key in self.cache}
+        missing = {key: r for key, r in zip(keys, rollouts, strict=True) if key not in outcomes}
+        outcomes |= zip(missing, self.inner(list(missing.values())), strict=True)
         with self.lock:
-            for key, outcome in found.items():
+            for key, outcome in outcomes.items():
                 if isinstance(key, bytes) and outcome.valid:
-                    self.known[key] = outcome
-                    self.known.move_to_end(key)
-            while len(self.known) > self.size:
-                self.known.popitem(last=False)
-        return [found[key] for key in keys]
+                    self.cache[key] = outcome
+                    self.cache.move_to_end(key)
+            while len(self.cache) > self.size:
+                self.cache.popitem(last=False)
+        return [outcomes[key] for key in keys]
 
 
-def content(rollout: Rollout) -> bytes:
-    """What stands for a completion and its task; nothing where the task holds what JSON cannot."""
+def cache_key(rollout: Rollout) -> bytes:
+    """A hash of the completion and its task; empty where the task holds something that JSON cannot write."""
     task = rollout.task
-    whole = (rollout.text, None if task is None else (task.prompt, task.answer, task.extra, task.id))
+    content = (rollout.text, None if task is None else (task.prompt, task.answer, task.extra, task.id))
     try:
-        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).digest()
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).digest()
     except (TypeError, ValueError, RecursionError):
         return b""
 
 
 def cached(reward: Reward, *, size: int) -> Reward:
-    """The same reward with a memory of so many outcomes; none where it is 0."""
+    """The reward with a cache of so many outcomes; the reward itself for 0."""
     if not size:
         return reward
     if not reward.one_by_one or "rollout" in reward.names:
@@ -346,15 +346,15 @@ def as_scorer(function: Callable[..., Any]) -> RewardScorer:
 
 
 def combine(rewards: Mapping[str, tuple[Callable[..., Any], float] | RewardPart]) -> Combined:
-    """sum_i added_i; a completion with any part invalid is invalid. Plain functions are wrapped."""
+    """The weighted sum of the rewards. Where one part is invalid, the sum is invalid. Plain functions are wrapped."""
     if not rewards:
         raise HoneError("there is no reward to combine: name at least one with its weight")
-    made = {name: part if isinstance(part, RewardPart) else RewardPart(reward=part[0], weight=part[1])
-            for name, part in rewards.items()}  # fmt: skip
-    return Combined({name: check_part(name, replace(p, reward=as_scorer(p.reward))) for name, p in made.items()})
+    parts = {name: part if isinstance(part, RewardPart) else RewardPart(reward=part[0], weight=part[1])
+             for name, part in rewards.items()}  # fmt: skip
+    return Combined({name: check_part(name, replace(p, reward=as_scorer(p.reward))) for name, p in parts.items()})
 
 
 def score(groups: Sequence[Group], reward: Callable[..., Any]) -> list[Group]:
-    """The same groups with every outcome filled, by one call of the reward."""
+    """The same groups with outcomes, from one call of the reward."""
     outcomes: Iterator[Outcome] = iter(as_scorer(reward)([r for g in groups for r in g]))
     return [[r.having(outcome=next(outcomes)) for r in g] for g in groups]

@@ -1,7 +1,7 @@
-"""Where the steps of a solution end, in its text and in its tokens. One rule for labels, training, rewards and search.
+"""Where the steps of a solution end, in its text and in its tokens: one rule for labels, training, rewards and search.
 
-A step ends with the separator. What is blank between two separators belongs to the step before it, blanks at the
-beginning to the first step, and what follows the last separator is a step of its own.
+A step ends with the separator. Blank text between two separators belongs to the step before it. Blank text at the
+beginning belongs to the first step. Text after the last separator is a step of its own.
 """
 
 import itertools
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 from hone.errors import HoneError
 from hone.types import Rollout
 
-UNFINISHED = "\ufffd"  # what a tokenizer shows for bytes that are no character, perhaps not yet
-WINDOW, LOOK_BACK = 16, 4  # tokens read together, and those of them that are read again before the next
+UNFINISHED = "\ufffd"  # what a tokenizer shows for the bytes of an incomplete character
+WINDOW, LOOK_BACK = 16, 4  # tokens that are decoded together, and how many of them the next window repeats
 
 
 def split_steps(text: str, separator: str = "\n") -> list[str]:
-    """The steps, which joined are the text.
+    """The steps. Joined they are the text again.
 
     >>> split_steps("a = 1\\n\\nb = 2\\nc")
     ['a = 1\\n\\n', 'b = 2\\n', 'c']
     """
     if not separator:
         raise HoneError("the separator of steps is empty: give the text that ends a step, as a line break")
-    *closed, rest = text.split(separator)
+    *ended, rest = text.split(separator)
     steps = list[str]()
-    for piece in [*(piece + separator for piece in closed), *([rest] if rest else [])]:
+    for piece in [*(piece + separator for piece in ended), *([rest] if rest else [])]:
         if steps and (not piece.strip() or not steps[-1].strip()):
             steps[-1] += piece
         else:
@@ -34,21 +34,21 @@ def split_steps(text: str, separator: str = "\n") -> list[str]:
 
 
 def text_ends(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[int]:
-    """After each token, how many characters of the text no later token can change; linear in the tokens."""
+    """After each token, the number of characters that no later token can change. The time is linear in the tokens."""
     ends, start, base = list[int](), 0, 0
     for i in range(len(tokens)):
-        shown = decode(list(tokens[start : i + 1]))
-        settled = len(shown.rstrip(UNFINISHED))
-        ends.append(base + settled)
-        if i - start >= WINDOW and settled == len(shown):
+        window = decode(list(tokens[start : i + 1]))
+        complete = len(window.rstrip(UNFINISHED))
+        ends.append(base + complete)
+        if i - start >= WINDOW and complete == len(window):
             start = i + 1 - LOOK_BACK
-            base = ends[i] - len(decode(list(tokens[start : i + 1])))  # a first token may be shown without its space
+            base = ends[i] - len(decode(list(tokens[start : i + 1])))  # decoding may drop a first token's space
     return ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stepper:
-    """Finds the last token of each step in what the policy wrote; stop_ids are no part of the last step."""
+    """Finds the last token of each step in what the policy wrote. Stop tokens at the end belong to no step."""
 
     decode: Callable[[list[int]], str]
     stop_ids: Collection[int] = ()
@@ -56,34 +56,34 @@ class Stepper:
     _token_texts: dict[int, str] = field(default_factory=dict[int, str], repr=False, compare=False)
 
     def ends(self, rollout: Rollout) -> list[int]:
-        """The index of each step's last token. A token that reaches into the next step belongs to that one."""
-        return self.cut(rollout)[0]
+        """The index of each step's last token. A token with characters of two steps belongs to the second."""
+        return self.ends_and_texts(rollout)[0]
 
-    def cut(self, rollout: Rollout) -> tuple[list[int], list[str]]:
-        """The same, and the text of each step, which joined are what was written."""
-        places = [i for i, on in enumerate(rollout.mask) if on]
-        while places and rollout.tokens[places[-1]] in self.stop_ids:
-            places.pop()
-        if not places:
+    def ends_and_texts(self, rollout: Rollout) -> tuple[list[int], list[str]]:
+        """The index of each step's last token, and the text of each step. The texts joined are what was written."""
+        positions = [i for i, on in enumerate(rollout.mask) if on]
+        while positions and rollout.tokens[positions[-1]] in self.stop_ids:
+            positions.pop()
+        if not positions:
             return [], []
-        written = [rollout.tokens[i] for i in places]
+        written = [rollout.tokens[i] for i in positions]
         text = self.decode(written)
-        reach, last, boundary, token = self._text_ends(written, text), list[int](), 0, -1
+        ends, last, boundary, token = self._text_ends(written, text), list[int](), 0, -1
         for step in split_steps(text, self.separator)[:-1]:
             boundary += len(step)
             before = token
-            # A token that adds no text at a boundary is the first of a character of several tokens: it belongs to the
+            # A token that adds no text at a boundary is the first of a character of several tokens. It belongs to the
             # next step.
-            while (token < 0 or reach[token] < boundary) and token + 1 < len(reach) and reach[token + 1] <= boundary:
+            while (token < 0 or ends[token] < boundary) and token + 1 < len(ends) and ends[token + 1] <= boundary:
                 token += 1
             last += [token] if token > before else []
-        if not last or last[-1] < len(places) - 1:
-            last.append(len(places) - 1)
-        marks = [0, *(reach[i] for i in last[:-1]), len(text)]
-        return [places[i] for i in last], [text[a:b] for a, b in itertools.pairwise(marks)]
+        if not last or last[-1] < len(positions) - 1:
+            last.append(len(positions) - 1)
+        borders = [0, *(ends[i] for i in last[:-1]), len(text)]
+        return [positions[i] for i in last], [text[a:b] for a, b in itertools.pairwise(borders)]
 
     def _text_ends(self, written: Sequence[int], text: str) -> list[int]:
-        """`text_ends`, from each token's own text where those make up the whole."""
+        """As `text_ends`, but from the texts of single tokens where these joined are the text: that is faster."""
         pieces = list[str]()
         for token in written:
             if token not in self._token_texts:
@@ -98,6 +98,6 @@ class Stepper:
         return ends
 
 
-def named_separator(text: str) -> str:
-    r"""A separator as it is written in a shell or a file: \n and \t stand for the line break and the tab."""
+def read_separator(text: str) -> str:
+    r"""The separator that a shell or a file means: \n stands for a line break, \t for a tab."""
     return text.replace("\\n", "\n").replace("\\t", "\t")

@@ -60,7 +60,7 @@ class Labeller:
 
     def __call__(self, solutions: Sequence[Rollout], *, first_request: int = 0) -> list[Labelled]:
         """In the given order; continuations are requests from `first_request` on."""
-        cuts = [self.stepper.cut(r) for r in solutions]
+        cuts = [self.stepper.ends_and_texts(r) for r in solutions]
         owners: dict[Prefix, int] = {}
         for n, (r, (ends, _)) in enumerate(zip(solutions, cuts, strict=True)):
             for end in ends[:-1]:

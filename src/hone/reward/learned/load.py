@@ -1,4 +1,4 @@
-"""Folders of trained heads, ours or Hugging Face's, as rewards and as process models."""
+"""Loads folders of trained heads, Hone's or Hugging Face's, as rewards and as process models."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -37,9 +37,9 @@ def process_model(
     how: str = "mean",
     device: torch.device | str = "cpu",
 ) -> ProcessModel:
-    """The process model of a folder, or of several; it reads the policy's own tokens.
+    """The process model of one folder or several. It reads the policy's own tokens.
 
-    separator: what ends a step; empty: what the model was trained on, or a line break where that is not known.
+    separator: what ends a step. Empty: what the model was trained on, or a line break where that is not known.
     """
     models = list[Scorer]()
     for folder in map(resolve, folders):
@@ -56,7 +56,7 @@ def process_model(
 
 
 def _same_separator(folder: Path, own: str, wanted: str) -> str:
-    """The one of the two that is known; at steps that are cut elsewhere the scores mean nothing."""
+    """The separator that is known. Two different ones are refused: scores mean nothing at other steps."""
     if own and wanted and own != wanted:
         raise HoneError(f"{folder} was trained on steps that end with {own!r}, not {wanted!r}: leave the separator out")
     return own or wanted
@@ -73,7 +73,7 @@ def _member(folder: Path, vocabulary: Tokenizer, device: torch.device | str) -> 
 
 
 def _own_tokenizer(folder: Path, vocabulary: Tokenizer) -> Tokenizer | None:
-    """The folder's tokenizer where it has another vocabulary than the policy's."""
+    """The folder's tokenizer where its vocabulary is not the policy's, else None."""
     if not (folder / TOKENIZER).is_file():
         return None
     other = Tokenizer.load(folder)

@@ -1,4 +1,4 @@
-"""A process reward model at work: the chance that each step is right, as dense rewards or as a potential."""
+"""Process reward models: the probability that each step is right, as step rewards or as a potential."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ USES = ("reward", "progress", "shaping")
 
 
 def aggregate(by: str) -> Callable[[Sequence[float]], float]:
-    """How the scores of steps become one number, by name."""
+    """The function of this name that makes one number of the scores of steps."""
     if by not in AGGREGATES:
         raise HoneError(f"steps are summed up by {by!r}: use one of {', '.join(AGGREGATES)}")
     return AGGREGATES[by]
@@ -31,7 +31,7 @@ def aggregate(by: str) -> Callable[[Sequence[float]], float]:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of one rollout: the index of each one's last token, and the chance that it is right so far."""
+    """The steps of one rollout: the index of each one's last token, and the probability that all is right so far."""
 
     ends: Sequence[int]
     scores: Sequence[float]
@@ -39,7 +39,7 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessModel:
-    """sigmoid(head) after each step; several models are joined as an `Ensemble` is."""
+    """sigmoid(head) after each step. Several models are combined as in an `Ensemble`."""
 
     models: Sequence[ForwardModel]
     stepper: Stepper
@@ -49,39 +49,43 @@ class ProcessModel:
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Steps]:
         ends = [self.stepper.ends(r) for r in rollouts]
-        flat = [self._flat(model, rollouts, ends) for model in self.models]
-        scores = iter(combine_scores(np.array(flat, dtype=np.float64), how=self.how).tolist())
-        return [Steps(places, [next(scores) for _ in places]) for places in ends]
+        per_model = [self._step_scores(model, rollouts, ends) for model in self.models]
+        scores = iter(combine_scores(np.array(per_model, dtype=np.float64), how=self.how).tolist())
+        return [Steps(row, [next(scores) for _ in row]) for row in ends]
 
-    def _flat(self, model: ForwardModel, rollouts: Sequence[Rollout], ends: Sequence[Sequence[int]]) -> list[float]:
-        found = values_at(model, rollouts, ends, pad_id=self.pad_id, device=self.device)
-        return torch.sigmoid(torch.tensor([x for row in found for x in row], dtype=torch.float64)).tolist()
+    def _step_scores(
+        self, model: ForwardModel, rollouts: Sequence[Rollout], ends: Sequence[Sequence[int]]
+    ) -> list[float]:
+        values = values_at(model, rollouts, ends, pad_id=self.pad_id, device=self.device)
+        return torch.sigmoid(torch.tensor([x for row in values for x in row], dtype=torch.float64)).tolist()
 
     def rate(self, rollouts: Sequence[Rollout], *, by: str = "min") -> list[float]:
-        """One number a rollout, for re-ranking; a rollout without a step has the lowest there is, 0."""
-        summed = aggregate(by)
-        return [summed(steps.scores) if steps.scores else 0.0 for steps in self(rollouts)]
+        """One number for each rollout, for re-ranking. A rollout without steps gets the lowest score, 0."""
+        combine = aggregate(by)
+        return [combine(steps.scores) if steps.scores else 0.0 for steps in self(rollouts)]
 
 
 def shaping(potential: Sequence[float], *, gamma: float = 1.0, after: float = 0.0) -> list[float]:
-    """gamma Phi(s_{t+1}) - Phi(s_t) of each acted token, where `potential` is Phi(s_t) before it.
+    """gamma Phi(s_{t+1}) - Phi(s_t) for each action token, where `potential` is Phi(s_t) before it.
 
-    after: Phi behind the last token, 0 where the episode has ended (Ng, Harada and Russell 1999).
+    after: Phi after the last token, 0 where the episode has ended (Ng, Harada and Russell 1999).
 
     >>> shaping([0.0, 0.5, 1.0])
     [0.5, 0.5, -1.0]
     """
-    return [gamma * then - now for now, then in zip(potential, [*potential[1:], after], strict=True)]
+    return [gamma * later - now for now, later in zip(potential, [*potential[1:], after], strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
     """Fills each rollout's step rewards from a process model.
 
-    use "reward": weight * score at each step's end; "progress": that less the one of the step before, so that they sum
-    to the last one and a step more pays nothing by itself (Setlur et al. 2024); "shaping": potential-based, Phi =
-    weight * the score of the last step that has ended, 0 before the first. outcome: a row's own reward, which is what
-    its last step's score foretells, stands in for that score, for an algorithm that reads step rewards alone.
+    use "reward": weight * score at each step's end.
+    use "progress": that minus the value of the step before. The sum is the last value, so that an extra step earns
+    nothing by itself (Setlur et al. 2024).
+    use "shaping": potential-based. Phi is weight * the score of the last step that has ended, 0 before the first end.
+    outcome: the rollout's own reward replaces the last step's score, which predicts it. For algorithms that read step
+    rewards alone.
     """
 
     model: ProcessModel
@@ -98,9 +102,9 @@ class Dense:
         steps = iter(self.model([r for g in groups for r in g]))
         return [[self._fill(r, next(steps)) for r in g] for g in groups]
 
-    def after(self, mark: Callable[[list[Group]], list[Group]]) -> Callable[[list[Group]], list[Group]]:
-        """`mark`, then this: a whole step's rollouts in few passes."""
-        return lambda groups: self(mark(groups))
+    def after(self, score: Callable[[list[Group]], list[Group]]) -> Callable[[list[Group]], list[Group]]:
+        """A function that scores groups and then fills their step rewards, in few passes for a whole step."""
+        return lambda groups: self(score(groups))
 
     def _fill(self, rollout: Rollout, steps: Steps) -> Rollout:
         column = [math.nan] * len(rollout.tokens)
@@ -109,35 +113,35 @@ class Dense:
         if self.use == "shaping":
             self._shape(rollout, steps, column)
         else:
-            self._pay(rollout, steps, column)
+            self._reward_steps(rollout, steps, column)
         outcome = rollout.outcome
         if outcome is None or outcome.value is None:
             return replace(rollout, step_reward=column)
-        return replace(rollout, step_reward=column, outcome=_noted(outcome, steps.scores))
+        return replace(rollout, step_reward=column, outcome=_with_mean_score(outcome, steps.scores))
 
-    def _pay(self, rollout: Rollout, steps: Steps, column: list[float]) -> None:
-        """At each step's end: its score, or what that is more than the one before."""
-        worth = [self.weight * score for score in steps.scores]
-        if worth and self.outcome and rollout.outcome is not None and rollout.outcome.value is not None:
-            worth[-1] = rollout.outcome.value
-        before = [0.0, *worth[:-1]] if self.use == "progress" else [0.0] * len(worth)
-        for end, now, then in zip(steps.ends, worth, before, strict=False):  # without a step, before has one more
-            column[end] = now - then
+    def _reward_steps(self, rollout: Rollout, steps: Steps, column: list[float]) -> None:
+        """Writes each step's value, or its difference from the value before, at the step's end."""
+        values = [self.weight * score for score in steps.scores]
+        if values and self.outcome and rollout.outcome is not None and rollout.outcome.value is not None:
+            values[-1] = rollout.outcome.value
+        before = [0.0, *values[:-1]] if self.use == "progress" else [0.0] * len(values)
+        for end, now, earlier in zip(steps.ends, values, before, strict=False):  # without steps, before has one entry
+            column[end] = now - earlier
 
     def _shape(self, rollout: Rollout, steps: Steps, column: list[float]) -> None:
-        """Into every acted token: with gamma below 1 none of them is 0."""
-        acted = [i for i, on in enumerate(rollout.mask) if on]
+        """Writes the shaping reward at every action token: with gamma below 1 none of them is 0."""
+        actions = [i for i, on in enumerate(rollout.mask) if on]
         score = dict(zip(steps.ends, steps.scores, strict=True))
         phi, potential = 0.0, list[float]()
-        for i in acted:
+        for i in actions:
             potential.append(phi)
             phi = self.weight * score[i] if i in score else phi
         after = phi if rollout.stop is Stop.LENGTH else 0.0
-        for i, x in zip(acted, shaping(potential, gamma=self.gamma, after=after), strict=True):
+        for i, x in zip(actions, shaping(potential, gamma=self.gamma, after=after), strict=True):
             column[i] = x
 
 
-def _noted(outcome: Outcome, scores: Sequence[float]) -> Outcome:
-    """The outcome with the mean step score as a part of its own, for the log."""
+def _with_mean_score(outcome: Outcome, scores: Sequence[float]) -> Outcome:
+    """The outcome with the mean step score as a part, for the log."""
     mean = math.fsum(scores) / len(scores) if scores else 0.0
     return replace(outcome, parts={**outcome.parts, "process": mean})

@@ -1,6 +1,6 @@
-"""Trained heads as rewards: they score the tokens that were sampled, or, of another vocabulary, its text.
+"""Trained heads as rewards. They score the sampled tokens, or with another vocabulary the tokens of the sampled text.
 
-Several learned rewards as one: their mean, the lowest of them, or their mean less what they disagree by.
+An ensemble combines several of them: the mean, the minimum, or the mean minus a penalty for their disagreement.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,34 +14,34 @@ from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.types import ForwardModel, Group, Outcome, Rollout
 
-ROWS, TOKENS = 64, 16_384  # of a forward pass, at most
+ROWS, TOKENS = 64, 16_384  # the most in a forward pass
 
 
 @torch.no_grad()
 def values_at(
     score: ForwardModel,
     rollouts: Sequence[Rollout],
-    places: Sequence[Sequence[int]],
+    positions: Sequence[Sequence[int]],
     *,
     pad_id: int,
     device: torch.device | str = "cpu",
 ) -> list[list[float]]:
-    """The head's value after the tokens at `places` of each rollout.
+    """The head's value after the tokens at `positions` of each rollout.
 
-    Rollouts of one prompt go together, so that a scorer of ours reads their prompt once and no padding at all.
+    Rollouts of one prompt share a forward pass: Hone's own scorers then read the prompt once, and no padding.
     """
-    found: list[list[float]] = [[] for _ in rollouts]
-    for part in _passes(rollouts):
+    values: list[list[float]] = [[] for _ in rollouts]
+    for part in _forward_batches(rollouts):
         groups = [[Rollout(tokens=rollouts[i].tokens, mask=rollouts[i].mask) for i in group] for group in part]
         batch = collate(groups, pad_id=pad_id).to(device)
-        value = score(batch, frozenset({"value"})).value.double().cpu()
-        for row, i in zip(value, (i for group in part for i in group), strict=True):
-            found[i] = row[torch.tensor(places[i], dtype=torch.int64)].tolist()
-    return found
+        heads = score(batch, frozenset({"value"})).value.double().cpu()
+        for row, i in zip(heads, (i for group in part for i in group), strict=True):
+            values[i] = row[torch.tensor(positions[i], dtype=torch.int64)].tolist()
+    return values
 
 
-def _passes(rollouts: Sequence[Rollout]) -> Iterator[list[list[int]]]:
-    """The rollouts by number, in groups that share a prompt, longest last: neighbours are of about one length."""
+def _forward_batches(rollouts: Sequence[Rollout]) -> Iterator[list[list[int]]]:
+    """The rollouts' indices by forward pass and prompt. Sorted by length: a pass has little padding."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, r in enumerate(rollouts):
         start = next((n for n, on in enumerate(r.mask) if on), len(r.tokens))
@@ -63,17 +63,17 @@ def _passes(rollouts: Sequence[Rollout]) -> Iterator[list[list[int]]]:
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModel:
-    """The head's value at the last real token; wrap it in `Reward` as any batched function."""
+    """The head's value at the last real token. Wrap it in `Reward` as any batched function."""
 
     score: ForwardModel
     pad_id: int
     device: torch.device | str = "cpu"
-    encode: Callable[[Rollout], Rollout] | None = None  # to the tokens of a model that has others than the policy
+    encode: Callable[[Rollout], Rollout] | None = None  # makes the tokens of a model with another vocabulary
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[float]:
-        read: Group = [self.encode(r) for r in rollouts] if self.encode else list(rollouts)
-        last = [[len(r.tokens) - 1] for r in read]
-        values = values_at(self.score, read, last, pad_id=self.pad_id, device=self.device)
+        encoded: Group = [self.encode(r) for r in rollouts] if self.encode else list(rollouts)
+        last = [[len(r.tokens) - 1] for r in encoded]
+        values = values_at(self.score, encoded, last, pad_id=self.pad_id, device=self.device)
         return [value for (value,) in values]
 
     def mean_and_std(self, rollouts: Sequence[Rollout]) -> tuple[float, float]:
@@ -88,14 +88,14 @@ class RewardModel:
         return float(scores.mean()), std
 
 
-JOINS = ("mean", "min", "penalty")
+AGGREGATIONS = ("mean", "min", "penalty")
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def combine_scores(values: Array, *, how: str = "mean", k: float = 1.0) -> Array:
     """[M, N] of M members -> [N]: mean, min, or penalty: mean - k std (population) over the members."""
-    if how not in JOINS:
-        raise HoneError(f"an ensemble is joined by {how!r}: use one of {', '.join(JOINS)}")
+    if how not in AGGREGATIONS:
+        raise HoneError(f"an ensemble is joined by {how!r}: use one of {', '.join(AGGREGATIONS)}")
     if how == "min":
         return values.min(0)
     return values.mean(0) - k * values.std(0) if how == "penalty" else values.mean(0)
@@ -103,7 +103,7 @@ def combine_scores(values: Array, *, how: str = "mean", k: float = 1.0) -> Array
 
 @dataclass(frozen=True, kw_only=True)
 class Ensemble:
-    """Rewards of the same rollouts joined; wrap it in `Reward`. The members' mean and spread are its parts."""
+    """Several rewards of the same rollouts as one; wrap it in `Reward`. The members' mean and spread are its parts."""
 
     members: Sequence[Callable[[Sequence[Rollout]], Sequence[float]]]
     how: str = "mean"
@@ -119,5 +119,5 @@ class Ensemble:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Outcome]:
         values = np.array([member(rollouts) for member in self.members], dtype=np.float64).reshape(-1, len(rollouts))
         columns = zip(combine_scores(values, how=self.how, k=self.k), values.mean(0), values.std(0), strict=True)
-        # a member's NaN makes the whole NaN, which is no reward
+        # a member's NaN makes the value NaN, which is an invalid reward
         return [Outcome(value=float(v), parts={"mean": float(m), "spread": float(s)}) for v, m, s in columns]

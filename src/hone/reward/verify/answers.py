@@ -138,9 +138,9 @@ def answer_tag(text: str) -> str | None:
     return inside if closed and opened else None
 
 
-def answer_text(completion: str) -> str:
+def answer_text(completion: str, prompt: object = "") -> str:
     """What the last answer tag holds, or without one all that is said."""
-    text = spoken_text(completion)
+    text = spoken_text(completion, prompt)
     tagged = answer_tag(text)
     return (text if tagged is None else tagged).strip()
 

@@ -161,7 +161,8 @@ def exact_reward(completion: str, task: Task | str) -> Outcome:
     >>> exact_reward("<think>easy</think><answer>yes</answer>", "yes").value, exact_reward("yes!", "yes").value
     (1.0, 0.0)
     """
-    gold = (as_task(task).answer or "").strip()
+    task = as_task(task)
+    gold = (task.answer or "").strip()
     if not gold:
         return invalid("the task has no gold answer")
-    return Outcome(value=float(answer_text(completion) == gold))
+    return Outcome(value=float(answer_text(completion, task.prompt) == gold))

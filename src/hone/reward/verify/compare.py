@@ -14,8 +14,18 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.reward.outcome import as_task, invalid
-from hone.reward.verify.answers import WORD, after_phrase, answer_tag, answer_text, boxes, spoken_text
+from hone.reward.verify.answers import (
+    WORD,
+    after_phrase,
+    answer_tag,
+    answer_text,
+    boxes,
+    is_not_stated,
+    phrases,
+    spoken_text,
+)
 from hone.reward.verify.math.amount import PERCENT, amount
+from hone.reward.verify.math.extract import stated_answer
 from hone.types import Outcome, Task
 
 MAX_ANSWER = 5000  # characters
@@ -23,9 +33,9 @@ SIGNS = frozenset("$\u20ac\u00a3\u00a5\u20b9%")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
-def final_answer(completion: str) -> str:
+def final_answer(completion: str, prompt: object = "") -> str:
     """The answer that a completion settles on."""
-    text = spoken_text(completion)
+    text = spoken_text(completion, prompt)
     tagged = answer_tag(text)
     if tagged is not None:
         text = tagged
@@ -34,6 +44,16 @@ def final_answer(completion: str) -> str:
         return text[max(found, key=lambda box: box[0])[2]]  # the one that begins last
     phrase = after_phrase(text) if tagged is None else None
     return text if phrase is None else phrase
+
+
+def final_number(completion: str, prompt: object = "") -> tuple[Fraction, str] | None:
+    """The number of the final answer. Behind "answer is" its sentence may go on, or another may follow on the line."""
+    found, text = number(final_answer(completion, prompt)), spoken_text(completion, prompt)
+    if found is not None or answer_tag(text) is not None or boxes(text) or not (led := phrases(text)):
+        return found
+    lead, start = led[-1]
+    answer, denied = stated_answer(text[start : start + MAX_ANSWER])
+    return None if denied or is_not_stated(text[:lead]) else number(answer)
 
 
 def number(text: str) -> tuple[Fraction, str] | None:
@@ -58,7 +78,7 @@ def numeric(tolerance: str) -> Callable[[str, Task | str], Outcome]:
         gold = number(task.answer or "")
         if gold is None:
             return invalid(f"the gold answer {(task.answer or '')[:60]!r} is not a number")
-        found = number(final_answer(completion))
+        found = final_number(completion, task.prompt)
         if found is None or (found[1] and gold[1] and found[1] != gold[1]):
             return Outcome(value=0.0)
         most = limit[0] * abs(gold[0]) if share else limit[0]
@@ -85,10 +105,11 @@ def f1_reward(completion: str, task: Task | str) -> Outcome:
     >>> f1_reward("<answer>the tower of Paris</answer>", "Eiffel tower").value
     0.4
     """
-    gold = words(as_task(task).answer or "")
+    task = as_task(task)
+    gold = words(task.answer or "")
     if not gold:
         return invalid("the task has no gold answer with a word in it")
-    found = words(final_answer(completion))
+    found = words(final_answer(completion, task.prompt))
     shared = (Counter(gold) & Counter(found)).total()
     return Outcome(value=2 * shared / (len(gold) + len(found)))
 
@@ -114,7 +135,7 @@ def gym_reward(completion: str, task: Task) -> Outcome:
     name, entry = task.extra.get("gym"), task.extra.get("metadata")
     if not isinstance(name, str) or entry is None:
         return invalid("the task is not of reasoning-gym: it has no columns gym and metadata")
-    answer = answer_text(completion)[:MAX_GYM_ANSWER]
+    answer = answer_text(completion, task.prompt)[:MAX_GYM_ANSWER]
     whole = {"question": task.extra.get("question", ""), "answer": task.answer, "metadata": entry}
     mark = _gym_scorer(name)
     try:

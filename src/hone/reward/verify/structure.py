@@ -17,7 +17,7 @@ from hone.errors import HoneError, not_utf8
 from hone.log.rollouts import repetition
 from hone.reward.verify.answers import MAX_COMPLETION, WORD, answer_text, spoken_text
 from hone.storage.textfile import read_text
-from hone.types import Rollout
+from hone.types import Rollout, Task
 
 MAX_WRAPPED = 3  # levels of markup around nothing
 _BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that show nothing
@@ -50,13 +50,17 @@ def _tagged(completion: str, names: Sequence[str]) -> list[str] | None:
     return None if "".join([*parts[::2], rest]).strip() else parts[1::2]
 
 
-def format_reward(completion: str) -> float:
+def format_reward(completion: str, task: Task | None = None) -> float:
     """1 for `<think>..</think><answer>..</answer>`, each tag once, with an answer to be seen, else 0.
+
+    A text prompt that ends with `<think>` has written the first tag: the completion goes on from it, or repeats it.
 
     >>> format_reward("<think>2 + 2</think><answer>4</answer>"), format_reward("4")
     (1.0, 0.0)
     """
-    held = _tagged(completion, ("think", "answer"))
+    prompt = task.prompt if task else ""
+    opened = isinstance(prompt, str) and prompt.rstrip().endswith("<think>") and "<think>" not in completion
+    held = _tagged("<think>" + completion if opened else completion, ("think", "answer"))
     return float(held is not None and visible(held[1]))
 
 

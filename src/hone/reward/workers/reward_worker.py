@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 import torch
 
 from hone.errors import HoneError
-from hone.reward.event_loop import AT_ONCE
+from hone.reward.event_loop import MAX_CONCURRENT
 from hone.reward.group_scorer import count_invalid
 from hone.reward.outcome import crash_outcome, invalid, to_outcome
 from hone.reward.score import Reward
@@ -180,23 +180,23 @@ class WorkerReward(Reward):
         if not rollouts:
             return []
         columns, n = self.columns(rollouts), len(rollouts)
-        share = n if not self.one_by_one else math.ceil(n / self.pool.size) if self.waits else 1
+        share = n if not self.one_by_one else math.ceil(n / self.pool.size) if self.is_async else 1
         calls = [{name: c[i : i + share] for name, c in columns.items()} for i in range(0, n, share)]
         found, watched = dict[int, list[Outcome]](), count_invalid()
 
         def seen(number: int, answer: Answer) -> None:
             found[number] = self._read(calls[number], answer)
             if watched is not None:
-                watched(found[number], late=answer[0] == TIMED_OUT)
+                watched(found[number], timed_out=answer[0] == TIMED_OUT)
 
         self.pool.map([self._call(call) for call in calls], seconds=self._limit(share), seen=seen)
         return [outcome for number in range(len(calls)) for outcome in found[number]]
 
     def _limit(self, number: int) -> float:
         """Seconds for a call of so many completions; where they wait together each is timed in the worker as well."""
-        if not (self.waits and self.one_by_one):
+        if not (self.is_async and self.one_by_one):
             return self.seconds * number
-        return self.seconds * math.ceil(number / AT_ONCE) * 1.5 + 1.0
+        return self.seconds * math.ceil(number / MAX_CONCURRENT) * 1.5 + 1.0
 
     def _call(self, columns: dict[str, list[Any]]) -> bytes:
         try:
@@ -211,13 +211,13 @@ class WorkerReward(Reward):
         number = len(columns[self.names[0]])
         about, content = answer
         if about == TIMED_OUT:
-            return [self.late(self._limit(number))] * number
+            return [self.timeout_outcome(self._limit(number))] * number
         if about == FULL:
             return [self._full()] * number
         if about != ANSWERED:
             how = content.decode(errors="replace")
             said = f"crashed: reward {self.name} took its process down ({how})"
-            return [invalid(said, place=self.place)] * number
+            return [invalid(said, location=self.location)] * number
         try:
             said = json.loads(content)
             if "error" in said:
@@ -226,13 +226,13 @@ class WorkerReward(Reward):
             if len(found) != number:
                 raise ValueError(f"{len(found)} outcomes of {number}")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            return [invalid(f"reward {self.name} spoilt its answer: {error}", place=self.place)] * number
+            return [invalid(f"reward {self.name} spoilt its answer: {error}", location=self.location)] * number
         return [self._full() if _lacked_memory(outcome) else outcome for outcome in found]
 
     def _full(self) -> Outcome:
         size = f"{self.pool.memory / 2**30:.3g} GiB"
         return invalid(
-            f"out of memory: reward {self.name} took more than {size} (train.reward_memory)", place=self.place
+            f"out of memory: reward {self.name} took more than {size} (train.reward_memory)", location=self.location
         )
 
 
@@ -246,7 +246,7 @@ def _judge(reward: Reward) -> Callable[[dict[str, list[Any]]], dict[str, Any]]:
 
     def judge(columns: dict[str, list[Any]]) -> dict[str, Any]:
         try:
-            outcomes = [_plain(outcome) for outcome in reward.judged(columns)]
+            outcomes = [_plain(outcome) for outcome in reward.score_columns(columns)]
         except HoneError as error:
             return {"error": str(error)}
         except BaseException as error:  # KeyboardInterrupt, too, is only the function's own here

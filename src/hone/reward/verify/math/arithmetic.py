@@ -1,6 +1,6 @@
-r"""Sums, products, quotients and powers of plain numbers, worked out exactly: `2 + 3 \times \frac{1}{2}` is 7/2.
+r"""Evaluates sums, products, quotients and powers of plain numbers exactly: `2 + 3 \times \frac{1}{2}` is 7/2.
 
-This tells a true equation chain from a false one without a process. Work is bounded on any input.
+So most equation chains are checked without a worker process. The work is bounded for any input.
 """
 
 import re
@@ -15,14 +15,14 @@ _TOKEN = re.compile(
 _SIGNS = {r"\times": "*", r"\cdot": "*", r"\div": "/", "[": "(", "]": ")", "{": "(", "}": ")"}
 
 
-class _NoNumber(Exception):
-    """The text is no arithmetic of plain numbers, or beyond the bounds."""
+class _NoValue(Exception):
+    """The text is not arithmetic of plain numbers, or it exceeds a bound."""
 
 
-def worked_out(text: str) -> Fraction | None:
-    r"""The value of an arithmetic expression; None of anything else, as of `3 4` or `1/0`.
+def evaluate_arithmetic(text: str) -> Fraction | None:
+    r"""The value of an arithmetic expression; None for anything else, such as `3 4` or `1/0`.
 
-    >>> worked_out(r"2 + 3 \times \frac{1}{2}"), worked_out("x + 1")
+    >>> evaluate_arithmetic(r"2 + 3 \times \frac{1}{2}"), evaluate_arithmetic("x + 1")
     (Fraction(7, 2), None)
     """
     tokens, position = list[str](), 0
@@ -35,19 +35,19 @@ def worked_out(text: str) -> Fraction | None:
     try:
         reader = _Reader(tokens)
         value = reader.sum(MAX_LEVELS)
-    except (_NoNumber, ZeroDivisionError):
+    except (_NoValue, ZeroDivisionError):
         return None
     return value if reader.position == len(tokens) and position >= len(text.rstrip()) else None
 
 
 class _Reader:
-    """Reads tokens from left to right: sums of products of signed powers."""
+    """A recursive-descent parser: sums of products of signed powers."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens, self.position = tokens, 0
 
     def _next(self, *wanted: str) -> str:
-        """Step over the next token where it is one of these; "" where it is not."""
+        """Takes the next token if it is one of these; "" if it is not."""
         token = self.tokens[self.position] if self.position < len(self.tokens) else ""
         if token not in wanted:
             return ""
@@ -76,20 +76,20 @@ class _Reader:
         if self._next("^"):
             power = self._power(levels - 1)
             if power.denominator != 1 or abs(power) * max(_bits(value), 1) > MAX_BITS or abs(power) > MAX_POWER:
-                raise _NoNumber
+                raise _NoValue
             value **= int(power)
         return value / 100 if self._next("%") else value
 
     def _atom(self, levels: int) -> Fraction:
         if levels <= 0 or self.position >= len(self.tokens):
-            raise _NoNumber
+            raise _NoValue
         if self._next(r"\frac"):
             return self._group(levels) / self._group(levels)
         if self.tokens[self.position] == "(":
             return self._group(levels)
         token = self.tokens[self.position]
         if not token[-1].isdigit():
-            raise _NoNumber
+            raise _NoValue
         self.position += 1
         value = Fraction(token.replace(",", ""))
         mixed = "." not in token and self._next(r"\frac")  # 1\frac{1}{2}
@@ -97,10 +97,10 @@ class _Reader:
 
     def _group(self, levels: int) -> Fraction:
         if not self._next("("):
-            raise _NoNumber
+            raise _NoValue
         value = self.sum(levels - 1)
         if not self._next(")"):
-            raise _NoNumber
+            raise _NoValue
         return value
 
 
@@ -110,5 +110,5 @@ def _bits(value: Fraction) -> int:
 
 def _bounded(value: Fraction) -> Fraction:
     if _bits(value) > MAX_BITS:
-        raise _NoNumber
+        raise _NoValue
     return value

@@ -95,9 +95,9 @@ def places(completion: str, prompt: object = "") -> list[str]:
     return []
 
 
-def final_answer(completion: str) -> str | None:
+def final_answer(completion: str, prompt: object = "") -> str | None:
     """The last answer stated, or None where there is none."""
-    found = places(completion)
+    found = places(completion, prompt)
     return found[-1] if found else None
 
 
@@ -206,11 +206,11 @@ def _phrases(text: str) -> list[str]:
     ends = [*(start for start, _ in led[1:]), len(text)]
     found, remarks = list[str](), list[str]()
     for (lead, start), end in zip(led, ends, strict=False):
-        stated, denial = _stated(text[start : min(end, start + 2 * MAX_ANSWER)])
+        answer, denied = stated_answer(text[start : min(end, start + 2 * MAX_ANSWER)])
         if is_not_stated(text[max(0, lead - 200) : lead]) or _NOT.match(text[start : start + 100].partition("\n")[0]):
             remarks.append(DENIED)
         else:
-            (found if _is_value(stated) else remarks).append(DENIED if denial else stated)
+            (found if _is_value(answer) else remarks).append(DENIED if denied else answer)
     return found or remarks[-1:]
 
 
@@ -223,7 +223,7 @@ def _is_value(stated: str) -> bool:
     return len(words) <= 6 and len(stated[: value.start()].split()) <= 2
 
 
-def _stated(text: str) -> tuple[str, bool]:
+def stated_answer(text: str) -> tuple[str, bool]:
     """What a phrase leads to, a formula or the rest of its sentence; and whether it is taken back or one of many."""
     filler = _FILLER.match(text)
     text = HOPE.sub("", text[filler.end() :] if filler else text)

@@ -1,7 +1,7 @@
-r"""The form of an answer: lists, sets, tuples, intervals, unions, matrices, relations and equation chains, down to
-single expressions.
+r"""Reads the form of an answer: lists, sets, tuples, intervals, unions, matrices, relations and equation chains, down
+to single expressions.
 
-Only text is taken apart here, by brackets and separators, in time linear in its length for each level.
+Answers are split at brackets and separators, as text. For each level of nesting the time is linear in the length.
 """
 
 import re
@@ -18,31 +18,33 @@ MAX_TEXT, MAX_PARTS, MAX_LEVELS = 1000, 40, 6
 
 _BRACKET = re.compile(r"\\(?:begin|end)\{[a-z]*\}|\\\\|\\[{}]|[()\[\]{}]")
 _EQUALS = re.compile(r":?(?<![<>=])=(?!=)")
-_ABOUT = re.compile(r"\\approx(?![a-z])")
+_APPROXIMATELY = re.compile(r"\\approx(?![a-z])")
 _MEMBER = re.compile(rf"({VARIABLE}|{POINT}) ?\\in(?![a-z]) ?(?=\S)")
 _BUILDER = re.compile(r"\\\{ ?([A-Za-z]) ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?::|\||\\mid(?![a-z])) ?(.+)\\\}")
 _WITHOUT = re.compile(r"\(-\\infty,\\infty\) ?(?:\\setminus(?![a-z])|-) ?\\\{(.+)\\\}")
-_OUTSIDE = re.compile(r"\(-\\infty,\\infty\) ?(?:\\setminus(?![a-z])|-) ?([\[(])([^\[\](),;]+),([^\[\](),;]+)([\])])")
+_OUTSIDE_INTERVAL = re.compile(
+    r"\(-\\infty,\\infty\) ?(?:\\setminus(?![a-z])|-) ?([\[(])([^\[\](),;]+),([^\[\](),;]+)([\])])"
+)
 _OPTION = re.compile(r"([A-J])\)(?=\s|$)")  # of a choice
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2}) ?([ap])\.? ?m\.?", re.IGNORECASE)
 _CONGRUENT = re.compile(r"(.+?)\\equiv(.+?)[({ ]*(?:\\[pb]?mod(?![a-z])|\bmod\b)[{ ]*([^{}()]+)[})]*")
 _SEPARATOR = re.compile(
     r",(?!\\!)|;|(?<![A-Za-z0-9\\])(?:or|and)(?![A-Za-z0-9])|(?<=[0-9)\]}])(?:or|and)(?=[A-Z0-9(\[\\ -])|\\quad"
 )
-_STRONG = re.compile(r";|(?<![A-Za-z\\])or(?![A-Za-z])")
+_STRONG_SEPARATOR = re.compile(r";|(?<![A-Za-z\\])or(?![A-Za-z])")
 _ORDER = re.compile(r"\\le(?![a-z])|\\ge(?![a-z])|<=|>=|<|>")
 _UNEQUAL = re.compile(r"\\ne(?![a-z])")
 _PLAIN = re.compile(r"\s*[+-]?[0-9]+(?:\.[0-9]+)?\s*")
 _PLUS_MINUS = re.compile(r"\\pm(?![a-z])")
-_PRICE = re.compile(
+_MONEY = re.compile(
     r"[+-]?[$\u20ac\u00a3\u00a5\u20b9].*|.*[%\u20ac\u00a3\u00a5\u20b9$]"
-)  # one number, whatever its commas
+)  # one number: its commas separate no entries
 _THOUSANDS = re.compile(r"(?<![0-9^_.])([0-9]{1,3}),(?=[0-9]{3}(?![0-9]))")
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """An answer: `one` expression, or a form of parts."""
+    """An answer: one expression, or parts that have forms of their own."""
 
     # one, many, union, matrix, row, or the two brackets of a set, tuple or interval; ":" ratio, "mod" congruence,
     # "order [closed ends]" and "unequal" relations, "chain" of equal values, "about" for a value and its rounding,
@@ -53,7 +55,7 @@ class Form:
     name: str = ""  # the x of "x = 5"
 
     def leaves(self) -> Iterator[str]:
-        """Every single expression in it."""
+        """Every single expression of the answer."""
         if self.kind == "one":
             yield self.text
         for part in self.parts:
@@ -62,42 +64,42 @@ class Form:
 
 @lru_cache(2048)
 def form(text: str) -> Form | None:
-    """The form of an answer, or None of one that is empty, too long or not well formed."""
+    """The form of an answer; None where it is empty, too long or not well formed."""
     if len(text) > MAX_TEXT:
         return None
-    if _PLAIN.fullmatch(text):  # which is what most answers are
+    if _PLAIN.fullmatch(text):  # most answers are plain numbers
         return Form("one", text.strip())
     text = stated_value(normalise(text))
-    if text and _balanced(text):
-        return _form(text, MAX_LEVELS)
+    if text and _is_balanced(text):
+        return _read(text, MAX_LEVELS)
     option = _OPTION.match(text)
     return Form("one", option.group(1) if option.end() == len(text) else text) if option else None
 
 
-def _step(token: str) -> int:
-    """+1 for what opens, -1 for what closes; a line break in a matrix does neither."""
+def _depth_change(token: str) -> int:
+    """+1 for an opening token, -1 for a closing one, 0 for a line break in a matrix."""
     if token in ("(", "[", "{", r"\{") or token.startswith(r"\begin"):
         return 1
     return -1 if token in (")", "]", "}", r"\}") or token.startswith(r"\end") else 0
 
 
-def _balanced(text: str) -> bool:
-    """Every bracket closes, though `[0, 1)` may do so with another one."""
+def _is_balanced(text: str) -> bool:
+    """Whether every bracket is closed. Another kind may close it, as in `[0, 1)`."""
     depth = 0
     for token in _BRACKET.finditer(text):
-        depth += _step(token.group())
+        depth += _depth_change(token.group())
         if depth < 0:
             return False
     return depth == 0
 
 
 def split(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]]:
-    """The text cut where the pattern is found outside of all brackets and environments; and what was cut out."""
-    cuts = re.compile(rf"(?P<b>{_BRACKET.pattern})|(?P<s>{pattern.pattern})")
+    """The text split where the pattern matches outside of all brackets and environments; and the separators."""
+    tokens = re.compile(rf"(?P<b>{_BRACKET.pattern})|(?P<s>{pattern.pattern})")
     depth, start, parts, seps = 0, 0, list[str](), list[str]()
-    for token in cuts.finditer(text):
+    for token in tokens.finditer(text):
         if token.lastgroup == "b":
-            depth += _step(token.group())
+            depth += _depth_change(token.group())
         elif depth == 0:
             parts.append(text[start : token.start()].strip())
             seps.append(token.group())
@@ -105,44 +107,44 @@ def split(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]]:
     return [*parts, text[start:].strip()], seps
 
 
-def _form(text: str, levels: int) -> Form | None:
+def _read(text: str, levels: int) -> Form | None:
     if not text or not levels or text[0] in ",;":
         return None
     if amount(text) is not None and "=" not in text:
         return Form("one", text)
-    if _PRICE.fullmatch(text) and (number := decimal_comma(text)):
+    if _MONEY.fullmatch(text) and (number := decimal_comma(text)):
         return Form("one", number)
-    for find in (_listed, *_FINDERS):
+    for find in (_read_list, *_READERS):
         found = find(text, levels)
         if found is not None:
             return found
-    return Form("one", _kept(text).replace("\1", ""))
+    return Form("one", _hide_thousands(text).replace("\1", ""))
 
 
-def _listed(text: str, levels: int) -> Form | None:
-    text = _kept(text)
+def _read_list(text: str, levels: int) -> Form | None:
+    text = _hide_thousands(text)
     parts, seps = split(text, _SEPARATOR)
     parts = [part.replace("\1", ",") for part in parts if part]
     if len(parts) < 2 or not seps:
         return None
-    if {";", "or"} & {*seps} and "," in seps and (found := _solutions(text, levels)):
+    if {";", "or"} & {*seps} and "," in seps and (found := _read_points(text, levels)):
         return found
-    found = _collect("many", text, parts, levels)
+    found = _form_of_parts("many", text, parts, levels)
     if found is not None and set(seps) == {"or"} and _same_variable(found.parts):
         return Form("union", text, found.parts)
     return found
 
 
-def _solutions(text: str, levels: int) -> Form | None:
+def _read_points(text: str, levels: int) -> Form | None:
     """`p=5, q=2; p=7, q=2` as two points."""
-    found = [_form(part.replace("\1", ","), levels - 1) for part in split(text, _STRONG)[0]]
+    found = [_read(part.replace("\1", ","), levels - 1) for part in split(text, _STRONG_SEPARATOR)[0]]
     points = [point(part) for part in found if part is not None]
     good = tuple(part for part in points if part is not None)
     return Form("many", text, good) if len(good) == len(found) > 1 else None
 
 
 def point(found: Form) -> Form | None:
-    """A list whose entries all have names of their own, as the tuple of their values in the order of the names."""
+    """A list whose entries have different names, as the tuple of their values in the order of the names; else None."""
     names = [part.name for part in found.parts]
     if found.kind != "many" or not all(names) or len({*names}) < len(names) or len(names) < 2:
         return None
@@ -156,10 +158,11 @@ def _same_variable(parts: Sequence[Form]) -> bool:
     return len({part.name for part in parts}) == 1 and all(part.name and _ORDER.search(part.text) for part in parts)
 
 
-def _kept(text: str, *, bracketed: bool = False) -> str:
-    """Thousands separators hidden where no other comma is without a space after it.
+def _hide_thousands(text: str, *, bracketed: bool = False) -> str:
+    """The text with thousands separators marked, so that they separate no entries.
 
-    In brackets there has to be such another one: `(-1,200)` has two entries.
+    They are marked only where each other comma has a space after it. In brackets there must be such a comma:
+    `(-1,200)` has two entries.
     """
     hidden = _THOUSANDS.sub("\\1\1", text)
     if re.search(r",\S", hidden):
@@ -167,9 +170,9 @@ def _kept(text: str, *, bracketed: bool = False) -> str:
     return hidden if re.search(r",\s" if bracketed else r",\s|[-+*/=\\A-Za-z]", hidden) else text
 
 
-def _collect(kind: str, text: str, parts: list[str], levels: int, name: str = "") -> Form | None:
-    """A form of parts, if each has one; parts that are lists themselves are joined on."""
-    found = [_form(part, levels - 1) for part in parts] if len(parts) <= MAX_PARTS else [None]
+def _form_of_parts(kind: str, text: str, parts: list[str], levels: int, name: str = "") -> Form | None:
+    """A form of parts, if each part has a form. A list within a list is merged into it."""
+    found = [_read(part, levels - 1) for part in parts] if len(parts) <= MAX_PARTS else [None]
     flat = list[Form]()
     for part in found:
         if part is None:
@@ -180,23 +183,23 @@ def _collect(kind: str, text: str, parts: list[str], levels: int, name: str = ""
     return Form(kind, text, tuple(flat), name)
 
 
-def _about(text: str, levels: int) -> Form | None:
+def _read_rounded(text: str, levels: int) -> Form | None:
     r"""`x = \frac{1}{3} \approx 0.33`: a value and its rounding."""
-    parts, seps = split(text, _ABOUT)
+    parts, seps = split(text, _APPROXIMATELY)
     if len(seps) != 1 or not parts[1] or split(parts[1], _EQUALS)[1]:
         return None
-    rounded = _form(parts[1], levels - 1)
+    rounded = _read(parts[1], levels - 1)
     name = left_name(parts[0]) if parts[0] else ""
     if rounded is None or rounded.kind != "one":
         return None
     if name is not None:
         return replace(rounded, name=name)
-    exact = _form(parts[0], levels - 1)
+    exact = _read(parts[0], levels - 1)
     return None if exact is None else Form("about", text, (exact, rounded), exact.name)
 
 
-def _equated(text: str, levels: int) -> Form | None:
-    """A value behind a name, `x = 5`; a chain of values, `x = 2 + 3 = 5`; or several equations, `x/2 = y/3 = z`."""
+def _read_equation(text: str, levels: int) -> Form | None:
+    """A named value, `x = 5`; a chain of values, `x = 2 + 3 = 5`; or several equations, `x/2 = y/3 = z`."""
     members, seps = split(text, _EQUALS)
     if not seps or split(text, _ORDER)[1] or split(text, _UNEQUAL)[1] or not all(members[1:]):
         return None
@@ -206,7 +209,7 @@ def _equated(text: str, levels: int) -> Form | None:
         members.pop(0)
     name = next(filter(None, names), "")
     if len(members) == 1:
-        rest = _form(members[0], levels - 1)
+        rest = _read(members[0], levels - 1)
         if rest is None or (name[:1] == "(" and rest.kind == "()" and len(rest.parts) != name.count(",") + 1):
             return None
         return replace(rest, name=name) if name or not rest.name else rest
@@ -214,29 +217,29 @@ def _equated(text: str, levels: int) -> Form | None:
     if len(members) == 2 and not names and any(found):
         return None  # an equation
     if found[-1] and any(others != found[-1] for others in found):
-        return _collect("system", text, split(text, _EQUALS)[0], levels)
-    return _collect("chain", text, members, levels, name)
+        return _form_of_parts("system", text, split(text, _EQUALS)[0], levels)
+    return _form_of_parts("chain", text, members, levels, name)
 
 
-def _element(text: str, levels: int) -> Form | None:
+def _read_membership(text: str, levels: int) -> Form | None:
     r"""`x \in [0, 1)`."""
     member = _MEMBER.match(text)
-    rest = _form(text[member.end() :].strip(), levels - 1) if member else None
+    rest = _read(text[member.end() :].strip(), levels - 1) if member else None
     return None if member is None or rest is None else replace(rest, name=re.sub(r"[ {}]", "", member.group(1)))
 
 
-def _united(text: str, levels: int) -> Form | None:
+def _read_union(text: str, levels: int) -> Form | None:
     parts, seps = split(text, re.compile(r"\\cup(?![a-z])"))
-    found = _collect("union", text, parts, levels) if seps else None
+    found = _form_of_parts("union", text, parts, levels) if seps else None
     if found is None or any(part.kind != "{}" for part in found.parts):
         return found
     return Form("{}", text, tuple(entry for part in found.parts for entry in part.parts))
 
 
-def _built(text: str, levels: int) -> Form | None:
-    r"""`\{x \mid 0 < x < 5\}` as what it says of x."""
+def _read_set_builder(text: str, levels: int) -> Form | None:
+    r"""`\{x \mid 0 < x < 5\}` as the interval of x."""
     builder = _BUILDER.fullmatch(text)
-    inner = _form(builder.group(2).strip(), levels - 1) if builder else None
+    inner = _read(builder.group(2).strip(), levels - 1) if builder else None
     if builder is None or inner is None or not _same_variable(inner.parts if inner.kind == "union" else [inner]):
         return None
     if builder.group(1) not in (inner.name, *(part.name for part in inner.parts)):
@@ -245,13 +248,13 @@ def _built(text: str, levels: int) -> Form | None:
     return replace(inner, name="", parts=parts)
 
 
-def _without(text: str, levels: int) -> Form | None:
-    r"""`\mathbb{R} \setminus \{3\}` as two intervals; with several numbers, in their order."""
-    if (outside := _OUTSIDE.fullmatch(text)) is not None:  # of an interval
+def _read_complement(text: str, levels: int) -> Form | None:
+    r"""`\mathbb{R} \setminus \{3\}` as two intervals. Several numbers are put in order."""
+    if (outside := _OUTSIDE_INTERVAL.fullmatch(text)) is not None:  # of an interval
         left, low, high, right = outside.groups()
         numbers = [read[0] for part in (low, high) if (read := amount(part)) is not None]
         ends = [rf"(-\infty,{low}{')]'[left == '(']}", rf"{'(['[right == ')']}{high},\infty)"]
-        return _collect("union", text, ends, levels) if len(numbers) == 2 and numbers[0] < numbers[1] else None
+        return _form_of_parts("union", text, ends, levels) if len(numbers) == 2 and numbers[0] < numbers[1] else None
     found = _WITHOUT.fullmatch(text)
     left = found.group(1).split(",") if found else []
     numbers = [read[0] for part in left if (read := amount(part)) is not None]
@@ -260,75 +263,75 @@ def _without(text: str, levels: int) -> Form | None:
     left = [left[i] for i in sorted(range(len(left)), key=lambda i: numbers[i])] if len(left) > 1 else left
     ends = [r"-\infty", *left, r"\infty"]
     parts = [f"({a},{b})" for a, b in pairwise(ends)]
-    return _collect("union", text, parts, levels)
+    return _form_of_parts("union", text, parts, levels)
 
 
-def _ratio(text: str, levels: int) -> Form | None:
-    if (clock := _CLOCK.fullmatch(text)) is not None:  # the half of the day may be missing, as a name may
-        found = _collect(":", text, [*clock.groups()[:2]], levels)
+def _read_ratio(text: str, levels: int) -> Form | None:
+    if (clock := _CLOCK.fullmatch(text)) is not None:  # the half of the day is kept as a name: it may be missing
+        found = _form_of_parts(":", text, [*clock.groups()[:2]], levels)
         return found and replace(found, name=f"{clock.group(3).lower()}m")
     parts, seps = split(text, re.compile(r"(?: ?: ?)|(?<=[0-9]) to (?=[0-9])"))
-    return _collect(":", text, parts, levels) if seps and all(parts) and len(parts) <= 4 else None
+    return _form_of_parts(":", text, parts, levels) if seps and all(parts) and len(parts) <= 4 else None
 
 
-def _congruent(text: str, levels: int) -> Form | None:
+def _read_congruence(text: str, levels: int) -> Form | None:
     found = _CONGRUENT.fullmatch(text)
-    return _collect("mod", text, [part.strip() for part in found.groups()], levels) if found else None
+    return _form_of_parts("mod", text, [part.strip() for part in found.groups()], levels) if found else None
 
 
-def _signs(text: str, levels: int) -> Form | None:
+def _read_plus_minus(text: str, levels: int) -> Form | None:
     if len(_PLUS_MINUS.findall(text)) != 1:
         return None
     both = [re.sub(r"^\+\s*", "", _PLUS_MINUS.sub(sign, text)) for sign in ("+", "-")]
-    return _collect("many", text, both, levels)
+    return _form_of_parts("many", text, both, levels)
 
 
-def _enclosed(text: str, levels: int) -> Form | None:
-    if text[0] == "{" and _wraps(text):  # a group of TeX
-        return _form(text[1:-1].strip(), levels - 1)
+def _read_brackets(text: str, levels: int) -> Form | None:
+    if text[0] == "{" and _is_bracketed(text):  # a group of TeX
+        return _read(text[1:-1].strip(), levels - 1)
     start, end = re.match(r"\\\{|[(\[]", text), re.search(r"\\\}$|[)\]]$", text)
-    if start is None or end is None or not _wraps(text):
+    if start is None or end is None or not _is_bracketed(text):
         return None
     inside = text[start.end() : end.start()].strip()
     kind = start.group()[-1] + end.group()[-1]
     parts, seps = split(inside, re.compile(";"))
-    if seps:  # where a comma separates no entries
+    if seps:  # semicolons separate the entries, so a comma may be decimal
         parts = [decimal_comma(part) or part for part in parts]
     else:
-        parts, seps = split(_kept(inside, bracketed=True), re.compile(","))
+        parts, seps = split(_hide_thousands(inside, bracketed=True), re.compile(","))
         parts = [part.replace("\1", ",") for part in parts]
     if seps or (kind == "{}" and inside != r"\emptyset"):
-        return _collect(kind, text, parts, levels)
-    return _form(inside, levels - 1) if kind == "()" else None
+        return _form_of_parts(kind, text, parts, levels)
+    return _read(inside, levels - 1) if kind == "()" else None
 
 
-def _wraps(text: str) -> bool:
-    """Whether the bracket at the start is closed by the one at the end."""
+def _is_bracketed(text: str) -> bool:
+    """Whether the last character closes the bracket that the text begins with."""
     depth = 0
     for token in _BRACKET.finditer(text):
-        depth += _step(token.group())
+        depth += _depth_change(token.group())
         if depth == 0:
             return token.end() == len(text)
     return False
 
 
-def _matrix(text: str, levels: int) -> Form | None:
+def _read_matrix(text: str, levels: int) -> Form | None:
     inner = re.fullmatch(r"\\begin\{pmatrix\}(.*)\\end\{pmatrix\}", text)
     if inner is None or r"\begin" in inner.group(1):
         return None
     lines = [line for line in re.split(r"\\\\", inner.group(1)) if line.strip()]
-    rows = [_collect("row", line, [cell.strip() for cell in line.split("&")], levels - 1) for line in lines]
+    rows = [_form_of_parts("row", line, [cell.strip() for cell in line.split("&")], levels - 1) for line in lines]
     good = [row for row in rows if row is not None]
     if not good or len(good) < len(rows) or len({len(row.parts) for row in good}) != 1:
         return None
     return Form("matrix", text, tuple(good))
 
 
-def _ordered(text: str, levels: int) -> Form | None:
+def _read_order(text: str, levels: int) -> Form | None:
     r"""`a \le x < b` and `x > a` as intervals, `x \ne a` as two; between other expressions a relation of them."""
     parts, seps = split(text, _ORDER)
     if not seps:
-        return _unequal(text, levels)
+        return _read_unequal(text, levels)
     if len(seps) > 3 or not all(parts):
         return None
     up = ["<" in sep or "le" in sep for sep in seps]
@@ -338,53 +341,70 @@ def _ordered(text: str, levels: int) -> Form | None:
     if not up[0]:
         parts, closed = parts[::-1], closed[::-1]
     if len(parts) > 3:
-        return _collect(f"order {closed}", text, parts, levels)
-    if len(parts) == 2 and (size := _size(parts, closed[0], text, levels)):
+        return _form_of_parts(f"order {closed}", text, parts, levels)
+    if len(parts) == 2 and (size := _read_absolute_value(parts, closed[0], text, levels)):
         return size
     sides = (
-        parts if len(parts) == 3 else [parts[0], parts[1], r"\infty"] if _free(*parts[::-1]) else [r"-\infty", *parts]
+        parts
+        if len(parts) == 3
+        else [parts[0], parts[1], r"\infty"]
+        if _is_variable(*parts[::-1])
+        else [r"-\infty", *parts]
     )
     middle = sides[1]
-    if not _free(middle, sides[0] + sides[2]):
-        return _collect(f"order {closed}", text, parts, levels)
+    if not _is_variable(middle, sides[0] + sides[2]):
+        return _form_of_parts(f"order {closed}", text, parts, levels)
     inside = closed if len(parts) == 3 else [*closed, False] if sides[2] == r"\infty" else [False, *closed]
     kind = "(["[inside[0]] + ")]"[inside[1]]
-    found = _collect(kind, text, [sides[0], sides[2]], levels)
+    found = _form_of_parts(kind, text, [sides[0], sides[2]], levels)
     return found and replace(found, name=re.sub(r"[ {}]", "", middle))
 
 
-def _size(sides: list[str], closed: bool, text: str, levels: int) -> Form | None:
+def _read_absolute_value(sides: list[str], closed: bool, text: str, levels: int) -> Form | None:
     """`|x| < 3` as an interval, `|x| > 3` as two; z and w may be complex."""
     found = [re.fullmatch(r"\| ?([a-vxy]) ?\|", side) for side in sides]
     if found[0] and not letters(sides[1]):
-        made = _collect("[]" if closed else "()", text, [f"-({sides[1]})", sides[1]], levels)
+        made = _form_of_parts("[]" if closed else "()", text, [f"-({sides[1]})", sides[1]], levels)
         return made and replace(made, name=found[0].group(1))
     if found[1] and not letters(sides[0]):
         left, right = ("]", "[") if closed else (")", "(")
         ends = [rf"(-\infty,-({sides[0]}){left}", rf"{right}{sides[0]},\infty)"]
-        made = _collect("union", text, ends, levels)
+        made = _form_of_parts("union", text, ends, levels)
         return made and replace(made, name=found[1].group(1))
     return None
 
 
-def _free(variable: str, other: str) -> bool:
-    """Whether it is a variable that the other side has not."""
+def _is_variable(variable: str, other: str) -> bool:
+    """Whether the text is a variable that does not occur on the other side."""
     return re.fullmatch(VARIABLE, variable) is not None and not symbols(variable) & symbols(other)
 
 
-def _unequal(text: str, levels: int) -> Form | None:
+def _read_unequal(text: str, levels: int) -> Form | None:
     sides, seps = split(text, _UNEQUAL)
     if len(seps) != 1 or not all(sides):
         return None
-    sides = sides if _free(*sides) else sides[::-1]
-    if not _free(*sides):
-        return _collect("unequal", text, sides, levels)
-    found = _collect("union", text, [rf"(-\infty,{sides[1]})", rf"({sides[1]},\infty)"], levels)
+    sides = sides if _is_variable(*sides) else sides[::-1]
+    if not _is_variable(*sides):
+        return _form_of_parts("unequal", text, sides, levels)
+    found = _form_of_parts("union", text, [rf"(-\infty,{sides[1]})", rf"({sides[1]},\infty)"], levels)
     return found and replace(found, name=re.sub(r"[ {}]", "", sides[0]))
 
 
-_FINDERS = (
-    *(_about, _equated, _element, _united, _without, _built, _enclosed, _signs, _matrix, _congruent, _ordered, _ratio),
+_READERS = (
+    *(
+        _read_rounded,
+        _read_equation,
+        _read_membership,
+        _read_union,
+        _read_complement,
+        _read_set_builder,
+        _read_brackets,
+        _read_plus_minus,
+        _read_matrix,
+        _read_congruence,
+        _read_order,
+        _read_ratio,
+    ),
 )
 
 
