@@ -237,8 +237,9 @@ class WorkerReward(Reward):
 
 
 def _lacked_memory(outcome: Outcome) -> bool:
-    """It raised MemoryError: where there is no control group, that is what the limit does."""
-    return not outcome.valid and outcome.reason.startswith("MemoryError")
+    """Without a control group the limit makes Python raise MemoryError, and torch a RuntimeError."""
+    reason = "" if outcome.valid else outcome.reason
+    return reason.startswith("MemoryError") or "DefaultCPUAllocator: can't allocate memory" in reason
 
 
 def _judge(reward: Reward) -> Callable[[dict[str, list[Any]]], dict[str, Any]]:

@@ -23,9 +23,10 @@ from hone.reward.workers.process_tree import (
     die_with_parent,
     end_below,
     give_back_free_memory,
+    mapped_shared,
     memory_taken,
     orphans,
-    peak,
+    resident,
 )
 
 HEAD = struct.Struct("!Id")  # length of what follows, seconds it may take
@@ -98,7 +99,7 @@ class _Worker:
             _serve(work, theirs, bounds)
         theirs.close()
         watched = bounds is not None and not bounds.folders
-        self.began_peak = peak(self.number) if watched else 0
+        self.began_with = resident(self.number) + mapped_shared() if watched else 0
 
     def gone(self) -> str:
         """How it ended, "" while it runs."""
@@ -129,12 +130,12 @@ class _Worker:
         return os.waitid(os.P_PID, self.number, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def too_large(self) -> bool:
-        """Whether it and its children have more than they may, or it alone has had more."""
+        """Whether it and its children have more memory than they may."""
         if self.bounds is None:
             return False
         if self.bounds.folders:
             return self.bounds.exceeded()
-        if peak(self.number) > self.began_peak + self.bounds.memory:
+        if resident(self.number) > self.began_with + self.bounds.memory:
             return True
         if not (others := descendants(self.number)):
             return False
