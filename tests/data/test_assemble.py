@@ -86,6 +86,9 @@ def test_in_python_rows_and_lists_of_data_with_weights(tmp_path):
     assert sorted(text[0] for text in said(mixed.take(10))) == ["a"] * 5 + ["m"] * 5
     with pytest.raises(HoneError, match="data row 2 is str"):
         load([{"text": "a"}, "b"])
+    for inner in (f"{path}*0.9", [(path, 0.1), (path, 0.9)]):
+        with pytest.raises(HoneError, match="has weights inside a list of weights"):
+            load([(inner, 0.5), (texts("m", 2), 0.5)])
 
 
 def test_columns_are_renamed_before_the_shape_is_told(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.engine.params import SampleParams
+from hone.errors import HoneError
 from hone.inference.defaults import Sampling, settle, too_short
 from hone.inference.model import Model, load
 from hone.launch import build, feeds, rewards
@@ -22,6 +23,8 @@ class Problems:
     """Problems, the model that solves them, and how it samples."""
 
     def __init__(self, model: str | Path | Model, data: str | Sequence[Any], how: Sampling, *, limit: int = 0) -> None:
+        if limit < 0:
+            raise HoneError(f"limit is {limit}: give a number of problems, or 0 for all")
         self.model = model if isinstance(model, Model) else load(model)
         self.tokenizer, self.sampler, self.context = self.model.tokenizer, self.model.sampler, self.model.context
         self.tasks: list[Task] = feeds.tasks(data, self.tokenizer, max_tokens=self.context - 1)[: limit or None]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from hone.data.corpus import documents, duplicates, language
 from hone.data.corpus.atomic import aside, locked, read_json, write_json
-from hone.data.corpus.pool import Killed, each
+from hone.data.corpus.pool import Killed, check_workers, each
 from hone.data.corpus.report import build_report, show
 from hone.data.corpus.run import CorpusRun, begin, check_packages, discard
 from hone.data.corpus.settings import CorpusSettings
@@ -86,8 +86,7 @@ def _check(sources: Sequence[str], settings: CorpusSettings, workers: int) -> No
     check_packages(settings)
     if not sources:
         raise HoneError("nothing to clean: name at least one file or folder")
-    if workers < 1:
-        raise HoneError(f"workers is {workers}: give at least 1")
+    check_workers(workers)
     if settings.languages and (strange := sorted(set(settings.languages) - language.languages())):
         raise HoneError(f"no language {strange[0]!r}: choose from {', '.join(sorted(language.languages()))}")
     if settings.evals:

@@ -25,6 +25,12 @@ def _end_with_parent() -> None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
+def check_workers(workers: int) -> None:
+    """HoneError where there would be none."""
+    if workers < 1:
+        raise HoneError(f"workers is {workers}: give at least 1")
+
+
 def each(function: Callable[[A], B], arguments: Sequence[A], *, workers: int) -> Iterator[B]:
     """function(a) for every a; one worker is this process itself."""
     if workers == 1 or len(arguments) < 2:

@@ -1,5 +1,6 @@
 """Makes one feed of the datasets: rows are read and converted, streamed or held in memory, and mixed in proportion."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -43,9 +44,9 @@ class Mixture(Generic[T]):
     def __init__(self, parts: Mapping[str, Source[T] | Stream[T]], weights: Sequence[float]) -> None:
         if len(parts) != len(weights) or not parts:
             raise ValueError(f"{len(parts)} parts but {len(weights)} weights")
-        exact = [Fraction(str(w)) for w in weights]
-        if wrong := [w for w in weights if not w > 0]:
+        if wrong := [w for w in weights if not 0 < w < math.inf]:
             raise HoneError(f"a weight of {wrong[0]}: every part of a mix needs a weight above 0")
+        exact = [Fraction(str(+w)) for w in weights]
         self._names, self._parts = list(parts), list(parts.values())
         self._shares = [w / sum(exact) for w in exact]
         self._taken = [0] * len(exact)

@@ -81,8 +81,11 @@ def _mixture(data: Sequence[Any], how: Reading) -> list[Dataset]:
     """A list of (data, weight)."""
     parts = list[Dataset]()
     for n, (inner, weight) in enumerate(data, start=1):
-        stores = [store for part in locate(inner, how) for store in part.stores]
         name = inner if isinstance(inner, str) else f"data {n}"
+        found = locate(inner, how)
+        if any(part.weight is not None for part in found):
+            raise HoneError(f"{name} has weights inside a list of weights: give each of its parts one in that list")
+        stores = [store for part in found for store in part.stores]
         parts.append(Dataset(name=name, stores=tuple(stores), weight=weight))
     return parts
 

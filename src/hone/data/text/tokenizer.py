@@ -274,14 +274,20 @@ def check_same_tokens(ours: Tokenizer, theirs: Tokenizer, folder: Path) -> None:
         )
 
 
+def check_vocab_size(size: int, specials: Sequence[str] = (PAD, EOS)) -> int:
+    """The least size of a byte-level BPE with these special tokens; HoneError where `size` is below it."""
+    least = len(specials) + 256
+    if size < least or "" in specials:
+        raise HoneError(f"vocab_size {size}: need at least {least} (256 bytes and {len(specials)} specials)")
+    return least
+
+
 def train_bpe(texts: Iterable[str], *, vocab_size: int, specials: Sequence[str] = ()) -> Tokenizer:
     """A byte-level BPE: any text can be encoded, and decoding gives it back exactly. Each digit is one token."""
     names = list(dict.fromkeys([PAD, EOS, *specials]))
-    floor = len(names) + 256
-    if vocab_size < floor or "" in names:
-        raise HoneError(f"vocab_size {vocab_size}: need at least {floor} (256 bytes and {len(names)} specials)")
+    least = check_vocab_size(vocab_size, names)
     rows = list(texts)
-    if vocab_size > floor and not any(rows):
+    if vocab_size > least and not any(rows):
         raise HoneError("no text to train the tokenizer on: give it some, or set vocab_size to bytes and specials")
     inner = tokenizers.Tokenizer(models.BPE())
     split: list[Any] = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

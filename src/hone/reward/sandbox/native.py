@@ -18,7 +18,17 @@ from hone.reward.sandbox import cgroups
 from hone.reward.sandbox.job import ENVIRONMENT
 from hone.reward.sandbox.limits import OWN_PROCESSES, BackendOptions, Protection, configuration
 from hone.reward.sandbox.namespaces import remove_groups
-from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, JobExchange, JobOutput, SandboxError, await_lock, readable
+from hone.reward.sandbox.protocol import (
+    CHUNK,
+    GRACE,
+    MAX_STRETCH,
+    Ask,
+    JobExchange,
+    JobOutput,
+    SandboxError,
+    await_lock,
+    readable,
+)
 
 START = "import sys; sys.path.insert(0, {home!r}); from hone.reward.sandbox import server; server.serve({number})"
 HOME = str(Path(__file__).parents[3])
@@ -285,7 +295,7 @@ class NativeSandbox:
                 return
             self._closed = True
         for _ in range(self.wanted.slots):
-            slot = self._places.get(timeout=self.wanted.limits.seconds + 3 * GRACE)
+            slot = self._places.get(timeout=MAX_STRETCH * self.wanted.limits.seconds + 3 * GRACE)
             if slot is not None:
                 slot.close()
         self._server.close()

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hone.reward.sandbox.limits import BackendOptions, Protection, SandboxLimits
-from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, JobOutput, SandboxBackend, SandboxError, frame
+from hone.reward.sandbox.protocol import CHUNK, GRACE, MAX_STRETCH, Ask, JobOutput, SandboxBackend, SandboxError, frame
 
 TOKEN = "HONE_SANDBOX_TOKEN"
 MAX_BODY = 64 << 20
@@ -72,7 +72,7 @@ class RemoteBackend:
         start = time.monotonic()
         limits = {"seconds": seconds, "output": job_output.output, "result": job_output.result}
         body = {"request": base64.b64encode(request).decode(), "most": job_output.most, "limits": limits}
-        answer = self._ask("/run", json.dumps(body).encode(), seconds + 3 * GRACE)
+        answer = self._ask("/run", json.dumps(body).encode(), MAX_STRETCH * seconds + 3 * GRACE)
         try:
             job_output.text(job_output.stdout, base64.b64decode(answer["stdout"]))
             job_output.text(job_output.stderr, base64.b64decode(answer["stderr"]))
