@@ -191,7 +191,7 @@ def test_a_stream_and_memory_have_the_same_rows(tmp_path):
 
 def test_what_is_large_is_streamed(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", texts("a", 30))
-    monkeypatch.setattr(assemble, "HELD", 100)
+    monkeypatch.setattr(assemble, "IN_MEMORY", 100)
     assert isinstance(load(path).feed, Stream)
     assert isinstance(load(path, Reading(stream="never")).feed, Source)
 
@@ -285,7 +285,7 @@ def test_a_slice_of_a_file_with_blank_lines_resumes_in_a_stream(tmp_path):
 
 def test_a_few_rows_of_a_large_file_are_held_in_memory(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", texts("a", 99))
-    monkeypatch.setattr(assemble, "HELD", 200)
+    monkeypatch.setattr(assemble, "IN_MEMORY", 200)
     assert isinstance(load(path).feed, Stream)
     assert isinstance(load(f"{path}[:9]").feed, Source)
 

@@ -112,7 +112,7 @@ def test_what_is_given_up_is_no_later_calls_answer():
 
     calls = [pickle.dumps((0, seconds)) for seconds in (0.3, 0.0, 0.0)]
     with pytest.raises(ValueError, match="enough"):
-        pool.map(calls, seconds=5.0, seen=enough)
+        pool.map(calls, seconds=5.0, on_answer=enough)
     assert asked == [1], "the others were not waited for"
     for _ in range(3):
         found = pool.map([pickle.dumps((0, x)) for x in (0.1, 0.2, 0.4)], seconds=5.0)

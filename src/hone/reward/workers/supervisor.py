@@ -31,7 +31,12 @@ from hone.reward.workers.process_tree import (
 
 HEAD = struct.Struct("!Id")  # length of what follows, seconds it may take
 LARGEST = 1 << 28  # bytes of an answer
-ANSWERED, TIMED_OUT, DIED, FULL = 0.0, 1.0, 2.0, 3.0  # in the place of seconds, on the way back; FULL: of memory
+ANSWERED, TIMED_OUT, DIED, OUT_OF_MEMORY = (
+    0.0,
+    1.0,
+    2.0,
+    3.0,
+)  # how a call ended: sent back where a call has its seconds
 IDLE_SECONDS = 5.0  # between two looks for what a call has left behind
 WATCH_SECONDS = 0.2  # between two looks at the memory of a worker's children
 Work = Callable[[bytes], bytes]
@@ -52,13 +57,13 @@ def send(to: socket.socket, content: bytes, about: float) -> None:
 
 def receive(of: socket.socket) -> tuple[bytes, float]:
     """The next message and the number that came with it; Closed at the end of all."""
-    length, about = HEAD.unpack(_exactly(of, HEAD.size))
+    length, about = HEAD.unpack(_receive_exactly(of, HEAD.size))
     if length > LARGEST:
         raise Closed
-    return _exactly(of, length), about
+    return _receive_exactly(of, length), about
 
 
-def _exactly(of: socket.socket, size: int) -> bytes:
+def _receive_exactly(of: socket.socket, size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
         try:
@@ -78,13 +83,13 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def _forget() -> None:
+def _close_inherited_ends() -> None:
     """A forked child that kept our ends would keep the processes behind them alive."""
     for end in list(_ours):
         end.close()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_inherited_ends)
 
 
 class _Worker:
@@ -101,7 +106,7 @@ class _Worker:
         watched = bounds is not None and not bounds.folders
         self.began_with = resident(self.number) + mapped_shared() if watched else 0
 
-    def gone(self) -> str:
+    def how_it_ended(self) -> str:
         """How it ended, "" while it runs."""
         number, status = os.waitpid(self.number, os.WNOHANG)
         return _described(status) if number else ""
@@ -203,7 +208,7 @@ def _through(
     work: Work, parent: socket.socket, kept: list[_Worker], content: bytes, seconds: float, *, bounds: Bounds | None
 ) -> tuple[bytes, float]:
     """One call: the answer, or how the worker died, and which of it."""
-    if kept and kept[0].gone():  # between two calls
+    if kept and kept[0].how_it_ended():  # between two calls
         worker = kept.pop()
         worker.end.close()
         worker.clear()
@@ -211,7 +216,7 @@ def _through(
     kept[:] = [worker]
     about, answer = _ask(worker, content, parent, until=time.monotonic() + seconds)
     if worker.too_large():
-        about = FULL
+        about = OUT_OF_MEMORY
     return (answer if about == ANSWERED else kept.pop().kill().encode()), about
 
 
@@ -237,7 +242,7 @@ def _ask(worker: _Worker, content: bytes, parent: socket.socket, *, until: float
                 worker.end.settimeout(max(until - time.monotonic(), 0.001))
                 return ANSWERED, receive(worker.end)[0]
             if worker.too_large():
-                return FULL, b""
+                return OUT_OF_MEMORY, b""
             if worker.ended():
                 return DIED, b""
     except _ParentGone:
