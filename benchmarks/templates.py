@@ -49,12 +49,12 @@ def tokenizer() -> Tokenizer:
 @contextmanager
 def in_process() -> Iterator[None]:
     """Templates are rendered here, as if each were Hone's own."""
-    apart = rendering._apart
-    rendering._apart = lambda chats: [rendering._here(chat) for chat in chats]
+    apart = rendering._render_in_worker
+    rendering._render_in_worker = lambda chats: [rendering._render_own(chat) for chat in chats]
     try:
         yield
     finally:
-        rendering._apart = apart
+        rendering._render_in_worker = apart
 
 
 def side_by_side(call: Callable[[], Any], repeats: int) -> tuple[float, float]:
@@ -90,9 +90,9 @@ def measure(quick: bool) -> Iterator[Row]:
 
 
 def rendered(words: Tokenizer, asked: list[Any]) -> list[str]:
-    from hone.data.text.dialogue import Dialogue, opened_all
+    from hone.data.text.dialogue import Dialogue, prompt_texts
 
-    return opened_all([Dialogue(words, talk) for talk in asked])
+    return prompt_texts([Dialogue(words, talk) for talk in asked])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from each import each
 
 from hone.config.overrides import (
-    ELSEWHERE,
+    OTHER_FRAMEWORKS,
     Choice,
     build_choice,
     check,
@@ -340,12 +340,12 @@ def test_a_right_config_passes_the_check():
     check(Run(data=[1, 2], reward=print, optim=Optim(lr=1)))
 
 
-@each("name", ELSEWHERE)
+@each("name", OTHER_FRAMEWORKS)
 def test_what_other_frameworks_call_a_setting_is_answered_with_a_setting(name: str):
-    group, _, setting = ELSEWHERE[name].partition(".")
+    group, _, setting = OTHER_FRAMEWORKS[name].partition(".")
     recipe = Recipe()
     assert hasattr(recipe, group)
     if setting and group != "algo":
         assert hasattr(getattr(recipe, group), setting)
-    with pytest.raises(HoneError, match=f"no setting '(train.)?{name}'; did you mean '{ELSEWHERE[name]}'"):
+    with pytest.raises(HoneError, match=f"no setting '(train.)?{name}'; did you mean '{OTHER_FRAMEWORKS[name]}'"):
         override(recipe, [f"{name}=1" if not hasattr(recipe, name) else f"train.{name}=1"])

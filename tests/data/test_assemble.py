@@ -86,6 +86,9 @@ def test_in_python_rows_and_lists_of_data_with_weights(tmp_path):
     assert sorted(text[0] for text in said(mixed.take(10))) == ["a"] * 5 + ["m"] * 5
     with pytest.raises(HoneError, match="data row 2 is str"):
         load([{"text": "a"}, "b"])
+    for inner in (f"{path}*0.9", [(path, 0.1), (path, 0.9)]):
+        with pytest.raises(HoneError, match="has weights inside a list of weights"):
+            load([(inner, 0.5), (texts("m", 2), 0.5)])
 
 
 def test_columns_are_renamed_before_the_shape_is_told(tmp_path):
@@ -188,7 +191,7 @@ def test_a_stream_and_memory_have_the_same_rows(tmp_path):
 
 def test_what_is_large_is_streamed(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", texts("a", 30))
-    monkeypatch.setattr(assemble, "HELD", 100)
+    monkeypatch.setattr(assemble, "IN_MEMORY", 100)
     assert isinstance(load(path).feed, Stream)
     assert isinstance(load(path, Reading(stream="never")).feed, Source)
 
@@ -282,7 +285,7 @@ def test_a_slice_of_a_file_with_blank_lines_resumes_in_a_stream(tmp_path):
 
 def test_a_few_rows_of_a_large_file_are_held_in_memory(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", texts("a", 99))
-    monkeypatch.setattr(assemble, "HELD", 200)
+    monkeypatch.setattr(assemble, "IN_MEMORY", 200)
     assert isinstance(load(path).feed, Stream)
     assert isinstance(load(f"{path}[:9]").feed, Source)
 

@@ -1,6 +1,7 @@
 """Mixes: the proportions hold at every row, each part is read in its own order, and resuming is exact."""
 
 import json
+import math
 from copy import copy
 from fractions import Fraction
 
@@ -72,6 +73,6 @@ def test_another_weight_or_part_and_a_damaged_state_are_refused():
 
 
 def test_weights_must_be_above_zero():
-    for weights in ((1.0, 0.0), (1.0, -1.0)):
+    for weights in ((1.0, 0.0), (1.0, -1.0), (1.0, math.inf), (1.0, math.nan)):
         with pytest.raises(HoneError, match="needs a weight above 0"):
             mixed(weights)

@@ -3,7 +3,7 @@
 import pytest
 from each import each
 
-from hone.data.rows.columns import RowKind, plainly, row_kind
+from hone.data.rows.columns import RowKind, row_kind, to_hone_columns
 from hone.errors import HoneError
 
 USER, BOT = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
@@ -18,19 +18,19 @@ def test_hones_own_columns_go_through_as_they_are():
         {"prompt": "p", "chosen": "\n\nHuman: x", "rejected": "\n\nHuman: y"},
         {"instruction": "a", "reply": "b"},
     ):
-        assert plainly(row, chat=True) == (row, "")
+        assert to_hone_columns(row, chat=True) == (row, "")
 
 
 def test_sharegpt_turns_become_messages():
     turns = [{"from": "system", "value": "s"}, {"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
-    made, written = plainly({"conversations": turns, "id": 7}, chat=False)
+    made, written = to_hone_columns({"conversations": turns, "id": 7}, chat=False)
     assert written == "ShareGPT"
     assert made == {"id": 7, "messages": [{"role": "system", "content": "s"}, USER, BOT]}
     assert row_kind(made) is RowKind.MESSAGES
-    apart, _ = plainly({"conversations": turns[1:], "system": "s"}, chat=False)
+    apart, _ = to_hone_columns({"conversations": turns[1:], "system": "s"}, chat=False)
     assert apart["messages"] == made["messages"]
     named = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    assert plainly({"conversations": named}, chat=False)[0]["messages"] == [USER, BOT]
+    assert to_hone_columns({"conversations": named}, chat=False)[0]["messages"] == [USER, BOT]
 
 
 def test_sharegpt_pairs_become_a_prompt_with_two_replies():
@@ -39,7 +39,7 @@ def test_sharegpt_pairs_become_a_prompt_with_two_replies():
         "chosen": {"from": "gpt", "value": "ho"},
         "rejected": {"from": "gpt", "value": "no"},
     }
-    made, _ = plainly(row, chat=False)
+    made, _ = to_hone_columns(row, chat=False)
     assert made == {"prompt": [USER], "chosen": [BOT], "rejected": [{"role": "assistant", "content": "no"}]}
 
 
@@ -56,7 +56,7 @@ def test_sharegpt_pairs_become_a_prompt_with_two_replies():
 )
 def test_a_bad_sharegpt_turn_is_named(turns, says):
     with pytest.raises(HoneError) as caught:
-        plainly({"conversations": turns}, chat=True)
+        to_hone_columns({"conversations": turns}, chat=True)
     assert says in str(caught.value)
 
 
@@ -64,20 +64,20 @@ ALPACA = {"instruction": "Add.", "input": "1 2", "output": "3"}
 
 
 def test_alpaca_becomes_a_prompt_and_a_completion_in_chat_or_plain():
-    assert plainly(ALPACA, chat=False) == ({"prompt": "Add.\n\n1 2\n", "completion": "3"}, "Alpaca")
+    assert to_hone_columns(ALPACA, chat=False) == ({"prompt": "Add.\n\n1 2\n", "completion": "3"}, "Alpaca")
     user = {"role": "user", "content": "Add.\n\n1 2"}
     bot = {"role": "assistant", "content": "3"}
-    assert plainly(ALPACA, chat=True)[0] == {"prompt": [user], "completion": [bot]}
+    assert to_hone_columns(ALPACA, chat=True)[0] == {"prompt": [user], "completion": [bot]}
     for none in ({"input": ""}, {"input": None}):
-        assert plainly({**ALPACA, **none}, chat=False)[0]["prompt"] == "Add.\n"
-    assert plainly({**ALPACA, "system": "Be brief."}, chat=False)[0]["prompt"] == "Be brief.\n\nAdd.\n\n1 2\n"
-    chat = plainly({**ALPACA, "system": "Be brief.", "source": "x"}, chat=True)[0]
+        assert to_hone_columns({**ALPACA, **none}, chat=False)[0]["prompt"] == "Add.\n"
+    assert to_hone_columns({**ALPACA, "system": "Be brief."}, chat=False)[0]["prompt"] == "Be brief.\n\nAdd.\n\n1 2\n"
+    chat = to_hone_columns({**ALPACA, "system": "Be brief.", "source": "x"}, chat=True)[0]
     assert (chat["prompt"][0], chat["source"]) == ({"role": "system", "content": "Be brief."}, "x")
 
 
 def test_alpaca_pairs_keep_chosen_and_rejected():
     row = {**ALPACA, "chosen": "3", "rejected": "4"}
-    assert plainly(row, chat=False)[0] == {"prompt": "Add.\n\n1 2\n", "chosen": "3", "rejected": "4"}
+    assert to_hone_columns(row, chat=False)[0] == {"prompt": "Add.\n\n1 2\n", "chosen": "3", "rejected": "4"}
 
 
 @pytest.mark.parametrize(
@@ -92,9 +92,9 @@ def test_alpaca_pairs_keep_chosen_and_rejected():
 )
 def test_a_bad_alpaca_row_is_named_by_column(change, says):
     with pytest.raises(HoneError) as caught:
-        plainly({**ALPACA, **change}, chat=True)
+        to_hone_columns({**ALPACA, **change}, chat=True)
     assert says in str(caught.value)
 
 
 def test_an_empty_output_is_left_for_the_row_check_to_refuse():
-    assert plainly({**ALPACA, "output": ""}, chat=True)[0]["completion"] == ""
+    assert to_hone_columns({**ALPACA, "output": ""}, chat=True)[0]["completion"] == ""

@@ -131,6 +131,9 @@ def test_the_length_is_an_estimate_that_becomes_exact(tmp_path):
     assert len(big) == 5000
     assert big.epoch == pytest.approx(1 + 1 / 5000)
     assert big.progress() == {"epoch": big.epoch}
+    listed = tmp_path / "big.json"
+    listed.write_text(json.dumps([{"n": i} for i in range(5000)]))
+    assert len(Stream([RowStore(place=File(path=listed))], numbers, seed=0)) == 5000
 
 
 def test_only_the_buffer_is_in_memory(tmp_path):

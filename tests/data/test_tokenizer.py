@@ -84,16 +84,18 @@ def test_the_texts_of_many_arrays_are_the_librarys(tok, kind):
     one = made[kind]
     rows = [[draw.randrange(one.vocab_size) for _ in range(draw.choice([0, 1, 2, 30]))] for _ in range(300)]
     assert (one._pieces is None) == (kind == "metaspace")
-    assert one.decode_all([array("q", ids) for ids in rows]) == one._aware.decode_batch(rows, skip_special_tokens=False)
+    assert one.decode_all([array("q", ids) for ids in rows]) == one._with_specials.decode_batch(
+        rows, skip_special_tokens=False
+    )
     whole = [array("q", ids) for ids in rows]
-    assert one.decode_all(whole, specials=False) == one._aware.decode_batch(rows, skip_special_tokens=True)
+    assert one.decode_all(whole, specials=False) == one._with_specials.decode_batch(rows, skip_special_tokens=True)
 
 
 def test_bytes_that_are_no_characters_are_shown_as_the_library_shows_them(tok):
     draw, ends = random.Random(1), [0x00, 0x7F, 0x80, 0xA0, 0xBF, 0xC0, 0xC2, 0xDF, 0xE0, 0xED, 0xEF, 0xF0, 0xF4, 0xFF]
     byte = {b: tok.id_of(c) for c, b in byte_of().items()}
     rows = [[byte[draw.choice(ends)] for _ in range(8)] for _ in range(5000)]
-    assert tok.decode_all([array("q", ids) for ids in rows]) == tok._aware.decode_batch(rows)
+    assert tok.decode_all([array("q", ids) for ids in rows]) == tok._with_specials.decode_batch(rows)
 
 
 def test_an_id_beyond_the_vocabulary_is_shown_not_swallowed(tok):

@@ -136,9 +136,9 @@ def test_megabytes_go_both_ways_without_a_standstill():
     tok = tokenizer_of("chatml", "{{ messages[0].content }}")
     rows = [([said("user", chr(97 + i) * 3_000_000)], None) for i in range(4)]
     assert [len(render(tok, row[0])) for row in rows] == [3_000_000] * 4
-    from hone.data.text.dialogue import Dialogue, opened_all
+    from hone.data.text.dialogue import Dialogue, prompt_texts
 
-    texts = opened_all([Dialogue(tok, row[0]) for row in rows])
+    texts = prompt_texts([Dialogue(tok, row[0]) for row in rows])
     assert [(text[0], len(text)) for text in texts] == [(chr(97 + i), 3_000_000) for i in range(4)]
 
 

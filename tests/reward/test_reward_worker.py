@@ -122,7 +122,7 @@ def test_what_is_given_up_is_no_later_calls_answer():
 
     calls = [pickle.dumps((0, seconds)) for seconds in (0.3, 0.0, 0.0)]
     with pytest.raises(ValueError, match="enough"):
-        pool.map(calls, seconds=60.0, seen=enough)
+        pool.map(calls, seconds=60.0, on_answer=enough)
     assert asked == [1], "the others were not waited for"
     os.write(write, b".")
     for _ in range(3):

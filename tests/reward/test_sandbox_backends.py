@@ -152,6 +152,9 @@ def test_a_service_needs_a_secret_and_limits_that_exist(monkeypatch, capsys):
     for wrong in ("disc=3", "memory=x", "memory"):
         assert main(["sandbox", "serve", "--limit", wrong]) == 2
         assert f"no limit {wrong!r}: give NAME=N with one of seconds, memory" in capsys.readouterr().err
+    for wrong in (("--port", "65536"), ("--slots", "-1")):
+        assert main(["sandbox", "serve", *wrong]) == 2
+        assert f"{wrong[0]} is {wrong[1]}: set it" in capsys.readouterr().err
 
 
 REPORT = {"protections": [], "limits": asdict(SandboxLimits())}
@@ -164,6 +167,7 @@ class Liar(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers["Content-Length"]))
+        time.sleep(getattr(self.server, "late", 0.0))
         self.say(self.server.answer)
 
     def say(self, body):
@@ -204,6 +208,16 @@ def test_what_is_no_sandbox_is_no_verdict(answer, liar, monkeypatch):
     liar.report = answer
     with pytest.raises(SandboxError):
         Sandbox(backend=url)
+
+
+def test_a_busy_service_may_stretch_a_program_s_time(liar, monkeypatch):
+    """There, waiting for a processor does not count, up to three times the seconds."""
+    monkeypatch.setenv(TOKEN, WORD)
+    liar.report, liar.answer, liar.seen = json.dumps(REPORT).encode(), json.dumps(ANSWER).encode(), []
+    with Sandbox(backend=f"http://127.0.0.1:{liar.server_port}") as sandbox:
+        monkeypatch.setattr("hone.reward.sandbox.remote.GRACE", 0.5)
+        monkeypatch.setattr(liar, "late", 3.0, raising=False)
+        assert sandbox.run(GOOD, seconds=1.0).limit == ""
 
 
 def test_what_a_service_says_too_much_is_cut_or_voids_the_rest(liar, monkeypatch):

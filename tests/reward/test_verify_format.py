@@ -21,7 +21,7 @@ GOOD = "<think>a</think><answer>b</answer>"
 
 def test_every_verifier_is_a_reward_and_accepts_its_gold_answer():
     assert set(VERIFIERS) == set(recipe.VERIFIERS)
-    assert set(MAKERS) == set(recipe.MADE)
+    assert set(MAKERS) == set(recipe.WITH_SETTING)
     for name, verifier in VERIFIERS.items():
         if name in ("code", "gym"):
             continue  # they have more than a gold answer: test_verify_code, test_verify_gym

@@ -1,5 +1,6 @@
 """What reward workers may take and leave: memory has a limit, and no process outlives the worker that started it."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -225,6 +226,55 @@ def test_what_a_worker_has_written_to_hides_nothing_that_its_children_take(monke
 
     (made,) = in_workers([writes_and_forks], seconds=patience(30.0), workers=1, memory=MEMORY)
     assert scored(made, "children")[0].reason.startswith("out of memory")
+
+
+def test_shared_memory_counts_as_any_other(kind: str):
+    """A mapping that is shared with later children: RLIMIT_DATA does not see it."""
+
+    def shares(completion: str) -> float:
+        held = mmap.mmap(-1, BOMB)
+        parts = 4 if completion == "children" else 1
+        for part in range(parts):
+            if parts == 1 or os.fork() == 0:
+                for place in range(part * BOMB // parts, (part + 1) * BOMB // parts, mmap.PAGESIZE):
+                    held[place] = 1
+                time.sleep(0.5 if parts == 1 else 600)
+        time.sleep(5.0)
+        return float(held[0])
+
+    (made,) = in_workers([shares], seconds=30.0, workers=1, memory=MEMORY)
+    for completion in ("alone", "children"):
+        (bad,) = scored(made, completion)
+        assert bad.reason.startswith("out of memory"), (completion, bad)
+
+
+def test_shared_memory_that_its_program_had_mapped_counts_for_no_reward(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process_tree, "_home", lambda process: None)
+    given = mmap.mmap(-1, BOMB)
+    given[:: mmap.PAGESIZE] = b"x" * (BOMB // mmap.PAGESIZE)
+
+    def reads(completion: str) -> float:
+        return float(given[:: mmap.PAGESIZE].count(b"x"))
+
+    (made,) = in_workers([reads], seconds=30.0, workers=1, memory=MEMORY)
+    assert scored(made, "x")[0].value == BOMB // mmap.PAGESIZE
+
+
+def test_a_file_that_was_mapped_and_closed_takes_no_memory(kind: str, tmp_path: Path):
+    path = tmp_path / "large"
+    path.write_bytes(bytes(BOMB))
+
+    def reads(completion: str) -> float:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
+            return float(content[:: mmap.PAGESIZE].count(b"\0"))
+
+    (made,) = in_workers([reads], seconds=30.0, workers=1, memory=MEMORY)
+    assert [o.value for o in scored(made, "a", "b")] == [BOMB // mmap.PAGESIZE] * 2
+
+
+def test_a_tensor_that_finds_no_memory_names_the_setting(kind: str):
+    (made,) = in_workers([lambda completion: float(torch.ones(BOMB // 4)[0])], seconds=30.0, workers=1, memory=MEMORY)
+    assert "(train.reward_memory)" in scored(made, "x")[0].reason
 
 
 def test_a_reward_within_its_memory_counts(kind: str):

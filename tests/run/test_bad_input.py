@@ -357,6 +357,7 @@ def test_a_place_that_cannot_be_written(world: World, tmp_path: Path, capsys):
         (["--reward", "REWARDS:none"], "valid reward, most often (7 of 7 times): the reward returned NoneType None"),
         (["--reward", "REWARDS:raises"], "rewards.py:12): mend the reward function"),
         (["--samples", "0"], "set n to 1 or more"),
+        (["--limit", "-1"], "limit is -1: give a number of problems, or 0 for all"),
         (["--temperature", "-1"], "temperature is -1.0: set it to 0 (greedy)"),
         (["--max-tokens", "0"], "max_tokens is 0: set it to 1 or more"),
     ],

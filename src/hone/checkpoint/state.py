@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hone.config.recipe import Recipe
-from hone.config.values import Misfit, fit, words
+from hone.config.values import Misfit, fit, shown_value
 from hone.data.text.tokenizer import Tokenizer
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
@@ -253,7 +253,7 @@ def read_state(folder: Path) -> dict[str, Any]:
     of = state.get("format", FORMAT) if isinstance(state, dict) and state.keys() >= NEEDED.keys() else "unknown"
     if of != FORMAT:
         raise HoneError(
-            f"{folder} has the format {words(of).strip(chr(39))} and this version of Hone goes on from format "
+            f"{folder} has the format {shown_value(of).strip(chr(39))} and this version of Hone goes on from format "
             f"{FORMAT}: resume with the one that config.json names, or start a new run with model.path={folder}"
         )
     try:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from hone.config.overrides import unknown
+from hone.errors import HoneError
 
 DEBUG = "show the traceback of an error"
 EXAMPLES = "examples:"
@@ -40,6 +41,12 @@ def show(pairs: Mapping[str, str]) -> None:
 def first_line(documented: object) -> str:
     """The first line of the docstring."""
     return (documented.__doc__ or "").strip().partition("\n")[0]
+
+
+def check_port(port: int) -> None:
+    """HoneError where a server cannot listen there."""
+    if not 0 <= port < 2**16:
+        raise HoneError(f"--port is {port}: set it between 0 (any that is free) and 65535")
 
 
 def run_action(arguments: argparse.Namespace) -> None:

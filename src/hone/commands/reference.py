@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from hone.commands.command import Command, first_line, show
 from hone.config.load import list_recipes, recipe_file, source, summary
-from hone.config.overrides import ELSEWHERE, Choice, did_you_mean, settings_of, unknown
+from hone.config.overrides import OTHER_FRAMEWORKS, Choice, did_you_mean, settings_of, unknown
 from hone.config.recipe import Recipe
 from hone.errors import HoneError
 
@@ -190,7 +190,7 @@ def _no_setting(prefix: str, names: Sequence[str]) -> HoneError:
     inside = [name for name in names if name.startswith(group)] or names
     ends = [name for name in names if name.endswith(f".{prefix}")]
     groups = list(dict.fromkeys(name.partition(".")[0] for name in names))
-    meant = ELSEWHERE.get(prefix) or next(iter(ends), "")
+    meant = OTHER_FRAMEWORKS.get(prefix) or next(iter(ends), "")
     hint = ("" if group or meant else did_you_mean(prefix, groups)) or did_you_mean(prefix, inside, meant=meant)
     return HoneError(f"no setting {prefix!r}{hint or ';'} `hone settings` lists them all")
 

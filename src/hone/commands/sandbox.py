@@ -4,7 +4,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING, Any
 
-from hone.commands.command import Command, add_actions, add_command, run_action
+from hone.commands.command import Command, add_actions, add_command, check_port, run_action
 from hone.errors import HoneError
 
 if TYPE_CHECKING:
@@ -80,6 +80,9 @@ def _serve(arguments: argparse.Namespace) -> None:
     token = os.environ.get(TOKEN, "")
     if len(token) < 16:
         raise HoneError(f"a service needs a secret of 16 characters or more: put it into the environment as {TOKEN}")
+    if arguments.slots < 0:
+        raise HoneError(f"--slots is {arguments.slots}: set it to 1 or more, or 0 for one a core")
+    check_port(arguments.port)
     limits, slots = _limits(arguments.limit), arguments.slots or os.cpu_count() or 1
     pool = NativeSandbox(BackendOptions(limits=limits, slots=slots, python=interpreter(), packages=()))
     try:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from hone.commands.command import Command
+from hone.commands.command import Command, check_port
 from hone.errors import HoneError
 
 if TYPE_CHECKING:
@@ -151,8 +151,7 @@ def _check(arguments: argparse.Namespace) -> None:
     ):
         if value < least:
             raise HoneError(f"--{name} is {value}: set it to {least} or more")
-    if not 0 <= arguments.port < 2**16:
-        raise HoneError(f"--port is {arguments.port}: set it between 0 (any that is free) and 65535")
+    check_port(arguments.port)
     if not 0 < arguments.timeout < 1e9:
         raise HoneError(f"--timeout is {arguments.timeout}: give a positive number of seconds")
 

@@ -53,10 +53,10 @@ def _is(name: str, groups: Iterable[str]) -> bool:
     return any(name == group or name.startswith(f"{group}.") for group in groups)
 
 
-def in_words(changed: Mapping[str, Change]) -> str:
+def describe_changes(changed: Mapping[str, Change]) -> str:
     """optim.lr was 0.001 and is 0.01; seed was 3 and is 4
 
-    >>> in_words({"seed": (3, 4), "teacher": (None, "t")})
+    >>> describe_changes({"seed": (3, 4), "teacher": (None, "t")})
     'seed was 3 and is 4; teacher was not set and is t'
     """
     said = [(name, *("not set" if value is None else value for value in change)) for name, change in changed.items()]
@@ -65,7 +65,7 @@ def in_words(changed: Mapping[str, Change]) -> str:
 
 def check_changes(changed: Mapping[str, Change], folder: Path, *, allow: bool) -> None:
     """HoneError names what differs, unless it is allowed and can be."""
-    started = f"{folder} was started with other settings: {in_words(changed)}"
+    started = f"{folder} was started with other settings: {describe_changes(changed)}"
     if any(_is(name, NEVER) for name in changed):
         raise HoneError(f"{started}: start a new run with model.path=CHECKPOINT, for its weights do not fit these")
     if changed and not allow:

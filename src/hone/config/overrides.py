@@ -17,7 +17,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import yaml
 
-from hone.config.values import Misfit, fit, mapping_value, read, words
+from hone.config.values import Misfit, fit, mapping_value, read, shown_value
 from hone.errors import HoneError, count_noun, not_utf8
 from hone.storage.textfile import read_text
 
@@ -25,10 +25,10 @@ C = TypeVar("C")
 T = TypeVar("T")
 _NOTHING = ("", "none", "null", '""', "''")
 MOST_VALUES = 1_000_000  # of a settings file, aliases written out
-Source = Callable[[Any], Any]  # annotation -> a value that fits it, or Misfit
+ValueReader = Callable[[Any], Any]  # annotation -> a value that fits it, or Misfit
 
 # What other frameworks call a setting of a recipe.
-ELSEWHERE = {
+OTHER_FRAMEWORKS = {
     "learning_rate": "optim.lr", "lr": "optim.lr", "max_grad_norm": "optim.clip_norm", "warmup_steps": "optim.warmup",
     "lr_scheduler_type": "optim.schedule", "batch_size": "train.prompts", "train_batch_size": "train.prompts",
     "per_device_train_batch_size": "train.prompts", "rollout_batch_size": "train.prompts", "max_steps": "train.steps",
@@ -51,7 +51,7 @@ class Choice:
 
 def override(config: C, settings: Sequence[str]) -> C:
     """A copy of `config` with each `a.b=value` applied; `algo=name` comes before `algo.setting=value`."""
-    pairs: list[tuple[list[str], Source]] = []
+    pairs: list[tuple[list[str], ValueReader]] = []
     for setting in settings:
         path, equals, text = setting.partition("=")
         if not equals or not path.strip():
@@ -64,7 +64,7 @@ def from_yaml(path: str | Path, config: C) -> C:
     """A copy of `config` with the nested settings of a YAML (or JSON) file applied, as strictly as `override`."""
     values = _load_yaml(Path(path))
     if not isinstance(values, Mapping | None):
-        raise HoneError(f"{path}: expected settings (name: value), got {words(values)}")
+        raise HoneError(f"{path}: expected settings (name: value), got {shown_value(values)}")
     return from_plain(values or {}, config, where=path)
 
 
@@ -110,7 +110,7 @@ def check(config: Any, where: str = "") -> None:
         try:
             fit(value, hint)
         except Misfit as misfit:
-            raise HoneError(f"{path}: expected {misfit}, got {words(value)}") from None
+            raise HoneError(f"{path}: expected {misfit}, got {shown_value(value)}") from None
         if is_dataclass(value) and Choice not in (hint, *get_args(hint)):  # a factory checks its own settings
             check(value, f"{path}.")
 
@@ -135,7 +135,7 @@ def build_choice(choice: Choice, table: Mapping[str, Callable[..., T]]) -> T:
         try:
             values[name] = read(value, hint) if isinstance(value, str) else fit(value, hint)
         except Misfit as misfit:
-            raise HoneError(f"{choice.name}: {name} is {words(value)}: give {misfit}") from None
+            raise HoneError(f"{choice.name}: {name} is {shown_value(value)}: give {misfit}") from None
     for name, default in known.items():
         if default is inspect.Parameter.empty and name not in values:
             raise HoneError(f"{choice.name} needs the setting {name!r}: give it a value")
@@ -175,70 +175,74 @@ def _is_row(value: Any) -> bool:
     return is_dataclass(value) or isinstance(value, Mapping)
 
 
-def _apply(config: C, pairs: Iterable[tuple[list[str], Source]]) -> C:
+def _apply(config: C, pairs: Iterable[tuple[list[str], ValueReader]]) -> C:
     # Whole before part, so that `algo.high=0.3 algo=dapo` does not drop what it sets.
-    for path, source in sorted(pairs, key=lambda pair: (len(pair[0]), pair[0][-1] != "name")):
-        config = _set(config, path, source, ".".join(path))
+    for path, reader in sorted(pairs, key=lambda pair: (len(pair[0]), pair[0][-1] != "name")):
+        config = _set(config, path, reader, ".".join(path))
     return config
 
 
-def _set(node: Any, path: list[str], source: Source, whole: str) -> Any:
+def _set(node: Any, path: list[str], reader: ValueReader, whole: str) -> Any:
     name, rest = path[0], path[1:]
     hints = _hints(type(node))
     above = whole.removesuffix(".".join(path))
     if name not in hints:
         known = [above + n for n in hints]
-        raise unknown("setting", above + name, known, meant=ELSEWHERE.get(name, ""))
+        raise unknown("setting", above + name, known, meant=OTHER_FRAMEWORKS.get(name, ""))
     old, hint = getattr(node, name), hints[name]
     if Choice in (hint, *get_args(hint)):
-        new = _choose(old, rest, source, whole)
+        new = _choose(old, rest, reader, whole)
     elif is_dataclass(old) and rest:
-        new = _set(old, rest, source, whole)
+        new = _set(old, rest, reader, whole)
     elif is_dataclass(old):
         parts = ", ".join(f"{whole}.{n}" for n in _hints(cast(type, type(old))))
         raise HoneError(f"{whole} is a group of settings: set one of {parts}")
     elif rest:
-        new = _set_key(old, hint, rest, source, whole)
+        new = _set_key(old, hint, rest, reader, whole)
     else:
-        new = "" if _unsets(type(node), name, source) else _value(source, hint, whole)
+        new = "" if _unsets(type(node), name, reader) else _value(reader, hint, whole)
     return replace(node, **{name: new})
 
 
-def _unsets(kind: type, name: str, source: Source) -> bool:
+def _unsets(kind: type, name: str, reader: ValueReader) -> bool:
     """Whether `none` is given for a text that is empty by default. It then empties the text and names no file."""
     (default,) = (f.default for f in dataclasses.fields(kind) if f.name == name)
-    given = source.args[0] if isinstance(source, partial) else ""
+    given = reader.args[0] if isinstance(reader, partial) else ""
     return default == "" and (given is None or (isinstance(given, str) and given.strip().lower() in _NOTHING))
 
 
-def _choose(old: Any, rest: list[str], source: Source, whole: str) -> Choice:
+def _choose(old: Any, rest: list[str], reader: ValueReader, whole: str) -> Choice:
     """`algo=name` (or algo.name=name) starts over with the defaults, `algo.setting=value` adds a setting."""
     if not rest or rest == ["name"]:
-        if not (name := _value(source, str, whole)):
+        if not (name := _value(reader, str, whole)):
             raise HoneError(f"{whole} is empty: give a name, as in {whole}=NAME")
         return Choice(name)
     if not isinstance(old, Choice):
         above = whole.removesuffix("." + ".".join(rest))
         raise HoneError(f"{whole}: {above} was made in Python and cannot be changed here: choose one with {above}=NAME")
-    return Choice(old.name, {**old.settings, ".".join(rest): _value(source, Any, whole)})
+    return Choice(old.name, {**old.settings, ".".join(rest): _value(reader, Any, whole)})
 
 
-def _set_key(old: Any, hint: Any, keys: list[str], source: Source, whole: str) -> dict[str, Any]:
+def _set_key(old: Any, hint: Any, keys: list[str], reader: ValueReader, whole: str) -> dict[str, Any]:
     kind = mapping_value(hint)
     field_name = whole.removesuffix("." + ".".join(keys))
     if kind is None:
-        raise HoneError(f"no setting {whole!r}: {field_name} is {words(old)}, not a group: set {field_name} itself")
+        raise HoneError(
+            f"no setting {whole!r}: {field_name} is {shown_value(old)}, not a group: set {field_name} itself"
+        )
     if old and not isinstance(old, Mapping):
-        raise HoneError(f"{whole} does not fit: {field_name} is {words(old)}; replace it with {field_name}=... first")
-    return {**(old or {}), ".".join(keys): _value(source, kind, whole)}
+        raise HoneError(
+            f"{whole} does not fit: {field_name} is {shown_value(old)}; replace it with {field_name}=... first"
+        )
+    return {**(old or {}), ".".join(keys): _value(reader, kind, whole)}
 
 
-def _value(source: Source, hint: Any, whole: str) -> Any:
+def _value(reader: ValueReader, hint: Any, whole: str) -> Any:
     try:
-        return source(hint)
+        return reader(hint)
     except Misfit as misfit:
-        given = source.args[0] if isinstance(source, partial) else ""
-        raise HoneError(f"{whole}: expected {misfit}, got {words(given)}") from None
+        given = reader.args[0] if isinstance(reader, partial) else ""
+        raise HoneError(f"{whole}: expected {misfit}, got {shown_value(given)}") from None
 
 
 def _leaves(values: Mapping[Any, Any], above: list[str]) -> Iterable[tuple[list[str], Any]]:

@@ -16,12 +16,12 @@ from hone.log.limits import LimitSpec
 
 VERIFIERS = ("math", "format", "choice", "exact", "code", "f1", "gym")  # rewards by name
 # and those with a setting behind their name, as in "regex:[0-9]+"
-MADE = ("regex", "tags", "schema", "grammar", "length", "overlong", "language", "repetition", "numeric", "code")
+WITH_SETTING = ("regex", "tags", "schema", "grammar", "length", "overlong", "language", "repetition", "numeric", "code")
 # a reward model, or several as one: "model:A", "model:A,B", "model-min:A,B", "model-penalty-0.5:A,B"
 MODEL = re.compile(r"model(?:-(mean|min|penalty)(?:-(\d+(?:\.\d+)?))?)?:([^,]+(?:,[^,]+)*)")
 JUDGE = "judge"  # a language model, as in "judge:FILE.yaml"
 REWARDS = (
-    *VERIFIERS, *(f"{kind}:SETTING" for kind in MADE), "model:FOLDER", "judge:FILE.yaml", "FILE.py:function",
+    *VERIFIERS, *(f"{kind}:SETTING" for kind in WITH_SETTING), "model:FOLDER", "judge:FILE.yaml", "FILE.py:function",
 )  # fmt: skip
 Reward = str | Mapping[str, float] | Callable[..., Any]
 
@@ -43,7 +43,7 @@ class PartsSpec:
 def is_reward_name(name: str) -> bool:
     """Whether it names one of Hone's own verifiers or a reward model."""
     kind, _, setting = name.partition(":")
-    return name in VERIFIERS or (kind in (*MADE, JUDGE) and bool(setting)) or MODEL.fullmatch(name) is not None
+    return name in VERIFIERS or (kind in (*WITH_SETTING, JUDGE) and bool(setting)) or MODEL.fullmatch(name) is not None
 
 
 def is_function(name: str) -> bool:

@@ -5,7 +5,7 @@ from typing import Any
 
 from hone.config.overrides import Choice, check, unknown
 from hone.config.recipe import LoraSpec, Recipe, check_parts, check_reward
-from hone.config.values import words
+from hone.config.values import shown_value
 from hone.errors import HoneError
 
 # What a column may be called for Hone, Alpaca or ShareGPT to read it; others go to the reward under their own names.
@@ -45,7 +45,7 @@ def validate(recipe: Recipe) -> None:
         raise HoneError(f"a recipe returns a hone.Recipe, not {type(recipe).__name__}")
     check(recipe)
     if not isinstance(recipe.algo, Choice) and not hasattr(recipe.algo, "online"):
-        raise HoneError(f"algo is {words(recipe.algo)}: use Choice('grpo') or hone.algo.grpo()")
+        raise HoneError(f"algo is {shown_value(recipe.algo)}: use Choice('grpo') or hone.algo.grpo()")
     _validate_ranges(recipe)
     _validate_together(recipe)
     _validate_reward(recipe)

@@ -80,7 +80,7 @@ def expected(hint: Any) -> str:
     return _PLAIN.get(origin, getattr(origin, "__name__", str(origin)))
 
 
-def words(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """A value as an error message shows it: short, with its kind."""
     if isinstance(value, int) and abs(value) >= 2**63:
         return f"a number of {value.bit_length()} bits"

@@ -31,6 +31,8 @@ def calibrate(model: str | Path, data: str | Sequence[Any], *, limit: int = 0) -
 
     Of preference pairs both count. What was saved before is replaced; weights are not touched. limit: rows; 0: all.
     """
+    if limit < 0:
+        raise HoneError(f"limit is {limit}: give a number of rows, or 0 for all")
     folder = resolve(model)
     scorer = load_scorer(folder)
     if scorer.kind != "reward":

@@ -16,7 +16,7 @@ from hone.checkpoint import run_folder
 from hone.checkpoint.record import describe, is_described
 from hone.checkpoint.saver import Saver, Timer, process_age
 from hone.checkpoint.state import read_state, restore, score_of, take_snapshot, write_checkpoint
-from hone.config.changes import Change, in_words
+from hone.config.changes import Change, describe_changes
 from hone.config.recipe import Recipe
 from hone.data.feed.assemble import Loaded
 from hone.data.feed.source import Feed
@@ -319,7 +319,7 @@ def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Chan
         if goes_on and (fresh or not is_described(job.recipe, folder)):
             describe(job.recipe, folder, step=job.step, changed=changed)
         if goes_on and changed:
-            say(f"{job.recipe.name}: goes on from step {job.step} with other settings: {in_words(changed)}")
+            say(f"{job.recipe.name}: goes on from step {job.step} with other settings: {describe_changes(changed)}")
         if decoder is not None:
             begin = time.thread_time()
             with adapter_off(decoder):  # resume goes on from the base under the adapters

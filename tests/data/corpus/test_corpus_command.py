@@ -45,6 +45,12 @@ def test_what_cannot_be_done_is_one_line(tmp_path, capsys, words):
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+def test_an_overlap_needs_a_worker(tmp_path, capsys):
+    sources = [write(tmp_path / name, [prose(0)]) for name in ("a.jsonl", "b.jsonl")]
+    assert main(["corpus", "overlap", *sources, "--eval", sources[0], "--workers", "0"]) == 2
+    assert "workers is 0: give at least 1" in capsys.readouterr().err
+
+
 def test_help_needs_no_torch(tmp_path):
     import subprocess
     import sys

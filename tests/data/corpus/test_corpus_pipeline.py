@@ -199,6 +199,8 @@ def test_foul_text_scores_high_and_a_long_text_by_its_windows():
         ({"near": 0.0}, "near is 0"),
         ({"toxicity": 1.5}, "toxicity is 1.5"),
         ({"ngram": 0}, "ngram is 0"),
+        ({"vocab": 257}, "vocab_size 257: need at least 258"),
+        ({"rules": {"min_words": float("nan")}}, "limit of min_words is nan"),
         ({"drop_overlap": True}, "--eval"),
         ({"evals": ("nowhere.jsonl",)}, "no evaluation"),
     ],

@@ -11,13 +11,13 @@ from typing import IO, Any
 from hone.errors import HoneError
 from hone.storage.textfile import read_text
 
-ASIDE, LOCK = ".part", ".lock"
+PART, LOCK = ".part", ".lock"
 
 
 @contextmanager
-def aside(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """A file that takes its name when the block ends well; the process's id keeps two writers apart."""
-    part = path.with_name(f"{path.name}.{os.getpid()}{ASIDE}")
+    part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
     with open(part, "wb") as file:
         yield file
         file.flush()
@@ -27,7 +27,7 @@ def aside(path: Path) -> Iterator[IO[bytes]]:
 
 def write_json(path: Path, value: Any) -> None:
     """Sorted nowhere: the order of the keys is the order they were put in."""
-    with aside(path) as file:
+    with atomic_write(path) as file:
         file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
@@ -51,6 +51,6 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise HoneError(f"another process is working in {folder}: wait for it or choose another folder") from error
-        for part in folder.rglob(f"*{ASIDE}"):
+        for part in folder.rglob(f"*{PART}"):
             part.unlink(missing_ok=True)
         yield

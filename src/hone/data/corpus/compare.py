@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hone.data.corpus import documents, filters, overlap
 from hone.data.corpus.documents import Shard
-from hone.data.corpus.pool import each
+from hone.data.corpus.pool import check_workers, map_in_processes
 from hone.data.corpus.settings import CorpusSettings
 from hone.data.corpus.shards import Overlaps, index_of
 from hone.data.corpus.tally import SHOWN
@@ -40,6 +40,7 @@ def _scan(task: tuple[Shard, CorpusSettings]) -> ShardContents:
 
 def compare(sources: Sequence[str], settings: CorpusSettings, *, workers: int = 1) -> dict[str, Any]:
     """For every source and evaluation set, the share of items that share a run of words with a document."""
+    check_workers(workers)
     if not settings.evals:
         raise HoneError("nothing to compare with: name the evaluation sets with --eval")
     index = index_of(settings.evals, settings.eval_fields, settings.ngram, settings.short)
@@ -47,7 +48,7 @@ def compare(sources: Sequence[str], settings: CorpusSettings, *, workers: int = 
     hits = {source: np.zeros(index.size, dtype=bool) for source in sources}
     examples: dict[str, list[dict[str, Any]]] = {}
     overlapping = read = 0
-    results = each(_scan, [(shard, settings) for shard in shards], workers=workers)
+    results = map_in_processes(_scan, [(shard, settings) for shard in shards], workers=workers)
     for shard, found in zip(shards, results, strict=True):
         hits[shard.source] |= np.unpackbits(found.hits, count=index.size).astype(bool)
         overlapping, read = overlapping + found.documents, read + found.read

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.data.corpus import documents, duplicates, language
-from hone.data.corpus.atomic import aside, locked, read_json, write_json
-from hone.data.corpus.pool import Killed, each
+from hone.data.corpus.atomic import atomic_write, locked, read_json, write_json
+from hone.data.corpus.pool import WorkerKilled, check_workers, map_in_processes
 from hone.data.corpus.report import build_report, show
 from hone.data.corpus.run import CorpusRun, begin, check_packages, discard
 from hone.data.corpus.settings import CorpusSettings
@@ -58,7 +58,7 @@ def clean(
             run = begin(folder, sources, settings, restart=restart, say=say)
             return _finished(run, workers=workers, say=say)
         except HoneError as error:
-            if begun or isinstance(error, Killed):
+            if begun or isinstance(error, WorkerKilled):
                 raise
             discard(folder)
             for path in made:
@@ -73,7 +73,7 @@ def _finished(run: CorpusRun, *, workers: int, say: Say) -> dict[str, Any]:
         _stages(run, workers=workers, say=say)
         report = build_report(run)
         run.publish()
-        with aside(run.folder / "report.txt") as file:
+        with atomic_write(run.folder / "report.txt") as file:
             file.write(show(report).encode())
         write_json(finished, report)
     if run.work.exists():  # only once the report is there: it is built from these
@@ -86,8 +86,7 @@ def _check(sources: Sequence[str], settings: CorpusSettings, workers: int) -> No
     check_packages(settings)
     if not sources:
         raise HoneError("nothing to clean: name at least one file or folder")
-    if workers < 1:
-        raise HoneError(f"workers is {workers}: give at least 1")
+    check_workers(workers)
     if settings.languages and (strange := sorted(set(settings.languages) - language.languages())):
         raise HoneError(f"no language {strange[0]!r}: choose from {', '.join(sorted(language.languages()))}")
     if settings.evals:
@@ -122,7 +121,7 @@ def _over_shards(
     total = len(run.shards)
     open_ones = [i for i in range(total) if not run.file(i, done).exists()]
     tasks = [(str(run.folder), run.hash, i) for i in open_ones]
-    for count, _ in enumerate(each(work, tasks, workers=workers), start=1):
+    for count, _ in enumerate(map_in_processes(work, tasks, workers=workers), start=1):
         say(total - len(open_ones) + count, total)
 
 
@@ -144,7 +143,7 @@ def _joined(run: CorpusRun, ending: str) -> NDArray[Any]:
     parts = [np.load(run.file(i, ending), mmap_mode="r") for i in range(len(run.shards))]
     shape = (sum(map(len, parts)), *parts[0].shape[1:])
     path = run.work / f"all{ending}"
-    with aside(path) as file:
+    with atomic_write(path) as file:
         np.lib.format.write_array_header_1_0(
             file, {"descr": parts[0].dtype.str, "fortran_order": False, "shape": shape}
         )
@@ -166,18 +165,18 @@ def _find_copies(run: CorpusRun, *, workers: int) -> None:
     if settings.near is not None and count:
         _joined(run, ".signed.npy")
         rows = np.flatnonzero(verdict[:, 0] == KEPT)
-        with aside(run.work / "rows.npy") as file:
+        with atomic_write(run.work / "rows.npy") as file:
             np.save(file, rows)
         number, width = duplicates.bands(settings.near, settings.permutations)
         tasks = [(str(run.work), band, width, settings.near) for band in range(number)]
-        found = list(each(_band, tasks, workers=workers))
+        found = list(map_in_processes(_band, tasks, workers=workers))
         tally.steps["near"] = [0, sum(seconds for _, seconds in found)]
         with tally.timed("near", 0):
             original = duplicates.nearest_kept([pairs for pairs, _ in found], count)
         copies = np.flatnonzero(original != np.arange(count))
         verdict[copies] = np.stack((np.full(len(copies), NEAR), original[copies]), axis=1)
     write_json(run.work / "copies.json", {**tally.plain(), "compared": size})
-    with aside(run.work / "verdict.npy") as file:
+    with atomic_write(run.work / "verdict.npy") as file:
         np.save(file, verdict)
 
 

@@ -14,7 +14,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Killed(HoneError):
+class WorkerKilled(HoneError):
     """A worker process ended from outside: what is done is good, and the run can go on."""
 
 
@@ -25,7 +25,13 @@ def _end_with_parent() -> None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
 
 
-def each(function: Callable[[A], B], arguments: Sequence[A], *, workers: int) -> Iterator[B]:
+def check_workers(workers: int) -> None:
+    """HoneError where there would be none."""
+    if workers < 1:
+        raise HoneError(f"workers is {workers}: give at least 1")
+
+
+def map_in_processes(function: Callable[[A], B], arguments: Sequence[A], *, workers: int) -> Iterator[B]:
     """function(a) for every a; one worker is this process itself."""
     if workers == 1 or len(arguments) < 2:
         yield from map(function, arguments)
@@ -36,7 +42,7 @@ def each(function: Callable[[A], B], arguments: Sequence[A], *, workers: int) ->
     try:
         yield from pool.map(function, arguments)
     except BrokenProcessPool as error:
-        raise Killed(
+        raise WorkerKilled(
             "a worker process was killed (memory?): run the same command again to go on, with fewer --workers"
         ) from error
     finally:

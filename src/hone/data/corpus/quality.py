@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.data.corpus.words import normal_words, numbered, run_hashes
+from hone.data.corpus.words import normal_words, run_hashes, word_numbers
 
 LETTERS, DIGITS = re.compile(r"[^\W\d_]+"), re.compile(r"\d+")
 BULLETS = tuple("•‣\u2043◦▪●○■□\u2013-*·")
@@ -55,7 +55,7 @@ class Facts:
 
     @cached_property
     def numbers(self) -> NDArray[np.uint64]:
-        return numbered(self.words)
+        return word_numbers(self.words)
 
     @cached_property
     def _runs(self) -> dict[int, Runs | None]:

@@ -1,10 +1,12 @@
 """What a cleaning run is asked to do. Everything that changes the output is a field here, and so part of its hash."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from hone.data.corpus.quality import RULES
+from hone.data.text.tokenizer import check_vocab_size
 from hone.errors import HoneError
 
 SPLITS = ("blank", "line", "file")
@@ -53,6 +55,10 @@ class CorpusSettings:
         for name in whole:
             if getattr(self, name) < 1:
                 raise HoneError(f"{name} is {getattr(self, name)}: give a whole number of at least 1")
+        if unbounded := [name for name, limit in self.rules.items() if limit is not None and math.isnan(limit)]:
+            raise HoneError(f"the limit of {unbounded[0]} is nan: give a number, or off")
+        if self.vocab is not None:
+            check_vocab_size(self.vocab)
         if self.drop_overlap and not self.evals:
             raise HoneError(
                 "nothing to compare with: name the evaluation sets with --eval, or leave out --drop-overlap"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.data.corpus import documents, duplicates, filters, overlap
-from hone.data.corpus.atomic import aside, write_json
+from hone.data.corpus.atomic import atomic_write, write_json
 from hone.data.corpus.documents import Document, Shard
 from hone.data.corpus.run import CorpusRun, load
 from hone.data.corpus.settings import CorpusSettings
@@ -27,7 +27,7 @@ def filter_shard(task: Task) -> None:
     number, shard, settings = task[2], run.shards[task[2]], run.settings
     tally, hashes, places = Tally(), list[bytes](), list[int]()
     signed = [np.empty((0, settings.permutations), dtype=np.uint32)]
-    with aside(run.file(number, ".jsonl")) as file:
+    with atomic_write(run.file(number, ".jsonl")) as file:
         for batch in filters.batches(read(shard, settings, tally)):
             kept = filters.judge(batch, settings, tally=tally, file=shard.path)
             own, signs = _sketches(kept, settings, tally)
@@ -50,7 +50,7 @@ def read(shard: Shard, settings: CorpusSettings, tally: Tally) -> Iterator[Docum
             document = next(found, None)
         if document is None:
             return
-        tally.saw(document.size)
+        tally.add_document(document.size)
         tally.steps["read"][0] += document.size
         if document.problem and settings.strict:
             why = document.problem.replace("_", " ")
@@ -78,7 +78,7 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 def _save(path: Path, values: Any) -> None:
-    with aside(path) as file:
+    with atomic_write(path) as file:
         np.save(file, values, allow_pickle=False)
 
 
@@ -131,7 +131,7 @@ def finish_shard(task: Task) -> None:
         base : base + run.counts[number]
     ]
     tally, found, kept = Tally(), Overlaps(_index(settings)), [0, 0]
-    with aside(run.part(number)) as file:
+    with atomic_write(run.part(number)) as file:
         for rows in _row_batches(run.file(number, ".jsonl"), verdict):
             left = list(_without_copies(rows, run, shard=shard, tally=tally))
             with tally.timed("overlap", sum(row["size"] for row in left) if settings.evals else 0):

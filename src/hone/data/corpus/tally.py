@@ -19,7 +19,7 @@ class Tally:
         self.examples: dict[str, list[dict[str, Any]]] = {}
         self.steps: dict[str, list[float]] = {}  # step -> bytes, processor seconds
 
-    def saw(self, size: int) -> None:
+    def add_document(self, size: int) -> None:
         """A record was read."""
         self.documents += 1
         self.bytes += size

@@ -26,7 +26,7 @@ def normal_text(text: str) -> str:
     return " ".join(text.split())
 
 
-def numbered(words: Sequence[str]) -> NDArray[np.uint64]:
+def word_numbers(words: Sequence[str]) -> NDArray[np.uint64]:
     """Equal words get equal numbers, by first appearance."""
     numbers: dict[str, int] = {}
     return np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), dtype=np.uint64, count=len(words))

@@ -1,5 +1,6 @@
 """Makes one feed of the datasets: rows are read and converted, streamed or held in memory, and mixed in proportion."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -43,9 +44,9 @@ class Mixture(Generic[T]):
     def __init__(self, parts: Mapping[str, Source[T] | Stream[T]], weights: Sequence[float]) -> None:
         if len(parts) != len(weights) or not parts:
             raise ValueError(f"{len(parts)} parts but {len(weights)} weights")
-        exact = [Fraction(str(w)) for w in weights]
-        if wrong := [w for w in weights if not w > 0]:
+        if wrong := [w for w in weights if not 0 < w < math.inf]:
             raise HoneError(f"a weight of {wrong[0]}: every part of a mix needs a weight above 0")
+        exact = [Fraction(str(+w)) for w in weights]
         self._names, self._parts = list(parts), list(parts.values())
         self._shares = [w / sum(exact) for w in exact]
         self._taken = [0] * len(exact)
@@ -99,7 +100,7 @@ class Mixture(Generic[T]):
         self._taken = taken
 
 
-HELD = 256 * 2**20  # bytes of files that are read into memory whole, unless told otherwise
+IN_MEMORY = 256 * 2**20  # bytes of files that are read into memory whole, unless told otherwise
 PREVIEW = 100  # rows of a stream that are looked at before the run
 Converter = Grouper | Tasker
 
@@ -176,14 +177,14 @@ def is_streamed(part: Dataset, how: Reading) -> bool:
     """Whether the rows stay on the disk."""
     if how.stream != "auto":
         return how.stream == "always"
-    return sum(store.place.size for store in part.stores) > HELD
+    return sum(store.place.size for store in part.stores) > IN_MEMORY
 
 
 def _feed(part: Dataset, how: Reading, convert: Converter, *, seed: int) -> Source[Any] | Stream[Any]:
     if is_streamed(part, how):
         convert_once = partial(_items, how=how, convert=convert, furthest={})
         stream = Stream(part.stores, convert_once, seed=seed, buffer=how.buffer)
-        _look(part, how, convert)
+        _check_first_rows(part, how, convert)
         return stream
     return Source(convert_rows(part, how, convert), seed=seed)
 
@@ -231,7 +232,7 @@ def _items(read: RowRead, store: RowStore, *, how: Reading, convert: Converter, 
     return [item for item in made if item]
 
 
-def _look(part: Dataset, how: Reading, convert: Converter) -> None:
+def _check_first_rows(part: Dataset, how: Reading, convert: Converter) -> None:
     """The first rows of a stream, so that what is wrong with all of them is said before the run."""
     first = list(islice(plain_rows(part, how, convert.tally), PREVIEW))
     for row, where in first:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from hone.data.feed import registry
 from hone.data.feed.files import JSON_COLUMNS, READERS, File
-from hone.data.feed.row_store import First, Hub, Memory, RowStore
+from hone.data.feed.row_store import FirstRows, Hub, Memory, RowStore
 from hone.data.feed.stream import BUFFER
-from hone.data.rows.columns import Row, RowKind, as_prompt, plainly, rename_columns
+from hone.data.rows.columns import Row, RowKind, as_prompt, rename_columns, to_hone_columns
 from hone.data.rows.convert import Overlong
 from hone.data.rows.pairs import Use
 from hone.data.text.chat import ChatRows
@@ -81,8 +81,11 @@ def _mixture(data: Sequence[Any], how: Reading) -> list[Dataset]:
     """A list of (data, weight)."""
     parts = list[Dataset]()
     for n, (inner, weight) in enumerate(data, start=1):
-        stores = [store for part in locate(inner, how) for store in part.stores]
         name = inner if isinstance(inner, str) else f"data {n}"
+        found = locate(inner, how)
+        if any(part.weight is not None for part in found):
+            raise HoneError(f"{name} has weights inside a list of weights: give each of its parts one in that list")
+        stores = [store for part in found for store in part.stores]
         parts.append(Dataset(name=name, stores=tuple(stores), weight=weight))
     return parts
 
@@ -103,7 +106,7 @@ def _sliced(name: str, how: Reading) -> list[RowStore]:
         raise HoneError(f"{name}: only the first rows can be taken: write {whole}[:N], with N of 1 or more")
     stores, whole_stores = list[RowStore](), _stores(whole, how)
     for store in whole_stores:
-        part = First(place=store.place, most=most)
+        part = FirstRows(place=store.place, most=most)
         stores.append(replace(store, place=part))
         most -= part.count() if len(whole_stores) > 1 else 0
         if not most:
@@ -113,7 +116,7 @@ def _sliced(name: str, how: Reading) -> list[RowStore]:
 
 def _stores(name: str, how: Reading) -> list[RowStore]:
     if name.startswith("hf:"):
-        return [RowStore(place=_hub(name), translate=partial(_plainly, how=how))]
+        return [RowStore(place=_hub(name), translate=partial(_to_hone_columns, how=how))]
     for store in (_find_gym(name, chat=how.chat), registry.find(name, chat=how.chat, chunk=how.chunk)):
         if store is not None:
             return [store]
@@ -126,7 +129,7 @@ def _stores(name: str, how: Reading) -> list[RowStore]:
         raise HoneError(_unknown(name))
     values = JSON_COLUMNS | {theirs for name, theirs in how.columns.items() if name in JSON_COLUMNS}
     files = [File(path=path, chunk=how.chunk, values=values) for path in paths]
-    return [RowStore(place=file, translate=partial(_plainly, how=how)) for file in files]
+    return [RowStore(place=file, translate=partial(_to_hone_columns, how=how)) for file in files]
 
 
 def _unknown(name: str) -> str:
@@ -157,7 +160,7 @@ def _memory(data: Sequence[Any], how: Reading) -> RowStore:
     rows = [_row(row) if isinstance(row, Task) else row for row in data]
     if any(isinstance(row, Task) for row in data):
         how = replace(how, columns={})  # a Task says what is what
-    return RowStore(place=Memory(rows=rows), translate=partial(_plainly, how=how))
+    return RowStore(place=Memory(rows=rows), translate=partial(_to_hone_columns, how=how))
 
 
 def _row(task: Task) -> dict[str, Any]:
@@ -166,8 +169,8 @@ def _row(task: Task) -> dict[str, Any]:
     return {**task.extra, **{name: value for name, value in given.items() if value is not None}}
 
 
-def _plainly(row: Row, *, how: Reading) -> tuple[list[Row], str]:
-    made, written = plainly(rename_columns(row, how.columns) if how.columns else row, chat=how.chat)
+def _to_hone_columns(row: Row, *, how: Reading) -> tuple[list[Row], str]:
+    made, written = to_hone_columns(rename_columns(row, how.columns) if how.columns else row, chat=how.chat)
     return [made], written
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hone.data.feed.files import File
 from hone.data.feed.row_store import Hub, RowStore
-from hone.data.rows.columns import Row, as_completion, as_prompt, plainly
+from hone.data.rows.columns import Row, as_completion, as_prompt, to_hone_columns
 from hone.data.rows.pairs import SIDES
 from hone.errors import HoneError
 
@@ -80,13 +80,13 @@ def _humaneval(row: Row, *, chat: bool) -> list[Row]:
 
 
 def _hh(row: Row, *, chat: bool) -> list[Row]:
-    made, _ = plainly(row, chat=chat)
+    made, _ = to_hone_columns(row, chat=chat)
     replies = [made[side] if isinstance(made[side], str) else made[side][-1]["content"] for side in SIDES]
     return [made] if all(reply.strip() for reply in replies) else []
 
 
 def _pairs(row: Row, *, chat: bool) -> list[Row]:
-    made, _ = plainly(row, chat=chat)
+    made, _ = to_hone_columns(row, chat=chat)
     return [] if "chosen" in made and made["chosen"] == made["rejected"] else [made]
 
 
@@ -100,7 +100,7 @@ def _sst2(row: Row, *, chat: bool) -> list[Row]:
 
 def _seed_tasks(row: Row, *, chat: bool) -> list[Row]:
     shared = {"id": row["id"], "instruction": row["instruction"]}
-    return [plainly({**shared, **instance}, chat=chat)[0] for instance in row["instances"]]
+    return [to_hone_columns({**shared, **instance}, chat=chat)[0] for instance in row["instances"]]
 
 
 def _text(row: Row, *, chat: bool) -> list[Row]:

@@ -25,7 +25,7 @@ OFFLINE = "HF_HUB_OFFLINE"
 
 
 @contextmanager
-def briefly(*, local: bool = False) -> Iterator[str]:
+def quiet_hub_client(*, local: bool = False) -> Iterator[str]:
     """Silence the Hub client's warnings of retries. Gives the Hub's host if it cannot be reached, else "".
 
     local: nothing will be asked of the Hub.
@@ -33,7 +33,7 @@ def briefly(*, local: bool = False) -> Iterator[str]:
     import datasets.config
     from huggingface_hub import constants
 
-    host = "" if local or constants.HF_HUB_OFFLINE else _missing(str(constants.ENDPOINT))
+    host = "" if local or constants.HF_HUB_OFFLINE else _unreachable_host(str(constants.ENDPOINT))
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -53,7 +53,7 @@ def _set(module: ModuleType, value: bool) -> bool:
     return before
 
 
-def _missing(endpoint: str) -> str:
+def _unreachable_host(endpoint: str) -> str:
     """The host, where nothing answers there; behind a proxy that cannot be told from here."""
     parts = urlsplit(endpoint)
     host, port = parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
@@ -66,7 +66,7 @@ def _missing(endpoint: str) -> str:
     return ""
 
 
-# A row as it is written -> rows in Hone's columns and how it was written ("" for plainly); or none, and why.
+# A row as it is written -> rows in Hone's columns and how it was written ("": in Hone's columns); or none, and why.
 Translate = Callable[[Row], tuple[list[Row], str]]
 HEAD = 200  # rows from which the number of rows of a large file is estimated
 
@@ -91,7 +91,7 @@ class Place(Protocol):
     def read(self, start: Cursor = START) -> Iterator[RowRead]: ...
 
 
-def as_it_is(row: Row) -> tuple[list[Row], str]:
+def no_translation(row: Row) -> tuple[list[Row], str]:
     """Translates nothing."""
     return [row], ""
 
@@ -101,7 +101,7 @@ class RowStore:
     """A place, and how its rows are turned into Hone's columns."""
 
     place: Place
-    translate: Translate = as_it_is
+    translate: Translate = no_translation
 
     def where(self, number: int) -> str:
         """A row's address in an error."""
@@ -120,7 +120,7 @@ class RowStore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class First:
+class FirstRows:
     """The first rows of a place, as many as `most`."""
 
     place: Place
@@ -220,7 +220,7 @@ class Hub:
         except ImportError as error:
             raise HoneError(f'{self.name} needs the datasets package: pip install "hone[data]"') from error
         datasets.disable_progress_bars()
-        with briefly(local=Path(self.path).exists()) as missing:
+        with quiet_hub_client(local=Path(self.path).exists()) as missing:
             try:
                 return datasets.load_dataset(self.path, self.config, split=self.split)
             except Exception as error:  # a download can fail in any way; what it says is all there is

@@ -20,7 +20,7 @@ BUFFER = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class At:
+class StreamPosition:
     """A place in an epoch: the file (in the epoch's order), and the row in it."""
 
     file: int = 0
@@ -37,14 +37,14 @@ class Stream(Generic[T]):
         self._seed, self._buffer = seed, buffer
         self._prints = [store.place.fingerprint for store in stores]
         self._rows = self._guess = 0  # of a whole epoch, known or estimated; 0: not yet
-        self._go(epoch=0, window=0, start=At(), before=0, position=0)
+        self._go(epoch=0, window=0, start=StreamPosition(), before=0, position=0)
 
-    def _go(self, *, epoch: int, window: int, start: At, before: int, position: int) -> None:
+    def _go(self, *, epoch: int, window: int, start: StreamPosition, before: int, position: int) -> None:
         """Stand at a place; `before` counts the rows of the epoch's earlier windows."""
         self._epoch, self._window, self._start = epoch, window, start
         self._before, self._position = before, position
         self._items: list[T] | None = None  # the window, once it is read
-        self._end: At | None = None  # where the next one begins; None: the epoch ends here
+        self._end: StreamPosition | None = None  # where the next one begins; None: the epoch ends here
         self._reader: Iterator[RowRead] | None = None  # of the file that is open
         key = (self._seed, epoch)
         self._order = permutation(len(self._stores), *key)
@@ -73,7 +73,7 @@ class Stream(Generic[T]):
         """For the log."""
         return {"epoch": self.epoch}
 
-    def _read(self, size: int) -> tuple[list[T], At | None]:
+    def _read(self, size: int) -> tuple[list[T], StreamPosition | None]:
         """The next `size` items from `_start` on, and where what follows begins."""
         items, at = list[T](), self._start
         while at.file < len(self._order):
@@ -81,10 +81,10 @@ class Stream(Generic[T]):
             self._reader = self._reader or store.place.read(at.cursor)
             for read in self._reader:
                 items += self._convert(read, store)
-                at = At(file=at.file, cursor=read.after)
+                at = StreamPosition(file=at.file, cursor=read.after)
                 if len(items) >= size:
                     return items, at
-            at, self._reader = At(file=at.file + 1), None
+            at, self._reader = StreamPosition(file=at.file + 1), None
         return items, None
 
     def _window_items(self) -> list[T]:
@@ -115,7 +115,7 @@ class Stream(Generic[T]):
         reader, end = self._reader, self._end
         if end is None:
             self._rows = before
-            self._go(epoch=self._epoch + 1, window=0, start=At(), before=0, position=0)
+            self._go(epoch=self._epoch + 1, window=0, start=StreamPosition(), before=0, position=0)
         else:
             self._go(epoch=self._epoch, window=self._window + 1, start=end, before=before, position=0)
             self._reader = reader  # goes on without opening the file again
@@ -144,7 +144,7 @@ class Stream(Generic[T]):
         if len(whole) != len(names) + 3:
             raise HoneError("cannot resume: the state of the data is damaged: resume from another checkpoint")
         epoch, window, before, position, self._rows, file, *cursor = whole
-        start = At(file=file, cursor=(cursor[0], cursor[1]))
+        start = StreamPosition(file=file, cursor=(cursor[0], cursor[1]))
         self._go(epoch=epoch, window=window, start=start, before=before, position=position)
         if position and position >= len(self._window_items()):
             raise HoneError(f"cannot resume: row {position} is no place in the data: start a new run")

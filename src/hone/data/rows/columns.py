@@ -91,7 +91,7 @@ ROLES = {
 }  # fmt: skip
 
 
-def plainly(row: Row, *, chat: bool) -> tuple[Row, str]:
+def to_hone_columns(row: Row, *, chat: bool) -> tuple[Row, str]:
     """The row in Hone's columns, and the name of the way it was written in ("" for Hone's own).
 
     chat: an instruction becomes a user message, and not a text that ends with a line break.

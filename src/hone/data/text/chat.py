@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
 
-from hone.data.text.dialogue import Dialogue, Turn, not_a_prefix, opened_all
+from hone.data.text.dialogue import Dialogue, Turn, not_a_prefix, prompt_texts
 from hone.data.text.messages import Tool, check_messages, special_in
 from hone.data.text.template import DEFAULT_TEMPLATE
 from hone.data.text.tokenizer import Tokenizer
@@ -117,15 +117,15 @@ def _written(tokenizer: Tokenizer, turn: list[int]) -> int:
 def _marked(tokenizer: Tokenizer, turn: Turn, ids: list[int]) -> list[bool]:
     """True on the turn's tokens that touch a mark, and on to the stop token, which the policy has to write."""
     shift = len(turn.before)
-    alone, places = tokenizer.encode_with_places(turn.after[shift:])
+    alone, offsets = tokenizer.encode_with_offsets(turn.after[shift:])
     if alone != ids:  # its first token looks different after the prompt
-        shift, (_, places) = 0, tokenizer.encode_with_places(turn.after)
-    places = [(a + shift, b + shift) for a, b in places[-len(ids) :]]
-    marked = [any(a < end and b > first for first, end in turn.marks or ()) for a, b in places]
+        shift, (_, offsets) = 0, tokenizer.encode_with_offsets(turn.after)
+    offsets = [(a + shift, b + shift) for a, b in offsets[-len(ids) :]]
+    marked = [any(a < end and b > first for first, end in turn.marks or ()) for a, b in offsets]
     if True not in marked or marked[-1]:
         return marked
     last = len(marked) - 1 - marked[::-1].index(True)
-    between = turn.after[places[last][1] : places[-1][0]]
+    between = turn.after[offsets[last][1] : offsets[-1][0]]
     if between.strip():
         raise HoneError(
             f"the generation mark of message {turn.number} ends before {between.strip()[:30]!r}, not with the stop "
@@ -156,7 +156,7 @@ def continue_chat(
         raise HoneError("the messages must end with the assistant's sampled turn: append it")
     if any(m["role"] == "assistant" for m in new) or not new:
         raise HoneError("the new messages are those of users and tools: give at least one, and none of the assistant")
-    text, full = tokenizer.decode(tokens), Dialogue(tokenizer, [*messages, *new]).opened()
+    text, full = tokenizer.decode(tokens), Dialogue(tokenizer, [*messages, *new]).prompt_text()
     if not full.startswith(text):
         raise HoneError(not_a_prefix(text, full, turn=len(messages), remedy="render the whole chat anew"))
     suffix = full[len(text) :]
@@ -178,7 +178,7 @@ def render_prompts(
 ) -> list[list[int]]:
     """The same of each prompt with its tools, tokenised together."""
     talks = {i: _unanswered(tokenizer, p, tools) for i, (p, tools) in enumerate(prompts) if not isinstance(p, str)}
-    chats = dict(zip(talks, opened_all([*talks.values()]), strict=True)) if talks else {}
+    chats = dict(zip(talks, prompt_texts([*talks.values()]), strict=True)) if talks else {}
     plain = {i: p for i, (p, _) in enumerate(prompts) if isinstance(p, str)}
     found = dict(zip(chats, tokenizer.encode_all([*chats.values()], specials=True), strict=True))
     texts = zip(plain, tokenizer.encode_all([*plain.values()]), strict=True)
@@ -224,7 +224,7 @@ def encode_steps(
     """Prompt, then the steps as one completion without a stop token; also the index of each step's last token."""
     chat = not isinstance(prompt, str)
     start = [] if chat else tokenizer.start_ids
-    text = _unanswered(tokenizer, prompt, tools).opened() if chat else prompt
+    text = _unanswered(tokenizer, prompt, tools).prompt_text() if chat else prompt
     tokens = tokenizer.encode(text, specials=chat)
     written, ends = len(start) + len(tokens), list[int]()
     for n, step in enumerate(steps, start=1):

@@ -52,10 +52,10 @@ class Dialogue:
 
     def render(self, end: int | None = None, *, generation: bool = False) -> Rendered:
         """The first `end` messages; with `generation`, followed by what opens the assistant's turn."""
-        chat = self.wanting((end, generation))
+        chat = self.request((end, generation))
         return self.checked(end, render_chats([chat])[0][0])
 
-    def wanting(self, *wanted: tuple[int | None, bool]) -> Chat:
+    def request(self, *wanted: tuple[int | None, bool]) -> Chat:
         """These renderings, (end, generation) each, to be asked for together."""
         tokenizer = self.tokenizer
         tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos, "pad_token": tokenizer.pad}
@@ -72,7 +72,7 @@ class Dialogue:
         remedy = "use another template" if isinstance(result, OverLimit) else "correct the messages, or the template"
         raise HoneError(f"the chat template{of} failed on {count} messages ({reason}): {remedy}") from result
 
-    def opened(self) -> str:
+    def prompt_text(self) -> str:
         """What a sampler reads before it answers; the tools must be in it."""
         return self.with_tools(self.render(generation=True).text)
 
@@ -90,7 +90,7 @@ class Dialogue:
         for first in range(0, len(numbers), step):
             some = numbers[first : first + step]
             wanted = [(i + more, not more) for i in some for more in (0, 1)]
-            results = render_chats([self.wanting(*wanted)])[0]
+            results = render_chats([self.request(*wanted)])[0]
             yield from (self._turn(i, *results[2 * n : 2 * n + 2]) for n, i in enumerate(some))
 
     def _turn(self, i: int, opened: Result, answered: Result) -> Turn:
@@ -167,9 +167,9 @@ class Dialogue:
         return f"{before}{thought.strip(chr(10))}\n</think>\n\n{answer}"
 
 
-def opened_all(dialogues: Sequence[Dialogue]) -> list[str]:
+def prompt_texts(dialogues: Sequence[Dialogue]) -> list[str]:
     """What a sampler reads before it answers each of them, rendered together."""
-    results = render_chats([dialogue.wanting((None, True)) for dialogue in dialogues])
+    results = render_chats([dialogue.request((None, True)) for dialogue in dialogues])
     return [
         dialogue.with_tools(dialogue.checked(None, result).text)
         for dialogue, (result,) in zip(dialogues, results, strict=True)

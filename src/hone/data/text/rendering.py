@@ -75,13 +75,13 @@ def render_chats(chats: Sequence[Chat]) -> list[Results]:
         raise _Later
     if _ahead.made and len(chats) == 1 and (found := _ahead.made.pop(_key(chats[0]), None)) is not None:
         return [found]
-    own = {i: _here(chat) for i, chat in enumerate(chats) if chat.template == DEFAULT_TEMPLATE}
+    own = {i: _render_own(chat) for i, chat in enumerate(chats) if chat.template == DEFAULT_TEMPLATE}
     others = [i for i in range(len(chats)) if i not in own]
-    found = own | dict(zip(others, _apart([chats[i] for i in others]), strict=True))
+    found = own | dict(zip(others, _render_in_worker([chats[i] for i in others]), strict=True))
     return [found[i] for i in range(len(chats))]
 
 
-def _here(chat: Chat) -> Results:
+def _render_own(chat: Chat) -> Results:
     found, now = Results(), chat.now.isoformat()
     for end, generation in chat.wanted:
         names = {**chat.names, "add_generation_prompt": generation}
@@ -92,7 +92,7 @@ def _here(chat: Chat) -> Results:
     return found
 
 
-def _apart(chats: Sequence[Chat]) -> list[Results]:
+def _render_in_worker(chats: Sequence[Chat]) -> list[Results]:
     """A chat that goes over its limit takes the worker with it: those after it are not rendered, but fail as it did."""
     bounds = {"seconds": limits.SECONDS, "memory": limits.MEMORY}
     found = list[Results]()

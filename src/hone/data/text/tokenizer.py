@@ -92,7 +92,7 @@ class Tokenizer:
                 raise HoneError(f"the tokenizer has no token {name!r}: add it or name another in its config")
 
     @cached_property
-    def _aware(self) -> tokenizers.Tokenizer:
+    def _with_specials(self) -> tokenizers.Tokenizer:
         """A private copy that recognises special tokens written in the text."""
         copy = tokenizers.Tokenizer.from_str(self.inner.to_str())
         copy.no_truncation()  # a tokenizer.json may carry a length limit that cuts silently
@@ -100,9 +100,9 @@ class Tokenizer:
         return copy
 
     @cached_property
-    def _blind(self) -> tokenizers.Tokenizer:
+    def _specials_as_text(self) -> tokenizers.Tokenizer:
         """A second copy that reads special tokens as text: switching one copy to and fro is not thread-safe."""
-        copy = tokenizers.Tokenizer.from_str(self._aware.to_str())
+        copy = tokenizers.Tokenizer.from_str(self._with_specials.to_str())
         copy.encode_special_tokens = True
         return copy
 
@@ -113,7 +113,7 @@ class Tokenizer:
     def encode_all(self, texts: Sequence[str], *, specials: bool = False) -> list[list[int]]:
         """The ids of each text, all in one call to the library, which shares them out over the cores."""
         try:
-            reader = self._aware if specials else self._blind
+            reader = self._with_specials if specials else self._specials_as_text
             with self._without_panics():
                 found = reader.encode_batch_fast(list(texts), add_special_tokens=False)  # fast: without places
             return [encoding.ids for encoding in found]
@@ -133,10 +133,10 @@ class Tokenizer:
             reason, of = " ".join(str(error).split()), self.source and f" of {self.source}"
             raise HoneError(f"the tokenizer{of} cannot read this text ({reason}): use another tokenizer") from error
 
-    def encode_with_places(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """The ids with special tokens recognised, and the place (first character, end) of each in the text."""
         with self._without_panics():
-            encoding = self._aware.encode(text, add_special_tokens=False)
+            encoding = self._with_specials.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def decode(self, ids: Sequence[int], *, specials: bool = True) -> str:
@@ -151,7 +151,7 @@ class Tokenizer:
         cut = [self._runs(list(ids)) for ids in rows]
         runs = [run for runs in cut for run in runs]
         with self._without_panics():
-            texts = iter(self._aware.decode_batch(runs, skip_special_tokens=not specials))
+            texts = iter(self._with_specials.decode_batch(runs, skip_special_tokens=not specials))
         return [UNKNOWN.join(islice(texts, len(runs))) for runs in cut]
 
     def _joined(self, rows: list[Sequence[int]]) -> list[str] | None:
@@ -161,7 +161,7 @@ class Tokenizer:
 
     @cached_property
     def _pieces(self) -> TokenTexts | None:
-        return token_texts(self._aware, self.vocab_size)
+        return token_texts(self._with_specials, self.vocab_size)
 
     def _runs(self, ids: list[int]) -> list[list[int]]:
         """Cut at the ids it does not have: a model's vocabulary may be padded beyond the tokenizer's."""
@@ -199,7 +199,7 @@ class Tokenizer:
     def start_ids(self) -> list[int]:
         """What plain text starts with: [bos] where the tokenizer's own post-processor adds one, else nothing."""
         with self._without_panics():
-            added = self._aware.encode("", add_special_tokens=True).ids
+            added = self._with_specials.encode("", add_special_tokens=True).ids
         return [self.bos_id] if self.bos_id is not None and added[:1] == [self.bos_id] else []
 
     @cached_property
@@ -234,7 +234,7 @@ class Tokenizer:
             "chat_settings": {k: v for k, v in self.settings.items() if not k.endswith("_token")},
             **{k: v for k, v in self.settings.items() if k.endswith("_token")},
         }
-        self._aware.save(str(folder / "tokenizer.json"))
+        self._with_specials.save(str(folder / "tokenizer.json"))
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
         (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
         for path, template in (
@@ -274,14 +274,20 @@ def check_same_tokens(ours: Tokenizer, theirs: Tokenizer, folder: Path) -> None:
         )
 
 
+def check_vocab_size(size: int, specials: Sequence[str] = (PAD, EOS)) -> int:
+    """The least size of a byte-level BPE with these special tokens; HoneError where `size` is below it."""
+    least = len(specials) + 256
+    if size < least or "" in specials:
+        raise HoneError(f"vocab_size {size}: need at least {least} (256 bytes and {len(specials)} specials)")
+    return least
+
+
 def train_bpe(texts: Iterable[str], *, vocab_size: int, specials: Sequence[str] = ()) -> Tokenizer:
     """A byte-level BPE: any text can be encoded, and decoding gives it back exactly. Each digit is one token."""
     names = list(dict.fromkeys([PAD, EOS, *specials]))
-    floor = len(names) + 256
-    if vocab_size < floor or "" in names:
-        raise HoneError(f"vocab_size {vocab_size}: need at least {floor} (256 bytes and {len(names)} specials)")
+    least = check_vocab_size(vocab_size, names)
     rows = list(texts)
-    if vocab_size > floor and not any(rows):
+    if vocab_size > least and not any(rows):
         raise HoneError("no text to train the tokenizer on: give it some, or set vocab_size to bytes and specials")
     inner = tokenizers.Tokenizer(models.BPE())
     split: list[Any] = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

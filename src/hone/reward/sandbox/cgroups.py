@@ -75,7 +75,7 @@ def _write(folder: Path, limits: Mapping[str, int | str]) -> None:
             (folder / file).write_text(str(value))
 
 
-def held_by(home: CgroupParent | None, limits: SandboxLimits) -> list[Protection]:
+def protections_of(home: CgroupParent | None, limits: SandboxLimits) -> list[Protection]:
     """The protections that bound memory, processes and CPU together, or their replacements."""
     memory = Protection(
         name="memory and processes",

@@ -33,7 +33,7 @@ def run_job(descriptors: Sequence[int], conf: Mapping[str, Any]) -> NoReturn:
     code = 70
     try:
         _take(descriptors)
-        namespaces.enclose(conf)
+        namespaces.confine(conf)
         _serve(conf["result"])
         code = 0
     except BaseException:  # a program may raise anything; whatever it is, this process ends here
@@ -43,7 +43,7 @@ def run_job(descriptors: Sequence[int], conf: Mapping[str, Any]) -> NoReturn:
         os._exit(code)
 
 
-def furnish(path: Sequence[str]) -> None:
+def prepare_interpreter(path: Sequence[str]) -> None:
     """The interpreter as a program expects it, though it was started bare."""
     sys.path[:] = path
     sys.argv[:] = ["program.py"]
@@ -126,15 +126,15 @@ def _prepare(module: types.ModuleType, line: Channel, tests: Mapping[str, Any]) 
         exec(text, {})
     module.__name__, sys.modules["__main__"] = "__main__", module  # as a file of tests that is run by itself
     if unittest := sys.modules.get("unittest"):
-        _heed(unittest)
+        _raise_failures(unittest)
     module.__dict__.update(program_proxies(line, **tests["names"]))
 
 
-def _heed(unittest: Any) -> None:
+def _raise_failures(unittest: Any) -> None:
     """unittest prints what failed, and main() ends the process. Here a failed run fails the test that it is part of."""
     runner, run = unittest.TextTestRunner, unittest.TextTestRunner.run
 
-    def heeded(self: Any, suite: Any) -> Any:
+    def run_and_raise(self: Any, suite: Any) -> Any:
         result = run(self, suite)
         for _, text in [*result.failures, *result.errors]:
             raise AssertionError(text.strip().rpartition("\n")[2])
@@ -142,7 +142,7 @@ def _heed(unittest: Any) -> None:
             raise AssertionError("no test of unittest ran")
         return result
 
-    runner.run, unittest.main = heeded, functools.partial(unittest.main, exit=False)
+    runner.run, unittest.main = run_and_raise, functools.partial(unittest.main, exit=False)
 
 
 def _executed(source: str, module: types.ModuleType, before: Callable[[], None] | None = None) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def become(uid: int, gid: int) -> None:
     prctl(SET_DUMPABLE, 1)  # else /proc/self belongs to root, and the user map cannot be written
 
 
-def promise() -> None:
+def forbid_new_rights() -> None:
     """What holds for this process and all it will ever start: no way to gain a capability again."""
     prctl(NO_NEW_PRIVS, 1)
     prctl(SECUREBITS, LOCKED_BITS)
@@ -154,7 +154,7 @@ def promise() -> None:
             prctl(DROP_BOUND, capability)
 
 
-def enclose(wanted: Mapping[str, Any]) -> None:
+def confine(wanted: Mapping[str, Any]) -> None:
     """In the job's first process, in its own mount and pid namespace: fresh /tmp and /proc, limits, no rights."""
     if os.path.exists("/proc/self"):
         with open("/proc/self/oom_score_adj", "w") as file:

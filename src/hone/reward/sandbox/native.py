@@ -18,7 +18,17 @@ from hone.reward.sandbox import cgroups
 from hone.reward.sandbox.job import ENVIRONMENT
 from hone.reward.sandbox.limits import OWN_PROCESSES, BackendOptions, Protection, configuration
 from hone.reward.sandbox.namespaces import remove_groups
-from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, JobExchange, JobOutput, SandboxError, await_lock, readable
+from hone.reward.sandbox.protocol import (
+    CHUNK,
+    GRACE,
+    MAX_STRETCH,
+    Ask,
+    JobExchange,
+    JobOutput,
+    SandboxError,
+    await_lock,
+    readable,
+)
 
 START = "import sys; sys.path.insert(0, {home!r}); from hone.reward.sandbox import server; server.serve({number})"
 HOME = str(Path(__file__).parents[3])
@@ -154,7 +164,7 @@ REMEDY = "open it as root, or allow user namespaces (sysctl user.max_user_namesp
 )
 
 
-class _Places:
+class _SlotQueue:
     """Slots that are idle, the longest rested first; places for more, used before a slot that still prepares its
     next job; who waits is served in order."""
 
@@ -197,7 +207,7 @@ class NativeSandbox:
         if self.home is not None:
             cgroups.sweep(self.home)
         self._server = self._serve()
-        self._places = _Places(wanted.slots - 1)
+        self._slot_queue = _SlotQueue(wanted.slots - 1)
         self._lock, self._closed, self._process = Lock(), False, os.getpid()
         try:
             first = self._first()
@@ -205,7 +215,7 @@ class NativeSandbox:
             self._server.close()
             raise SandboxError(f"{str(error).rpartition(':')[0]}: {REMEDY}") from error
         self.proc = first.proc
-        self._places.put(first)
+        self._slot_queue.put(first)
 
     def _serve(self) -> SandboxServer:
         return SandboxServer(configuration(self.wanted, user=self.user, watched=self.home is None), self.wanted.python)
@@ -244,18 +254,18 @@ class NativeSandbox:
         *,
         seconds: float,
         ask: Ask | None = None,
-        placed: Callable[[], None] = lambda: None,
+        on_slot: Callable[[], None] = lambda: None,
     ) -> float:
         """Hold one exchange in a fresh job; the seconds it took, from request to the last process's end."""
         if os.getpid() != self._process:  # two that ask one slot would get each other's values
             raise SandboxError("the sandbox was opened before a fork: open one in the process that uses it")
-        slot = self._places.get()
+        slot = self._slot_queue.get()
         used = None
         try:
             if self._closed:
                 raise SandboxError("the sandbox is closed: open a new one")
             slot = self._living(slot)
-            placed()
+            on_slot()
             start = time.monotonic()
             slot.run(request, job_output, seconds=seconds, ask=ask)
             used = slot if job_output.told else None
@@ -263,7 +273,7 @@ class NativeSandbox:
         finally:
             if slot is not None and used is None:
                 slot.close()
-            self._places.put(used)
+            self._slot_queue.put(used)
 
     def _living(self, slot: Slot | None) -> Slot:
         """The slot, or another in its place if it has died since it was used."""
@@ -285,11 +295,11 @@ class NativeSandbox:
                 return
             self._closed = True
         for _ in range(self.wanted.slots):
-            slot = self._places.get(timeout=self.wanted.limits.seconds + 3 * GRACE)
+            slot = self._slot_queue.get(timeout=MAX_STRETCH * self.wanted.limits.seconds + 3 * GRACE)
             if slot is not None:
                 slot.close()
         self._server.close()
-        self._places.put(None)  # whoever still waits finds it closed
+        self._slot_queue.put(None)  # whoever still waits finds it closed
 
     def report(self) -> list[Protection]:
         """What every job is locked in by."""
@@ -303,4 +313,4 @@ class NativeSandbox:
             Protection(name="system calls", how="a list of allowed ones (seccomp)"),
             Protection(name="time, files, output", how="a clock outside, rlimits, bounded reads"),
         ]  # fmt: skip
-        return [*have, *cgroups.held_by(self.home, self.wanted.limits)]
+        return [*have, *cgroups.protections_of(self.home, self.wanted.limits)]

@@ -127,7 +127,7 @@ class SandboxBackend(Protocol):
         *,
         seconds: float,
         ask: Ask | None = None,
-        placed: Callable[[], None] = lambda: None,
+        on_slot: Callable[[], None] = lambda: None,
     ) -> float: ...
 
     def report(self) -> list[Protection]: ...
@@ -135,7 +135,7 @@ class SandboxBackend(Protocol):
     def close(self) -> None: ...
 
 
-def waited(handle: int) -> float:
+def waiting_seconds(handle: int) -> float:
     """Seconds in which a process was ready to run and others ran, of its first thread; 0 where the kernel is silent."""
     try:
         line = re.search(r"^Pid:\s*(\d+)$", Path(f"/proc/self/fdinfo/{handle}").read_text(), re.MULTILINE)
@@ -191,7 +191,7 @@ class JobExchange:
         allowed = until - began
         while not self.job_output.told:
             if not killed and not self.job_output.limit and time.monotonic() >= until:
-                until = began + min(allowed + waited(self.handle), MAX_STRETCH * allowed)
+                until = began + min(allowed + waiting_seconds(self.handle), MAX_STRETCH * allowed)
             if not killed and (self.job_output.limit or time.monotonic() >= until):
                 self.job_output.limit = self.job_output.limit or "time"
                 with contextlib.suppress(ProcessLookupError):  # it has just ended by itself

@@ -18,14 +18,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hone.reward.sandbox.limits import BackendOptions, Protection, SandboxLimits
-from hone.reward.sandbox.protocol import CHUNK, GRACE, Ask, JobOutput, SandboxBackend, SandboxError, frame
+from hone.reward.sandbox.protocol import CHUNK, GRACE, MAX_STRETCH, Ask, JobOutput, SandboxBackend, SandboxError, frame
 
 TOKEN = "HONE_SANDBOX_TOKEN"
 MAX_BODY = 64 << 20
 SHORTER = ("seconds", "output", "result")  # what a program may be given less of than the service allows
 
 
-class _NoDetours(urllib.request.HTTPRedirectHandler):
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """A service that sends its clients elsewhere would send the token there."""
 
     def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
@@ -40,7 +40,7 @@ class RemoteBackend:
         self.token = os.environ.get(TOKEN, "")
         if not self.token:
             raise SandboxError(f"the service at {url} wants a token: put it into the environment as {TOKEN}")
-        self._opener = urllib.request.build_opener(_NoDetours)
+        self._opener = urllib.request.build_opener(_NoRedirects)
         said = self._ask("/report", None, GRACE)
         try:
             self._protections = [Protection(**p) for p in said["protections"]]
@@ -63,16 +63,16 @@ class RemoteBackend:
         *,
         seconds: float,
         ask: Ask | None = None,
-        placed: Callable[[], None] = lambda: None,
+        on_slot: Callable[[], None] = lambda: None,
     ) -> float:
         """Send the program, wait for its end; conversations that go to and fro are not for the network."""
         if ask is not None:
             raise SandboxError("tests that ask call by call cannot run over the network: use the backend native")
-        placed()
+        on_slot()
         start = time.monotonic()
         limits = {"seconds": seconds, "output": job_output.output, "result": job_output.result}
         body = {"request": base64.b64encode(request).decode(), "most": job_output.most, "limits": limits}
-        answer = self._ask("/run", json.dumps(body).encode(), seconds + 3 * GRACE)
+        answer = self._ask("/run", json.dumps(body).encode(), MAX_STRETCH * seconds + 3 * GRACE)
         try:
             job_output.text(job_output.stdout, base64.b64decode(answer["stdout"]))
             job_output.text(job_output.stderr, base64.b64decode(answer["stderr"]))
@@ -134,20 +134,20 @@ class _Handler(BaseHTTPRequestHandler):
         return self.server
 
     def do_GET(self) -> None:
-        if self._welcome("/report"):
+        if self._authorised("/report"):
             protections = [asdict(p) for p in self.service.backend.report()]
             self._answer(200, {"protections": protections, "limits": asdict(self.service.limits)})
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
-        if not self._welcome("/run"):
+        if not self._authorised("/run"):
             return
         if length.isascii() and length.isdigit() and int(length[:20]) <= MAX_BODY:
             self._run(self.rfile.read(int(length)))
         else:
             self._answer(400, {"error": "POST /run with a body of a known, moderate length"})
 
-    def _welcome(self, path: str) -> bool:
+    def _authorised(self, path: str) -> bool:
         known = hmac.compare_digest(self.headers.get("Authorization", "").encode(), self.service.token)
         if not known:
             self._answer(401, {"error": "wrong token"})

@@ -183,17 +183,17 @@ class Sandbox:
         most: int,
         seconds: float | None = None,
         ask: Ask | None = None,
-        placed: Callable[[], None] = lambda: None,
+        on_slot: Callable[[], None] = lambda: None,
     ) -> Finished:
         """A conversation with one job: `ask` sees the records so far and says what to send next.
 
-        placed: called when the job has one of the slots, before its clock starts.
+        on_slot: called when the job has one of the slots, before its clock starts.
         """
         if seconds is not None and not seconds > 0:
             raise HoneError(f"a program is given {seconds} seconds: give a number above 0")
         job_output = JobOutput(output=self.limits.output, result=self.limits.result, most=most)
         limit = min(seconds or inf, self.limits.seconds)
-        taken = self._backend.converse(request, job_output, seconds=limit, ask=ask, placed=placed)
+        taken = self._backend.converse(request, job_output, seconds=limit, ask=ask, on_slot=on_slot)
         return _finished(job_output, taken, asked=ask is not None)
 
     def close(self) -> None:

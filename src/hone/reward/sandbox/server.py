@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from hone.reward.sandbox import namespaces
-from hone.reward.sandbox.job import furnish, run_job
+from hone.reward.sandbox.job import prepare_interpreter, run_job
 
 Conf = Mapping[str, Any]
 LOOK_EVERY = 0.01  # seconds between two looks at a job whose memory no cgroup bounds
@@ -34,7 +34,7 @@ def serve(descriptor: int) -> None:
     conf: Conf = json.loads(client.recv(1 << 17))
     for name in conf["preload"]:
         importlib.import_module(name)
-    furnish([*conf["path"], *conf["packages"]])
+    prepare_interpreter([*conf["path"], *conf["packages"]])
     gc.collect()
     gc.freeze()  # objects that a collection in a child would touch, and so copy
     parents: dict[int, tuple[int, list[str]]] = {}
@@ -104,7 +104,7 @@ def _slot(control: socket.socket, conf: Conf, *, privileged: bool) -> NoReturn:
             namespaces.map_user(conf["uid"], conf["uid"])
         elif privileged:
             inside["uid"] = conf["uid"]
-        namespaces.promise()
+        namespaces.forbid_new_rights()
         namespaces.prctl(namespaces.PDEATHSIG, signal.SIGKILL)
         while True:
             _one_job(control, conf, inside, proc=proc)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from hone.reward.sandbox.cgroups import CgroupParent, end_all, find, out_of_memory, sweep
 from hone.reward.sandbox.namespaces import remove_groups
@@ -29,17 +30,20 @@ LEAST = 2**30  # bytes that each has at least
 
 
 def die_with_parent() -> None:
-    """Where the system can see to it (Linux). The parent must have one thread: its end would count as well."""
+    """Let the kernel kill this process when its parent ends (Linux).
+
+    The parent must have one thread: the end of the thread that forked counts as the parent's.
+    """
     _prctl(DEATH_SIGNAL, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Whatever is left behind below this process becomes its child."""
+    """Become the parent of every process below this one whose own parent ends (Linux)."""
     _prctl(SUBREAPER, 1)
 
 
 def give_back_free_memory() -> None:
-    """What malloc keeps of freed memory (glibc): a child would use it again, and no limit would see it."""
+    """Return to the system what malloc keeps of freed memory (glibc): a child could use it, unseen by RLIMIT_DATA."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -50,7 +54,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def usual_memory(workers: int) -> int:
-    """Bytes for each of so many workers: its share of half the memory that there is."""
+    """Bytes for each of so many workers: its share of half the machine's memory."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):  # of a container
         with suppress(OSError, ValueError):  # absent, or "max"
@@ -61,7 +65,7 @@ def usual_memory(workers: int) -> int:
 
 @cache
 def _home(process: int) -> CgroupParent | None:
-    """Where control groups can be made; those of programs that were killed are removed first."""
+    """Where control groups can be made, or None. Those that killed programs left behind are removed first."""
     home = find()
     if home is not None:
         sweep(home)
@@ -70,11 +74,11 @@ def _home(process: int) -> CgroupParent | None:
 
 @dataclass(slots=True)
 class Bounds:
-    """What one worker may take with all its children, in bytes beyond what it begins with."""
+    """The memory that one worker may take with all its children, in bytes beyond what it begins with."""
 
     memory: int
     folders: list[str] = field(default_factory=list[str])  # of its control group
-    killed: int = 0  # processes that the kernel had ended for want of memory, when this was last asked
+    killed: int = 0  # processes that the kernel had killed for lack of memory when `exceeded` was last called
 
     @classmethod
     def make(cls, memory: int) -> "Bounds":
@@ -87,7 +91,7 @@ class Bounds:
         return cls(memory, folders)
 
     def enter(self) -> None:
-        """This process, and all that it starts from now on."""
+        """Bound this process and all that it starts from now on."""
         try:
             for folder in self.folders:
                 Path(folder, "cgroup.procs").write_text(str(os.getpid()))
@@ -97,12 +101,12 @@ class Bounds:
             limit_data(self.memory)
 
     def exceeded(self) -> bool:
-        """Whether the kernel has ended one of them for want of memory since the last time."""
+        """Whether the kernel has killed one of them for lack of memory since the last call."""
         before, self.killed = self.killed, out_of_memory(self.folders)
         return self.killed > before
 
     def end(self) -> None:
-        """Kill what is in the control group, and let nothing new begin meanwhile."""
+        """Kill every process of the control group; none can start meanwhile."""
         until = time.monotonic() + GONE_SECONDS
         for folder in self.folders:
             with suppress(OSError):  # this controller has no such file
@@ -168,14 +172,14 @@ def _kill(processes: Iterable[int], number: int) -> None:
 
 
 def _reap(processes: Iterable[int]) -> None:
-    """Take leave of those that are our children and have ended."""
+    """Wait for those of them that are children of this process and have ended, so that no zombie stays."""
     for process in processes:
         with suppress(ChildProcessError):
             os.waitpid(process, os.WNOHANG)
 
 
 def orphans(worker: int) -> bool:
-    """Whether this process has other children than its worker: quickly, where the kernel tells."""
+    """Whether this process has other children than its worker; False where the kernel does not list them."""
     me = os.getpid()
     with suppress(OSError):
         return any(int(child) != worker for child in Path(f"/proc/{me}/task/{me}/children").read_text().split())
@@ -185,29 +189,47 @@ def orphans(worker: int) -> bool:
 def memory_taken(processes: Iterable[int]) -> int:
     """Bytes of memory that these processes have and did not begin with; they descend from this one.
 
-    Each began with the memory of this process, and shares it until one of them writes there. A page that n processes
-    share counts as an n-th for each. So of what they have they share with this process at most their number times its
-    own shared part. That is too much where they have written, so that what they share with anybody bounds it too.
+    Each began with the private memory of this process, and shares it until one of them writes there. A page that n
+    processes share counts as an n-th for each. So of what they have they share with this process at most their number
+    times its own shared part. That is too much where they have written, so that what they share with anybody bounds it
+    too. Shared memory (shmem) counts beyond what this process has mapped of it.
     """
-    each = [_anonymous(process) for process in processes]
-    began_with = min(sum(shared for _, shared in each), len(each) * _anonymous(os.getpid())[1])
-    return sum(size for size, _ in each) - began_with
+    each = [_sizes_of(process) for process in processes]
+    began_with = min(sum(one.shared for one in each), len(each) * _sizes_of(os.getpid()).shared)
+    shmem = sum(one.shmem for one in each) - mapped_shared()
+    return sum(one.anonymous for one in each) - began_with + max(0, shmem)
 
 
-def _anonymous(process: int) -> tuple[int, int]:
-    """Bytes of its memory that is no file's, shared pages counted in part; and how many of these bytes are shared."""
-    with suppress(OSError):  # it has just ended
-        text = Path(f"/proc/{process}/smaps_rollup").read_text()
-        sizes = {name: 1024 * int(size) for name, size in re.findall(r"^(Pss_Anon|Private_Dirty):\s+(\d+)", text, re.M)}
-        size = sizes.get("Pss_Anon", 0)
-        return size, max(0, size - sizes.get("Private_Dirty", 0))
-    return 0, 0
+class _Sizes(NamedTuple):
+    """Bytes of a process's memory that is no file's; a page that n processes share counts as an n-th."""
+
+    anonymous: int = 0
+    shared: int = 0  # of `anonymous`: what it shares with other processes since a fork
+    shmem: int = 0  # shared memory: anonymous mappings that are shared, /dev/shm
 
 
-def peak(process: int) -> int:
-    """Most bytes of memory that this process has had at once, less what it maps of files; 0 where nobody tells."""
-    with suppress(OSError, ValueError):  # it has just ended
-        text = Path(f"/proc/{process}/status").read_text()
-        sizes = {name: 1024 * int(size) for name, size in re.findall(r"^(VmHWM|RssFile|RssShmem):\s+(\d+)", text, re.M)}
-        return sizes.pop("VmHWM", 0) - sum(sizes.values())
+def _sizes_of(process: int) -> _Sizes:
+    found = _sizes_in(Path(f"/proc/{process}/smaps_rollup"), "Pss_Anon", "Pss_Shmem", "Private_Dirty")
+    return _Sizes(found["Pss_Anon"], max(0, found["Pss_Anon"] - found["Private_Dirty"]), found["Pss_Shmem"])
+
+
+def resident(process: int) -> int:
+    """Bytes of memory that this process has now, without what it maps of files; 0 where the system does not tell."""
+    return sum(_sizes_in(Path(f"/proc/{process}/status"), "RssAnon", "RssShmem").values())
+
+
+def _sizes_in(path: Path, *names: str) -> dict[str, int]:
+    """Lines `NAME: 12 kB` of a file of /proc, in bytes; 0 where the process has just ended."""
+    text = ""
+    with suppress(OSError):
+        text = path.read_text()
+    found = {name: 1024 * int(size) for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+    return {name: found.get(name, 0) for name in names}
+
+
+def mapped_shared() -> int:
+    """Bytes that this process has mapped and shares with others: its children may read them and take nothing."""
+    with suppress(OSError):
+        mappings = re.findall(r"^(\w+)-(\w+) ..[-x]s", Path("/proc/self/maps").read_text(), re.MULTILINE)
+        return sum(int(end, 16) - int(start, 16) for start, end in mappings)
     return 0

@@ -31,14 +31,24 @@ from hone.reward.group_scorer import count_invalid
 from hone.reward.outcome import crash_outcome, invalid, to_outcome
 from hone.reward.score import Reward
 from hone.reward.workers.process_tree import Bounds, usual_memory
-from hone.reward.workers.supervisor import ANSWERED, DIED, FULL, TIMED_OUT, Closed, pair, receive, send, supervise
+from hone.reward.workers.supervisor import (
+    ANSWERED,
+    DIED,
+    OUT_OF_MEMORY,
+    TIMED_OUT,
+    Closed,
+    pair,
+    receive,
+    send,
+    supervise,
+)
 from hone.types import Outcome, Rollout
 
 MOST = 8  # workers, unless asked for more
 STARTS, TRIES = 20.0, 3  # seconds that a new process may take to come to life, and how many are tried
-NOBODYS = -1  # the number of a call that was given up
+ABANDONED = -1  # the number of a call that was given up
 Answer = tuple[float, bytes]  # what became of a call (see supervisor), and what the worker said, or how it died
-Seen = Callable[[int, Answer], None]
+OnAnswer = Callable[[int, Answer], None]
 Supervisor = tuple[socket.socket, int]  # the connection, and the process
 
 
@@ -73,10 +83,12 @@ class WorkerPool:
         self._given_up = dict[socket.socket, int]()  # whose answers are still to come, and nobody wants
         self.close = weakref.finalize(self, _close, os.getpid(), self._supervisors, bounds)
 
-    def map(self, calls: Sequence[bytes], *, seconds: float, seen: Seen = lambda number, answer: None) -> list[Answer]:
+    def map(
+        self, calls: Sequence[bytes], *, seconds: float, on_answer: OnAnswer = lambda number, answer: None
+    ) -> list[Answer]:
         """The answers in the calls' order, as many at a time as there are workers; each call has so many seconds.
 
-        seen: is given each one with its call's number when it comes; where it raises, the others are given up.
+        on_answer: is given each one with its call's number when it comes; where it raises, the others are given up.
         """
         answers, waiting = dict[int, Answer](), list(reversed(list(enumerate(calls))))
         with self._lock:
@@ -88,8 +100,8 @@ class WorkerPool:
                     raise HoneError("the processes that compute rewards were ended from outside: resume the run")
                 for end in select.select(list(busy), [], [])[0]:
                     number, answer = busy.pop(end), self._finish(end)
-                    answers |= {number: answer} if number != NOBODYS else {}
-                    self._show(number, answer, seen, busy)
+                    answers |= {number: answer} if number != ABANDONED else {}
+                    self._report(number, answer, on_answer, busy)
             self._given_up = busy
         return [answers[number] for number in range(len(calls))]
 
@@ -100,12 +112,12 @@ class WorkerPool:
         with suppress(Closed):  # which is found out when it is asked for its answer
             send(end, call, seconds)
 
-    def _show(self, number: int, answer: Answer, seen: Seen, busy: Iterable[socket.socket]) -> None:
+    def _report(self, number: int, answer: Answer, on_answer: OnAnswer, busy: Iterable[socket.socket]) -> None:
         try:
-            if number != NOBODYS:
-                seen(number, answer)
+            if number != ABANDONED:
+                on_answer(number, answer)
         except Exception:
-            self._given_up = dict.fromkeys(busy, NOBODYS)
+            self._given_up = dict.fromkeys(busy, ABANDONED)
             raise
 
     def _finish(self, end: socket.socket) -> Answer:
@@ -184,12 +196,12 @@ class WorkerReward(Reward):
         calls = [{name: c[i : i + share] for name, c in columns.items()} for i in range(0, n, share)]
         found, watched = dict[int, list[Outcome]](), count_invalid()
 
-        def seen(number: int, answer: Answer) -> None:
+        def on_answer(number: int, answer: Answer) -> None:
             found[number] = self._read(calls[number], answer)
             if watched is not None:
                 watched(found[number], timed_out=answer[0] == TIMED_OUT)
 
-        self.pool.map([self._call(call) for call in calls], seconds=self._limit(share), seen=seen)
+        self.pool.map([self._call(call) for call in calls], seconds=self._limit(share), on_answer=on_answer)
         return [outcome for number in range(len(calls)) for outcome in found[number]]
 
     def _limit(self, number: int) -> float:
@@ -212,8 +224,8 @@ class WorkerReward(Reward):
         about, content = answer
         if about == TIMED_OUT:
             return [self.timeout_outcome(self._limit(number))] * number
-        if about == FULL:
-            return [self._full()] * number
+        if about == OUT_OF_MEMORY:
+            return [self._out_of_memory()] * number
         if about != ANSWERED:
             how = content.decode(errors="replace")
             said = f"crashed: reward {self.name} took its process down ({how})"
@@ -227,9 +239,9 @@ class WorkerReward(Reward):
                 raise ValueError(f"{len(found)} outcomes of {number}")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             return [invalid(f"reward {self.name} spoilt its answer: {error}", location=self.location)] * number
-        return [self._full() if _lacked_memory(outcome) else outcome for outcome in found]
+        return [self._out_of_memory() if _lacked_memory(outcome) else outcome for outcome in found]
 
-    def _full(self) -> Outcome:
+    def _out_of_memory(self) -> Outcome:
         size = f"{self.pool.memory / 2**30:.3g} GiB"
         return invalid(
             f"out of memory: reward {self.name} took more than {size} (train.reward_memory)", location=self.location
@@ -237,8 +249,9 @@ class WorkerReward(Reward):
 
 
 def _lacked_memory(outcome: Outcome) -> bool:
-    """It raised MemoryError: where there is no control group, that is what the limit does."""
-    return not outcome.valid and outcome.reason.startswith("MemoryError")
+    """Without a control group the limit makes Python raise MemoryError, and torch a RuntimeError."""
+    reason = "" if outcome.valid else outcome.reason
+    return reason.startswith("MemoryError") or "DefaultCPUAllocator: can't allocate memory" in reason
 
 
 def _judge(reward: Reward) -> Callable[[dict[str, list[Any]]], dict[str, Any]]:

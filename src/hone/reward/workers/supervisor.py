@@ -23,14 +23,20 @@ from hone.reward.workers.process_tree import (
     die_with_parent,
     end_below,
     give_back_free_memory,
+    mapped_shared,
     memory_taken,
     orphans,
-    peak,
+    resident,
 )
 
 HEAD = struct.Struct("!Id")  # length of what follows, seconds it may take
 LARGEST = 1 << 28  # bytes of an answer
-ANSWERED, TIMED_OUT, DIED, FULL = 0.0, 1.0, 2.0, 3.0  # in the place of seconds, on the way back; FULL: of memory
+ANSWERED, TIMED_OUT, DIED, OUT_OF_MEMORY = (
+    0.0,
+    1.0,
+    2.0,
+    3.0,
+)  # how a call ended: sent back where a call has its seconds
 IDLE_SECONDS = 5.0  # between two looks for what a call has left behind
 WATCH_SECONDS = 0.2  # between two looks at the memory of a worker's children
 Work = Callable[[bytes], bytes]
@@ -51,13 +57,13 @@ def send(to: socket.socket, content: bytes, about: float) -> None:
 
 def receive(of: socket.socket) -> tuple[bytes, float]:
     """The next message and the number that came with it; Closed at the end of all."""
-    length, about = HEAD.unpack(_exactly(of, HEAD.size))
+    length, about = HEAD.unpack(_receive_exactly(of, HEAD.size))
     if length > LARGEST:
         raise Closed
-    return _exactly(of, length), about
+    return _receive_exactly(of, length), about
 
 
-def _exactly(of: socket.socket, size: int) -> bytes:
+def _receive_exactly(of: socket.socket, size: int) -> bytes:
     parts = bytearray()
     while len(parts) < size:
         try:
@@ -77,13 +83,13 @@ def pair() -> tuple[socket.socket, socket.socket]:
     return ours, theirs
 
 
-def _forget() -> None:
+def _close_inherited_ends() -> None:
     """A forked child that kept our ends would keep the processes behind them alive."""
     for end in list(_ours):
         end.close()
 
 
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_close_inherited_ends)
 
 
 class _Worker:
@@ -98,9 +104,9 @@ class _Worker:
             _serve(work, theirs, bounds)
         theirs.close()
         watched = bounds is not None and not bounds.folders
-        self.began_peak = peak(self.number) if watched else 0
+        self.began_with = resident(self.number) + mapped_shared() if watched else 0
 
-    def gone(self) -> str:
+    def how_it_ended(self) -> str:
         """How it ended, "" while it runs."""
         number, status = os.waitpid(self.number, os.WNOHANG)
         return _described(status) if number else ""
@@ -129,12 +135,12 @@ class _Worker:
         return os.waitid(os.P_PID, self.number, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def too_large(self) -> bool:
-        """Whether it and its children have more than they may, or it alone has had more."""
+        """Whether it and its children have more memory than they may."""
         if self.bounds is None:
             return False
         if self.bounds.folders:
             return self.bounds.exceeded()
-        if peak(self.number) > self.began_peak + self.bounds.memory:
+        if resident(self.number) > self.began_with + self.bounds.memory:
             return True
         if not (others := descendants(self.number)):
             return False
@@ -202,7 +208,7 @@ def _through(
     work: Work, parent: socket.socket, kept: list[_Worker], content: bytes, seconds: float, *, bounds: Bounds | None
 ) -> tuple[bytes, float]:
     """One call: the answer, or how the worker died, and which of it."""
-    if kept and kept[0].gone():  # between two calls
+    if kept and kept[0].how_it_ended():  # between two calls
         worker = kept.pop()
         worker.end.close()
         worker.clear()
@@ -210,7 +216,7 @@ def _through(
     kept[:] = [worker]
     about, answer = _ask(worker, content, parent, until=time.monotonic() + seconds)
     if worker.too_large():
-        about = FULL
+        about = OUT_OF_MEMORY
     return (answer if about == ANSWERED else kept.pop().kill().encode()), about
 
 
@@ -236,7 +242,7 @@ def _ask(worker: _Worker, content: bytes, parent: socket.socket, *, until: float
                 worker.end.settimeout(max(until - time.monotonic(), 0.001))
                 return ANSWERED, receive(worker.end)[0]
             if worker.too_large():
-                return FULL, b""
+                return OUT_OF_MEMORY, b""
             if worker.ended():
                 return DIED, b""
     except _ParentGone:

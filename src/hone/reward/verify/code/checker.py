@@ -114,7 +114,7 @@ class Checker:
         """In a thread: the program, asked call by call; once it has ended every call fails."""
         try:
             self.done = programs.converse(
-                frame(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask, placed=self.placed.set
+                frame(self.program), most=MAX_CALLS, seconds=self.seconds, ask=self._ask, on_slot=self.placed.set
             )
         except Exception as failed:  # of the sandbox: whoever waits for an answer must still get one
             self.failed = failed if isinstance(failed, HoneError) else SandboxError(f"no verdict: {failed}: try again")
