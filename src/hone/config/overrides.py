@@ -38,6 +38,11 @@ OTHER_FRAMEWORKS = {
     "max_completion_length": "sample.max_tokens", "max_new_tokens": "sample.max_tokens", "beta": "algo.beta",
     "model_name_or_path": "model.path", "dataset": "data", "reward_funcs": "reward", "loss_type": "algo",
     "num_train_epochs": "train.steps", "epsilon": "algo.clip", "report_to": "tensorboard",
+    "num_iterations": "train.epochs", "num_ppo_epochs": "train.epochs", "ppo_epochs": "train.epochs",
+    "num_mini_batches": "train.minibatches", "peft_config": "lora", "lora_r": "lora.rank", "lora_alpha": "lora.alpha",
+    "train_dataset": "data", "eval_dataset": "eval_data", "reward_weights": "reward", "scale_rewards": "algo",
+    "kl_coef": "algo.beta", "cliprange": "algo.clip", "save_total_limit": "save.keep",
+    "deepspeed": "train.shard", "fsdp": "train.shard", "logging_dir": "out",
 }  # fmt: skip
 
 
