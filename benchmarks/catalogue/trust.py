@@ -61,7 +61,8 @@ MATHS = (
     ),
     fault(
         "one right answer among several is enough", "contract", "reward", "reward/verify/math/verdict.py",
-        old="all(is_right(gold, answer) for answer in answers)", new="any(is_right(gold, answer) for answer in answers)",
+        old="all(is_right(gold, answer) for answer in answers)",
+        new="any(is_right(gold, answer) for answer in answers)",
         tests="reward/test_verify_math.py::test_a_near_miss_scores_zero",
     ),
     fault(
