@@ -48,7 +48,7 @@ RUN_REMEDIES = {
 
 
 class Output(io.FileIO):
-    """stdout, which remembers why it could not be written to: whoever caught the error may have said otherwise."""
+    """stdout, which remembers why a write failed: the error that arrives may be another one by then."""
 
     failed: OSError | None = None
 
@@ -60,7 +60,7 @@ class Output(io.FileIO):
             raise
 
     def give_up(self) -> None:
-        """Send what is still to be written nowhere, so that the interpreter ends in silence."""
+        """Send what is still buffered to /dev/null, so that the interpreter ends without a message."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
 
 

@@ -24,6 +24,11 @@ COMMANDS = [
         "set n to 1 or more",
     ),
     command(
+        "eval WORLD/model WORLD/problems.jsonl --limit -1",
+        "eval WORLD/model WORLD/problems.jsonl --limit 1 --max-tokens 2",
+        "give a number of problems, or 0 for all",
+    ),
+    command(
         "eval WORLD/model WORLD/text.jsonl",
         "eval WORLD/model WORLD/problems.jsonl --max-tokens 2",
         'column "prompt" is missing',
@@ -46,6 +51,16 @@ COMMANDS = [
         "rewards calibrate WORLD/judge WORLD/pairs.jsonl",
         "rewards calibrate WORLD/scorer WORLD/pairs.jsonl",
         "give a reward model",
+    ),
+    command(
+        "rewards calibrate WORLD/scorer WORLD/pairs.jsonl --limit -1",
+        "rewards calibrate WORLD/scorer WORLD/pairs.jsonl --limit 0",
+        "give a number of rows, or 0 for all",
+    ),
+    command(
+        "corpus clean WORLD/text.jsonl --out WORLD/c2 --rule min_words=nan",
+        "corpus clean WORLD/text.jsonl --out WORLD/c3 --rule min_words=off --languages off --toxicity off --workers 1",
+        "is nan: set it to a number, or off",
     ),
     command(
         "corpus overlap WORLD/text.jsonl",

@@ -15,7 +15,7 @@ from remedy_world import Case, World, call, given, lacks, prepared, rows, tokeni
 from hone.data.collate import mismatched_pairs
 from hone.data.feed import files
 from hone.data.feed.assemble import Mixture
-from hone.data.feed.locate import Reading
+from hone.data.feed.locate import Reading, locate
 from hone.data.feed.registry import FOLDER, answer_of_gsm8k
 from hone.data.feed.row_store import RowStore
 from hone.data.feed.source import Source, read_rows
@@ -226,6 +226,12 @@ ROWS = [
 ]
 FEEDS = [
     given(lambda w, weight: Mixture({"a": _source(w)}, [weight]), -1, 1, "needs a weight above 0"),
+    given(
+        lambda w, data: locate([(w / data, 0.5), (w / "text.jsonl", 0.5)], Reading()),
+        "text.jsonl*0.5",
+        "text.jsonl",
+        "give each of its parts one in that list",
+    ),
     resumed(_source, {"seed": 1}, "resume with the same dataset and seed"),
     resumed(_source, {"position": 9}, "is no place in 3 rows: resume from another checkpoint"),
     resumed(_mixed, {"names": ["a"]}, "resume with the same data"),

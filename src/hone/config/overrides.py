@@ -1,4 +1,4 @@
-"""Settings: strict `a.b=value` overrides of frozen dataclasses, YAML in, JSON out. A slip is an error, never ignored.
+"""Settings: strict `a.b=value` overrides of frozen dataclasses, YAML in, JSON out. Nothing unknown is ignored.
 
 What a field accepts is its annotation; what an algorithm accepts is its factory's signature. There is no second list.
 """

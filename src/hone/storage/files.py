@@ -200,7 +200,7 @@ def save(
 
 
 def _remove(folder: Path) -> None:
-    """First out of sight, so that a kill leaves nothing that looks like a damaged checkpoint."""
+    """Rename it first, so that a kill leaves nothing that looks like a damaged checkpoint."""
     aside = _aside(folder)
     os.replace(folder, aside)
     shutil.rmtree(aside)

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written aside, then renamed; and a lock: one run works in a folder."""
+"""Files that are whole or absent: written under another name, then renamed. A lock lets one run work in a folder."""
 
 import fcntl
 import json
@@ -26,7 +26,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Sorted nowhere: the order of the keys is the order they were put in."""
+    """Write JSON whose keys keep their order."""
     with atomic_write(path) as file:
         file.write((json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 

@@ -17,7 +17,7 @@ from hone.errors import HoneError
 
 SEED = 20_210_705
 PART = 4_000_000  # documents sorted at once
-DEEP = 16  # in a bucket, a document is compared with this many of the first ones
+DEEP = 16  # a document is compared with so many of the first documents of its bucket
 CHUNK = 65_536  # pairs whose signatures are compared at once
 CAUGHT = 0.995  # least probability that a pair at the threshold shares a band
 

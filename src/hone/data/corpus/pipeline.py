@@ -36,7 +36,7 @@ READABLE = {  # what makes a record readable, by what is wrong with it
 
 
 def silent(message: str) -> None:
-    """For who wants no progress."""
+    """Report no progress."""
 
 
 def clean(

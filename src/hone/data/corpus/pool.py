@@ -15,11 +15,11 @@ B = TypeVar("B")
 
 
 class WorkerKilled(HoneError):
-    """A worker process ended from outside: what is done is good, and the run can go on."""
+    """A worker process was ended from outside. Finished shards are kept, and the same command goes on."""
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
+    """End this worker with its parent: without one it would wait for work for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()

@@ -56,7 +56,7 @@ class CorpusSettings:
             if getattr(self, name) < 1:
                 raise HoneError(f"{name} is {getattr(self, name)}: give a whole number of at least 1")
         if unbounded := [name for name, limit in self.rules.items() if limit is not None and math.isnan(limit)]:
-            raise HoneError(f"the limit of {unbounded[0]} is nan: give a number, or off")
+            raise HoneError(f"the limit of {unbounded[0]} is nan: set it to a number, or off")
         if self.vocab is not None:
             check_vocab_size(self.vocab)
         if self.drop_overlap and not self.evals:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def next_part(shares: Sequence[Fraction], taken: Sequence[int]) -> int:
-    """Whose turn it is: of the parts that are owed a row, the one that must have it soonest.
+    """The part that gives the next row: of those that may, the one whose deadline comes first.
 
     Tijdeman's rule for the chairman assignment problem: after any number n of rows, part i has given n * share_i
     rows to within 1 - 1 / (2 k - 2) of a row, for k parts.
@@ -120,7 +120,7 @@ class Loaded:
         return ends.pop() if len(ends) == 1 else ""
 
     def news(self) -> tuple[str, ...]:
-        """What there is to say by now that the notes did not: rows of a stream are met as the run goes on."""
+        """Notes that are new since the start: the rows of a stream are read as the run goes on."""
         return tuple(text for text in _notes(self.converters) if text not in self.notes)
 
 
@@ -204,7 +204,7 @@ def convert_rows(part: Dataset, how: Reading, convert: Converter) -> list[Any]:
 
 
 def _batches(rows: Iterator[tuple[Row, str]]) -> Iterator[list[tuple[Row, str]]]:
-    """Some rows at a time; where one is refused, those before it have their say first."""
+    """Some rows at a time. Where one is refused, those before it are yielded first, for their own errors."""
     some = list[tuple[Row, str]]()
     try:
         for row in rows:

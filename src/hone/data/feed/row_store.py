@@ -54,7 +54,7 @@ def _set(module: ModuleType, value: bool) -> bool:
 
 
 def _unreachable_host(endpoint: str) -> str:
-    """The host, where nothing answers there; behind a proxy that cannot be told from here."""
+    """The host if nothing answers there, else "". Behind a proxy this cannot be tried, so it is "" too."""
     parts = urlsplit(endpoint)
     host, port = parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
     if getproxies():

@@ -40,7 +40,7 @@ class Stream(Generic[T]):
         self._go(epoch=0, window=0, start=StreamPosition(), before=0, position=0)
 
     def _go(self, *, epoch: int, window: int, start: StreamPosition, before: int, position: int) -> None:
-        """Stand at a place; `before` counts the rows of the epoch's earlier windows."""
+        """Move to a place; `before` counts the rows of the epoch's earlier windows."""
         self._epoch, self._window, self._start = epoch, window, start
         self._before, self._position = before, position
         self._items: list[T] | None = None  # the window, once it is read
@@ -111,7 +111,7 @@ class Stream(Generic[T]):
         return taken
 
     def _turn(self, before: int) -> None:
-        """To the next window, or the next epoch."""
+        """Move to the next window, or the next epoch."""
         reader, end = self._reader, self._end
         if end is None:
             self._rows = before

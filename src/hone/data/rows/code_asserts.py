@@ -122,7 +122,7 @@ _Defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass(slots=True, kw_only=True)
 class _Reading:
-    """Follows what comes from the program through the statements that run."""
+    """Follows values of the program through the statements of its tests."""
 
     program: set[str]
     tree: ast.Module

@@ -1,4 +1,4 @@
-"""What a row is for, told by its columns, and the other ways of writing a row that are accepted and converted.
+"""Hone recognises the kind of a row by its columns, and converts rows that are written in other ways.
 
 Alpaca: instruction, input, output. ShareGPT: conversations of from and value. HH-RLHF: chosen and rejected
 transcripts of "\\n\\nHuman:" and "\\n\\nAssistant:" turns. Pairs of whole dialogues get a prompt (pairs.py).
@@ -22,7 +22,7 @@ class WrongColumns(HoneError):
 
 
 class RowKind(StrEnum):
-    """What a row is for, told by its columns."""
+    """What a row is for. Hone recognises it by the row's columns."""
 
     TEXT = "text"  # pre-training
     COMPLETION = "prompt, completion"  # SFT

@@ -42,7 +42,7 @@ class RowCounts:
         self.reasons += [reason] if len(self.reasons) < LISTED else []
 
     def words(self, limit: int) -> str:
-        """All that is worth saying: "" where every row is trained on as it was written."""
+        """What became of the rows, in words; "" where every row is trained on as it was written."""
         said = [f"{count_noun(n, 'row')} converted from {how}" for how, n in self.written.items()]
         said += [f"{n} {what}" for what, n in self.used.items()]
         said += [f"{count_noun(n, 'row')} left out ({why})" for why, n in self.left_out.items()]
@@ -82,7 +82,7 @@ class Grouper:
     first: str = ""  # where the kind was seen
 
     def ahead(self, rows: Sequence[Row]) -> None:
-        """Render the chats of rows that come next, together: one by one each would wait for another process."""
+        """Render the chats of the next rows in one request to the worker process, instead of one request each."""
         render_ahead(partial(self._group, row) for row in rows if has_chat(row))
 
     def _group(self, row: Row) -> tuple[RowKind, Group]:

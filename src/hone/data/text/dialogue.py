@@ -56,7 +56,7 @@ class Dialogue:
         return self.checked(end, render_chats([chat])[0][0])
 
     def request(self, *wanted: tuple[int | None, bool]) -> Chat:
-        """These renderings, (end, generation) each, to be asked for together."""
+        """What asks for these renderings, each (end, generation), in one request."""
         tokenizer = self.tokenizer
         tokens = {"bos_token": tokenizer.bos, "eos_token": tokenizer.eos, "pad_token": tokenizer.pad}
         names = {name: token for name, token in tokens.items() if token is not None} | {**tokenizer.settings}

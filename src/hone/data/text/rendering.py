@@ -35,11 +35,11 @@ Results = list[Result]  # one for each that is wanted
 
 
 class _Later(BaseException):
-    """In the place of a rendering, while those that will be asked for are only noted."""
+    """Raised in place of a rendering while `render_ahead` only notes which renderings will be asked for."""
 
 
 class _Ahead(threading.local):
-    """What this thread's next renderings will be."""
+    """The renderings that this thread has asked for ahead of their use."""
 
     noted: list[Chat] | None = None  # None: they are made, not noted
     made: dict[bytes, Results] | None = None
@@ -93,7 +93,7 @@ def _render_own(chat: Chat) -> Results:
 
 
 def _render_in_worker(chats: Sequence[Chat]) -> list[Results]:
-    """A chat that goes over its limit takes the worker with it: those after it are not rendered, but fail as it did."""
+    """A chat over its limit ends the worker. The chats after it are not rendered: each fails with the same error."""
     bounds = {"seconds": limits.SECONDS, "memory": limits.MEMORY}
     found = list[Results]()
     if len(chats) > 1:

@@ -33,7 +33,8 @@ def byte_of() -> dict[str, int]:
 class TokenTexts:
     """What each id adds to a text, and what stands between two of them: bytes and nothing, or words and a blank.
 
-    A third of the library's time, on one core: it reads an id as a Python object and makes a string of each token.
+    It takes a third of the library's time on one core: the library reads each id as a Python object and makes a string
+    of each token.
     """
 
     def __init__(self, pieces: Sequence[bytes] | Sequence[str], joint: bytes | str) -> None:

@@ -1,7 +1,7 @@
-"""What comes from outside is handled in one worker process with limits: started when it is first needed, then reused.
+"""One worker process with limits reads what strangers wrote. It is started when it is first needed, then reused.
 
-Any thread may ask; a forked child gets a worker of its own. What goes beyond its limit of processor time or memory
-raises OverLimit, the worker is replaced, and this process never held what was made there.
+Any thread may ask; a forked child gets a worker of its own. A request that exceeds its limit of processor time or
+memory raises OverLimit, and the worker is replaced. Its memory was never part of this process.
 """
 
 import atexit
@@ -23,19 +23,19 @@ from hone.data.text.worker_process import HEAD, MEMORY, NO_MEMORY, OK, RETIRED, 
 from hone.errors import HoneError
 
 PATIENCE = 600  # seconds until a worker that neither answers nor uses up its processor time is given up
-AGAIN = (-signal.SIGKILL, -signal.SIGTERM, RETIRED)  # how a worker ends that has not seen the request
-BLAME = (OSError, EOFError, ValueError, RecursionError)  # what a worker that has ended, or says nonsense, raises here
+RETRY = (-signal.SIGKILL, -signal.SIGTERM, RETIRED)  # exit codes of a worker that ended before it read the request
+BROKEN = (OSError, EOFError, ValueError, RecursionError)  # raised here where a worker has ended or answers nonsense
 IN_FLIGHT = 2  # requests
 # The parent's own path, for the worker reads no environment and no site files.
 _START = "import sys; sys.path[:] = {path!r}; from hone.data.text.worker_process import serve; serve({number})"
 
 
 class OverLimit(Exception):
-    """It would take more processor time or memory than it may; the message continues a sentence: "it takes ..."."""
+    """The request takes more processor time or memory than its limit. The message is a clause: "it takes ..."."""
 
 
 class Failed(Exception):
-    """The worker did as it was asked, and it failed for this reason."""
+    """The worker tried what it was asked, and this is why it failed."""
 
 
 class Worker:
@@ -51,7 +51,7 @@ class Worker:
         request = _framed(kind, argument, seconds, memory)
         with self._lock:
             code, answer = self._exchange(request)
-            if answer is None and code in AGAIN:
+            if answer is None and code in RETRY:
                 code, answer = self._exchange(request)
         if answer is None:
             raise _ended(code, seconds, memory)
@@ -63,12 +63,12 @@ class Worker:
         return value
 
     def ask_all(self, kind: str, arguments: Iterable[Any], *, seconds: float, memory: int) -> list[Any]:
-        """The same of each, the next request sent while one is at work; ends before the first that comes to nothing."""
+        """The answers to several requests, two under way at a time; only those before the first that fails."""
         with self._lock:
             answers = list[Any]()
             try:
                 self._pipe(answers, (_framed(kind, argument, seconds, memory) for argument in arguments))
-            except BLAME:
+            except BROKEN:
                 self._end_it()
             except BaseException:
                 self._end_it()
@@ -76,7 +76,7 @@ class Worker:
             return answers
 
     def _pipe(self, answers: list[Any], requests: Iterator[bytes]) -> None:
-        """Never blocked by a full socket while the worker is: what it has answered is read before more is sent."""
+        """Answers are read before more is sent: otherwise both ends could wait for each other at full sockets."""
         frames, waiting, out = self._started(), 0, next(requests, b"")
         while waiting or out:
             if frames.rest:
@@ -103,7 +103,7 @@ class Worker:
             frames = self._started()
             frames.end.sendall(request)
             return 0, _decoded(frames.next())
-        except BLAME:
+        except BROKEN:
             return self._end_it(), None
         except BaseException:  # its answer would be taken for that of the next request
             self._end_it()

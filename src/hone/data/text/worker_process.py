@@ -1,4 +1,4 @@
-"""The process that handles what strangers wrote: templates, regular expressions and tokenizer files, under limits.
+"""The process that reads what strangers wrote: templates, regular expressions and tokenizer files, under limits.
 
 The kernel holds the limits: memory by RLIMIT_AS, processor time by a timer whose signal ends the process, in the midst
 of C too. It imports no torch, so that it is up within a tenth of a second. Requests come as marshal, from the parent;
@@ -25,7 +25,7 @@ NO_MEMORY, RETIRED = 77, 78  # exit codes: not even the answer could be written;
 OK, FAILED, MEMORY = "ok", "failed", "memory"  # what became of a request
 SPENT = json.dumps([MEMORY])[:-1].encode()  # how an answer begins that ran out of memory
 SHOWN = 300  # characters of a reason
-Arm = Callable[[], None]  # starts the clock anew
+Arm = Callable[[], None]  # starts the timer anew
 
 
 def serve(number: int) -> NoReturn:
@@ -95,7 +95,7 @@ class Frames:
 
 
 def _answer(kind: str, argument: Any, seconds: float) -> bytes:
-    def arm() -> None:  # the clock only runs while the process does: nobody need stop it
+    def arm() -> None:  # it counts processor time, so that it need not be stopped while the process waits
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
     arm()

@@ -76,7 +76,7 @@ def _write(folder: Path, limits: Mapping[str, int | str]) -> None:
 
 
 def protections_of(home: CgroupParent | None, limits: SandboxLimits) -> list[Protection]:
-    """The protections that bound memory, processes and CPU together, or their replacements."""
+    """What bounds memory, processes and CPU: control groups, or what replaces them."""
     memory = Protection(
         name="memory and processes",
         how="rlimits, and a watch that sums the job's processes every 10 ms",

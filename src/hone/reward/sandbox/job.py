@@ -44,7 +44,7 @@ def run_job(descriptors: Sequence[int], conf: Mapping[str, Any]) -> NoReturn:
 
 
 def prepare_interpreter(path: Sequence[str]) -> None:
-    """The interpreter as a program expects it, though it was started bare."""
+    """Make the interpreter look as a program expects it: it was started without the site module."""
     sys.path[:] = path
     sys.argv[:] = ["program.py"]
     builtins.exit = builtins.quit = sys.exit  # what the site module would have added
@@ -52,7 +52,7 @@ def prepare_interpreter(path: Sequence[str]) -> None:
 
 
 def _take(descriptors: Sequence[int]) -> None:
-    """Make these the descriptors 0, 1, 2 and 3, and close all others. First move each out of the way of those four."""
+    """Make these the descriptors 0, 1, 2 and 3, and close all others. Each is first moved to a number above those."""
     if os.getsid(0) != os.getpid():
         os.setsid()
     away = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 16) for descriptor in descriptors]

@@ -85,7 +85,7 @@ class BackendOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protection:
-    """One thing that a program is kept from, and how."""
+    """One thing that a program cannot do or reach, and what prevents it."""
 
     name: str
     how: str

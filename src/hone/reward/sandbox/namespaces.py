@@ -146,7 +146,7 @@ def become(uid: int, gid: int) -> None:
 
 
 def forbid_new_rights() -> None:
-    """What holds for this process and all it will ever start: no way to gain a capability again."""
+    """Make sure that neither this process nor any that it starts can gain a capability again."""
     prctl(NO_NEW_PRIVS, 1)
     prctl(SECUREBITS, LOCKED_BITS)
     with contextlib.suppress(OSError):  # the first number past the last capability
@@ -155,7 +155,7 @@ def forbid_new_rights() -> None:
 
 
 def confine(wanted: Mapping[str, Any]) -> None:
-    """In the job's first process, in its own mount and pid namespace: fresh /tmp and /proc, limits, no rights."""
+    """Confine the job's first process, in its own mount and pid namespace: a new /tmp and /proc, limits, no rights."""
     if os.path.exists("/proc/self"):
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # when memory runs out it is the job that ends, not its slot

@@ -165,15 +165,17 @@ REMEDY = "open it as root, or allow user namespaces (sysctl user.max_user_namesp
 
 
 class _SlotQueue:
-    """Slots that are idle, the longest rested first; places for more, used before a slot that still prepares its
-    next job; who waits is served in order."""
+    """The idle slots, longest idle first, and how many more may be opened.
+
+    A new slot is opened rather than waiting for one that still prepares its next job. Threads that wait are served in
+    order."""
 
     def __init__(self, unopened: int) -> None:
         self._idle, self._unopened, self._lock = deque[Slot](), unopened, Lock()
         self._waiting = deque[SimpleQueue[Slot | None]]()
 
     def get(self, timeout: float | None = None) -> Slot | None:
-        """An idle slot, or None for a place where one may be opened."""
+        """An idle slot; None: the caller may open one."""
         with self._lock:
             if self._idle and (self._idle[0].prepared() or not self._unopened):
                 return self._idle.popleft()
@@ -188,7 +190,7 @@ class _SlotQueue:
             raise SandboxError("a program does not end: the machine may be overloaded; try again") from None
 
     def put(self, slot: Slot | None) -> None:
-        """Give a slot back, or the place of one that was ended."""
+        """Give a slot back; None: it was ended, and another may be opened."""
         with self._lock:
             if self._waiting:  # handed over, so that a thread that comes back at once does not push in front
                 self._waiting.popleft().put(slot)
@@ -240,7 +242,7 @@ class NativeSandbox:
         return slot
 
     def open_slot(self) -> Slot:
-        """A slot with its cgroup, not among the places: who opens it closes it."""
+        """A slot with its cgroup. It is not in the queue: whoever opens it closes it."""
         folders, limits = list[str](), self.wanted.limits
         if self.home is not None:
             processes = limits.processes + OWN_PROCESSES

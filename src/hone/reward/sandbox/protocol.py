@@ -136,7 +136,7 @@ class SandboxBackend(Protocol):
 
 
 def waiting_seconds(handle: int) -> float:
-    """Seconds in which a process was ready to run and others ran, of its first thread; 0 where the kernel is silent."""
+    """Seconds that the first thread of a process has waited for a processor; 0 where the kernel does not tell."""
     try:
         line = re.search(r"^Pid:\s*(\d+)$", Path(f"/proc/self/fdinfo/{handle}").read_text(), re.MULTILINE)
         return int(Path(f"/proc/{line.group(1)}/schedstat").read_text().split()[1]) / 1e9 if line else 0.0

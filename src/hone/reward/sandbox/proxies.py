@@ -242,7 +242,7 @@ class Proxy:
 
 
 def _as_awaited(found: Proxy) -> Any:
-    """Coroutines and asynchronous generators of the program as such: asyncio takes no others."""
+    """A coroutine or asynchronous generator where the program has one: asyncio accepts no proxy."""
 
     async def awaited() -> Any:
         return found._ask("await")

@@ -113,7 +113,7 @@ def _whole(response: http.client.HTTPResponse, until: float) -> bytes:
     while len(text) <= MAX_BODY and (part := response.read1(CHUNK)):
         text += part
         if time.monotonic() > until:
-            raise TimeoutError("it goes on and on")
+            raise TimeoutError("its answer does not end")
     return bytes(text)
 
 

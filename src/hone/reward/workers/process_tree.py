@@ -1,8 +1,8 @@
-"""A process with everything that it starts: bounded in memory, and ended to the last of them.
+"""A process with everything that it starts: its memory is bounded, and every one of them is ended with it.
 
 A control group bounds and ends them together where this user may make one. Elsewhere the process above them adopts the
-orphans among them (a subreaper, Linux), so that a daemon cannot leave; each has a limit of its own, and their sum is
-watched.
+orphans among them (a subreaper, Linux), so that no daemon escapes. Each has a limit of its own (RLIMIT_DATA), and the
+memory of all together is measured several times a second.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""Rewards in processes of their own: one that hangs is ended, and one that takes its interpreter down takes no other.
+"""Rewards in processes of their own: one that hangs is ended, and one that crashes harms no other process.
 
-Each has a limit of memory, and nothing that it starts outlives it (see `supervisor`).
+Each process has a limit of memory, and whatever it starts ends with it (see `supervisor`).
 
 Workers are forked when the pool is made, so functions need not be importable. Make the pool before there are threads,
 a GPU or large weights. Calls go out as pickles. Outcomes come back as JSON: nothing that a worker says may run here.
@@ -46,7 +46,7 @@ from hone.types import Outcome, Rollout
 
 MOST = 8  # workers, unless asked for more
 STARTS, TRIES = 20.0, 3  # seconds that a new process may take to come to life, and how many are tried
-ABANDONED = -1  # the number of a call that was given up
+ABANDONED = -1  # in place of a call's number: its answer is read and dropped
 Answer = tuple[float, bytes]  # what became of a call (see supervisor), and what the worker said, or how it died
 OnAnswer = Callable[[int, Answer], None]
 Supervisor = tuple[socket.socket, int]  # the connection, and the process
@@ -88,7 +88,7 @@ class WorkerPool:
     ) -> list[Answer]:
         """The answers in the calls' order, as many at a time as there are workers; each call has so many seconds.
 
-        on_answer: is given each one with its call's number when it comes; where it raises, the others are given up.
+        on_answer: called with each call's number and answer as it comes. If it raises, the other calls are abandoned.
         """
         answers, waiting = dict[int, Answer](), list(reversed(list(enumerate(calls))))
         with self._lock:
@@ -131,8 +131,8 @@ class WorkerPool:
 
 
 def _supervisor(run: Callable[[socket.socket], NoReturn]) -> Supervisor:
-    """One that has come to life. A child of a process with threads may not: Python 3.11 waits in it for a lock that one
-    of them held, and which nobody can let go."""
+    """A supervisor that has started. A child of a process with threads may hang instead: one of the threads may have
+    held a lock of Python's at the fork, and no thread of the child can release it."""
     for _ in range(TRIES):
         end, number = _forked(run)
         if select.select([end], [], [], STARTS)[0] and end.recv(1):
@@ -181,7 +181,7 @@ def _close(owner: int, supervisors: Iterable[Supervisor], bounds: Iterable[Bound
 class WorkerReward(Reward):
     """A reward whose function is called in a pool's worker, with so many seconds for each completion.
 
-    An async function gets as many completions a call as make each worker's share, and they wait together.
+    An async function gets a worker's whole share of the completions in one call, and waits for all of them at once.
     """
 
     pool: WorkerPool = field(kw_only=True)
@@ -283,7 +283,7 @@ def _plain(outcome: Outcome) -> dict[str, Any]:
 def in_workers(
     functions: Sequence[Callable[..., Any]], *, seconds: float | Sequence[float], workers: int = 0, memory: float = 0.0
 ) -> list[Reward]:
-    """The same rewards, called in the workers of one pool, which ends with the last of them.
+    """The same rewards, called in the workers of one pool. The pool ends when the last of them is deleted.
 
     seconds: for each completion, of all of them or of each. memory: GiB that a worker may take with all it starts; 0:
     its share of half the machine's memory.

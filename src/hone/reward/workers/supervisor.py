@@ -1,8 +1,8 @@
 """A supervisor: a process that runs no code of the user's, and has a worker that does.
 
-It ends a worker whose time is up and forks another from its own memory, which nothing has touched. What a worker
-answers is handed on as bytes, never read; when the other end of its connection closes, both are gone, with every
-process that the worker has started. A process that a call leaves behind without a parent is ended after that call.
+It ends a worker whose time is up and forks another from its own memory, which no reward has touched. It hands on a
+worker's answer as bytes and never reads it. When the other end of its connection closes, it ends itself, the worker,
+and every process that the worker has started. An orphan that a call leaves behind is ended after that call.
 """
 
 import os
@@ -44,11 +44,11 @@ _ours = weakref.WeakSet[socket.socket]()
 
 
 class Closed(Exception):
-    """The other end is gone."""
+    """The other end of the connection is closed."""
 
 
 def send(to: socket.socket, content: bytes, about: float) -> None:
-    """One message; Closed where nobody can read it."""
+    """Send one message; Closed where the other end is gone."""
     try:
         to.sendall(HEAD.pack(len(content), about) + content)
     except OSError as error:
@@ -56,7 +56,7 @@ def send(to: socket.socket, content: bytes, about: float) -> None:
 
 
 def receive(of: socket.socket) -> tuple[bytes, float]:
-    """The next message and the number that came with it; Closed at the end of all."""
+    """The next message and the number that came with it; Closed where the other end is gone."""
     length, about = HEAD.unpack(_receive_exactly(of, HEAD.size))
     if length > LARGEST:
         raise Closed
@@ -77,14 +77,14 @@ def _receive_exactly(of: socket.socket, size: int) -> bytes:
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """Two ends of a connection, the first of which is this process's alone."""
+    """Two ends of a connection. The first is for this process alone: its forked children close it."""
     ours, theirs = socket.socketpair()
     _ours.add(ours)
     return ours, theirs
 
 
 def _close_inherited_ends() -> None:
-    """A forked child that kept our ends would keep the processes behind them alive."""
+    """In a forked child: if it kept these ends open, the processes behind them would never see them close."""
     for end in list(_ours):
         end.close()
 
@@ -107,12 +107,12 @@ class _Worker:
         self.began_with = resident(self.number) + mapped_shared() if watched else 0
 
     def how_it_ended(self) -> str:
-        """How it ended, "" while it runs."""
+        """The exit code or signal with which it ended; "" while it runs."""
         number, status = os.waitpid(self.number, os.WNOHANG)
         return _described(status) if number else ""
 
     def kill(self) -> str:
-        """End it with all it started; how it had ended, if it had."""
+        """End it with all that it has started; returns the exit code or signal with which it ended."""
         for kill in (os.killpg, os.kill):
             with suppress(ProcessLookupError, PermissionError):  # it has no group yet, or none any more
                 kill(self.number, signal.SIGKILL)
@@ -122,14 +122,14 @@ class _Worker:
         return how
 
     def clear(self) -> None:
-        """End what it has left, once it is gone."""
+        """End what it has left running, once it has ended itself."""
         if self.bounds is not None:
             self.bounds.end()
             self.bounds.exceeded()  # those that were ended meanwhile are not the next one's fault
         end_below()
 
     def ended(self) -> bool:
-        """Whether it has, while a child of it may still hold its end of the connection."""
+        """Whether it has ended; a child of it may still hold its end of the connection open."""
         if not hasattr(os, "waitid"):  # macOS: it is found out when its time is up
             return False
         return os.waitid(os.P_PID, self.number, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -157,7 +157,7 @@ def _described(status: int) -> str:
 
 
 def _serve(work: Work, of: socket.socket, bounds: Bounds | None) -> NoReturn:
-    """Never returns: call after call."""
+    """Answer call after call. It never returns."""
     try:
         os.setsid()
         owner = os.getpid()
@@ -183,7 +183,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def supervise(work: Work, parent: socket.socket, bounds: Bounds | None = None) -> NoReturn:
-    """Never returns: hands calls on to a worker, and back its answer, or that it was too slow, or how it died."""
+    """Hand each call to a worker, and send back its answer, or how it failed. It never returns."""
     kept = list[_Worker]()  # one at most
     try:
         os.setsid()
@@ -207,7 +207,7 @@ def supervise(work: Work, parent: socket.socket, bounds: Bounds | None = None) -
 def _through(
     work: Work, parent: socket.socket, kept: list[_Worker], content: bytes, seconds: float, *, bounds: Bounds | None
 ) -> tuple[bytes, float]:
-    """One call: the answer, or how the worker died, and which of it."""
+    """One call: the answer, or the signal or exit code of the worker; and how the call ended."""
     if kept and kept[0].how_it_ended():  # between two calls
         worker = kept.pop()
         worker.end.close()
@@ -221,7 +221,7 @@ def _through(
 
 
 def _await_call(parent: socket.socket, kept: list[_Worker]) -> None:
-    """Meanwhile end what the last call has left: it may become an orphan some time after the answer."""
+    """Wait for a call. Meanwhile end orphans of the last one: some appear only after its answer."""
     wait = 0.0
     while not select.select([parent], [], [], wait)[0]:
         if kept and orphans(kept[0].number):
@@ -230,7 +230,7 @@ def _await_call(parent: socket.socket, kept: list[_Worker]) -> None:
 
 
 def _ask(worker: _Worker, content: bytes, parent: socket.socket, *, until: float) -> tuple[float, bytes]:
-    """(what became of it, the answer); Closed where the parent has gone meanwhile."""
+    """(how the call ended, the answer); Closed where the parent has ended meanwhile."""
     try:
         worker.end.settimeout(max(until - time.monotonic(), 0.001))
         send(worker.end, content, 0.0)
