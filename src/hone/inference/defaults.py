@@ -96,8 +96,9 @@ def too_short(truncated: float, settled: ResolvedSampling, *, context: int) -> s
     limit = settled.how.max_tokens
     if truncated <= MUCH:
         return ""
-    seen = f"{truncated:.0%} of the completions were cut off at {limit} tokens, and mostly score 0"
-    if limit >= context - 1:
-        return f"{seen}: the context of {context} has no room for more; does the model know where to stop?"
+    seen = f"{truncated:.0%} of the completions were cut off"
+    if limit >= context - 1:  # the prompt takes its part, so they are shorter than the limit
+        end = f"where the context of {context} tokens ends"
+        return f"{seen} {end}, and mostly score 0: does the model know where to stop?"
     more = min(2 * limit, context - 1)
-    return f"{seen}: set max_tokens={more} (--max-tokens {more})"
+    return f"{seen} at {limit} tokens, and mostly score 0: set max_tokens={more} (--max-tokens {more})"
