@@ -13,7 +13,7 @@ from hone.reward.score import Reward
 from hone.reward.verify import MAKERS, VERIFIERS
 from hone.reward.verify.answers import boxes
 from hone.reward.verify.choice import choice_reward, exact_reward, final_choice
-from hone.reward.verify.structure import format_reward, matches
+from hone.reward.verify.structure import format_reward, regex
 from hone.types import Rollout, Task
 
 GOOD = "<think>a</think><answer>b</answer>"
@@ -87,12 +87,12 @@ def test_the_format_is_exactly_one_regular_expression(pieces):
 
 
 def test_a_pattern_must_match_the_whole_completion():
-    reward = matches(r"[0-9]+\.[0-9]{2}")
+    reward = regex(r"[0-9]+\.[0-9]{2}")
     assert [reward(t) for t in ("1.25", "1.255", "x1.25", "1.25\n", "")] == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert matches("a.b")("a\nb") == 1.0
+    assert regex("a.b")("a\nb") == 1.0
     assert Reward(reward)([Rollout(tokens=[1], mask=[True], text="1.25")])[0].value == 1.0
     with pytest.raises(HoneError, match="not a regular expression"):
-        matches("(")
+        regex("(")
 
 
 def test_boxes_match_their_braces():

@@ -18,7 +18,7 @@ from hone.reward.score import Reward
 from hone.reward.verify import make_verifier
 from hone.reward.verify.choice import exact_reward
 from hone.reward.verify.compare import f1_reward, number, numeric
-from hone.reward.verify.structure import units
+from hone.reward.verify.structure import repetition_units
 from hone.types import Rollout, Task
 
 torch.set_num_threads(1)
@@ -98,9 +98,9 @@ def test_what_says_one_thing_for_ever_is_not_varied(text: str):
 def test_units_by_hand():
     # 你好 twice and a word: 你好 好你 你好 好ok -> one of four pairs came before
     assert value("repetition:2", "你好你好ok") == 0.75
-    assert units("我用Python写code。好\u3000吧") == ["我", "用", "Python", "写", "code", "。", "好", "吧"]
-    assert units("\\frac{1}{2} + x") == ["\\frac{1}{2}", "+", "x"]
-    assert [len(units("x" * n)) for n in (60, 61, 65)] == [1, 13, 13]
+    assert repetition_units("我用Python写code。好\u3000吧") == ["我", "用", "Python", "写", "code", "。", "好", "吧"]
+    assert repetition_units("\\frac{1}{2} + x") == ["\\frac{1}{2}", "+", "x"]
+    assert [len(repetition_units("x" * n)) for n in (60, 61, 65)] == [1, 13, 13]
 
 
 def test_a_pattern_may_look_like_a_function_of_a_file():

@@ -24,7 +24,7 @@ from hone.reward.learned.endpoint import Budget, Endpoint, NoAnswer
 from hone.reward.learned.judge import Ask, Judge, JudgeSettings, check_settings
 from hone.reward.learned.load import reward_model
 from hone.reward.score import Reward, RewardPart, RewardScorer, as_scorer, cached, combine, read_schedule
-from hone.reward.verify import HANGS, REMEMBERED, SECONDS, make_verifier
+from hone.reward.verify import CACHE_SIZES, CAN_HANG, SECONDS, make_verifier
 from hone.reward.verify.code.settings import CodeSettings, reward_arguments
 from hone.reward.verify.code.verdict import code_reward
 from hone.reward.workers.reward_worker import in_workers
@@ -92,7 +92,7 @@ def separate(recipe: Recipe) -> dict[str, Reward]:
         named = [spec] if isinstance(spec, str) else [name for name, weight in spec.items() if weight]
         named += [parts.held_out] if parts.held_out else []
         found = {name: f for name in dict.fromkeys(named) if (f := alone(name, asked=name in parts.timeout))}
-    quick = {name: min(SECONDS, train.reward_timeout) for name in found if name.partition(":")[0] in HANGS}
+    quick = {name: min(SECONDS, train.reward_timeout) for name in found if name.partition(":")[0] in CAN_HANG}
     each = {**quick, **parts.timeout}
     return in_processes(found, seconds=train.reward_timeout, each=each, memory=train.reward_memory)
 
@@ -144,7 +144,7 @@ def scorer(
 
 
 def _part(name: str, reward: RewardScorer, weight: float, how: PartsSpec) -> RewardPart:
-    size = how.cache.get(name, REMEMBERED.get(name.partition(":")[0], 0))
+    size = how.cache.get(name, CACHE_SIZES.get(name.partition(":")[0], 0))
     low, high = how.low.get(name, -math.inf), how.high.get(name, math.inf)
     schedule = read_schedule(how.schedule[name], name=name) if name in how.schedule else ()
     kept = cached(reward, size=size) if isinstance(reward, Reward) else reward

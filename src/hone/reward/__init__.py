@@ -10,7 +10,7 @@ processes. May import: types, errors, storage.textfile, log, data, algo.select, 
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # as typing has it, whose import would delay every process of the sandbox
+TYPE_CHECKING = False  # as in typing, whose import would delay every process of the sandbox
 if TYPE_CHECKING:
     from typing import Any
 
@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from hone.reward.verify.compare import numeric
     from hone.reward.verify.math.verdict import math_reward as math
     from hone.reward.verify.structure import format_reward as format
-    from hone.reward.verify.structure import grammar, language, length, overlong, schema, tags
-    from hone.reward.verify.structure import matches as regex
-    from hone.reward.verify.structure import varied as repetition
+    from hone.reward.verify.structure import grammar, language, length, overlong, regex, repetition, schema, tags
     from hone.types import Outcome, Task
 
-_HOME = {  # the module that defines a public name; a verifier is known to `verify` by its own
+_HOME = {  # the module that defines a public name; `verify` has the verifiers by name
     "Outcome": "hone.types",
     "Reward": "hone.reward.score",
     "RewardPart": "hone.reward.score",

@@ -18,11 +18,11 @@ from hone.reward.verify.structure import (
     grammar,
     language,
     length,
-    matches,
     overlong,
+    regex,
+    repetition,
     schema,
     tags,
-    varied,
 )
 
 VERIFIERS: dict[str, Callable[..., Any]] = {
@@ -34,30 +34,30 @@ VERIFIERS: dict[str, Callable[..., Any]] = {
     "f1": f1_reward,
     "gym": gym_reward,
 }
-# by the name before a colon: what makes a verifier of the text behind it
+# by the name before a colon: functions that make a verifier of the text after the colon
 MAKERS: dict[str, Callable[[str], Callable[..., Any]]] = {
-    "regex": matches,
+    "regex": regex,
     "tags": tags,
     "schema": schema,
     "grammar": grammar,
     "length": length,
     "overlong": overlong,
     "language": language,
-    "repetition": varied,
+    "repetition": repetition,
     "numeric": numeric,
     "code": code,
 }
-HANGS = {"regex", "schema", "grammar", "gym"}  # some text may keep these busy for ever
-SECONDS = 5.0  # they have for a completion, unless told otherwise
-REMEMBERED = {"math": 10_000, "code": 10_000, "judge": 10_000}  # outcomes, of what takes longer than to look up
+CAN_HANG = {"regex", "schema", "grammar", "gym"}  # some completions may keep these busy for ever
+SECONDS = 5.0  # the limit of those for a completion, unless set otherwise
+CACHE_SIZES = {"math": 10_000, "code": 10_000, "judge": 10_000}  # of rewards that take longer than a look into a cache
 
 
 def make_verifier(name: str) -> tuple[Callable[..., Any], bool]:
     """The verifier of this name, and whether it can hang, so that it belongs in a process of its own."""
     kind, _, setting = name.partition(":")
     if name in VERIFIERS:
-        return VERIFIERS[name], kind in HANGS
+        return VERIFIERS[name], kind in CAN_HANG
     if kind in MAKERS and setting:
-        return MAKERS[kind](setting), kind in HANGS
+        return MAKERS[kind](setting), kind in CAN_HANG
     listed = [*VERIFIERS, *(f"{known}:SETTING" for known in MAKERS)]
     raise HoneError(f"no verifier {name!r}: there are {', '.join(listed)}")

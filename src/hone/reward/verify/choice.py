@@ -1,8 +1,8 @@
 """Multiple choice (one letter A to J) and exact text.
 
 The strongest kind of place that appears is read: answer tag, then box, then "answer is" or "correct option:", then a
-completion that is nothing but a letter. One place must hold one letter: "A or B" in it is wrong. Several places must
-agree, or the later one must take the earlier one back in so many words: "The answer is A. Wait, the answer is B."
+completion that is only a letter. One place must hold one letter: "A or B" is wrong. Several places must agree, or words
+between them must take the earlier one back: "The answer is A. Wait, the answer is B."
 """
 
 import re
@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from hone.reward.outcome import as_task, invalid
 from hone.reward.verify.answers import (
-    HOPE,
+    HOPE_PHRASE,
     answer_tags,
     answer_text,
     is_denied,
@@ -27,7 +27,7 @@ MAX_ANSWER = 500
 MAX_PHRASES = 64  # the last ones
 
 _NAME = r"(?:(?:option|choice|answer)\s)?"
-_BARE = re.compile(rf"{_NAME}(?:\(([A-J])\)|\[([A-J])\]|([A-J]))[.):]?", re.IGNORECASE)
+_LETTER_ALONE = re.compile(rf"{_NAME}(?:\(([A-J])\)|\[([A-J])\]|([A-J]))[.):]?", re.IGNORECASE)
 _WITH_TEXT = re.compile(
     rf"{_NAME}(?:\(([A-J])\)[.:,]?|([A-J])(?:[.):,]|(?=\s\([^A-J)])|\s[-\u2013\u2014]))\s+(.*)", re.DOTALL
 )
@@ -59,12 +59,12 @@ Place = tuple[int, int, str | None]  # where it starts and ends, and the letter 
 
 
 def letter(text: str) -> str | None:
-    """The one letter a short text chooses: "B", "(b)", "B.", "**B**", "option B", "B) Paris"; else None."""
+    """The one letter that a short text chooses, as in "B", "(b)", "**B**", "option B", "B) Paris"; else None."""
     text = re.sub(r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}", r"\1", text[: MAX_ANSWER + 1])
     text = re.sub(r"\\[()\[\]]", "", text).replace("\\ ", " ").strip(_AROUND)
     if len(text) > MAX_ANSWER:
         return None
-    bare = _BARE.fullmatch(text)
+    bare = _LETTER_ALONE.fullmatch(text)
     if bare is not None:
         return next(group for group in bare.groups() if group).upper()
     named = _WITH_TEXT.fullmatch(text)
@@ -76,45 +76,45 @@ def letter(text: str) -> str | None:
 
 
 def final_choice(completion: str, prompt: object = "") -> str | None:
-    """The letter a completion settles on, or None where it settles on none or on several."""
+    """The letter that a completion chooses; None where it chooses none or several."""
     text = visible_text(spoken_text(completion, prompt))
-    for find in (_tags, _boxed, _phrases):
+    for find in (_from_tags, _from_boxes, _from_phrases):
         found = find(text)
         if found:
-            return _agreed(text, found)
+            return _last_letter(text, found)
     return letter(text) if len(text.strip()) <= MAX_ANSWER else None
 
 
-def _agreed(text: str, found: list[Place]) -> str | None:
-    """The letter of the last place, where every other one names it too or is taken back before the last."""
+def _last_letter(text: str, found: list[Place]) -> str | None:
+    """The last place's letter, if every place before it has the same letter or is taken back; else None."""
     for (_, end, chosen), (start, _, later) in pairwise(found):
         if chosen != later and not _RETRACTION.search(text[end:start]):
             return None
     return found[-1][2]
 
 
-def _tags(text: str) -> list[Place]:
+def _from_tags(text: str) -> list[Place]:
     insides = answer_tags(text)
     stated = [inside for inside in insides if not is_mention(text[inside])] or insides[-1:]
-    return [(inside.start, inside.stop, _tagged(text[inside])) for inside in stated]
+    return [(inside.start, inside.stop, _letter_of_tag(text[inside])) for inside in stated]
 
 
-def _tagged(text: str) -> str | None:
-    """The letter of a tag: its one box may have spaces and dollars around it."""
+def _letter_of_tag(text: str) -> str | None:
+    """The letter in a tag, also in a box with spaces and dollars around it."""
     held = outer_boxes(text[: MAX_ANSWER + 1])
     alone = len(held) == 1 and not (text[: held[0][0]] + text[held[0][1] :]).strip(" \n\t$.*")
-    return letter(held[0][2] if alone else _reduced(text))
+    return letter(held[0][2] if alone else _after_phrase(text))
 
 
-def _reduced(tagged: str) -> str:
-    """What a tag says after "the answer is", where nothing stands before that."""
+def _after_phrase(tagged: str) -> str:
+    """The text of a tag after "the answer is", if it begins with that; else all of it."""
     led = phrases(tagged[:MAX_ANSWER])
     if not led or not _LEAD.fullmatch(tagged[: led[0][0]]):
         return tagged
-    return _REASON.sub("", HOPE.sub("", tagged[led[0][1] :]))
+    return _REASON.sub("", HOPE_PHRASE.sub("", tagged[led[0][1] :]))
 
 
-def _boxed(text: str) -> list[Place]:
+def _from_boxes(text: str) -> list[Place]:
     held = outer_boxes(text)
     found = list[Place]()
     for start, end, content in [box for box in held if not is_mention(box[2])] or held[-1:]:
@@ -123,8 +123,8 @@ def _boxed(text: str) -> list[Place]:
     return found
 
 
-def _phrases(text: str) -> list[Place]:
-    """What each phrase leads to; one that leads to no letter is a remark, and counts only as the last."""
+def _from_phrases(text: str) -> list[Place]:
+    """The letter after each phrase. A phrase without a letter is a remark, and counts only as the last one."""
     led = sorted([*phrases(text), *(match.span() for match in _OPTION.finditer(text))])[-MAX_PHRASES:]
     found = list[Place]()
     for i, (lead, start) in enumerate(led):
@@ -134,7 +134,7 @@ def _phrases(text: str) -> list[Place]:
         if is_not_stated(text[max(0, lead - 200) : lead]):
             found += [(lead, start, None)] * last
             continue
-        stated = _REASON.sub("", HOPE.sub("", line)[: MAX_ANSWER + 1])
+        stated = _REASON.sub("", HOPE_PHRASE.sub("", line)[: MAX_ANSWER + 1])
         chosen = None if _NEXT_LINE.match(below) else letter(stated)
         if chosen is not None or last or re.match(r"\W*(?:option\s)?[A-J]\b", line):
             found.append((lead, start, chosen))
@@ -148,7 +148,7 @@ def choice_reward(completion: str, task: Task | str) -> Outcome:
     (1.0, 0.0)
     """
     task = as_task(task)
-    gold = _BARE.fullmatch((task.answer or "").strip())
+    gold = _LETTER_ALONE.fullmatch((task.answer or "").strip())
     if gold is None:
         return invalid(f"the gold answer {(task.answer or '')[:60]!r} is not a letter A to J")
     chosen = next(group for group in gold.groups() if group).upper()
@@ -156,7 +156,9 @@ def choice_reward(completion: str, task: Task | str) -> Outcome:
 
 
 def exact_reward(completion: str, task: Task | str) -> Outcome:
-    """1 where the answer tag, or without one all that is said, is the gold text up to outer whitespace, else 0.
+    """1 where the answer tag, or without one the text outside of thoughts, is the gold text, else 0.
+
+    White space around either does not count.
 
     >>> exact_reward("<think>easy</think><answer>yes</answer>", "yes").value, exact_reward("yes!", "yes").value
     (1.0, 0.0)

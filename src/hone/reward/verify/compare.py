@@ -1,6 +1,6 @@
-"""What a completion settles on, compared with the gold answer: by a number's distance, by words, or by reasoning-gym.
+"""Compares a completion's final answer with the gold one: by a number's distance, by words, or by reasoning-gym.
 
-Where several answers appear, the last one of the strongest kind counts: answer tag, box, "answer is", all that is said.
+Of several answers the last one of the strongest kind counts: answer tag, box, "answer is", text outside of thoughts.
 """
 
 import re
@@ -34,7 +34,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def final_answer(completion: str, prompt: object = "") -> str:
-    """The answer that a completion settles on."""
+    """The completion's last answer of the strongest kind."""
     text = spoken_text(completion, prompt)
     tagged = answer_tag(text)
     if tagged is not None:
@@ -47,7 +47,7 @@ def final_answer(completion: str, prompt: object = "") -> str:
 
 
 def final_number(completion: str, prompt: object = "") -> tuple[Fraction, str] | None:
-    """The number of the final answer. Behind "answer is" its sentence may go on, or another may follow on the line."""
+    """The number of the final answer. After "answer is", more words or sentences may follow on the line."""
     found, text = number(final_answer(completion, prompt)), spoken_text(completion, prompt)
     if found is not None or answer_tag(text) is not None or boxes(text) or not (led := phrases(text)):
         return found
@@ -57,7 +57,7 @@ def final_number(completion: str, prompt: object = "") -> tuple[Fraction, str] |
 
 
 def number(text: str) -> tuple[Fraction, str] | None:
-    """The one number that a text is, and its sign: 1,234.5, -3e-4, $2, 50% as 1/2, 1/3; None of anything else."""
+    """The number that a text is, and its sign: 1,234.5, -3e-4, $2, 50% as 1/2, 1/3; None for any other text."""
     found = amount(text)
     return found if found and found[1] in {"", *SIGNS} else None
 
@@ -89,18 +89,18 @@ def numeric(tolerance: str) -> Callable[[str, Task | str], Outcome]:
 
 
 def words(text: str) -> list[str]:
-    """Lower case, without punctuation and articles; of scripts written without spaces the characters.
+    """The words in lower case, without punctuation and articles; the characters of scripts without spaces.
 
     >>> words("The Eiffel-Tower, “Paris”!"), words("北京。")
     (['eiffeltower', 'paris'], ['北', '京'])
     """
-    whole = unicodedata.normalize("NFKC", text[:MAX_ANSWER]).lower()
-    plain = "".join(c for c in whole if c not in string.punctuation and unicodedata.category(c)[0] != "P")
+    lowered = unicodedata.normalize("NFKC", text[:MAX_ANSWER]).lower()
+    plain = "".join(c for c in lowered if c not in string.punctuation and unicodedata.category(c)[0] != "P")
     return WORD.findall(_ARTICLES.sub(" ", plain))
 
 
 def f1_reward(completion: str, task: Task | str) -> Outcome:
-    """2 p r / (p + r) of the words that the answer shares with the gold one, each as often as both have it (SQuAD).
+    """F1 = 2 p r / (p + r) over the words of the answer and of the gold one, with their counts (SQuAD).
 
     >>> f1_reward("<answer>the tower of Paris</answer>", "Eiffel tower").value
     0.4
@@ -127,20 +127,20 @@ def _gym_scorer(name: str) -> Any:
 
 
 def gym_reward(completion: str, task: Task) -> Outcome:
-    """The package's own mark, from 0 to 1, of the answer tag, or without one of all that is said.
+    """The package's own score, from 0 to 1, of the answer tag, or without one of the text outside of thoughts.
 
-    0 for an answer at which the package raises, if it can read the gold one: `prime_factorization` does so at words.
+    0 for an answer on which the package raises, if it reads the gold one: `prime_factorization` raises on words.
     """
     task = as_task(task)
     name, entry = task.extra.get("gym"), task.extra.get("metadata")
     if not isinstance(name, str) or entry is None:
         return invalid("the task is not of reasoning-gym: it has no columns gym and metadata")
     answer = answer_text(completion, task.prompt)[:MAX_GYM_ANSWER]
-    whole = {"question": task.extra.get("question", ""), "answer": task.answer, "metadata": entry}
-    mark = _gym_scorer(name)
+    row = {"question": task.extra.get("question", ""), "answer": task.answer, "metadata": entry}
+    score = _gym_scorer(name)
     try:
-        return Outcome(value=float(mark(answer, whole)))
+        return Outcome(value=float(score(answer, row)))
     except Exception:
-        if task.answer is None or mark(task.answer, whole) != 1:
+        if task.answer is None or score(task.answer, row) != 1:
             raise
         return Outcome(value=0.0)

@@ -1,6 +1,6 @@
-"""The form of a completion: tags, patterns, length, language, repetition, JSON by a schema, text by a grammar.
+"""Rewards for the form of a completion: tags, patterns, length, language, repetition, JSON Schema, grammars.
 
-A pattern, a schema or a grammar can take long, so verifiers made of them run in processes of their own.
+A pattern, a schema or a grammar can take very long, so these verifiers run in processes of their own.
 """
 
 import html
@@ -14,13 +14,13 @@ from typing import Any
 from hone.algo.select import overlong_penalty
 from hone.data.corpus.language import identify, languages
 from hone.errors import HoneError, not_utf8
-from hone.log.rollouts import repetition
+from hone.log.rollouts import repetition as repeated_share
 from hone.reward.verify.answers import MAX_COMPLETION, WORD, answer_text, spoken_text
 from hone.storage.textfile import read_text
 from hone.types import Rollout, Task
 
-MAX_WRAPPED = 3  # levels of markup around nothing
-_BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that show nothing
+MAX_WRAPPED = 3  # levels of nested markup without content
+_BLANKS = frozenset("\u115f\u1160\u2800\u3164\uffa0\U0001d159")  # letters and symbols that are invisible
 _BLANK_MARKUP = re.compile(
     r"<!--(?:(?!-->).)*(?:-->|$)|</?(?:br|hr|p)\s{0,3}/?>|<([a-z][a-z0-9]{0,9})(?:\s[^<>\n]{0,80})?>\s{0,20}</\1>"
     r"|\\(?:[hv]?phantom|[hv]space\*?)\s{0,3}\{[^{}]*\}|\\[a-z]{1,12}\s{0,3}\{\s{0,20}\}|\\(?:[,;:! ()\[\]]|\\)"
@@ -28,16 +28,16 @@ _BLANK_MARKUP = re.compile(
     r"|&(?:nbsp|shy|zwn?j|e[nm]sp|thinsp|#8203|#x200b|#160|#xa0);|\$\s*\$|\*\*\s*\*\*|\{\s*\}|^(?:```|~~~)\w*$",
     re.IGNORECASE | re.DOTALL | re.MULTILINE,
 )
-MAX_TEXT = 100_000  # characters: what is longer is refused, not cut
-SHALLOW = 20  # brackets, which any schema can be followed through
+MAX_TEXT = 100_000  # characters; longer text is refused, not cut
+MIN_DEEP_BRACKETS = 20  # brackets, which any schema can be followed through
 _FENCE = re.compile(r"```[a-zA-Z]{0,10}\n(.*?)```", re.DOTALL)
 _EXTRA = 'pip install "hone[verify]"'
 _TAG = re.compile(r"[A-Za-z][\w-]{0,40}")
-LONGEST, PIECE = 60, 5  # characters: of a word, and of the pieces that a longer one is cut into
+MAX_WORD, PIECE = 60, 5  # characters: of a word, and of the pieces that a longer one is cut into
 
 
-def _tagged(completion: str, names: Sequence[str]) -> list[str] | None:
-    """What each tag holds; None unless each opens and closes once, in this order, with only whitespace outside."""
+def _tag_contents(completion: str, names: Sequence[str]) -> list[str] | None:
+    """Each tag's content; None unless each opens and closes once, in this order, with only white space outside."""
     marks = [mark for name in names for mark in (f"<{name}>", f"</{name}>")]
     if any(completion.count(mark) != 1 for mark in marks):
         return None
@@ -60,14 +60,14 @@ def format_reward(completion: str, task: Task | None = None) -> float:
     """
     prompt = task.prompt if task else ""
     opened = isinstance(prompt, str) and prompt.rstrip().endswith("<think>") and "<think>" not in completion
-    held = _tagged("<think>" + completion if opened else completion, ("think", "answer"))
+    held = _tag_contents("<think>" + completion if opened else completion, ("think", "answer"))
     return float(held is not None and visible(held[1]))
 
 
-def matches(pattern: str) -> Callable[[str], float]:
+def regex(pattern: str) -> Callable[[str], float]:
     """A reward: 1 where the regular expression matches the whole completion (`.` matches line breaks too).
 
-    >>> matches("[0-9]+")("42"), matches("[0-9]+")("about 42")
+    >>> regex("[0-9]+")("42"), regex("[0-9]+")("about 42")
     (1.0, 0.0)
     """
     try:
@@ -82,7 +82,7 @@ def matches(pattern: str) -> Callable[[str], float]:
 
 
 def visible(text: str) -> bool:
-    """Whether a reader sees anything of it: invisible characters and markup around nothing do not count."""
+    """Whether a reader sees anything. Invisible characters and markup without content do not count."""
     left = "".join(c for c in text if c in "\n\t" or (unicodedata.category(c)[0] != "C" and c not in _BLANKS))
     for _ in range(MAX_WRAPPED):
         left = _BLANK_MARKUP.sub("", left)
@@ -101,13 +101,13 @@ def tags(names: str) -> Callable[[str], float]:
         raise HoneError(f"tags:{names} are no tags: write different names, as in tags:think,answer")
 
     def tags_in_order(completion: str) -> float:
-        return float(_tagged(completion, found) is not None)
+        return float(_tag_contents(completion, found) is not None)
 
     return tags_in_order
 
 
 def length(bounds: str) -> Callable[[Rollout], float]:
-    """A reward: 1 where the completion has LOW to HIGH tokens, else how far it is from that: n / LOW or HIGH / n.
+    """A reward: 1 where the completion has LOW to HIGH tokens, n / LOW if it is shorter, HIGH / n if it is longer.
 
     It counts the tokens of a rollout, which a run gives it; it cannot be called with text.
     """
@@ -147,7 +147,7 @@ def _integers(text: str, kind: str, example: str, between: str) -> list[int]:
 
 
 def language(code: str) -> Callable[[str], float]:
-    """A reward: the probability that what is said is in this language, 0 where another is likelier.
+    """A reward: the probability that the text outside of thoughts is in this language, 0 if another is likelier.
 
     >>> language("en")("Der Hund schläft unter dem Tisch.")
     0.0
@@ -163,23 +163,23 @@ def language(code: str) -> Callable[[str], float]:
     return language_reward
 
 
-def units(text: str) -> list[str]:
-    """Words; of scripts written without spaces the characters, and of an endless word pieces as long as a word.
+def repetition_units(text: str) -> list[str]:
+    """Words; the characters of scripts without spaces, and pieces of a word that is too long.
 
-    >>> units("so 你好!"), len(units("ha" * 50))
+    >>> repetition_units("so 你好!"), len(repetition_units("ha" * 50))
     (['so', '你', '好', '!'], 20)
     """
     found = list[str]()
     for match in WORD.finditer(text):
         word = match.group()
-        found += [word] if len(word) <= LONGEST else (word[i : i + PIECE] for i in range(0, len(word), PIECE))
+        found += [word] if len(word) <= MAX_WORD else (word[i : i + PIECE] for i in range(0, len(word), PIECE))
     return found
 
 
-def varied(n: str) -> Callable[[str], float]:
-    """A reward: the share of runs of N units that the completion did not have before; 1 for one without any.
+def repetition(n: str) -> Callable[[str], float]:
+    """A reward: the share of runs of N words that are not repeats of earlier ones; 1 for a completion without runs.
 
-    >>> varied("1")("one two one two"), varied("2")("one two three")
+    >>> repetition("1")("one two one two"), repetition("2")("one two three")
     (0.5, 1.0)
     """
     (size,) = _integers(n, "repetition", "repetition:4, in words", ",")
@@ -187,13 +187,13 @@ def varied(n: str) -> Callable[[str], float]:
         raise HoneError(f"repetition:{n}: write a number of words from 1 to 100, as in repetition:4")
 
     def repetition_reward(completion: str) -> float:
-        return 1.0 - repetition([units(completion[-MAX_COMPLETION:])], n=size)
+        return 1.0 - repeated_share([repetition_units(completion[-MAX_COMPLETION:])], n=size)
 
     return repetition_reward
 
 
-def document(completion: str) -> str:
-    """What is handed in: the answer tag, or without one all that is said; of either the last fenced block."""
+def submitted_text(completion: str) -> str:
+    """The answer tag, or without one the text outside of thoughts; if that has fenced blocks, the last of them."""
     whole = answer_text(completion)
     blocks = _FENCE.findall(whole)
     return blocks[-1].strip() if blocks else whole
@@ -208,12 +208,12 @@ def _read(path: str, kind: str) -> str:
         raise HoneError(f"{kind}:{path} cannot be read ({error}): give the path of a text file") from error
 
 
-def _constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object in which no name hides another: readers differ about which of two counts."""
+def _object_without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object without duplicate names: readers differ about which of two counts."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name stands twice in an object")
@@ -236,19 +236,19 @@ def schema(path: str) -> Callable[[str], float]:
         raise HoneError(
             f"schema:{path} is not a JSON Schema: {str(error).partition(chr(10))[0]}: correct it"
         ) from error
-    validator: Any = kind(rules, registry=REGISTRY)  # which fetches nothing
+    validator: Any = kind(rules, registry=REGISTRY)  # the registry fetches nothing
 
     def schema_reward(completion: str) -> float:
-        text = document(completion)
+        text = submitted_text(completion)
         if len(text) > MAX_TEXT:
             return 0.0
         try:
-            found = json.loads(text, parse_constant=_constant, object_pairs_hook=_once)
+            found = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object_without_duplicates)
             return float(validator.is_valid(found))
         except (ValueError, OverflowError):  # 1e999 is JSON, and infinite
             return 0.0
         except RecursionError:
-            if text.count("[") + text.count("{") < SHALLOW:  # the schema refers to itself without end
+            if text.count("[") + text.count("{") < MIN_DEEP_BRACKETS:  # the schema refers to itself without end
                 raise
             return 0.0
 
@@ -268,7 +268,7 @@ def grammar(path: str) -> Callable[[str], float]:
         raise HoneError(f"grammar:{path} is not a grammar of Lark: {first}: correct it") from error
 
     def grammar_reward(completion: str) -> float:
-        text = document(completion)
+        text = submitted_text(completion)
         if not text or len(text) > MAX_TEXT:
             return 0.0
         try:

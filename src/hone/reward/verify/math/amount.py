@@ -1,4 +1,4 @@
-r"""Plain amounts, read exactly and compared: a number with its unit. 5 km is 5000 m, and 5% is 0.05 and never 5."""
+r"""Amounts: numbers with units, read and compared exactly. 5 km is 5000 m, and 5% is 0.05 and never 5."""
 
 import re
 from fractions import Fraction
@@ -20,7 +20,7 @@ _NUMBER = re.compile(
     rf"|\s?\\frac\{{(?P<lt>[0-9]+)\}}\{{(?P<lb>[0-9]+)\}})"
     rf"|{_FRAC}|{_SLASH}|(?P<plain>{_DECIMAL}){_POWER}?)(?:(?P<percent>\s?%)|\s?(?P<after>[{_SIGNS}\u00a2]))?"
 )
-_PLAIN = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)\s*")  # which is what most answers are
+_PLAIN = re.compile(r"\s*([+-]?[0-9]+(?:\.[0-9]+)?)\s*")  # most answers are plain numbers
 _REPEATING = re.compile(
     r"(?<![0-9.])([0-9]{0,20})\.([0-9]{0,20})"
     r"(?:\\(?:overline|bar)\{([0-9]{1,20})\}|\\dot\{([0-9])\}|\(([0-9]{1,20})\))"
@@ -30,12 +30,12 @@ _SCALE |= {"trillion": 10**12, "dozen": 12}
 _UNITS = {"mm", "cm", "dm", "km", "kg", "mg", "ml", "mph", "kph", "hr", "hrs", "min", "sec", "ft", "lb", "lbs", "oz"}
 _UNITS |= {"deg", "rad", "kmph", "kmh"}
 _LETTERS = {"m", "g", "s", "h", "L", "N", "J", "W", "V", "K"}  # units of one letter, only after a space
-_BEFORE = """the a final answer is equals equal to total result value sum of it so thus therefore hence there are
+_WORDS_BEFORE = """the a final answer is equals equal to total result value sum of it so thus therefore hence there are
     he she they has have had"""
 _CODES = "usd eur gbp jpy cny rmb inr rs krw rub chf cad aud"  # of currencies, before the number: USD 5
 _PREPOSITIONS = "in of for per at on from to left each altogether total by with"  # a unit ends before these words
 # Words that change, multiply or deny the number before them, so that it is not the answer stated.
-_CHANGES = """or and not nor but is was are negative minus plus times over sqrt root pi log ln sin cos tan exp squared
+_CHANGING = """or and not nor but is was are negative minus plus times over sqrt root pi log ln sin cos tan exp squared
     cubed factorial divided multiplied mod power half halves third thirds quarter quarters fifth fifths double twice
     triple pairs pair score gross fewer less more below above except either neither between around almost nearly
     roughly about approximately least most wrong incorrect zero one two three four five six seven eight nine ten
@@ -47,18 +47,18 @@ _CHANGES = """or and not nor but is was are negative minus plus times over sqrt 
 _MULTIPLES = re.compile(
     r"(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|hundred|\w+teen|\w+ie|thousand|\w+illion)ths?|\w+(?:illions?|fold)"
 )
-_LEADING, CHANGING, _MAX_WORDS = frozenset(_BEFORE.split()), frozenset(_CHANGES.split()), 4
+_LEADING, CHANGING, _MAX_WORDS = frozenset(_WORDS_BEFORE.split()), frozenset(_CHANGING.split()), 4
 _CURRENCIES, _ENDS = frozenset(_CODES.split()), frozenset(_PREPOSITIONS.split())
 _WORD = re.compile(r"(?P<word>[A-Za-z]+(?:-[A-Za-z]+)*)(?:\^\{?[23]\}?)?(?:/[A-Za-z]+(?:\^\{?[23]\}?)?)?")
 _POWER_OF_UNIT = re.compile(r"\b(square|sq\.?|cubic|cu\.?) ([a-z]{2,})\b")
-_PER = re.compile(  # a unit over another
+_PER_UNIT = re.compile(  # a unit over another
     r"(?<=[0-9}\s])\s*(?:\\frac\{\s*([A-Za-z]+)\s*\}\{\s*([A-Za-z]+(?:\^\{?2\}?)?)\s*\}"
     r"|\b([A-Za-z]+)\s*(?:\\cdot)?\s+([A-Za-z]+)\s*\^\s?\{\s?-\s?([12])\s?\})$"
 )
 _PERCENT = re.compile(r"(?<=[0-9})\s])\s?(?:per\s?cent|percentage|pct\b\.?)(?!\s*points?)(?![a-z])", re.IGNORECASE)
 _COMPOUND = re.compile(r"([0-9]+) ?([a-z]{1,8})\.?(?:,| and|, and)? ([0-9]+) ?([a-z]{1,8})\.?", re.IGNORECASE)
 # 3,5 and 1.234,5 with what may stand around a number; 1,234 is none, for there a comma separates thousands
-_COMMA = re.compile(
+_DECIMAL_COMMA = re.compile(
     rf"(?P<before>[+-]?\s?(?:[{_SIGNS}]|[A-Z]{{3}} )?\s?)(?P<whole>[0-9]{{1,3}}(?:[. ][0-9]{{3}})+|[0-9]+),"
     rf"(?P<rest>[0-9]+)(?P<after>\s?[%{_SIGNS}\u00b0].*|\s.*|)"
 )
@@ -68,42 +68,43 @@ Amount = tuple[Fraction, str]  # the number, and its unit or ""
 
 @lru_cache(4096)
 def amount(text: str) -> Amount | None:
-    """The one number a short text states and the unit it has, "" for none; None where it is anything else."""
+    """The one number of a short text, and its unit or ""; None for any other text."""
     if len(text) > MAX_ANSWER:
         return None
     plain = _PLAIN.fullmatch(text)
     if plain is not None and len(text) < MAX_DIGITS:
         return Fraction(plain.group(1)), ""
-    text = _plain(text)
+    text = _simplify(text)
     if compound := _COMPOUND.fullmatch(text):
-        return _compound(compound)
+        return _compound_amount(compound)
     position, value, words = 0, None, list[str]()
     while 0 <= position < len(text):
         match = _NUMBER.match(text, position)
         if text[position].isspace():
             position += 1
         elif match is None:
-            start, position = position, _after_word(text, position, leading=value is None)
+            start, position = position, _skip_word(text, position, leading=value is None)
             word = text[start:position].strip(" .,;:?\n")
             words += [word] if value is not None or word.lower() in _CURRENCIES else []
         elif value is not None or (value := _value(match)) is None:
             return None
         else:
             words += [unit for name in ("currency", "percent", "after") if (unit := (match.group(name) or "").strip())]
-            position, value = _after_number(text, match.end(), value)
-    if value is None or position < 0 or len(words) > _MAX_WORDS or _priced_measure(words):
+            position, value = _skip_number(text, match.end(), value)
+    if value is None or position < 0 or len(words) > _MAX_WORDS or _is_price_of_measure(words):
         return None
     return value, _unit(words)
 
 
 def decimal_comma(text: str) -> str | None:
-    """`3,5 cm` and `1.234,5` with a point, `1,00,000` as India writes it without commas; None of anything else.
+    """`3,5 cm` and `1.234,5` with a decimal point, India's `1,00,000` without commas; None for anything else.
 
-    A comma that can separate thousands does, as in 1,234; only a leading zero or other than three digits rule it out.
+    A comma that can separate thousands does so, as in 1,234. A leading zero rules that out, and so do more or fewer
+    than three digits after the comma.
     """
     if (indian := _INDIAN.fullmatch(text)) is not None:
         return indian.group(1) + indian.group(2).replace(",", "") + indian.group(3)
-    found = _COMMA.fullmatch(text)
+    found = _DECIMAL_COMMA.fullmatch(text)
     if found is None or "," in found.group("after"):
         return None
     whole, rest = found.group("whole"), found.group("rest")
@@ -112,7 +113,7 @@ def decimal_comma(text: str) -> str | None:
     return f"{found.group('before')}{re.sub('[. ]', '', whole)}.{rest}{found.group('after')}"
 
 
-def _compound(found: re.Match[str]) -> Amount | None:
+def _compound_amount(found: re.Match[str]) -> Amount | None:
     """`2 hours 30 minutes` and `5 ft 6 in` as an amount of the first unit."""
     large, first, small, second = found.groups()
     left, right = unit_sizes(first), unit_sizes(second)
@@ -122,7 +123,7 @@ def _compound(found: re.Match[str]) -> Amount | None:
     return None
 
 
-def _priced_measure(words: list[str]) -> bool:
+def _is_price_of_measure(words: list[str]) -> bool:
     """Whether another unit follows a currency's sign directly, as in `$5cm`."""
     sign, word = (*words, "", "")[:2]
     other = unit_sizes(word) if sign and sign[-1] in _SIGNS and word != "in" else {}
@@ -130,7 +131,7 @@ def _priced_measure(words: list[str]) -> bool:
 
 
 def _unit(words: list[str]) -> str:
-    """The first word that is a known unit, else the last one of those that say what is counted."""
+    """The first known unit among the words, else the last word of what is counted."""
     if PERCENT in words:
         return PERCENT
     known = [word for word in words if unit_sizes(word) and (word != "in" or word == words[-1])]
@@ -138,8 +139,8 @@ def _unit(words: list[str]) -> str:
     return known[0] if known else words[end - 1] if end else ""
 
 
-def _plain(text: str) -> str:
-    """LaTeX and typography to the characters the patterns know; nothing here joins two numbers into one."""
+def _simplify(text: str) -> str:
+    """The text with LaTeX and typography as characters that the patterns know. Two numbers are never joined."""
     text = re.sub(r"\{,\}(?=[0-9]{3}(?![0-9]))", ",", characters(text)).replace("{,}", ".")
     for old, new in ((r"\dfrac", r"\frac"), (r"\tfrac", r"\frac"), (r"\%", "%"), (r"\$", "$"), (r"\!", "")):
         text = text.replace(old, new)
@@ -149,10 +150,10 @@ def _plain(text: str) -> str:
         r"\u00b0\s?(?:C\b|[Cc]elsius)", " celsius ", re.sub(r"\u00b0\s?(?:F\b|[Ff]ahrenheit)", " fahrenheit ", text)
     )
     text = re.sub(r"\bdegrees? (?=celsius|fahrenheit)", "", text.replace("\u00b0", " degrees "), flags=re.IGNORECASE)
-    text = _PER.sub(_over, _PERCENT.sub("%", text).rstrip()) if "{" in text else _PERCENT.sub("%", text)
+    text = _PER_UNIT.sub(_unit_quotient, _PERCENT.sub("%", text).rstrip()) if "{" in text else _PERCENT.sub("%", text)
     text = re.sub(r"(?:\\q?quad\s*|\s)\(([A-Za-z ]+)\)\s*$|\\q?quad\s*(?=[A-Za-z]|$)", r" \1", text)  # 5 (apples)
-    text = re.sub(r"\b([A-Za-z]{2,}) per ([a-z]{2,})\b", r"\1/\2", _POWER_OF_UNIT.sub(_raised, text))
-    text = re.sub(r"\s*\\div\s*", "/", _REPEATING.sub(_repeated, re.sub(r"\\[,;: ]", " ", text)))
+    text = re.sub(r"\b([A-Za-z]{2,}) per ([a-z]{2,})\b", r"\1/\2", _POWER_OF_UNIT.sub(_unit_power, text))
+    text = re.sub(r"\s*\\div\s*", "/", _REPEATING.sub(_repeating_decimal, re.sub(r"\\[,;: ]", " ", text)))
     text = text.strip().strip("*").strip()
     text = re.sub(r"^[A-Za-z]\s?=\s?", "", without_delimiters(text))
     text = re.sub(r"\{\s?\(([^(){}]*)\)\s?\}", r"{\1}", re.sub(r"^([+-])\s", r"\1", text))
@@ -160,20 +161,20 @@ def _plain(text: str) -> str:
     return re.sub(rf"^([+-]?[{_SIGNS}])\s", r"\1", re.sub(rf"^([{_SIGNS}])([+-])", r"\2\1", text))
 
 
-def _over(match: re.Match[str]) -> str:
-    r"""`\frac{km}{h}` and `km h^{-1}` as `km/h`, where both are units that are known."""
+def _unit_quotient(match: re.Match[str]) -> str:
+    r"""`\frac{km}{h}` and `km h^{-1}` as `km/h`, if both units are known."""
     top, bottom, first, second, power = match.groups()
     unit = f"{top}/{bottom}" if top else f"{first}/{second}{'^2' if power == '2' else ''}"
     return f" {unit}" if unit_sizes(unit) else match.group()
 
 
-def _raised(match: re.Match[str]) -> str:
-    """`square feet` as `feet^2`, where it is a unit that is known."""
+def _unit_power(match: re.Match[str]) -> str:
+    """`square feet` as `feet^2`, if the unit is known."""
     power = 2 if match.group(1)[0] == "s" else 3
     return f"{match.group(2)}^{power}" if unit_sizes(match.group(2)) else match.group()
 
 
-def _repeated(match: re.Match[str]) -> str:
+def _repeating_decimal(match: re.Match[str]) -> str:
     r"""`0.1\overline{6}` as a quotient."""
     whole, start, *ways = (match.group(i) or "" for i in range(1, 6))
     again = "".join(ways)
@@ -181,8 +182,8 @@ def _repeated(match: re.Match[str]) -> str:
     return f"{digits * nines + int(again)}/{nines * 10 ** len(start)}"
 
 
-def _after_number(text: str, end: int, value: Fraction) -> tuple[int, Fraction]:
-    """Where reading goes on after a number, and its value scaled by a word such as "million"; -1: not a number."""
+def _skip_number(text: str, end: int, value: Fraction) -> tuple[int, Fraction]:
+    """The position after a number, and its value scaled by a word such as "million"; position -1: not a number."""
     unit = re.compile(r"[A-Za-z]+").match(text, end)
     if unit is not None and unit.group() not in _UNITS:
         return -1, value  # "2x", "3i", "5e": algebra, not a unit
@@ -194,29 +195,29 @@ def _after_number(text: str, end: int, value: Fraction) -> tuple[int, Fraction]:
     return (end + 1 if unit is None and text[end : end + 1].strip() else end), value
 
 
-def _after_word(text: str, position: int, *, leading: bool) -> int:
-    """Where a word that leads to the number ends, or a unit after it. -1 if the word could change the number."""
+def _skip_word(text: str, position: int, *, leading: bool) -> int:
+    """The position after a word before the number, or a unit after it; -1 if the word could change the number."""
     match = _WORD.match(text, position)
     if match is None:
         return -1
     word = match.group("word")
     lower = word.lower()
-    unit = word in _LETTERS if len(word) == 1 else not any(map(_changes, lower.split("-")))
+    unit = word in _LETTERS if len(word) == 1 else not any(map(_changes_number, lower.split("-")))
     if not (lower in _LEADING or lower in _CURRENCIES if leading else unit):
         return -1
     tail = re.compile(r"[.,;:?]?(?:\s|$)").match(text, match.end())
     return -1 if tail is None else tail.end()
 
 
-def _changes(word: str) -> bool:
-    """Whether the word makes another number of the one before it, or denies it."""
+def _changes_number(word: str) -> bool:
+    """Whether the word changes the number before it, or denies it."""
     if word in CHANGING or word in _SCALE:
         return True
     return _MULTIPLES.fullmatch(word) is not None or NUMERAL.fullmatch(word) is not None
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    """The number matched, or None beyond the caps on digits and exponent or with a zero denominator."""
+    """The matched number; None for too many digits, too large an exponent or a zero denominator."""
     part = {name: text.replace(",", "").strip("()") for name, text in match.groupdict().items() if text is not None}
     if sum(c.isdigit() for c in match.group()) > MAX_DIGITS:
         return None
@@ -229,8 +230,8 @@ def _value(match: re.Match[str]) -> Fraction | None:
     return value * (-1 if part["sign"] == "-" else 1) / (100 if "percent" in part else 1)
 
 
-PERCENT = "%"  # of an amount whose value is already divided by 100
-# What is measured, then names with their size in the first unit of the kind. A name may be in several lines.
+PERCENT = "%"  # the unit of a percentage, whose value is divided by 100 already
+# Each line: the kind of quantity, then names of units with their size. A name may be in several lines.
 _TABLE = """
     length mm 1/1000 millimeter 1/1000 cm 1/100 centimeter 1/100 dm 1/10 m 1 meter 1 km 1000 kilometer 1000
     length in 127/5000 inch 127/5000 ft 381/1250 foot 381/1250 yd 1143/1250 yard 1143/1250 mi 201168/125 mile 201168/125
@@ -278,7 +279,7 @@ def singular(word: str) -> str:
 
 
 def unit_sizes(unit: str) -> dict[str, Fraction]:
-    """What a unit such as `km/h` or `cm^2` may measure, and its size in the first unit of that kind; {} if unknown."""
+    """The kinds of quantity that a unit such as `km/h` may measure, with its size in each; {} if unknown."""
     found = {"": Fraction(1)}
     for i, part in enumerate(unit.split("/")):
         name, _, power = part.partition("^")
@@ -296,8 +297,8 @@ def unit_sizes(unit: str) -> dict[str, Fraction]:
 def same_amount(value: Fraction, unit: str, other: Fraction, other_unit: str) -> bool:
     """Whether the answer, the second amount, is the gold one.
 
-    A unit that only one of them has is set aside. The percent sign is not: 5% is 0.05, and never 5. Only the answer may
-    leave it out where the gold one has it. Units that are not known must be the same word.
+    A unit that only one of them has is ignored. The percent sign is not: 5% is 0.05, and never 5. Only the answer may
+    leave it out. Unknown units must be the same word.
     """
     if PERCENT in (unit, other_unit):
         if unit != PERCENT:
@@ -312,7 +313,7 @@ def same_amount(value: Fraction, unit: str, other: Fraction, other_unit: str) ->
 
 
 def unit_ratio(unit: str, other: str) -> Fraction:
-    """How many of the first unit the other one is; 0 where they measure different things, or are different words."""
+    """The size of the other unit in the first one; 0 for units of different kinds or different unknown words."""
     first, second = unit_sizes(unit), unit_sizes(other)
     if not first and not second:
         return Fraction(singular(unit) == singular(other))

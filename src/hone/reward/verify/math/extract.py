@@ -1,15 +1,15 @@
-r"""Where a completion states its final answer, and what counts when it does so several times.
+r"""Finds the final answers that a completion states.
 
-Only what is said aloud and shown is read. The strongest kind of place that appears is used and the others are not read:
-answer tag, then `\boxed{..}` (of nested ones the outermost), then `{"answer": ..}`, then `####`, then "answer is" or
-"answer:". Every place of that kind states an answer, and all of them have to be right: whoever names two answers has
-named none. What the words beside a place deny is no answer; where nothing else is left, nothing was answered.
+Only text outside of thoughts that a reader sees counts. The strongest kind of place that appears is used, and the
+others are not read: answer tag, then `\boxed{..}` (of nested ones the outermost), then `{"answer": ..}`, then `####`,
+then "answer is" or "answer:". Every place of that kind states an answer, and all of them must be right. A place that
+the words beside it deny states no answer; if only such places are left, there is none.
 """
 
 import re
 
 from hone.reward.verify.answers import (
-    HOPE,
+    HOPE_PHRASE,
     NUMERAL,
     answer_tags,
     harmless,
@@ -26,10 +26,10 @@ from hone.reward.verify.math.amount import amount, unit_sizes
 from hone.reward.verify.math.expression import LABEL
 from hone.reward.verify.math.normalise import MARK
 
-MAX_PLACES = 4  # distinct answers; with more nothing is accepted
-MAX_PHRASES = 16  # the last ones
+MAX_PLACES = 4  # distinct answers; more of them are never accepted
+MAX_PHRASES = 16  # phrases that are read, from the end
 MAX_ANSWER = 1000  # characters of one answer
-DENIED = "(denied)"  # stands for an answer that was taken back: it is an answer, and never right
+DENIED = "(denied)"  # in place of an answer that was taken back: it is never right
 MAX_WORDS = 25  # of a sentence that states one number
 
 _INVISIBLE = "\u00ad\u180e\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
@@ -47,7 +47,7 @@ _MATHS = re.compile(
     r"\$\$((?:\\.|[^$\\])+)\$\$|\$((?:\\.|[^$\\\n])+)\$(?![0-9])|\\\(((?:(?!\\\)).)+)\\\)|\\\[((?:(?!\\\]).)+)\\\]",
     re.DOTALL,
 )
-_FILLER = re.compile(
+_FILLER_WORDS = re.compile(
     r"(?:[\s*_:,]|\.{3}|\u2026|```\w{0,12}\n|not (?:\$[^$\n]{1,40}\$|[^\s,]{1,40}),? but (?:rather )?"
     r"|(?:therefore|thus|then|hence|simply|just|exactly|indeed|clearly|equal to|given by)\b)+",
     re.I,
@@ -78,7 +78,7 @@ _QUOTED = re.compile(r"\"([^\"]+)\"\.?|'([^']+)'\.?|[\u201c\u2018]([^\u201d\u201
 
 
 def places(completion: str, prompt: object = "") -> list[str]:
-    """The distinct answers that the completion states in places of the strongest kind, in order."""
+    """The distinct answers in places of the strongest kind, in order."""
     text = visible_text(spoken_text(completion, prompt))
     text = text if text.isascii() else _UNSEEN.sub("", text)
     if not text.isascii() or any(mark in text for mark in ("square", r"\Box", r"\checkmark", r"\qed")):
@@ -86,8 +86,8 @@ def places(completion: str, prompt: object = "") -> list[str]:
     text = _LABEL.sub(r"\2: \1", text) if r"\text" in text else text
     text = _CALCULATION.sub("", text) if "<<" in text else text
     outside = without_fences(text)
-    views = (outside,) if outside == text else (outside, text)  # what stands in a fence counts if nothing else does
-    for kind in ((_tags,), (_boxed,), (_json,), (_hashes, _phrases)):
+    views = (outside,) if outside == text else (outside, text)  # fenced text counts if nothing else does
+    for kind in ((_from_tags,), (_from_boxes,), (_from_json,), (_from_hashes, _from_phrases)):
         found = [find(view) for view in views for find in kind]
         if any(found):
             stated = [answers for answers in found if any(answer.strip() for answer in answers)]
@@ -102,17 +102,17 @@ def final_answer(completion: str, prompt: object = "") -> str | None:
 
 
 def _without_mentions(found: list[str]) -> list[str]:
-    """Without the empty places of a prompt that is repeated before the answer."""
+    """The answers without empty places before them, which repeat the prompt."""
     blank = [is_mention(answer) for answer in found]
     return [answer for i, answer in enumerate(found) if not blank[i] or all(blank[i:])]
 
 
-def _tags(text: str) -> list[str]:
-    return [_settled(_untagged(text[inside])) for inside in answer_tags(text)]
+def _from_tags(text: str) -> list[str]:
+    return [_answer_in_place(_innermost_tag(text[inside])) for inside in answer_tags(text)]
 
 
-def _untagged(tagged: str) -> str:
-    """A tag that holds nothing but a tag is that tag."""
+def _innermost_tag(tagged: str) -> str:
+    """The content of the innermost tag, where each outer one holds nothing but a tag."""
     for _ in range(3):
         inner = tagged.strip()
         found = answer_tags(inner) if inner.startswith("<") and inner.endswith(">") else []
@@ -122,8 +122,8 @@ def _untagged(tagged: str) -> str:
     return tagged
 
 
-def _settled(text: str) -> str:
-    """What a place settles on that should hold nothing but an answer: a box or a formula may stand among words."""
+def _answer_in_place(text: str) -> str:
+    """The answer of a place that should hold nothing else: a box, formula or number may stand among words."""
     if len(text) > 2 * MAX_ANSWER:
         return text
     outer = outer_boxes(text)
@@ -132,23 +132,23 @@ def _settled(text: str) -> str:
         if len(outer) > 1:
             return text
         taken_back = is_denied(text, start, end) or _NEXT_VALUE.match(text[end:])
-        if not taken_back and harmless(_clause(text[:start]), _sentence(text[end:])):
+        if not taken_back and harmless(_last_clause(text[:start]), _first_sentence(text[end:])):
             return _with_unit(content, text[end:])
         return f"{text[:start]} {content} {text[end:]}"
     led = phrases(text)
     if led and harmless(text[: led[0][0]], ""):
-        found = _phrases(text)
+        found = _from_phrases(text)
         return found[0] if len(found) == 1 else text
-    return _among_words(_undelimited(_plain(text)))
+    return _value_in_sentence(_without_delimiters(_without_markup(text)))
 
 
-def _clause(before: str) -> str:
-    r"""What the answer's own clause says before it: no earlier sentence, and nothing of `2+3=`, which leads to it."""
+def _last_clause(before: str) -> str:
+    r"""The words before an answer in its own clause. "" where an expression such as `2+3=` leads to it."""
     clause = _EARLIER.split(before)[-1]
     return "" if re.search(r"=[\s$({\[\\]*$", clause) else clause
 
 
-def _boxed(text: str) -> list[str]:
+def _from_boxes(text: str) -> list[str]:
     if "box" not in text:
         return []
     kept = list[str]()
@@ -163,7 +163,7 @@ def _boxed(text: str) -> list[str]:
 
 
 def _with_unit(content: str, after: str) -> str:
-    r"""An answer with the unit that stands after its box: "5 cm" of `\boxed{5} cm`; a percent sign is set aside."""
+    r"""An answer with the unit after its box: "5 cm" for `\boxed{5} cm`. A percent sign is left out."""
     found = _UNIT.match(after)
     if found is None:
         return content
@@ -175,8 +175,8 @@ def _with_unit(content: str, after: str) -> str:
     return content if number is not None and number[1] else f"{content} {unit}"
 
 
-def _json(text: str) -> list[str]:
-    """The number or text behind the key "answer" of a JSON object; any other value is no answer."""
+def _from_json(text: str) -> list[str]:
+    """The numbers or texts under the key "answer" of JSON objects; DENIED where one holds another value."""
     keys = len(_KEY.findall(text)) if '"' in text else 0
     found = list[str]()
     for match in _KEY_VALUE.finditer(text) if keys else ():
@@ -188,20 +188,20 @@ def _json(text: str) -> list[str]:
     return found if len(found) == keys else [DENIED]
 
 
-def _hashes(text: str) -> list[str]:
-    """What follows `####` on its line. A line that begins with a word is a heading: it counts if nothing else does."""
+def _from_hashes(text: str) -> list[str]:
+    """The text after `####` on its line. A line that begins with a word is a heading: it counts if alone."""
     pieces = text.split("####")[1:]
     if not pieces:
         return []
     lines = list(dict.fromkeys(piece.partition("\n")[0] for piece in pieces))
-    found = [_undelimited(_sentence(line)) for line in lines if not _HEADING.match(line)]
+    found = [_without_delimiters(_first_sentence(line)) for line in lines if not _HEADING.match(line)]
     if found and _NEXT_VALUE.match(pieces[-1].partition("\n")[2][:200]):  # one guess after another
         return [DENIED]
     return found if found or phrases(text) else lines[-1:]
 
 
-def _phrases(text: str) -> list[str]:
-    """What each "answer is" leads to. Prose without a value is a remark: the last one counts if nothing else does."""
+def _from_phrases(text: str) -> list[str]:
+    """The answer after each "answer is". Prose without a value is a remark: the last one counts if alone."""
     led = phrases(text)[-MAX_PHRASES:]
     ends = [*(start for start, _ in led[1:]), len(text)]
     found, remarks = list[str](), list[str]()
@@ -215,7 +215,7 @@ def _phrases(text: str) -> list[str]:
 
 
 def _is_value(stated: str) -> bool:
-    """Whether it has a number or LaTeX and is not a sentence about one."""
+    """Whether it is a number or LaTeX with few words, and not a sentence."""
     value = re.search(r"[0-9\\]", stated) or NUMERAL.search(stated)
     if value is None:
         return False
@@ -224,25 +224,25 @@ def _is_value(stated: str) -> bool:
 
 
 def stated_answer(text: str) -> tuple[str, bool]:
-    """What a phrase leads to, a formula or the rest of its sentence; and whether it is taken back or one of many."""
-    filler = _FILLER.match(text)
-    text = HOPE.sub("", text[filler.end() :] if filler else text)
+    """The formula or sentence after a phrase; and whether it is taken back or another answer follows."""
+    filler = _FILLER_WORDS.match(text)
+    text = HOPE_PHRASE.sub("", text[filler.end() :] if filler else text)
     maths = _formula(text)
     if maths is None:
-        sentence = _sentence(text.partition("\n")[0])
-        stated, end = _among_words(_plain(sentence)), len(sentence)
+        sentence = _first_sentence(text.partition("\n")[0])
+        stated, end = _value_in_sentence(_without_markup(sentence)), len(sentence)
     else:
         content, end = maths
         rest = text[end:].partition("\n")[0]
-        cut = _sentence(rest)
+        cut = _first_sentence(rest)
         alone = harmless("", cut) and not NUMERAL.search(cut)
-        stated = _measured(content, cut) if alone else text[:end] + cut
+        stated = _formula_with_unit(content, cut) if alone else text[:end] + cut
         end = end if alone else end + len(cut)  # a list goes on after its first formula
     return stated, is_denied(text, 0, end) or _NEXT_VALUE.match(text[end : end + 200]) is not None
 
 
 def _formula(text: str) -> tuple[str, int] | None:
-    """The content and the end of a formula that the text begins with; "$5 and $" is money and none."""
+    """The content and the end of a formula that the text begins with; None for money such as "$5 and $"."""
     found = _MATHS.match(text)
     content = next((group for group in found.groups() if group is not None), "") if found else ""
     if found is None or (content[-1].isspace() and not content[0].isspace()):
@@ -250,25 +250,25 @@ def _formula(text: str) -> tuple[str, int] | None:
     return content, found.end()
 
 
-def _undelimited(text: str) -> str:
-    """The content of a formula that is all of the text, else the text."""
+def _without_delimiters(text: str) -> str:
+    """The content of a text that is one formula, else the text."""
     formula = _formula(text.strip())
     return formula[0] if formula and formula[1] == len(text.strip().rstrip(".")) else text
 
 
-def _measured(content: str, rest: str) -> str:
-    """A formula with the words after it, where they are its unit."""
+def _formula_with_unit(content: str, rest: str) -> str:
+    """A formula, with the words after it where they are its unit."""
     whole = f"{content} {rest.strip()}".strip()
     return whole if amount(content) is not None and amount(whole) is not None else _with_unit(content, rest)
 
 
-def _sentence(line: str) -> str:
-    """The line up to a reason, a consequence or its full stop."""
+def _first_sentence(line: str) -> str:
+    """The line up to its first full stop, reason or consequence."""
     return _SENTENCE.split(line, maxsplit=1)[0]
 
 
-def _plain(text: str) -> str:
-    r"""Without fences, quotes, and the marks of a template that was taken at its word: `[5]`, `$x^2`."""
+def _without_markup(text: str) -> str:
+    r"""The text without fences, quotes, and brackets or dollars copied from a template: `[5]`, `$x^2`."""
     text = re.sub(r"^\s*```\w{0,12}\n|\n\s*```\s*$", "", text).strip(" \n\t_")
     text = re.sub(r"(?<![^\s(])\*\*([^*\n]+)\*\*", r"\1", text)
     quoted = _QUOTED.fullmatch(text)
@@ -280,8 +280,8 @@ def _plain(text: str) -> str:
     return text[1:] if lone and (amount(text) is None or re.search(r"\\(?:circ|text|mbox|\$)", text)) else text
 
 
-def _among_words(text: str) -> str:
-    """The one formula or number of a sentence that says nothing else; else the text as it is."""
+def _value_in_sentence(text: str) -> str:
+    """The only formula or number of a harmless sentence; else the text as it is."""
     text = LABEL.sub("", text.strip())
     if amount(text) is not None or len(text) > MAX_ANSWER or not re.search(r"[A-Za-z]{2}", text):
         return text
@@ -289,7 +289,7 @@ def _among_words(text: str) -> str:
     if len(formulas) == 1:
         start, end = formulas[0].span()
         content, _ = _formula(formulas[0].group()) or ("", 0)
-        return _measured(content, text[end:]) if _is_prose(text[:start], text[end:]) else text
+        return _formula_with_unit(content, text[end:]) if _is_prose(text[:start], text[end:]) else text
     numbers = list(_NUMBER.finditer(text))
     if len(numbers) != 1 or formulas:
         return text
@@ -302,6 +302,6 @@ def _among_words(text: str) -> str:
 
 
 def _is_prose(before: str, after: str) -> bool:
-    """Whether both are words and nothing else, and leave what stands between them as it is."""
+    """Whether both texts are plain words that do not change the value between them."""
     words = f"{before} {after}".split()
     return len(words) <= MAX_WORDS and harmless(before, after) and not re.search(r"[\\${}_~]", f"{before}{after}")

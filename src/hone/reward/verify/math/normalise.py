@@ -1,12 +1,12 @@
-r"""One spelling of LaTeX for answers: `\dfrac12`, fonts, spaces, `2√3`, `½` and `1 000` as the other modules read them.
+r"""Rewrites LaTeX in one spelling that the other modules read: `\dfrac12`, fonts, spaces, `2√3`, `½` and `1 000`.
 
-Only text is replaced here, in time linear in its length; nothing joins two numbers into one but a space for thousands.
+Only text is replaced, in time linear in its length. Two numbers are never joined, except at a space for thousands.
 """
 
 import re
 import unicodedata
 
-_SAME = (
+_REPLACEMENTS = (
     *((r"\dfrac", r"\frac"), (r"\tfrac", r"\frac"), (r"\cfrac", r"\frac"), (r"\left", ""), (r"\right", "")),
     *((r"\lbrace", r"\{"), (r"\rbrace", r"\}"), (r"\langle", "("), (r"\rangle", ")"), (r"\displaystyle", "")),
     *((r"\leqslant", r"\le "), (r"\geqslant", r"\ge "), (r"\leqq", r"\le "), (r"\geqq", r"\ge ")),
@@ -29,8 +29,8 @@ _SAME = (
     *((r"\nicefrac", r"\frac"), (r"\sfrac", r"\frac"), (r"\dbinom", r"\binom"), (r"\tbinom", r"\binom")),
     *((r"\lbrack", "["), (r"\rbrack", "]"), ("smallmatrix", "matrix"), (r"\surd", "\u221a")),
 )
-_RARE = re.compile(r"[\\~!*]|<>|\.\.\.")  # one of them is in each of these
-# Characters of Unicode that stand for a command or a character of LaTeX.
+_REPLACEABLE = re.compile(r"[\\~!*]|<>|\.\.\.")  # every text that is replaced contains one of these
+# Unicode characters for a command or a character of LaTeX.
 _CHARACTERS = {
     **{
         "\u2212": "-",
@@ -72,27 +72,27 @@ _CHARACTERS |= {
     for name in _GREEK.split()
 }
 _CHARACTERS |= {unicodedata.lookup(f"GREEK CAPITAL LETTER {n.upper()}"): rf"\{n} " for n in ("Delta", "Omega", "Phi")}
-_VULGAR = {
+_FRACTIONS = {
     c: unicodedata.normalize("NFKC", c).split("\u2044")
     for c in map(chr, [*range(0xBC, 0xBF), *range(0x2150, 0x215F), 0x2189])
 }
-_RAISED = dict(
+_SUPERSCRIPTS = dict(
     zip(
         "\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079\u207a\u207b\u207d\u207e\u207f\u2071",
         "0123456789+-()ni",
         strict=True,
     )
 )
-_LOWERED = dict(
+_SUBSCRIPTS = dict(
     zip(
         "\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u2089\u208a\u208b\u2099\u1d62",
         "0123456789+-ni",
         strict=True,
     )
 )
-_TABLE = str.maketrans(_CHARACTERS | {c: rf"\frac{{{top}}}{{{bottom}}}" for c, (top, bottom) in _VULGAR.items()})
-_SCRIPTS = re.compile(
-    f"(?P<up>[{''.join(_RAISED)}]+)(?:[/\u2044](?P<under>[{''.join(_LOWERED)}]+))?|(?P<down>[{''.join(_LOWERED)}]+)"
+_TABLE = str.maketrans(_CHARACTERS | {c: rf"\frac{{{top}}}{{{bottom}}}" for c, (top, bottom) in _FRACTIONS.items()})
+_SUPERSCRIPTS_AND_SUBSCRIPTS = re.compile(
+    f"(?P<up>[{''.join(_SUPERSCRIPTS)}]+)(?:[/\u2044](?P<under>[{''.join(_SUBSCRIPTS)}]+))?|(?P<down>[{''.join(_SUBSCRIPTS)}]+)"
 )
 
 _FONTS = re.compile(
@@ -113,11 +113,11 @@ _ARRAY = re.compile(
     r"[(\[]\s*\\begin\{(?:array\}\s?\{[clr| ]*\}|matrix\})(.*?)\\end\{(?:array|matrix)\}\s*[)\]]", re.DOTALL
 )
 MARK = r"\\(?:blacksquare|square|Box|checkmark|qed)(?![A-Za-z])|[\u25a0\u25a1\u220e\u2713\u2714\u2705\u2611]\ufe0f?"
-_MARKED = re.compile(rf"(?:\\[,;: ]|\\q?quad|[\s$])*(?:{MARK})[\s$.]*$")  # the end of a proof, or a tick
+_FINAL_MARK = re.compile(rf"(?:\\[,;: ]|\\q?quad|[\s$])*(?:{MARK})[\s$.]*$")  # the end of a proof, or a tick
 _DEGREE = re.compile(r"\^\s?(?:\{\s?\\circ\s?\}|\\circ)|(?<=[0-9])\s?\^\s?(?:\{\s?o\s?\}|o(?![A-Za-z]))")
 _GROUP = r"((?:(?!\\over|\\choose)[^{}]|\{[^{}]*\})*)"
 _OVER = re.compile(rf"\{{{_GROUP}\\(over|choose)(?![a-z]){_GROUP}\}}|^{_GROUP}\\(over|choose)(?![a-z]){_GROUP}$")
-_SPACED = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9]|\s?/)")
+_SPACED_THOUSANDS = re.compile(r"(?<![0-9.,])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9]|\s?/)")
 _ROOT = re.compile(
     r"\u221a\s?(?:([0-9]+|[A-Za-z])|\(([^()]*)\)|\{([^{}]*)\})"
     r"|\\?(?<![A-Za-z])sqrt\s*\(([^()]*)\)|(?<![A-Za-z\\])sqrt\s?([0-9]+)"
@@ -127,10 +127,10 @@ _INVERSE = re.compile(r"\\(sin|cos|tan|cot)\s?\^\s?\{\s?-\s?1\s?\}")
 _DEGREES = re.compile(r"(\\?(?:sin|cos|tan|cot|sec|csc)\s*[({]?\s*)([0-9]+(?:\.[0-9]+)?)\s?\u00b0")
 _INLINE = re.compile(r"(?<![\\$])\$(?!\$)([^$]+?)(?<!\\)\$(?!\$)|\\\(([^()]+?)\\\)")
 
-_DECLARED = re.compile(  # k\\pi where k \\in Z
+_DOMAIN = re.compile(  # k\\pi where k \\in Z
     r",? ?(?:where|with|for(?: (?:all|any|some|every|each))?|\\forall) (?=[a-z] ?\\in(?![a-z]))"
 )
-_INTEGER = re.compile(
+_INTEGER_DOMAIN = re.compile(
     r",? ?(?:where|with|for)(?: (?:all|any|some|every|each))? "
     r"(?:integers? ([a-z])|([a-z]) (?:is|being) (?:an|any|some) (?:arbitrary )?integer)$"
 )
@@ -140,20 +140,20 @@ def characters(text: str) -> str:
     r"""Unicode's fractions, scripts, signs and Greek letters as LaTeX: `1½` as `1\frac{1}{2}`, `x²` as `x^{2}`."""
     if text.isascii():
         return text
-    text = _SCRIPTS.sub(_script, re.sub(r"\u215f\s?([0-9]+)", r"\\frac{1}{\1}", text))
+    text = _SUPERSCRIPTS_AND_SUBSCRIPTS.sub(_script, re.sub(r"\u215f\s?([0-9]+)", r"\\frac{1}{\1}", text))
     return text.translate(_TABLE)
 
 
 def _script(match: re.Match[str]) -> str:
     up, under = match.group("up"), match.group("under") or match.group("down")
-    top, bottom = ("".join(table[c] for c in text or "") for table, text in ((_RAISED, up), (_LOWERED, under)))
+    top, bottom = ("".join(table[c] for c in text or "") for table, text in ((_SUPERSCRIPTS, up), (_SUBSCRIPTS, under)))
     if up and under:
         return rf"\frac{{{top}}}{{{bottom}}}"
     return f"^{{{top}}}" if up else f"_{{{bottom}}}"
 
 
 def without_fonts(text: str) -> str:
-    r"""Without fonts, colours and invisible space: `\textnormal{ miles}` is ` miles `, `\text{ m}` a meter."""
+    r"""The text without fonts, colours and invisible space: `\textnormal{ miles}` is ` miles `, `\text{ m}` a meter."""
     text = _UNIT.sub(lambda unit: f" {_UNITS[unit[1]]}{unit[2] or ''}", text)
     text = _SWITCHES.sub(" ", _HIDDEN.sub(" ", text))
     for _ in range(4):  # fonts in fonts
@@ -164,12 +164,12 @@ def without_fonts(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """The same answer in one spelling of LaTeX."""
-    text = re.sub(r",\\!\s*", ",", unquoted(characters(_MARKED.sub("", text))))
+    """The answer in one spelling of LaTeX."""
+    text = re.sub(r",\\!\s*", ",", unquoted(characters(_FINAL_MARK.sub("", text))))
     text = re.sub(r"(?<=[0-9])\s?\{\s?,\s?\}\s?(?=[0-9])", "{,}", text)
     if r"\begin" not in text:  # where two of them end a row
-        text = re.sub(r"\\\\(?=[A-Za-z{}()\[\]%$])", r"\\", text)  # of data that was quoted twice
-    for old, new in _SAME if _RARE.search(text) else ():
+        text = re.sub(r"\\\\(?=[A-Za-z{}()\[\]%$])", r"\\", text)  # backslashes of data that was escaped twice
+    for old, new in _REPLACEMENTS if _REPLACEABLE.search(text) else ():
         text = text.replace(old, new)
     text = re.sub(r"\\\\\s?\[[0-9.]+ ?(?:pt|em|ex|mm)\]|\\cr(?![a-z])", r"\\\\ ", re.sub(r"\\[!]", "", text))
     text = re.sub(r"\\[,;: ]", " ", re.sub(r"\\\\(?!\s*$)", "\0", text)).replace("\0", r"\\")
@@ -180,7 +180,7 @@ def normalise(text: str) -> str:
     text = degrees(_ARRAY.sub(r"\\begin{pmatrix}\1\\end{pmatrix}", text))
     text = unquoted(_INLINE.sub(r" \1\2 ", text).strip())
     text = _DEGREES.sub(r"\1\\frac{\2\\pi}{180}", _INVERSE.sub(r"\\arc\1 ", text))
-    text = re.sub(r"(?:(?<=^)|(?<=[\[(,=\s]))\+\s?(?=\\infty)", "", " ".join(_braced(text).split()))
+    text = re.sub(r"(?:(?<=^)|(?<=[\[(,=\s]))\+\s?(?=\\infty)", "", " ".join(_with_braces(text).split()))
     text = re.sub(r"\\\{ ?\\\}", r"\\emptyset", text)
     text = re.sub(r"^\]([^\[\]()]+[,;][^\[\]()]+[\[\])])$", r"(\1", text)  # ]0,1[ is the open interval
     text = re.sub(r"^([\[(][^\[\]()]+[,;][^\[\]()]+)\[$", r"\1)", text)
@@ -192,24 +192,24 @@ def normalise(text: str) -> str:
     text = re.sub(r"(?<![A-Za-z\\])infinity(?![A-Za-z])", r"\\infty ", text).strip()
     text = re.sub(r"^(?:the )?empty set$|^(?:there (?:is|are) )?no solutions?$", r"\\emptyset", text, flags=re.I)
     text = re.sub(r"(?<=[0-9]) ?([ap])\. ?m\.?$", r" \1m", text, flags=re.I)  # a time of day
-    text = _declared(text) if r"\in" in text or "integer" in text else text
+    text = _move_domain_to_list(text) if r"\in" in text or "integer" in text else text
     text = re.sub(r"^(?:negative|minus) (?=[0-9\\(])", "-", text, flags=re.I)
-    return _SPACED.sub(lambda thousands: thousands.group().replace(" ", ""), text)
+    return _SPACED_THOUSANDS.sub(lambda thousands: thousands.group().replace(" ", ""), text)
 
 
-def _declared(text: str) -> str:
+def _move_domain_to_list(text: str) -> str:
     r"""`k\pi where k is an integer` and `k\pi (k \in Z)` as `k\pi, k \in Z`."""
-    text = _INTEGER.sub(r", \1\2 \\in Z", _DECLARED.sub(", ", text))
+    text = _INTEGER_DOMAIN.sub(r", \1\2 \\in Z", _DOMAIN.sub(", ", text))
     return re.sub(r" ?\(([a-z] ?\\in [^()]{1,20})\)$", r", \1", text)
 
 
 def degrees(text: str) -> str:
-    r"""`90^\circ` and `90^o` with the sign of Unicode."""
+    r"""`90^\circ` and `90^o` with Unicode's degree sign."""
     return _DEGREE.sub("\u00b0", text) if "^" in text else text
 
 
 def unquoted(text: str) -> str:
-    """Without the dollars, stars, backticks and full stop around it."""
+    """The text without dollars, stars, backticks and a full stop around it."""
     for _ in range(3):
         text = text.strip()
         if text[:1].isalnum() and text[-1:].isalnum():
@@ -220,7 +220,7 @@ def unquoted(text: str) -> str:
 
 
 def without_delimiters(text: str) -> str:
-    """Without the dollars or brackets of TeX that make it a formula."""
+    """The text without the dollars or TeX brackets around it."""
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         inside = text[len(left) : -len(right)]
         if len(text) > len(left + right) and text.startswith(left) and text.endswith(right) and left not in inside:
@@ -228,7 +228,7 @@ def without_delimiters(text: str) -> str:
     return text
 
 
-def _braced(text: str) -> str:
+def _with_braces(text: str) -> str:
     r"""`\frac12`, `\frac 59`, `\frac{270}7`, `{1 \over 2}`, `\sqrt2`, `sqrt(2)` and `√12` with all their braces."""
     text = re.sub(r"(?<!\\)\}\s+\{", "}{", re.sub(r"\\(frac|binom|sqrt)\s+(?=[{\[])", r"\\\1", text))
     for _ in range(3 if "sqrt" in text or "\u221a" in text else 0):  # roots in roots
@@ -237,9 +237,9 @@ def _braced(text: str) -> str:
     text = re.sub(r"(?<![\\A-Za-z])abs\(([^()]*)\)", r"|\1|", text)
     text = re.sub(rf"\\frac\s*({_ARGUMENT})", r"\\frac{\1}", text)
     text = re.sub(rf"(\\frac\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})\s*({_ARGUMENT})", r"\1{\2}", text)
-    return _OVER.sub(_quotient, text) if r"\over" in text or r"\choose" in text else text
+    return _OVER.sub(_fraction_or_binomial, text) if r"\over" in text or r"\choose" in text else text
 
 
-def _quotient(match: re.Match[str]) -> str:
+def _fraction_or_binomial(match: re.Match[str]) -> str:
     top, command, bottom = (match.group(i) or match.group(i + 3) or "" for i in (1, 2, 3))
     return rf"\{'frac' if command == 'over' else 'binom'}{{{top.strip()}}}{{{bottom.strip()}}}"
