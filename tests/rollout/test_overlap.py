@@ -66,7 +66,7 @@ class Paced:
     def __call__(self, tasks: list[Task], mine: slice) -> list[Group]:
         raise NotImplementedError
 
-    sampled = __call__
+    sample = __call__
 
     def stream(self, tasks: list[Task], mine: slice) -> Iterator[list[tuple[int, Rollout]]]:
         count = len(tasks[mine]) * self.group
@@ -80,7 +80,7 @@ class Paced:
         finally:
             self.seen.append("closed")
 
-    def told(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]:
+    def add_texts(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]:
         return [[replace(r, task=t, text=str(r.tokens[0])) for r in g] for g, t in zip(groups, tasks, strict=True)]
 
 

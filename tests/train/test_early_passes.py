@@ -245,7 +245,7 @@ def test_credit_weights_and_cuts_read_the_host_and_wait_for_no_pass() -> None:
     batch = number_rows(collate(groups := marked(rolled(tiny.learner_for(algo)))), [groups])
     home = replace(batch, **dict.fromkeys(batch.columns().keys() - HOME, ABSENT))
     unread = {name: torch.full_like(getattr(batch, name), 77) for name in ("group", "place")}
-    device = replace(batch, home=home, **unread)
+    device = replace(batch, host_copy=home, **unread)
     assert torch.equal(assign_credit(device, algo).adv, assign_credit(batch, algo).adv)
     assert totals(replace(device, mask=torch.zeros_like(batch.mask))) == totals(batch)
     for ours, theirs in zip(*(minibatch_rows(b, count=3, unit=1, seed=1) for b in (device, batch)), strict=True):
