@@ -20,7 +20,7 @@ from hone.config.overrides import override
 from hone.config.recipe import Recipe
 from hone.data.feed.locate import Reading
 from hone.launch import feeds, job
-from hone.launch.measure import assess
+from hone.launch.measure import evaluate_rows
 
 NAME, UNIT = "smollm2-135m", "nats a token"
 
@@ -28,7 +28,7 @@ NAME, UNIT = "smollm2-135m", "nats a token"
 def held_out_nll(made: Recipe) -> float:
     """Nats a token of the test split's solutions, before any step."""
     ready = job.prepare(made)
-    return assess(ready.learner, ready.held_rows, ready.algo)["nll"]
+    return evaluate_rows(ready.learner, ready.held_rows, ready.algo)["nll"]
 
 
 def accuracy(model: str | Path, problems: Any) -> float:

@@ -18,7 +18,7 @@ EQUIVALENT: dict[str, str] = {
     "credit.group_process: min=1  ->  min=2": FEW_STEPS,
     "credit.group_process: min=1  ->  min=2 (#2)": FEW_STEPS,
     "credit.group_progress: torch.zeros_like(x)  ->  torch.ones_like(x)": "a constant cancels in differences",
-    "credit.is_ours: getattr(inner, '__module__', None)  ->  getattr(inner, '__module__', 1)": (
+    "credit.is_builtin: getattr(inner, '__module__', None)  ->  getattr(inner, '__module__', 1)": (
         "neither is the name of a module"
     ),
     "credit.kl_cost: torch.zeros_like(batch.mask, dtype=batch.reward.dtype)  ->  "

@@ -136,15 +136,15 @@ def spread_learner(
     learner: Learner, *, lr: float, lean: bool = False, bits: int = 32, half: torch.dtype | None = None
 ) -> None:
     """The learner as it is, its policy and reference spread over ranks."""
-    from hone.train.shards import Shards, spread_out
+    from hone.train.shards import Shards, shard_decoder
 
     policy: Any = learner.policy
     reference = getattr(policy, "reference", None)
     reference = reference.policy if isinstance(reference, TopKTeacher) else reference
     if isinstance(reference, Policy):
-        spread_out(reference.decoder, device=torch.device("cpu"), half=half)
+        shard_decoder(reference.decoder, device=torch.device("cpu"), half=half)
     shards = learner.shards = Shards(policy, device=torch.device("cpu"), half=half, each=lean)
-    actor, critic = shards.of(policy.actor_parameters()), shards.of(policy.critic_parameters())
+    actor, critic = shards.parts_of(policy.actor_parameters()), shards.parts_of(policy.critic_parameters())
     learner.optimizer = optim.adamw(actor, critic, lr=lr, bits=bits, sizes=shards.sizes)
 
 

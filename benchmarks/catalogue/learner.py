@@ -285,7 +285,8 @@ LEARNER = (
     ),
     fault(
         "weights that are not finite are saved", "pain 19", "resume", "train/guard.py",
-        old="        if sum(bad.values()) > self.known:\n", new="        if sum(bad.values()) < self.known:\n",
+        old="        if sum(bad.values()) > self.known_nonfinite:\n",
+        new="        if sum(bad.values()) < self.known_nonfinite:\n",
         tests="run/test_rescue.py",
     ),
     fault(

@@ -224,7 +224,7 @@ SAMPLER = (
     ),
     fault(
         "the completion is tokenised again", "pain 17", "sampler", ROLLER,
-        old="            r.having(task=task, text=r.text if r.stop is Stop.STRING else text)\n",
+        old="            r.copy_with(task=task, text=r.text if r.stop is Stop.STRING else text)\n",
         new=(
             "            __import__('dataclasses').replace(\n"
             "                r, task=task, text=text, gen_logp=(), raw_logp=(),\n"

@@ -21,7 +21,7 @@ from hone.algo import ALGORITHMS
 from hone.algo.table import objective
 from hone.data.collate import collate
 from hone.errors import HoneError
-from hone.train.learner import ran_out, release_memory, retry_smaller
+from hone.train.learner import is_out_of_memory, release_memory, retry_smaller
 from hone.train.update import update, weigh
 from hone.types import Batch, Rollout
 
@@ -115,7 +115,7 @@ def ends(call: Callable[[], object]) -> bool:
             torch.cuda.synchronize()
         ended = True
     except (RuntimeError, MemoryError) as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
     forget()  # not in the handler: the error's traceback holds all that the pass had in memory
     return ended

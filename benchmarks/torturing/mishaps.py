@@ -21,7 +21,7 @@ from benchmarks.torturing.world import STEPS, World, differences, metrics, tempo
 from hone.engine.engine import Engine
 from hone.model.policy import Policy
 from hone.model.scorer import ScalarHead, Scorer
-from hone.rollout.local import Beginning
+from hone.rollout.local import SharedPrompt
 from hone.storage import files
 from hone.train import optim
 from hone.train.learner import Learner
@@ -234,7 +234,7 @@ NANS: dict[str, tuple[tuple[str, ...], Callable[[Points], None] | None]] = {
     "weights": (("sft", "dpo", "grpo", "ppo", "trpo", AHEAD), _in_weights),
     "gradient": (("sft", "dpo", "grpo", "ppo"), nth(optim, "clip_gradients", lambda n: n == 3, _in_gradient)),
     "log-prob": (("sft", "dpo", "grpo", "ppo"), nth(Policy, "forward", lambda n: n % 7 == 0, _in_log_probs)),
-    "sampler": ((AHEAD, "grpo", "ppo", "online_dpo"), nth(Beginning, "rollout", lambda n: n == 32, _in_samples)),
+    "sampler": ((AHEAD, "grpo", "ppo", "online_dpo"), nth(SharedPrompt, "rollout", lambda n: n == 32, _in_samples)),
     "value": (
         ("ppo", "ppo, own critic, minibatches", "a2c", "klq"),
         nth(ScalarHead, "forward", lambda n: n % 5 == 3, _in_values),

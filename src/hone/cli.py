@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hone.commands import COMMANDS
 from hone.commands.command import Parser, add_command
 from hone.errors import HoneError, Interrupted
-from hone.launch.signals import Heard, heard, number_of
+from hone.launch.signals import WatchedStream, catch_signals, number_of
 
 EPILOG = """\
 examples:
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Read when torch is loaded. Threads that wait by spinning slow training down tenfold on cores that are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     output, arguments = None, argparse.Namespace(debug=False)
-    with heard() as came:
+    with catch_signals() as came:
         try:
             output = open_streams()
             arguments = _parse(sys.argv[1:] if argv is None else argv)
@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
             rank = os.environ.get("RANK", "0")
             where = "" if rank == "0" else f"rank {rank}: "
-            Heard(sys.stderr, _silence).write(f"hone: {where}{' '.join(message.split())}\n")
+            WatchedStream(sys.stderr, _silence).write(f"hone: {where}{' '.join(message.split())}\n")
             return code
     return 0
 

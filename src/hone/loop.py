@@ -15,12 +15,12 @@ from hone.data.feed.source import Feed
 from hone.data.feed.token_batches import TokenBatches
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.log.rollouts import describe
-from hone.rollout.supply import Ahead, Roll, Score, Supply, as_ahead, check_lag
+from hone.log.rollouts import rollout_statistics
+from hone.rollout.supply import Roll, RolloutQueue, Score, Supply, as_queue, check_lag
 from hone.train import trust_region
 from hone.train.annotate import Annotator, annotate, mismatched_batch
 from hone.train.learner import Learner
-from hone.train.update import Correct, assign_credit, measure_update_kl, steer, summary, update, weigh
+from hone.train.update import Correct, adapt_controls, assign_credit, measure_update_kl, summary, update, weigh
 from hone.types import Group, Task
 
 
@@ -34,7 +34,7 @@ class Iteration:
 
 
 def online(
-    tasks: Feed[Task] | Ahead,
+    tasks: Feed[Task] | RolloutQueue,
     roll: Roll,
     score: Score,
     learner: Learner,
@@ -49,24 +49,31 @@ def online(
     seed: int = 0,
 ) -> Iterator[Iteration]:
     """Prompts -> rollouts -> rewards -> batch -> credit -> updates -> publish, again and again."""
-    tasks = as_ahead(tasks)
-    algo = check_algorithm(algo, lag=tasks.lag, updates=epochs * minibatches, corrected=correct is not None)
-    annotator = Annotator(algo, learner, epochs=epochs, lag=tasks.lag, corrected=correct is not None)
+    queue = as_queue(tasks)
+    algo = check_algorithm(algo, lag=queue.lag, updates=epochs * minibatches, corrected=correct is not None)
+    annotator = Annotator(algo, learner, epochs=epochs, lag=queue.lag, corrected=correct is not None)
     supply = Supply(
-        tasks, roll, score, algo, prompts=prompts, refill_rounds=refill_rounds, begin=annotator.begin, publish=publish
+        queue,
+        roll,
+        score,
+        algo,
+        prompts=prompts,
+        refill_rounds=refill_rounds,
+        on_sampled=annotator.start_passes,
+        publish=publish,
     )
     take_step = trust_region.step if algo.trust_region else update
     ranks = collect.world()[1]
-    learner.begin(algo)
+    learner.start_controls(algo)
     while True:
         rounds = supply.next(learner.version)  # prompts -> rollouts -> rewards
         kept = [algo.select(groups) for groups in rounds]  # which of them to learn from
-        stats = describe(rounds, kept, ranks=ranks, version=learner.version if tasks.lag else None)
+        stats = rollout_statistics(rounds, kept, ranks=ranks, version=learner.version if queue.lag else None)
         batch = annotator.collate(kept)  # one row a rollout; None if no rank kept any
         if batch is not None:
             batch = annotator.annotate(batch)  # what the old policy, the reference and the critic say of each token
             batch = assign_credit(batch, algo)  # rewards -> advantages
-            supply.lap("annotate")
+            supply.timer("annotate")
             for epoch in range(epochs):
                 shuffle = hash_seed(seed, learner.version, epoch)
                 for minibatch in annotator.minibatches(batch, count=minibatches, seed=shuffle):
@@ -75,8 +82,8 @@ def online(
             measure_update_kl(stats, learner, batch, algo)
         seconds = supply.wait()  # with a lag, for the rollouts that were sampled beside these updates
         metrics = summary(stats, seconds=seconds)
-        steer(learner, algo, metrics)  # moves adaptive coefficients, such as beta
-        learner.end()  # the weights have a new version
+        adapt_controls(learner, algo, metrics)  # moves adaptive coefficients, such as beta
+        learner.end_iteration()  # counts the version of the weights up
         metrics |= learner.control | supply.publish(learner.version)  # the sampler gets the new weights
         yield Iteration(number=learner.version, metrics=metrics, groups=[g for groups in rounds for g in groups])
 
@@ -86,9 +93,9 @@ def offline(
 ) -> Iterator[Iteration]:
     """Rows -> batch -> update, again and again; `size` groups (rows or pairs) a step, or a budget of tokens.
 
-    context: the most tokens the model reads (0: no limit), for KTO's mismatched pairs may be longer than any row.
+    context: the most tokens that the model reads (0: no limit). KTO's mismatched pairs may be longer than any row.
     """
-    learner.begin(algo)
+    learner.start_controls(algo)
     while True:
         start = time.perf_counter()
         groups = collect.together(rows.step if isinstance(rows, TokenBatches) else partial(rows.take, size))
@@ -100,8 +107,8 @@ def offline(
         stats = update(learner, batch, algo)
         stats.add("tokens", float(batch.mask.sum()), 1 / collect.world()[1])
         metrics = summary(stats, seconds=time.perf_counter() - start)
-        steer(learner, algo, metrics)
-        learner.end()
+        adapt_controls(learner, algo, metrics)
+        learner.end_iteration()
         yield Iteration(number=learner.version, metrics=metrics, groups=groups)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hone.check import suite
 from hone.checkpoint import run_folder
-from hone.checkpoint.record import recorded
+from hone.checkpoint.record import recorded_recipe
 from hone.config.overrides import override
 from hone.config.recipe import Recipe
 from hone.errors import HoneError
@@ -21,7 +21,7 @@ def run(recipe: Recipe, *, resume: bool = False, allow_change: bool = False) -> 
     Under torchrun every process is a rank of one run, and the first of them prints and writes.
     allow_change: a run that is resumed may go on with settings that lead elsewhere than those it was started with.
     """
-    return train.run(recipe, examine=_look, resume=resume, allow_change=allow_change)
+    return train.run(recipe, examine=_check_first, resume=resume, allow_change=allow_change)
 
 
 def resume(run_dir: str | Path, *, settings: Sequence[str] = (), allow_change: bool = False) -> Path:
@@ -30,7 +30,7 @@ def resume(run_dir: str | Path, *, settings: Sequence[str] = (), allow_change: b
     settings: changes to them, `a.b=value`; those that lead elsewhere have to be allowed.
     """
     folder = Path(run_dir)
-    recipe = override(recorded(folder), settings)
+    recipe = override(recorded_recipe(folder), settings)
     if recipe.run_dir.resolve() != folder.resolve():
         raise HoneError(f"name and out say where a run lies: leave them out, or move {folder} there first")
     if not files.checkpoints(folder / names.CHECKPOINTS):
@@ -38,7 +38,7 @@ def resume(run_dir: str | Path, *, settings: Sequence[str] = (), allow_change: b
     return run(recipe, resume=True, allow_change=allow_change)
 
 
-def _look(job: Run) -> None:
+def _check_first(job: Run) -> None:
     """The cheap checks of `hone check`: what is wrong is said before anything is written, the rest is noted."""
     findings = suite.cheap(job)
     for f in findings:

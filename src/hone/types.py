@@ -88,7 +88,7 @@ class Rollout:
             return tokens[start:]
         return list(compress(tokens, mask))
 
-    def having(self, **changes: Any) -> "Rollout":
+    def copy_with(self, **changes: Any) -> "Rollout":
         """`replace` in a third of the time, of fields that are no lists: those were checked when it was made."""
         if not changes.keys() <= _PLAIN:
             raise TypeError(f"a rollout is copied with another {', '.join(changes.keys() - _PLAIN)} by replace")
@@ -179,7 +179,7 @@ class Batch:
     token_weight: Tensor = ABSENT  # float [B, T]  loss weight, fixed before micro-batching
     row_weight: Tensor = ABSENT  # float [B]     the same for losses of whole rows
     support: Support | None = None  # under top-k, top-p or min-p: what the sampler could have drawn
-    home: "Batch | None" = None  # the first six of a batch on a GPU, on the host: to plan passes without waiting
+    host_copy: "Batch | None" = None  # the first six of a batch on a GPU, on the host: to plan passes without waiting
 
     def __post_init__(self) -> None:
         B, T = self.targets.shape
@@ -196,20 +196,24 @@ class Batch:
 
     def columns(self) -> dict[str, Tensor]:
         """The columns that are filled."""
-        filled = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("home", "support")}
+        filled = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("host_copy", "support")}
         return {name: x for name, x in filled.items() if x is not ABSENT}
 
     @property
     def host(self) -> "Batch":
         """Where a number can be read without waiting for a GPU: inputs, targets, mask, real, group and place."""
-        return self if self.home is None else self.home
+        return self if self.host_copy is None else self.host_copy
 
     def rows(self, index: slice | Tensor) -> Self:
         """The same columns, fewer rows; an index may be on the host."""
-        home = None if self.home is None else self.home.rows(index.cpu() if isinstance(index, Tensor) else index)
+        host_copy = (
+            None if self.host_copy is None else self.host_copy.rows(index.cpu() if isinstance(index, Tensor) else index)
+        )
         at = to_device(index, self.targets.device) if isinstance(index, Tensor) else index
         support = None if self.support is None else self.support.rows(at)
-        return replace(self, home=home, support=support, **{name: x[at] for name, x in self.columns().items()})
+        return replace(
+            self, host_copy=host_copy, support=support, **{name: x[at] for name, x in self.columns().items()}
+        )
 
     def constant(self, value: float) -> Tensor:
         """A [B] column of one number, as precise as the columns there are."""
@@ -220,12 +224,12 @@ class Batch:
         """The same columns on another device."""
         device = torch.device(device)
         moved = {name: to_device(x, device) for name, x in self.columns().items()}
-        home = self.home if device.type != "cpu" else None
+        host_copy = self.host_copy if device.type != "cpu" else None
         if self.targets.is_cpu and device.type != "cpu":
             names = ("inputs", "targets", "mask", "real", "group", "place")
-            home = Batch(**{name: getattr(self, name) for name in names})
+            host_copy = Batch(**{name: getattr(self, name) for name in names})
         support = None if self.support is None else self.support.to(device)
-        return replace(self, home=home, support=support, **moved)
+        return replace(self, host_copy=host_copy, support=support, **moved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from hone.algo import (
     totals,
     weigh,
 )
-from hone.algo.table import lacks
+from hone.algo.table import missing_column
 from hone.algo.weight import token_mean
 from hone.cli import main
 from hone.config.overrides import Choice, override
@@ -158,9 +158,9 @@ def test_a_loss_names_the_column_that_it_lacks():
 
 def test_a_column_that_a_stage_fills_is_missed_with_what_fills_it():
     filled = ("reward", "step_reward", "label", "old_logp", "ref_logp", "kl_coef", "old_value", "adv", "returns")
-    generic = [c for c in (*filled, "token_weight") if "replace(batch" in str(lacks("it", c))]
+    generic = [c for c in (*filled, "token_weight") if "replace(batch" in str(missing_column("it", c))]
     assert generic == []
-    assert str(lacks("it", "margin")).endswith("fill it, as in replace(batch, margin=...)")
+    assert str(missing_column("it", "margin")).endswith("fill it, as in replace(batch, margin=...)")
 
 
 def test_a_credit_of_ones_own_needs_no_reward():

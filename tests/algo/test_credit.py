@@ -314,10 +314,10 @@ def test_a_credit_reads_old_log_probs_for_a_kl_in_the_reward_or_where_nobody_kno
 
 
 def test_which_credits_give_each_token_a_return_of_its_own() -> None:
-    assert credit.per_token(credit.gae)
-    assert credit.per_token(partial(credit.reward_to_go, gamma=0.9))
-    assert not credit.per_token(credit.group_zscore)
-    assert not credit.per_token(partial(credit.leave_one_out, kl="k1"))
-    assert not credit.per_token(None)
-    assert credit.per_token(lambda batch: batch.reward)
-    assert credit.per_token(partial(lambda batch, scale: scale * batch.reward, scale=2.0))
+    assert credit.may_be_per_token(credit.gae)
+    assert credit.may_be_per_token(partial(credit.reward_to_go, gamma=0.9))
+    assert not credit.may_be_per_token(credit.group_zscore)
+    assert not credit.may_be_per_token(partial(credit.leave_one_out, kl="k1"))
+    assert not credit.may_be_per_token(None)
+    assert credit.may_be_per_token(lambda batch: batch.reward)
+    assert credit.may_be_per_token(partial(lambda batch, scale: scale * batch.reward, scale=2.0))

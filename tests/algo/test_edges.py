@@ -304,7 +304,7 @@ def test_float32_in_is_float32_out(how: Callable[[Batch], Tensor]) -> None:
         (credit.group_progress, {"lam": 0.7}),
         (credit.gae, {"gamma": 1.0, "lam": 0.95, "kl": ""}),
         (credit.reward_to_go, {"gamma": 1.0, "kl": ""}),
-        (credit.whiten, {"reduce": credit.alone, "eps": 1e-8}),
+        (credit.whiten, {"reduce": credit.one_rank, "eps": 1e-8}),
         (control.proportional, {"gain": 0.1}),
         (prefer.dpo, {"beta": 0.1, "smoothing": 0.0}),
         (prefer.ipo, {"beta": 0.1}),

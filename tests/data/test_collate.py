@@ -217,12 +217,12 @@ def test_a_copy_with_other_fields_is_that_of_replace():
         step_reward=[NAN, 1.0], step_label=[NAN, 0.0], label=1.0, version=7, text="before",
     )  # fmt: skip
     changes = {"text": "after", "outcome": Outcome(value=1.0), "task": None, "label": None, "stop": Stop.TOKEN}
-    assert row.having(**changes) == replace(row, **changes)
-    assert row.having() == row
+    assert row.copy_with(**changes) == replace(row, **changes)
+    assert row.copy_with() == row
     assert row.text == "before"
     for name, value in (("tokens", [1]), ("mask", (T,)), ("txt", "a")):
         with pytest.raises(TypeError, match=name):
-            row.having(**{name: value})
+            row.copy_with(**{name: value})
 
 
 @each("kinds", ["qqq", "iii", "qiq", "qlq", "q-q", "---"])

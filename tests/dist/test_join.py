@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
-from hone.dist.join import untouched
+from hone.dist.join import fresh_store
 
 PORTS = count()
 
@@ -28,7 +28,7 @@ def read(store: Any, ranks: int, *, late: float) -> list[str]:
 
     def come(rank: int) -> None:
         time.sleep(late * random.Random(rank).random())
-        part = untouched(store, rank, ranks)
+        part = fresh_store(store, rank, ranks)
         if not rank:
             part.set("port", str(next(PORTS)))
         found[rank] = part.get("port").decode()
@@ -58,4 +58,4 @@ def test_ranks_that_came_and_went_before_they_were_answered_are_no_trouble():
 
 def test_a_rank_that_never_comes_is_named():
     with pytest.raises(RuntimeError, match="rank 1 has not come"):
-        untouched(store_of(0.2), 0, 2)
+        fresh_store(store_of(0.2), 0, 2)

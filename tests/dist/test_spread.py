@@ -99,7 +99,7 @@ def skipping(poison: bool) -> Tensors:
     taken(learner, algo, 1)
     once = named(learner)
     norms = taken(learner, algo, 3, poison=poison)
-    counts = {"total": torch.tensor(learner.guard.total), "updates": torch.tensor(learner.updates)}
+    counts = {"total": torch.tensor(learner.guard.skipped_in_all), "updates": torch.tensor(learner.updates)}
     return named(learner) | {f"once {name}": w for name, w in once.items()} | counts | {"norms": torch.tensor(norms)}
 
 
@@ -255,12 +255,12 @@ def test_gradients_are_summed_once_an_update_or_after_every_micro_batch(lean: bo
 
 
 def refused() -> Tensors:
-    from hone.dist.spread import mesh_of, spread
+    from hone.dist.spread import mesh_of, shard
     from hone.model.formats.foreign import Foreign
 
     strange = object.__new__(Foreign)
     with pytest.raises(HoneError, match=r"train\.shard=none"):
-        spread(strange, mesh_of(torch.device("cpu")))
+        shard(strange, mesh_of(torch.device("cpu")))
     return {"done": torch.ones(1)}
 
 

@@ -18,7 +18,7 @@ from hone.data.feed.source import Source
 from hone.model import layout
 from hone.model.decoder import Decoder
 from hone.model.lora import add_lora
-from hone.rollout.supply import Ahead
+from hone.rollout.supply import RolloutQueue
 from hone.train import annotate as passes
 from hone.train.learner import Learner
 from hone.types import ABSENT, Batch
@@ -176,7 +176,8 @@ def iterations(case: Case, way: Way, learner: Learner, algo: Algorithm) -> Itera
     correct = partial(mismatch, how=case.correct, cap=1.5) if case.correct else None
     roll = tiny.Roller(base, group=4, seed=way.seed, copy=case.lag > 0 and learner.shards is None)
     return loop.online(
-        Ahead(Source(tiny.TASKS, seed=way.seed), lag=case.lag), roll, tiny.scorer(tiny.share_of_threes), learner, algo,
+        RolloutQueue(Source(tiny.TASKS, seed=way.seed), lag=case.lag), roll,
+        tiny.scorer(tiny.share_of_threes), learner, algo,
         prompts=way.prompts, epochs=1 if case.parts else several, minibatches=case.parts or several, correct=correct,
         seed=way.seed, publish=partial(published, learner, roll),
     )  # fmt: skip

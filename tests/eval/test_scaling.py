@@ -15,9 +15,9 @@ from hone.eval.scaling import (
     ScalingLaw,
     budget,
     fit,
+    fixed_plan,
     for_params,
     for_tokens,
-    given,
     optimum,
     read_runs,
     training_flops,
@@ -64,7 +64,11 @@ def test_published_numbers():
 def test_budgets_from_params_tokens_and_hours_agree():
     law = LAWS["besiroglu"]
     plan = optimum(law, 3e20)
-    for other in (for_params(law, plan.params), for_tokens(law, plan.tokens), given(law, plan.params, plan.tokens)):
+    for other in (
+        for_params(law, plan.params),
+        for_tokens(law, plan.tokens),
+        fixed_plan(law, plan.params, plan.tokens),
+    ):
         assert (other.flops, other.loss) == (pytest.approx(3e20), pytest.approx(plan.loss))
     assert budget(2, peak_flops=1e15, mfu=0.5) == 3.6e18
 

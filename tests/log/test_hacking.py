@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hone.cli import main
-from hone.log.rollouts import watch
+from hone.log.rollouts import add_hacking_signs
 from hone.log.stats import Stats
 from hone.report.hacking import Drift, drifts, top
 from hone.types import Outcome, Rollout
@@ -22,7 +22,7 @@ def rollout(value: float | None, *, held_out: float | None = None, **added: floa
 
 def watched(*rollouts: Rollout) -> dict[str, float]:
     stats = Stats()
-    watch(stats, rollouts)
+    add_hacking_signs(stats, rollouts)
     return stats.means()
 
 

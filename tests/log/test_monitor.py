@@ -12,7 +12,7 @@ from each import each
 
 from hone.log.limits import LimitSpec
 from hone.log.monitor import LOW, REMEDIES, Monitor
-from hone.log.rollouts import repeated, repetition
+from hone.log.rollouts import count_repeated, repetition
 
 torch.set_num_threads(1)
 
@@ -32,10 +32,10 @@ def test_completions_in_arrays_are_counted_as_those_in_lists(n: int, vocabulary:
     draw = random.Random(n)
     rows = [[draw.randrange(vocabulary) for _ in range(draw.choice([0, 1, 3, 4, 40]))] for _ in range(50)]
     rows += [row[:3] * 4 for row in rows]
-    found = repeated([array("q", row) for row in rows], n)
-    assert found == repeated(rows, n)
+    found = count_repeated([array("q", row) for row in rows], n)
+    assert found == count_repeated(rows, n)
     assert 0 < found[0] < found[1]
-    assert repeated([array("q")] * 50, n) == (0, 0)
+    assert count_repeated([array("q")] * 50, n) == (0, 0)
 
 
 def test_every_limit_has_a_remedy_and_every_remedy_a_limit() -> None:
@@ -150,4 +150,4 @@ def test_the_state_goes_through_json_and_on_as_if_never_interrupted() -> None:
 
 
 def test_completions_of_two_tokens_in_all_repeat_nothing():
-    assert repeated([array("q", [1, 2]), *([array("q")] * 15)]) == (0, 0)
+    assert count_repeated([array("q", [1, 2]), *([array("q")] * 15)]) == (0, 0)

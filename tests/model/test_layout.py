@@ -95,7 +95,7 @@ def test_a_packed_line_may_be_longer_than_the_context_but_a_row_may_not(make_dec
 
 def test_a_batch_on_a_gpu_is_planned_from_its_copy_on_the_host(make_batch, make_decoder, rows):
     batch = make_batch(rows)
-    assert batch.to("cpu").home is None
+    assert batch.to("cpu").host_copy is None
     there = batch.to("meta")  # a device whose numbers nobody can read
     assert there.host.inputs is batch.inputs
     for index in (slice(1, 3), torch.tensor([2, 0])):

@@ -10,7 +10,7 @@ from row_cases import DEVICES, ROWS, batch_of
 from hone.model.backends.fused import cuda_graphs
 from hone.model.backends.fused.streams import STREAMS, CudaStreams, run_on_streams, stream_number
 from hone.model.policy import Policy, frozen_copy
-from hone.train.annotate import evaluate
+from hone.train.annotate import forward_in_slices
 
 WANT = frozenset({"logp", "entropy"})
 
@@ -42,9 +42,9 @@ def test_slices_read_side_by_side_are_the_batch_read_at_once(device: str, monkey
     policy = frozen_copy(Policy(model("llama", dtype).to(device)))
     policy.decoder.backends = ("fused", "graphs")
     batch = batch_of(*ROWS["many rows"], device)
-    whole = evaluate(policy, batch, WANT, rows=len(batch))
+    whole = forward_in_slices(policy, batch, WANT, rows=len(batch))
     for _ in range(4):  # recorded on the way, and replayed from then on
-        sliced = evaluate(policy, batch, WANT, rows=21)
+        sliced = forward_in_slices(policy, batch, WANT, rows=21)
         for name in WANT:
             a, b = getattr(whole, name).double(), getattr(sliced, name).double()
             assert (a - b).norm() <= (1e-12 if device == "cpu" else 0.02) * a.norm()

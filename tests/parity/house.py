@@ -13,7 +13,7 @@ from hone.model.decoder import Decoder
 from hone.model.formats.hf_config import config_from_hf
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
-from hone.train.annotate import evaluate
+from hone.train.annotate import forward_in_slices
 from hone.train.learner import micro_batches
 from hone.train.update import weigh
 from hone.types import Batch, Forward, ForwardModel
@@ -77,7 +77,7 @@ def policy(seed: int = 0, *, temperature: float = 1.0, layout: str = "padded") -
 
 def logp(batch: Batch, *, seed: int = 0, temperature: float = 1.0) -> Tensor:
     """Hone's log-probs of the batch under the model of this seed."""
-    return evaluate(policy(seed, temperature=temperature), batch, frozenset({"logp"}), rows=64).logp
+    return forward_in_slices(policy(seed, temperature=temperature), batch, frozenset({"logp"}), rows=64).logp
 
 
 def old_logp(batch: Batch, *, temperature: float = 1.0) -> Tensor:

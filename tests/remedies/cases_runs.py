@@ -20,11 +20,11 @@ from hone.data.feed.source import Source
 from hone.demo import journey
 from hone.demo.stages import QUICK
 from hone.loop import check_algorithm
-from hone.rollout.supply import Ahead
+from hone.rollout.supply import RolloutQueue
 from hone.storage import files, names
 from hone.storage.files import load_optimizer, load_tensors
 from hone.storage.names import AHEAD
-from hone.train.guard import Guard, Spikes, load_rows
+from hone.train.guard import Guard, SpikeDetector, load_rows
 from hone.types import Rollout
 
 RECIPE = "from hone import Recipe\n\n\ndef recipe():\n    return Recipe()\n"
@@ -223,15 +223,15 @@ def _weights(world: World, tensors: dict[str, torch.Tensor]) -> None:
     state._load_weights({"a": nn.Parameter(torch.ones(2))}, tensors, Path("run"), shards=None)
 
 
-def _supply(lag: int = 0) -> Ahead:
-    return Ahead(cast(Any, Source([1], seed=0)), lag=lag)
+def _supply(lag: int = 0) -> RolloutQueue:
+    return RolloutQueue(cast(Any, Source([1], seed=0)), lag=lag)
 
 
 def _ahead(world: World, content: bytes | None, lag: int = 1) -> None:
     folder = Path(world.new())
     folder.mkdir()
     supply = _supply(1)
-    supply._before = supply.feed.state()
+    supply._feed_state = supply.feed.state()
     (folder / AHEAD).write_bytes(supply.saved() if content is None else content)
     _supply(lag).load(folder)
 
@@ -244,7 +244,7 @@ def _skipped(world: World) -> Path:
     """The rows of an update that was skipped."""
     guard = Guard(folder=Path(world.new()))
     rows = [Rollout(tokens=[5, 6], mask=[False, True])]
-    guard.caught(collate([rows]), step=1, about={"updates": 0}, found=[])
+    guard.record_skip(collate([rows]), step=1, about={"updates": 0}, found=[])
     return next(cast(Path, guard.folder).rglob("*.safetensors"))
 
 
@@ -302,7 +302,9 @@ CHECKPOINTS = [
     ),
     given(_guarded, float("nan"), 1.0, "with a lower optim.lr"),
     given(lambda w, s: Guard().load(s), {"row": -1}, {"row": 0, "total": 0}, "the count of skipped updates is damaged"),
-    given(lambda w, s: Spikes(factor=3.0).load(s), {}, {"usual": [], "tried": []}, "the losses so far are damaged"),
+    given(
+        lambda w, s: SpikeDetector(factor=3.0).load(s), {}, {"usual": [], "tried": []}, "the losses so far are damaged"
+    ),
     given(lambda w, n: _fits(hone.algo.a2c(), n), 2, 1, "strictly on policy: set train.epochs=1"),
     given(lambda w, n: _fits(hone.algo.trpo(), n), 2, 1, "set train.epochs=1 and train.minibatches=1"),
 ]

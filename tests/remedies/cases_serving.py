@@ -159,7 +159,7 @@ def _copied(world: World, how: str) -> None:
 
 def _kept(world: World, extra: bool) -> None:
     sampler = LocalSampler(decoder(258), copy=True)
-    sampler.keep_to(sampler.weights() | ({"x": torch.ones(1)} if extra else {}), version=1)
+    sampler.load_weights(sampler.weights() | ({"x": torch.ones(1)} if extra else {}), version=1)
 
 
 def _diverged(world: World, value: float) -> None:
@@ -174,7 +174,7 @@ def _rolled(world: World, state: Any) -> None:
 
 def _told(world: World, logp: float) -> None:
     roller = Roller(LocalSampler(decoder(258)), tokenizer(world), params(), group=1)
-    roller.told([[Rollout(tokens=[5, 6], mask=[False, True], gen_logp=[0.0, logp])]], [Task(prompt="a")])
+    roller.add_texts([[Rollout(tokens=[5, 6], mask=[False, True], gen_logp=[0.0, logp])]], [Task(prompt="a")])
 
 
 def _runner(world: World, **more: Any) -> Any:

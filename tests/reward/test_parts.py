@@ -11,7 +11,7 @@ from patience import patience
 
 from hone.config.recipe import PartsSpec, Recipe, TrainSpec, check_parts
 from hone.errors import HoneError
-from hone.launch.rewards import scorer, separate
+from hone.launch.rewards import scorer, start_reward_processes
 from hone.reward.group_scorer import GroupScorer
 from hone.reward.outcome import LOCATION
 from hone.reward.score import Reward, RewardPart, cached, combine, read_schedule
@@ -78,7 +78,7 @@ def test_a_timeout_without_processes_is_refused():
     how = PartsSpec(timeout={"regex:a": 1.0})
     recipe = Recipe(data="x", reward={"regex:a": 1.0}, parts=how, train=TrainSpec(reward_apart="never"))
     with pytest.raises(HoneError, match=r"leave out train\.reward_apart=never"):
-        separate(recipe)
+        start_reward_processes(recipe)
 
 
 def test_a_held_out_verifier_is_noted_and_adds_nothing():

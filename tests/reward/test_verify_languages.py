@@ -13,7 +13,7 @@ from patience import patience
 from hone.cli import main
 from hone.config.overrides import from_plain
 from hone.errors import HoneError
-from hone.launch.rewards import alone
+from hone.launch.rewards import function_to_isolate
 from hone.reward.sandbox.sandbox import Program, SandboxLimits
 from hone.reward.verify import make_verifier
 from hone.reward.verify.code.settings import CodeSettings, reward_arguments
@@ -75,7 +75,7 @@ def reward(tmp_path: Path) -> Write:
     def write(text: str) -> Callable[[str, Task], Outcome]:
         path = tmp_path / "code.yaml"
         path.write_text(text)
-        found = alone(f"code:{path}", asked=True)
+        found = function_to_isolate(f"code:{path}", asked=True)
         assert found is not None
         return found
 
@@ -216,7 +216,7 @@ def test_the_folder_of_the_run_is_not_shown(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(("setting", "says"), [("some", "write code:fraction"), ("nothing.yaml", "no file nothing")])
 def test_a_setting_that_is_none_says_what_to_do(setting: str, says: str):
     with pytest.raises(HoneError, match=says):
-        alone(f"code:{setting}")
+        function_to_isolate(f"code:{setting}")
 
 
 def test_a_right_program_that_does_not_build_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

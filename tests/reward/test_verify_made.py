@@ -13,7 +13,7 @@ from patience import patience
 
 from hone.config.recipe import Recipe
 from hone.errors import HoneError
-from hone.launch.rewards import scorer, separate
+from hone.launch.rewards import scorer, start_reward_processes
 from hone.reward.score import Reward
 from hone.reward.verify import make_verifier
 from hone.reward.verify.choice import exact_reward
@@ -173,7 +173,7 @@ HOSTILE = {"regex:(x+x+)+y": "x" * 60, "schema:{}/slow.json": f'"{"a" * 60}!"', 
 def test_what_never_ends_is_invalid_in_its_time_and_the_rest_is_judged(name: str, files: Path):
     name, text = name.format(files), HOSTILE[name]
     recipe = Recipe(data="x", reward={name: 1.0})
-    made_apart = scorer(recipe.reward, separate=separate(_timed(recipe, name)))
+    made_apart = scorer(recipe.reward, separate=start_reward_processes(_timed(recipe, name)))
     rows = [Rollout(tokens=[1], mask=[True], text=t, task=Task(prompt="q")) for t in (text, "z", text)]
     start = time.monotonic()
     first, second, third = made_apart(rows)

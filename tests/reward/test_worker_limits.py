@@ -18,7 +18,7 @@ from benchmarks.trials import workers
 from hone.config.recipe import Recipe, TrainSpec
 from hone.config.rules import validate
 from hone.errors import HoneError
-from hone.launch.rewards import separate
+from hone.launch.rewards import start_reward_processes
 from hone.reward.score import Reward
 from hone.reward.workers import process_tree
 from hone.reward.workers.reward_worker import WorkerReward, in_workers
@@ -286,7 +286,7 @@ def test_a_reward_within_its_memory_counts(kind: str):
 
 def test_the_setting_reaches_the_workers():
     recipe = Recipe(data="x", reward=lambda completion: 1.0, train=TrainSpec(reward_apart="always", reward_memory=0.5))
-    (made,) = separate(recipe).values()
+    (made,) = start_reward_processes(recipe).values()
     assert isinstance(made, WorkerReward)
     assert made.pool.memory == 2**29
     assert process_tree.usual_memory(4) >= process_tree.usual_memory(8) >= process_tree.LEAST

@@ -16,13 +16,13 @@ from hone.algo import grpo
 from hone.data.text.tokenizer import train_bpe
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.log.stats import Laps
+from hone.log.stats import StageTimer
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.reward.group_scorer import GroupScorer
 from hone.reward.score import Reward, combine
 from hone.rollout.local import LocalSampler
-from hone.rollout.overlap import Aside, Stopped, scored
+from hone.rollout.overlap import BackgroundTask, Cancelled, score_while_sampling
 from hone.rollout.supply import Roller, sample_and_score
 from hone.train.annotate import EarlyPasses
 from hone.types import Group, Rollout, Task
@@ -46,8 +46,8 @@ def marker(function: Any, **settings: Any) -> GroupScorer:
 
 def beside(score: GroupScorer, roll: Roller) -> list[Group]:
     algo = grpo()
-    begin = EarlyPasses(algo, tiny.learner_for(algo), lag=0).begin
-    return sample_and_score(roll, score, TASKS, Laps(), stop=GO_ON, begin=begin)
+    begin = EarlyPasses(algo, tiny.learner_for(algo), lag=0).start
+    return sample_and_score(roll, score, TASKS, StageTimer(), stop=GO_ON, on_sampled=begin)
 
 
 def row(number: int = 0) -> Rollout:
@@ -66,7 +66,7 @@ class Paced:
     def __call__(self, tasks: list[Task], mine: slice) -> list[Group]:
         raise NotImplementedError
 
-    sampled = __call__
+    sample = __call__
 
     def stream(self, tasks: list[Task], mine: slice) -> Iterator[list[tuple[int, Rollout]]]:
         count = len(tasks[mine]) * self.group
@@ -80,15 +80,17 @@ class Paced:
         finally:
             self.seen.append("closed")
 
-    def told(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]:
+    def add_texts(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]:
         return [[replace(r, task=t, text=str(r.tokens[0])) for r in g] for g, t in zip(groups, tasks, strict=True)]
 
 
-def paced_scored(roll: Paced, score: GroupScorer, *, tasks: int, laps: Laps | None = None, **how: Any) -> list[Group]:
+def paced_scored(
+    roll: Paced, score: GroupScorer, *, tasks: int, laps: StageTimer | None = None, **how: Any
+) -> list[Group]:
     """All of so many tasks."""
-    how = {"stop": GO_ON, "begin": lambda groups, laps: None} | how
+    how = {"stop": GO_ON, "on_sampled": lambda groups, laps: None} | how
     given = [Task(prompt=str(n)) for n in range(tasks)]
-    return scored(roll, score, laps or Laps(), tasks=given, mine=slice(None), **how)
+    return score_while_sampling(roll, score, laps or StageTimer(), tasks=given, mine=slice(None), **how)
 
 
 # --- rollouts as they end ---
@@ -98,8 +100,8 @@ def test_a_stream_has_the_rollouts_of_a_sample_before_the_last_of_them_has_ended
     steps = list(roller().stream(TASKS))
     found = dict(numbered for step in steps for numbered in step)
     groups = [[found[2 * i], found[2 * i + 1]] for i in range(len(TASKS))]
-    assert groups == roller().sampled(TASKS)
-    assert roller().told(groups, TASKS) == roller()(TASKS)
+    assert groups == roller().sample(TASKS)
+    assert roller().add_texts(groups, TASKS) == roller()(TASKS)
     order = [i for step in steps for i, _ in step]
     assert sorted(order) == list(range(2 * len(TASKS)))
     assert order != sorted(order), "the case is met"
@@ -189,21 +191,21 @@ def test_a_reward_that_sees_all_completions_gets_them_in_one_call() -> None:
 
 @pytest.mark.parametrize("pause", [0.0, 0.02], ids=["after", "beside"])
 def test_what_begins_when_the_last_has_ended_is_given_all_in_order_before_the_last_is_scored(pause: float) -> None:
-    calls, laps = list[Any](), Laps()
+    calls, laps = list[Any](), StageTimer()
 
     def reward(completion: str) -> float:
         calls.append(completion)
         time.sleep(pause)
         return 0.0
 
-    def begin(groups: list[Group], now: Laps) -> None:
+    def begin(groups: list[Group], now: StageTimer) -> None:
         assert now is laps
         calls.append([[r.tokens[0] for r in g] for g in groups])
         time.sleep(0.2)
         now("annotate")
 
     start = time.perf_counter()
-    paced_scored(Paced(2, 0.005), marker(reward), tasks=3, laps=laps, begin=begin)
+    paced_scored(Paced(2, 0.005), marker(reward), tasks=3, laps=laps, on_sampled=begin)
     spent = time.perf_counter() - start
     at = calls.index([[0, 1], [2, 3], [4, 5]])
     assert at <= 5, "the last is not scored yet"
@@ -222,7 +224,7 @@ def test_a_reward_that_waits_costs_little_beside_the_sampler() -> None:
         time.sleep(0.1)  # long beside what else runs on the machine
         return 0.0
 
-    laps, start = Laps(), time.perf_counter()
+    laps, start = StageTimer(), time.perf_counter()
     paced_scored(Paced(2, 0.1), marker(slow), tasks=5, laps=laps)
     spent, metrics = time.perf_counter() - start, laps.metrics()
     both = metrics["seconds_sample"] + metrics["seconds_scoring"]
@@ -237,7 +239,7 @@ def test_a_reward_that_waits_costs_little_beside_the_sampler() -> None:
 def test_what_stops_the_sampler_is_raised_to_the_caller() -> None:
     roll, begun = Paced(1, 0.0, HoneError("the model diverged: lower optim.lr")), list[Any]()
     with pytest.raises(HoneError, match="the model diverged"):
-        paced_scored(roll, marker(lambda completion: 0.0), tasks=4, begin=lambda *given: begun.append(given))
+        paced_scored(roll, marker(lambda completion: 0.0), tasks=4, on_sampled=lambda *given: begun.append(given))
     assert not begun
 
 
@@ -261,8 +263,8 @@ def test_a_loop_that_has_ended_stops_the_sampler() -> None:
         time.sleep(0.05)
         return 0.0
 
-    work = Aside(lambda: paced_scored(roll, marker(slow), tasks=1000, stop=stop))
+    work = BackgroundTask(lambda: paced_scored(roll, marker(slow), tasks=1000, stop=stop))
     work.join()
     assert roll.seen == ["closed"]
-    with pytest.raises(Stopped):
+    with pytest.raises(Cancelled):
         work.result()

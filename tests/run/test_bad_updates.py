@@ -17,7 +17,7 @@ from hone.cli import main
 from hone.config.recipe import Recipe
 from hone.errors import HoneError, Interrupted
 from hone.launch.replay import replay
-from hone.launch.rescue import nearest
+from hone.launch.rescue import nearest_checkpoint
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.formats.save import save_model
@@ -196,10 +196,10 @@ def test_replay_takes_the_nearest_weights_and_says_how_near(world: World, odd: P
         int(p.name[5:]): json.loads((p / "state.json").read_text())["updates"]
         for p in (out / "checkpoints").glob("step-*")
     }
-    assert nearest(out, updates[4]) == (out / "checkpoints/step-000004", 0)
-    assert nearest(out, 0) == (None, 0)
-    assert nearest(out, updates[2] - 1) == (None, updates[2] - 1)
-    assert nearest(out, 99) == (out / "checkpoints/step-000006", 99 - updates[6])
+    assert nearest_checkpoint(out, updates[4]) == (out / "checkpoints/step-000004", 0)
+    assert nearest_checkpoint(out, 0) == (None, 0)
+    assert nearest_checkpoint(out, updates[2] - 1) == (None, updates[2] - 1)
+    assert nearest_checkpoint(out, 99) == (out / "checkpoints/step-000006", 99 - updates[6])
 
 
 def test_replay_of_another_file_is_refused(world: World, odd: Path, tmp_path: Path):

@@ -11,7 +11,7 @@ from small import Wire, World, arguments, assert_same_run, interrupt, recipe, wa
 import hone
 from hone.cli import main
 from hone.errors import HoneError, Interrupted
-from hone.log.invalid import totals
+from hone.log.invalid import read_totals
 from hone.log.sinks import read
 from hone.storage.names import INVALID
 
@@ -68,7 +68,7 @@ def test_the_users_line_is_told_once_counted_and_kept(
     begins = REWARDS.splitlines().index(f"def {name}(completion, task):".replace("def w", "async def w")) + 1
     returned = f"the reward returned NoneType None, expected a finite number ({file}:{begins})"
     assert len(lines(err, returned)) == 2, "when it is first seen, and at the end"
-    found = {total.kind: total for total in totals(out / INVALID)}
+    found = {total.kind: total for total in read_totals(out / INVALID)}
     assert set(found) == {f"JSONDecodeError ({file}:6)", returned}
     shares = [row["invalid"] for row in read(out / "metrics.jsonl")]
     assert sum(total.count for total in found.values()) == round(sum(shares) * 9)
@@ -111,7 +111,7 @@ def test_parts_evaluations_and_held_out_verifiers_tell_theirs(file: Path, world:
                   f"parts.held_out={file}:some", "train.reward_apart=never")  # fmt: skip
     hone.run(replace(made, reward={f"{file}:batch": 1.0, "math": 0.1}))
     err = capsys.readouterr().err
-    kinds = [total.kind for total in totals(out / INVALID)]
+    kinds = [total.kind for total in read_totals(out / INVALID)]
     place = f"({file}:{REWARDS.splitlines().index('def batch(completions, tasks):') + 1})"
     nan = f"{file}:batch: the reward returned float nan, expected a finite number {place}"
     assert f"held-out: {nan}" in kinds

@@ -9,7 +9,7 @@ from small import World, decoder
 
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.launch.measure import measure, sample_groups, summarise
+from hone.launch.measure import evaluate_tasks, sample_groups, summarise
 from hone.reward.score import Reward
 from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Roller
@@ -86,7 +86,7 @@ def test_measuring_is_sampling_scoring_and_summing_up(world: World):
 
     model, tokenizer = decoder(258), world.tokenizer
     params = SampleParams(max_tokens=4, stop_ids=tokenizer.stop_ids)
-    found = measure(model, tokenizer, TASKS, Reward(reward), params=params, samples=2)
+    found = evaluate_tasks(model, tokenizer, TASKS, Reward(reward), params=params, samples=2)
     groups = sample_groups(model, tokenizer, TASKS, params=params, samples=2)
     by_hand = [sum(reward(r.text, t) for r in g) / 2 for g, t in zip(groups, TASKS, strict=True)]
     assert found["reward"] == pytest.approx(sum(by_hand) / 4)

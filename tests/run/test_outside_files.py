@@ -17,7 +17,7 @@ from hone.errors import HoneError
 from hone.inference.defaults import Sampling, settle
 from hone.storage.files import sync, verify
 from hone.storage.textfile import read_text
-from hone.train.guard import Spikes, load_rows
+from hone.train.guard import SpikeDetector, load_rows
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_whole_numbers_that_no_float_holds_are_like_none_at_all(tmp_path):
         (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, name: 10**400}))
         assert settle(Sampling(), tmp_path, context=48).how.temperature == 1.0
     with pytest.raises(HoneError, match="the losses so far are damaged"):
-        Spikes(3.0).load({"usual": [10**400], "tried": []})
+        SpikeDetector(3.0).load({"usual": [10**400], "tried": []})
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from each import each
 from small import World, arguments, recipe
 
-from hone.checkpoint.record import recorded
+from hone.checkpoint.record import recorded_recipe
 from hone.cli import main
 from hone.config.overrides import Choice, override
 from hone.config.recipe import plan
@@ -78,7 +78,7 @@ def test_a_run_learns_by_the_function_of_a_file_and_goes_on_from_its_folder(worl
     assert metrics(ours) == metrics(theirs)
     assert main(words(other, f"algo={file}:w_reinforce", "algo.right=0.5")) == 0
     assert metrics(other) != metrics(theirs)
-    assert recorded(other).algo == Choice(f"{file}:w_reinforce", {"right": 0.5})
+    assert recorded_recipe(other).algo == Choice(f"{file}:w_reinforce", {"right": 0.5})
 
 
 def test_its_settings_are_those_of_the_function(world: World, file: str, tmp_path: Path):

@@ -22,7 +22,7 @@ from hone.model.formats.folder import load_scorer
 from hone.model.formats.save import save_model
 from hone.model.scorer import Scorer
 from hone.reward.learned.load import process_model
-from hone.search.beam import Beam, best_first
+from hone.search.beam import Beam, rank_by_rating
 from hone.types import Rollout, Stop
 
 torch.set_num_threads(1)
@@ -286,7 +286,7 @@ def test_judges_that_cannot_choose_are_refused(world, judge):
         with pytest.raises(HoneError, match=r"--reward judge:judge\.yaml; --judge takes the folder of a reward or"):
             Rank(judge=name)
     with pytest.raises(ValueError, match="2 ratings"):
-        best_first([Rollout(tokens=[1], mask=[True])], [0.1, 0.2])
+        rank_by_rating([Rollout(tokens=[1], mask=[True])], [0.1, 0.2])
 
 
 def test_eval_says_what_the_judge_chose(world, judge, tmp_path, capsys):

@@ -16,7 +16,7 @@ from hone import loop
 from hone.data.feed.source import Source
 from hone.errors import HoneError
 from hone.launch import train
-from hone.rollout.local import Beginning, LocalSampler
+from hone.rollout.local import LocalSampler, SharedPrompt
 from hone.rollout.supply import Roller
 from hone.storage.files import checkpoints, load_tensors
 from hone.train import optim
@@ -129,7 +129,7 @@ def test_an_evaluation_that_raises_costs_its_own_numbers_alone(world: World, tmp
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     hone.run(recipe(world, "grpo", whole, *settings))
     with monkeypatch.context() as patch:
-        patch.setattr(train, "measure", failing(train.measure, 0, RuntimeError("the cable")))
+        patch.setattr(train, "evaluate_tasks", failing(train.evaluate_tasks, 0, RuntimeError("the cable")))
         with pytest.raises(RuntimeError, match="the cable"):
             hone.run(recipe(world, "grpo", cut, *settings))
     assert "the evaluation after step 2 failed; the step is saved" in capsys.readouterr().err
@@ -188,7 +188,7 @@ def test_a_log_prob_of_the_sampler_that_is_not_finite_reaches_no_update_and_no_c
 ):
     whole, cut, count = tmp_path / "whole", tmp_path / "cut", itertools.count()
     hone.run(recipe(world, "grpo", whole, *settings))
-    made, rollout = recipe(world, "grpo", cut, *settings, "save.every=1"), Beginning.rollout
+    made, rollout = recipe(world, "grpo", cut, *settings, "save.every=1"), SharedPrompt.rollout
 
     def spoilt(*arguments: Any) -> Any:
         found: Any = rollout(*arguments)
@@ -197,7 +197,7 @@ def test_a_log_prob_of_the_sampler_that_is_not_finite_reaches_no_update_and_no_c
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Beginning, "rollout", spoilt)
+        patch.setattr(SharedPrompt, "rollout", spoilt)
         with pytest.raises(HoneError, match="the sampler gave a log-prob that is not finite"):
             hone.run(made)
     assert list(checkpoints(cut / "checkpoints")) == [1, 2]
@@ -236,7 +236,7 @@ BACK = ["train.steps=16", "save.every=2", "save.keep=2", "train.rollback=20"]
 
 def strike(monkeypatch: pytest.MonkeyPatch, step: int, factor: float) -> None:
     """After this step the weights are multiplied by the factor."""
-    end = Learner.end
+    end = Learner.end_iteration
 
     def struck(learner: Learner) -> None:
         end(learner)
@@ -244,7 +244,7 @@ def strike(monkeypatch: pytest.MonkeyPatch, step: int, factor: float) -> None:
             for p in optim.parameters_of(learner.optimizer):
                 p.data.mul_(factor)
 
-    monkeypatch.setattr(Learner, "end", struck)
+    monkeypatch.setattr(Learner, "end_iteration", struck)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.launch.job import Run, prepare
 from hone.rollout.local import LocalSampler
-from hone.rollout.rollout_file import packed, unpacked
-from hone.train.annotate import evaluate
+from hone.rollout.rollout_file import pack_rollouts, unpack_rollouts
+from hone.train.annotate import forward_in_slices
 from hone.train.guard import Guard, load_rows
 from hone.types import Group, Rollout, Task
 
@@ -40,9 +40,9 @@ def test_the_learner_recomputes_the_log_probs_that_the_sampler_recorded(world: W
             job = prepare(recipe(world, "grpo", tmp_path / f"run{n}{layout}", *settings))
             batch = collate(sampled(job))
             assert batch.support is not None
-            logp = evaluate(job.learner.policy, batch, LOGP, rows=5).logp
+            logp = forward_in_slices(job.learner.policy, batch, LOGP, rows=5).logp
             torch.testing.assert_close(logp[batch.mask], batch.gen_logp[batch.mask], rtol=0, atol=2e-5)
-            whole = evaluate(job.learner.policy, replace(batch, support=None), LOGP, rows=5).logp
+            whole = forward_in_slices(job.learner.policy, replace(batch, support=None), LOGP, rows=5).logp
             assert (whole - batch.gen_logp)[batch.mask].min() < -0.01, settings
 
 
@@ -50,7 +50,7 @@ def test_the_reference_is_renormalised_on_the_same_tokens(world: World, tmp_path
     job = prepare(recipe(world, "grpo", tmp_path / "run", "sample.top_k=5"))
     batch = collate(sampled(job))
     assert job.learner.reference is not None
-    own, ref = (evaluate(m, batch, LOGP, rows=99).logp for m in (job.learner.policy, job.learner.reference))
+    own, ref = (forward_in_slices(m, batch, LOGP, rows=99).logp for m in (job.learner.policy, job.learner.reference))
     torch.testing.assert_close(own, ref, rtol=0, atol=1e-6)
 
 
@@ -96,9 +96,9 @@ def test_rollouts_ahead_keep_their_support_in_a_checkpoint(world: World, tmp_pat
     groups = sampled(job)
     plain = [replace(r, support_size=(), support=()) for r in groups[0]]
     mixed = [groups[0], plain, groups[1]]
-    tensors, about = packed(mixed)
+    tensors, about = pack_rollouts(mixed)
     tasks = [g[0].task for g in mixed]
-    assert unpacked(tensors, about, tasks) == mixed  # pyright: ignore[reportArgumentType]
+    assert unpack_rollouts(tensors, about, tasks) == mixed  # pyright: ignore[reportArgumentType]
 
 
 def test_a_run_with_lag_goes_on_from_a_checkpoint_as_if_never_stopped(world: World, tmp_path: Path):
@@ -111,7 +111,7 @@ def test_a_run_with_lag_goes_on_from_a_checkpoint_as_if_never_stopped(world: Wor
 
 def test_the_rows_of_a_skipped_update_are_kept_with_their_support(tmp_path: Path):
     rows = [Rollout(tokens=[5, 6, 7], mask=[False, True, True], support_size=[0, 2, 1], support=[6, 8, 7])]
-    Guard(folder=tmp_path).caught(collate([rows]), step=1, about={"updates": 0}, found=[])
+    Guard(folder=tmp_path).record_skip(collate([rows]), step=1, about={"updates": 0}, found=[])
     found, _ = load_rows(tmp_path / "step-000001.safetensors")
     assert found.support is not None
     assert found.support.rows(0).outside(slice(2), 9).logical_not().nonzero().tolist() == [[0, 6], [0, 8], [1, 7]]

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from small import World, recipe
 
 import hone
-from hone.checkpoint.record import _digest, recorded
+from hone.checkpoint.record import _digest, recorded_recipe
 from hone.cli import main
 from hone.config.overrides import from_yaml, to_json
 from hone.config.recipe import ReadSpec, Recipe
@@ -124,7 +124,7 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("ahead", "grpo", AHEAD),
     ):
         hone.run(recipe(world, algo, folder / name, *settings, "train.steps=2"))
-    end = Learner.end
+    end = Learner.end_iteration
 
     def struck(learner: Learner) -> None:
         end(learner)
@@ -148,7 +148,7 @@ def with_state(runs: Path, name: str, tmp_path: Path) -> Iterator[tuple[Any, Cal
     out = tmp_path / name
     shutil.copytree(runs / name, out)
     saved = out / "checkpoints/step-000002"
-    made = recorded(out)
+    made = recorded_recipe(out)
 
     def attempt(changed: Any) -> None:
         written(saved / "state.json", changed)
@@ -174,7 +174,7 @@ def test_every_value_of_the_state_in_a_checkpoint(name: str, runs: Path, tmp_pat
 def test_rollouts_that_were_sampled_ahead(runs: Path, tmp_path: Path):
     out = tmp_path / "ahead"
     shutil.copytree(runs / "ahead", out)
-    saved, made = out / "checkpoints/step-000002", recorded(out)
+    saved, made = out / "checkpoints/step-000002", recorded_recipe(out)
     with safe_open(saved / "ahead.safetensors", framework="pt") as file:
         about, tensors = json.loads(file.metadata()["hone"]), {n: file.get_tensor(n).clone() for n in file.keys()}  # noqa: SIM118
 
@@ -212,7 +212,7 @@ def test_the_settings_of_a_run(signed: bool, runs: Path, tmp_path: Path):
         if signed and isinstance(changed, dict) and "recipe" in changed:
             changed = {**changed, "digest": _digest(changed["recipe"])}
         written(out / "config.json", changed)
-        validate(recorded(out))
+        validate(recorded_recipe(out))
 
     tried(about, attempt, most=60)
 

@@ -14,9 +14,9 @@ from hone.algo import ALGORITHMS
 from hone.data.feed.source import Source
 from hone.dist import collect
 from hone.errors import HoneError
-from hone.log.stats import Laps
-from hone.rollout.rollout_file import packed, unpacked
-from hone.rollout.supply import Ahead, check_lag
+from hone.log.stats import StageTimer
+from hone.rollout.rollout_file import pack_rollouts, unpack_rollouts
+from hone.rollout.supply import RolloutQueue, check_lag
 from hone.storage.names import AHEAD
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
@@ -51,8 +51,8 @@ ODD: list[Group] = [
 
 
 def test_what_is_packed_comes_back() -> None:
-    tensors, about = packed(ODD)
-    back = unpacked(tensors, about, TASKS[:2])
+    tensors, about = pack_rollouts(ODD)
+    back = unpack_rollouts(tensors, about, TASKS[:2])
     assert back == ODD
     for r, same in zip(*([r for g in groups for r in g] for groups in (back, ODD)), strict=True):
         assert type(r.tokens) is type(same.tokens)
@@ -62,17 +62,17 @@ def test_what_is_packed_comes_back() -> None:
 
 def test_parts_of_any_kind_of_number_can_be_saved() -> None:
     parts: Any = {"a": np.float32(0.5), "b": Fraction(1, 4), "c": 2, "d": np.float64(0.1)}
-    tensors, about = packed([[row(TASKS[0], outcome=Outcome(value=1.0, parts=parts))]])
-    outcome = unpacked(tensors, about, TASKS[:1])[0][0].outcome
+    tensors, about = pack_rollouts([[row(TASKS[0], outcome=Outcome(value=1.0, parts=parts))]])
+    outcome = unpack_rollouts(tensors, about, TASKS[:1])[0][0].outcome
     assert outcome is not None
     assert outcome.parts == {"a": 0.5, "b": 0.25, "c": 2, "d": 0.1}
 
 
-def supply() -> Ahead:
-    return Ahead(Source(TASKS, seed=1), lag=1)
+def supply() -> RolloutQueue:
+    return RolloutQueue(Source(TASKS, seed=1), lag=1)
 
 
-def fill(ahead: Ahead, rounds: list[int]) -> Any:
+def fill(ahead: RolloutQueue, rounds: list[int]) -> Any:
     """Groups of the feed's next tasks, as many as each round asks for."""
     return lambda laps: [[[row(task, version=1)] for task in ahead.feed.take(n)] for n in rounds]
 
@@ -80,35 +80,35 @@ def fill(ahead: Ahead, rounds: list[int]) -> Any:
 def test_a_resumed_supply_goes_on_with_the_same_rollouts_of_the_same_tasks(tmp_path: Path) -> None:
     one, two = supply(), supply()
     for _ in range(3):
-        one.next(fill(one, [2, 1]), Laps())
-        one.wait(Laps())
+        one.next(fill(one, [2, 1]), StageTimer())
+        one.wait(StageTimer())
     (tmp_path / AHEAD).write_bytes(one.saved())
     two.load(tmp_path)
     assert two.saved() == one.saved()
     for _ in range(2):
-        found = [ahead.next(fill(ahead, [2, 1]), Laps()) for ahead in (one, two)]
+        found = [ahead.next(fill(ahead, [2, 1]), StageTimer()) for ahead in (one, two)]
         assert found[0] == found[1]
         assert [len(part) for part in found[0]] == [2, 1]
-        one.wait(Laps())
-        two.wait(Laps())
+        one.wait(StageTimer())
+        two.wait(StageTimer())
     assert one.feed.state() == two.feed.state()
 
 
 def test_ranks_share_out_what_one_has_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = supply()
-    one.next(fill(one, [5]), Laps())
-    one.wait(Laps())
+    one.next(fill(one, [5]), StageTimer())
+    one.wait(StageTimer())
     (tmp_path / AHEAD).write_bytes(one.saved())
     parts = list[Group]()
     for rank in range(2):
         monkeypatch.setattr(collect, "world", lambda rank=rank: (rank, 2))
         two = supply()
         two.load(tmp_path)
-        parts += two.next(fill(two, [5]), Laps())[0]
-        two.wait(Laps())
+        parts += two.next(fill(two, [5]), StageTimer())[0]
+        two.wait(StageTimer())
     monkeypatch.undo()
-    assert parts == one.next(fill(one, [5]), Laps())[0]
-    one.wait(Laps())
+    assert parts == one.next(fill(one, [5]), StageTimer())[0]
+    one.wait(StageTimer())
 
 
 def test_what_refills_is_refused_where_ranks_would_have_to_agree_in_two_threads(
@@ -123,18 +123,18 @@ def test_what_refills_is_refused_where_ranks_would_have_to_agree_in_two_threads(
 
 def test_rollouts_of_other_data_and_damaged_ones_are_refused(tmp_path: Path) -> None:
     one = supply()
-    one.next(fill(one, [2]), Laps())
-    one.wait(Laps())
+    one.next(fill(one, [2]), StageTimer())
+    one.wait(StageTimer())
     (tmp_path / AHEAD).write_bytes(one.saved())
     with pytest.raises(HoneError, match="the data's rows was 5 when saved"):
-        Ahead(Source(TASKS[:3], seed=1), lag=1).load(tmp_path)
+        RolloutQueue(Source(TASKS[:3], seed=1), lag=1).load(tmp_path)
     (tmp_path / AHEAD).write_bytes(one.saved()[:200])
     with pytest.raises(HoneError, match="use an earlier checkpoint"):
         supply().load(tmp_path)
 
 
-def broken(ahead: Ahead) -> Any:
-    def failing(laps: Laps) -> Any:
+def broken(ahead: RolloutQueue) -> Any:
+    def failing(laps: StageTimer) -> Any:
         ahead.feed.take(2)
         raise HoneError("the reward is broken: mend it")
 
@@ -157,30 +157,30 @@ class Count:
 def test_what_fails_is_owed_and_said_when_it_is_needed(tmp_path: Path) -> None:
     """The iteration beside which it failed is whole; a supply that is resumed there makes what the other would have."""
     count = Count()
-    ahead, whole = Ahead(Source(TASKS, seed=1), lag=1, counter=count), supply()
+    ahead, whole = RolloutQueue(Source(TASKS, seed=1), lag=1, counter=count), supply()
 
-    def counted(laps: Laps) -> Any:
+    def counted(laps: StageTimer) -> Any:
         count.requests += 1
         return broken(ahead)(laps)
 
     for one in (ahead, whole):
-        one.next(fill(one, [1]), Laps())
-        one.wait(Laps())
+        one.next(fill(one, [1]), StageTimer())
+        one.wait(StageTimer())
     assert not ahead.must_sample_first
-    ahead.next(counted, Laps())
-    ahead.wait(Laps())
+    ahead.next(counted, StageTimer())
+    ahead.wait(StageTimer())
     assert ahead.must_sample_first
     assert count.requests == 0
     with pytest.raises(HoneError, match="the reward is broken"):
-        ahead.next(fill(ahead, [1]), Laps())
+        ahead.next(fill(ahead, [1]), StageTimer())
     (tmp_path / AHEAD).write_bytes(ahead.saved())
     resumed, published = supply(), list[int]()
     resumed.load(tmp_path)
     assert resumed.must_sample_first
-    whole.next(fill(whole, [1]), Laps())
-    whole.wait(Laps())
-    assert resumed.next(fill(resumed, [1]), Laps(), lambda: published.append(1)) == whole.next(
-        fill(whole, [1]), Laps(), lambda: published.append(2)
+    whole.next(fill(whole, [1]), StageTimer())
+    whole.wait(StageTimer())
+    assert resumed.next(fill(resumed, [1]), StageTimer(), lambda: published.append(1)) == whole.next(
+        fill(whole, [1]), StageTimer(), lambda: published.append(2)
     )
     assert published == [1], "those that were owed are written by the weights before"
     for one in (ahead, resumed, whole):
@@ -190,27 +190,27 @@ def test_what_fails_is_owed_and_said_when_it_is_needed(tmp_path: Path) -> None:
 
 def test_what_was_not_learned_from_is_given_again(tmp_path: Path) -> None:
     one, two = supply(), supply()
-    one.next(fill(one, [2]), Laps())
-    one.wait(Laps())
+    one.next(fill(one, [2]), StageTimer())
+    one.wait(StageTimer())
     before = one.saved()
-    given = one.next(fill(one, [2]), Laps())
+    given = one.next(fill(one, [2]), StageTimer())
     one.undo()
     assert one.saved() == before
     (tmp_path / AHEAD).write_bytes(one.saved())
     two.load(tmp_path)
-    assert two.next(fill(two, [2]), Laps()) == given
+    assert two.next(fill(two, [2]), StageTimer()) == given
     two.close()
 
 
 def test_without_a_lag_everything_is_made_when_it_is_asked_for() -> None:
-    ahead = Ahead(Source(tiny.TASKS, seed=0))
+    ahead = RolloutQueue(Source(tiny.TASKS, seed=0))
     made = list[int]()
 
-    def counted(laps: Laps) -> Any:
+    def counted(laps: StageTimer) -> Any:
         made.append(1)
         return [[]]
 
     for n in range(3):
-        ahead.next(counted, Laps())
-        ahead.wait(Laps())
+        ahead.next(counted, StageTimer())
+        ahead.wait(StageTimer())
         assert len(made) == n + 1

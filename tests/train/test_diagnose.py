@@ -8,7 +8,7 @@ import torch
 
 from hone.algo import cispo, expert_iteration, grpo, ppo, sft
 from hone.log.stats import Stats
-from hone.train.update import finish_statistics, observe
+from hone.train.update import add_statistics, finish_statistics
 from hone.types import Batch, Forward
 
 torch.set_num_threads(1)
@@ -26,7 +26,7 @@ def row(mask: list[int], **columns: torch.Tensor) -> Batch:
 
 def seen(fwd: Forward, batch: Batch, algo: object = None) -> dict[str, float]:
     stats = Stats()
-    observe(stats, fwd, batch, algo or cispo())  # pyright: ignore[reportArgumentType]
+    add_statistics(stats, fwd, batch, algo or cispo())  # pyright: ignore[reportArgumentType]
     return finish_statistics(stats.means())
 
 
@@ -112,9 +112,9 @@ def test_no_cut_changes_what_is_seen() -> None:
     )  # fmt: skip
     fwd = Forward(logp=normal(), value=normal(), entropy=normal())
     whole = Stats()
-    observe(whole, fwd, batch, ppo())
+    add_statistics(whole, fwd, batch, ppo())
     parts = Stats()
     for rows in (slice(0, 1), slice(1, 5), slice(5, 6)):
         part = Forward(logp=fwd.logp[rows], value=fwd.value[rows], entropy=fwd.entropy[rows])
-        observe(parts, part, batch.rows(rows), ppo())
+        add_statistics(parts, part, batch.rows(rows), ppo())
     assert finish_statistics(parts.means()) == pytest.approx(finish_statistics(whole.means()))

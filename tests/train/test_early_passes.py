@@ -20,7 +20,7 @@ from hone.data.text.tokenizer import train_bpe
 from hone.dist import collect
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.log.stats import Laps
+from hone.log.stats import StageTimer
 from hone.loop import Iteration, online
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -29,7 +29,7 @@ from hone.reward.score import Reward
 from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Roller
 from hone.train import annotate as early
-from hone.train.annotate import EarlyPasses, annotate, may_begin_early, number_rows
+from hone.train.annotate import EarlyPasses, annotate, may_start_early, number_rows
 from hone.train.learner import Learner, minibatch_rows
 from hone.train.update import assign_credit, totals, weigh
 from hone.types import ABSENT, Group, Outcome, Task
@@ -67,21 +67,21 @@ def marked(groups: list[Group], *, invalid: int = 0) -> list[Group]:
 
 def test_it_is_begun_where_all_is_learned_from_and_a_gpu_computes_it() -> None:
     learner = tiny.learner_for(grpo())
-    assert not may_begin_early(grpo(), learner, lag=0), "a CPU would only be waited for"
+    assert not may_start_early(grpo(), learner, lag=0), "a CPU would only be waited for"
     assert {"cuda"} == early.ASYNCHRONOUS
 
 
 @pytest.mark.usefixtures("beside")
 def test_it_is_not_begun_where_samples_may_be_left_out_or_others_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = {name: may_begin_early(make(), tiny.learner_for(make()), lag=0) for name, make in FULL.items()}
+    begun = {name: may_start_early(make(), tiny.learner_for(make()), lag=0) for name, make in FULL.items()}
     assert begun == dict.fromkeys(FULL, True)
     learner = tiny.learner_for(grpo())
-    assert not may_begin_early(grpo(), learner, lag=1)
-    assert not may_begin_early(replace(grpo(), needs=frozenset({"kl_coef"})), learner, lag=0), "no pass is needed"
+    assert not may_start_early(grpo(), learner, lag=1)
+    assert not may_start_early(replace(grpo(), needs=frozenset({"kl_coef"})), learner, lag=0), "no pass is needed"
     for name in ("dapo", "online_dpo", "expert_iteration"):
-        assert not may_begin_early(ALGORITHMS[name](), learner, lag=0)
+        assert not may_start_early(ALGORITHMS[name](), learner, lag=0)
     monkeypatch.setattr(collect, "world", lambda: (0, 2))
-    assert not may_begin_early(grpo(), learner, lag=0)
+    assert not may_start_early(grpo(), learner, lag=0)
 
 
 # --- what is taken over ---
@@ -93,9 +93,9 @@ def test_it_is_not_begun_where_samples_may_be_left_out_or_others_take_part(monke
 def test_the_batch_is_that_of_annotating_afterwards(name: str, invalid: int) -> None:
     algo = FULL[name]()
     learner = tiny.learner_for(algo, base=tiny.decoder(dtype=torch.float64))
-    learner.begin(algo)
-    begun, laps, groups = EarlyPasses(algo, learner, lag=0), Laps(), rolled(learner)
-    begun.begin(groups, laps)
+    learner.start_controls(algo)
+    begun, laps, groups = EarlyPasses(algo, learner, lag=0), StageTimer(), rolled(learner)
+    begun.start(groups, laps)
     assert laps.seconds.keys() == {"annotate"}
     groups = marked(groups, invalid=invalid)
     taken = begun.collate(groups)
@@ -115,8 +115,8 @@ def test_what_was_begun_is_used_once_and_for_the_same_tokens_only() -> None:
     learner = tiny.learner_for(algo)
     one, two = rolled(learner, tasks=2), rolled(learner, tasks=3)
     begun = EarlyPasses(algo, learner, lag=0)
-    begun.begin(one, Laps())
-    begun.begin(two, Laps())  # as where the reward of the first has failed
+    begun.start(one, StageTimer())
+    begun.start(two, StageTimer())  # as where the reward of the first has failed
     assert begun.collate(marked(two)).ref_logp is not ABSENT
     assert begun.collate(marked(two)).ref_logp is ABSENT
     for other in (
@@ -125,11 +125,11 @@ def test_what_was_begun_is_used_once_and_for_the_same_tokens_only() -> None:
         [[replace(r, tokens=[*r.tokens]) for r in g] for g in two],
         [[r for g in two for r in g]],
     ):
-        begun.begin(two, Laps())
+        begun.start(two, StageTimer())
         batch = begun.collate(marked(other))
         assert batch.ref_logp is ABSENT
         assert batch.inputs.tolist() == collate(other).inputs.tolist()
-    begun.begin([], Laps())
+    begun.start([], StageTimer())
     assert len(begun.collate([])) == 0
 
 
@@ -139,7 +139,7 @@ def test_a_pass_that_runs_out_of_memory_is_made_in_halves() -> None:
     learner = tiny.learner_for(algo)
     groups = rolled(learner)
     whole = EarlyPasses(algo, learner, lag=0)
-    whole.begin(groups, Laps())
+    whole.start(groups, StageTimer())
     expected, real, sizes = whole.collate(marked(groups)), learner.reference, list[int]()
 
     def small(batch: Any, want: Any) -> Any:
@@ -150,7 +150,7 @@ def test_a_pass_that_runs_out_of_memory_is_made_in_halves() -> None:
         return real(batch, want)
 
     learner.reference = small
-    whole.begin(groups, Laps())
+    whole.start(groups, StageTimer())
     assert max(sizes) > 4
     torch.testing.assert_close(whole.collate(marked(groups)).ref_logp, expected.ref_logp)
 
@@ -246,7 +246,7 @@ def test_credit_weights_and_cuts_read_the_host_and_wait_for_no_pass() -> None:
     batch = number_rows(collate(groups := marked(rolled(tiny.learner_for(algo)))), [groups])
     home = replace(batch, **dict.fromkeys(batch.columns().keys() - HOME, ABSENT))
     unread = {name: torch.full_like(getattr(batch, name), 77) for name in ("group", "place")}
-    device = replace(batch, home=home, **unread)
+    device = replace(batch, host_copy=home, **unread)
     assert torch.equal(assign_credit(device, algo).adv, assign_credit(batch, algo).adv)
     assert totals(replace(device, mask=torch.zeros_like(batch.mask))) == totals(batch)
     for ours, theirs in zip(*(minibatch_rows(b, count=3, unit=1, seed=1) for b in (device, batch)), strict=True):
@@ -258,11 +258,11 @@ def test_nothing_is_waited_for_between_the_passes_and_the_update(device: str, mo
     monkeypatch.setattr(early, "ASYNCHRONOUS", frozenset({device}))
     algo = grpo()
     groups, learner = rolled(tiny.learner_for(algo)), tiny.learner_for(algo, base=tiny.decoder().to(device))
-    learner.begin(algo)
+    learner.start_controls(algo)
     begun = EarlyPasses(algo, learner, lag=0)
     assert begun.on
     for waits in ("default", "error"):  # the first time, memory is taken
-        begun.begin(groups, Laps())
+        begun.start(groups, StageTimer())
         with no_waiting(waits if device == "cuda" else ""):
             batch = annotate(number_rows(begun.collate(marked(groups, invalid=4)), [groups]), algo, learner)
             batch = weigh(assign_credit(batch, algo), algo)

@@ -19,10 +19,10 @@ from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.train import optim
 from hone.train.annotate import annotate
-from hone.train.guard import Guard, load_rows, mark
+from hone.train.guard import Guard, load_rows, mark_nonfinite_loss
 from hone.train.learner import Learner
 from hone.train.optim import Masters
-from hone.train.update import assign_credit, explain, steer, update, weigh
+from hone.train.update import adapt_controls, assign_credit, explain_skip, update, weigh
 from hone.types import Batch, Forward
 
 torch.set_num_threads(1)
@@ -33,7 +33,7 @@ def world(algo: Algorithm = ALGO, *, share: slice = slice(None)) -> tuple[Learne
     """A learner that has taken a step, so that there are moments to spoil, and a batch for the next."""
     learner = tiny.learner_for(algo, base=tiny.decoder(width=8, dtype=torch.float64), lr=0.01, micro_rows=5)
     learner.schedule = optim.learning_rate_factor("linear", warmup=2, steps=9)
-    learner.begin(algo)
+    learner.start_controls(algo)
     batch = annotate(collate(tiny.groups_for(algo), dtype=torch.float64).rows(share), algo, learner)
     batch = weigh(assign_credit(batch, algo), algo)
     update(learner, batch, algo)
@@ -130,7 +130,7 @@ def test_a_loss_alone_that_is_not_finite_skips_too() -> None:
     spoiled = replace(ALGO, loss=((1.0, LossOnly()),))
     assert update(learner, batch, spoiled).means() == {"skipped": 1.0}
     assert same_bits(before, everything(learner))
-    assert [f.name for f in explain(learner, batch, spoiled)] == ["loss.0", "loss"]
+    assert [f.name for f in explain_skip(learner, batch, spoiled)] == ["loss.0", "loss"]
 
 
 def test_an_update_after_a_skip_is_the_one_without_it() -> None:
@@ -144,23 +144,23 @@ def test_an_update_after_a_skip_is_the_one_without_it() -> None:
 def test_marking_a_finite_loss_changes_no_gradient() -> None:
     p = nn.Parameter(torch.tensor([1.0, 2.0]))
     p.grad = torch.tensor([3.0, 1e-30])
-    mark([nn.Parameter(torch.zeros(1)), p], [torch.tensor(5.0), torch.tensor(-1e30)])
+    mark_nonfinite_loss([nn.Parameter(torch.zeros(1)), p], [torch.tensor(5.0), torch.tensor(-1e30)])
     assert p.grad.tolist() == [3.0, float(torch.tensor(1e-30))]
-    mark([p], [torch.tensor(1.0), torch.tensor(-torch.inf)])
+    mark_nonfinite_loss([p], [torch.tensor(1.0), torch.tensor(-torch.inf)])
     assert p.grad[0].isnan()
-    mark([p], [])  # a rank without rows
+    mark_nonfinite_loss([p], [])  # a rank without rows
 
 
 def test_adaptive_numbers_stay_where_an_update_was_skipped() -> None:
     learner, _ = world()
     for algo in (grpo(kl_target=0.01), reinforce_baseline()):
         learner.control = {}
-        learner.begin(algo)
+        learner.start_controls(algo)
         start = dict(learner.control)
         metrics = {"ref_kl": 1.0, "reward": torch.inf}
-        steer(learner, algo, metrics | {"skipped": 0.25})
+        adapt_controls(learner, algo, metrics | {"skipped": 0.25})
         assert learner.control == start
-        steer(learner, algo, metrics | {"skipped": 0.0})
+        adapt_controls(learner, algo, metrics | {"skipped": 0.0})
         assert learner.control != start
 
 
@@ -170,7 +170,7 @@ def test_half_precision_keeps_its_copies_too() -> None:
     copies = learner.masters.of(learner.policy.actor_parameters())
     learner.optimizer = optim.adamw(copies, lr=0.01)
     learner.optimizer.register_step_post_hook(learner.masters.publish)
-    learner.begin(ALGO)
+    learner.start_controls(ALGO)
     batch = weigh(assign_credit(annotate(collate(tiny.groups_for(ALGO)), ALGO, learner), ALGO), ALGO)
     update(learner, batch, ALGO)
     before = [x.float() for x in everything(learner)], [p.detach().clone() for p in learner.policy.actor_parameters()]
@@ -182,14 +182,14 @@ def test_half_precision_keeps_its_copies_too() -> None:
 def test_a_step_reward_that_is_nan_where_no_step_ends_is_not_blamed() -> None:
     learner, batch = world()
     steps = replace(batch, step_reward=torch.where(batch.mask, torch.nan, 1.0))
-    assert explain(learner, steps, ALGO) == []
-    assert [f.name for f in explain(learner, put(steps, "step_reward", torch.inf), ALGO)] == ["step_reward"]
+    assert explain_skip(learner, steps, ALGO) == []
+    assert [f.name for f in explain_skip(learner, put(steps, "step_reward", torch.inf), ALGO)] == ["step_reward"]
 
 
 def test_positions_are_those_of_the_kept_rows() -> None:
     learner, batch = world()
     row, token = batch.mask.nonzero()[-1].tolist()
-    found = {f.name: f for f in explain(learner, put(batch, "old_logp", torch.nan), ALGO)}
+    found = {f.name: f for f in explain_skip(learner, put(batch, "old_logp", torch.nan), ALGO)}
     assert found["old_logp"].at == found["ratio"].at == found["loss.0"].at == [row, token]
     assert 0 <= found["old_logp"].micro <= 2
 
@@ -200,25 +200,25 @@ def test_positions_are_those_of_the_kept_rows() -> None:
 def caught(guard: Guard, times: int, *, step: int = 1) -> None:
     _, batch = world()
     for _ in range(times):
-        guard.caught(batch, step=step, about={}, found=[])
+        guard.record_skip(batch, step=step, about={}, found=[])
 
 
 def test_a_row_of_skips_is_broken_by_an_update_and_the_total_is_not() -> None:
     guard = Guard(in_a_row=3, in_all=5)
     caught(guard, 2)
-    guard.taken()
+    guard.record_update()
     caught(guard, 2)
-    assert guard.spent == ""
+    assert guard.stop_reason == ""
     twin = Guard(in_a_row=3, in_all=5)
     twin.load(json.loads(json.dumps(guard.state())))
     caught(guard, 1)
-    assert "5 updates in all were not finite (train.max_bad_total)" in guard.spent
-    twin.taken()
-    assert (twin.row, twin.total) == (0, 4)
+    assert "5 updates in all were not finite (train.max_bad_total)" in guard.stop_reason
+    twin.record_update()
+    assert (twin.skipped_in_a_row, twin.skipped_in_all) == (0, 4)
     other = Guard(in_a_row=1)
     caught(other, 1)
-    other.taken()  # a later update of the same step
-    assert "1 updates in a row" in other.spent
+    other.record_update()  # a later update of the same step
+    assert "1 updates in a row" in other.stop_reason
 
 
 def test_several_of_a_step_are_kept_apart(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def _work(rank: int, folder: str) -> None:
         stats = update(learner, *_spoil(case, rank, learner, batch)).means()
         result[f"{case} skipped"] = torch.tensor(stats == {"skipped": 1.0})
         result[f"{case} still"] = torch.tensor(same_bits(before, everything(learner)))
-        result[f"{case} counted"] = torch.tensor(learner.guard.total == learner.guard.row == 1)
+        result[f"{case} counted"] = torch.tensor(learner.guard.skipped_in_all == learner.guard.skipped_in_a_row == 1)
     dist.destroy_process_group()
     save_file(result, f"{folder}/{rank}.safetensors")
 

@@ -28,7 +28,7 @@ from hone.algo import (
 from hone.algo.weight import mismatch
 from hone.data.feed.source import Source
 from hone.errors import HoneError
-from hone.log.rollouts import describe, varied
+from hone.log.rollouts import rollout_statistics, varied
 from hone.loop import hash_seed, offline, online
 from hone.train.learner import Learner
 from hone.types import Group, Outcome, Rollout, Stop, Task
@@ -205,7 +205,7 @@ def test_describe_averages_what_is_valid_and_counts_what_is_not() -> None:
         [finished([2, 2, 2, 2, 2], 1.0), finished([3], None)],
         [finished([4, 5], 0.0, stop=Stop.LENGTH), finished([6, 7, 8], 0.5, stop=Stop.STRING)],
     ]
-    means = describe([groups], [groups[:1]]).means()
+    means = rollout_statistics([groups], [groups[:1]]).means()
     # repetition: of the 4-grams there are two, both (2, 2, 2, 2)
     assert means == {
         "reward": pytest.approx(0.5), "invalid": 0.25, "length": 11 / 4, "truncated": 0.25, "kept": 0.5, "tokens": 11.0,

@@ -16,7 +16,7 @@ from hone.data.collate import collate
 from hone.errors import HoneError
 from hone.storage.names import DIVISOR
 from hone.train import trust_region
-from hone.train.annotate import annotate, evaluate
+from hone.train.annotate import annotate, forward_in_slices
 from hone.train.learner import Learner
 from hone.train.update import assign_credit, update, weigh
 from hone.types import Batch
@@ -64,9 +64,9 @@ class Narrow(torch.nn.Module):
 
 def world(algo: Algorithm, *, micro_rows: int) -> tuple[Learner, Batch]:
     learner = tiny.learner_for(algo, base=tiny.decoder(width=8, dtype=torch.float64), micro_rows=micro_rows)
-    learner.begin(algo)
+    learner.start_controls(algo)
     annotator = tiny.learner_for(algo, base=tiny.decoder(width=8, dtype=torch.float64))
-    annotator.begin(algo)
+    annotator.start_controls(algo)
     batch = annotate(collate(tiny.groups_for(algo), dtype=torch.float64), algo, annotator)
     return learner, weigh(assign_credit(batch, algo), algo)
 
@@ -133,19 +133,19 @@ def test_what_cannot_be_cut_is_an_error_with_the_remedy_and_moves_nothing(make: 
 def test_passes_without_gradients_are_cut_too():
     learner, batch = world(grpo(), micro_rows=12)
     want = frozenset({"logp"})
-    whole = evaluate(learner.policy, batch, want, rows=12).logp
+    whole = forward_in_slices(learner.policy, batch, want, rows=12).logp
     narrow: Any = Narrow(learner.policy, 3, "forward", FAILURES["cuda"])
-    found = evaluate(narrow, batch, want, rows=12).logp
+    found = forward_in_slices(narrow, batch, want, rows=12).logp
     assert narrow.failed == 3
     torch.testing.assert_close(whole, found, rtol=0, atol=1e-12)
     narrow.room = 0
     with pytest.raises(torch.OutOfMemoryError):
-        evaluate(narrow, batch, want, rows=12)
+        forward_in_slices(narrow, batch, want, rows=12)
 
 
 def test_the_cut_is_part_of_a_checkpoint():
     learner, batch = world(grpo(), micro_rows=12)
-    learner.halve(batch, 1)
+    learner.halve_micro_batches(batch, 1)
     twin, _ = world(grpo(), micro_rows=12)
     twin.guard.load(learner.guard.state())
     assert [len(m) for m in twin.cut(batch, 1)] == [6, 6]
@@ -157,7 +157,7 @@ def test_the_cut_is_part_of_a_checkpoint():
 def test_halving_goes_on_until_something_is_smaller():
     """micro_rows may be far above what there is: half of it would change nothing."""
     learner, batch = world(grpo(), micro_rows=1000)
-    learner.halve(batch, 1)
+    learner.halve_micro_batches(batch, 1)
     assert [len(m) for m in learner.cut(batch, 1)] == [6, 6]
 
 
@@ -172,7 +172,7 @@ def crowded(folder: Path) -> tuple[str, int, list[int]]:
         update(learner, batch, algo)
     after, _ = world(algo, micro_rows=12)
     after.guard.folder = folder / "bad"
-    after.guard.find()
+    after.guard.load_divisor()
     return str(error.value), learner.updates, [len(m) for m in after.cut(batch, 1)]
 
 
@@ -189,5 +189,5 @@ def test_what_was_left_is_read_with_care(tmp_path: Path):
     for content, divisor in (("4", 4), ("2", 4), ("", 4), ("x", 4), ("8", 8)):
         (tmp_path / DIVISOR).write_text(content)
         learner.guard.folder = tmp_path / "bad"
-        learner.guard.find()
+        learner.guard.load_divisor()
         assert learner.guard.divisor == divisor

@@ -21,14 +21,14 @@ from hone.engine.params import SampleParams
 from hone.loop import online
 from hone.model.kernels.cpp.library import library
 from hone.rollout.local import LocalSampler
-from hone.rollout.supply import Ahead
+from hone.rollout.supply import RolloutQueue
 from hone.train import annotate as passes
 from hone.train.annotate import (
     PROBED,
     add_sampler_logp,
     annotated_minibatches,
     drawn_from_policy,
-    evaluate,
+    forward_in_slices,
     old_logp_from_sampler,
     without_old_logp,
 )
@@ -79,7 +79,7 @@ def watched(learner: Learner) -> Read:
 
 
 def own(learner: Learner, batch: Batch) -> Tensor:
-    return evaluate(learner.policy, batch, LOGP, rows=len(batch)).logp
+    return forward_in_slices(learner.policy, batch, LOGP, rows=len(batch)).logp
 
 
 def test_they_are_those_of_the_policy_s_own_pass_to_the_bit():
@@ -244,7 +244,7 @@ def run(learner: Learner, how: dict[str, int], *, lag: int = 0, corrected: bool 
     """Two iterations and their metrics, without the times."""
     roll = tiny.Roller(decoder_of(learner), group=GROUP, copy=lag > 0)
     correct = partial(mismatch, how="truncate", cap=1.5) if corrected else None
-    tasks = Ahead(Source(tiny.TASKS, seed=0), lag=lag)
+    tasks = RolloutQueue(Source(tiny.TASKS, seed=0), lag=lag)
     made = online(
         tasks, roll, tiny.scorer(tiny.share_of_threes), learner, GRPO,
         prompts=PROMPTS, correct=correct, publish=roll.sampler.publish, **how,

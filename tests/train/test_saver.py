@@ -12,7 +12,7 @@ from patience import eventually, patience
 from hone.checkpoint.saver import Saver, Timer, process_age
 from hone.checkpoint.state import Copies
 from hone.errors import HoneError
-from hone.rollout.overlap import Stopped
+from hone.rollout.overlap import Cancelled
 from hone.storage import files
 
 
@@ -94,7 +94,7 @@ def test_closing_waits_or_gives_up():
             saver.go_on()
 
     saver.start(patiently)
-    assert isinstance(saver.close(patience=0.05), Stopped)
+    assert isinstance(saver.close(patience=0.05), Cancelled)
 
 
 def test_what_was_written_is_let_go():
@@ -199,7 +199,7 @@ def test_a_save_costs_the_loop_what_it_waits_and_on_its_own_cores_what_is_comput
         saver = Saver(shares_cores=shares)
         saver.guess(0.25)
         assert saver.cost == expected
-        saver.held = 0.5
+        saver.held_seconds = 0.5
         saver.start(lambda: sum(range(10**6)))
         saver.wait()
         assert (saver.cost > 0.5) == shares

@@ -63,7 +63,7 @@ def world(algo: Algorithm, *, width: int = 8, shared: bool = True, lora: bool = 
             for p in lora_parameters(base):
                 p += 0.1 * torch.randn(p.shape, generator=g, dtype=p.dtype)
     learner = tiny.learner_for(algo, base=base, shared=shared, lr=0.05, micro_rows=5)
-    learner.begin(algo)
+    learner.start_controls(algo)
     return learner
 
 
@@ -99,7 +99,7 @@ def test_the_fisher_product_is_the_fisher_matrix_times_the_vector() -> None:
         learner.micro_rows = micro_rows
         learner.policy.chunk, learner.policy.checkpoint_layers = chunk, layers  # pyright: ignore
         v = torch.randn(len(F), generator=g, dtype=torch.float64)
-        with second_order(), trust_region._compared_with(learner, learner.policy):
+        with second_order(), trust_region._using_old_policy(learner, learner.policy):
             found = trust_region._fisher_product(learner, batch, parameters, v, 1)
         torch.testing.assert_close(found, F @ v, rtol=0, atol=1e-12)
 
@@ -245,7 +245,7 @@ def test_a_gradient_that_is_not_finite_moves_nothing() -> None:
     before = tiny.parameters_of(learner)
     assert trust_region.step(learner, replace(batch, adv=adv), algo).means() == {"skipped": 1.0}
     assert all(torch.equal(a, b) for a, b in zip(before, tiny.parameters_of(learner), strict=True))
-    assert (learner.updates, learner.guard.total) == (0, 1)
+    assert (learner.updates, learner.guard.skipped_in_all) == (0, 1)
 
 
 def test_a_critics_gradient_that_is_not_finite_takes_the_actors_step_back() -> None:

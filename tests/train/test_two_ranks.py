@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hone.algo import ppo, sft
 from hone.data.collate import collate
-from hone.launch.measure import assess
+from hone.launch.measure import evaluate_rows
 from hone.train.annotate import annotate
 from hone.train.update import assign_credit, update, weigh
 
@@ -40,9 +40,8 @@ def test_two_ranks_with_uneven_shares_take_the_step_of_one() -> None:
 
 def held_out_loss() -> float:
     algo = sft()
-    return assess(tiny.learner_for(algo, base=tiny.decoder(width=8, dtype=torch.float64)), tiny.groups_for(algo), algo)[
-        "loss"
-    ]
+    learner = tiny.learner_for(algo, base=tiny.decoder(width=8, dtype=torch.float64))
+    return evaluate_rows(learner, tiny.groups_for(algo), algo)["loss"]
 
 
 def test_the_held_out_loss_is_the_same_on_any_number_of_ranks() -> None:

@@ -52,7 +52,7 @@ def mismatched_for(algo: Algorithm) -> Batch | None:
 def learner_for(algo: Algorithm, **settings: object) -> Learner:
     learner = tiny.learner_for(algo, base=tiny.decoder(width=8, dtype=torch.float64), **settings)  # pyright: ignore
     jolt(learner)
-    learner.begin(algo)
+    learner.start_controls(algo)
     return learner
 
 
@@ -229,7 +229,7 @@ def test_micro_batches_begin_with_the_longest_rows() -> None:
 @each("unit", [1, 2])
 @each("count", [1, 2, 3, 6])
 def test_mini_batches_lose_no_row_and_keep_pairs_together(count: int, unit: int) -> None:
-    parts = [m.group.tolist() for m in cut.mini_batches(numbered(12), count=count, unit=unit, seed=3)]
+    parts = [m.group.tolist() for m in cut.split_minibatches(numbered(12), count=count, unit=unit, seed=3)]
     assert len(parts) == count
     assert sorted(itertools.chain(*parts)) == list(range(12))
     assert max(map(len, parts)) - min(map(len, parts)) <= unit
@@ -240,7 +240,7 @@ def test_mini_batches_lose_no_row_and_keep_pairs_together(count: int, unit: int)
 
 def test_mini_batches_are_shuffled_by_the_seed_alone() -> None:
     def order(seed: int) -> list[list[int]]:
-        return [m.group.tolist() for m in cut.mini_batches(numbered(12), count=3, unit=1, seed=seed)]
+        return [m.group.tolist() for m in cut.split_minibatches(numbered(12), count=3, unit=1, seed=seed)]
 
     assert order(1) == order(1) != order(2)
 
@@ -249,7 +249,7 @@ def test_evaluate_puts_the_slices_back_in_order() -> None:
     learner = learner_for(sft())
     batch = batch_for(sft())
     whole = learner.policy(batch, frozenset({"logp", "entropy"}))
-    sliced = passes.evaluate(learner.policy, batch, frozenset({"logp", "entropy"}), rows=5)
+    sliced = passes.forward_in_slices(learner.policy, batch, frozenset({"logp", "entropy"}), rows=5)
     torch.testing.assert_close(sliced.logp, whole.logp.detach(), rtol=0, atol=1e-12)
     torch.testing.assert_close(sliced.entropy, whole.entropy.detach(), rtol=0, atol=1e-12)
     assert sliced.value is ABSENT
@@ -406,9 +406,9 @@ def test_steer_moves_only_what_its_metric_was_seen_for() -> None:
     algo = reinforce_baseline(beta=0.1, kl_target=0.1, decay=0.9)
     learner = learner_for(algo)
     assert learner.control == {"kl_coef": 0.1, "baseline": 0.0}
-    step.steer(learner, algo, {"reward": 2.0})
+    step.adapt_controls(learner, algo, {"reward": 2.0})
     assert learner.control == {"kl_coef": 0.1, "baseline": pytest.approx(0.2)}
-    step.steer(learner, algo, {"ref_kl": 0.2})
+    step.adapt_controls(learner, algo, {"ref_kl": 0.2})
     assert learner.control == {"kl_coef": pytest.approx(0.102), "baseline": pytest.approx(0.2)}
 
 
@@ -416,16 +416,16 @@ def test_begin_keeps_what_a_checkpoint_gave() -> None:
     algo = reinforce_baseline(beta=0.1)
     learner = learner_for(sft())
     learner.control = {"baseline": 0.7}
-    learner.begin(algo)
+    learner.start_controls(algo)
     assert learner.control == {"baseline": 0.7, "kl_coef": 0.1}
 
 
 def test_a_constant_is_what_the_settings_say_whatever_a_checkpoint_has() -> None:
     learner = learner_for(sft())
     learner.control = {"kl_coef": 0.04}
-    learner.begin(grpo(beta=0.5))
+    learner.start_controls(grpo(beta=0.5))
     assert learner.control == {"kl_coef": 0.5}
-    learner.begin(reinforce_baseline(beta=0.1, kl_target=0.1))
+    learner.start_controls(reinforce_baseline(beta=0.1, kl_target=0.1))
     assert learner.control == {"baseline": 0.0, "kl_coef": 0.5}, "an adaptive one goes on from where it is"
 
 

@@ -19,7 +19,7 @@ from hone.types import ABSENT, Batch, sequence_sum, to_device
 Reduce = Callable[[Tensor], Tensor]  # sums a tensor over ranks
 
 
-def alone(x: Tensor) -> Tensor:
+def one_rank(x: Tensor) -> Tensor:
     """The sum over ranks when there is one rank."""
     return x
 
@@ -27,16 +27,16 @@ def alone(x: Tensor) -> Tensor:
 def reads_log_probs(how: Callable[[Batch], Tensor] | None) -> bool:
     """Whether a credit may read old_logp. One of this module does if it has a KL in the reward; any other may."""
     settings = how.keywords if isinstance(how, partial) else {}
-    return how is not None and (not is_ours(how) or bool(settings.get("kl")))
+    return how is not None and (not is_builtin(how) or bool(settings.get("kl")))
 
 
-def per_token(how: Callable[[Batch], Tensor] | None) -> bool:
+def may_be_per_token(how: Callable[[Batch], Tensor] | None) -> bool:
     """Whether a credit may give each token the return from there on. Any credit but those of this module may."""
     inner: Any = how.func if isinstance(how, partial) else how
-    return inner in (gae, reward_to_go) or (inner is not None and not is_ours(how))
+    return inner in (gae, reward_to_go) or (inner is not None and not is_builtin(how))
 
 
-def is_ours(how: Any) -> bool:
+def is_builtin(how: Any) -> bool:
     """Whether a credit is one of this module, so that it is known what it reads."""
     inner: Any = how.func if isinstance(how, partial) else how
     return getattr(inner, "__module__", None) == __name__
@@ -205,7 +205,7 @@ def reward_to_go(batch: Batch, *, gamma: float = 1.0, kl: str = "") -> Tensor:
     return torch.where(batch.mask, returns - batch.baseline[:, None], 0.0)
 
 
-def whiten(adv: Tensor, mask: Tensor, *, reduce: Reduce = alone, eps: float = 1e-8) -> Tensor:
+def whiten(adv: Tensor, mask: Tensor, *, reduce: Reduce = one_rank, eps: float = 1e-8) -> Tensor:
     """Zero mean and unit population variance over every trained token on every rank  (REINFORCE++, PPO)
 
     The mean and std depend on the sampled rewards themselves, so the estimator is biased by O(1/rows), in direction

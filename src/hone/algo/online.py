@@ -11,7 +11,7 @@ from functools import partial
 from hone.algo import control as steering
 from hone.algo import credit, prefer, select, terms, weight
 from hone.algo.control import Control
-from hone.algo.settings import POSITIVE, checked
+from hone.algo.settings import POSITIVE, with_ranges
 from hone.algo.table import Algorithm, Loss, Teacher, TrustRegion
 from hone.errors import HoneError
 
@@ -119,7 +119,7 @@ def _values(bootstrap: bool) -> frozenset[str]:
 # --- REINFORCE and kin: strictly on policy, a row's log-prob is summed ---
 
 
-@checked()
+@with_ranges()
 def reinforce(
     *, gamma: float = 1.0, beta: float = 0.0, kl: str = "reward:k1", kl_target: float | None = None
 ) -> Algorithm:
@@ -129,7 +129,7 @@ def reinforce(
     return _online(k, ((1.0, terms.policy_gradient),), credit=adv, weigh=weight.row_sum, on_policy=True)
 
 
-@checked()
+@with_ranges()
 def reinforce_baseline(
     *,
     decay: float = 0.9,
@@ -144,7 +144,7 @@ def reinforce_baseline(
     return replace(plain, needs=plain.needs | {"baseline"}, control=steer)
 
 
-@checked()
+@with_ranges()
 def rloo(*, beta: float = 0.0, kl: str = "reward:k1", kl_target: float | None = None) -> Algorithm:
     """REINFORCE less the mean of the group's other rewards (Ahmadian et al. 2024)"""
     k = _kl(beta, kl, kl_target)
@@ -152,7 +152,7 @@ def rloo(*, beta: float = 0.0, kl: str = "reward:k1", kl_target: float | None = 
     return _online(k, ((1.0, terms.policy_gradient),), credit=adv, weigh=weight.row_sum, on_policy=True, group=2)
 
 
-@checked()
+@with_ranges()
 def reinforce_pp(*, clip: float = 0.2, gamma: float = 1.0, beta: float = 0.01, kl: str = "reward:k1") -> Algorithm:
     """REINFORCE++: per-token returns with the KL inside, whitened over the iteration, clipped (Hu 2025)"""
     k = _kl(beta, kl, None)
@@ -161,7 +161,7 @@ def reinforce_pp(*, clip: float = 0.2, gamma: float = 1.0, beta: float = 0.01, k
     return _online(k, loss, watch=watch, credit=adv, whiten=True, needs=_set("old_logp"))
 
 
-@checked()
+@with_ranges()
 def reinforce_pp_baseline(*, clip: float = 0.2, beta: float = 0.01, kl: str = "loss:k2") -> Algorithm:
     """REINFORCE++-baseline: reward less the group's mean, whitened over the iteration, KL by k2 in the loss"""
     k = _kl(beta, kl, None)
@@ -173,7 +173,7 @@ def reinforce_pp_baseline(*, clip: float = 0.2, beta: float = 0.01, kl: str = "l
 # --- actor and critic ---
 
 
-@checked()
+@with_ranges()
 def a2c(
     *,
     gamma: float = 1.0,
@@ -193,7 +193,7 @@ def a2c(
     return _online(k, loss, credit=adv, needs=_values(bootstrap), wants=wants, on_policy=True)
 
 
-@checked()
+@with_ranges()
 def trpo(
     *,
     delta: float = 0.01,
@@ -214,7 +214,7 @@ def trpo(
     return _online(k, loss, credit=adv, whiten=True, needs=needs, wants=wants, trust_region=region)
 
 
-@checked()
+@with_ranges()
 def ppo(
     *,
     clip: float = 0.2,
@@ -238,7 +238,7 @@ def ppo(
     return _online(k, (*policy, *critic), watch=watch, credit=adv, whiten=True, needs=needs, wants=wants)
 
 
-@checked(beta=POSITIVE)
+@with_ranges(beta=POSITIVE)
 def ppo_penalty(
     *,
     beta: float = 0.1,
@@ -263,7 +263,7 @@ def ppo_penalty(
     )
 
 
-@checked(beta=POSITIVE)
+@with_ranges(beta=POSITIVE)
 def klq(*, beta: float = 0.05, gamma: float = 1.0, lam: float = 0.95, kl_target: float | None = None) -> Algorithm:
     """Token-level KL-regularised Q-learning: regress Q = beta log(pi/ref) + V on lambda-returns (2508.17000)"""
     k = _kl(beta, "reward:k1", kl_target)
@@ -274,7 +274,7 @@ def klq(*, beta: float = 0.05, gamma: float = 1.0, lam: float = 0.95, kl_target:
 # --- group-relative ---
 
 
-@checked()
+@with_ranges()
 def grpo(
     *,
     clip: float = 0.2,
@@ -297,7 +297,7 @@ def grpo(
     return _online(k, loss, watch=watch, credit=adv, weigh=weight.average(average), needs=needs, group=2)
 
 
-@checked()
+@with_ranges()
 def dr_grpo(*, clip: float = 0.2, max_tokens: int = 0, beta: float = 0.0, kl: str = "loss:k3") -> Algorithm:
     """GRPO without its two biases: no division by std, a constant length (0: the sampling limit) (Liu et al. 2025)"""
     k = _kl(beta, kl, None)
@@ -313,7 +313,7 @@ def dr_grpo(*, clip: float = 0.2, max_tokens: int = 0, beta: float = 0.0, kl: st
     )
 
 
-@checked()
+@with_ranges()
 def dapo(
     *, low: float = 0.2, high: float = 0.28, overlong: str = "shape", limit: int = 0, margin: int = 0
 ) -> Algorithm:
@@ -341,7 +341,7 @@ def dapo(
     )
 
 
-@checked()
+@with_ranges()
 def gspo(*, low: float = 3e-4, high: float = 4e-4) -> Algorithm:
     """GRPO with one ratio a row, the geometric mean of its tokens' (Zheng et al. 2025)"""
     loss, watch = _clip(low, high, ratio="row")
@@ -349,7 +349,7 @@ def gspo(*, low: float = 3e-4, high: float = 4e-4) -> Algorithm:
     return _online(_Kl(), loss, watch=watch, credit=credit.group_zscore, weigh=weight.row_mean, needs=needs, group=2)
 
 
-@checked()
+@with_ranges()
 def cispo(*, max_ratio: float = 5.0) -> Algorithm:
     """-sg(min(r, max)) A log pi: the weight is capped, no token's gradient is dropped (MiniMax 2025)"""
     return _online(
@@ -365,7 +365,7 @@ def cispo(*, max_ratio: float = 5.0) -> Algorithm:
 # --- from samples to supervised or preference losses ---
 
 
-@checked(beta=POSITIVE)
+@with_ranges(beta=POSITIVE)
 def online_dpo(*, beta: float = 0.1, smoothing: float = 0.0) -> Algorithm:
     """DPO on the best and the worst of each freshly sampled group (Guo et al. 2024)"""
     return Algorithm(
@@ -379,14 +379,14 @@ def online_dpo(*, beta: float = 0.1, smoothing: float = 0.0) -> Algorithm:
     )
 
 
-@checked()
+@with_ranges()
 def expert_iteration(*, threshold: float = 1.0, keep: int = 0) -> Algorithm:
     """SFT on one's own rows that verify, each once, at most `keep` a prompt (0: all) (Anthony et al. 2017)"""
     chosen = partial(select.verified, threshold=threshold, keep=keep)
     return Algorithm(loss=((1.0, terms.nll),), select=chosen, online=True)
 
 
-@checked()
+@with_ranges()
 def distil(*, top_k: int = 0) -> Algorithm:
     """KL(student || teacher) at each token of the student's own samples (on-policy GKD, Agarwal et al. 2024)
 

@@ -52,7 +52,7 @@ def allowed(algorithm: str, name: str) -> Range | None:
     return SPECIAL.get(algorithm, {}).get(name, RANGES.get(name))
 
 
-def checked(**special: Range) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
+def with_ranges(**special: Range) -> Callable[[Callable[P, Algorithm]], Callable[P, Algorithm]]:
     """The factory, refusing numbers outside their range and naming what it makes; `special`: its own ranges."""
 
     def decorate(factory: Callable[P, Algorithm]) -> Callable[P, Algorithm]:

@@ -88,7 +88,7 @@ def objective(fwd: Forward, batch: Batch, loss: "Algorithm | Loss") -> Tensor:
     if anchor is ABSENT:
         raise ValueError(f"{name or 'the loss'} reads logp, which this forward pass lacks: fill Forward(logp=...)")
     if batch.token_weight is ABSENT or batch.row_weight is ABSENT:
-        raise lacks(name or "objective", "token_weight")
+        raise missing_column(name or "objective", "token_weight")
     total = 0.0 * anchor.sum()  # an empty micro-batch still takes part in every collective
     for coefficient, term in parts:
         x = _value(term, fwd, batch, name)
@@ -98,7 +98,7 @@ def objective(fwd: Forward, batch: Batch, loss: "Algorithm | Loss") -> Tensor:
     return total
 
 
-def lacks(name: str, column: str) -> ValueError:
+def missing_column(name: str, column: str) -> ValueError:
     """The error for a column that is read and not there."""
     remedy = FILLED_BY.get(column, f"fill it, as in replace(batch, {column}=...)")
     return ValueError(f"{name} reads {column}, which this batch lacks: {remedy}")
@@ -118,7 +118,7 @@ def _value(term: Term, fwd: Forward, batch: Batch, name: str) -> Tensor:
                 raise ValueError(
                     f"{name} reads {read.column}, which this forward pass lacks: fill Forward({read.column}=...)"
                 ) from error
-            raise lacks(name, read.column) from error
+            raise missing_column(name, read.column) from error
         raise
 
 
@@ -149,7 +149,7 @@ def old_logp_from_first_pass(fwd: Forward, batch: Batch, algo: Algorithm) -> Bat
     return replace(batch, old_logp=fwd.logp.detach())
 
 
-def assign_credit(batch: Batch, algo: Algorithm, *, reduce: credit.Reduce = credit.alone) -> Batch:
+def assign_credit(batch: Batch, algo: Algorithm, *, reduce: credit.Reduce = credit.one_rank) -> Batch:
     """Adds the columns `adv` and, for a critic, `returns` (its target, before any whitening) to an iteration's batch.
 
     reduce: sums a tensor over ranks, for an algorithm that whitens.
@@ -176,8 +176,8 @@ def _check_credited(batch: Batch, algo: Algorithm) -> None:
     reads = algo.needs
     if not credit.reads_log_probs(algo.credit):
         reads = algo.needs & {"step_reward", "old_value", "bootstrap", "baseline"}
-    if credit.is_ours(algo.credit) and "step_reward" not in reads:
+    if credit.is_builtin(algo.credit) and "step_reward" not in reads:
         reads = reads | {"reward"}
     absent = [column for column in reads if getattr(batch, column) is ABSENT]
     if absent:
-        raise lacks(algo.name or "the credit", min(absent))
+        raise missing_column(algo.name or "the credit", min(absent))

@@ -14,7 +14,7 @@ from hone.check.report import Finding, fail_finding, pass_finding, skip_finding,
 from hone.model.layout import LAYOUTS
 from hone.model.policy import Policy
 from hone.train import optim
-from hone.train.annotate import evaluate
+from hone.train.annotate import forward_in_slices
 from hone.train.learner import Learner, micro_batches
 from hone.types import Batch, Forward
 
@@ -51,7 +51,7 @@ def layouts(probe: Probe) -> Finding:
     try:
         for layout in LAYOUTS:
             policy.layout = layout
-            found.append(evaluate(policy, probe.table, frozenset(want), rows=len(probe.table)))
+            found.append(forward_in_slices(policy, probe.table, frozenset(want), rows=len(probe.table)))
     finally:
         policy.layout = before
     padded, *others = map(_columns, found)
@@ -71,14 +71,14 @@ def reference(probe: Probe) -> Finding:
         return skip_finding("the reference is a teacher, another model")
     rows, want = probe.job.learner.micro_rows, frozenset({"logp"})
     batch = probe.batch.rows(slice(probe.job.algo.unit)) if probe.large else probe.batch
-    both = evaluate(policy, batch, want | {"ref_kl"}, rows=rows)
-    before = evaluate(ref, batch, want, rows=rows).logp
+    both = forward_in_slices(policy, batch, want | {"ref_kl"}, rows=rows)
+    before = forward_in_slices(ref, batch, want, rows=rows).logp
     gap, kl = float((both.logp - before).abs().max()), float(both.ref_kl.abs().max())
     seen = f"log-ratio to the reference at most {gap:.1e}, exact KL at most {kl:.1e} a token"
     if not max(gap, kl) <= EXACT:
         return fail_finding(f"{seen}, expected 0", "the reference must be the model that the run starts from")
     with perturb_weights(policy.actor_parameters()):
-        after = evaluate(ref, batch, want, rows=rows).logp
+        after = forward_in_slices(ref, batch, want, rows=rows).logp
     if not torch.equal(before, after):
         return fail_finding(f"{seen}; but it moves when the policy moves", "the reference must be a copy, frozen")
     return pass_finding(f"{seen}; it stays when the policy moves")

@@ -19,7 +19,7 @@ from hone.data.text.chat import render_prompt
 from hone.dist import collect
 from hone.errors import HoneError, count_noun
 from hone.launch import build, feeds
-from hone.launch.job import Run, learner_of
+from hone.launch.job import Run, make_learner
 from hone.model.decoder import Decoder
 from hone.model.formats.folder import EMBEDDING, HEAD, assemble
 from hone.model.lora import plain_state
@@ -52,7 +52,7 @@ def first_layers(job: Run) -> Run:
         del state[HEAD]
     state |= {name: state[name][: config.vocab_size] for name in (HEAD, EMBEDDING) if name in state}
     copied = {name: x.to("cpu", torch.float32, copy=True) for name, x in state.items()}
-    learner = learner_of(recipe, job.algo, assemble(config, copied))
+    learner = make_learner(recipe, job.algo, assemble(config, copied))
     made = replace(job, policy=cast(Policy | Scorer, learner.policy), learner=learner)
     if isinstance(job.policy, Scorer) and isinstance(made.policy, Scorer):
         made.policy.separator = job.policy.separator
@@ -275,7 +275,7 @@ class Probe:
         """The rows with every column that the loss reads: what the loop gives to its update."""
         job, algo, learner = self.job, self.job.algo, self.job.learner
         context = job.policy.decoder.config.max_position_embeddings
-        learner.begin(algo)
+        learner.start_controls(algo)
         others = None
         if "kl_baseline" in algo.needs:
             others = collate([[r] for r in mismatched_pairs([r for g in self.learned for r in g], max_tokens=context)])

@@ -16,7 +16,7 @@ from hone.data.text.chat import render_prompt
 from hone.engine.params import SampleParams
 from hone.launch.job import publish
 from hone.model.policy import Policy
-from hone.train.annotate import evaluate
+from hone.train.annotate import forward_in_slices
 from hone.types import Batch, Group, Rollout, Stop
 
 WARN_GAP, FAIL_GAP = 1e-3, 1e-2  # nats at temperature 1: float32 leaves about 1e-5
@@ -27,7 +27,7 @@ OFFLINE = "nothing is sampled: the algorithm is offline"
 
 def learner_logp(probe: Probe, batch: Batch) -> Tensor:
     """The log-prob that the loss will see, [B, T]."""
-    return evaluate(probe.job.policy, batch, frozenset({"logp"}), rows=probe.job.learner.micro_rows).logp
+    return forward_in_slices(probe.job.policy, batch, frozenset({"logp"}), rows=probe.job.learner.micro_rows).logp
 
 
 def gap(probe: Probe, groups: list[Group]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ NO_CONFIG = dict[str, Any]()  # stands for a config.json that is not there
 ANEW = "copy it back, or start anew with model.path=CHECKPOINT"
 
 
-def describe(recipe: Recipe, folder: Path, *, step: int = 0, changed: Mapping[str, Change] = NONE) -> None:
+def write_settings(recipe: Recipe, folder: Path, *, step: int = 0, changed: Mapping[str, Change] = NONE) -> None:
     """Write the settings; the first file marks the folder as a run's. changed: what goes on differently from a step."""
     changes = _about(folder).get("changes", []) if step else []
     about = {
@@ -89,7 +89,7 @@ def _run_around(folder: Path) -> Path | None:
     )
 
 
-def is_described(recipe: Recipe, folder: Path) -> bool:
+def settings_are_written(recipe: Recipe, folder: Path) -> bool:
     """Whether the folder's files say what the run is made of now: a resumed run may have more steps."""
     now = json.loads(json.dumps(to_json(recipe)))
     try:
@@ -101,7 +101,7 @@ def is_described(recipe: Recipe, folder: Path) -> bool:
 HOW_IN_PYTHON = "continue it with `hone run RECIPE --resume`, or hone.run(recipe, resume=True)"
 
 
-def recorded(folder: Path, *, unread: Collection[str] = (), how: str = HOW_IN_PYTHON) -> Recipe:
+def recorded_recipe(folder: Path, *, unread: Collection[str] = (), how: str = HOW_IN_PYTHON) -> Recipe:
     """The recipe that the run in this folder was started with.
 
     unread: settings that the caller does without; of others made in Python, which no file holds, `how` is the remedy.

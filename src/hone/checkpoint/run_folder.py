@@ -54,12 +54,12 @@ def last_logged_step(folder: Path) -> int:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def exclusive_use(folder: Path) -> Iterator[None]:
     """Hold the folder for this run alone. If nothing was written into it, remove it at the end."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     with ExitStack() as stack:
         if is_first():
-            stack.callback(_unmake, made)
+            stack.callback(_remove_empty, made)
         collect.once(partial(_take, folder, stack))
         yield
 
@@ -79,7 +79,7 @@ class FolderGuard:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._told, self._place = folder, False, _place(folder)
+        self._folder, self._told, self._place = folder, False, _folder_id(folder)
         self._start = _sizes(folder / names.START)
         self._contents = {
             name: (folder / name).read_bytes() for name in (names.RECIPE, names.CONFIG) if (folder / name).is_file()
@@ -90,13 +90,13 @@ class FolderGuard:
         folder = self._folder
         lacking = [name for name in self._contents if not (folder / name).is_file()]
         start = _sizes(folder / names.START) == self._start
-        if _place(folder) != self._place or (not start and len(lacking) == len(self._contents)):
+        if _folder_id(folder) != self._place or (not start and len(lacking) == len(self._contents)):
             raise Unsaved(
                 f"{folder} was removed, renamed or replaced while the run went on, and nothing more is written to it: "
                 "continue it with `hone resume` where it is now, or start it again with `hone run`"
             )
-        said = _cleared(folder)
-        hold_on(folder)
+        said = _put_aside(folder)
+        renew_lock(folder)
         for name in lacking:
             files.write_atomically(folder / name, self._contents[name])
         said += [f"{name} was removed, and is written again" for name in lacking]
@@ -117,7 +117,7 @@ class FolderGuard:
         return news
 
 
-def _cleared(folder: Path) -> list[str]:
+def _put_aside(folder: Path) -> list[str]:
     """Put aside what is no file where the run writes one, or no folder where it has its checkpoints; what was."""
     said = list[str]()
     for name in (
@@ -144,7 +144,7 @@ def _sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in folder.glob("*") if path.is_file()}
 
 
-def _place(folder: Path) -> tuple[int, int] | None:
+def _folder_id(folder: Path) -> tuple[int, int] | None:
     """The numbers that tell a folder from another folder of the same name."""
     try:
         return folder.stat().st_dev, folder.stat().st_ino
@@ -152,7 +152,7 @@ def _place(folder: Path) -> tuple[int, int] | None:
         return None
 
 
-def forget(folder: Path) -> None:
+def remove_run_files(folder: Path) -> None:
     """A run that did not do its first step leaves nothing behind."""
     for path in (folder / name for name in reversed(names.RUN)):  # what marks the folder as a run's goes last
         if path.is_dir():
@@ -161,7 +161,7 @@ def forget(folder: Path) -> None:
             path.unlink()
 
 
-def _unmake(made: Sequence[Path]) -> None:
+def _remove_empty(made: Sequence[Path]) -> None:
     """Remove the folders that were made for a run and are empty, the innermost first."""
     for path in made:
         with suppress(OSError):  # not empty: a run has come of it, this one or another's
@@ -177,15 +177,15 @@ _handles = dict[int, Path]()  # the locks this process holds, and of which file 
 def folder_lock(folder: Path) -> Iterator[None]:
     """Inside, no other process or thread may hold this folder's lock; HoneError where one does."""
     path = folder / names.LOCK
-    _hold(path)
+    _acquire_lock(path)
     try:
         yield
     finally:
         for handle in [handle for handle, of in _handles.items() if of == path]:  # none in a child forked meanwhile
-            _let_go_of(path, handle)
+            _release_lock(path, handle)
 
 
-def _let_go_of(path: Path, handle: int) -> None:
+def _release_lock(path: Path, handle: int) -> None:
     del _handles[handle]
     with suppress(OSError):  # the lock is the handle: a file that stays harms nobody
         if _is_at(path, handle):  # else another's, in a folder that was put in this one's place
@@ -193,7 +193,7 @@ def _let_go_of(path: Path, handle: int) -> None:
     os.close(handle)
 
 
-def _hold(path: Path) -> None:
+def _acquire_lock(path: Path) -> None:
     handle = _take_lock(path)
     _handles[handle] = path
     with suppress(OSError):  # a full disk: the lock holds without a name
@@ -201,11 +201,11 @@ def _hold(path: Path) -> None:
         os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
 
-def hold_on(folder: Path) -> None:
+def renew_lock(folder: Path) -> None:
     """Inside `folder_lock`: take the lock anew if its file was removed; HoneError where another was quicker."""
     path = folder / names.LOCK
     if not any(_is_at(path, handle) for handle in _handles):
-        _hold(path)
+        _acquire_lock(path)
 
 
 def _take_lock(path: Path) -> int:
@@ -247,11 +247,11 @@ def _is_at(path: Path, handle: int) -> bool:
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
 
-def _let_go() -> None:
+def _close_locks_in_child() -> None:
     """In a forked child: a lock that is shared with it would outlive its owner."""
     for handle in _handles:
         os.close(handle)
     _handles.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_locks_in_child)

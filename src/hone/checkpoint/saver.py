@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from hone.rollout.overlap import Aside, Stopped
+from hone.rollout.overlap import BackgroundTask, Cancelled
 
 SHARE = 0.01  # of the time is the most that saving by the clock may cost
 
@@ -60,21 +60,23 @@ class Saver:
     """
 
     def __init__(self, *, shares_cores: bool = True) -> None:
-        self._work: Aside[None] | None = None
+        self._work: BackgroundTask[None] | None = None
         self._stop = threading.Event()
         self._shares_cores = shares_cores
         self.events: list[str] = []  # what went wrong and was made good, for whoever prints it
-        self.held = 0.0  # seconds that the latest save held the loop up; before the first, what one is guessed to cost
-        self.written = 0.0  # seconds in which the latest writing had a processor, or waited for one
+        self.held_seconds = (
+            0.0  # seconds that the latest save held the loop up; before the first, what one is guessed to cost
+        )
+        self.write_seconds = 0.0  # in which the latest writing had a processor, or waited for one
 
     @property
     def cost(self) -> float:
         """Seconds that a save takes from the loop."""
-        return self.held + (self.written if self._shares_cores else 0.0)
+        return self.held_seconds + (self.write_seconds if self._shares_cores else 0.0)
 
     def guess(self, seconds: float) -> None:
         """What a save will cost, by the processor time of reading or writing as much, until one was made."""
-        self.held = seconds if self._shares_cores else 0.0
+        self.held_seconds = seconds if self._shares_cores else 0.0
 
     @property
     def busy(self) -> bool:
@@ -89,7 +91,7 @@ class Saver:
     def go_on(self) -> None:
         """For the writing to call between two files: ends one that was given up."""
         if self._stop.is_set():
-            raise Stopped
+            raise Cancelled
 
     def start(self, write: Callable[[], object]) -> None:
         """Write beside the loop, when the writing before has ended; where that one failed, wait for this one."""
@@ -97,7 +99,7 @@ class Saver:
         if before is not None:
             self.events.append(f"{before}; the run is saved anew")
         box = [write]  # emptied, so that the copies go when they are written
-        self._work = Aside(lambda: self._write(box.pop()), stream=_queue())
+        self._work = BackgroundTask(lambda: self._write(box.pop()), stream=_queue())
         if before is not None:
             self.wait()
 
@@ -128,7 +130,7 @@ class Saver:
         try:
             write()
         finally:  # cores that others use too take longer for it; a slow disk takes time that the loop does not miss
-            self.written = min(time.monotonic() - start, 2 * (time.thread_time() - begin))
+            self.write_seconds = min(time.monotonic() - start, 2 * (time.thread_time() - begin))
 
     def _settle(self) -> BaseException | None:
         """Wait for the writing in progress; the error it ended with."""

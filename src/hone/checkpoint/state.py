@@ -109,7 +109,7 @@ def take_snapshot(
         model, reference = shards.saved(), shards.whole_state(reference)
     tensors = {names.WEIGHTS: weights, names.MOMENTS: moments} | ({names.REFERENCE: reference} if reference else {})
     decoder = model.decoder if isinstance(model, Scorer) else model
-    copy = Copies(_moving(policy, learner))
+    copy = Copies(_changed_in_place(policy, learner))
     return Snapshot(
         model=model,
         weights={name: copy(x) for name, x in weights_of(model).items()},
@@ -119,7 +119,7 @@ def take_snapshot(
     )
 
 
-def _moving(policy: Policy | Scorer, learner: Learner) -> Iterator[Tensor]:
+def _changed_in_place(policy: Policy | Scorer, learner: Learner) -> Iterator[Tensor]:
     """What an update changes in place."""
     yield from (local(p) for p in policy.parameters() if p.requires_grad)
     yield from (local(p) for p in learner.trained().values())
@@ -162,7 +162,9 @@ def write_checkpoint(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, *, 
 def write_state(folder: Path, snapshot: Snapshot, *, recipe: Recipe) -> None:
     """Tensors, counters and cursors, and the adapter that is trained."""
     for file, tensors in snapshot.tensors.items():
-        kept = {name: x for name, x in tensors.items() if file != names.WEIGHTS or not _is_stored(name, x, snapshot)}
+        kept = {
+            name: x for name, x in tensors.items() if file != names.WEIGHTS or not _in_model_folder(name, x, snapshot)
+        }
         save_tensors(folder / file, kept)
     (folder / names.STATE).write_text(snapshot.state)
     if snapshot.adapter:
@@ -172,17 +174,17 @@ def write_state(folder: Path, snapshot: Snapshot, *, recipe: Recipe) -> None:
         save_peft(decoder, folder / names.ADAPTER, base=_base(recipe), task=task, weights=snapshot.adapter)
 
 
-def _stored_as(name: str) -> str:
+def _model_key(name: str) -> str:
     """What a model's folder calls a trained weight; "" where it has none like it."""
     if name.startswith(("decoder.inner.", "critic.")):  # transformers writes its models in its own words
         return ""
     return "score." + name.removeprefix("head.") if name.startswith("head.") else name.removeprefix("decoder.")
 
 
-def _is_stored(name: str, x: Tensor, snapshot: Snapshot) -> bool:
+def _in_model_folder(name: str, x: Tensor, snapshot: Snapshot) -> bool:
     """Whether the model's folder holds these very bits, so that they need not be written twice."""
     decoder = snapshot.model.decoder if isinstance(snapshot.model, Scorer) else snapshot.model
-    twin = None if isinstance(decoder, Foreign) else snapshot.weights.get(_stored_as(name))
+    twin = None if isinstance(decoder, Foreign) else snapshot.weights.get(_model_key(name))
     if twin is None or twin.dtype != x.dtype or twin.shape != x.shape:
         return False
     return x is twin or torch.equal(_bits(x), _bits(twin))
@@ -201,7 +203,7 @@ def saved_weights(folder: Path, wanted: Iterable[str]) -> dict[str, Tensor]:
     found = load_tensors(folder / names.WEIGHTS)
     if missing := [name for name in wanted if name not in found]:
         model = tensor_index(folder)
-        found |= {name: model[key].read() for name in missing if (key := _stored_as(name)) in model}
+        found |= {name: model[key].read() for name in missing if (key := _model_key(name)) in model}
     return found
 
 

@@ -56,7 +56,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 def _report(arguments: argparse.Namespace) -> None:
     from hone.log import sinks
-    from hone.log.invalid import totals
+    from hone.log.invalid import read_totals
     from hone.report.report import write_report
     from hone.storage import names
 
@@ -72,7 +72,7 @@ def _report(arguments: argparse.Namespace) -> None:
         runs={folder.name: rows},
         samples=samples[-SHOWN_SAMPLES:],
         top=samples,
-        invalid=totals(folder / names.INVALID),
+        invalid=read_totals(folder / names.INVALID),
     )
     print(path)
 

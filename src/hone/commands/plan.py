@@ -66,7 +66,7 @@ def _plan(arguments: argparse.Namespace, law: Any) -> Any:
     names = ("flops", "params", "tokens", "gpu_hours")
     given: dict[str, float] = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if given.keys() == {"params", "tokens"}:
-        return scaling.given(law, given["params"], given["tokens"])
+        return scaling.fixed_plan(law, given["params"], given["tokens"])
     if len(given) != 1:
         raise HoneError("give one of --flops, --params, --tokens, --gpu-hours, or --params with --tokens")
     if "params" in given:

@@ -78,8 +78,8 @@ def _test(arguments: argparse.Namespace) -> None:
     if arguments.limit < 0 or arguments.show < 0:
         raise HoneError("--limit and --show count rows: give 0 or more")
     name = arguments.reward
-    function = rewards.alone(name, asked=True)
-    there = rewards.in_processes({name: function}, seconds=arguments.timeout) if function else {}
+    function = rewards.function_to_isolate(name, asked=True)
+    there = rewards.isolate({name: function}, seconds=arguments.timeout) if function else {}
     tasks, golds, column, bad = _read(arguments.data, arguments.gold, asked=arguments.prompt, limit=arguments.limit)
     start = time.perf_counter()
     proof = prove(rewards.scorer(name, separate=there), tasks, golds=golds, bad=bad, seed=arguments.seed)

@@ -17,7 +17,7 @@ from hone.model.formats.folder import load_decoder
 from hone.model.policy import Policy
 from hone.reward.score import Reward, score
 from hone.reward.verify.math.verdict import math_reward
-from hone.train.annotate import evaluate
+from hone.train.annotate import forward_in_slices
 from hone.types import Group, Stop, Task
 
 
@@ -55,7 +55,7 @@ def kl_between(policy: Policy, other: Policy, groups: Sequence[Group]) -> float:
     """Exact KL(policy || other) of the next token, averaged over the tokens of the policy's own completions."""
     policy.reference = other
     batch = collate(groups)
-    kl = evaluate(policy, batch, frozenset({"ref_kl"}), rows=128).ref_kl
+    kl = forward_in_slices(policy, batch, frozenset({"ref_kl"}), rows=128).ref_kl
     return float(kl[batch.mask].double().mean())
 
 

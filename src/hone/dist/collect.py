@@ -47,7 +47,7 @@ def count(n: int) -> int:
     return int(total(torch.tensor(n)))
 
 
-def most(n: int) -> int:
+def largest(n: int) -> int:
     """The largest n of any rank."""
     if not _many():
         return n
@@ -56,10 +56,10 @@ def most(n: int) -> int:
     return int(x)
 
 
-def padded(items: Iterable[T], filler: T) -> list[T]:
+def pad_to_largest(items: Iterable[T], filler: T) -> list[T]:
     """The items, and fillers until every rank has as many."""
     found = list(items)
-    return found + [filler] * (most(len(found)) - len(found))
+    return found + [filler] * (largest(len(found)) - len(found))
 
 
 def total(x: Tensor) -> Tensor:
@@ -72,9 +72,9 @@ def total(x: Tensor) -> Tensor:
 
 
 def total_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Replace each gradient by its sum over ranks: weights already carry the global denominators.
+    """Replace each gradient by its sum over ranks: token weights already hold the global denominators.
 
-    Many at a time: a message costs the same for one number as for a million.
+    Gradients are sent in buckets: a message costs the same for one number as for a million.
     """
     if not _many():
         return
@@ -89,7 +89,7 @@ def total_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def _buckets(parameters: Iterable[torch.nn.Parameter], size: int = 2**24) -> Iterator[list[torch.nn.Parameter]]:
-    """Neighbours of one type, about `size` numbers together; every rank has the same parameters in the same order."""
+    """Parameters of one dtype in order, about `size` numbers a bucket. Every rank makes the same buckets."""
     bucket, held = list[torch.nn.Parameter](), 0
     for p in parameters:
         if bucket and (held + p.numel() > size or p.dtype != bucket[0].dtype):
@@ -110,8 +110,8 @@ def gather(item: object) -> list[object]:
     return items
 
 
-class Together(Exception):
-    """Some rank could not do its part, and every rank knows it. error: what this rank says about it."""
+class RankFailure(Exception):
+    """Some rank has failed, and every rank knows it. error: this rank's own error, or one that names the rank."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -119,19 +119,19 @@ class Together(Exception):
 
 
 def agree(error: Exception | None) -> None:
-    """Raise it; where any rank of several has one, Together on every rank, so that none waits for another."""
+    """Raise the error. If any of several ranks has one, RankFailure on every rank, so that none waits for another."""
     if not _many():
         if error is not None:
             raise error
         return
-    if most(int(error is not None)):
-        said = gather("" if error is None else described(error))
+    if largest(int(error is not None)):
+        said = gather("" if error is None else error_text(error))
         rank = next(rank for rank, text in enumerate(said) if text)
-        raise Together(error or HoneError(f"rank {rank} could not go on: {said[rank]}")) from error
+        raise RankFailure(error or HoneError(f"rank {rank} could not go on: {said[rank]}")) from error
 
 
-def described(error: Exception) -> str:
-    """An error as part of a line. A HoneError speaks for itself; another error needs its type."""
+def error_text(error: Exception) -> str:
+    """An error as part of a line: the message of a HoneError, or type and message of another error."""
     return str(error) if isinstance(error, HoneError) else f"{type(error).__name__}: {error}"
 
 
@@ -149,7 +149,7 @@ def together(do: Callable[[], T]) -> T:
 
 
 def once(do: Callable[[], T]) -> T | None:
-    """The first rank does it and the others wait; what it cannot do is an error on every rank. None on the others."""
+    """The first rank does it while the others wait; they get None. If it fails, every rank gets an error."""
     if not _many():
         return do()
     result, failure = None, None

@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, rendezvous  # pyright: ignore[reportP
 
 from hone.errors import HoneError
 
-LOOK_AGAIN = 0.02  # seconds between two looks at who has come
+POLL_SECONDS = 0.02  # seconds between two looks at who has come
 LOST = ("connection closed by peer", "connection reset by peer", "connection refused", "broken pipe")
 
 
@@ -24,7 +24,7 @@ def started_as() -> tuple[int, int]:
 
 @contextmanager
 def join_ranks(device: str = "auto") -> Iterator[None]:
-    """Inside, the processes of torchrun are ranks that wait for each other; a process alone stays alone."""
+    """Inside, the processes of torchrun are ranks of one group. A process that torchrun did not start stays alone."""
     if started_as()[1] == 1 or dist.is_initialized():
         yield
         return
@@ -33,7 +33,7 @@ def join_ranks(device: str = "auto") -> Iterator[None]:
         _take_gpu(device)
     try:
         store, rank, ranks = next(rendezvous("env://"))
-        store = untouched(store, rank, ranks)
+        store = fresh_store(store, rank, ranks)
         dist.init_process_group("cpu:gloo,cuda:nccl" if gpu else "gloo", store=store, rank=rank, world_size=ranks)
     except (ValueError, RuntimeError) as error:
         raise HoneError(f"the ranks do not find each other ({error}): start them with torchrun") from error
@@ -46,13 +46,13 @@ def join_ranks(device: str = "auto") -> Iterator[None]:
     dist.destroy_process_group()  # not after an error: it would wait for ranks that are gone
 
 
-def untouched(store: Any, rank: int, ranks: int) -> Any:
+def fresh_store(store: Any, rank: int, ranks: int) -> Any:
     """A part of the store that only these processes have written to.
 
-    When torchrun starts ranks again, they get the store of the ranks before. At the addresses in it nobody answers, and
-    the ranks would wait half an hour (PyTorch's issue 135712). The nodes do not agree on how often ranks were started.
-    So each rank asks under a word of its own. Rank 0 answers every word that it sees, old ones too, with the name of the
-    new part. It goes on until every rank has said in that part that it has come.
+    When torchrun restarts ranks, they get the store of the ranks before. Nobody answers at the addresses in it, and the
+    ranks would wait half an hour (PyTorch's issue 135712). The nodes do not agree on how often ranks were started.
+    So each rank asks under a random word of its own. Rank 0 answers every word that it sees, old ones too, with the
+    name of the new part. It goes on until every rank has written to that part.
     """
     word = uuid.uuid4().hex
     if rank:
@@ -68,7 +68,7 @@ def untouched(store: Any, rank: int, ranks: int) -> Any:
         for asked in (f"hone/asked/{other}" for other in missing):
             if store.check([asked]):
                 store.set(f"hone/answer/{store.get(asked).decode()}", word)
-        time.sleep(LOOK_AGAIN)
+        time.sleep(POLL_SECONDS)
     return part
 
 

@@ -30,7 +30,7 @@ def mesh_of(device: torch.device) -> DeviceMesh:
     return init_device_mesh(device.type, (dist.get_world_size(),))
 
 
-def spread(decoder: Decoder, mesh: DeviceMesh, *, half: torch.dtype | None = None) -> None:
+def shard(decoder: Decoder, mesh: DeviceMesh, *, half: torch.dtype | None = None) -> None:
     """Each layer a unit of its own; embedding, last norm and head one more, which stays together until the backward
     pass ends: log-probs are computed from the head's weight after the decoder has returned.
 
@@ -48,25 +48,25 @@ def spread(decoder: Decoder, mesh: DeviceMesh, *, half: torch.dtype | None = Non
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(decoder, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     decoder.computes_in = half
-    for unit in units(decoder):
+    for unit in fsdp_units(decoder):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
 
 
-def units(module: nn.Module) -> "Iterator[FSDPModule]":
+def fsdp_units(module: nn.Module) -> "Iterator[FSDPModule]":
     """What is put together at once."""
     from torch.distributed.fsdp import FSDPModule
 
     return (m for m in module.modules() if isinstance(m, FSDPModule))
 
 
-def apart(module: nn.Module) -> None:
+def reshard(module: nn.Module) -> None:
     """No rank holds more than its part: what was put together would not see a step of the optimiser."""
-    for unit in units(module):
+    for unit in fsdp_units(module):
         unit.reshard()
 
 
-def is_spread(x: Tensor) -> bool:
+def is_sharded(x: Tensor) -> bool:
     """Whether ranks hold parts of it."""
     return hasattr(x, "to_local")
 
@@ -74,13 +74,13 @@ def is_spread(x: Tensor) -> bool:
 @torch.no_grad()
 def full_tensor(x: Tensor) -> Tensor:
     """The tensor that ranks hold parts of; every rank takes part, and has it."""
-    return cast("DTensor", x).full_tensor() if is_spread(x) else x.detach()
+    return cast("DTensor", x).full_tensor() if is_sharded(x) else x.detach()
 
 
 @torch.no_grad()
-def own(x: Tensor) -> Tensor:
+def local_part(x: Tensor) -> Tensor:
     """This rank's part, in the memory of the parameter itself."""
-    return cast("DTensor", x).to_local() if is_spread(x) else x.detach()
+    return cast("DTensor", x).to_local() if is_sharded(x) else x.detach()
 
 
 def full_from_part(part: Tensor, like: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def full_from_part(part: Tensor, like: Tensor) -> Tensor:
     return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride).full_tensor()
 
 
-def cut(full: Tensor, like: Tensor) -> Tensor:
+def cut_part(full: Tensor, like: Tensor) -> Tensor:
     """This rank's part of a whole tensor, cut as `like` is: along its first dimension."""
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -101,7 +101,7 @@ def cut(full: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(full.to(mesh.device_type), mesh, [Shard(0)], src_data_rank=None).to_local()
 
 
-def skeleton(module: M) -> M:
+def meta_copy(module: M) -> M:
     """The same module without numbers: on the meta device, at no memory cost; weights that are tied stay so."""
     tensors = {id(x): x for x in (*module.parameters(), *module.buffers())}
     memo = {
@@ -111,7 +111,7 @@ def skeleton(module: M) -> M:
     return copy.deepcopy(module, memo)
 
 
-def materialised(module: M, device: torch.device) -> M:
+def materialise(module: M, device: torch.device) -> M:
     """A skeleton with memory of its own, its weights not yet filled in."""
     decoders = [(m, m.tied) for m in module.modules() if isinstance(m, Decoder)]
     module.to_empty(device=device)

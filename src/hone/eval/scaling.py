@@ -110,7 +110,7 @@ def for_tokens(law: ScalingLaw, tokens: float) -> TrainingPlan:
     return optimum(law, FORWARD_BACKWARD * (tokens / ratio) ** (1 / b))
 
 
-def given(law: ScalingLaw, params: float, tokens: float) -> TrainingPlan:
+def fixed_plan(law: ScalingLaw, params: float, tokens: float) -> TrainingPlan:
     """A model and a number of tokens that are both fixed: nothing is optimised."""
     _positive("params", params)
     _positive("tokens", tokens)

@@ -16,7 +16,7 @@ from hone.inference.defaults import Sampling
 from hone.inference.problems import Problems, Say
 from hone.log import sinks
 from hone.reward.steps import Stepper, read_separator
-from hone.search.label import Labelled, Labeller, given_solution, share_invalid
+from hone.search.label import LabelledSolution, Labeller, encode_solution, share_invalid
 from hone.storage.textfile import read_text
 from hone.types import Group, Task
 
@@ -165,10 +165,10 @@ def _solutions(problems: Problems, tasks: list[Task], first: int) -> list[Group]
     if bare:
         return problems.completions(tasks, first)
     own = [replace(task, extra={k: v for k, v in task.extra.items() if k != GIVEN}) for task in tasks]
-    return [[given_solution(b, str(a.extra[GIVEN]), problems.tokenizer)] for a, b in zip(tasks, own, strict=True)]
+    return [[encode_solution(b, str(a.extra[GIVEN]), problems.tokenizer)] for a, b in zip(tasks, own, strict=True)]
 
 
-def _rows(solutions: list[Group], found: list[Labelled], first: int, requests: int) -> tuple[list[Row], int]:
+def _rows(solutions: list[Group], found: list[LabelledSolution], first: int, requests: int) -> tuple[list[Row], int]:
     """The rows as training reads them. The steps are as they were written, so nothing separates them."""
     rows, each = list[Row](), iter(found)
     for number, group in enumerate(solutions, start=first):

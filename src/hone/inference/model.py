@@ -125,7 +125,7 @@ class Model:
         with self.lock:
             groups = self.sampler.sample(tokens, n=n, params=params, adapter=self._names(adapter, len(tasks)))
         roller = Roller(self.sampler, self.tokenizer, params, group=n)
-        return [[_sample(rollout) for rollout in group] for group in roller.told(groups, tasks)]
+        return [[_sample(rollout) for rollout in group] for group in roller.add_texts(groups, tasks)]
 
     def logprobs(
         self,

@@ -10,7 +10,7 @@ from hone.errors import HoneError
 from hone.inference.defaults import Sampling, settle, too_short
 from hone.inference.model import Model, load
 from hone.launch import build, feeds, rewards
-from hone.launch.measure import APART
+from hone.launch.measure import SEED_OFFSET
 from hone.reward.score import RewardScorer
 from hone.rollout.supply import Roller
 from hone.types import Group, Task
@@ -38,7 +38,9 @@ class Problems:
             max_tokens=how.max_tokens, temperature=how.temperature or 0.0, top_k=how.top_k, top_p=how.top_p
         )
         plain = build.sample_params(spec, self.tokenizer, seed=how.seed)
-        self.params: SampleParams = replace(plain, seed=(how.seed + APART) % 2**64)  # other numbers than in training
+        self.params: SampleParams = replace(
+            plain, seed=(how.seed + SEED_OFFSET) % 2**64
+        )  # other numbers than in training
         self.samples = how.samples
 
     def reward(self, spec: Any) -> RewardScorer:

@@ -17,8 +17,8 @@ from hone.reward.learned.load import process_model, reward_model
 from hone.reward.learned.process_model import ProcessModel, aggregate
 from hone.reward.score import as_scorer, score
 from hone.reward.steps import read_separator
-from hone.search.beam import Beam, best_first
-from hone.search.label import finished
+from hone.search.beam import Beam, rank_by_rating
+from hone.search.label import with_text
 from hone.types import Group, Rollout, Task
 
 LOWEST = -1e30  # of a completion that the judge has no number for
@@ -65,7 +65,7 @@ def evaluate_ranked(
         marked = score(made, verify)
         ratings = iter(rate([r for g in marked for r in g]))
         groups += marked
-        chosen += [best_first(g, [next(ratings) for _ in g])[:1] for g in marked]
+        chosen += [rank_by_rating(g, [next(ratings) for _ in g])[:1] for g in marked]
         say(f"{len(groups)} of {len(problems.tasks)} problems")
     found, best, name = summarise(groups), summarise(chosen), "beam" if search else f"best_of_{how.samples}"
     found = with_votes(found, groups, say)
@@ -104,6 +104,6 @@ def _searched(search: Beam, tasks: list[Task], problems: Problems) -> list[Group
     prompts = [render_prompt(problems.tokenizer, task.prompt, tools=task.extra.get("tools")) for task in tasks]
     stop_ids = problems.params.stop_ids
     return [
-        [finished(replace(r, task=task), problems.tokenizer, stop_ids) for r in group]
+        [with_text(replace(r, task=task), problems.tokenizer, stop_ids) for r in group]
         for group, task in zip(search(prompts), tasks, strict=True)
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from hone.algo import ALGORITHMS, Algorithm, Teacher
-from hone.algo.credit import per_token
+from hone.algo.credit import may_be_per_token
 from hone.algo.weight import mismatch
 from hone.config.overrides import build_choice
 from hone.config.recipe import LoraSpec, ModelSpec, Recipe, SampleSpec, TrainSpec
@@ -32,7 +32,7 @@ from hone.train import optim
 from hone.train.guard import Guard
 from hone.train.learner import Learner, Trainable
 from hone.train.optim import Masters
-from hone.train.shards import Shards, spread_out
+from hone.train.shards import Shards, shard_decoder
 from hone.train.update import Correct
 from hone.types import ForwardModel
 
@@ -103,7 +103,7 @@ def process(
         if reads:
             raise HoneError(f"{name} with process=true reads step rewards: set process.path=FOLDER, a process model")
         return None
-    if spec.use == "shaping" and not per_token(algo.credit):
+    if spec.use == "shaping" and not may_be_per_token(algo.credit):
         raise HoneError(
             f"{name} sums a row's rewards, which cancels potentials: set process.use=reward, or algo=ppo or reinforce"
         )
@@ -237,7 +237,7 @@ def shards(
     half = dtype if dtype is torch.bfloat16 else None
     frozen = ref.policy if isinstance(ref, TopKTeacher) else ref
     if isinstance(frozen, Policy):
-        spread_out(frozen.decoder, device=device, half=half)
+        shard_decoder(frozen.decoder, device=device, half=half)
     return Shards(policy, device=device, half=half, each=recipe.train.shard == "fsdp_lean")
 
 
@@ -246,7 +246,7 @@ def learner(recipe: Recipe, policy: Trainable, ref: ForwardModel | None, *, shar
     o, t = recipe.optim, recipe.train
     actor, critic, masters = policy.actor_parameters(), policy.critic_parameters(), None
     if shards is not None:
-        actor, critic = shards.of(actor), shards.of(critic)
+        actor, critic = shards.parts_of(actor), shards.parts_of(critic)
     if o.offload and shards is not None:
         raise HoneError("optim.offload and train.shard both say where moments are: set one of them")
     if o.offload or any(p.dtype not in (torch.float32, torch.float64) for p in (*actor, *critic)):

@@ -97,7 +97,7 @@ def feed(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, context: int
     if not isinstance(recipe.data, str) and any(isinstance(row, Task) for row in recipe.data):
         raise HoneError(f"data has tasks, {recipe.algo_name} reads rows: write each as {{column: value}}")
     loaded = assemble.load(recipe.data, how, partial(_grouper, vocabulary, how, context), seed=recipe.seed)
-    return _budgeted(recipe, loaded) if recipe.train.tokens else loaded
+    return _batch_by_tokens(recipe, loaded) if recipe.train.tokens else loaded
 
 
 def _tasker(vocabulary: Tokenizer, how: Reading, max_tokens: int) -> Tasker:
@@ -117,7 +117,7 @@ def _kinds(recipe: Recipe) -> tuple[RowKind, ...]:
     return KINDS.get(recipe.algo_name, (RowKind.PREFERENCE,) if recipe.paired else ())
 
 
-def _budgeted(recipe: Recipe, loaded: Loaded) -> Loaded:
+def _batch_by_tokens(recipe: Recipe, loaded: Loaded) -> Loaded:
     """Batches by tokens; a window is no more than the data, so that small data comes in whole epochs."""
     inner = loaded.feed
     if isinstance(inner, Source):

@@ -1,4 +1,4 @@
-"""The objects of a run and how they are built: every part before the first step, and the checkpoint of all of it."""
+"""The objects of a run: how they are built before the first step, restored and saved."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hone.algo import Algorithm
 from hone.checkpoint import run_folder
-from hone.checkpoint.record import describe, is_described
+from hone.checkpoint.record import settings_are_written, write_settings
 from hone.checkpoint.saver import Saver, Timer, process_age
 from hone.checkpoint.state import read_state, restore, score_of, take_snapshot, write_checkpoint
 from hone.config.changes import Change, describe_changes
@@ -37,10 +37,10 @@ from hone.reward.group_scorer import GroupScorer
 from hone.reward.learned.process_model import Dense
 from hone.reward.score import Reward, RewardScorer, as_scorer
 from hone.rollout.local import LocalSampler
-from hone.rollout.supply import Ahead, Roller
+from hone.rollout.supply import Roller, RolloutQueue
 from hone.storage import files, names
 from hone.storage.files import load_tensors, save_tensors
-from hone.train.guard import Spikes, local, not_finite
+from hone.train.guard import SpikeDetector, count_nonfinite, local
 from hone.train.learner import Learner
 from hone.train.threads import threads
 from hone.types import Group, Task
@@ -57,18 +57,18 @@ class Run:
     learner: Learner
     source: Feed[Any]
     monitor: Monitor
-    roller: Roller | None = None  # online only, as is this: what is sampled before the learner asks for it
-    ahead: Ahead | None = None
+    roller: Roller | None = None  # online only, as is the queue
+    queue: RolloutQueue | None = None
     reward: RewardScorer | None = None
-    group_scorer: GroupScorer | None = None  # that reward as the loop uses it
-    process: Dense | None = None  # what fills step rewards
-    held_out: Sequence[Task] = ()  # what an online run is examined on
-    held_rows: Sequence[Group] = ()  # and an offline one
-    notes: Sequence[str] = ()  # what became of the data
-    news: Callable[[], Sequence[str]] = tuple  # and of what was read since
+    group_scorer: GroupScorer | None = None  # the reward as the loop calls it
+    process: Dense | None = None  # gives step rewards
+    held_out: Sequence[Task] = ()  # an online run is evaluated on these
+    held_rows: Sequence[Group] = ()  # and an offline run on these
+    notes: Sequence[str] = ()  # how the data was read
+    news: Callable[[], Sequence[str]] = tuple  # and what was noticed in it since
     saver: Saver = field(default_factory=Saver)
     timer: Timer = field(default_factory=lambda: Timer(0.0))  # says when to save by the clock
-    spikes: Spikes | None = None  # where a loss that leaps is gone back from
+    spikes: SpikeDetector | None = None  # with train.rollback
 
     @property
     def step(self) -> int:
@@ -81,25 +81,25 @@ def set_torch(recipe: Recipe) -> None:
     device, _ = build.device_and_dtype(recipe.train.device)
     torch.set_num_threads(threads(device, asked=recipe.train.threads, offloaded=recipe.optim.offload))
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses to be deterministic
-    # what use_deterministic_algorithms does, but for the import of torch's compiler, which takes a second
+    # as use_deterministic_algorithms does, without the import of torch's compiler, which takes a second
     torch.set_deterministic_debug_mode("error" if recipe.train.deterministic else "default")
     torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore  # costly, and no help
 
 
 def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = False) -> Run:
-    """Build every part before the first step, so that what is wrong is said before anything is written.
+    """Build every part before the first step, so that errors come before anything is written.
 
-    changed: the run goes on with other settings, and what does not fit them begins anew.
+    changed: the run goes on with other settings. Parts that do not fit them begin anew.
     """
-    algo, separate = build.algorithm(recipe), rewards.separate(recipe)
-    vocabulary, decoder = start_of(recipe, resumed=resume_from is not None)
+    algo, separate = build.algorithm(recipe), rewards.start_reward_processes(recipe)
+    vocabulary, decoder = load_start(recipe, resumed=resume_from is not None)
     build.check_teacher(recipe, vocabulary)
-    learner = learner_of(recipe, algo, decoder, saved=resume_from)
+    learner = make_learner(recipe, algo, decoder, saved=resume_from)
     policy = cast(Policy | Scorer, learner.policy)
     context = decoder.config.max_position_embeddings
     if algo.online and recipe.sample.max_tokens >= context:
         raise HoneError(f"sample.max_tokens is {recipe.sample.max_tokens}, the model's context is {context}: lower it")
-    loaded = _fed(recipe, algo, vocabulary, context=context)
+    loaded = _load_feed(recipe, algo, vocabulary, context=context)
     if isinstance(policy, Scorer) and policy.kind == "step":
         policy.separator = loaded.separator
     _, ranks = collect.world()
@@ -113,13 +113,13 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
         source=loaded.feed,
         notes=[*shared, *loaded.notes],
         news=loaded.news,
-        # a teacher's pupil learns whether rewards differ or not
+        # distillation learns whether rewards differ or not
         monitor=Monitor(replace(recipe.limits, varied_warn=None) if algo.teacher else recipe.limits),
         saver=Saver(shares_cores=learner.device.type == "cpu" or recipe.optim.offload),
         timer=Timer(60 * recipe.save.minutes, age=process_age()),
     )
     if recipe.train.rollback:
-        job.spikes = Spikes(recipe.train.rollback)
+        job.spikes = SpikeDetector(recipe.train.rollback)
     if algo.online:
         _add_sampler(job, decoder)
         _add_rewards(job, separate=separate)
@@ -130,13 +130,13 @@ def prepare(recipe: Recipe, *, resume_from: Path | None = None, changed: bool = 
         else:
             job.held_rows = feeds.groups(recipe.eval_data, vocabulary, context=context, how=how)
     if resume_from is not None:
-        _go_on(job, resume_from, changed=changed)
-    learner.guard.known = sum(not_finite(local(x)) for x in learner.trained().values())
+        _restore_run(job, resume_from, changed=changed)
+    learner.guard.known_nonfinite = sum(count_nonfinite(local(x)) for x in learner.trained().values())
     return job
 
 
-def _fed(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, context: int) -> Loaded:
-    """The data; where rows are refused for a stop token that is text, the fault is the tokenizer's."""
+def _load_feed(recipe: Recipe, algo: Algorithm, vocabulary: Tokenizer, *, context: int) -> Loaded:
+    """The data. If it refuses rows because the stop token is text, the error names the tokenizer instead."""
     try:
         return feeds.feed(recipe, algo, vocabulary, context=context)
     except HoneError as error:
@@ -151,16 +151,16 @@ def _add_sampler(job: Run, decoder: Decoder) -> None:
     context = decoder.config.max_position_embeddings
     params = build.sample_params(recipe.sample, job.tokenizer, seed=recipe.seed, context=context, training=True)
     whole = decoder if shards is None else shards.publish()
-    copied = recipe.train.lag > 0 and shards is None  # what shards publish is a copy already
+    copied = recipe.train.lag > 0 and shards is None  # shards publish a copy anyway
     sampler = LocalSampler(whole, max_rows=recipe.sample.max_rows, copy=copied)
     job.roller = Roller(sampler, job.tokenizer, params, group=recipe.sample.group)
-    job.ahead = Ahead(job.source, lag=recipe.train.lag, counter=job.roller)
+    job.queue = RolloutQueue(job.source, lag=recipe.train.lag, counter=job.roller)
 
 
 def _add_rewards(job: Run, *, separate: Mapping[str, Reward]) -> None:
     """Make the rewards that an online run scores its completions with."""
     recipe, device = job.recipe, job.learner.device
-    job.reward = as_scorer(unrewarded)
+    job.reward = as_scorer(zero_reward)
     job.group_scorer = GroupScorer(reward=job.reward)
     if recipe.reward:
         how = partial(rewards.scorer, vocabulary=job.tokenizer, device=device, separate=separate)
@@ -170,30 +170,30 @@ def _add_rewards(job: Run, *, separate: Mapping[str, Reward]) -> None:
     job.process = build.process(recipe, job.algo, job.tokenizer, device=device)
 
 
-def _go_on(job: Run, saved: Path, *, changed: bool) -> None:
-    """The run as its checkpoint has it."""
+def _restore_run(job: Run, saved: Path, *, changed: bool) -> None:
+    """Put the run back to where its checkpoint was saved."""
     told = restore(saved, job.policy, job.learner, parts=parts(job), changed=changed)
     job.notes = [*job.notes, *told]
-    if changed:  # what was not finite before says nothing of these settings
-        job.learner.guard.row = 0
-    if job.ahead:
-        job.ahead.load(saved, changed=changed)
+    if changed:  # updates skipped before say nothing about these settings
+        job.learner.guard.skipped_in_a_row = 0
+    if job.queue:
+        job.queue.load(saved, changed=changed)
         publish(job, job.step)
-        _keep_to(job, saved / names.SAMPLER)
+        _restore_sampler_weights(job, saved / names.SAMPLER)
 
 
-def learner_of(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path | None = None) -> Learner:
-    """The decoder with all that trains it; saved: the checkpoint whose weights follow."""
-    # on resume the adapter, too, is the run's own copy: its weights follow, exactly, with the rest of the state
+def make_learner(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path | None = None) -> Learner:
+    """The learner of this decoder. saved: the checkpoint whose weights are loaded afterwards."""
+    # on resume the adapter is the run's own copy; its exact weights are loaded with the rest of the state
     adapter = saved / names.ADAPTER if saved is not None else None
     policy = build.trainable(recipe, build.add_adapter(decoder, recipe.lora, seed=recipe.seed, saved=adapter), algo)
     precision = recipe.train.dtype
-    if saved is not None and precision == "auto":  # as it was begun, on whatever device it goes on
+    if saved is not None and precision == "auto":  # as the run started, whatever the device is now
         precision = read_state(saved)["dtype"]
     device, dtype = build.device_and_dtype(recipe.train.device, precision)
     if algo.trust_region and dtype is torch.bfloat16:  # its curvature is a difference of small numbers
         raise HoneError(f"{recipe.algo_name} needs float32: set train.dtype=float32")
-    if build.is_sharded(recipe):  # from the CPU, a layer at a time: no device ever holds all of it
+    if build.is_sharded(recipe):  # from the CPU, a layer at a time: no device ever holds the whole
         reference = build.reference(recipe, policy, algo)
         shards = build.shards(recipe, policy, reference, device=device, dtype=dtype)
         return build.learner(recipe, policy, reference, shards=shards)
@@ -201,8 +201,8 @@ def learner_of(recipe: Recipe, algo: Algorithm, decoder: Decoder, *, saved: Path
     return build.learner(recipe, policy, build.reference(recipe, policy, algo))
 
 
-def start_of(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
-    """On resume from the run's own copy: the recipe's folders may have changed since."""
+def load_start(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
+    """Tokenizer and starting model. On resume from the run's own copy: the recipe's folders may have changed."""
     if not resumed:
         vocabulary = build.tokenizer(recipe.model)
         return vocabulary, build.decoder(recipe.model, vocabulary, seed=recipe.seed)
@@ -216,8 +216,8 @@ def start_of(recipe: Recipe, *, resumed: bool) -> tuple[Tokenizer, Decoder]:
     return Tokenizer.load(folder), load_decoder(folder, trust_remote_code=recipe.model.trust_remote_code)
 
 
-def unrewarded(completion: str) -> float:
-    """For an algorithm that learns from a teacher and reads no reward."""
+def zero_reward(completion: str) -> float:
+    """The reward of an algorithm that learns from a teacher alone."""
     return 0.0
 
 
@@ -229,43 +229,43 @@ def parts(job: Run) -> dict[str, Any]:
 
 
 def publish(job: Run, version: int) -> None:
-    """Tell the sampler that the learner's weights have changed. If no rank holds all weights, give them to it."""
+    """Give the sampler the learner's weights. If ranks hold parts, put the weights together first."""
     assert job.roller is not None
     if job.learner.shards is not None:
         job.learner.shards.publish()
     job.roller.sampler.publish(version)
 
 
-def _sampled_with(job: Run) -> dict[str, Tensor] | None:
-    """The sampler's weights, if a resumed run has to sample with them once more; else None."""
+def _sampler_weights(job: Run) -> dict[str, Tensor] | None:
+    """The sampler's weights, if a resumed run has to sample with them; else None."""
     assert job.roller is not None
-    if job.ahead is None or not job.ahead.must_sample_first:
+    if job.queue is None or not job.queue.must_sample_first:
         return None
     return cast(LocalSampler, job.roller.sampler).weights()
 
 
-def _keep_to(job: Run, path: Path) -> None:
-    """Give a resumed sampler the saved weights for rollouts that are still to be made ahead."""
-    if job.ahead is not None and job.ahead.must_sample_first and job.roller is not None and path.is_file():
-        cast(LocalSampler, job.roller.sampler).keep_to(load_tensors(path), version=job.step - 1)
+def _restore_sampler_weights(job: Run, path: Path) -> None:
+    """Give a resumed sampler the saved weights, if it still has to make rollouts with them."""
+    if job.queue is not None and job.queue.must_sample_first and job.roller is not None and path.is_file():
+        cast(LocalSampler, job.roller.sampler).load_weights(load_tensors(path), version=job.step - 1)
 
 
 def whole_decoder(job: Run) -> Decoder:
-    """The policy's decoder with all of its weights; where ranks hold parts, on the first rank alone."""
+    """The policy's decoder with all of its weights. If ranks hold parts, only the first rank gets it."""
     model = job.policy if job.learner.shards is None else job.learner.shards.saved()
     return model if isinstance(model, Decoder) else model.decoder
 
 
 def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = None) -> Path:
-    """A checkpoint of the run as it is now, written by the first rank, beside the loop unless it is waited for.
+    """Save a checkpoint of the run as it is now. The first rank writes it in a thread. wait: until it is written.
 
-    score: the metric save.best, where this step has it.
+    score: the metric save.best, if this step has it.
     """
     root, step, recipe, begin = folder / names.CHECKPOINTS, job.step, job.recipe, time.monotonic()
     snapshot = take_snapshot(job.policy, job.learner, recipe=recipe, parts=parts(job), score=score)
     ahead, sampled = None, None
-    if job.ahead is not None and job.ahead.lag:
-        ahead, sampled = job.ahead.saved(), _sampled_with(job)
+    if job.queue is not None and job.queue.lag:
+        ahead, sampled = job.queue.saved(), _sampler_weights(job)
 
     def write(aside: Path) -> None:
         for tensors in snapshot.tensors.values():
@@ -275,25 +275,25 @@ def save(job: Run, folder: Path, *, wait: bool = True, score: float | None = Non
             (aside / names.AHEAD).write_bytes(ahead)
         if sampled is not None:
             save_tensors(aside / names.SAMPLER, sampled)
-        for log in folder.glob(names.LOGS):  # no step of the checkpoint is missing in the logs beside it
-            if log.is_file():  # else something was put in its place, which costs no checkpoint
+        for log in folder.glob(names.LOGS):  # so that the logs have every step of the checkpoint
+            if log.is_file():  # else something else was put in its place
                 files.sync(log)
 
-    spare, go_on = partial(_spared, root, recipe), job.saver.go_on
+    spare, go_on = partial(_steps_to_keep, root, recipe), job.saver.go_on
     once = partial(files.save, root, step, write, keep=recipe.save.keep, spare=spare, between=go_on)
     collect.once(partial(job.saver.start, once))
-    job.saver.held = time.monotonic() - begin
+    job.saver.held_seconds = time.monotonic() - begin
     job.timer.saved()
     if wait:
         collect.once(job.saver.wait)
     return root / files.name_of(step)
 
 
-def _spared(root: Path, recipe: Recipe, steps: Collection[int]) -> set[int]:
-    """The checkpoints to keep for good, and the best so far, which the file `best` then names."""
+def _steps_to_keep(root: Path, recipe: Recipe, steps: Collection[int]) -> set[int]:
+    """The steps whose checkpoints are kept for good. Writes the best one into the file `best`."""
     how = recipe.save
     spared = files.milestones(steps, how.milestones)
-    if recipe.train.rollback:  # which goes by those of save.every alone: whatever else is saved must not displace them
+    if recipe.train.rollback:  # uses those of save.every alone: other saves must not displace them
         spared |= set(sorted(files.milestones(steps, how.every))[-how.keep :])
     folders = files.checkpoints(root)
     scores = {n: score for n in steps if how.best and (score := score_of(folders[n], how.best)) is not None}
@@ -304,33 +304,33 @@ def _spared(root: Path, recipe: Recipe, steps: Collection[int]) -> set[int]:
 
 
 def begin(job: Run, folder: Path, found: Path | None, changed: Mapping[str, Change]) -> run_folder.FolderGuard | None:
-    """Write the settings where they are new and a step is to be done by them, and the starting model of a fresh run;
-    gives the first rank what has to stay there."""
+    """Write the settings, if they are new and steps are left, and a new run's starting model. Returns the first rank's
+    guard of the folder."""
     job.learner.guard.folder, fresh = folder / names.BAD, found is None
     goes_on = job.step < job.recipe.train.steps
-    job.learner.guard.find()
+    job.learner.guard.load_divisor()
     decoder = whole_decoder(job) if fresh else None  # every rank takes part
 
     def write() -> None:
-        if found is not None:  # the one that `latest` names may be damaged
+        if found is not None:  # `latest` may name a damaged one
             files.point(folder / names.CHECKPOINTS, names.LATEST, found)
         for place in (folder, folder / names.BAD):
             files.sweep(place)
-        if goes_on and (fresh or not is_described(job.recipe, folder)):
-            describe(job.recipe, folder, step=job.step, changed=changed)
+        if goes_on and (fresh or not settings_are_written(job.recipe, folder)):
+            write_settings(job.recipe, folder, step=job.step, changed=changed)
         if goes_on and changed:
             say(f"{job.recipe.name}: goes on from step {job.step} with other settings: {describe_changes(changed)}")
         if decoder is not None:
             begin = time.thread_time()
-            with adapter_off(decoder):  # resume goes on from the base under the adapters
+            with adapter_off(decoder):  # resume loads the base model and then the adapters
                 files.save_folder(folder / names.START, partial(save_model, decoder, job.tokenizer))
-            job.saver.guess((time.thread_time() - begin) * _larger(job, folder / names.START))
+            job.saver.guess((time.thread_time() - begin) * _checkpoint_ratio(job, folder / names.START))
 
     collect.once(write)
     return run_folder.FolderGuard(folder) if run_folder.is_first() else None
 
 
-def _larger(job: Run, start: Path) -> float:
-    """How many times as large as the starting model a checkpoint may be: two moments and a copy in float32."""
+def _checkpoint_ratio(job: Run, start: Path) -> float:
+    """The size of a checkpoint as a multiple of the starting model: with two moments and a copy in float32."""
     trained = sum(p.numel() for p in job.learner.trained().values())
     return 1 + 12 * trained / max(1, sum(path.stat().st_size for path in start.rglob("*")))

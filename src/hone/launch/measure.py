@@ -23,19 +23,19 @@ from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Roller
 from hone.train.annotate import annotate, mismatched_batch
 from hone.train.learner import Learner
-from hone.train.update import finish_statistics, observe
+from hone.train.update import add_statistics, finish_statistics
 from hone.types import Group, Rollout, Stop, Task
 
 ANSWERS = ("math", "choice", "exact")  # verifiers that compare an answer with the gold one
 VERDICTS = (*ANSWERS, "code")  # parts of a reward that say right or wrong
-APART = 2**63  # evaluation draws from another half of the seeds than training
+SEED_OFFSET = 2**63  # evaluation draws from another half of the seeds than training
 
 
 def sample_groups(
     decoder: Decoder, tokenizer: Tokenizer, tasks: Sequence[Task], *, params: SampleParams, samples: int
 ) -> list[Group]:
     """`samples` completions of each task."""
-    apart = replace(params, seed=(params.seed + APART) % 2**64, record_support=False)
+    apart = replace(params, seed=(params.seed + SEED_OFFSET) % 2**64, record_support=False)
     roller = Roller(LocalSampler(decoder), tokenizer, apart, group=samples)
     return roller(list(tasks)) if tasks else []
 
@@ -53,7 +53,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
         )
     reward = mean_and_error(means)
     found = {"reward": reward.mean, "reward_error": reward.stderr or 0.0}
-    found |= _passes(groups)
+    found |= _pass_at_k(groups)
     n = len(rollouts)
     return found | {
         "format": sum(format_reward(r.text, r.task) for r in rollouts) / n,
@@ -64,7 +64,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
     }
 
 
-def _passes(groups: Sequence[Group]) -> dict[str, float]:
+def _pass_at_k(groups: Sequence[Group]) -> dict[str, float]:
     """pass@k by what a verifier says of each completion; nothing where the reward is no yes or no."""
     marks = [[mark for r in g if r.outcome and r.outcome.valid and (mark := _mark(r)) is not None] for g in groups]
     marks = [m for m in marks if m]
@@ -81,7 +81,7 @@ def _mark(rollout: Rollout) -> float | None:
     return next((parts[name] for name in VERDICTS if name in parts), reward_of(rollout))
 
 
-def measure(
+def evaluate_tasks(
     decoder: Decoder,
     tokenizer: Tokenizer,
     tasks: Sequence[Task],
@@ -98,7 +98,7 @@ def measure(
 
 
 @torch.no_grad()
-def assess(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, context: int = 0) -> dict[str, float]:
+def evaluate_rows(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, context: int = 0) -> dict[str, float]:
     """What an update of an offline algorithm would see on these rows, without one: loss, NLL, accuracy."""
     rows = list(groups)
     batch = collate(rows).to(learner.device)
@@ -108,6 +108,6 @@ def assess(learner: Learner, groups: Sequence[Group], algo: Algorithm, *, contex
     for micro in learner.cut(batch, algo.unit):
         fwd = learner.policy(micro, algo.wants)
         stats.add("loss", objective(fwd, micro, algo.loss), 0)
-        observe(stats, fwd, micro, algo)
+        add_statistics(stats, fwd, micro, algo)
     stats.add("loss", 0.0, 1)
     return finish_statistics(stats.means()) | {"rows": float(len(batch))}

@@ -4,19 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from hone.checkpoint.record import recorded
+from hone.checkpoint.record import recorded_recipe
 from hone.checkpoint.state import restore_weights
 from hone.config.recipe import Recipe
 from hone.errors import count_noun
 from hone.launch import build
-from hone.launch.job import learner_of, set_torch, start_of
-from hone.launch.rescue import nearest
+from hone.launch.job import load_start, make_learner, set_torch
+from hone.launch.rescue import nearest_checkpoint
 from hone.model.policy import Policy
 from hone.model.scorer import Scorer
 from hone.storage import names
 from hone.train.annotate import keep_old_policy
 from hone.train.guard import NonFiniteTensor, load_rows
-from hone.train.update import explain
+from hone.train.update import explain_skip
 
 UNREAD = ("data", "eval_data", "reward")  # the rows are there already, with their rewards
 
@@ -41,18 +41,18 @@ def replay(file: str | Path, *, recipe: Recipe | None = None) -> Replay:
     path = Path(file)
     batch, about = load_rows(path)
     folder = path.resolve().parent.parent
-    recipe = recipe or recorded(
+    recipe = recipe or recorded_recipe(
         folder, unread=UNREAD, how="replay it with hone.launch.replay.replay(file, recipe=recipe)"
     )
     set_torch(recipe)
     algo = build.algorithm(recipe)
-    saved, late = nearest(folder, about["updates"])
-    _, decoder = start_of(recipe, resumed=True)
-    learner = learner_of(recipe, algo, decoder, saved=saved)
+    saved, late = nearest_checkpoint(folder, about["updates"])
+    _, decoder = load_start(recipe, resumed=True)
+    learner = make_learner(recipe, algo, decoder, saved=saved)
     if saved is not None:
         restore_weights(saved, cast(Policy | Scorer, learner.policy), learner)
     keep_old_policy(learner, algo)
-    found = explain(learner, batch.to(learner.device), algo)
+    found = explain_skip(learner, batch.to(learner.device), algo)
     then = [str(NonFiniteTensor(**f)) for f in about["found"][:1]]
     name = saved.relative_to(folder) if saved is not None else names.START
     distance = f"{count_noun(late, 'update')} before it" if late else "exactly those of the time"

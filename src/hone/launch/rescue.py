@@ -1,5 +1,5 @@
-"""Steps that go wrong: one that fails before it has moved anything costs none of those before it, and from one whose
-loss leaps a run can go back."""
+"""Steps that go wrong. If a step fails before it has moved the weights, the steps before it are saved. If the loss
+spikes, the run can go back to a checkpoint."""
 
 import copy
 import tempfile
@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hone.checkpoint.record import describe
+from hone.checkpoint.record import write_settings
 from hone.checkpoint.state import read_state, restore_learned
 from hone.dist import collect
 from hone.errors import HoneError, Unsaved
 from hone.launch.job import Run, parts, publish, save
 from hone.loop import Iteration
 from hone.storage import files, names
-from hone.train.guard import local, not_finite
+from hone.train.guard import count_nonfinite, local
 
 T = TypeVar("T")
 
@@ -24,33 +24,33 @@ T = TypeVar("T")
 def save_on_error(
     iterations: Iterator[Iteration], job: Run, folder: Path, *, note: Callable[[str], None]
 ) -> Iterator[Iteration]:
-    """The same; where a sampler, a reward or the data raises, the run is saved as it was before that iteration."""
+    """The same iterations. If sampler, reward or data raise, save the run as it was before that iteration."""
     while True:
         before = {name: copy.deepcopy(part.state()) for name, part in parts(job).items()}
         try:
             iteration = next(iterations)
-        except collect.Together as failure:  # all ranks are here
-            if _can_go_back(job):
-                _keep(job, folder, before, note=note)
+        except collect.RankFailure as failure:  # every rank gets it, so that all can save together
+            if _weights_unmoved(job):
+                _save_before_step(job, folder, before, note=note)
             raise failure.error from None
         except Exception:
-            if _can_go_back(job) and collect.world()[1] == 1:
-                _keep(job, folder, before, note=note)
+            if _weights_unmoved(job) and collect.world()[1] == 1:
+                _save_before_step(job, folder, before, note=note)
             raise
         yield iteration
 
 
-def _can_go_back(job: Run) -> bool:
-    """Whether the weights are those of the last step's end."""
+def _weights_unmoved(job: Run) -> bool:
+    """Whether the weights are still those of the last step."""
     return job.step > 0 and not job.learner.moved
 
 
-def _keep(job: Run, folder: Path, before: Mapping[str, Any], *, note: Callable[[str], None]) -> None:
-    """Save with the parts' states of before, unless that was done already; what goes wrong is said, not raised: it
-    must not hide what went wrong first."""
+def _save_before_step(job: Run, folder: Path, before: Mapping[str, Any], *, note: Callable[[str], None]) -> None:
+    """Save the run with the states before the step, unless that step is saved already. An error here is printed and not
+    raised: it must not hide the first one."""
     try:
-        if job.ahead is not None:
-            job.ahead.undo()
+        if job.queue is not None:
+            job.queue.undo()
         for name, part in parts(job).items():
             part.load(before[name])
         # the first rank writes, and knows what it has written
@@ -63,23 +63,23 @@ def _keep(job: Run, folder: Path, before: Mapping[str, Any], *, note: Callable[[
 
 
 @contextmanager
-def saved_elsewhere(job: Run, folder: Path) -> Iterator[None]:
-    """A folder that is gone, or takes no more, costs no step: they are saved beside it, or among temporary files."""
+def save_elsewhere(job: Run, folder: Path) -> Iterator[None]:
+    """If the run's folder is gone or full, save the run beside it, or in the folder for temporary files."""
     try:
         yield
     except Unsaved as error:
         if not job.step or not error.elsewhere:
             raise
-        place = collect.once(partial(_another, folder)) or folder  # which the first rank alone writes to
+        place = collect.once(partial(_make_rescue_folder, folder)) or folder  # which the first rank alone writes to
         saved = save(job, place)
-        collect.once(partial(describe, job.recipe, place))
+        collect.once(partial(write_settings, job.recipe, place))
         raise HoneError(
             f"{error}; step {job.step} is saved elsewhere, go on from it with model.path={saved}"
         ) from error
 
 
-def _another(folder: Path) -> Path:
-    """A new folder of nearly that name."""
+def _make_rescue_folder(folder: Path) -> Path:
+    """A new folder with a similar name."""
     for parent in (folder.parent, Path(tempfile.gettempdir())):
         with suppress(OSError):
             return Path(tempfile.mkdtemp(prefix=f"{folder.name}-rescued-", dir=parent))
@@ -87,7 +87,7 @@ def _another(folder: Path) -> Path:
 
 
 def try_stage(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What it gives, or the error that it raises. For a part of a step that no other part depends on."""
+    """(result, None) or (None, error). For a part of a step that no other part depends on."""
     try:
         return do(), None
     except Exception as error:
@@ -95,26 +95,26 @@ def try_stage(do: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def report_error(
-    step: int, *, unmeasured: Exception | None, unlogged: Exception | None, note: Callable[[str], None]
+    step: int, *, eval_error: Exception | None, log_error: Exception | None, note: Callable[[str], None]
 ) -> Exception:
     """The error that ends a run whose held-out evaluation or log failed, here or on another rank. The step is saved."""
-    if unlogged is not None:
+    if log_error is not None:
         note(f"step {step} could not be logged; it is saved")
     else:
         note(f"the evaluation after step {step} failed; the step is saved, and logged without it")
-    return unlogged or unmeasured or HoneError("another rank could not evaluate or log: see what it said")
+    return log_error or eval_error or HoneError("another rank could not evaluate or log: see what it said")
 
 
 def pending_error(error: Exception) -> str:
-    """The message of a run whose sampling ahead failed, and that ends before it needs those rollouts."""
-    said = error.error if isinstance(error, collect.Together) else error
-    return f"what is sampled ahead failed ({collect.described(said)}) and is made again when the run goes on"
+    """What to print when sampling ahead failed and the run ends before it needs those rollouts."""
+    said = error.error if isinstance(error, collect.RankFailure) else error
+    return f"what is sampled ahead failed ({collect.error_text(said)}) and is made again when the run goes on"
 
 
-def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:
-    """The last whole checkpoint with no more than so many updates, None for the start; and how many it lacks.
+def nearest_checkpoint(folder: Path, updates: int) -> tuple[Path | None, int]:
+    """The last whole checkpoint with at most so many updates (None: the start), and how many updates it lacks.
 
-    A skipped update moves nothing, so one that was saved later may hold the very weights.
+    A skipped update moves nothing, so a checkpoint that was saved later may hold the same weights.
     """
     for saved in reversed(files.checkpoints(folder / names.CHECKPOINTS).values()):
         done = read_state(saved)["updates"]
@@ -124,11 +124,13 @@ def nearest(folder: Path, updates: int) -> tuple[Path | None, int]:
 
 
 def restart_point(job: Run, folder: Path) -> str:
-    """Where a run can go on from if its updates are not finite. With its last weights no rate helps."""
+    """Where to go on from if updates are not finite. If the last weights give none, a lower rate does not help."""
     mend, guard = f"mend what `hone replay` finds in {folder / names.BAD}", job.learner.guard
-    if not job.learner.updates or guard.row < guard.in_a_row:  # those it began with, or they gave finite ones too
+    if (
+        not job.learner.updates or guard.skipped_in_a_row < guard.in_a_row
+    ):  # those it began with, or they gave finite ones too
         return f"lower optim.lr, or {mend}; the run is saved in {folder}"
-    before = nearest(folder, job.learner.updates - 1)[0] or folder / names.START
+    before = nearest_checkpoint(folder, job.learner.updates - 1)[0] or folder / names.START
     again = f"`hone run RECIPE --config {folder / names.RECIPE} model.path={before} out=ANOTHER optim.lr=LOWER`"
     return (
         f"the weights of {files.name_of(job.step)} gave no finite one, and a lower optim.lr alone does not mend "
@@ -136,24 +138,27 @@ def restart_point(job: Run, folder: Path) -> str:
     )
 
 
-def gone_back(job: Run, folder: Path, metrics: Mapping[str, float]) -> str:
-    """Where the loss leaps or the weights are lost, and the recipe asks for it, put back those of the last regular
-    checkpoint: what happened, "" for nothing. Steps, the rate's schedule and the data go on from where they are."""
+def roll_back(job: Run, folder: Path, metrics: Mapping[str, float]) -> str:
+    """With train.rollback: if the loss spikes or the weights are not finite, restore weights and moments of the last
+    regular checkpoint. Returns what happened, or "". Steps, schedule and data go on from where they are."""
     if job.spikes is None:
         return ""
-    bad = sum(not_finite(local(x)) for x in job.learner.trained().values())
-    lost, leaps = collect.count(bad) > job.learner.guard.known, "loss" in metrics and job.spikes.saw(metrics["loss"])
+    bad = sum(count_nonfinite(local(x)) for x in job.learner.trained().values())
+    lost, leaps = (
+        collect.count(bad) > job.learner.guard.known_nonfinite,
+        "loss" in metrics and job.spikes.is_spike(metrics["loss"]),
+    )
     if not (lost or leaps):
         return ""
     why = "the weights are not finite" if lost else f"the loss is {metrics['loss']:.4g}"
     collect.once(job.saver.wait)
-    # those of save.every: whether others are there depends on when the run was interrupted
+    # only those of save.every: which others exist depends on when the run was interrupted
     good = files.latest(folder / names.CHECKPOINTS, every=job.recipe.save.every, but=job.spikes.tried)
     if good is None:
         remedy = "lower optim.lr, or look at the data of these steps"
         raise HoneError(f"stopped at step {job.step}: {why}, and no checkpoint is left to go back to: {remedy}")
     job.spikes.tried.append(good.name)
     restore_learned(good, job.policy, job.learner)
-    if job.roller is not None and not (job.ahead and job.ahead.must_sample_first):
+    if job.roller is not None and not (job.queue and job.queue.must_sample_first):
         publish(job, job.step)
     return f"{why}: went back to the weights of {good.name} (train.rollback)"

@@ -76,7 +76,7 @@ def _answer(
 Spec = str | Mapping[str, float] | Callable[..., Any]
 
 
-def separate(recipe: Recipe) -> dict[str, Reward]:
+def start_reward_processes(recipe: Recipe) -> dict[str, Reward]:
     """The recipe's functions in processes of their own, by name ("" of one made in Python); none offline.
 
     To be called before there is anything large in memory, of which each process would hold a copy once it changes.
@@ -91,13 +91,15 @@ def separate(recipe: Recipe) -> dict[str, Reward]:
     else:
         named = [spec] if isinstance(spec, str) else [name for name, weight in spec.items() if weight]
         named += [parts.held_out] if parts.held_out else []
-        found = {name: f for name in dict.fromkeys(named) if (f := alone(name, asked=name in parts.timeout))}
+        found = {
+            name: f for name in dict.fromkeys(named) if (f := function_to_isolate(name, asked=name in parts.timeout))
+        }
     quick = {name: min(SECONDS, train.reward_timeout) for name in found if name.partition(":")[0] in CAN_HANG}
     each = {**quick, **parts.timeout}
-    return in_processes(found, seconds=train.reward_timeout, each=each, memory=train.reward_memory)
+    return isolate(found, seconds=train.reward_timeout, each=each, memory=train.reward_memory)
 
 
-def in_processes(
+def isolate(
     functions: Mapping[str, Callable[..., Any]],
     *,
     seconds: float,
@@ -111,7 +113,7 @@ def in_processes(
     return dict(zip(functions, in_workers(list(functions.values()), seconds=limits, memory=memory), strict=True))
 
 
-def alone(name: str, *, asked: bool = False) -> Callable[..., Any] | None:
+def function_to_isolate(name: str, *, asked: bool = False) -> Callable[..., Any] | None:
     """The function of this name where it is to run in a process of its own: it can hang or crash, or it is asked."""
     if is_function(name):
         return load_function(name)
@@ -139,7 +141,7 @@ def scorer(
     if callable(spec):
         return as_scorer(there.get("", spec))
     weights = {spec: 1.0} if isinstance(spec, str) else {name: weight for name, weight in spec.items() if weight}
-    found = {name: as_scorer(there.get(name) or _named(name, vocabulary, device)) for name in weights}
+    found = {name: as_scorer(there.get(name) or _load_reward(name, vocabulary, device)) for name in weights}
     return combine({name: _part(name, found[name], weight, how) for name, weight in weights.items()})
 
 
@@ -160,14 +162,14 @@ def _verifier(name: str) -> tuple[Callable[..., Any], bool]:
     return make_verifier(name)
 
 
-def _named(name: str, vocabulary: Tokenizer | None, device: torch.device | str) -> Callable[..., Any]:
+def _load_reward(name: str, vocabulary: Tokenizer | None, device: torch.device | str) -> Callable[..., Any]:
     if is_function(name):
         return load_function(name)
     if name.startswith(f"{JUDGE}:"):
         return judge(name.partition(":")[2])
     if (learned := MODEL.fullmatch(name)) is None:
         function, hangs = _verifier(name)
-        return in_processes({name: function}, seconds=SECONDS)[name] if hangs else function
+        return isolate({name: function}, seconds=SECONDS)[name] if hangs else function
     if vocabulary is None:
         raise HoneError(f"{name} reads a policy's tokens, and there is none here: name a verifier or FILE.py:function")
     how, k, folders = learned.groups()

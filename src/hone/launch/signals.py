@@ -14,7 +14,7 @@ from typing import Any, Self, TextIO
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOPPING = "stopping: saves after this step; {again} ends at once\n"
 AGAIN = 0.05  # seconds after which a signal that came during an import is told again
-_came = list[int]()  # each signal before a run turns
+_received = list[int]()  # each signal before a run turns
 
 
 class Stopper:
@@ -31,13 +31,13 @@ class Stopper:
         self._retold = ExitStack()
 
     def __enter__(self) -> Self:
-        if _came:  # and a library has taken it for itself: what it was about to make may be half made
-            raise KeyboardInterrupt(_came[0])
+        if _received:  # and a library has taken it for itself: what it was about to make may be half made
+            raise KeyboardInterrupt(_received[0])
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
             for number in NUMBERS:
                 if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # as nohup asks for
                     self._before[number] = signal.signal(number, self._handle)
-            self._retold.enter_context(_retold())
+            self._retold.enter_context(_resend_dropped())
         return self
 
     def __exit__(
@@ -67,13 +67,13 @@ class Stopper:
         if self._over or (self._since and time.monotonic() - self._since < self._patience):
             return
         if not self._gentle and _importing(frame):
-            return _tell_again(number)
+            return _send_later(number)
         self._since = self._since or time.monotonic()
         if self.asked or not self._gentle:
             raise KeyboardInterrupt(number)
         self.asked = True
         if self._says:
-            _answer(number)
+            _print_stopping(number)
 
 
 def _importing(frame: FrameType | None) -> bool:
@@ -85,7 +85,7 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _tell_again(number: int) -> None:
+def _send_later(number: int) -> None:
     """When the import may have ended."""
     timer = threading.Timer(AGAIN, os.kill, (os.getpid(), number))
     timer.daemon = True
@@ -93,13 +93,13 @@ def _tell_again(number: int) -> None:
 
 
 @contextmanager
-def _retold() -> Iterator[None]:
+def _resend_dropped() -> Iterator[None]:
     """Send a signal again if Python dropped it, because it came in a destructor or while a process was forked."""
     before, owner = sys.unraisablehook, os.getpid()
 
     def hook(lost: "sys.UnraisableHookArgs", /) -> None:
         if issubclass(lost.exc_type, KeyboardInterrupt) and os.getpid() == owner:
-            _tell_again(number_of(lost.exc_value))
+            _send_later(number_of(lost.exc_value))
         else:
             before(lost)
 
@@ -110,7 +110,7 @@ def _retold() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _answer(number: int) -> None:
+def _print_stopping(number: int) -> None:
     """A line at once: what Python prints with may be in the middle of a line of its own."""
     if sys.__stderr__ is None:  # closed from the start, and its number may be another file's
         return
@@ -120,7 +120,7 @@ def _answer(number: int) -> None:
         os.write(2, ("\n" * (typed and os.isatty(2)) + line).encode())  # it shows ^C in the line it is in
 
 
-class Heard:
+class WatchedStream:
     """A stream that is written to as long as somebody reads it; `lost` is called when nobody does any more."""
 
     def __init__(self, stream: TextIO, lost: Callable[[], None]) -> None:
@@ -152,9 +152,9 @@ def number_of(error: BaseException | None) -> int:
 
 
 @contextmanager
-def heard() -> Iterator[list[int]]:
+def catch_signals() -> Iterator[list[int]]:
     """Gives the signals that came in it: a library that is just being imported may make an error of its own of one."""
-    _came.clear()
+    _received.clear()
 
     owner = os.getpid()
 
@@ -166,24 +166,24 @@ def heard() -> Iterator[list[int]]:
             if _torch_is_loading() and os.getpid() == owner:  # seconds, in which no command has begun anything
                 os.write(2, b"hone: interrupted; nothing new was saved\n")
                 os._exit(128 + number)
-            return _tell_again(number)
-        _came.append(number)
+            return _send_later(number)
+        _received.append(number)
         raise KeyboardInterrupt(number)
 
     mine = threading.current_thread() is threading.main_thread()  # elsewhere Python allows no handlers
     free = [number for number in NUMBERS if mine and _is_free(number)]
     if signal.SIGINT not in free:  # a program has its own ways
-        yield _came
+        yield _received
         return
     for number in free:
         signal.signal(number, note)
     try:
-        with _retold():
-            yield _came
+        with _resend_dropped():
+            yield _received
     finally:
         for number in free:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        _came.clear()
+        _received.clear()
 
 
 def _is_free(number: int) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hone.log.sinks import append, mend, read, truncate_after
+from hone.log.sinks import append, drop_torn_line, read, truncate_after
 from hone.storage import names
 
 HELD_OUT = "held-out: "  # before a kind that an evaluation met
@@ -27,7 +27,7 @@ class Total:
     reason: str
 
 
-def merged(parts: Sequence[Kinds]) -> dict[str, tuple[int, str]]:
+def merge_kinds(parts: Sequence[Kinds]) -> dict[str, tuple[int, str]]:
     """The counts of several ranks together, the most frequent first."""
     found = dict[str, tuple[int, str]]()
     for part in parts:
@@ -48,7 +48,7 @@ class InvalidLog:
         """Append a step's reasons; returns what to tell of those that are new."""
         if not kinds:
             return []
-        mend(self.path)
+        drop_torn_line(self.path)
         for kind, (count, reason) in kinds.items():
             append(self.path, {"step": step, "kind": kind, "count": count, "reason": reason})
         fresh = [kind for kind in kinds if kind not in self._told][: max(0, TOLD - len(self._told))]
@@ -56,7 +56,7 @@ class InvalidLog:
         return [f"warn: no reward for {_completions(kinds[kind][0], kind)}: {kinds[kind][1]}" for kind in fresh]
 
 
-def totals(path: str | Path) -> list[Total]:
+def read_totals(path: str | Path) -> list[Total]:
     """Every kind that the file tells of, the most frequent first; lines that are none of Hone's are left out."""
     found = dict[str, Total]()
     for row in read(path):

@@ -79,7 +79,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class Silent(io.StringIO):
+class NullStream(io.StringIO):
     """A stream that nobody reads."""
 
     def write(self, s: str, /) -> int:

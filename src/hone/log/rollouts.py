@@ -20,7 +20,7 @@ LARGEST = 2**24  # ids that a table is made for
 NEVER = np.uint64(2**64 - 1)  # no n-gram's number
 
 
-def describe(
+def rollout_statistics(
     rounds: Sequence[Sequence[Group]], kept: Sequence[Sequence[Group]], *, ranks: int = 1, version: int | None = None
 ) -> Stats:
     """Rewards, lengths and how rollouts ended, by round of asking; an invalid reward is counted, never averaged in.
@@ -40,13 +40,13 @@ def describe(
         varied=varied(groups),
         kept=(sum(map(len, kept)), len(groups)),
         tokens=(sum(lengths), 1 / ranks),  # of all ranks
-        repetition=repeated([r.completion() for r in rollouts]),
+        repetition=count_repeated([r.completion() for r in rollouts]),
     )
     if version is not None:
         stats.add("lag", sum(version - r.version for r in rollouts), len(rollouts))
     for name, x in ((name, x) for r in rollouts if r.outcome for name, x in r.outcome.parts.items()):
         stats.add(f"reward/{name}", x)
-    watch(stats, rollouts)
+    add_hacking_signs(stats, rollouts)
     return stats
 
 
@@ -61,7 +61,7 @@ def _valid_rewards(rollouts: Sequence[Rollout]) -> list[float]:
     return [r.outcome.value for r in rollouts if r.outcome is not None and r.outcome.value is not None]
 
 
-def watch(stats: Stats, rollouts: Sequence[Rollout]) -> None:
+def add_hacking_signs(stats: Stats, rollouts: Sequence[Rollout]) -> None:
     """Each part's share of the reward, and how often a held-out verifier disagrees.
 
     share/NAME: sum |added by the part| / sum |added by all|. disagreement: one says right, the other wrong.
@@ -84,11 +84,11 @@ def watch(stats: Stats, rollouts: Sequence[Rollout]) -> None:
 
 def repetition(completions: Sequence[Sequence[Hashable]], n: int = 4) -> float:
     """1 - distinct / all n-grams, each counted within its own completion."""
-    again, total = repeated(completions, n)
+    again, total = count_repeated(completions, n)
     return again / total if total else 0.0
 
 
-def repeated(completions: Sequence[Sequence[Hashable]], n: int = 4) -> tuple[int, int]:
+def count_repeated(completions: Sequence[Sequence[Hashable]], n: int = 4) -> tuple[int, int]:
     """(n-grams that the completion had before, all n-grams)"""
     arrays = [items for items in completions if isinstance(items, array)]
     if len(arrays) == len(completions) >= MANY:

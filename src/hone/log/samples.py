@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.log.sinks import append, finite, mend
+from hone.log.sinks import append, drop_torn_line, finite
 from hone.types import Group, Rollout, Task
 
 
@@ -47,7 +47,7 @@ def write(path: str | Path, step: int, rollouts: Sequence[Rollout]) -> None:
     """Appends the rollouts to samples.jsonl; on resume `sinks.truncate_after` drops later ones."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    mend(path)
+    drop_torn_line(path)
     for rollout in rollouts:
         append(path, record(step, rollout))
 

@@ -25,7 +25,7 @@ class JsonlSink:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        mend(self.path)
+        drop_torn_line(self.path)
         self._begun = False
 
     @property
@@ -107,7 +107,7 @@ def truncate_after(path: str | Path, step: int) -> None:
         _replace(path, [text + b"\n" for text, row in _rows(path) if row.get("step", 0) <= step])
 
 
-def mend(path: Path) -> None:
+def drop_torn_line(path: Path) -> None:
     """Drops a torn last line, which would otherwise swallow the next one appended."""
     if path.exists() and not path.is_file():
         raise HoneError(f"{path} is no file, but a pipe, a device or a folder: remove it")

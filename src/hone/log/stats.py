@@ -25,7 +25,7 @@ class Stats:
         if name in self._maxima:
             raise ValueError(f"{name} is a maximum, it cannot also be a mean")
         old_total, old_count = self._sums.get(name, (0.0, 0.0))
-        self._sums[name] = (old_total + _kept(total), old_count + _kept(count))
+        self._sums[name] = (old_total + _detached(total), old_count + _detached(count))
 
     def add_all(self, **sums: tuple[Number, Number]) -> None:
         """Adds several means at once, each as (total, count)."""
@@ -36,7 +36,7 @@ class Stats:
         """Keeps the largest value seen; NaN stays NaN."""
         if name in self._sums:
             raise ValueError(f"{name} is a mean, it cannot also be a maximum")
-        new = _kept(value)
+        new = _detached(value)
         self._maxima[name] = _larger(self._maxima[name], new) if name in self._maxima else new
 
     def merge(self, other: "Stats") -> None:
@@ -77,7 +77,7 @@ class Stats:
         return whole
 
 
-def _kept(x: Number) -> Number:
+def _detached(x: Number) -> Number:
     """A copy without a graph, wide enough that many small sums do not lose digits."""
     if not isinstance(x, Tensor):
         return float(x)
@@ -113,7 +113,7 @@ def _floats(numbers: list[Number]) -> list[float]:
 # --- where the time goes ---
 
 
-class Laps:
+class StageTimer:
     """A watch that is read at the end of each stage. A GPU's work counts where its result is waited for."""
 
     def __init__(self) -> None:
@@ -123,10 +123,10 @@ class Laps:
     def __call__(self, stage: str, *, at: float | None = None) -> None:
         """The time since the stage before this one is this one's; at: when it ended, if not now."""
         now = time.perf_counter() if at is None else max(at, self._last)
-        self.beside(stage, now - self._last)
+        self.add(stage, now - self._last)
         self._last = now
 
-    def beside(self, name: str, seconds: float) -> None:
+    def add(self, name: str, seconds: float) -> None:
         """Time that passed while stages did."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 

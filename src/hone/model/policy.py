@@ -176,7 +176,7 @@ def read_up_to_mask(batch: Batch) -> Batch:
     at = batch.host
     needed = at.mask.flip(-1).cumsum(-1).flip(-1) > 0
     read = replace(at, real=at.real & (needed | ~at.mask.any(-1, keepdim=True)))
-    return read if batch.home is None else replace(batch, home=read)
+    return read if batch.host_copy is None else replace(batch, host_copy=read)
 
 
 def _rows_of(model: Distribution | RelativeDistribution | None, batch: Batch, own: LogRows) -> LogRows:

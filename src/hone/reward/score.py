@@ -357,4 +357,4 @@ def combine(rewards: Mapping[str, tuple[Callable[..., Any], float] | RewardPart]
 def score(groups: Sequence[Group], reward: Callable[..., Any]) -> list[Group]:
     """The same groups with outcomes, from one call of the reward."""
     outcomes: Iterator[Outcome] = iter(as_scorer(reward)([r for g in groups for r in g]))
-    return [[r.having(outcome=next(outcomes)) for r in g] for g in groups]
+    return [[r.copy_with(outcome=next(outcomes)) for r in g] for g in groups]

@@ -105,7 +105,7 @@ class LocalSampler:
                 raise HoneError(f"{name} is {count}: set it to 1 or more")
         self.source, self.max_rows, self.invariant = decoder, max_rows, invariant
         self.decode, self.kv_memory = decode, kv_memory
-        self.decoder, self.switch = _copied(decoder, switch) if copy else (decoder, switch)
+        self.decoder, self.switch = _copy_decoder(decoder, switch) if copy else (decoder, switch)
         self.version = 0
         self._runner: Runner | None = None
         self._rows = 0  # as asked for: memory may have granted fewer
@@ -123,7 +123,7 @@ class LocalSampler:
         return self.decoder.state_dict()
 
     @torch.no_grad()
-    def keep_to(self, weights: Mapping[str, Tensor], *, version: int) -> None:
+    def load_weights(self, weights: Mapping[str, Tensor], *, version: int) -> None:
         """Put these into the copy of the weights that is sampled from, until the next `publish`."""
         here = self.weights()
         if here.keys() != weights.keys():
@@ -167,13 +167,13 @@ class LocalSampler:
             self.decode is not None,
         )
         check_call(prompts, n, params, first_request, context=context, vocab_size=vocab, reads_text=reads_text)
-        kept = [Beginning(tuple(prompt), self._limit(prompt, params), self.version) for prompt in prompts]
+        kept = [SharedPrompt(tuple(prompt), self._limit(prompt, params), self.version) for prompt in prompts]
         with evaluating(self.decoder):
             for name, on, chosen in self._by_adapter(len(kept), adapter):
                 owners = {first_request + i * n + j: kept[i] for i in chosen for j in range(n)}
                 asked = {i: owner.prompt for i, owner in owners.items()}
 
-                def ended(news: RequestOutput, owners: Mapping[int, Beginning] = owners) -> tuple[int, Rollout]:
+                def ended(news: RequestOutput, owners: Mapping[int, SharedPrompt] = owners) -> tuple[int, Rollout]:
                     return news.id - first_request, owners[news.id].rollout(news)
 
                 with on:
@@ -192,7 +192,7 @@ class LocalSampler:
         longest = max(prompts.values(), key=len)
         columns = len(longest) + self._limit(longest, params)
         runner, vocab = (
-            self._memory(len(prompts), columns, support=params.support_recorded),
+            self._runner_for(len(prompts), columns, support=params.support_recorded),
             self.decoder.config.vocab_size,
         )
         engine = Engine(runner, vocab_size=vocab, decode=self.decode)
@@ -203,7 +203,7 @@ class LocalSampler:
             engine.run_step(lambda news, found=found: found.append(ended(news)))
             yield found
 
-    def _memory(self, rows: int, columns: int, *, support: bool = False) -> Runner:
+    def _runner_for(self, rows: int, columns: int, *, support: bool = False) -> Runner:
         """A runner for so many sequences of this length; the one there is, if it will do."""
         rows = min(rows, self.max_rows)
         runner, weights = self._runner, list(self.decoder.parameters())
@@ -249,7 +249,7 @@ class LocalSampler:
             yield name, self.switch(name), [i for i, other in enumerate(names) if other == name]
 
 
-class Beginning:
+class SharedPrompt:
     """What the rollouts of one prompt have in common."""
 
     def __init__(self, prompt: tuple[int, ...], limit: int, version: int) -> None:
@@ -279,7 +279,7 @@ def _mask(before: int, written: int) -> tuple[bool, ...]:
     return (False,) * before + (True,) * written
 
 
-def _copied(decoder: Decoder, switch: Switch | None) -> tuple[Decoder, Switch | None]:
+def _copy_decoder(decoder: Decoder, switch: Switch | None) -> tuple[Decoder, Switch | None]:
     """A decoder of its own, and what switches its adapters."""
     twin, other = copies.deepcopy((decoder, switch))
     if switch is not None and other is switch:  # a plain function: it would switch the learner's

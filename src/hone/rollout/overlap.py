@@ -11,33 +11,33 @@ from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 
-from hone.log.stats import Laps
+from hone.log.stats import StageTimer
 from hone.types import Group, Outcome, Rollout, Task
 
-MOST_WAITING = 1024  # of what steps gave and nobody has taken; then the steps wait too
+MOST_WAITING = 1024  # items that nobody has taken yet; with more the steps wait too
 T = TypeVar("T")
-Steps = Iterator[Sequence[tuple[int, Rollout]]]  # after each of the sampler's, what has ended in it, numbered
-Begin = Callable[[list[Group], Laps], None]  # is given what is sampled, before it is scored
+Steps = Iterator[Sequence[tuple[int, Rollout]]]  # for each step of the sampler, the numbered rollouts that ended in it
+OnSampled = Callable[[list[Group], StageTimer], None]  # is called with the sampled groups, before they are scored
 
 
 @runtime_checkable
 class Streaming(Protocol):
-    """Hands on rollouts as they end, `group` of each task. They get their tasks and texts afterwards."""
+    """Yields rollouts as they end, `group` of each task. They get their tasks and texts afterwards."""
 
     group: int
 
     def __call__(self, tasks: list[Task], mine: slice) -> list[Group]: ...
 
-    def sampled(self, tasks: list[Task], mine: slice) -> list[Group]: ...
+    def sample(self, tasks: list[Task], mine: slice) -> list[Group]: ...
 
     def stream(self, tasks: list[Task], mine: slice) -> Steps: ...
 
-    def told(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]: ...
+    def add_texts(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]: ...
 
 
 @runtime_checkable
 class Scoring(Protocol):
-    """Gives rollouts their outcomes; `one_by_one`: none depends on those that are scored with it."""
+    """Gives rollouts their outcomes. one_by_one: no outcome depends on the rollouts that are scored with it."""
 
     @property
     def one_by_one(self) -> bool: ...
@@ -49,39 +49,39 @@ class Scoring(Protocol):
     def check(self, groups: Sequence[Group]) -> None: ...
 
 
-class Stopped(Exception):
+class Cancelled(Exception):
     """The caller cancelled this work."""
 
 
-class Aside(Generic[T]):
-    """A function in a thread of its own, on the caller's GPU; what it raises is raised where its result is asked for.
+class BackgroundTask(Generic[T]):
+    """A function in a thread of its own, on the caller's GPU. `result` raises what it raised.
 
-    stream: the GPU's queue it works in; None: the caller's.
+    stream: the CUDA stream that it works in; None: the caller's.
     """
 
     def __init__(self, work: Callable[[], T], *, stream: "torch.cuda.Stream | None" = None) -> None:
         self._work, self._stream = work, stream
-        if stream is None and torch.cuda.is_initialized():  # a thread begins with the first GPU and its default queue
+        if stream is None and torch.cuda.is_initialized():  # a thread starts on the first GPU and its default stream
             self._stream = torch.cuda.current_stream()
         self._found: list[T] = []
-        self.error: BaseException | None = None  # what it ended with
+        self.error: BaseException | None = None  # what the function raised
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def result(self) -> T:
-        """What the function returned, when it has."""
+        """Wait for the function, and return what it returned."""
         self.join()
         if self.error is not None:
             raise self.error
         return self._found[0]
 
     def ended(self, seconds: float = 0.0) -> bool:
-        """Whether it has come to an end, or does within so many seconds."""
+        """Whether it has ended, or ends within so many seconds."""
         return self._done.wait(seconds)
 
     def join(self) -> None:
-        """Wait for its end, whatever it is."""
+        """Wait until it has ended or failed."""
         self._done.wait()  # a Thread.join that a signal has interrupted takes the thread for ended
         self._thread.join()
 
@@ -97,8 +97,8 @@ class Aside(Generic[T]):
             self._done.set()
 
 
-class Beside(Generic[T]):
-    """What steps give, in order, while a thread goes on with the next of them; to be left as a context."""
+class Prefetch(Generic[T]):
+    """What steps yield, in order, while a thread computes the next ones. Leaving the context ends the thread."""
 
     def __init__(self, steps: Iterator[Sequence[T]], stop: threading.Event) -> None:
         self._steps, self._stop, self._left = steps, stop, False
@@ -108,18 +108,18 @@ class Beside(Generic[T]):
         self.ended = 0.0  # when the last step was done, by time.perf_counter
 
     def __enter__(self) -> Self:
-        self._thread = Aside(self._pump)
+        self._thread = BackgroundTask(self._pump)
         return self
 
-    def some(self) -> list[T]:
-        """All that is there, and at least one; nothing at the end."""
+    def take(self) -> list[T]:
+        """All items that are there, at least one. Empty when the steps have ended."""
         given = self._ready.get()
         found = list(given or ())
         while given is not None and not self._ready.empty():  # nobody else takes from it
             given = self._ready.get()
             found += given or ()
         if given is None:
-            self._ready.put(None)  # the end is told as often as it is asked for
+            self._ready.put(None)  # so that later calls see the end too
         if not found:
             self._thread.result()
         with self._taken:
@@ -127,8 +127,8 @@ class Beside(Generic[T]):
             self._taken.notify()
         return found
 
-    def through(self) -> None:
-        """Wait until the steps are done; what they gave is there all the same."""
+    def wait_for_end(self) -> None:
+        """Wait until the steps have ended. Their items stay here."""
         self._let(math.inf)
         self._thread.join()
 
@@ -148,7 +148,7 @@ class Beside(Generic[T]):
         try:
             for given in self._steps:
                 if self._left or self._stop.is_set():
-                    raise Stopped
+                    raise Cancelled
                 if given:
                     self._give(given)
         finally:
@@ -165,43 +165,49 @@ class Beside(Generic[T]):
         self._ready.put(given)
 
 
-WORTH = 0.03  # seconds of scoring: with less, two threads that want the interpreter cost more than is won
+WORTH = 0.03  # seconds of scoring: with less, two threads that share the interpreter cost more than they save
 
 
-def scored(
-    roll: Streaming, score: Scoring, laps: Laps, *, tasks: list[Task], mine: slice, stop: threading.Event, begin: Begin
+def score_while_sampling(
+    roll: Streaming,
+    score: Scoring,
+    timer: StageTimer,
+    *,
+    tasks: list[Task],
+    mine: slice,
+    stop: threading.Event,
+    on_sampled: OnSampled,
 ) -> list[Group]:
     """The groups in order of their tasks, each rollout scored in this thread while others are still being written.
 
-    A reward stays in the thread that calls: signals, event loops and database connections may be bound to it. It is
-    called in the order in which rollouts end, on all that have ended since the last call, whether it is fast, and waits
-    for the last of them, or not.
-    begin: is given all of them when the last one has ended, before what is left of them is told its text and scored.
+    The reward runs in the caller's thread: signals, event loops and database connections may be bound to it. Each call
+    gets all rollouts that have ended since the last call, in the order in which they ended.
+    on_sampled: is called with all groups when the last rollout has ended, before the rest of them is scored.
     """
-    done, bad = dict[int, Rollout](), list[Outcome]()  # bad: those that are invalid
+    done, invalid = dict[int, Rollout](), list[Outcome]()
     of, group, spent = tasks[mine], roll.group, 0.0
     count = len(of) * group
-    with Beside(roll.stream(tasks, mine), stop) as beside:
-        while fresh := beside.some():
+    with Prefetch(roll.stream(tasks, mine), stop) as prefetch:
+        while ended := prefetch.take():
             if done and spent * count < WORTH * len(done):
-                beside.through()
-                fresh += beside.some()
-            if len(done) + len(fresh) == count:
-                beside.through()  # the sampler is done with the model
-                laps("sample", at=beside.ended)
-                laps("score")
-                begin(_in_order(done | dict(fresh), group), laps)
-            told = roll.told([[r] for _, r in fresh], [of[number // group] for number, _ in fresh])
+                prefetch.wait_for_end()
+                ended += prefetch.take()
+            if len(done) + len(ended) == count:
+                prefetch.wait_for_end()  # the sampler is done with the model
+                timer("sample", at=prefetch.ended)
+                timer("score")
+                on_sampled(_in_order(done | dict(ended), group), timer)
+            with_texts = roll.add_texts([[r] for _, r in ended], [of[number // group] for number, _ in ended])
             start = time.perf_counter()
-            marked = [r for (r,) in score.fill(told, bad=bad, count=count)]
+            scored = [r for (r,) in score.fill(with_texts, bad=invalid, count=count)]
             spent += time.perf_counter() - start
-            done |= {number: r for (number, _), r in zip(fresh, marked, strict=True)}
-            bad += [r.outcome for r in marked if r.outcome is not None and not r.outcome.valid]
-    laps("sample", at=beside.ended)
+            done |= {number: r for (number, _), r in zip(ended, scored, strict=True)}
+            invalid += [r.outcome for r in scored if r.outcome is not None and not r.outcome.valid]
+    timer("sample", at=prefetch.ended)
     groups = _in_order(done, group)
     score.check(groups)
-    laps("score")
-    laps.beside("scoring", spent)
+    timer("score")
+    timer.add("scoring", spent)
     return groups
 
 

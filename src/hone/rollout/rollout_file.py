@@ -12,7 +12,7 @@ from hone.reward.outcome import finite
 from hone.types import Group, Outcome, Rollout, Stop, Task
 
 
-def packed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def pack_rollouts(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Rollouts as a few long tensors, and the rest as JSON; tasks are left out, for the feed gives them again."""
     rows = [r for g in groups for r in g]
     kinds = {"tokens": torch.int64, "mask": torch.bool, "gen_logp": torch.float64, "raw_logp": torch.float64}
@@ -27,7 +27,7 @@ def packed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Any]]:
             "limit": r.limit,
             "version": r.version,
             "text": r.text,
-            "outcome": _plain(r.outcome),
+            "outcome": _outcome_to_json(r.outcome),
             "support": len(r.support),
         }
         for r in rows
@@ -35,7 +35,7 @@ def packed(groups: Sequence[Group]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {"groups": [len(g) for g in groups], "rows": about}
 
 
-def _plain(outcome: Outcome | None) -> dict[str, Any] | None:
+def _outcome_to_json(outcome: Outcome | None) -> dict[str, Any] | None:
     if outcome is None:
         return None
     parts, added = (
@@ -45,7 +45,7 @@ def _plain(outcome: Outcome | None) -> dict[str, Any] | None:
     return {"value": outcome.value, "parts": parts, "added": added, "reason": outcome.reason}
 
 
-def unpacked(tensors: Mapping[str, Tensor], about: Mapping[str, Any], tasks: Sequence[Task]) -> list[Group]:
+def unpack_rollouts(tensors: Mapping[str, Tensor], about: Mapping[str, Any], tasks: Sequence[Task]) -> list[Group]:
     """What `packed` was given, each group with its task."""
     if len(about["rows"]) != sum(about["groups"]):
         raise ValueError("groups and rows do not agree")
@@ -74,7 +74,7 @@ def _rows(tensors: Mapping[str, Tensor], rows: Sequence[Mapping[str, Any]]) -> I
             limit=row["limit"],
             version=row["version"],
             text=_text(row["text"]),
-            outcome=None if row["outcome"] is None else _outcome(row["outcome"]),
+            outcome=None if row["outcome"] is None else _outcome_from_json(row["outcome"]),
         )
 
 
@@ -84,7 +84,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _outcome(plain: Mapping[str, Any]) -> Outcome:
+def _outcome_from_json(plain: Mapping[str, Any]) -> Outcome:
     """What `_plain` was given."""
     numbers = [
         *plain["parts"].values(),

@@ -1,4 +1,4 @@
-"""The supply of rollouts: prompts are rendered, sampled and scored, when the loop asks or while the learner updates."""
+"""The supply of rollouts: it renders prompts, samples and scores, on demand or while the learner updates."""
 
 import copy
 import json
@@ -23,18 +23,18 @@ from hone.data.text.tokenizer import Tokenizer
 from hone.dist import collect
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.log.stats import Laps
+from hone.log.stats import StageTimer
 from hone.rollout import overlap
 from hone.rollout.local import Sampler
-from hone.rollout.overlap import Aside, Begin
-from hone.rollout.rollout_file import packed, unpacked
+from hone.rollout.overlap import BackgroundTask, OnSampled
+from hone.rollout.rollout_file import pack_rollouts, unpack_rollouts
 from hone.storage import names
 from hone.types import Group, Rollout, Stop, Task
 
 Roll = Callable[[list[Task], slice], list[Group]]  # sample a group for each task of this rank's part
 Score = Callable[[list[Group]], list[Group]]  # give each rollout its outcome
-Rounds = list[list[Group]]  # this rank's groups, scored, by round of asking for prompts
-Fill = Callable[[Laps], Rounds]
+Rounds = list[list[Group]]  # this rank's scored groups; a refill adds a round
+MakeRounds = Callable[[StageTimer], Rounds]
 
 LOST = (
     "the sampler gave a log-prob that is not finite: go on from the last checkpoint, and where it comes again from an "
@@ -43,90 +43,94 @@ LOST = (
 
 
 class Supply:
-    """What the online loop asks for rollouts. It also keeps the time of each stage, and publishes weights.
+    """What the online loop asks for rollouts. It also times each stage and publishes weights.
 
-    ahead: where tasks come from, and rollouts that are sampled ahead of the learner wait.
-    begin: is given what is sampled, before it is scored.
+    queue: gives the tasks, and holds rollouts that were sampled ahead of the learner.
+    on_sampled: is called with the sampled groups, before they are scored.
     publish: tells the sampler the version of the weights that it samples from next.
     """
 
     def __init__(
         self,
-        ahead: "Ahead",
+        queue: "RolloutQueue",
         roll: Roll,
         score: Score,
         algo: Algorithm,
         *,
         prompts: int,
         refill_rounds: int,
-        begin: Begin,
+        on_sampled: OnSampled,
         publish: Callable[[int], None],
     ) -> None:
-        self.ahead = ahead
-        self._roll, self._score, self._algo, self._begin, self._publish = roll, score, algo, begin, publish
+        self.queue = queue
+        self._roll, self._score, self._algo = roll, score, algo
+        self._on_sampled, self._publish = on_sampled, publish
         self._prompts, self._refill_rounds = prompts, refill_rounds
-        self.lap = Laps()  # called at the end of each stage, with its name
+        self.timer = StageTimer()  # is called at the end of each stage, with its name
 
     def next(self, version: int) -> Rounds:
-        """One iteration's rollouts, scored, by round of asking; version: of the learner's weights."""
-        self.lap = Laps()
-        return self.ahead.next(self._fill, self.lap, partial(self._publish, version))
+        """One iteration's scored rollouts, by round. version: of the learner's weights."""
+        self.timer = StageTimer()
+        return self.queue.next(self._sample_rounds, self.timer, partial(self._publish, version))
 
     def wait(self) -> float:
-        """Until the rollouts that are sampled beside the update are there; the seconds of the iteration so far."""
-        self.lap("update")
-        self.ahead.wait(self.lap)
-        return self.lap.total()
+        """Wait for rollouts that are sampled during the update. Returns the seconds of the iteration so far."""
+        self.timer("update")
+        self.queue.wait(self.timer)
+        return self.timer.total()
 
     def publish(self, version: int) -> dict[str, float]:
-        """The sampler gets the learner's weights; the seconds of every stage.
+        """Give the sampler the learner's weights. Returns the seconds of every stage.
 
-        Where the next rollouts could not be sampled beside this iteration, the old weights still have to sample them.
+        If the next rollouts could not be sampled during this iteration, the old weights still have to sample them.
         """
-        self.lap("update")
-        if not self.ahead.must_sample_first:
+        self.timer("update")
+        if not self.queue.must_sample_first:
             self._publish(version)
-        self.lap("publish")
-        return self.lap.metrics()
+        self.timer("publish")
+        return self.timer.metrics()
 
-    def _fill(self, laps: Laps) -> Rounds:
-        """This rank's part of everything sampled, scored, by round of asking.
+    def _sample_rounds(self, timer: StageTimer) -> Rounds:
+        """This rank's scored groups, by round. A refill asks for as many prompts as all ranks together still miss.
 
-        With refill, ask for as many prompts as all ranks together still miss. Each rank's source hands out the same
-        tasks.
+        Every rank's source gives the same tasks.
         """
         found: Rounds = []
         missing, algo = self._prompts, self._algo
         while missing > 0 and len(found) < (self._refill_rounds if algo.refill else 1):
-            make = partial(self._round, missing, laps)
+            make = partial(self._round, missing, timer)
             # a rank that fails must not leave the others waiting; with a lag they agree when they wait for the thread
-            found.append(make() if self.ahead.lag else collect.together(make))
-            if algo.refill:  # else ranks have nothing to tell each other here, where a lag has a thread of its own
+            found.append(make() if self.queue.lag else collect.together(make))
+            if algo.refill:  # ranks talk here only then: with a lag this is another thread
                 missing -= collect.count(len(algo.select(found[-1])))
         return found
 
-    def _round(self, prompts: int, laps: Laps) -> list[Group]:
+    def _round(self, prompts: int, timer: StageTimer) -> list[Group]:
         """Rollouts of this rank's part of the next tasks, with their outcomes."""
-        tasks = self.ahead.feed.take(prompts)
-        return sample_and_score(self._roll, self._score, tasks, laps, stop=self.ahead.stop, begin=self._begin)
+        tasks = self.queue.feed.take(prompts)
+        return sample_and_score(
+            self._roll, self._score, tasks, timer, stop=self.queue.stop, on_sampled=self._on_sampled
+        )
 
 
 def sample_and_score(
-    roll: Roll, score: Score, tasks: list[Task], laps: Laps, *, stop: threading.Event, begin: Begin
+    roll: Roll, score: Score, tasks: list[Task], timer: StageTimer, *, stop: threading.Event, on_sampled: OnSampled
 ) -> list[Group]:
-    """Rollouts of this rank's part of the tasks with their outcomes; where neither minds, both at the same time."""
+    """Scored rollouts of this rank's part of the tasks. Scoring runs beside sampling where both can."""
     mine = collect.share(len(tasks))
     if isinstance(roll, overlap.Streaming) and isinstance(score, overlap.Scoring) and score.one_by_one:
-        return overlap.scored(roll, score, laps, tasks=tasks, mine=mine, stop=stop, begin=begin)
+        return overlap.score_while_sampling(
+            roll, score, timer, tasks=tasks, mine=mine, stop=stop, on_sampled=on_sampled
+        )
     streams = isinstance(roll, overlap.Streaming)
-    groups = roll.sampled(tasks, mine) if streams else roll(tasks, mine)
-    laps("sample")
-    begin(groups, laps)
-    groups = roll.told(groups, tasks[mine]) if streams else groups
+    groups = roll.sample(tasks, mine) if streams else roll(tasks, mine)
+    timer("sample")
+    on_sampled(groups, timer)
+    groups = roll.add_texts(groups, tasks[mine]) if streams else groups
     start = time.perf_counter()
     groups = score(groups)
-    laps("score")
-    laps.beside("scoring", time.perf_counter() - start)
+    timer("score")
+    timer.add("scoring", time.perf_counter() - start)
     return groups
 
 
@@ -139,27 +143,27 @@ class Roller:
 
     def __call__(self, tasks: list[Task], mine: slice = slice(None)) -> list[Group]:
         """Groups for this rank's part of the tasks; requests are numbered over all, so ranks change no sample."""
-        return self.told(self.sampled(tasks, mine), tasks[mine])
+        return self.add_texts(self.sample(tasks, mine), tasks[mine])
 
-    def sampled(self, tasks: list[Task], mine: slice = slice(None)) -> list[Group]:
-        """The same groups, before `told` gives them their tasks and texts."""
+    def sample(self, tasks: list[Task], mine: slice = slice(None)) -> list[Group]:
+        """The same groups, before `add_texts`."""
         first, prompts = self._next(tasks, mine)
         return self.sampler.sample(prompts, n=self.group, params=self.params, first_request=first)
 
     def stream(self, tasks: list[Task], mine: slice = slice(None)) -> Iterator[list[tuple[int, Rollout]]]:
-        """As `sampled`, step by step: the rollouts that ended in it, numbered within this rank's part."""
+        """As `sample`, step by step: the rollouts that ended in the step, numbered within this rank's part."""
         first, prompts = self._next(tasks, mine)
         yield from self.sampler.stream(prompts, n=self.group, params=self.params, first_request=first)
 
-    def told(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]:
-        """The same groups, each rollout with its task and its text, without stop token or stop string."""
+    def add_texts(self, groups: Sequence[Group], tasks: Sequence[Task]) -> list[Group]:
+        """The same groups; each rollout has its task, and its text without stop token or stop string."""
         rollouts = [r for g in groups for r in g]
         of = [task for g, task in zip(groups, tasks, strict=True) for _ in g]
         if rollouts and not np.isfinite(np.concatenate([r.gen_logp for r in rollouts])).all():
             raise HoneError(LOST)
         texts = self.tokenizer.decode_all([self._written(r) for r in rollouts])
         told = iter(
-            r.having(task=task, text=r.text if r.stop is Stop.STRING else text)
+            r.copy_with(task=task, text=r.text if r.stop is Stop.STRING else text)
             for r, task, text in zip(rollouts, of, texts, strict=True)
         )
         return [list(islice(told, len(g))) for g in groups]
@@ -171,7 +175,7 @@ class Roller:
         return first, render_prompts(self.tokenizer, [(task.prompt, task.extra.get("tools")) for task in tasks[mine]])
 
     def _written(self, rollout: Rollout) -> Sequence[int]:
-        """Its completion's tokens that are text; none where a stop string has ended the text that is known."""
+        """The tokens of the completion that are text. None after a stop string: the text is known then."""
         written = rollout.completion()
         if rollout.stop is Stop.STRING:
             return written[:0]
@@ -210,63 +214,63 @@ class Counter(Protocol):
     def load(self, state: Any) -> None: ...
 
 
-class Ahead:
+class RolloutQueue:
     """The queue between sampler and learner: at most one iteration's rollouts.
 
-    lag 0: each iteration's are made when it asks for them. 1: while the learner updates on one iteration's, a thread
-    makes the next one's with the weights that were published last, so the first two iterations share a version.
+    lag 0: `next` makes the rollouts. lag 1: while the learner updates on one iteration's rollouts, a thread makes the
+    next iteration's with the weights that were published last. So the first two iterations share a version.
     Nothing runs between `wait` and `next`: weights are published and checkpoints taken there.
-    Rollouts that could not be made ahead are owed: `failure` is raised by `next`, so that the iteration beside which
-    they were made ends as any other; their tasks are taken back, and the sampler has to stay with its weights.
-    counter: is put back with the feed.
+    If the thread fails, the present iteration still ends as any other. The tasks go back to the feed, the sampler
+    keeps its weights to make these rollouts later, and `next` raises `failure`.
+    counter: is put back together with the feed.
     """
 
     def __init__(self, feed: Feed[Task], *, lag: int = 0, counter: Counter | None = None) -> None:
         self.feed, self.lag, self.stop = feed, lag, threading.Event()
         self.counter, self.failure = counter, cast(Exception | None, None)
-        self._rounds: Rounds | None = None  # made and not yet learned from
-        self._used: Rounds | None = None  # what is being learned from
-        self._before: Mapping[str, Any] = {}  # where the feed stood before the tasks of the rounds
-        self._earlier: Mapping[str, Any] = {}  # and before those of what is being learned from
-        self._counted: Any = None  # where the counter stood before the rounds
-        self._laps = Laps()  # of their making
-        self._work: Aside[Rounds] | None = None
+        self._rounds: Rounds | None = None  # sampled, and not yet learned from
+        self._used_rounds: Rounds | None = None  # what is being learned from
+        self._feed_state: Mapping[str, Any] = {}  # of the feed, before it gave the tasks of `_rounds`
+        self._used_feed_state: Mapping[str, Any] = {}  # and before those of `_used_rounds`
+        self._counter_state: Any = None  # of the counter, before `_rounds`
+        self._timer = StageTimer()  # of the thread
+        self._work: BackgroundTask[Rounds] | None = None
         self._stream: torch.cuda.Stream | None = None
 
     @property
     def must_sample_first(self) -> bool:
-        """Whether the next iteration's rollouts are still to be made, by the weights that the sampler has."""
+        """Whether the sampler's present weights still have to make the next iteration's rollouts."""
         return self.lag > 0 and self._rounds is None
 
-    def next(self, fill: Fill, laps: Laps, publish: Callable[[], None] = lambda: None) -> Rounds:
-        """One iteration's rollouts; with a lag the next one's are begun.
+    def next(self, fill: MakeRounds, timer: StageTimer, publish: Callable[[], None] = lambda: None) -> Rounds:
+        """One iteration's rollouts. With a lag, a thread starts to make the next iteration's.
 
-        publish: gives the sampler the learner's weights, when it has made what was owed.
+        publish: gives the sampler the learner's weights after it has made rollouts that were due from before.
         """
         if not self.lag:
-            return fill(laps)
+            return fill(timer)
         if self.failure is not None:
             raise self.failure
         if self._rounds is None:
-            self._mark()
-            self._rounds = collect.together(partial(fill, laps))
+            self._remember_position()
+            self._rounds = collect.together(partial(fill, timer))
             publish()
         rounds, self._rounds = self._rounds, None
-        self._used, self._earlier, self._laps = rounds, self._before, Laps()
-        self._mark()
+        self._used_rounds, self._used_feed_state, self._timer = rounds, self._feed_state, StageTimer()
+        self._remember_position()
         if torch.cuda.is_initialized():
-            # a stream of its own: behind the learner's kernels it would wait for each update
+            # a stream of its own: in the learner's it would wait for each update
             self._stream = self._stream or torch.cuda.Stream()
             self._stream.wait_stream(torch.cuda.current_stream())
-        self._work = Aside(lambda: fill(self._laps), stream=self._stream)
+        self._work = BackgroundTask(lambda: fill(self._timer), stream=self._stream)
         return rounds
 
-    def wait(self, laps: Laps) -> None:
-        """Until the next iteration's rollouts are there, or are owed."""
+    def wait(self, timer: StageTimer) -> None:
+        """Wait for the thread that makes the next iteration's rollouts. If it failed, take its tasks back."""
         if self._work is None:
             return
         self._work.join()
-        work, self._work, self._used = self._work, None, None
+        work, self._work, self._used_rounds = self._work, None, None
         if work.error is not None and not isinstance(work.error, Exception):
             raise work.error
         try:
@@ -277,29 +281,29 @@ class Ahead:
             self._rewind()
         if self._stream is not None:
             torch.cuda.current_stream().wait_stream(self._stream)
-        laps("wait")
-        for name, seconds in self._laps.seconds.items():
-            laps.beside(name, seconds)
+        timer("wait")
+        for name, seconds in self._timer.seconds.items():
+            timer.add(name, seconds)
 
-    def _mark(self) -> None:
-        """Here the making of rollouts begins."""
-        self._before = copy.deepcopy(self.feed.state())
-        self._counted = None if self.counter is None else copy.deepcopy(self.counter.state())
+    def _remember_position(self) -> None:
+        """Note where feed and counter stand before rollouts are made."""
+        self._feed_state = copy.deepcopy(self.feed.state())
+        self._counter_state = None if self.counter is None else copy.deepcopy(self.counter.state())
 
     def _rewind(self) -> None:
-        """Take back the tasks of rollouts that were not made."""
-        self.feed.load(self._before)
+        """Put feed and counter back: the rollouts were not made."""
+        self.feed.load(self._feed_state)
         if self.counter is not None:
-            self.counter.load(self._counted)
+            self.counter.load(self._counter_state)
 
     def undo(self) -> None:
-        """Go back to before the last `next`: nobody learned from its rollouts. What is being sampled is given up."""
+        """Go back to before the last `next`: nobody learned from its rollouts. Stops the thread."""
         self.close()
-        if self._used is not None and self.failure is None:
-            self._rounds, self._before, self._used = self._used, self._earlier, None
+        if self._used_rounds is not None and self.failure is None:
+            self._rounds, self._feed_state, self._used_rounds = self._used_rounds, self._used_feed_state, None
 
     def close(self) -> None:
-        """Give up what is being made."""
+        """Stop the thread, and drop what it makes."""
         self.stop.set()
         if self._work is not None:
             self._work.join()
@@ -308,22 +312,22 @@ class Ahead:
     # --- checkpoints: whole, on the first rank ---
 
     def saved(self) -> bytes:
-        """What a checkpoint's file holds: every rank's rollouts, and where the feed stood; every rank takes part."""
+        """What a checkpoint's file holds: every rank's rollouts and the feed's state. Every rank takes part."""
         if self._work is not None:
             raise ValueError("rollouts are saved between two iterations")
         by_rank = cast(list[Rounds], collect.gather(self._rounds or []))
         rounds = [[g for part in parts for g in part] for parts in zip(*by_rank, strict=True)]
-        tensors, about = packed([g for groups in rounds for g in groups])
+        tensors, about = pack_rollouts([g for groups in rounds for g in groups])
         about |= {
-            "feed": self._before,
+            "feed": self._feed_state,
             "rounds": None if self.must_sample_first else [len(groups) for groups in rounds],
         }
         return save(tensors, metadata={"hone": json.dumps(about)})
 
     def load(self, folder: Path, *, changed: bool = False) -> None:
-        """Go on with the rollouts that a checkpoint holds, of whatever number of ranks; tasks are read anew.
+        """Go on with the rollouts of a checkpoint, whatever number of ranks saved it. Tasks are read from the feed.
 
-        changed: the settings are others; rollouts that do not fit them are made anew.
+        changed: the settings have changed. Rollouts that do not fit them are made again.
         """
         path = folder / names.AHEAD
         if path.is_file() != bool(self.lag) and not changed:
@@ -350,17 +354,17 @@ class Ahead:
                 raise
             return  # of other data
         sizes: list[int] | None = about["rounds"]
-        self._before = about["feed"]
+        self._feed_state = about["feed"]
         if not self.lag or sizes is None:
             return
         if any(type(n) is not int or n < 0 for n in (*sizes, *about["groups"])) or sum(sizes) != len(about["groups"]):
             raise ValueError("rounds and groups do not agree")
-        groups = unpacked(tensors, about, self.feed.take(sum(sizes)))
+        groups = unpack_rollouts(tensors, about, self.feed.take(sum(sizes)))
         ends = list(accumulate(sizes))
         rounds = [groups[end - size : end] for size, end in zip(sizes, ends, strict=True)]
         self._rounds = [part[collect.share(len(part))] for part in rounds]
 
 
-def as_ahead(tasks: "Feed[Task] | Ahead") -> Ahead:
-    """A feed whose rollouts are made when they are asked for is a queue of length 0."""
-    return tasks if isinstance(tasks, Ahead) else Ahead(tasks)
+def as_queue(tasks: "Feed[Task] | RolloutQueue") -> RolloutQueue:
+    """A feed alone is a queue without a lag."""
+    return tasks if isinstance(tasks, RolloutQueue) else RolloutQueue(tasks)

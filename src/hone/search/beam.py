@@ -12,7 +12,7 @@ from hone.types import Group, Rollout, Stop
 OPEN = Stop.STRING  # of a beginning that can be gone on with: it ended with a step
 
 
-def best_first(group: Group, ratings: Sequence[float]) -> Group:
+def rank_by_rating(group: Group, ratings: Sequence[float]) -> Group:
     """The rollouts by rating, highest first. Of two equal ones the earlier comes first."""
     if len(group) != len(ratings):
         raise ValueError(f"{len(group)} rollouts but {len(ratings)} ratings")
@@ -44,16 +44,16 @@ class Beam:
         kept: list[Group] = [[Rollout(tokens=list(p), mask=[False] * len(p), stop=OPEN)] for p in prompts]
         width = self.beams * self.width
         while beginnings := [r for group in kept for r in group if r.stop is OPEN]:
-            longer = iter(self._continued(beginnings, width))
+            longer = iter(self._continue(beginnings, width))
             kept = [[x for r in group for x in (next(longer) if r.stop is OPEN else [r])] for group in kept]
             kept, width = self._best(list(map(_distinct, kept))), self.width
         return kept
 
     def _best(self, groups: list[Group]) -> list[Group]:
         ratings = iter(self.process.rate([r for group in groups for r in group], by=self.by))
-        return [best_first(group, [next(ratings) for _ in group])[: self.beams] for group in groups]
+        return [rank_by_rating(group, [next(ratings) for _ in group])[: self.beams] for group in groups]
 
-    def _continued(self, beginnings: Group, width: int) -> list[Group]:
+    def _continue(self, beginnings: Group, width: int) -> list[Group]:
         """Each beginning with one more step, in `width` ways."""
         room = self.params.max_tokens - min(sum(r.mask) for r in beginnings)
         params = replace(self.params, max_tokens=room, stop=(self.process.stepper.separator,))

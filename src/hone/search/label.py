@@ -16,7 +16,7 @@ Prefix = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Labelled:
+class LabelledSolution:
     """A solution's steps with their labels, up to the first that could not be labelled, and what they cost."""
 
     steps: Sequence[str]
@@ -27,7 +27,7 @@ class Labelled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Tried:
+class _Continuations:
     """What the continuations of one beginning came to."""
 
     owner: int  # the solution that pays for it
@@ -58,7 +58,7 @@ class Labeller:
         if self.k < 1:
             raise HoneError(f"{self.k} continuations of a step: set k to 1 or more")
 
-    def __call__(self, solutions: Sequence[Rollout], *, first_request: int = 0) -> list[Labelled]:
+    def __call__(self, solutions: Sequence[Rollout], *, first_request: int = 0) -> list[LabelledSolution]:
         """In the given order; continuations are requests from `first_request` on."""
         cuts = [self.stepper.ends_and_texts(r) for r in solutions]
         owners: dict[Prefix, int] = {}
@@ -67,32 +67,32 @@ class Labeller:
                 owners.setdefault(tuple(r.tokens[: end + 1]), n)
         tried = self._try(solutions, owners, first_request)
         verdicts = [self._share([outcome])[0] for outcome in self.reward(solutions)]
-        found = list[Labelled]()
+        found = list[LabelledSolution]()
         for n, (r, (ends, steps)) in enumerate(zip(solutions, cuts, strict=True)):
             beginnings = [tried.get(tuple(r.tokens[: end + 1])) for end in ends[:-1]]
             labels = [math.nan if t is None else t.label for t in beginnings] + [verdicts[n]] * bool(ends)
             known = next((i for i, label in enumerate(labels) if math.isnan(label)), len(labels))
             mine = [t for t in tried.values() if t.owner == n]
             cost = {name: sum(getattr(t, name) for t in mine) for name in ("requests", "tokens", "invalid")}
-            found.append(Labelled(steps=steps[:known], labels=labels[:known], **cost))
+            found.append(LabelledSolution(steps=steps[:known], labels=labels[:known], **cost))
         return found
 
-    def _try(self, solutions: Sequence[Rollout], owners: dict[Prefix, int], first: int) -> dict[Prefix, _Tried]:
+    def _try(self, solutions: Sequence[Rollout], owners: dict[Prefix, int], first: int) -> dict[Prefix, _Continuations]:
         prefixes = [prefix for prefix in owners if len(prefix) < self.context]
         groups = self.sampler.sample(prefixes, n=self.k, params=self.params, first_request=first)
         made = [[self._whole(r, solutions[owners[p]]) for r in g] for p, g in zip(prefixes, groups, strict=True)]
         outcomes = iter(self.reward([r for g in made for r in g]))
-        found = dict[Prefix, _Tried]()
+        found = dict[Prefix, _Continuations]()
         for prefix, group in zip(prefixes, groups, strict=True):
             label, invalid = self._share([next(outcomes) for _ in group])
-            found[prefix] = _Tried(owners[prefix], label, len(group), sum(sum(r.mask) for r in group), invalid)
+            found[prefix] = _Continuations(owners[prefix], label, len(group), sum(sum(r.mask) for r in group), invalid)
         return found
 
     def _whole(self, continued: Rollout, solution: Rollout) -> Rollout:
         """The continuation as a completion of the problem: with the text it goes on from."""
         start = next(i for i, on in enumerate(solution.mask) if on)
         mask = [i >= start for i in range(len(continued.tokens))]
-        return finished(replace(continued, mask=mask, task=solution.task), self.tokenizer, self.params.stop_ids)
+        return with_text(replace(continued, mask=mask, task=solution.task), self.tokenizer, self.params.stop_ids)
 
     def _share(self, outcomes: Sequence[Outcome]) -> tuple[float, int]:
         """The share of the valid ones that verify, NaN where there are none; and how many are invalid."""
@@ -101,7 +101,7 @@ class Labeller:
         return right / len(values) if values else math.nan, len(outcomes) - len(values)
 
 
-def finished(rollout: Rollout, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> Rollout:
+def with_text(rollout: Rollout, tokenizer: Tokenizer, stop_ids: frozenset[int]) -> Rollout:
     """The rollout with the text of all tokens on its mask, less the stop token."""
     written = rollout.written()
     if written and written[-1] in stop_ids:
@@ -109,12 +109,12 @@ def finished(rollout: Rollout, tokenizer: Tokenizer, stop_ids: frozenset[int]) -
     return replace(rollout, text=tokenizer.decode(written))
 
 
-def given_solution(task: Task, text: str, tokenizer: Tokenizer) -> Rollout:
+def encode_solution(task: Task, text: str, tokenizer: Tokenizer) -> Rollout:
     """A solution that the data has, in tokens."""
     tokens, mask = encode_completion(tokenizer, task.prompt, text, tools=task.extra.get("tools"))
     return Rollout(tokens=tokens, mask=mask, task=task, text=text)
 
 
-def share_invalid(found: Sequence[Labelled]) -> float:
+def share_invalid(found: Sequence[LabelledSolution]) -> float:
     """The share of continuations without a valid outcome."""
     return sum(f.invalid for f in found) / max(sum(f.requests for f in found), 1)

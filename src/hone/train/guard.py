@@ -1,8 +1,8 @@
-"""Updates that go wrong: those that are not finite, and losses that leap.
+"""Updates that go wrong: those that are not finite, and losses that spike.
 
-A skipped update moves nothing: not the weights, the optimiser, the schedule, nor (update.steer) an adaptive number. It
-is told by the gradient's norm and counted, and its rows are kept for replay. `examine` finds what is NaN or infinite,
-in the order in which it is computed.
+A skipped update moves nothing: not the weights, the optimiser, the schedule, nor a control. The gradient's norm
+shows it. It is counted, and its rows are kept for `hone replay`. `find_nonfinite` finds what is NaN or infinite, in the
+order in which it is computed.
 """
 
 import json
@@ -49,7 +49,7 @@ class NonFiniteTensor:
 
     @property
     def met(self) -> str:
-        """Where an update comes upon it."""
+        """The stage of an update in which it appears."""
         if self.micro < 0:
             return "before the forward pass, in the weights"
         if self.name.startswith("gradient of "):
@@ -58,12 +58,12 @@ class NonFiniteTensor:
         return f"{'in' if computed else 'before'} the forward pass of micro-batch {self.micro}"
 
 
-def examine(
+def find_nonfinite(
     policy: ForwardModel, cut: Iterable[Batch], algo: Algorithm, *, trained: Mapping[str, nn.Parameter]
 ) -> list[NonFiniteTensor]:
     """Weights, columns, forward pass, ratio, each term of the loss, the loss, gradients: each tensor once.
 
-    trained: what gradients end up in, by name: those are overwritten.
+    trained: the tensors that hold gradients, by name. Their gradients are overwritten.
     `place` numbers the rows for `NonFiniteTensor.at`.
     """
     found, parts = dict[str, NonFiniteTensor](), list(enumerate(cut))
@@ -81,7 +81,7 @@ def examine(
         loss.backward()
         _note_rows(found, i, micro, _computed(fwd, micro, algo))
         _note(found, _look("loss", loss, micro=i))
-        for name, p in reversed(list(trained.items())):  # as the backward pass comes upon them: the last layer first
+        for name, p in reversed(list(trained.items())):  # in the order of the backward pass: the last layer first
             _note(found, None if p.grad is None else _look(f"gradient of {name}", p.grad, micro=i))
     return list(found.values())
 
@@ -109,7 +109,7 @@ def _computed(fwd: Forward, batch: Batch, algo: Algorithm) -> dict[str, Tensor]:
 def _look(
     name: str, x: Tensor, *, micro: int, within: Tensor | None = None, nan_is_fine: bool = False
 ) -> NonFiniteTensor | None:
-    """What is not finite in it, if anything. In a column only rows and tokens that are trained on count."""
+    """What is not finite in the tensor, or None. Of a column, only rows and tokens that are trained on count."""
     x = local(x)
     if not x.is_floating_point():
         return None
@@ -130,73 +130,75 @@ def local(x: Tensor) -> Tensor:
     return x.to_local() if hasattr(x, "to_local") else x.detach()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-# --- what is done about it ---
+# --- skipped updates ---
 
 
 @dataclass(slots=True, kw_only=True)
 class Guard:
-    """Counts skipped updates and keeps their rows; `spent` says why the run should end, "" while it may go on."""
+    """Counts skipped updates and keeps their rows. stop_reason: why the run should end, "" while it may go on."""
 
-    in_a_row: int = 10  # the most skipped updates without one taken between them
-    in_all: int = 100  # and of the whole run
+    in_a_row: int = 10  # the run stops at so many skipped updates in a row
+    in_all: int = 100  # and at so many in all
     folder: Path | None = None  # None: rows are not kept
-    row: int = 0
-    total: int = 0
-    known: int = 0  # weights that were not finite when the run began
-    divisor: int = 1  # by how much micro-batches are smaller than asked for, since memory ran out
-    spent: str = ""
-    events: list[str] = field(default_factory=list[str])  # one line each, for whoever prints them
-    _last: tuple[int, int] = (0, 0)  # the step of the latest one, and which of that step it was
+    skipped_in_a_row: int = 0
+    skipped_in_all: int = 0
+    known_nonfinite: int = 0  # weights that were not finite when the run began
+    divisor: int = 1  # micro-batches are smaller than the settings say by this factor: memory ran out
+    stop_reason: str = ""
+    events: list[str] = field(default_factory=list[str])  # one line each, which the run prints
+    _last: tuple[int, int] = (0, 0)  # the latest skipped update: its step, and its number in that step
 
-    def taken(self) -> None:
-        """An update was finite."""
-        self.row = 0
+    def record_update(self) -> None:
+        """An update was taken."""
+        self.skipped_in_a_row = 0
 
-    def caught(self, batch: Batch, *, step: int, about: Mapping[str, Any], found: Sequence[NonFiniteTensor]) -> None:
-        """An update was skipped: count it, keep its rows, and see whether it was one too many."""
-        self.row, self.total = self.row + 1, self.total + 1
+    def record_skip(
+        self, batch: Batch, *, step: int, about: Mapping[str, Any], found: Sequence[NonFiniteTensor]
+    ) -> None:
+        """An update was skipped: count it, keep its rows, and set `stop_reason` if it was one too many."""
+        self.skipped_in_a_row, self.skipped_in_all = self.skipped_in_a_row + 1, self.skipped_in_all + 1
         self._last = (step, self._last[1] + 1 if self._last[0] == step else 1)
         path = self._keep(batch, {**about, "step": step, "found": [asdict(f) for f in found]})
         why = str(found[0]) if found else "the sum of the micro-batches is not finite, though each one is"
         self.events.append(f"skipped an update: {why}" + (f"; see `hone replay {path}`" if path else ""))
         for count, limit, how in (
-            (self.row, self.in_a_row, "in a row were not finite (train.max_bad_updates)"),
-            (self.total, self.in_all, "in all were not finite (train.max_bad_total)"),
+            (self.skipped_in_a_row, self.in_a_row, "in a row were not finite (train.max_bad_updates)"),
+            (self.skipped_in_all, self.in_all, "in all were not finite (train.max_bad_total)"),
         ):
             if count >= limit:
-                self.spent = f"{count} updates {how}"
+                self.stop_reason = f"{count} updates {how}"
 
     def check(self, tensors: Mapping[str, Tensor], *, step: int) -> None:
-        """HoneError where more numbers are not finite than when the run began: nobody could go on from them."""
-        bad = {name: count for name, x in tensors.items() if (count := not_finite(x))}
-        if sum(bad.values()) > self.known:
+        """HoneError if more numbers are not finite than when the run began: no run could go on from them."""
+        bad = {name: count for name, x in tensors.items() if (count := count_nonfinite(x))}
+        if sum(bad.values()) > self.known_nonfinite:
             raise HoneError(
                 f"step {step} is not saved: {sum(bad.values())} numbers of its weights or moments are not finite, the "
                 f"first in {next(iter(bad))}: resume from the checkpoint before it, with a lower optim.lr"
             )
 
     def drain(self) -> list[str]:
-        """What happened since it was last asked."""
+        """The events since the last call."""
         said, self.events = self.events, []
         return said
 
     def state(self) -> dict[str, int]:
         """What a checkpoint holds."""
-        return {"row": self.row, "total": self.total, "divisor": self.divisor}
+        return {"row": self.skipped_in_a_row, "total": self.skipped_in_all, "divisor": self.divisor}
 
     def load(self, state: Mapping[str, int]) -> None:
         counts = [state.get("row"), state.get("total"), state.get("divisor", 1)] if isinstance(state, Mapping) else []
         if len(counts) < 3 or not all(type(n) is int and 0 <= n < 2**63 for n in counts) or not counts[2]:
             raise HoneError("cannot resume: the count of skipped updates is damaged: resume from another checkpoint")
-        self.row, self.total, self.divisor = cast(list[int], counts)
+        self.skipped_in_a_row, self.skipped_in_all, self.divisor = cast(list[int], counts)
 
-    def leave(self) -> None:
-        """For the run that is started in this one's place: into how much smaller micro-batches memory forces it."""
+    def save_divisor(self) -> None:
+        """Write the divisor, for the process that resumes this run."""
         if self.folder is not None:
             files.write_atomically(self.folder.parent / names.DIVISOR, str(self.divisor))
 
-    def find(self) -> None:
-        """What was left, on every rank."""
+    def load_divisor(self) -> None:
+        """Read the divisor that a process before has written. Every rank does."""
         path = None if self.folder is None else self.folder.parent / names.DIVISOR
         if path is not None and path.is_file() and (left := path.read_text()).isdecimal():
             self.divisor = max(self.divisor, int(left))
@@ -215,7 +217,7 @@ class Guard:
 
 
 def load_rows(path: Path) -> tuple[Batch, dict[str, Any]]:
-    """The batch of a skipped update, and what was known of it."""
+    """The batch of a skipped update, and what was noted about it."""
     try:
         if not path.is_file():
             raise ValueError("it is no file")  # a pipe would be waited for
@@ -234,18 +236,19 @@ def load_rows(path: Path) -> tuple[Batch, dict[str, Any]]:
 
 
 @torch.no_grad()
-def not_finite(x: Tensor) -> int:
-    """How many numbers are NaN or infinite; most often one sum tells that none is."""
+def count_nonfinite(x: Tensor) -> int:
+    """How many numbers are NaN or infinite. A finite sum shows at once that none is."""
     if not x.is_floating_point() or bool(x.sum().isfinite()):
         return 0
     return int((~x.isfinite()).sum())
 
 
 @torch.no_grad()
-def mark(parameters: Iterable[nn.Parameter], losses: Sequence[Tensor]) -> None:
-    """Make a gradient NaN where a loss is not finite: the norm, which is reduced and read anyway, then tells.
+def mark_nonfinite_loss(parameters: Iterable[nn.Parameter], losses: Sequence[Tensor]) -> None:
+    """Make a gradient NaN if a loss is not finite, so that the gradient's norm is NaN on every rank.
 
-    Nothing is waited for. A rank's losses are its own, the sum of gradients over ranks is everyone's.
+    The norm is summed over ranks and read anyway. A rank's losses are known to that rank alone, and to read them would
+    be to wait for the GPU.
     """
     for p in parameters if losses else ():
         grad = None if p.grad is None else local(p.grad)
@@ -254,40 +257,40 @@ def mark(parameters: Iterable[nn.Parameter], losses: Sequence[Tensor]) -> None:
             return
 
 
-# --- losses that leap ---
+# --- losses that spike ---
 
 
-class Spikes:
-    """Remembers the losses that were as usual, and where the run went back to.
+class SpikeDetector:
+    """Remembers usual losses, and the checkpoints that the run went back to.
 
-    factor: how many usual deviations above the median a spike lies.
+    factor: a loss is a spike if it lies this many usual deviations above the median.
     """
 
     def __init__(self, factor: float) -> None:
         self.factor = factor
-        self._usual: list[float] = []
-        self.tried: list[str] = []  # checkpoints it went back to: one may have been saved when harm was done already
+        self._usual_losses: list[float] = []
+        self.tried: list[str] = []  # checkpoints that the run went back to: one may already have the fault in it
 
-    def saw(self, loss: float) -> bool:
-        """Whether the loss leaps; one that does is not remembered.
+    def is_spike(self, loss: float) -> bool:
+        """Whether the loss is a spike. A spike is not remembered.
 
-        >>> spikes, usual = Spikes(8.0), (2.0, 2.1, 1.9, 2.0, 2.2, 1.8, 2.1, 1.9, 2.0, 2.1)
-        >>> [spikes.saw(x) for x in (*usual, 2.4, 9.0, 2.0, math.nan)][len(usual) :]
+        >>> spikes, usual = SpikeDetector(8.0), (2.0, 2.1, 1.9, 2.0, 2.2, 1.8, 2.1, 1.9, 2.0, 2.1)
+        >>> [spikes.is_spike(x) for x in (*usual, 2.4, 9.0, 2.0, math.nan)][len(usual) :]
         [False, True, False, True]
         """
-        if len(self._usual) >= LEAST:
-            middle = median(self._usual)
+        if len(self._usual_losses) >= LEAST:
+            middle = median(self._usual_losses)
             # 1.4826 makes the median deviation of a normal distribution its standard deviation
-            deviation = max(1.4826 * median(abs(x - middle) for x in self._usual), 0.01 * abs(middle), 1e-8)
+            deviation = max(1.4826 * median(abs(x - middle) for x in self._usual_losses), 0.01 * abs(middle), 1e-8)
             if not loss - middle <= self.factor * deviation:
                 return True
         if math.isfinite(loss):
-            self._usual = [*self._usual, loss][-WINDOW:]
+            self._usual_losses = [*self._usual_losses, loss][-WINDOW:]
         return False
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds."""
-        return {"usual": self._usual, "tried": self.tried}
+        return {"usual": self._usual_losses, "tried": self.tried}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken."""
@@ -297,4 +300,4 @@ class Spikes:
         )
         if not numbers or not isinstance(tried, list) or not all(isinstance(name, str) for name in tried):
             raise HoneError("cannot resume: the losses so far are damaged: resume from another checkpoint")
-        self._usual, self.tried = list(cast(list[float], usual)), list(tried)
+        self._usual_losses, self.tried = list(cast(list[float], usual)), list(tried)

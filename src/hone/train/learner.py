@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hone.train.shards import Shards  # loading torch's sharding takes half a second
 
 T = TypeVar("T")
-CACHE = 4096  # tokens: with more at once a CPU's caches hold too little of them, and each takes longer
-BUNDLED = 16_384  # tokens that are only read, where layers take them a bundle at a time: threads share many more evenly
+CACHE = 4096  # tokens at once on a CPU: more do not fit its caches, and each takes longer
+BUNDLED = 16_384  # the same of passes without gradients that bundle rows: threads share many tokens more evenly
 OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")  # errors that torch has no class of its own for
 
 
@@ -61,13 +61,13 @@ class Learner:
 
     @property
     def device(self) -> torch.device:
-        """Where the policy computes, and its batches have to be."""
+        """Where the policy computes. Its batches have to be there."""
         if self.masters is None:
             return optim.parameters_of(self.optimizer)[0].device
-        return next(cast(nn.Module, self.policy).parameters()).device  # the copies may be elsewhere
+        return next(cast(nn.Module, self.policy).parameters()).device  # masters may be on another device
 
-    def end(self) -> None:
-        """An iteration is done."""
+    def end_iteration(self) -> None:
+        """Count one iteration more."""
         self.version, self.moved = self.version + 1, False
 
     def trained(self) -> dict[str, nn.Parameter]:
@@ -80,7 +80,7 @@ class Learner:
         return frozen_copy(cast(Policy, self.policy)) if self.shards is None else self.shards.frozen_copy()
 
     def rows_of(self, batch: Batch) -> int:
-        """How many rows of the batch are in memory at once when they are only read."""
+        """How many rows of the batch one pass without gradients takes."""
         longest = int(batch.host.real.sum(-1).max()) if len(batch) else 0
         most = BUNDLED if reads_many_rows(cast(nn.Module, self.policy)) else CACHE
         fit = rows_per_pass(longest, rows=self.micro_rows, tokens=self.micro_tokens, device=self.device, most=most)
@@ -92,8 +92,8 @@ class Learner:
             batch, rows=self.micro_rows, tokens=self.micro_tokens, unit=unit, divisor=self.guard.divisor
         )
 
-    def halve(self, batch: Batch, unit: int) -> None:
-        """Smaller micro-batches from here on, or HoneError where they cannot be: memory ran out on this batch."""
+    def halve_micro_batches(self, batch: Batch, unit: int) -> None:
+        """Memory ran out on this batch: cut smaller micro-batches from here on, or HoneError if that is impossible."""
         before = self._largest(batch, unit)
         if before <= unit:
             tokens = int(batch.real.sum(-1).max()) if len(batch) else 0
@@ -103,8 +103,8 @@ class Learner:
             )
         while (now := self._largest(batch, unit)) == before:
             self.guard.divisor *= 2
-        if self.shards is not None:  # other ranks are in the middle of a pass that takes this one too
-            self.guard.leave()
+        if self.shards is not None:  # the other ranks are in a pass that needs this one
+            self.guard.save_divisor()
             raise HoneError(
                 f"out of memory with {before} rows at once: resume, which goes on with at most {now} on every rank "
                 "(torchrun --max-restarts=3 -m hone run RECIPE --resume does so by itself)"
@@ -114,7 +114,7 @@ class Learner:
     def _largest(self, batch: Batch, unit: int) -> int:
         return max((len(micro) for micro in self.cut(batch, unit)), default=0)
 
-    def begin(self, algo: Algorithm) -> None:
+    def start_controls(self, algo: Algorithm) -> None:
         """Give each number of the algorithm its start. An adaptive one keeps the value that a checkpoint has given."""
         for c in algo.control:
             if not c.reads or c.column not in self.control:
@@ -125,17 +125,17 @@ class Learner:
 
 
 def rows_per_pass(longest: int, *, rows: int, tokens: int, device: torch.device, most: int = CACHE) -> int:
-    """How many rows of so many tokens are computed at once: `rows`, or what `tokens` hold; on a CPU `most` tokens."""
+    """How many rows of this length one pass takes: `rows`, or what `tokens` hold. On a CPU at most `most` tokens."""
     fit = tokens // max(1, longest) if tokens else rows
     return max(1, min(fit, most // max(1, longest)) if device.type == "cpu" else fit)
 
 
 def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1, divisor: int = 1) -> Iterator[Batch]:
-    """Slices of at most about `rows` rows, longest first so that padding is little and memory peaks at once.
+    """Slices of about `rows` rows. The longest come first, so that padding is little and memory peaks at the start.
 
-    With `tokens`, slices of as many rows as that many tokens hold, padding included, and at least one unit: rows of
-    a unit (a preference pair) stay together. Weights are columns by now, so any cut gives the same gradient.
-    divisor: by how much slices are smaller than that.
+    With `tokens`, a slice has as many rows as that many tokens hold, padding included. Rows of a unit (a preference
+    pair) stay together. Weights are columns already, so any cut gives the same gradient.
+    divisor: slices are smaller by this factor.
     """
     length = batch.host.real.sum(-1).view(-1, unit).amax(-1)
     units = length.argsort(descending=True, stable=True)
@@ -149,7 +149,7 @@ def micro_batches(batch: Batch, *, rows: int, tokens: int = 0, unit: int = 1, di
         start += size
 
 
-def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[Batch]:
+def split_minibatches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[Batch]:
     """The iteration's rows, shuffled by `seed`, in `count` nearly equal parts: one optimiser step each.
 
     The parts are cut from the rows of all ranks, so that each step learns from the same rows whatever their number.
@@ -160,7 +160,7 @@ def mini_batches(batch: Batch, *, count: int, unit: int, seed: int) -> Iterator[
 def minibatch_rows(batch: Batch, *, count: int, unit: int, seed: int) -> list[Tensor]:
     """The numbers of each part's rows here."""
     rows = collect.count(len(batch))
-    here = torch.full((rows,), -1)  # where each row of all ranks lies on this one
+    here = torch.full((rows,), -1)  # the index on this rank of each row of all ranks; -1: on another rank
     mine = torch.arange(len(batch))
     here[mine if batch.place is ABSENT else batch.host.place.cpu()] = mine
     order = torch.randperm(rows // unit, generator=torch.Generator().manual_seed(seed))
@@ -172,25 +172,25 @@ def minibatch_rows(batch: Batch, *, count: int, unit: int, seed: int) -> list[Te
 # --- memory that runs out ---
 
 
-def ran_out(error: Exception) -> bool:
-    """Whether it is memory that was missing."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY)
 
 
 def release_memory() -> None:
-    """Give back what torch keeps for later: it may lie in pieces that are too small."""
+    """Give back the memory that torch keeps for later: its blocks may be too small."""
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
 
 
 def retry_smaller(attempt: Callable[[], T], smaller: Callable[[], None]) -> T:
-    """The result of the attempt. It begins anew each time that memory runs out, unless `smaller` refuses."""
+    """The result of the attempt. When memory runs out, call `smaller` and try again, unless `smaller` raises."""
     while True:
         try:
             return attempt()
         except (RuntimeError, MemoryError) as error:
-            if not ran_out(error):
+            if not is_out_of_memory(error):
                 raise
-        # not in the handler: the error's traceback holds all that the attempt had in memory
+        # after the handler: the error's traceback holds the attempt's memory
         release_memory()
         smaller()

@@ -18,7 +18,7 @@ from hone.model.vocab.distribution import wide
 FLOOR = 0.1  # where a schedule ends, as a share of the learning rate
 BLOCK = 256  # the most numbers that share a scale
 SMALL = 4096  # vectors, and matrices below this size, keep float32 moments: they are few, and norms and biases matter
-NONE: Mapping[Tensor, int] = {}
+NO_SIZES: Mapping[Tensor, int] = {}
 OCTAVES = 16.0  # the smallest magnitude kept is 2**-16 of the block's largest, so a code is within 2 or 4 per cent
 
 
@@ -61,7 +61,7 @@ class AdamW8(torch.optim.Optimizer):
         *,
         betas: tuple[float, float],
         eps: float = 1e-8,
-        sizes: Mapping[Tensor, int] = NONE,
+        sizes: Mapping[Tensor, int] = NO_SIZES,
     ) -> None:
         super().__init__(groups, {"lr": 1e-3, "betas": betas, "eps": eps, "weight_decay": 0.0})
         self.sizes = sizes
@@ -139,7 +139,7 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.95),
     weight_decay: float = 0.0,
     bits: int = 32,
-    sizes: Mapping[Tensor, int] = NONE,
+    sizes: Mapping[Tensor, int] = NO_SIZES,
 ) -> torch.optim.Optimizer:
     """Two groups, actor and critic; only matrices decay. `base_lr` of each group is what the schedule scales.
 

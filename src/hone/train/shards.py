@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from hone.dist import collect
 from hone.dist.spread import (
-    apart,
-    cut,
+    cut_part,
+    fsdp_units,
     full_from_part,
     full_tensor,
-    is_spread,
-    materialised,
+    is_sharded,
+    local_part,
+    materialise,
     mesh_of,
-    own,
-    skeleton,
-    spread,
-    units,
+    meta_copy,
+    reshard,
+    shard,
 )
 from hone.model.decoder import Decoder
 from hone.model.policy import OwnCritic, Policy, frozen_policy
@@ -42,14 +42,14 @@ class Shards:
         self, policy: Policy | Scorer, *, device: torch.device, half: torch.dtype | None = None, each: bool = False
     ) -> None:
         self.policy, self.half, self.each, self.device = policy, half, each, device
-        self._bare = skeleton(saved_part(policy))
+        self._bare = meta_copy(saved_part(policy))
         for decoder in decoders_of(policy):
-            spread_out(decoder, device=device, half=half)
+            shard_decoder(decoder, device=device, half=half)
         for head in (m for m in policy.modules() if isinstance(m, ScalarHead)):
             head.to(device)
         self._named = dict(policy.named_parameters())
-        spread_parameters = [p for p in self.trained().values() if is_spread(p)]
-        self._parts: dict[nn.Parameter, nn.Parameter] = {p: nn.Parameter(own(p)) for p in spread_parameters}
+        spread_parameters = [p for p in self.trained().values() if is_sharded(p)]
+        self._parts: dict[nn.Parameter, nn.Parameter] = {p: nn.Parameter(local_part(p)) for p in spread_parameters}
         self._origin = {part: p for p, part in self._parts.items()}
         self._published: Decoder | None = None
 
@@ -65,7 +65,7 @@ class Shards:
         """How many numbers all ranks hold of each part together."""
         return {part: p.numel() for part, p in self._origin.items()}
 
-    def of(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    def parts_of(self, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
         """What is stepped in their place, in order."""
         return [self._parts.get(p, p) for p in parameters]
 
@@ -78,17 +78,17 @@ class Shards:
 
         empty: what a rank goes on with when it has no more: each pass puts layers together, which takes all ranks.
         """
-        todo = collect.padded(micro, empty)
+        todo = collect.pad_to_largest(micro, empty)
         for i, batch in enumerate(todo):
             self.sum_gradients(self.each or i == len(todo) - 1)
             yield batch
         for p, part in self._parts.items():
-            part.grad = None if p.grad is None else own(p.grad)
+            part.grad = None if p.grad is None else local_part(p.grad)
             p.grad = None
 
     def sum_gradients(self, now: bool) -> None:
         """Whether the next backward pass ends with the sum over ranks."""
-        for unit in units(self.policy):
+        for unit in fsdp_units(self.policy):
             unit.set_requires_gradient_sync(now, recurse=False)
 
     # --- the whole model ---
@@ -96,14 +96,14 @@ class Shards:
     def frozen_copy(self) -> Policy:
         """The policy as it is now, without gradients and spread likewise."""
         assert isinstance(self.policy, Policy)
-        apart(self.policy)
-        twin = self.empty(torch.device("meta")).requires_grad_(False)
+        reshard(self.policy)
+        twin = self.make_empty(torch.device("meta")).requires_grad_(False)
         assert isinstance(twin, Decoder)
-        spread(twin, mesh_of(self.device), half=self.half)
-        materialised(twin, self.device)
+        shard(twin, mesh_of(self.device), half=self.half)
+        materialise(twin, self.device)
         with torch.no_grad():
             for x, y in zip(twin.parameters(), self.policy.decoder.parameters(), strict=True):
-                own(x).copy_(own(y))
+                local_part(x).copy_(local_part(y))
         return frozen_policy(twin, self.policy)
 
     @property
@@ -113,7 +113,7 @@ class Shards:
 
     def publish(self) -> Decoder:
         """The policy's decoder as it is now, whole on every rank, always in the same memory: the sampler's."""
-        twin = self._published if self._published is not None else self.empty(self.device)
+        twin = self._published if self._published is not None else self.make_empty(self.device)
         assert isinstance(twin, Decoder)
         self._published = twin
         self._gather(twin)
@@ -121,7 +121,7 @@ class Shards:
 
     def saved(self) -> Decoder | Scorer:
         """The model as it is now, on the first rank's CPU; every rank takes part, and the others get a skeleton."""
-        twin = self.empty(torch.device("meta" if collect.world()[0] else "cpu"))
+        twin = self.make_empty(torch.device("meta" if collect.world()[0] else "cpu"))
         self._gather(twin)
         if isinstance(twin, Scorer) and isinstance(self.policy, Scorer):
             twin.separator = self.policy.separator
@@ -129,24 +129,24 @@ class Shards:
 
     def _gather(self, twin: Decoder | Scorer) -> None:
         """One weight after the other, so that no device holds more than one of them beside its parts and the twin."""
-        apart(self.policy)
+        reshard(self.policy)
         with torch.no_grad():
             for x, y in zip(twin.parameters(), saved_part(self.policy).parameters(), strict=True):
                 full = full_tensor(y)
                 if not x.is_meta:
                     x.copy_(full)
 
-    def empty(self, device: torch.device) -> Decoder | Scorer:
+    def make_empty(self, device: torch.device) -> Decoder | Scorer:
         """The model with memory for its weights; on the meta device none."""
         twin = copy.deepcopy(self._bare)
         twin = twin if self.half is None else twin.to(self.half)
-        return twin if device.type == "meta" else materialised(twin, device)
+        return twin if device.type == "meta" else materialise(twin, device)
 
     # --- checkpoints: whole tensors on the first rank ---
 
     def whole_weights(self) -> dict[str, Tensor]:
         """The trained weights by name; every rank takes part."""
-        apart(self.policy)
+        reshard(self.policy)
         return {name: on_first_rank(full_tensor(p)) for name, p in self.trained().items()}
 
     def whole_moments(self, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ class Shards:
     def own_moments(self, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's parts of `whole_moments`, of whatever number of ranks."""
         like = {name: self._like(optimizer, name, x) for name, x in moments.items()}
-        return {name: x if like[name] is None else cut(x, like[name]) for name, x in moments.items()}
+        return {name: x if like[name] is None else cut_part(x, like[name]) for name, x in moments.items()}
 
     def _like(self, optimizer: torch.optim.Optimizer, name: str, x: Tensor) -> Any:
         """The parameter that this state is cut like; None: it is whole on every rank."""
@@ -174,9 +174,9 @@ class Shards:
     @torch.no_grad()
     def load(self, parameters: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
         """Put whole weights into parameters that are spread, whatever number of ranks they were saved by."""
-        apart(self.policy)
+        reshard(self.policy)
         for name, p in parameters.items():
-            own(p).copy_(cut(weights[name], p) if is_spread(p) else weights[name])
+            local_part(p).copy_(cut_part(weights[name], p) if is_sharded(p) else weights[name])
 
 
 def on_first_rank(x: Tensor) -> Tensor:
@@ -195,9 +195,9 @@ def saved_part(policy: Policy | Scorer) -> Decoder | Scorer:
     return policy.decoder if isinstance(policy, Policy) else policy
 
 
-def spread_out(decoder: Decoder, *, device: torch.device, half: torch.dtype | None) -> None:
+def shard_decoder(decoder: Decoder, *, device: torch.device, half: torch.dtype | None) -> None:
     """Spread the decoder over ranks from wherever it is; weights that are not trained are kept in half precision."""
     for p in decoder.parameters() if half is not None else ():
         if not p.requires_grad:
             p.data = p.data.to(half)
-    spread(decoder, mesh_of(device), half=half)
+    shard(decoder, mesh_of(device), half=half)

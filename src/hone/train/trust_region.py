@@ -16,9 +16,9 @@ from hone.dist import collect
 from hone.log.stats import Stats
 from hone.model.backends.registry import second_order
 from hone.model.vocab.distribution import LogRows
-from hone.train.guard import mark
+from hone.train.guard import mark_nonfinite_loss
 from hone.train.learner import Learner, retry_smaller
-from hone.train.update import apply_gradients, observe, record_skip, totals
+from hone.train.update import add_statistics, apply_gradients, record_skip, totals
 from hone.types import Batch
 
 Product = Callable[[Tensor], Tensor]
@@ -56,7 +56,7 @@ def step(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
         _critic_gradient(learner, batch, algo)
         return stats
 
-    stats = retry_smaller(attempt, lambda: learner.halve(batch, algo.unit))
+    stats = retry_smaller(attempt, lambda: learner.halve_micro_batches(batch, algo.unit))
     if stats is not None and apply_gradients(learner, stats, learner.policy.critic_parameters()):
         return stats
     _assign(actor, start)
@@ -67,7 +67,7 @@ def _actor_step(learner: Learner, batch: Batch, algo: Algorithm, *, region: Trus
     """Whether the surrogate and its gradient are finite. If not, nothing moves."""
     parameters = learner.policy.actor_parameters()
     surrogate = algo.loss[:1]
-    with second_order(), _compared_with(learner, learner.policy):
+    with second_order(), _using_old_policy(learner, learner.policy):
         loss, gradient = _gradient(learner, batch, surrogate, parameters, stats=stats, algo=algo)
         if not (math.isfinite(loss) and gradient.isfinite().all()):
             return False
@@ -103,7 +103,7 @@ def _line_search(
     learner.moved, scale = True, 1.0
     for _ in range(region.backtracks):
         _assign(parameters, start + (scale * full).to(start.dtype))
-        with _compared_with(learner, old):
+        with _using_old_policy(learner, old):
             loss, kl = _measure(learner, batch, surrogate, unit)
         if math.isfinite(loss) and loss < before and kl <= region.delta:
             stats.add("accepted", 1.0, 1)
@@ -125,7 +125,7 @@ def _critic_gradient(learner: Learner, batch: Batch, algo: Algorithm) -> None:
         for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             p.grad = g if p.grad is None else p.grad + g
         losses.append(loss.detach())
-    mark(parameters, losses)
+    mark_nonfinite_loss(parameters, losses)
 
 
 # --- sums over the batch, one micro-batch at a time ---
@@ -141,7 +141,7 @@ def _gradient(
         part = objective(fwd, micro, loss)
         gradient += _flat(torch.autograd.grad(part, parameters)).double()
         value += part.item()
-        observe(stats, fwd, micro, algo)
+        add_statistics(stats, fwd, micro, algo)
     stats.add("loss", value, 1 / collect.world()[1])
     summed = collect.total(torch.cat([gradient, gradient.new_tensor([value])]))
     return float(summed[-1]), summed[:-1]
@@ -197,7 +197,7 @@ class OldPolicy:
 
 
 @contextmanager
-def _compared_with(learner: Learner, old: object) -> Iterator[None]:
+def _using_old_policy(learner: Learner, old: object) -> Iterator[None]:
     before, learner.policy.old = learner.policy.old, old
     try:
         yield

@@ -12,8 +12,8 @@ from hone.algo.terms import k3
 from hone.dist import collect
 from hone.log.stats import Stats
 from hone.train import optim
-from hone.train.annotate import evaluate
-from hone.train.guard import NonFiniteTensor, examine, mark
+from hone.train.annotate import forward_in_slices
+from hone.train.guard import NonFiniteTensor, find_nonfinite, mark_nonfinite_loss
 from hone.train.learner import Learner, retry_smaller
 from hone.types import ABSENT, Batch, Forward
 
@@ -39,20 +39,22 @@ def totals(batch: Batch) -> weight.Totals:
 
 
 def update(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
-    """Gradients of every micro-batch, summed over ranks, clipped, one optimiser step.
+    """One optimiser step: the gradients of all micro-batches, summed over ranks and clipped.
 
-    A loss or gradient that is not finite changes nothing: the step is skipped and counted. Where memory runs out, all
-    gradients are forgotten and computed again in smaller micro-batches.
+    If a loss or gradient is not finite, the update is skipped and counted. If memory runs out, all gradients are
+    computed again in smaller micro-batches.
     """
     parameters = optim.parameters_of(learner.optimizer)
-    stats, losses = retry_smaller(lambda: _gradients(learner, batch, algo), lambda: learner.halve(batch, algo.unit))
-    stats.add("loss", 0.0, 1 / collect.world()[1])  # the weights make the losses of micro-batches and ranks one sum
-    mark(parameters, losses)
+    stats, losses = retry_smaller(
+        lambda: _gradients(learner, batch, algo), lambda: learner.halve_micro_batches(batch, algo.unit)
+    )
+    stats.add("loss", 0.0, 1 / collect.world()[1])  # token weights make the loss a sum over micro-batches and ranks
+    mark_nonfinite_loss(parameters, losses)
     return stats if apply_gradients(learner, stats, parameters) else record_skip(learner, batch, algo)
 
 
 def _gradients(learner: Learner, batch: Batch, algo: Algorithm) -> tuple[Stats, list[Tensor]]:
-    """Every micro-batch's gradient is added to the parameters', which begin at nothing; what was seen, and losses."""
+    """The gradients of all micro-batches, added up in the parameters. Returns statistics and each loss."""
     stats, losses = Stats(), list[Tensor]()
     learner.optimizer.zero_grad(set_to_none=True)
     cut = learner.cut(batch, algo.unit)
@@ -64,12 +66,12 @@ def _gradients(learner: Learner, batch: Batch, algo: Algorithm) -> tuple[Stats, 
         losses.append(loss.detach())
         stats.add("loss", losses[-1], 0)
         if len(micro):
-            observe(stats, fwd, micro, algo)
+            add_statistics(stats, fwd, micro, algo)
     return stats, losses
 
 
 def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Parameter]) -> bool:
-    """Sum over ranks, clip, step; or move nothing and return False when the norm is not finite."""
+    """Sum gradients over ranks, clip, step. If their norm is not finite, move nothing and return False."""
     parts = frozenset[nn.Parameter]() if learner.shards is None else learner.shards.parts
     whole = [p for p in parameters if p not in parts]
     collect.total_gradients(whole)
@@ -80,31 +82,31 @@ def apply_gradients(learner: Learner, stats: Stats, parameters: Sequence[nn.Para
         rate = optim.set_rate(learner.optimizer, learner.schedule(learner.updates))
         learner.optimizer.step()
         learner.updates += 1
-        learner.guard.taken()
+        learner.guard.record_update()
         stats.add_all(lr=(rate, 1), skipped=(0.0, 1), grad_norm=(norm.detach(), 1))
     learner.optimizer.zero_grad(set_to_none=True)
     return finite
 
 
 def record_skip(learner: Learner, batch: Batch, algo: Algorithm) -> Stats:
-    """An update that moved nothing: say why, keep its rows; what it computed is part of no mean."""
+    """A skipped update: note why and keep its rows. Its statistics are part of no mean."""
     about = {"algo": algo.name, "updates": learner.updates, "control": learner.control}
     about |= {"micro_rows": learner.micro_rows, "micro_tokens": learner.micro_tokens, "ranks": collect.world()[1]}
-    learner.guard.caught(batch, step=learner.version + 1, about=about, found=explain(learner, batch, algo))
+    learner.guard.record_skip(batch, step=learner.version + 1, about=about, found=explain_skip(learner, batch, algo))
     stats = Stats()
     stats.add("skipped", 1.0, 1)
     return stats
 
 
-def explain(learner: Learner, batch: Batch, algo: Algorithm) -> list[NonFiniteTensor]:
-    """What is not finite in an update on these rows, which is not taken; one pass over this rank's own."""
+def explain_skip(learner: Learner, batch: Batch, algo: Algorithm) -> list[NonFiniteTensor]:
+    """What is not finite in an update on these rows. One pass over this rank's rows; nothing is stepped."""
     parameters = learner.trained()
     numbered = replace(batch, place=torch.arange(len(batch), device=batch.mask.device))
     cut = learner.cut(numbered, algo.unit)
     if learner.shards is not None:
         learner.shards.sum_gradients(True)
-        cut = collect.padded(cut, numbered.rows(slice(0)))
-    found = examine(learner.policy, cut, algo, trained=parameters)
+        cut = collect.pad_to_largest(cut, numbered.rows(slice(0)))
+    found = find_nonfinite(learner.policy, cut, algo, trained=parameters)
     for p in parameters.values():
         p.grad = None
     return found
@@ -117,30 +119,30 @@ def measure_update_kl(stats: Stats, learner: Learner, batch: Batch, algo: Algori
     It takes a pass, so it is measured only for an algorithm whose adaptive numbers follow it.
     """
     if any(c.reads == "update_kl" for c in algo.control):
-        now = evaluate(learner.policy, batch, frozenset({"logp"}), rows=learner.rows_of(batch))
+        now = forward_in_slices(learner.policy, batch, frozenset({"logp"}), rows=learner.rows_of(batch))
         d = torch.where(batch.mask, now.logp - batch.old_logp, 0.0)
         sums = torch.stack([k3(-d).double().sum(), batch.mask.double().sum()])
         summed, count = collect.total(sums).tolist()
         stats.add("update_kl", summed / max(count, 1.0))
 
 
-def steer(learner: Learner, algo: Algorithm, metrics: dict[str, float]) -> None:
-    """Move each adaptive number by the metric it follows; none, where an update was skipped."""
+def adapt_controls(learner: Learner, algo: Algorithm, metrics: dict[str, float]) -> None:
+    """Move each adaptive number by the metric that it follows, unless an update was skipped."""
     for c in () if metrics.get("skipped") else algo.control:
         if c.reads in metrics:
             learner.control[c.column] = c.update(learner.control[c.column], metrics[c.reads])
 
 
-# --- what is worth watching, as sums and counts, so that no cut of the batch can skew it ---
+# --- statistics: sums and counts, so that no cut of the batch changes a mean ---
 
 
-def observe(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:
-    """Adds what this micro-batch shows: entropy, KLs, ratios, clipping, the critic's fit, the sampler's gap."""
+def add_statistics(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:
+    """Adds entropy, KLs, ratios, clipping, the critic's fit and the gap between sampler and learner."""
     mask, rows = batch.mask, batch.mask.any(-1)
     tokens = mask.sum()
 
     def mean(x: Tensor) -> tuple[Tensor, Tensor]:
-        """Over tokens of a [B, T] column, over rows of a [B] one."""
+        """(sum, count) over the tokens of a [B, T] column, or over the rows of a [B] one."""
         if x.ndim == 2:
             return torch.where(mask, x.detach(), 0.0).double().sum(), tokens
         return torch.where(rows, x.detach(), 0.0).double().sum(), rows.sum()
@@ -168,7 +170,7 @@ def observe(stats: Stats, fwd: Forward, batch: Batch, algo: Algorithm) -> None:
 
 
 def _ratios(logp: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-    """KL(old || now) by k3, and the sums of r and r^2 from which the effective sample size follows."""
+    """KL(old || now) by k3, and the sums of r and r^2 that the effective sample size is computed from."""
     d = torch.where(batch.mask, logp - batch.old_logp, 0.0)
     r = torch.where(batch.mask, d.exp(), 0.0).double()
     tokens = batch.mask.sum()
@@ -177,7 +179,7 @@ def _ratios(logp: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _critic(value: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-    """The moments from which the explained variance follows."""
+    """The moments that the explained variance is computed from."""
     tokens, sums = batch.mask.sum(), dict[str, tuple[Tensor, Tensor]]()
     for name, x in (("return", batch.returns), ("return_error", batch.returns - value)):
         x = torch.where(batch.mask, x, 0.0).double()
@@ -186,7 +188,7 @@ def _critic(value: Tensor, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def summary(stats: Stats, *, seconds: float) -> dict[str, float]:
-    """The means over all ranks' sums, with what follows from them."""
+    """The means over all ranks, with the statistics that are computed from them."""
     means = finish_statistics(stats.over_ranks(collect.gather).means())
     means["seconds"] = seconds
     if "tokens" in means:
@@ -195,7 +197,7 @@ def summary(stats: Stats, *, seconds: float) -> dict[str, float]:
 
 
 def finish_statistics(means: dict[str, float]) -> dict[str, float]:
-    """Replaces raw moments by what they are for: effective sample size and explained variance."""
+    """Replaces raw moments by the effective sample size and the explained variance."""
     out = dict(means)
     if "ratio_square" in out:
         out["ess"] = out["ratio"] ** 2 / max(out.pop("ratio_square"), 1e-12)
