@@ -22,8 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from benchmarks.form import Row, main, note, say
 from benchmarks.replayed import microseconds
 from hone.model.backends.fused import shared_attention
-from hone.model.layout import move_tokens
-from hone.model.rows import Grouped, ends, tiled
+from hone.model.layout import move_record
+from hone.model.rows import GroupedRows, make_tiles, offsets
 
 Times = tuple[float, float]  # forward, backward
 Heads = tuple[Tensor, Tensor, Tensor]  # queries, keys, values
@@ -41,11 +41,11 @@ class Case:
     answer: tuple[int, int]
     heads: tuple[int, int, int]  # queries, keys, size
 
-    def rows(self) -> Grouped:
+    def rows(self) -> GroupedRows:
         n = self.groups * self.group
         lengths = self.prompt + np.random.default_rng(0).integers(self.answer[0], self.answer[1] + 1, n)
         first = np.arange(n) // self.group * self.group
-        return Grouped(lengths, first, np.where(first == np.arange(n), 0, self.prompt))
+        return GroupedRows(lengths, first, np.where(first == np.arange(n), 0, self.prompt))
 
 
 SMALL, HALF, LARGE = (9, 3, 64), (14, 2, 64), (32, 8, 128)
@@ -89,8 +89,8 @@ def replayed(call: Callable[[], object]) -> float:
 
 def ours(case: Case) -> Times:
     rows = case.rows()
-    given, (spans, tiles) = leaves(*drawn(rows.tokens, case.heads)), tiled(rows)
-    spans, tiles = (move_tokens(x, torch.device("cuda")) for x in (spans, tiles))
+    given, (spans, tiles) = leaves(*drawn(rows.tokens, case.heads)), make_tiles(rows)
+    spans, tiles = (move_record(x, torch.device("cuda")) for x in (spans, tiles))
     return timed(lambda: shared_attention.attend(*given, spans, tiles), given)
 
 
@@ -112,7 +112,7 @@ def by_offsets(case: Case) -> Times:
     q, _, _ = drawn(rows.tokens, case.heads)
     _, k, v = drawn(int(rows.lengths.sum()), case.heads)
     given = leaves(q, k, v)
-    queries, keys = (torch.from_numpy(x.astype(np.int32)).cuda() for x in (rows.start, ends(rows.lengths)))
+    queries, keys = (torch.from_numpy(x.astype(np.int32)).cuda() for x in (rows.start, offsets(rows.lengths)))
     sizes = queries, keys, int(rows.own.max()), int(rows.lengths.max())
     how: dict[str, Any] = {"window_size": (-1, 0)}
     if "enable_gqa" in inspect.signature(varlen_attn).parameters:

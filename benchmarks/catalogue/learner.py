@@ -177,7 +177,7 @@ LEARNER = (
         old="frozen_policy(copy.deepcopy(policy.decoder), policy", new="frozen_policy(policy.decoder, policy",
         tests="model/test_policy.py",
         more=(
-            Edit(file="model/policy.py", old="    return twin.requires_grad_(False).eval()", new="    return twin"),
+            Edit(file="model/policy.py", old="    return policy.requires_grad_(False).eval()", new="    return policy"),
         ),
     ),
     fault(

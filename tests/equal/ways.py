@@ -121,7 +121,7 @@ def disturbed(batch: Batch, way: Way, *, unit: int) -> Batch:
 @contextmanager
 def collated(way: Way, algo: Algorithm) -> Iterator[None]:
     """Whatever the loops collate is disturbed before anything else reads it."""
-    real, devices, kernels = passes.annotate, passes.ASYNCHRONOUS, layout.by_kernels
+    real, devices, kernels = passes.annotate, passes.ASYNCHRONOUS, layout.has_row_kernels
 
     def annotate(batch: Batch, declared: Algorithm, *args: Any, **rest: Any) -> Batch:
         if algo.online and batch.reward is ABSENT:  # passes that were begun before rewards were known
@@ -131,13 +131,13 @@ def collated(way: Way, algo: Algorithm) -> Iterator[None]:
 
     loop.annotate = passes.annotate = annotate
     passes.ASYNCHRONOUS = devices | {"cpu"} if way.begun else devices
-    layout.by_kernels = (lambda *_: True) if way.tiles else kernels
+    layout.has_row_kernels = (lambda *_: True) if way.tiles else kernels
     try:
         yield
     finally:
         loop.annotate = passes.annotate = real
         passes.ASYNCHRONOUS = devices
-        layout.by_kernels = kernels
+        layout.has_row_kernels = kernels
 
 
 def start(case: Case, way: Way) -> tuple[Learner, Algorithm]:

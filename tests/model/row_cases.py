@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hone.model.backends.fused import shared_attention
-from hone.model.layout import lay_out_shared, move_tokens
+from hone.model.layout import lay_out_shared, move_record
 from hone.model.rows import Rows, Tables, Tiles, round_size
 from hone.types import Batch
 
@@ -98,7 +98,7 @@ def differences(
     tokens = len(plain.by.owner)
     exact = inputs(round_size(tokens) if filled else tokens, size, heads)
     truth = with_gradients(plain, [x[:, :, :tokens].detach().requires_grad_() for x in exact])
-    there = move_tokens(tiled, torch.device(device))
+    there = move_record(tiled, torch.device(device))
     found = with_gradients(
         there, [x.detach().to(device, dtype).requires_grad_() for x in exact], read=tokens, kernels=True
     )

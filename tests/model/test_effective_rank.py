@@ -4,7 +4,7 @@ import pytest
 import torch
 from each import each
 
-from hone.model.inspect import difference, energy_rank, low_rank_values, singular_values, spread, update_of
+from hone.model.inspect import difference, effective_rank_of, energy_rank, low_rank_values, singular_values, update_of
 from hone.model.lora import adapted_layers, add_lora, lora_parameters
 
 torch.set_num_threads(1)
@@ -29,11 +29,11 @@ def adapted(make_decoder, *, moved):
 
 
 def test_effective_rank_by_hand():
-    assert spread(torch.tensor([3.0, 1.0])) == pytest.approx(1.6)  # 4^2 / (9 + 1)
-    assert spread(singular_values(with_values(3.0, 1.0))) == pytest.approx(1.6)
-    assert spread(singular_values(torch.eye(5))) == pytest.approx(5.0)
-    assert spread(singular_values(torch.outer(torch.randn(4), torch.randn(6)))) == pytest.approx(1.0)
-    assert spread(singular_values(torch.zeros(3, 2))) == 0.0
+    assert effective_rank_of(torch.tensor([3.0, 1.0])) == pytest.approx(1.6)  # 4^2 / (9 + 1)
+    assert effective_rank_of(singular_values(with_values(3.0, 1.0))) == pytest.approx(1.6)
+    assert effective_rank_of(singular_values(torch.eye(5))) == pytest.approx(5.0)
+    assert effective_rank_of(singular_values(torch.outer(torch.randn(4), torch.randn(6)))) == pytest.approx(1.0)
+    assert effective_rank_of(singular_values(torch.zeros(3, 2))) == 0.0
 
 
 @each(
@@ -93,7 +93,7 @@ def test_an_adapter_and_the_full_matrices_have_the_same_ranks(make_decoder):
         assert whole.relative == pytest.approx(thin.relative)
         assert whole.energy_rank == thin.energy_rank <= 3
         assert whole.effective_rank == pytest.approx(thin.effective_rank, rel=1e-6)
-        assert thin.effective_rank == pytest.approx(spread(singular_values(layer.adapter.update())))
+        assert thin.effective_rank == pytest.approx(effective_rank_of(singular_values(layer.adapter.update())))
         assert 1 < thin.effective_rank <= 3
 
 

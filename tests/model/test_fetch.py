@@ -23,7 +23,7 @@ from hone.config.recipe import ModelSpec
 from hone.errors import HoneError
 from hone.launch import build
 from hone.model.formats import cache, fetch, hub
-from hone.model.formats.cache import MANIFEST, PACKAGED, is_whole, place, resolve
+from hone.model.formats.cache import MANIFEST, PACKAGED, cached_folder, is_complete, resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.gguf import convert_gguf, load_gguf
 from hone.model.formats.hub import Unreachable
@@ -206,7 +206,7 @@ def test_a_gguf_file_in_place_of_a_folder_says_what_to_do(small, tmp_path):
 )
 def test_what_is_no_name_leads_nowhere(name):
     with pytest.raises(HoneError, match="no name of a model"):
-        place(name)
+        cached_folder(name)
 
 
 def test_a_folder_comes_before_a_name(packaged, tmp_path, monkeypatch):
@@ -237,7 +237,7 @@ def test_the_cache_is_in_the_home_folder_unless_said_otherwise(monkeypatch, tmp_
 def test_a_manifest_that_is_no_manifest_is_not_whole(tmp_path):
     for text in ("", "[]", "{}", '{"sizes": []}', '{"sizes": {}}', '{"sizes": {"a": "b"}}', "\xff"):
         (tmp_path / MANIFEST).write_text(text, encoding="latin-1")
-        assert not is_whole(tmp_path)
+        assert not is_complete(tmp_path)
 
 
 def test_a_name_works_where_a_folder_does(packaged):

@@ -19,7 +19,7 @@ from transformers import (
 from hone.errors import HoneError
 from hone.model.config import Rope
 from hone.model.formats.folder import load_decoder, load_scorer
-from hone.model.formats.hf_config import Unknown, config_from_hf
+from hone.model.formats.hf_config import Unsupported, config_from_hf
 from hone.model.formats.save import config_to_hf, save_decoder, save_scorer
 from hone.model.lora import add_lora, lora_parameters
 from hone.model.scorer import Scorer
@@ -237,7 +237,7 @@ def test_a_config_that_does_not_fit_is_named(change, match, saved):
 )
 def test_what_the_decoder_does_not_compute_is_named(change, match, saved):
     edit_config(saved, **change)
-    with pytest.raises(Unknown, match=match):
+    with pytest.raises(Unsupported, match=match):
         config_from_hf(json.loads((saved / "config.json").read_text()))
 
 

@@ -20,7 +20,7 @@ from hone.model.formats.save import save_decoder, save_scorer
 from hone.model.lora import add_lora
 from hone.model.policy import Policy, frozen_copy
 from hone.model.scorer import Scorer
-from hone.model.teacher import trimmed
+from hone.model.teacher import trim_head
 from hone.rollout.local import LocalSampler
 from hone.train import optim
 from hone.train.learner import Learner
@@ -103,7 +103,7 @@ def test_a_teacher_with_more_tokens_than_the_student_is_trimmed(folder):
     teacher = load_decoder(folder)
     with torch.no_grad():
         expected = teacher.logits(teacher(TOKENS))[..., :15]
-        smaller = trimmed(teacher, 15)
+        smaller = trim_head(teacher, 15)
         torch.testing.assert_close(smaller.logits(smaller(TOKENS)), expected)
 
 

@@ -11,7 +11,7 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Layer
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.save import save_decoder
-from hone.model.kernels.fused_weights import as_view, gate_up, make_adjacent, plain, qkv
+from hone.model.kernels.fused_weights import as_view, base_linear, gate_up, make_adjacent, qkv
 from hone.model.lora import add_lora, plain_state
 from hone.storage.files import load_tensors, save_tensors
 
@@ -170,7 +170,7 @@ def test_adapted_layers_give_the_weights_below_the_adapters():
     fuse(decoder)
     weight, _ = qkv(layers(decoder)[0].self_attn)
     assert torch.equal(weight[:16], before)
-    assert plain(layers(decoder)[0].self_attn.q_proj).weight.data_ptr() == weight.data_ptr()
+    assert base_linear(layers(decoder)[0].self_attn.q_proj).weight.data_ptr() == weight.data_ptr()
     assert torch.equal(plain_state(decoder)["model.layers.0.self_attn.q_proj.weight"], before)
 
 

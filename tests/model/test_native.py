@@ -21,7 +21,7 @@ from hone.engine.runners.torch.layers import Attend, TorchLayers
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.kernels.cpp import library as building
-from hone.model.kernels.cpp.library import OFF, library
+from hone.model.kernels.cpp.library import VARIABLE, library
 from hone.model.lora import LoRALinear, add_lora
 
 torch.set_num_threads(1)
@@ -267,7 +267,7 @@ def test_the_tokens_drawn_are_those_that_torch_draws(vocab):
 def test_it_is_chosen_where_it_can_be_and_can_be_turned_off(monkeypatch):
     decoder = made("heads of 16")
     assert isinstance(make_runner(decoder, max_rows=1, capacity=8), NativeRunner)
-    monkeypatch.setenv(OFF, "0")
+    monkeypatch.setenv(VARIABLE, "0")
     assert why_not_covered(decoder) == "HONE_NATIVE is 0"
     assert not isinstance(make_runner(decoder, max_rows=1, capacity=8), NativeRunner)
     assert why_not_covered(decoder.double()) == "numbers other than float32"

@@ -94,31 +94,31 @@ def test_rows_that_share_a_prompt_are_of_one_group():
     assert found.groups.tolist() == [0, 2, 4]
 
 
-def test_of_the_last_layer_only_what_is_asked_for_is_computed():
+def test_the_last_layer_computes_only_what_is_needed():
     mask = fed("shared")["mask"]
     assert isinstance(mask, Rows)
-    asked = torch.zeros(28, dtype=torch.bool)
-    asked[[6, 9, 12, 27]] = True  # of the third row nothing
-    found = Segments.of(mask.spans).asking(asked)
+    needed = torch.zeros(28, dtype=torch.bool)
+    needed[[6, 9, 12, 27]] = True  # of the third row nothing
+    found = Segments.of(mask.spans).from_first_needed(needed)
     assert found.rows[:, 4].tolist() == [6, 1, 7, 5]
     assert found.tokens().tolist() == [6, 7, 8, 9, 10, 12, 13, 14, 27]
     decoder, given = model("adapters"), fed("shared")
     decoder.backends = ("native",)
-    weights = torch.randn(28, 40, dtype=torch.float64) * asked[:, None]
+    weights = torch.randn(28, 40, dtype=torch.float64) * needed[:, None]
 
-    def gradient(asked: Tensor | None) -> list[Tensor]:
-        rows = replace(mask, asked=asked)
+    def gradient(needed: Tensor | None) -> list[Tensor]:
+        rows = replace(mask, needed=needed)
         hidden = decoder(given["tokens"], positions=given["positions"], mask=rows)[0]
         wanted = [p for p in decoder.parameters() if p.requires_grad]
         return [
-            hidden[asked if asked is not None else slice(0)],
+            hidden[needed if needed is not None else slice(0)],
             *torch.autograd.grad((hidden * weights).sum(), wanted),
         ]
 
-    everything, some = gradient(None)[1:], gradient(asked)[1:]
+    everything, some = gradient(None)[1:], gradient(needed)[1:]
     assert all(torch.allclose(x, y, rtol=0, atol=1e-12) for x, y in zip(everything, some, strict=True))
-    whole = decoder(given["tokens"], positions=given["positions"], mask=mask)[0, asked]
-    assert torch.allclose(gradient(asked)[0], whole, rtol=0, atol=1e-13)
+    whole = decoder(given["tokens"], positions=given["positions"], mask=mask)[0, needed]
+    assert torch.allclose(gradient(needed)[0], whole, rtol=0, atol=1e-13)
 
 
 def test_a_row_all_of_whose_tokens_are_anothers_asks_nothing():

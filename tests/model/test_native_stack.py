@@ -37,7 +37,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture(params=[0, 10**9], autouse=True, ids=["by words", "by tokens"])
 def often(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Whether the first layer is asked once a word."""
+    """Whether the first layer is needed once a word."""
     monkeypatch.setattr(stacked, "OFTEN", request.param)
     return request.param
 
@@ -93,17 +93,17 @@ def test_in_single_precision_only_rounding_differs():
 
 def test_only_what_is_asked_for_is_answered():
     decoder, given = small(), fed("shared")
-    asked = torch.zeros(28, dtype=torch.bool)
-    asked[[6, 9, 12, 27]] = True  # of the third row nothing
-    weights = torch.randn(28, 64, dtype=torch.float64) * asked[:, None]
+    needed = torch.zeros(28, dtype=torch.bool)
+    needed[[6, 9, 12, 27]] = True  # of the third row nothing
+    weights = torch.randn(28, 64, dtype=torch.float64) * needed[:, None]
 
-    def found(native: bool, asked: Tensor | None) -> list[Tensor]:
+    def found(native: bool, needed: Tensor | None) -> list[Tensor]:
         decoder.backends = ("native",) if native else ()
-        rows = replace(given["mask"], asked=asked)
+        rows = replace(given["mask"], needed=needed)
         hidden = decoder(given["tokens"], positions=given["positions"], mask=rows)[0]
         return [hidden * weights, *torch.autograd.grad((hidden * weights).sum(), list(decoder.model.parameters()))]
 
-    for x, y in zip(found(True, asked), found(False, None), strict=True):
+    for x, y in zip(found(True, needed), found(False, None), strict=True):
         assert torch.allclose(x, y, rtol=0, atol=1e-11)
 
 

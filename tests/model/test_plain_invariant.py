@@ -14,7 +14,7 @@ from hone.engine.runners.torch.invariant import LANES, TILE, calm, calm_rows, pl
 from hone.engine.runners.torch.layers import product
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.kernels.cpp.library import OFF
+from hone.model.kernels.cpp.library import VARIABLE
 
 torch.set_num_threads(1)
 CONTEXT = 160
@@ -102,7 +102,7 @@ class Play:
 
 @pytest.fixture
 def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(OFF, "0")
+    monkeypatch.setenv(VARIABLE, "0")
 
 
 @pytest.mark.usefixtures("in_torch")

@@ -9,9 +9,9 @@ import torch
 from each import each
 
 from hone.errors import HoneError
-from hone.model.layout import LAYOUTS, lay_out_shared, lines_of, tables
+from hone.model.layout import LAYOUTS, lay_out_shared, lines_of, rows_by_length
 from hone.model.policy import Policy
-from hone.model.rows import leaders
+from hone.model.rows import first_rows
 from hone.types import Batch
 
 PROMPT = [3, 1, 4, 1]
@@ -35,13 +35,18 @@ def test_the_list_by_hand(batch_of):
 
 
 def test_the_leader_is_the_group_s_first_row():
-    assert leaders(np.array([7, 2, 7, 2, 9])).tolist() == [0, 1, 0, 1, 4]
-    assert leaders(np.zeros(0, np.int64)).tolist() == []
+    assert first_rows(np.array([7, 2, 7, 2, 9])).tolist() == [0, 1, 0, 1, 4]
+    assert first_rows(np.zeros(0, np.int64)).tolist() == []
 
 
 def test_rows_of_about_one_length_make_a_table():
-    assert tables([3, 8, 0, 6, 5, 8, 1]) == [[1, 5, 3], [4], [0], [6]]  # 6 of 8 is three quarters, 3 of 5 is less
-    assert tables([0, 0]) == []
+    assert rows_by_length([3, 8, 0, 6, 5, 8, 1]) == [
+        [1, 5, 3],
+        [4],
+        [0],
+        [6],
+    ]  # 6 of 8 is three quarters, 3 of 5 is less
+    assert rows_by_length([0, 0]) == []
 
 
 TABLES = {

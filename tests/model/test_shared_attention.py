@@ -16,7 +16,7 @@ from hone.model.backends.fused import shared_attention
 from hone.model.backends.fused.shared_attention import SharedAttention
 from hone.model.backends.registry import second_order
 from hone.model.decoder import Decoder
-from hone.model.layout import by_kernels, cells, hidden_states, lay_out_shared, lines_of
+from hone.model.layout import cells, has_row_kernels, hidden_states, lay_out_shared, lines_of
 from hone.model.rows import Rows, Tables, Tiles
 from hone.types import Batch
 
@@ -161,12 +161,12 @@ def test_where_weights_are_not_what_is_computed_in_kernels_are_asked_for_the_lat
     asked = list[torch.dtype]()
     monkeypatch.setattr(SharedAttention, "covers", lambda _, device, dtype, size: asked.append(dtype) or "no")
     decoder = model("llama", torch.float32)
-    by_kernels(decoder, torch.device("cuda"))
-    decoder.computes_in = torch.bfloat16
-    by_kernels(decoder, torch.device("cuda"))
+    has_row_kernels(decoder, torch.device("cuda"))
+    decoder.compute_dtype = torch.bfloat16
+    has_row_kernels(decoder, torch.device("cuda"))
     assert asked == [torch.float32, torch.bfloat16]
     with second_order():
-        assert not by_kernels(decoder, torch.device("cuda"))
+        assert not has_row_kernels(decoder, torch.device("cuda"))
     assert len(asked) == 2
 
 

@@ -8,19 +8,19 @@ import torch
 from each import each
 from row_cases import ROWS, batch_of
 
-from hone.model.rows import NOWHERE, TILE, Grouped, Spans, round_size, tiled
+from hone.model.rows import NOWHERE, TILE, GroupedRows, Spans, make_tiles, round_size
 from hone.model.rows import ROWS as ROUND
 
 
-def grouped(lengths: list[int], group: list[int], common: int | list[int]) -> Grouped:
+def grouped(lengths: list[int], group: list[int], common: int | list[int]) -> GroupedRows:
     batch = batch_of(lengths, group, common)
-    return Grouped.of(batch.inputs.numpy(), np.array(lengths), np.array(group))
+    return GroupedRows.of(batch.inputs.numpy(), np.array(lengths), np.array(group))
 
 
 @each("name", ROWS)
 def test_every_token_is_in_one_tile(name: str):
     rows = grouped(*ROWS[name])
-    spans, tiles = tiled(rows)
+    spans, tiles = make_tiles(rows)
     own = spans.start.diff()
     seen = np.zeros(round_size(rows.tokens), int)
     for row, at in zip(tiles.row.tolist(), tiles.at.tolist(), strict=True):
@@ -36,7 +36,7 @@ def test_every_token_is_in_one_tile(name: str):
 @each("name", ROWS)
 def test_a_row_and_those_that_begin_with_it(name: str):
     rows = grouped(*ROWS[name])
-    spans, tiles = tiled(rows)
+    spans, tiles = make_tiles(rows)
     exact = Spans.of(rows)
     for a, b in ((spans.start, exact.start), (spans.prefix, exact.prefix), (spans.common, exact.common)):
         assert torch.equal(a[: len(b)], b)
@@ -49,7 +49,7 @@ def test_a_row_and_those_that_begin_with_it(name: str):
 @pytest.mark.parametrize("name", ["a prompt of several tiles", "rows of several tiles", "many rows"])
 def test_tiles_whose_keys_most_queries_see_come_first(name: str):
     rows = grouped(*ROWS[name])
-    spans, tiles = tiled(rows)
+    spans, tiles = make_tiles(rows)
     own, work = spans.start.diff(), list[int]()
     for row, at in zip(tiles.row.tolist(), tiles.at.tolist(), strict=True):
         if at != NOWHERE:
@@ -61,7 +61,7 @@ def test_tiles_whose_keys_most_queries_see_come_first(name: str):
 
 @each("name", ROWS)
 def test_tiles_whose_queries_see_the_most_keys_are_asked_first(name: str):
-    spans, tiles = tiled(grouped(*ROWS[name]))
+    spans, tiles = make_tiles(grouped(*ROWS[name]))
     assert sorted(tiles.order.tolist()) == list(range(len(tiles.row)))
     seen = [int(tiles.at[tile] + spans.common[tiles.row[tile]]) for tile in tiles.order.tolist()]
     there = [n for n in seen if n < NOWHERE]
@@ -74,7 +74,7 @@ def test_lists_of_one_round_size_and_about_as_many_rows_are_one_size():
     shapes = {
         tuple(len(getattr(x, f.name)) for x in (spans, tiles) for f in fields(x))
         for lengths in ([40] * 30, [44, *[40] * 28, 30], [300, 300, 300, 290], [1] * 10 + [119] * 10)
-        for spans, tiles in [tiled(grouped(lengths, list(range(len(lengths))), 0))]
+        for spans, tiles in [make_tiles(grouped(lengths, list(range(len(lengths))), 0))]
     }
     T = 1_216 // TILE + ROUND
     assert shapes == {(ROUND + 1, ROUND, ROUND, T, T, T, ROUND, ROUND + 1)}

@@ -13,7 +13,7 @@ from hone.engine.params import SampleParams
 from hone.model.backends.registry import second_order
 from hone.model.layout import cells, hidden_states, lay_out
 from hone.model.vocab import token_stats as vocab
-from hone.model.vocab.distribution import HeadRows, wide
+from hone.model.vocab.distribution import HeadRows, at_least_float32
 from hone.model.vocab.token_stats import slices, token_stats
 
 torch.set_num_threads(1)
@@ -265,7 +265,7 @@ def test_half_precision_logits_are_widened_before_the_softmax():
     assert got.dtype == torch.float32
     logits = (hidden.bfloat16() @ weight.bfloat16().T).float()
     torch.testing.assert_close(got, logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0])
-    assert wide(hidden).dtype == torch.float64
+    assert at_least_float32(hidden).dtype == torch.float64
 
 
 @each(
@@ -444,9 +444,9 @@ def test_chunks_fit_the_budget_and_are_of_one_size(monkeypatch):
 
 def test_a_chunk_of_altered_or_restricted_logits_takes_more_than_its_logits():
     hidden, head, *_ = problem()
-    assert vocab.bare(HeadRows(hidden, head, 0.5))
-    assert not vocab.bare(HeadRows(hidden, head, finish=torch.tanh))
-    assert not vocab.bare(HeadRows(hidden, head, support=support_of(hidden @ head.T, sampled(top_k=3))))
+    assert vocab.only_logits(HeadRows(hidden, head, 0.5))
+    assert not vocab.only_logits(HeadRows(hidden, head, finish=torch.tanh))
+    assert not vocab.only_logits(HeadRows(hidden, head, support=support_of(hidden @ head.T, sampled(top_k=3))))
 
 
 def test_a_gpu_takes_few_chunks_while_they_are_a_small_part_of_its_memory():

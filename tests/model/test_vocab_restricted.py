@@ -11,7 +11,7 @@ from vocab_cases import support_of
 from hone.engine.draw import draw
 from hone.engine.params import SampleParams, SamplingTensors
 from hone.model.vocab import distribution
-from hone.model.vocab.distribution import NUMBERS, PLACE, Chunk, Other
+from hone.model.vocab.distribution import ROW_OF, TABLE_ROWS, Chunk, ComparedLogits
 from hone.model.vocab.token_stats import token_stats
 
 torch.set_num_threads(1)
@@ -116,12 +116,12 @@ def test_banned_tokens_are_as_if_they_were_not_there():
     )
 
     def numbers(x: Tensor, r: Tensor, o: Tensor, given: bool) -> tuple[Tensor, Tensor]:
-        others = {name: Other(logits=y, given=given) for name, y in (("ref_kl", r), ("old_kl", o))}
-        table = torch.zeros(len(NUMBERS), 6, dtype=torch.float64)
+        others = {name: ComparedLogits(logits=y, is_log_prob=given) for name, y in (("ref_kl", r), ("old_kl", o))}
+        table = torch.zeros(len(TABLE_ROWS), 6, dtype=torch.float64)
         chunk = Chunk(logits=x.clone(), targets=targets, table=table, want=distribution.STATS, others=others)
         distribution.stats(chunk)
         distribution.grad(chunk, upstream)
-        return table[[PLACE[name] for name in sorted(distribution.STATS)]], chunk.logits
+        return table[[ROW_OF[name] for name in sorted(distribution.STATS)]], chunk.logits
 
     banned = torch.full((6, 3), -torch.inf, dtype=torch.float64)
     for given in (False, True):

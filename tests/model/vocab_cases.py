@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hone.engine.draw import draw
 from hone.engine.params import SampleParams, SamplingTensors
-from hone.model.vocab.distribution import NUMBERS, PLACE, STATS, Chunk, Other
+from hone.model.vocab.distribution import ROW_OF, STATS, TABLE_ROWS, Chunk, ComparedLogits
 from hone.types import Support
 
 EVERY = ("logp", "entropy", "ref_kl", "old_kl")
@@ -74,11 +74,11 @@ def case(
     if given:
         r, o = r.float().log_softmax(-1), o.float().log_softmax(-1)
     others = {
-        name: Other(logits=y, temperature=1.0 if given else t, given=given)
+        name: ComparedLogits(logits=y, temperature=1.0 if given else t, is_log_prob=given)
         for name, y, t in (("ref_kl", r, 0.8), ("old_kl", o, temperature))
         if name in want
     }
-    table = torch.zeros(len(NUMBERS), rows)
+    table = torch.zeros(len(TABLE_ROWS), rows)
     cut = params is not None
     if params is not None:
         setting = SampleParams(max_tokens=1, stop_ids=frozenset(), temperature=temperature, **params)
@@ -98,7 +98,7 @@ def on(chunk: Chunk, device: str, dtype: torch.dtype | None = None) -> Chunk:
         return x.to(device, dtype if x.is_floating_point() else None, copy=True)
 
     others = {
-        name: Other(logits=moved(y.logits), temperature=y.temperature, given=y.given)
+        name: ComparedLogits(logits=moved(y.logits), temperature=y.temperature, is_log_prob=y.is_log_prob)
         for name, y in chunk.others.items()
     }
     return Chunk(
@@ -110,7 +110,7 @@ def on(chunk: Chunk, device: str, dtype: torch.dtype | None = None) -> Chunk:
 def outcome(backend: Any, chunk: Chunk, upstream: dict[str, Tensor]) -> dict[str, Tensor]:
     """The numbers wanted, and the gradients of all of them together and of each alone."""
     backend.stats(chunk)
-    found = {name: chunk.table[PLACE[name]].clone() for name in sorted(chunk.want)}
+    found = {name: chunk.table[ROW_OF[name]].clone() for name in sorted(chunk.want)}
     grads = {name: g.to(chunk.table) for name, g in upstream.items()}
     logits = chunk.logits.clone()
     for name, some in (("d", grads), *((f"d {n}", {n: g}) for n, g in grads.items())):

@@ -12,7 +12,7 @@ from world import close, wave
 from hone.algo import distil, objective
 from hone.data.collate import collate
 from hone.model.policy import Policy
-from hone.model.teacher import TopKTeacher, lumped
+from hone.model.teacher import TopKTeacher, bucket_rest
 from hone.train.update import weigh
 from hone.types import Batch
 
@@ -37,7 +37,7 @@ def exact(logits: Tensor, other: Tensor, k: int) -> Tensor:
 @each("k", range(1, V + 1))
 def test_the_lumped_kl_and_its_gradient_are_those_of_the_exact_sum(k: int) -> None:
     logits, other = (2 * wave(9, V, shift=1.0)).requires_grad_(), 2 * wave(9, V, shift=2.0)
-    rows = lumped(logits.log_softmax(-1).__getitem__, other.log_softmax(-1).__getitem__, k)(slice(None))
+    rows = bucket_rest(logits.log_softmax(-1).__getitem__, other.log_softmax(-1).__getitem__, k)(slice(None))
     close(rows.exp().sum(-1), torch.ones(9).double())  # a distribution
     logq = logits.log_softmax(-1)
     found = (logq.exp() * (logq - rows)).sum(-1)
@@ -53,7 +53,7 @@ def test_it_stays_a_divergence_and_grows_with_k() -> None:
     assert (by_k >= 0).all()
     assert (by_k[1:] >= by_k[:-1] - 1e-12).all()  # a finer partition tells more apart
     close(by_k[-2], by_k[-1])  # a bucket of one token is that token
-    own = lumped(logits.log_softmax(-1).__getitem__, logits.log_softmax(-1).__getitem__, 2)(slice(None))
+    own = bucket_rest(logits.log_softmax(-1).__getitem__, logits.log_softmax(-1).__getitem__, 2)(slice(None))
     close(own, logits.log_softmax(-1))
 
 
@@ -61,7 +61,7 @@ def test_tails_that_underflow_are_numbers() -> None:
     logits = torch.tensor([[0.0, -200.0, -300.0, -400.0]]).float()
     other = torch.tensor([[-400.0, 0.0, -1.0, -900.0]]).float()
     for k in (1, 2, 3):
-        rows = lumped(logits.log_softmax(-1).__getitem__, other.log_softmax(-1).__getitem__, k)(slice(None))
+        rows = bucket_rest(logits.log_softmax(-1).__getitem__, other.log_softmax(-1).__getitem__, k)(slice(None))
         assert rows.isfinite().all()
 
 

@@ -15,7 +15,7 @@ from hone.config.overrides import Choice
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.engine.params import SampleParams
 from hone.eval.sample_metrics import mean_and_error, pass_at_k
-from hone.model.formats.cache import place, resolve
+from hone.model.formats.cache import cached_folder, resolve
 from hone.model.formats.fetch import fetch
 from hone.model.formats.folder import load_decoder, load_scorer
 from hone.model.formats.peft import load_peft, save_peft
@@ -184,7 +184,7 @@ FILES = [
         lambda w: load_decoder(w / "model"),
         "`hone fetch owner/some` brings it",
     ),
-    call(lambda w: place("../x"), lambda w: place("smollm2-135m"), "as in smollm2-135m or OWNER/MODEL"),
+    call(lambda w: cached_folder("../x"), lambda w: cached_folder("smollm2-135m"), "as in smollm2-135m or OWNER/MODEL"),
     call(lambda w: fetch(w / "none.gguf"), lambda w: resolve(w / "model"), "check the path"),
     call(lambda w: resolve(w.file("GGUF", ".gguf")), lambda w: resolve(w / "model"), "--to FOLDER`"),
     call(

@@ -33,7 +33,7 @@ from hone.model.layout import hidden_states, lay_out
 from hone.model.lora import add_lora, use_adapter
 from hone.model.policy import Policy, ReferenceView, SharedCritic, frozen_copy
 from hone.model.scorer import Scorer
-from hone.model.teacher import trimmed
+from hone.model.teacher import trim_head
 from hone.reward.learned.load import Reencoder, process_model
 from hone.rollout.local import LocalSampler
 from hone.rollout.supply import Roller
@@ -259,7 +259,7 @@ POLICIES = [
     given(lambda w, layout: _computed(w, 4, layout=layout), "x", "packed", "use one of padded, packed, shared"),
     given(_computed, 60, 9, "shorten it, or use a model with a longer context"),
     given(lambda w, n: decoder(258)(torch.ones(1, n, dtype=torch.long)), 60, 9, "a sequence of 60 tokens"),
-    given(lambda w, n: trimmed(decoder(n), 258), 200, 258, "distil into a model of 200 tokens or fewer"),
+    given(lambda w, n: trim_head(decoder(n), 258), 200, 258, "distil into a model of 200 tokens or fewer"),
     given(_stepwise, "x", "", "leave the separator out"),
     given(
         lambda w, task: Reencoder(tokenizer(w))(Rollout(tokens=[5], mask=[True], text="b", task=task)),

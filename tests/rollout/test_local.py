@@ -562,7 +562,7 @@ def test_models_without_a_runner_are_sampled_in_static_batches():
     class Other(Decoder):
         """As a model of transformers whose cache cannot choose rows."""
 
-        takes_lists = False
+        takes_rows = False
 
         def new_cache(self, rows: int, capacity: int) -> ForeignCache:
             return ForeignCache(None)

@@ -33,10 +33,10 @@ def test_the_teacher_is_the_one_asked_for_frozen_and_at_the_students_temperature
     assert not any(p.requires_grad for p in teacher.parameters())
     expected = decoder(258, seed=2).state_dict()
     assert all(torch.equal(x, expected[name]) for name, x in teacher.decoder.state_dict().items())
-    lumped = prepare(made(world, tmp_path, "algo.top_k=7", "train.dtype=bfloat16")).policy.reference
-    assert isinstance(lumped, TopKTeacher)
-    assert lumped.k == 7
-    assert lumped.policy.decoder.lm_head.weight.dtype == torch.bfloat16
+    bucket_rest = prepare(made(world, tmp_path, "algo.top_k=7", "train.dtype=bfloat16")).policy.reference
+    assert isinstance(bucket_rest, TopKTeacher)
+    assert bucket_rest.k == 7
+    assert bucket_rest.policy.decoder.lm_head.weight.dtype == torch.bfloat16
 
 
 def test_a_teachers_padding_beyond_the_tokenizer_is_cut_off(world: World, tmp_path: Path):
@@ -54,7 +54,7 @@ def test_what_cannot_teach_is_refused_in_one_line(world: World, tmp_path: Path):
     wrong = {
         "set teacher=FOLDER, a model with the same tokenizer": ["teacher="],
         "no model folder": [f"teacher={tmp_path / 'absent'}"],
-        "tells 258 tokens apart and the model 300": [
+        "has 258 tokens and the model 300": [
             f"model.path={tmp_path / 'student'}",
             f"teacher={tmp_path / 'narrow'}",
         ],

@@ -132,7 +132,7 @@ def test_a_support_that_does_not_fit_its_tokens_is_refused():
 def test_a_sampler_that_records_nothing_is_refused(world: World, tmp_path: Path):
     job = prepare(recipe(world, "grpo", tmp_path / "run", "sample.top_k=5"))
     decoder = job.policy.decoder
-    decoder.takes_lists = False  # as a model that runs through transformers
+    decoder.takes_rows = False  # as a model that runs through transformers
     assert job.roller is not None
     job.roller.sampler = LocalSampler(decoder)
     with pytest.raises(HoneError, match="does not record which tokens top_k, top_p and min_p keep"):

@@ -133,7 +133,7 @@ def _tokens_at_once(probe: Probe) -> int:
 def _recomputed(probe: Probe, tokens: int) -> bool:
     """Whether the learner will compute layers again instead of keeping what they computed."""
     again, decoder = probe.job.policy.checkpoint_layers, probe.job.policy.decoder
-    return (decoder.takes_lists and exceeds_memory(decoder, tokens)) if again is None else again
+    return (decoder.takes_rows and exceeds_memory(decoder, tokens)) if again is None else again
 
 
 def _backward(probe: Probe, tokens: int, *, again: bool) -> int:
@@ -143,7 +143,7 @@ def _backward(probe: Probe, tokens: int, *, again: bool) -> int:
     layers, each = config.num_hidden_layers, kept_by_layer(config) * (1 if head.is_cuda else PLAIN)
     numbers = tokens * (layers * config.hidden_size + each if again else layers * each)
     if not isinstance(policy, Scorer):
-        chunk = slices(tokens, None if policy.checkpoint_layers is False else "fit", head, bare=True)[0]
+        chunk = slices(tokens, None if policy.checkpoint_layers is False else "fit", head, only_logits=True)[0]
         numbers += (chunk.stop - chunk.start) * config.vocab_size
     return numbers * head.element_size()
 

@@ -47,7 +47,7 @@ def shard(decoder: Decoder, mesh: DeviceMesh, *, half: torch.dtype | None = None
     for layer in decoder.model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(decoder, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
-    decoder.computes_in = half
+    decoder.compute_dtype = half
     for unit in fsdp_units(decoder):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)

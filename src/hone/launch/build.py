@@ -24,7 +24,7 @@ from hone.model.formats.peft import load_peft
 from hone.model.lora import add_lora, plain_state
 from hone.model.policy import OwnCritic, Policy, ReferenceView, SharedCritic, frozen_copy
 from hone.model.scorer import ScalarHead, Scorer
-from hone.model.teacher import TopKTeacher, trimmed
+from hone.model.teacher import TopKTeacher, trim_head
 from hone.reward.learned.load import process_model
 from hone.reward.learned.process_model import Dense
 from hone.reward.steps import read_separator
@@ -220,7 +220,7 @@ def _teacher(recipe: Recipe, policy: Policy, spec: Teacher) -> Policy | TopKTeac
     """Another folder's model, frozen, where the policy is and at its temperature."""
     model = load_decoder(resolve(recipe.teacher), trust_remote_code=recipe.model.trust_remote_code)
     head = policy.decoder.lm_head.weight
-    model = trimmed(model, len(head)).to(head.device, head.dtype)
+    model = trim_head(model, len(head)).to(head.device, head.dtype)
     frozen = Policy(model, temperature=policy.temperature, layout=policy.layout).requires_grad_(False).eval()
     return TopKTeacher(frozen, spec.top_k) if spec.top_k else frozen
 

@@ -1,4 +1,4 @@
-"""The shape of a decoder, in Hugging Face's words, and what its rotary positions are made of."""
+"""The shape of a decoder, named as in Hugging Face's configs, and its rotary position embedding."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,18 +11,18 @@ ROPES = ("default", "linear", "llama3", "yarn")
 
 @dataclass(frozen=True, kw_only=True)
 class Rope:
-    """Rotary positions; kind "default", or a scaling to longer contexts: "linear", "llama3", "yarn"."""
+    """Rotary position embedding; kind "default", or a scaling to longer contexts: "linear", "llama3", "yarn"."""
 
     kind: str = "default"
     theta: float = 10_000.0
     factor: float = 1.0
     original: int = 0  # positions the model was trained on before the scaling
-    low_freq: float = 1.0  # llama3: turns in the original context below which a frequency is divided by the factor
-    high_freq: float = 4.0  # llama3: turns above which it is kept
-    beta_fast: float = 32.0  # yarn: the same two bounds
-    beta_slow: float = 1.0
+    low_freq: float = 1.0  # llama3: a frequency with fewer turns in the original context is divided by the factor
+    high_freq: float = 4.0  # llama3: a frequency with more turns is kept
+    beta_fast: float = 32.0  # yarn: as high_freq
+    beta_slow: float = 1.0  # yarn: as low_freq
     truncate: bool = True  # yarn: round the bounds to whole dimensions
-    attention: float = 1.0  # yarn: cosine and sine are multiplied by it, which sharpens the attention
+    attention: float = 1.0  # yarn: a factor of cosine and sine, which sharpens the attention
 
     def __post_init__(self) -> None:
         if self.kind not in ROPES:
@@ -31,7 +31,7 @@ class Rope:
             raise ValueError(f"rope type {self.kind} needs original_max_position_embeddings")
 
     def frequencies(self, size: int) -> Tensor:
-        """Radians a position for each pair of a head's dimensions, float64 [E / 2]."""
+        """Radians per position for each pair of a head's dimensions, float64 [E / 2]."""
         plain = self.theta ** -(torch.arange(0, size, 2, dtype=torch.float64, device="cpu") / size)
         if self.kind == "default":
             return plain
@@ -41,12 +41,12 @@ class Rope:
         return keep * plain + (1 - keep) * plain / self.factor
 
     def _llama3(self, plain: Tensor) -> Tensor:
-        """The share of each frequency that is kept, by how often it turns in the original context."""
+        """How much of each frequency is kept, from 0 to 1, by its number of turns in the original context."""
         turns = self.original * plain / (2 * math.pi)
         return ((turns - self.low_freq) / (self.high_freq - self.low_freq)).clamp(0, 1)
 
     def _yarn(self, size: int) -> Tensor:
-        """The same along the dimensions: from where a pair turns beta_fast times to where it turns beta_slow times."""
+        """The same: 1 up to the pair with beta_fast turns, 0 from the one with beta_slow turns, linear between."""
 
         def dimension(turns: float) -> float:
             return size * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
@@ -60,7 +60,7 @@ class Rope:
 
 
 def yarn_attention(factor: float, mscale: float = 0.0, mscale_all: float = 0.0) -> float:
-    """0.1 ln(factor) + 1, or the quotient of two such numbers with weights  (YaRN)"""
+    """0.1 ln(factor) + 1. With both mscales: (0.1 mscale ln(factor) + 1) / (0.1 mscale_all ln(factor) + 1)  (YaRN)"""
 
     def scaled(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
@@ -88,8 +88,8 @@ class DecoderConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # each query and key head is normalised before it is rotated
-    windows: tuple[int, ...] = ()  # how far back each layer looks, 0: to the beginning; (): all do
+    qk_norm: bool = False  # RMSNorm on each query and key head before the rotation
+    windows: tuple[int, ...] = ()  # sliding window of each layer, 0: none; (): no layer has one
 
     def __post_init__(self) -> None:
         if not self.head_dim:

@@ -18,8 +18,8 @@ from hone.model.backends.registry import Backend, backends_for, differentiates_o
 from hone.model.config import DecoderConfig
 from hone.model.rows import Rows
 
-Mask = Tensor | Rows | None  # which tokens a token may look at: None, those before it
-TABLE = 4096  # positions whose rotation is kept from the start; longer contexts grow into it
+Mask = Tensor | Rows | None  # which tokens a token attends to; None: causal
+TABLE = 4096  # positions in the first table of cosines and sines; it grows when a longer sequence comes
 
 
 class RMSNorm(nn.Module):
@@ -34,8 +34,8 @@ class RMSNorm(nn.Module):
 
 def rope_tables(config: DecoderConfig, positions: int) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the first positions, float32 [P, E], in Hugging Face's half-rotation layout."""
-    places = torch.arange(positions, dtype=torch.float64, device="cpu")
-    angle = places[:, None] * config.rope.frequencies(config.head_dim)
+    position = torch.arange(positions, dtype=torch.float64, device="cpu")
+    angle = position[:, None] * config.rope.frequencies(config.head_dim)
     angle = torch.cat([angle, angle], dim=-1)
     return (angle.cos() * config.rope.attention).float(), (angle.sin() * config.rope.attention).float()
 
@@ -105,11 +105,11 @@ class Layer(nn.Module):
         self.mlp = MLP(config)
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, instead: "LayerFunction | None" = None
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Mask, layer_function: "LayerFunction | None" = None
     ) -> Tensor:
-        """instead: a backend's way to compute this layer; hooks see the call either way."""
-        if instead is not None:
-            return instead(self, x, mask)
+        """layer_function: a backend's computation of this layer; it runs in here, so that hooks see the call."""
+        if layer_function is not None:
+            return layer_function(self, x, mask)
         x = x + self.self_attn(self.input_layernorm(x), rope, mask)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -132,11 +132,15 @@ class Decoder(nn.Module):
 
     cos: Tensor
     sin: Tensor
-    finish: Callable[[Tensor], Tensor] | None = None  # what is done to logits after the head's matrix
-    takes_lists = True  # its mask may be Rows
-    adapted: int = 0  # how often adapters were put beside its layers
-    computes_in: torch.dtype | None = None  # where that is not the type of its weights
-    backends: tuple[str, ...] | None = None  # those to use wherever they can; None: where they pay; (): plain code
+    finish: Callable[[Tensor], Tensor] | None = (
+        None  # what the model does to its logits after lm_head, such as a soft cap
+    )
+    takes_rows = True  # whether its mask may be Rows
+    adapters_added: int = 0  # counts calls that added adapters, for caches to notice
+    compute_dtype: torch.dtype | None = None  # if another than that of its weights
+    backends: tuple[str, ...] | None = (
+        None  # use these wherever they can compute; None: where they are faster; (): plain code
+    )
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -146,7 +150,7 @@ class Decoder(nn.Module):
         self.rotations(min(config.max_position_embeddings, TABLE), device=self.device)
         self.apply(self._init)
         depth_std = config.initializer_range / math.sqrt(2 * config.num_hidden_layers)
-        for name, module in self.named_modules():  # keep the residual stream's variance independent of depth (GPT-2)
+        for name, module in self.named_modules():  # the residual stream's variance shall not grow with depth (GPT-2)
             if isinstance(module, nn.Linear) and name.endswith(("o_proj", "down_proj")):
                 nn.init.normal_(module.weight, std=depth_std)
         if config.tie_word_embeddings:
@@ -159,8 +163,10 @@ class Decoder(nn.Module):
             nn.init.zeros_(module.bias)
 
     def rotations(self, positions: int, *, device: torch.device | None = None) -> None:
-        """Make the tables of cosines and sines for so many positions."""
-        with torch.inference_mode(False):  # the sampler may be the first to need them, the learner differentiates
+        """Make the tables of cosines and sines for this number of positions."""
+        with torch.inference_mode(
+            False
+        ):  # the sampler may make them first, and the learner differentiates through them
             for name, table in zip(("cos", "sin"), rope_tables(self.config, positions), strict=True):
                 self.register_buffer(name, table.to(device), persistent=False)
 
@@ -190,8 +196,8 @@ class Decoder(nn.Module):
         """int64 [B, T] -> hidden states [B, T, D].
 
         positions: int64 [B, T]; by default they count up.
-        mask: bool, broadcastable to [B, 1, T, S], True where a token may look; by default causal. Rows: the one row of
-        tokens is a list that several rows are made of.
+        mask: bool, broadcastable to [B, 1, T, S], True where a token attends; by default causal. Rows: `tokens` is one
+        list that several rows are made of.
         checkpoint_layers: keep only each layer's input for the backward pass and recompute the rest.
         """
         x = self.model.embed_tokens(tokens)
@@ -208,28 +214,28 @@ class Decoder(nn.Module):
         mask: Mask = None,
         checkpoint_layers: bool = False,
     ) -> Tensor:
-        """The layers and the final norm, [B, T, D] -> [B, T, D]; tokens: whose embeddings x are."""
+        """The layers and the final norm, [B, T, D] -> [B, T, D]; tokens: those that x embeds."""
         cos, sin = self._rope(x.shape[1], positions)
         given = Pass(x=x, cos=cos, sin=sin, mask=mask, checkpoint_layers=checkpoint_layers, tokens=tokens)
         backend = choose_backend(self, given)
         return self.each_layer(given) if backend is None else backend.hidden_states(self, given)
 
-    def each_layer(self, given: "Pass", instead: LayerFunction | None = None) -> Tensor:
-        """One layer after the other, then the final norm; instead: a backend's way to compute a layer."""
+    def each_layer(self, given: "Pass", layer_function: LayerFunction | None = None) -> Tensor:
+        """One layer after the other, then the final norm; layer_function: a backend's computation of a layer."""
         x, rope = given.x, (given.cos, given.sin)
-        if instead is None:
+        if layer_function is None:
             rope = given.cos.to(x.dtype), given.sin.to(x.dtype)
         windows = self.config.windows or (0,) * len(self.model.layers)
-        masks = {w: windowed(given.mask, w, x.shape[1], device=x.device) for w in set(windows)}
+        masks = {w: apply_window(given.mask, w, x.shape[1], device=x.device) for w in set(windows)}
         for layer, window in zip(self.model.layers, windows, strict=True):
             if given.checkpoint_layers and torch.is_grad_enabled():
-                x = checkpoint(layer, x, rope, masks[window], instead, use_reentrant=False)
+                x = checkpoint(layer, x, rope, masks[window], layer_function, use_reentrant=False)
             else:
-                x = layer(x, rope, masks[window], instead)
+                x = layer(x, rope, masks[window], layer_function)
         return self.model.norm(x)
 
     def _rope(self, columns: int, positions: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The rotations of the columns, or of the given positions, none of which is after its column."""
+        """Cosines and sines of the columns, or of the given positions. No position is greater than its column."""
         context = self.config.max_position_embeddings
         if positions is None and columns > context:  # a slice would come back short and broadcast
             raise HoneError(
@@ -243,32 +249,34 @@ class Decoder(nn.Module):
         return self.cos[positions][:, None], self.sin[positions][:, None]
 
 
-def windowed(mask: Mask, window: int, columns: int, *, device: torch.device) -> Mask:
-    """The mask of columns that look back at most `window` columns; 0, or a window that holds them all, leaves it as it
-    is. Rows are contiguous, so that columns are as far apart as positions."""
+def apply_window(mask: Mask, window: int, columns: int, *, device: torch.device) -> Mask:
+    """The mask with a sliding window; 0 or a window of all columns changes nothing.
+
+    The tokens of a row are contiguous, so columns are as far apart as positions.
+    """
     if not window or columns <= window:
         return mask
     if isinstance(mask, Rows):
         return replace(mask, window=window)
-    at = torch.arange(columns, device=device)
-    far = at[:, None] - at
-    near = far < window
-    return near & (far >= 0) if mask is None else mask & near
+    column = torch.arange(columns, device=device)
+    distance = column[:, None] - column
+    near = distance < window
+    return near & (distance >= 0) if mask is None else mask & near
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """What the layers of a decoder are given."""
+    """The inputs of a decoder's layers."""
 
     x: Tensor  # [B, T, D]  embeddings
-    cos: Tensor  # float32 [T, E] or [B, 1, T, E]  the rotation of every token
+    cos: Tensor  # float32 [T, E] or [B, 1, T, E]  of each token's rotary angles
     sin: Tensor
     mask: Mask = None
     checkpoint_layers: bool = False
-    tokens: Tensor | None = None  # int64 [B, T]  whose embeddings x are, where that is known
+    tokens: Tensor | None = None  # int64 [B, T]  those that x embeds, if known
 
     def rotation(self, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of each token of all rows, one after the other, [B T, E]."""
+        """Cosine and sine of each token, row after row, [B T, E]."""
         B, T, _ = self.x.shape
         cos, sin = (t if dtype is None else t.to(dtype) for t in (self.cos, self.sin))
         return tuple(t.expand(B, 1, *t.shape[-2:]).reshape(B * T, -1) for t in (cos, sin))  # pyright: ignore
@@ -278,7 +286,7 @@ class LayerBackend(Backend):
     """Computes the layers of a decoder."""
 
     def covers(self, decoder: Decoder, given: Pass) -> str | None:
-        """Why it does not compute this pass; None: it does."""
+        """The reason why it cannot compute this pass, or None if it can."""
         raise NotImplementedError
 
     def hidden_states(self, decoder: Decoder, given: Pass) -> Tensor:
@@ -286,11 +294,11 @@ class LayerBackend(Backend):
         raise NotImplementedError
 
     def reads_many_rows(self, model: nn.Module) -> bool:
-        """Whether a token costs no more, however many rows a pass has."""
+        """Whether the cost of a token does not grow with the number of rows in a pass."""
         return False
 
     def same_bits_as_sampler(self, model: nn.Module) -> bool:
-        """Whether log-probs may equal those of the runner that samples, to the last bit."""
+        """Whether log-probs can equal the sampler's to the last bit."""
         return False
 
 
@@ -306,10 +314,10 @@ def choose_backend(decoder: Decoder, given: Pass) -> LayerBackend | None:
 
 
 def reads_many_rows(model: nn.Module) -> bool:
-    """Whether some backend reads the model's rows at one price a token, however many are in a pass."""
+    """Whether some backend computes a token at a cost that does not grow with the number of rows in a pass."""
     return any(backend.reads_many_rows(model) for backend in backends_for(LayerBackend))
 
 
 def same_bits_as_sampler(model: nn.Module) -> bool:
-    """Whether some backend gives the model the log-probs of the runner that samples, to the last bit."""
+    """Whether some backend can give this model's log-probs equal to the sampler's, to the last bit."""
     return any(backend.same_bits_as_sampler(model) for backend in backends_for(LayerBackend))

@@ -1,6 +1,6 @@
-"""What `hone inspect` tells of a model or adapter: its parameters by kind, and how it differs from its base.
+"""What `hone inspect` shows of a model or adapter: its parameters by kind, and how it differs from its base.
 
-The size of a difference and its number of directions come from singular values, in float64.
+Norms and ranks of a difference come from its singular values, in float64.
 """
 
 import math
@@ -34,7 +34,7 @@ def singular_values(matrix: Tensor) -> Tensor:
     return torch.linalg.svdvals(matrix.detach().double())
 
 
-def spread(sigma: Tensor) -> float:
+def effective_rank_of(sigma: Tensor) -> float:
     """(sum sigma)^2 / sum sigma^2: k for k equal ones, 0 for none"""
     squares = float(sigma.square().sum())
     return float(sigma.sum()) ** 2 / squares if squares else 0.0
@@ -49,17 +49,20 @@ def energy_rank(sigma: Tensor) -> int:
 
 
 def low_rank_values(a: Tensor, b: Tensor) -> Tensor:
-    """The singular values of B A that need not be 0, from r x r matrices: B A = Q_B (R_B R_A') Q_A'."""
+    """The r singular values of B A that can differ from 0, by r x r matrices: B A = Q_B (R_B R_A') Q_A'."""
     r_b = torch.linalg.qr(b.detach().double()).R
     r_a = torch.linalg.qr(a.detach().double().T).R
     return torch.linalg.svdvals(r_b @ r_a.T)
 
 
 def update_of(sigma: Tensor, *, base: float | None) -> Update:
-    """What the singular values of a matrix say; base: the norm of W0."""
+    """The update whose singular values are `sigma`; base: the norm of W0."""
     norm = float(sigma.square().sum().sqrt())
     return Update(
-        norm=norm, relative=norm / base if base else None, effective_rank=spread(sigma), energy_rank=energy_rank(sigma)
+        norm=norm,
+        relative=norm / base if base else None,
+        effective_rank=effective_rank_of(sigma),
+        energy_rank=energy_rank(sigma),
     )
 
 
@@ -185,7 +188,7 @@ def _one_sided(here: Mapping[str, TensorOnDisk], other: Mapping[str, TensorOnDis
 def _adapter(folder: Path, base: str) -> Inspection:
     found = peft.read_peft(folder)
     named = base or found.base
-    # what an adapter says of its base may be of another machine; what the user says must be there
+    # the base that an adapter names may be on another machine; the one that the user names must be here
     other = tensor_index(_folder(named)) if base or (named and resolve(named).is_dir()) else {}
     changes = list[Change]()
     for layer in sorted(found.tensors, key=in_order):

@@ -1,7 +1,7 @@
-"""From a padded table to hidden states and back: packing and shared prompts are known here and nowhere else.
+"""From a padded table to hidden states and back. Only this module knows of packing and shared prompts.
 
-A token's hidden state depends on the tokens before it and on nothing else, so the rows of a group share those of their
-prompt: eight answers to a question cost one reading of it, forward and backward.
+A token's hidden state depends only on the tokens up to it, so the rows of a group share those of their prompt. The
+prompt of eight answers is computed once, forward and backward.
 Shapes: B rows and T columns of the table, L lines of W slots for the decoder, N chosen positions, D hidden.
 """
 
@@ -18,18 +18,18 @@ from hone.errors import HoneError
 from hone.model.backends.registry import Backend, backends_for
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder, Mask
-from hone.model.rows import Grouped, Ints, Rows, Spans, Tables, row_attention, tiled
+from hone.model.rows import GroupedRows, Ints, Rows, Spans, Tables, make_tiles, row_attention
 from hone.types import Batch, to_device
 
 LAYOUTS = ("padded", "packed", "shared")
 LINE = 512  # slots of a packed line, unless a row is longer
-SHARE = 0.7  # of the free memory that layers may fill: logits, gradients and what is being computed need the rest
+SHARE = 0.7  # of the free memory that activations may take; logits, gradients and temporary tensors need the rest
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """What the decoder is fed, and where each cell of the table went."""
+    """The decoder's input, and the place of each cell of the table in it."""
 
     tokens: Tensor  # int64 [L, W]  0 in empty slots, so that padding ids are never looked up
     slot: Tensor  # int64 [B, T]  index into L * W; 0 on padding
@@ -39,25 +39,25 @@ class Lines:
     mask: Mask = None  # bool  [L, 1, W, W]  None: causal; Rows: of a list
 
     def gather(self, x_LWD: Tensor, at_N: Tensor) -> Tensor:
-        """The chosen cells of the table, [N, D]: see `cells`."""
+        """The hidden states of the chosen cells of the table, [N, D]; at_N: from `cells`."""
         return x_LWD.flatten(0, 1)[self.slot.flatten()[at_N]]
 
     def to(self, device: torch.device) -> "Lines":
-        """On the way there."""
-        return move_tokens(self, device)
+        """A copy on the device, which may still be in transfer."""
+        return move_record(self, device)
 
     def spread(self, x_LW: Tensor) -> Tensor:
         """One number per slot -> [B, T], 0 on padding."""
         return torch.where(self.real, x_LW.flatten()[self.slot], 0.0)
 
 
-def move_tokens(x: Any, device: torch.device) -> Any:
-    """A record and the records in it, their tensors sent."""
+def move_record(x: Any, device: torch.device) -> Any:
+    """The record with its tensors, and those of records in it, on the device."""
     if isinstance(x, Tensor):
         return to_device(x, device)
     if not is_dataclass(x):
         return x
-    return replace(x, **{f.name: move_tokens(getattr(x, f.name), device) for f in fields(x)})  # pyright: ignore
+    return replace(x, **{f.name: move_record(getattr(x, f.name), device) for f in fields(x)})  # pyright: ignore
 
 
 def first_fit_decreasing(lengths: list[int], width: int) -> tuple[list[int], list[int]]:
@@ -76,9 +76,10 @@ def first_fit_decreasing(lengths: list[int], width: int) -> tuple[list[int], lis
 
 
 def lay_out(inputs: Tensor, real: Tensor, *, layout: str = "padded") -> Lines:
-    """Real tokens moved together: "padded" one row a line, "packed" several in lines of LINE slots or more.
+    """Lines without the padding before tokens: "padded" one row a line, "packed" several rows in lines of LINE slots.
 
-    A table without real tokens gives one empty slot, so that a forward pass still reaches every parameter.
+    A row longer than LINE makes all lines as long. A table without real tokens gives one empty slot, so that a forward
+    pass still reaches every parameter.
     """
     if layout not in ("padded", "packed"):
         raise HoneError(f'unknown layout "{layout}": use one of {", ".join(LAYOUTS)}')
@@ -90,7 +91,7 @@ def lay_out(inputs: Tensor, real: Tensor, *, layout: str = "padded") -> Lines:
         lines, starts = first_fit_decreasing(lengths, max(longest, LINE))
     shape = (max(lines, default=0) + 1, max([s + n for s, n in zip(starts, lengths, strict=True)] + [1]))
 
-    rank = real.cumsum(-1) - 1  # place in the row; meaningless on padding
+    rank = real.cumsum(-1) - 1  # index in the row; meaningless on padding
     origin = torch.tensor([at * shape[1] + s for at, s in zip(lines, starts, strict=True)], dtype=torch.long)
     slot = torch.where(real, origin.to(real.device)[:, None] + rank, 0)
 
@@ -112,55 +113,55 @@ def lay_out(inputs: Tensor, real: Tensor, *, layout: str = "padded") -> Lines:
 
 
 def block_causal(document_LW: Tensor) -> Tensor:
-    """True where a slot may look: the same document, not later. Empty slots are a document of their own."""
+    """True where a slot attends: to the same document, not to later slots. Empty slots are a document of their own."""
     W = document_LW.shape[1]
     same = document_LW[:, :, None] == document_LW[:, None, :]
     return (same & torch.ones(W, W, dtype=torch.bool, device=same.device).tril())[:, None]
 
 
 def lines_of(batch: Batch, decoder: Decoder, *, layout: str) -> Lines:
-    """The batch as the decoder is fed it; one that takes no lists gets rows with their padding instead of sharing."""
+    """The batch in this layout. A decoder that takes no rows gets padded lines in the place of shared ones."""
     at, device = batch.host, batch.targets.device
-    if layout != "shared" or not decoder.takes_lists:
+    if layout != "shared" or not decoder.takes_rows:
         return lay_out(at.inputs, at.real, layout="padded" if layout == "shared" else layout).to(device)
-    return lay_out_shared(at.inputs, at.real, at.group, kernels=by_kernels(decoder, device)).to(device)
+    return lay_out_shared(at.inputs, at.real, at.group, kernels=has_row_kernels(decoder, device)).to(device)
 
 
-def by_kernels(decoder: Decoder, device: torch.device) -> bool:
-    """Whether rows are attended to by kernels of our own, which have no second gradient."""
-    dtype = decoder.computes_in or decoder.model.embed_tokens.weight.dtype
+def has_row_kernels(decoder: Decoder, device: torch.device) -> bool:
+    """Whether a backend has attention kernels for the decoder's rows. They have no second gradient."""
+    dtype = decoder.compute_dtype or decoder.model.embed_tokens.weight.dtype
     return row_attention(device, dtype, decoder.config.head_dim) is not None
 
 
 def lay_out_shared(inputs: Tensor, real: Tensor, group: Tensor, *, kernels: bool = False) -> Lines:
-    """One line of all different tokens; without kernels a table that it would not shorten is laid out as it is."""
-    there, tokens = real.cpu().numpy(), inputs.cpu().numpy()
-    lengths = there.sum(-1)
-    B, W = len(there), int(lengths.max()) if len(there) else 0
-    filled = np.arange(there.shape[1]) < lengths[:, None]
-    straight = np.array_equal(filled, there)
-    if not straight:
+    """One line in which a shared prefix is there once. Without kernels, a table with nothing to share stays padded."""
+    is_real, tokens = real.cpu().numpy(), inputs.cpu().numpy()
+    lengths = is_real.sum(-1)
+    B, W = len(is_real), int(lengths.max()) if len(is_real) else 0
+    left_aligned = np.arange(is_real.shape[1]) < lengths[:, None]
+    is_left_aligned = np.array_equal(left_aligned, is_real)
+    if not is_left_aligned:
         compact = np.zeros_like(tokens)
-        compact[filled] = tokens[there]  # both go row by row, left to right
+        compact[left_aligned] = tokens[is_real]  # both go row by row, left to right
         tokens = compact
-    rows = Grouped.of(tokens, lengths, group.cpu().numpy())
+    rows = GroupedRows.of(tokens, lengths, group.cpu().numpy())
     if not rows.tokens or (rows.tokens == B * W and not kernels):
         return lay_out(inputs, real)
-    cells = np.maximum(rows.cells(B, there.shape[1]), 0).astype(np.int64)
-    if not straight:
-        cells = np.where(there, np.take_along_axis(cells, (there.cumsum(-1) - 1).clip(min=0), 1), 0)
+    cells = np.maximum(rows.cells(B, is_real.shape[1]), 0).astype(np.int64)
+    if not is_left_aligned:
+        cells = np.where(is_real, np.take_along_axis(cells, (is_real.cumsum(-1) - 1).clip(min=0), 1), 0)
     return Lines(
         tokens=torch.from_numpy(tokens.ravel()[rows.each(np.arange(B) * tokens.shape[1])])[None],
         slot=torch.from_numpy(cells),
         real=real.cpu(),
         longest=W,
         positions=torch.from_numpy(rows.each(np.zeros_like(lengths)))[None],
-        mask=_in_tiles(rows) if kernels else _in_tables(rows),
+        mask=_as_tiles(rows) if kernels else _as_tables(rows),
     ).to(inputs.device)
 
 
-def tables(lengths: list[int]) -> list[list[int]]:
-    """The rows that have tokens, longest first, in tables whose rows fill at least three quarters of the width."""
+def rows_by_length(lengths: list[int]) -> list[list[int]]:
+    """The rows with tokens, longest first, in groups where each row is at least 3/4 as long as the longest."""
     found = list[list[int]]()
     for row in sorted((r for r, n in enumerate(lengths) if n), key=lambda r: -lengths[r]):
         if found and 4 * lengths[row] >= 3 * lengths[found[-1][0]]:
@@ -170,17 +171,17 @@ def tables(lengths: list[int]) -> list[list[int]]:
     return found
 
 
-def _in_tiles(rows: Grouped) -> Rows:
-    """The rows shared out among a GPU's programs."""
-    spans, tiles = tiled(rows)
+def _as_tiles(rows: GroupedRows) -> Rows:
+    """The rows split into tiles for GPU kernels."""
+    spans, tiles = make_tiles(rows)
     return Rows(spans=spans, by=tiles)
 
 
-def _in_tables(rows: Grouped) -> Rows:
-    """The rows' cells put together by length."""
+def _as_tables(rows: GroupedRows) -> Rows:
+    """The rows in tables of rows of similar length."""
     lengths, place, end = rows.lengths.tolist(), np.zeros_like(rows.lengths), 0
     cells, parts, shapes = rows.cells(len(lengths), max(lengths)), list[Ints](), list[tuple[int, int]]()
-    for chosen in tables(lengths):
+    for chosen in rows_by_length(lengths):
         n, W = len(chosen), lengths[chosen[0]]
         parts.append(np.maximum(cells[chosen, :W], 0).ravel())
         place[chosen] = np.arange(n) * W + end
@@ -192,56 +193,56 @@ def _in_tables(rows: Grouped) -> Rows:
 
 
 def activation_numbers(config: DecoderConfig) -> int:
-    """Numbers that a layer keeps for each token: two residual streams, queries, keys and values, what attention made of
-    them, gate and up."""
+    """Numbers that a layer keeps for each token: two residual streams, queries, keys, values, the output of attention,
+    gate and up."""
     heads = 2 * config.num_attention_heads + 2 * config.num_key_value_heads
     return 2 * config.hidden_size + heads * config.head_dim + 2 * config.intermediate_size
 
 
 def exceeds_memory(decoder: Decoder, tokens: int) -> bool:
-    """Whether so many tokens would fill the memory of the GPU that is free; never on a CPU."""
+    """Whether the activations of so many tokens take more than SHARE of a GPU's free memory; never on a CPU."""
     weight, config = decoder.model.embed_tokens.weight, decoder.config
     needed = tokens * config.num_hidden_layers * activation_numbers(config) * weight.element_size()
     return needed > SHARE * _free(weight.device)
 
 
 def _free(device: torch.device) -> float:
-    """Bytes; what a CPU has is the user's business."""
+    """Bytes; a CPU's memory is not bounded here."""
     if device.type != "cuda":
         return math.inf
     return torch.cuda.get_device_properties(device).total_memory - torch.cuda.memory_allocated(device)
 
 
 class PassBackend(Backend):
-    """Takes the place of a whole call of the decoder: recorded passes that are replayed."""
+    """Computes a whole call of the decoder, for example by replaying a recorded one."""
 
     def covers(self, decoder: Decoder, lines: Lines) -> str | None:
-        """Why it does not compute this pass; None: it does."""
+        """The reason why it cannot compute this pass, or None if it can."""
         raise NotImplementedError
 
     def hidden_states(self, decoder: Decoder, lines: Lines) -> Tensor:
-        """[L, W, D]; a list may have more slots at its end than it was given."""
+        """[L, W, D]; there may be further slots at the end of a list, which are padding."""
         raise NotImplementedError
 
 
 class Streams(Backend):
-    """Runs passes without gradients beside each other."""
+    """Runs passes without gradients in parallel."""
 
     def covers(self, device: torch.device) -> str | None:
-        """Why it has no streams there; None: it has."""
+        """The reason why it has no streams on this device, or None if it has."""
         raise NotImplementedError
 
     def run(
         self, passes: Iterable[Callable[[], T]], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
     ) -> list[T]:
-        """What the passes give, in their order."""
+        """The results of the passes, in their order."""
         raise NotImplementedError
 
 
 def run_passes(
     passes: Iterable[Callable[[], T]], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
 ) -> list[T]:
-    """What the passes give, in their order, beside each other where a backend can; tensors: those of a result."""
+    """The results of the passes, in their order; in parallel if a backend can. tensors: those of a result."""
     for backend in backends_for(Streams):
         if backend.covers(device) is None:
             return backend.run(passes, device, tensors)
@@ -249,7 +250,7 @@ def run_passes(
 
 
 def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | None = False) -> Tensor:
-    """[L, W, D]; checkpoint_layers: layers keep only their inputs for the backward pass; None: where memory is short"""
+    """[L, W, D]; checkpoint_layers: recompute layers in the backward pass; None: where memory is short"""
     context = decoder.config.max_position_embeddings
     if lines.longest > context:
         raise HoneError(
@@ -257,8 +258,8 @@ def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | N
             "shorten it, or use a model with a longer context"
         )
     if checkpoint_layers is None:
-        checkpoint_layers = decoder.takes_lists and exceeds_memory(decoder, lines.tokens.numel())
-    if decoder.takes_lists and not checkpoint_layers:
+        checkpoint_layers = decoder.takes_rows and exceeds_memory(decoder, lines.tokens.numel())
+    if decoder.takes_rows and not checkpoint_layers:
         for backend in backends_for(PassBackend):
             if backend.covers(decoder, lines) is None:
                 return backend.hidden_states(decoder, lines)
@@ -266,7 +267,7 @@ def hidden_states(decoder: Decoder, lines: Lines, *, checkpoint_layers: bool | N
 
 
 def cells(where: Tensor, device: torch.device | None = None) -> Tensor:
-    """The numbers of the True cells of a table [B, T], row by row, [N]; device: where they are read"""
+    """The indices of the True cells of a table [B, T], row by row, [N]; device: where to put them"""
     return to_device(where.flatten().nonzero().squeeze(1), device or where.device)
 
 

@@ -15,7 +15,7 @@ from hone.errors import HoneError
 from hone.model.decoder import Decoder
 
 ALL_LINEAR = "all-linear"  # every linear layer but the vocabulary head
-DEFAULT = "default"  # the name of an adapter that was given none
+DEFAULT = "default"  # the name of an adapter if none is given
 
 
 class Adapter(nn.Module):
@@ -26,7 +26,7 @@ class Adapter(nn.Module):
     ) -> None:
         super().__init__()
         like, std = base.weight, base.in_features**-0.5
-        # drawn on the CPU in float32, so that a seed means the same adapter on every device
+        # drawn on the CPU in float32, so that a seed gives the same adapter on every device
         start = torch.randn(rank, base.in_features, generator=generator) * std
         self.rank, self.alpha, self.rslora = rank, alpha, rslora
         self.scale = alpha / (math.sqrt(rank) if rslora else rank)
@@ -54,12 +54,12 @@ class LoRALinear(nn.Module):
 
     @property
     def adapter(self) -> Adapter | None:
-        """The selected adapter, on or off; None where it has no part in this layer."""
+        """The selected adapter, on or off; None if it does not change this layer."""
         return cast(Adapter, self.adapters[self.selected]) if self.selected in self.adapters else None
 
     @property
     def weight(self) -> Tensor:
-        """What the layer multiplies with now, so that it can stand where a plain layer's weight is read."""
+        """The weight with the adapter that is on, for code that reads a linear layer's weight."""
         return self.merged() if self.enabled else self.base.weight
 
     @property
@@ -86,10 +86,10 @@ def add_lora(
     rslora: bool = False,
     seed: int = 0,
 ) -> list[str]:
-    """Freeze the decoder, adapt the layers `targets` name, and select the adapter; scale alpha / r or alpha / sqrt(r).
+    """Freeze the decoder, add an adapter to the layers that `targets` name, and select it.
 
     A target is the end of a layer's name, a regular expression for the whole name, or "all-linear".
-    Gives the names of the adapted layers.
+    Returns the names of the layers.
     """
     if rank < 1:
         raise HoneError(f"lora rank is {rank}: give at least 1")
@@ -104,7 +104,7 @@ def add_lora(
 
 
 def check_new(decoder: Decoder, name: str) -> None:
-    """An adapter of this name can be added, or HoneError."""
+    """Raise HoneError if no adapter of this name can be added."""
     if name in adapter_names(decoder):
         raise HoneError(f'the model has an adapter "{name}" already: give another name, or load the base model again')
     if not re.fullmatch(r"[\w-]+", name) or hasattr(nn.ModuleDict(), name):  # it becomes part of parameters' names
@@ -112,7 +112,7 @@ def check_new(decoder: Decoder, name: str) -> None:
 
 
 def check_untied(decoder: Decoder, names: list[str]) -> None:
-    """None of the layers shares its weight with the embedding, or HoneError."""
+    """Raise HoneError if a layer shares its weight with the embedding."""
     layers = linear_layers(decoder)
     tables = {id(m.weight) for m in decoder.modules() if isinstance(m, nn.Embedding)}
     if tied := [name for name in names if id(layers[name].weight) in tables]:
@@ -127,7 +127,7 @@ def put_adapter(decoder: Decoder, name: str, made: Mapping[str, Adapter]) -> Non
             layers[layer] = LoRALinear(cast(nn.Linear, decoder.get_submodule(layer)))
             _replace(decoder, layer, layers[layer])
         layers[layer].adapters[name] = adapter
-    decoder.adapted += 1
+    decoder.adapters_added += 1
     decoder.requires_grad_(False)
     select_adapter(decoder, name)
 
@@ -160,13 +160,13 @@ def adapter_names(decoder: nn.Module) -> list[str]:
 
 
 def check_adapter(decoder: nn.Module, name: str) -> None:
-    """The model has an adapter of this name, or HoneError lists those it has."""
+    """Raise HoneError, which lists the adapters, if the model has none of this name."""
     if name not in (names := adapter_names(decoder)):
         raise HoneError(f'no adapter "{name}": {"use one of " + ", ".join(names) if names else "add_lora first"}')
 
 
 def select_adapter(decoder: nn.Module, name: str) -> None:
-    """From now on this adapter is on, and its parameters are the only ones of any adapter that are trained."""
+    """Turn this adapter on. Of all adapters only its parameters are trained."""
     check_adapter(decoder, name)
     for _, layer in adapted_layers(decoder):
         layer.selected, layer.enabled = name, True
@@ -176,7 +176,7 @@ def select_adapter(decoder: nn.Module, name: str) -> None:
 
 @contextmanager
 def use_adapter(decoder: nn.Module, name: str | None) -> Iterator[None]:
-    """Inside, the decoder has this adapter on, or none; which one is trained does not change."""
+    """Inside, this adapter is on, or none if name is None. Which adapter is trained does not change."""
     if name is not None:
         check_adapter(decoder, name)
     before = [(m, m.selected, m.enabled) for _, m in adapted_layers(decoder)]
@@ -229,12 +229,12 @@ def lora_parameters(decoder: nn.Module) -> list[nn.Parameter]:
 
 
 def adapters_of(decoder: nn.Module) -> dict[str, Adapter]:
-    """The parts of the selected adapter by layer."""
+    """The selected adapter's module of each layer, by the layer's name."""
     return {layer: m.adapter for layer, m in adapted_layers(decoder) if m.adapter is not None}
 
 
 def lora_state(decoder: nn.Module) -> dict[str, Tensor]:
-    """The selected adapter alone, with PEFT's endings of the names."""
+    """The weights of the selected adapter. Their names end as PEFT's do."""
     return {
         f"{layer}.{part}.weight": getattr(adapter, part).detach()
         for layer, adapter in adapters_of(decoder).items()
@@ -243,7 +243,7 @@ def lora_state(decoder: nn.Module) -> dict[str, Tensor]:
 
 
 def plain_state(decoder: Decoder) -> dict[str, Tensor]:
-    """The state dict of plain layers that do what the decoder does now: an adapter that is on is merged."""
+    """The state dict of a decoder without adapters that computes the same: an adapter that is on is merged."""
     layers, state = dict(adapted_layers(decoder)), dict[str, Tensor]()
     for key, x in decoder.state_dict().items():
         layer, _, leaf = key.rpartition(".base.")
@@ -256,7 +256,7 @@ def plain_state(decoder: Decoder) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def merge_lora(decoder: Decoder) -> None:
-    """Put plain layers back, the adapter that is on added to them, with equal outputs; stays frozen."""
+    """Replace adapted layers by linear ones with the same output: an adapter that is on is added. All stay frozen."""
     for name, module in list(adapted_layers(decoder)):
         module.base.weight.copy_(module.weight)
         _replace(decoder, name, module.base)

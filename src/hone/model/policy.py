@@ -1,4 +1,4 @@
-"""The model that policy losses see: a decoder with or without a critic; maps a Batch to a Forward."""
+"""The model that policy losses read: a decoder with or without a critic. It maps a Batch to a Forward."""
 
 import copy
 from dataclasses import replace
@@ -19,16 +19,16 @@ from hone.types import Batch, Forward
 
 
 class Distribution(Protocol):
-    """Anything that can stand as `reference` or `old`: its log-probs at the mask, row-major, a slice at a time."""
+    """What `reference` and `old` can be: it gives its log-distributions at the mask, row-major, a slice at a time."""
 
     def log_rows(self, batch: Batch) -> LogRows: ...
 
 
 @runtime_checkable
 class RelativeDistribution(Protocol):
-    """A distribution that depends on the one it is compared with."""
+    """A distribution that depends on the student's, with which it is compared."""
 
-    def rows_beside(self, batch: Batch, student: LogRows) -> LogRows: ...
+    def rows_for(self, batch: Batch, student: LogRows) -> LogRows: ...
 
 
 class SharedCritic(nn.Module):
@@ -50,9 +50,9 @@ class OwnCritic(nn.Module):
 
 
 class Policy(nn.Module):
-    """A decoder that gives log-probs, entropies, exact KLs and values; computes only what is wanted.
+    """A decoder that gives log-probs, entropies, exact KLs and values, and computes only those in `want`.
 
-    `reference` and `old` are set from outside and stay outside: no part of parameters() or state_dict().
+    The caller sets `reference` and `old`. They are not part of parameters() or state_dict().
     """
 
     reference: Distribution | RelativeDistribution | None
@@ -127,7 +127,7 @@ class Policy(nn.Module):
         return HeadRows(hidden, self.decoder.lm_head.weight, self.temperature, support, self.decoder.finish)
 
     def actor_parameters(self) -> list[nn.Parameter]:
-        """The decoder's trainable parameters; a shared backbone belongs here."""
+        """The decoder's trainable parameters, also where a SharedCritic uses the decoder."""
         return [p for p in self.decoder.parameters() if p.requires_grad]
 
     def critic_parameters(self) -> list[nn.Parameter]:
@@ -135,15 +135,15 @@ class Policy(nn.Module):
         return [p for p in self.critic.parameters() if p.requires_grad] if self.critic is not None else []
 
     def _lay_out(self, batch: Batch, *, every: bool) -> Lines:
-        """The tokens to read: every one, or those that a log-prob depends on; a row counts as long as it is."""
+        """The tokens to read: all, or those that a log-prob depends on. `longest` is of the whole rows either way."""
         read = batch if every else read_up_to_mask(batch)
         lines = lines_of(read, self.decoder, layout=self.layout)
         if every:
             return lines
         if isinstance(lines.mask, Rows) and batch.mask.is_cpu:
-            asked = torch.zeros(lines.tokens.numel(), dtype=torch.bool)
-            asked[lines.slot[batch.mask]] = True
-            lines = replace(lines, mask=replace(lines.mask, asked=asked))
+            needed = torch.zeros(lines.tokens.numel(), dtype=torch.bool)
+            needed[lines.slot[batch.mask]] = True
+            lines = replace(lines, mask=replace(lines.mask, needed=needed))
         real = batch.host.real
         return replace(lines, longest=int(real.sum(-1).max()) if len(real) else 0)
 
@@ -172,7 +172,10 @@ class Policy(nn.Module):
 
 
 def read_up_to_mask(batch: Batch) -> Batch:
-    """Without the tokens after a row's last trained target, which no log-prob depends on; a row that has none stays."""
+    """Without the tokens after a row's last trained target, since no log-prob depends on them.
+
+    A row without a trained target stays as it is.
+    """
     at = batch.host
     needed = at.mask.flip(-1).cumsum(-1).flip(-1) > 0
     read = replace(at, real=at.real & (needed | ~at.mask.any(-1, keepdim=True)))
@@ -183,23 +186,23 @@ def _rows_of(model: Distribution | RelativeDistribution | None, batch: Batch, ow
     assert model is not None
     with torch.no_grad():
         if isinstance(model, RelativeDistribution):
-            return model.rows_beside(batch, own)
+            return model.rows_for(batch, own)
         return model.log_rows(batch)
 
 
 def frozen_copy(policy: Policy) -> Policy:
-    """A deep copy without gradients or critic, to stand as `reference` or `old`."""
+    """A deep copy without gradients or critic, to be `reference` or `old`."""
     return frozen_policy(copy.deepcopy(policy.decoder), policy)
 
 
 def frozen_policy(decoder: Decoder, like: Policy) -> Policy:
-    """A decoder without gradients that is read as `like` is."""
-    twin = Policy(decoder, temperature=like.temperature, layout=like.layout, chunk=like.chunk)
-    return twin.requires_grad_(False).eval()
+    """A policy without gradients, with the temperature, layout and chunk of `like`."""
+    policy = Policy(decoder, temperature=like.temperature, layout=like.layout, chunk=like.chunk)
+    return policy.requires_grad_(False).eval()
 
 
 class ReferenceView:
-    """The policy with its adapters off and no gradient: the reference, at no memory cost."""
+    """The policy without its adapters and without gradients: a reference that takes no memory."""
 
     def __init__(self, policy: Policy) -> None:
         if not adapter_names(policy.decoder):

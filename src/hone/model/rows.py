@@ -1,10 +1,10 @@
-"""Rows of tokens as one list without padding. What a row shares with the first row of its group stands there once.
+"""Rows of tokens as one list without padding. A prefix that a row shares with its group's first row is there once.
 
-This module says where each token went, shares rows out among a GPU's programs, and computes attention over the rows.
-Four numbers a row say where a token went. They are added up in numpy on one thread, without a walk over the cells of
-the table: torch's indexing wakes all threads for a few thousand numbers, and takes milliseconds on busy cores.
-Only attention looks at more than one token, so only attention puts rows together. Kernels find the rows in the list.
-Without kernels, rows of about the same length form a table, so that little of it is padding.
+This module computes where each token is in the list, splits the rows into tiles for GPU kernels, and computes attention
+over the rows. Four numbers a row locate its tokens. They are computed in numpy on one thread: torch's indexing wakes
+all threads for a few thousand numbers, which takes milliseconds on busy cores.
+Attention is the only operation on several tokens, so nothing else needs the rows. Kernels read the rows in the list.
+Without kernels, rows of similar length form a table, so that few cells are padding.
 Shapes: B rows of W cells, U tokens in the list, R rows and T tiles of kernels, S cells of all tables, n rows of W cells
 in one of them, H query heads, K key-value heads, E head size.
 """
@@ -23,40 +23,43 @@ from torch import Tensor
 from hone.model.backends.registry import Backend, backends_for, differentiates_once
 
 Ints = NDArray[np.int64]
-TILE, ROWS = 64, 64  # own tokens of a row that one program has; rows are rounded up to so many
-NOWHERE = 1 << 30  # past the end of every list
-FINEST, SHARE = 64, 32  # a list is filled up to steps of so many tokens, and by at most one part in so many
+TILE, ROWS = 64, 64  # own tokens of a row in one tile; the number of rows is a multiple of ROWS
+NOWHERE = 1 << 30  # a position beyond the end of every list
+FINEST_STEP, PADDING_SHARE = (
+    64,
+    32,
+)  # lists are padded to a multiple of FINEST_STEP or more, by at most 1 / PADDING_SHARE
 
 
 @dataclass(frozen=True)
-class Grouped:
-    """Counts by row. The tokens that a row has alone lie together in the list, row after row."""
+class GroupedRows:
+    """Numbers of tokens by row. A row's own tokens, those that it does not share, are contiguous in the list."""
 
     lengths: Ints  # [B]
     first: Ints  # [B]  the first row of its group
-    common: Ints  # [B]  with how many tokens it begins as that one does; 0 for the first itself
+    common: Ints  # [B]  the length of the prefix that it shares with that row; 0 for the first row itself
 
     @staticmethod
-    def of(tokens_BW: Ints, lengths: Ints, group: Ints) -> "Grouped":
+    def of(tokens_BW: Ints, lengths: Ints, group: Ints) -> "GroupedRows":
         """Tokens after a row's end may be anything."""
-        first = leaders(group)
+        first = first_rows(group)
         others = np.flatnonzero(first != np.arange(len(first)))
         most = np.minimum(lengths, lengths[first])[others]
         width, common = int(most.max(initial=0)), np.zeros_like(lengths)
         same = tokens_BW[others, :width] == tokens_BW[first[others], :width]
         alike = np.where(same.all(-1), width, same.argmin(-1)) if width else 0
         common[others] = np.minimum(alike, most)
-        return Grouped(lengths, first, common)
+        return GroupedRows(lengths, first, common)
 
     @cached_property
     def own(self) -> Ints:
-        """How many tokens each row has alone, [B]"""
+        """The number of each row's own tokens, [B]"""
         return self.lengths - self.common
 
     @cached_property
     def start(self) -> Ints:
-        """Where they begin in the list, and its end, [B + 1]"""
-        return ends(self.own)
+        """Where the own tokens of each row begin in the list, and the list's end, [B + 1]"""
+        return offsets(self.own)
 
     @property
     def tokens(self) -> int:
@@ -64,7 +67,7 @@ class Grouped:
         return int(self.start[-1])
 
     def cells(self, rows: int, width: int) -> NDArray[np.int32]:
-        """The list's index of each cell of a table, -1 where no token is, [rows, width]"""
+        """The index in the list of each cell of a table, -1 where there is no token, [rows, width]"""
         found, column = np.full((rows, width), -1, np.int32), np.arange(width, dtype=np.int32)
         by_row = self.start[:-1] - self.common, self.start[self.first], self.common, self.lengths
         alone, with_first, common, lengths = (x.astype(np.int32)[:, None] for x in by_row)
@@ -74,68 +77,70 @@ class Grouped:
         return found
 
     def each(self, by_row: Ints) -> Ints:
-        """A row's number for every token it has alone, plus the token's column, [U]"""
+        """For each token of the list, the number of its row plus the token's column, [U]"""
         return np.repeat(by_row + self.common - self.start[:-1], self.own) + np.arange(self.tokens)
 
 
-def ends(counts: Ints) -> Ints:
-    """0, and where each ends."""
+def offsets(counts: Ints) -> Ints:
+    """0 and the cumulative sums: where each part begins, and the end."""
     return np.concatenate([[0], counts.cumsum()])
 
 
-def leaders(group: Ints) -> Ints:
-    """The number of the first row of each row's group, [B]"""
+def first_rows(group: Ints) -> Ints:
+    """The index of the first row of each row's group, [B]"""
     _, first, of = np.unique(group, return_index=True, return_inverse=True)
     return first[of]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
-    """Where the tokens of each row lie."""
+    """Where the tokens of each row are in the list."""
 
-    start: Tensor  # int32 [R + 1]  its own; they end where the next row's begin
-    prefix: Tensor  # int32 [R]  those that it has in common with another row
-    common: Tensor  # int32 [R]  how many
+    start: Tensor  # int32 [R + 1]  of its own tokens, which end where the next row's begin
+    prefix: Tensor  # int32 [R]  where the prefix begins that it shares with another row
+    common: Tensor  # int32 [R]  the length of that prefix
 
     @staticmethod
-    def of(rows: Grouped) -> "Spans":
+    def of(rows: GroupedRows) -> "Spans":
         return _spans(rows.start, rows.start[rows.first], rows.common)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
-    """The work of the kernels' programs. Lists that are filled up to one size have equally many."""
+    """The tiles of the kernels, one for each program. Lists of the same padded size have the same number of tiles."""
 
-    row: Tensor  # int32 [T]  the row whose own tokens are in it; those whose keys the most queries see come first
-    at: Tensor  # int32 [T]  how many of them come before; NOWHERE: there is nothing to do
-    order: Tensor  # int32 [T]  the tiles, those whose queries see the most keys first
-    member: Tensor  # int32 [R]  rows that begin with another's tokens, by that one
-    begin: Tensor  # int32 [R + 1]  where those of each row begin
+    row: Tensor  # int32 [T]  the row whose own tokens are in the tile; tiles whose keys most queries see come first
+    at: Tensor  # int32 [T]  the tile's first own token; NOWHERE: the tile is empty
+    order: Tensor  # int32 [T]  the tiles by the number of keys that their queries see, the most first
+    member: Tensor  # int32 [R]  rows that share a prefix, sorted by the row that has it
+    begin: Tensor  # int32 [R + 1]  where the members of each row begin
 
 
 def round_size(tokens: int) -> int:
-    """The least round number of tokens that holds so many: few come up again and again."""
+    """The least round number that is not below `tokens`. There are few round numbers, so the same sizes come again."""
     step = _step(tokens)
     return -(-tokens // step) * step
 
 
 def _step(tokens: int) -> int:
-    return max(FINEST, 1 << max(0, (tokens // SHARE).bit_length() - 1))
+    return max(FINEST_STEP, 1 << max(0, (tokens // PADDING_SHARE).bit_length() - 1))
 
 
-def tiled(rows: Grouped) -> tuple[Spans, Tiles]:
-    """Spans and tiles with room for more rows, and for the tokens that fill the list up, in rows of their own."""
-    start, prefix, common = _roomy(rows)
+def make_tiles(rows: GroupedRows) -> tuple[Spans, Tiles]:
+    """Spans and tiles of a padded list: the tokens that pad it are rows of their own, and further rows are empty."""
+    start, prefix, common = _round_rows(rows)
     R = len(common)
     others = np.flatnonzero(rows.common)
     leader = rows.first[others]
     count = -(-np.diff(start) // TILE)
     row = np.repeat(np.arange(R), count)
-    at = (np.arange(len(row)) - np.repeat(ends(count)[:-1], count)) * TILE
-    reach = np.zeros(R, np.int64)  # how many of a row's tokens others begin with, of which some see the last
-    np.maximum.at(reach, leader, rows.common[others])
-    seen = np.diff(start)[row] - at + np.bincount(leader, rows.own[others], R)[row] * (at < reach[row])
-    first = np.argsort(-seen, kind="stable")  # a program that begins last and takes longest is waited for
+    at = (np.arange(len(row)) - np.repeat(offsets(count)[:-1], count)) * TILE
+    shared = np.zeros(R, np.int64)  # the longest prefix of a row that another row shares
+    np.maximum.at(shared, leader, rows.common[others])
+    seen = np.diff(start)[row] - at + np.bincount(leader, rows.own[others], R)[row] * (at < shared[row])
+    first = np.argsort(
+        -seen, kind="stable"
+    )  # the longest programs begin first, or the others would wait for them at the end
     row, at = row[first], at[first]
     rest = int(start[-1]) // TILE + R - len(row)
     tiles = Tiles(
@@ -143,14 +148,13 @@ def tiled(rows: Grouped) -> tuple[Spans, Tiles]:
         at=_ints(np.pad(at, (0, rest), constant_values=NOWHERE)),
         order=_ints(np.append(np.argsort(-(common[row] + at), kind="stable"), np.arange(rest) + len(row))),
         member=_ints(np.pad(others[leader.argsort(kind="stable")], (0, R - len(others)))),
-        begin=_ints(ends(np.bincount(leader, minlength=R))),
+        begin=_ints(offsets(np.bincount(leader, minlength=R))),
     )
     return _spans(start, prefix, common), tiles
 
 
-def _roomy(rows: Grouped) -> tuple[Ints, Ints, Ints]:
-    """Start, prefix and common of a round number of rows: the list's, those that fill it up, a tile each, and empty
-    ones."""
+def _round_rows(rows: GroupedRows) -> tuple[Ints, Ints, Ints]:
+    """Start, prefix and common of a round number of rows: the list's, the padding in rows of a tile, and empty rows."""
     U, B = rows.tokens, len(rows.own)
     size = round_size(U)
     R = -(-(B + _step(U) // TILE) // ROWS) * ROWS
@@ -170,19 +174,19 @@ def _ints(x: NDArray[Any]) -> Tensor:
 
 
 class RowAttention(Backend):
-    """Attends to the rows of a list where they lie, without tables: kernels."""
+    """Attention over the rows of a list by kernels, without tables."""
 
     def covers(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
-        """Why it does not attend to such heads there; None: it does."""
+        """The reason why it cannot compute attention for such heads on this device, or None if it can."""
         raise NotImplementedError
 
     def attend(self, q_UHE: Tensor, k_UKE: Tensor, v_UKE: Tensor, spans: Spans, tiles: Tiles, *, window: int) -> Tensor:
-        """Causal attention in each row, [U, H, E]; window: how many tokens back one looks, 0: all."""
+        """Causal attention in each row, [U, H, E]; window: the sliding window in tokens, 0: none."""
         raise NotImplementedError
 
 
 def row_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> RowAttention | None:
-    """The first backend that attends to such rows; None: tables."""
+    """The first backend that covers such heads; None: tables."""
     if not differentiates_once():
         return None
     return next((b for b in backends_for(RowAttention) if b.covers(device, dtype, head_dim) is None), None)
@@ -190,21 +194,21 @@ def row_attention(device: torch.device, dtype: torch.dtype, head_dim: int) -> Ro
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The rows put together by length."""
+    """Rows of similar length as tables."""
 
-    cells: Tensor  # int64 [S]  index into the list; any token after the row's end
+    cells: Tensor  # int64 [S]  index into the list; arbitrary after the row's end
     shapes: tuple[tuple[int, int], ...]  # (n, W) of each table
-    owner: Tensor  # int64 [U]  the cell, in one of the rows that have the token, where it is answered
+    owner: Tensor  # int64 [U]  of each token, the cell whose output is taken; a shared token has several cells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Which tokens of the list each row is made of."""
+    """The rows of a list: which tokens each has."""
 
     spans: Spans
-    by: Tables | Tiles  # how they are attended to; Tiles: by a GPU's kernels
-    window: int = 0  # how many columns back a token looks; 0: all
-    asked: Tensor | None = None  # bool [U]  whose hidden states are read; those of others may be anything
+    by: Tables | Tiles  # Tables: attention in plain torch; Tiles: by GPU kernels
+    window: int = 0  # the sliding window in columns; 0: none
+    needed: Tensor | None = None  # bool [U]  tokens whose hidden states are read; the others' may be arbitrary
 
     def attend(self, q_1HUE: Tensor, k_1KUE: Tensor, v_1KUE: Tensor, *, shares_keys: bool) -> Tensor:
         """Causal attention in each row, [1, U, H E]."""
@@ -212,7 +216,9 @@ class Rows:
         if isinstance(by, Tiles):
             kernels = row_attention(q_1HUE.device, q_1HUE.dtype, q_1HUE.shape[3])
             if kernels is not None:
-                q, k, v = (x.squeeze(0).transpose(0, 1) for x in (q_1HUE, k_1KUE, v_1KUE))  # x[0] copies its gradient
+                q, k, v = (
+                    x.squeeze(0).transpose(0, 1) for x in (q_1HUE, k_1KUE, v_1KUE)
+                )  # x[0] would copy its gradient
                 return kernels.attend(q, k, v, self.spans, by, window=self.window).flatten(1)[None]
             by = _one_table(self.spans, q_1HUE.shape[2])  # a critic's decoder may have heads of another size
         tables = zip(*(_tables(x, by) for x in (q_1HUE, k_1KUE, v_1KUE)), strict=True)
@@ -229,14 +235,14 @@ class Rows:
         return out.transpose(1, 2).reshape(n * W, -1)
 
     def _band(self, W: int, device: torch.device) -> Tensor:
-        """True where a column may look: not later, and not too far back, [W, W]"""
-        at = torch.arange(W, device=device)
-        far = at[:, None] - at
-        return (far >= 0) & (far < self.window)
+        """True where a column attends: not to later ones, nor beyond the window, [W, W]"""
+        column = torch.arange(W, device=device)
+        distance = column[:, None] - column
+        return (distance >= 0) & (distance < self.window)
 
 
 def _tables(x_1HUE: Tensor, by: Tables) -> Iterator[Tensor]:
-    """[n, H, W, E] each; by an embedding, whose gradient adds up tokens that rows share and is made in parallel."""
+    """[n, H, W, E] each, by F.embedding: its gradient sums over the rows that share a token, in parallel."""
     _, heads, _, size = x_1HUE.shape
     flat = x_1HUE[0].transpose(0, 1).reshape(-1, heads * size)
     parts = F.embedding(by.cells, flat).split([n * W for n, W in by.shapes])
@@ -244,10 +250,10 @@ def _tables(x_1HUE: Tensor, by: Tables) -> Iterator[Tensor]:
 
 
 def _one_table(spans: Spans, tokens: int) -> Tables:
-    """All rows that ask anything in one, as wide as the longest: where kernels will not do."""
-    asks = (spans.start.diff() > 0) & (spans.start[:-1] < tokens)
+    """One table of all rows that have own tokens, as wide as the longest. Used where kernels do not cover the heads."""
+    has_own = (spans.start.diff() > 0) & (spans.start[:-1] < tokens)
     start, end, prefix, common = (
-        x[asks].long()[:, None] for x in (spans.start[:-1], spans.start[1:], spans.prefix, spans.common)
+        x[has_own].long()[:, None] for x in (spans.start[:-1], spans.start[1:], spans.prefix, spans.common)
     )
     length = end - start + common
     W = int(length.max())

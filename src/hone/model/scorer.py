@@ -1,4 +1,4 @@
-"""Hidden states to one number: the head of values, rewards and step scores, and the model that learned rewards are."""
+"""The head that maps a hidden state to a value, reward or step score, and the model of learned rewards."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
 from hone.model.layout import hidden_states, lines_of
-from hone.model.vocab.distribution import wide
+from hone.model.vocab.distribution import at_least_float32
 from hone.types import Batch, Forward
 
 
@@ -23,12 +23,12 @@ class ScalarHead(nn.Linear):
             nn.init.normal_(self.weight, std=hidden_size**-0.5)
 
     def forward(self, input: Tensor) -> Tensor:
-        bias = self.bias if self.bias is None else wide(self.bias)
-        return F.linear(wide(input), wide(self.weight), bias).squeeze(-1)
+        bias = self.bias if self.bias is None else at_least_float32(self.bias)
+        return F.linear(at_least_float32(input), at_least_float32(self.weight), bias).squeeze(-1)
 
 
 def freeze_unused_head(decoder: Decoder) -> None:
-    """A scalar model never reads `lm_head`; untied, it is taken from the trainable parameters."""
+    """Freeze `lm_head` where it is not the embedding: a scalar model never uses it."""
     if not decoder.tied:
         decoder.lm_head.requires_grad_(False)
 
@@ -36,12 +36,12 @@ def freeze_unused_head(decoder: Decoder) -> None:
 class Scorer(nn.Module):
     """A reward, value or step model: (head(h) - mean) / std at every real position.
 
-    `mean` and `std` are those of the raw scores on a calibration set, and are saved with the model, as is `separator`.
+    `mean` and `std` of the raw scores on a calibration set are saved with the model, and so is `separator`.
     """
 
     KINDS = ("reward", "value", "step")
-    old = None  # no distribution, so nothing to compare it with
-    separator = ""  # what ended the steps it was trained on; empty: not known
+    old = None  # a scorer has no distribution over tokens
+    separator = ""  # the text that ended each step of its training data; empty: not known
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Scorer(nn.Module):
         if kind not in self.KINDS:
             raise HoneError(f'unknown kind of scorer "{kind}": use one of {", ".join(self.KINDS)}')
         self.decoder, self.kind, self.layout = decoder, kind, layout
-        # a pair's margin has no gradient for a bias, so that Adam would move it by rounding errors alone
+        # a bias cancels in a pair's margin: its gradient is rounding error, by which Adam would move it
         bias = kind != "reward"
         self.head = head if head is not None else ScalarHead(decoder.config.hidden_size, bias=bias)
         self.checkpoint_layers = checkpoint_layers
@@ -66,14 +66,14 @@ class Scorer(nn.Module):
         freeze_unused_head(decoder)
 
     def normalise(self, mean: float, std: float) -> None:
-        """From now on scores have `mean` taken off and are divided by `std`."""
+        """From now on scores are (raw - mean) / std."""
         if not std > 0:
             raise HoneError(f"scores have standard deviation {std}: calibrate on answers of different quality")
         self.mean, self.std = mean, std
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens it reads."""
+        """The size of its vocabulary."""
         return self.decoder.config.vocab_size
 
     def actor_parameters(self) -> list[nn.Parameter]:

@@ -1,4 +1,4 @@
-"""A frozen model to learn from: whether it fits, and the comparison with the student's likeliest tokens alone."""
+"""Teachers of distillation: a head of the student's size, and a KL over the student's k likeliest tokens."""
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from hone.types import Batch, Forward
 
 
 class TopKTeacher:
-    """The teacher seen through the student's k likeliest tokens, with one bucket for all the others."""
+    """A teacher that is compared on the student's k likeliest tokens, with one bucket for all others."""
 
     def __init__(self, policy: Policy, k: int) -> None:
         self.policy, self.k = policy, k
@@ -19,16 +19,16 @@ class TopKTeacher:
     def __call__(self, batch: Batch, want: frozenset[str]) -> Forward:
         return self.policy(batch, want)
 
-    def rows_beside(self, batch: Batch, student: LogRows) -> LogRows:
-        """What the student is compared with, which depends on the student."""
-        return lumped(student, self.policy.log_rows(batch), self.k)
+    def rows_for(self, batch: Batch, student: LogRows) -> LogRows:
+        """The distribution with which the student is compared."""
+        return bucket_rest(student, self.policy.log_rows(batch), self.k)
 
 
-def lumped(student: LogRows, teacher: LogRows, k: int) -> LogRows:
-    """r' such that KL(q || r') is the KL over q's k likeliest tokens and one bucket of the rest, a divergence too.
+def bucket_rest(student: LogRows, teacher: LogRows, k: int) -> LogRows:
+    """r' such that KL(q || r') is the KL over q's k likeliest tokens and one bucket of all others.
 
-    r' = r on those tokens and q r_rest / q_rest on the others. Held fixed it gives the gradient too, where the choice
-    of tokens is fixed as well: the sum of dq log(q / r) over them, and dq_rest log(q_rest / r_rest).
+    r' = r on those tokens and q r_rest / q_rest on the others. r' is a constant to the gradient, as is the choice of
+    tokens. The gradient is then that of the KL: the sum of dq log(q / r) over them, and dq_rest log(q_rest / r_rest).
     """
 
     @torch.no_grad()
@@ -43,14 +43,14 @@ def lumped(student: LogRows, teacher: LogRows, k: int) -> LogRows:
     return rows
 
 
-def trimmed(teacher: Decoder, size: int) -> Decoder:
-    """The teacher with a head of `size` tokens: what is cut off is padding beyond the tokenizer's last one."""
-    had = teacher.config.vocab_size
-    if had < size:
+def trim_head(teacher: Decoder, size: int) -> Decoder:
+    """The teacher with a head of `size` tokens. Rows beyond the tokenizer's last token are padding and are cut off."""
+    rows = teacher.config.vocab_size
+    if rows < size:
         raise HoneError(
-            f"the teacher tells {had} tokens apart and the model {size}: distil into a model of {had} tokens or fewer"
+            f"the teacher has {rows} tokens and the model {size}: distil into a model of {rows} tokens or fewer"
         )
-    if had > size:
+    if rows > size:
         head = teacher.lm_head
         head.weight = nn.Parameter(head.weight.detach()[:size].clone())
         if head.bias is not None:  # a model of transformers can have one

@@ -185,7 +185,7 @@ class LocalSampler:
         """Completions, with the weights as they are, step by step; adapter: the name of the one that is on."""
         if not prompts:
             return
-        if not self.decoder.takes_lists:  # its layers are another library's
+        if not self.decoder.takes_rows:  # its layers are another library's
             batches = StaticBatches(cast(SampledDecoder, self.decoder), max_rows=self.max_rows, decode=self.decode)
             yield from ([ended(news)] for news in batches.write(prompts, params))
             return

@@ -14,7 +14,7 @@ from hone.engine.runners import choose
 from hone.engine.runners.registry import column_bytes
 from hone.errors import HoneError
 from hone.model.decoder import Decoder
-from hone.model.formats.cache import absent, resolve
+from hone.model.formats.cache import missing_folder, resolve
 from hone.model.formats.folder import load_decoder
 from hone.model.formats.foreign import Foreign
 from hone.model.formats.peft import is_adapter, load_peft
@@ -49,7 +49,7 @@ def load(
     """MODEL is a folder or the name of a fetched model; adapters: folders by model name."""
     folder = resolve(model)
     if not folder.is_dir():
-        raise absent(folder)
+        raise missing_folder(folder)
     if is_adapter(folder):
         raise HoneError(f"{folder} is an adapter: give its base model, and the adapter with --adapter")
     where, precision = device_and_dtype(device, dtype)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from hone.dist import collect
-from hone.model.vocab.distribution import wide
+from hone.model.vocab.distribution import at_least_float32
 
 FLOOR = 0.1  # where a schedule ends, as a share of the learning rate
 BLOCK = 256  # the most numbers that share a scale
@@ -198,7 +198,9 @@ class Masters:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], *, device: torch.device | None = None) -> None:
-        self._copies = {p: nn.Parameter(wide(p).detach().to(device or p.device, copy=True)) for p in parameters}
+        self._copies = {
+            p: nn.Parameter(at_least_float32(p).detach().to(device or p.device, copy=True)) for p in parameters
+        }
         for p in self._copies:
             p.register_post_accumulate_grad_hook(self._take)
 

@@ -1,4 +1,4 @@
-"""The model cache: which folder a model's name or path means. `fetch.py` brings models there.
+"""The model cache: the folder of a model's name or path. `fetch.py` fills it.
 
 $HONE_HOME/models (by default ~/.cache/hone/models) holds one Hugging Face folder for each name.
 """
@@ -15,18 +15,18 @@ from hone.storage import names
 from hone.storage.textfile import read_text
 
 NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
-MANIFEST = "fetched.json"  # where the folder came from and the size of each file
+MANIFEST = "fetched.json"  # the folder's source and the size of each file
 
 
 @dataclass(frozen=True, kw_only=True)
 class Packaged:
-    """A GGUF file inside a Python package, of which only this one version is used."""
+    """A GGUF file inside a Python package, in one fixed version."""
 
     package: str
     version: str
     sha256: str
-    download: int  # megabytes, its weights in few bits
-    unpacked: int  # megabytes as safetensors, which is what stays
+    download: int  # megabytes of the quantised file
+    unpacked: int  # megabytes of the safetensors, which stay on disk
 
 
 PACKAGED = {
@@ -40,7 +40,7 @@ PACKAGED = {
 }
 
 
-# models in the llama2.c format that lie in the folder of datasets: weights and vocabulary
+# models in the llama2.c format in the folder of datasets: weights and vocabulary
 LLAMA2C = {"stories260k": ("stories260K/stories260K.bin", "stories260K/tok512.bin")}
 
 
@@ -49,15 +49,15 @@ def cache() -> Path:
     return names.home() / "models"
 
 
-def place(name: str) -> Path:
-    """The folder in the cache for a name, which is a word or two with a stroke between them."""
+def cached_folder(name: str) -> Path:
+    """The folder in the cache for a name: one word, or two with a slash between them."""
     if not NAME.fullmatch(name) or ".." in name:
         raise HoneError(f"{name!r} is no name of a model: use a name as in smollm2-135m or OWNER/MODEL")
     return cache() / name
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether every file that was fetched is still there in its size."""
+def is_complete(folder: Path) -> bool:
+    """Whether every fetched file is there and has its size."""
     try:
         sizes: dict[str, int] = json.loads(read_text(folder / MANIFEST))["sizes"]
         return bool(sizes) and all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -75,10 +75,10 @@ def resolve(name_or_path: str | Path) -> Path:
     if path.exists():
         return path
     try:
-        cached = place(name)
+        cached = cached_folder(name)
     except HoneError:
         return path
-    if is_whole(cached):
+    if is_complete(cached):
         return cached
     if cached.exists():
         raise HoneError(f"the model {name} in the cache is damaged: fetch it again with `hone fetch {name}`")
@@ -91,14 +91,14 @@ def folder_of(name_or_path: str | Path) -> Path:
     """As `resolve`, but HoneError if the folder is missing. The error says how to get it."""
     folder = resolve(name_or_path)
     if not folder.is_dir():
-        raise absent(folder)
+        raise missing_folder(folder)
     return folder
 
 
 def _newest(run: Path) -> Path | None:
     """The checkpoint of a run that its file `latest` names. Without that file, the one of the last step.
 
-    It is always one of the run's own folders, whoever wrote the file.
+    Only the run's own folders count: the file may come from a stranger.
     """
     checkpoints, step = run / names.CHECKPOINTS, names.STEPS
     pointer = checkpoints / names.LATEST
@@ -115,8 +115,8 @@ def _newest(run: Path) -> Path | None:
     return checkpoints / named
 
 
-def absent(folder: Path) -> HoneError:
-    """The error for a model's folder that is not there: what brings it."""
+def missing_folder(folder: Path) -> HoneError:
+    """The error for a missing model folder; it says how to get the folder."""
     if maker := made_by(folder):
         return HoneError(f"no model folder {folder}: {maker}; or give another")
     name, remedy = str(folder), "check the path"

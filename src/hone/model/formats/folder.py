@@ -1,4 +1,4 @@
-"""A model folder in Hugging Face's format, read: config.json and safetensors, with every mismatch named."""
+"""Reads a model folder in Hugging Face's format: config.json and safetensors. An error names each mismatch."""
 
 import math
 from collections.abc import Mapping
@@ -14,25 +14,25 @@ from hone.data.text.json_object import read_object
 from hone.errors import HoneError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import TABLE, Decoder
-from hone.model.formats.cache import absent
-from hone.model.formats.foreign import Foreign, ForeignScorer, load_with, several_labels
-from hone.model.formats.hf_config import CONFIG, Unknown, config_from_hf
+from hone.model.formats.cache import missing_folder
+from hone.model.formats.foreign import Foreign, ForeignScorer, label_count_error, load_with
+from hone.model.formats.hf_config import CONFIG, Unsupported, config_from_hf
 from hone.model.formats.save import EMBEDDING, HEAD, SCORE
 from hone.model.formats.weight_files import read_file, read_weights
 from hone.model.scorer import ScalarHead, Scorer
 
 
 def load_decoder(folder: str | Path, *, dtype: torch.dtype = torch.float32, trust_remote_code: bool = False) -> Decoder:
-    """The decoder of a folder, on the CPU; what it does not compute runs through transformers."""
+    """The decoder of a folder, on the CPU; a model that it does not compute runs through transformers."""
     try:
         config = config_from_hf(_read_hf(Path(folder)))
-    except Unknown:
+    except Unsupported:
         return Foreign(load_with("AutoModelForCausalLM", folder, dtype=dtype, trust_remote_code=trust_remote_code))
     return assemble(config, read_weights(Path(folder), dtype))
 
 
 def load_scorer(folder: str | Path) -> Scorer:
-    """The scorer of a folder; one of Hugging Face's, without calibration, is a reward model."""
+    """The scorer of a folder. A sequence classifier of Hugging Face is a reward model without calibration."""
     hf = _read_hf(Path(folder))
     foreign = (Path(folder) / SCORE).is_file()
     if not foreign and _classifies(hf):
@@ -53,10 +53,10 @@ def load_scorer(folder: str | Path) -> Scorer:
 
 
 def _classifies(hf: Mapping[str, Any]) -> bool:
-    """Whether it is a sequence classifier of a family that the decoder does not compute."""
+    """Whether it is a sequence classifier that the decoder does not compute."""
     try:
         config_from_hf(hf)
-    except Unknown:
+    except Unsupported:
         names = hf.get("architectures")
         return isinstance(names, list) and any("SequenceClassification" in str(name) for name in names)
     return False
@@ -67,7 +67,7 @@ def _scorer(decoder: Decoder, state: dict[str, Tensor], made: Any) -> Scorer:
     with torch.device("meta"):
         head = ScalarHead(decoder.config.hidden_size, bias="bias" in state)
     if state["weight"].ndim == 2 and len(state["weight"]) > 1:
-        raise several_labels(len(state["weight"]))
+        raise label_count_error(len(state["weight"]))
     _check_shapes({n: tuple(p.shape) for n, p in head.state_dict().items()}, state)
     head.load_state_dict(state, assign=True)
     mean, std = _calibration(made)
@@ -89,12 +89,12 @@ def _calibration(made: Any) -> tuple[float, float]:
 
 def _read_hf(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise absent(folder)
+        raise missing_folder(folder)
     return read_object(folder / CONFIG, remedy="copy the model folder again")
 
 
-class _Unfilled(TorchFunctionMode):
-    """Modules made under it get no values: even on the meta device, drawing them imports torch's compiler."""
+class _NoInit(TorchFunctionMode):
+    """Skips the initialisation of modules: even on the meta device, drawing values imports torch's compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init":
@@ -104,12 +104,12 @@ class _Unfilled(TorchFunctionMode):
 
 def _check_shapes(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str, Tensor]) -> None:
     if missing := sorted(expected.keys() - tensors.keys()):
-        raise HoneError(f"the weights lack {_some(missing)}: copy them again, or correct {CONFIG}")
+        raise HoneError(f"the weights lack {_few_names(missing)}: copy them again, or correct {CONFIG}")
     if unexpected := sorted(tensors.keys() - expected.keys()):
         if "score.weight" in unexpected:
             raise HoneError("the weights have unknown tensors score.weight, a reward model's: use a language model")
         raise HoneError(
-            f"the weights have unknown tensors {_some(unexpected)}, {CONFIG} is of another model: copy both again"
+            f"the weights have unknown tensors {_few_names(unexpected)}, {CONFIG} is of another model: copy both again"
         )
     for name, shape in expected.items():
         got = tuple(tensors[name].shape)
@@ -120,16 +120,16 @@ def _check_shapes(expected: Mapping[str, tuple[int, ...]], tensors: Mapping[str,
         raise HoneError(f"{name} has shape {got}, {CONFIG} asks for {shape}: correct {CONFIG} or the weights")
 
 
-def _some(names: list[str]) -> str:
+def _few_names(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def assemble(config: DecoderConfig, tensors: dict[str, Tensor]) -> Decoder:
-    """A decoder that holds these very tensors; made on the meta device, so no weights are drawn first."""
+    """A decoder of these tensors, without a copy. It is made on the meta device, so no weights are drawn first."""
     if (layers := config.num_hidden_layers) > len(tensors):
         raise HoneError(f"num_hidden_layers is {layers} but the weights have {len(tensors)} tensors: correct {CONFIG}")
     try:
-        with torch.device("meta"), _Unfilled():
+        with torch.device("meta"), _NoInit():
             decoder = Decoder(config)
     except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
         raise HoneError(f"{CONFIG} asks for sizes that no model has ({str(error)[:80]}): correct it") from error

@@ -1,6 +1,6 @@
-"""Any other model of transformers: a causal language model as a decoder, a sequence classifier as a scorer.
+"""Other models of transformers: a causal language model as a decoder, a sequence classifier as a scorer.
 
-Both are slower than the decoder, and nothing is assumed of them that is not tried when they are loaded.
+Both are slower than the decoder. Whatever is assumed of them is tried when they are loaded.
 """
 
 import math
@@ -24,20 +24,20 @@ from hone.model.formats.weight_files import tensor_index
 from hone.model.scorer import Scorer
 from hone.types import Batch, Forward
 
-LAYERS = re.compile("layer|block|depth|stage")  # in the name of a number that says how often a part is repeated
-TABLES = 1 << 28  # numbers in tables that are computed, such as masks
+LAYERS = re.compile("layer|block|depth|stage")  # in the key of a number that says how often a part is repeated
+TABLES = 1 << 28  # numbers at most in computed buffers, such as masks
 NO_LIMIT = 1_048_576  # the context of a model that states none
-PROBE = 7  # tokens on which a model is tried
+PROBE = 7  # tokens with which a loaded model is tried
 
 
 class ForeignCache:
-    """transformers' own cache, or, for a model whose cache cannot choose rows, the tokens themselves."""
+    """transformers' own KV cache, or the tokens themselves for a model whose cache cannot select rows."""
 
     def __init__(self, inner: Any | None) -> None:
         self.inner, self.tokens, self.length = inner, torch.zeros(0), 0
 
     def rows(self, index: Tensor) -> Self:
-        """The chosen rows, in that order; the cache they came from is used up."""
+        """The cache of the chosen rows, in that order. It overwrites this one."""
         if self.inner is not None:
             self.inner.batch_select_indices(index)
         self.tokens = self.tokens[index]
@@ -47,14 +47,14 @@ class ForeignCache:
 class Foreign(Decoder):
     """An AutoModelForCausalLM as a Decoder: hidden states from its base model, logits from its head.
 
-    It stays in eval mode, so that no dropout sets the learner apart from the sampler. Rows that share a batch have
-    the same length (or padding after their end): no model needs to be told about padding.
+    It stays in eval mode: dropout would make the learner differ from the sampler. The rows of a batch have the same
+    length, or padding after their end, so no model needs a padding mask.
     """
 
-    takes_lists = False
+    takes_rows = False
 
     def __init__(self, inner: Any) -> None:
-        super(Decoder, self).__init__()  # an nn.Module, without the decoder's own weights
+        super(Decoder, self).__init__()  # nn.Module's, so that no weights are made
         self.inner = inner
         self.eval()
         self.config = _shape(inner.config)
@@ -75,11 +75,11 @@ class Foreign(Decoder):
         return self.lm_head.weight is self.inner.get_input_embeddings().weight
 
     def train(self, mode: bool = True) -> Self:
-        """Gradients need no other mode, and dropout is not wanted."""
+        """Stay in eval mode: gradients do not need training mode, and dropout is not wanted."""
         return super().train(False)
 
     def new_cache(self, rows: int, capacity: int) -> ForeignCache:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """An empty cache; it grows by itself."""
+        """An empty cache, which grows as needed."""
         from transformers import DynamicCache
 
         return ForeignCache(DynamicCache(config=self.inner.config) if self.selects else None)
@@ -93,7 +93,7 @@ class Foreign(Decoder):
         cache: Any = None,
         checkpoint_layers: bool = False,
     ) -> Tensor:
-        """int64 [B, T] -> hidden states [B, T, D], causal and nothing else."""
+        """int64 [B, T] -> hidden states [B, T, D], with causal attention only."""
         if positions is not None or mask is not None or checkpoint_layers:
             what = f"{self.config.family} models run through transformers"
             raise HoneError(f"{what}, which takes rows as they are: set train.layout=padded, without recomputed layers")
@@ -107,13 +107,13 @@ class Foreign(Decoder):
         return self.inner.base_model(input_ids=tokens, past_key_values=cache.inner, use_cache=True).last_hidden_state
 
     def save(self, folder: Path, state: Mapping[str, Tensor]) -> None:
-        """In transformers' own format; `state` may have adapters merged into it."""
+        """Write in transformers' own format; `state` may have adapters merged into it."""
         plain = {name.removeprefix("inner."): x for name, x in state.items()}
         self.inner.save_pretrained(folder, state_dict=plain)
 
     @torch.no_grad()
     def _try(self) -> None:
-        """The head of the hidden states must be the model's logits, and causal: refuse a model that is otherwise."""
+        """Refuse a model that is not causal, or whose logits are not those of its head on the hidden states."""
         tokens = torch.arange(PROBE, device=self.device)[None] % self.config.vocab_size
         expected = self.inner(input_ids=tokens, use_cache=False).logits
         got = self.logits(self(tokens))
@@ -127,7 +127,7 @@ class Foreign(Decoder):
 
 
 def _shape(hf: Any) -> DecoderConfig:
-    """The numbers that the rest of Hone reads, as far as the model states them."""
+    """The config that the rest of Hone reads, with defaults where the model's config has no such key."""
     text = hf.get_text_config()
 
     def number(name: str, default: int) -> int:
@@ -150,7 +150,7 @@ def _shape(hf: Any) -> DecoderConfig:
 
 
 def _finish(inner: Any) -> Callable[[Tensor], Tensor] | None:
-    """What the model does to its logits after the head's matrix: a bias, a scale, a soft cap."""
+    """The function that the model applies to its logits after the head: a bias, a scale, a soft cap; None if none."""
     text, head = inner.config.get_text_config(), inner.get_output_embeddings()
     scale = float(getattr(text, "logit_scale", None) or 1.0) / float(getattr(text, "logits_scaling", None) or 1.0)
     cap = getattr(text, "final_logit_softcapping", None)
@@ -166,7 +166,7 @@ def _finish(inner: Any) -> Callable[[Tensor], Tensor] | None:
 
 
 def _selects_rows(inner: Any) -> bool:
-    """Whether the model decodes from a cache whose rows can be chosen, tried on two rows."""
+    """Whether the model decodes from a cache whose rows can be selected, tried on two rows."""
     from transformers import DynamicCache
 
     device = next(inner.parameters()).device
@@ -178,7 +178,7 @@ def _selects_rows(inner: Any) -> bool:
             cache.batch_select_indices(torch.tensor([1, 1, 0], device=device))
             again = torch.tensor([[0]] * 3, device=device)
             got = inner.base_model(input_ids=again, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
-        except Exception:  # whatever a model of another kind makes of it: its tokens are computed anew each time
+        except Exception:  # a model of another kind can raise anything; its prefix is then recomputed for each token
             return False
         whole = torch.tensor([[1, 0, 0], [1, 0, 0], [0, 1, 0]], device=device)
         expected = inner.base_model(input_ids=whole, use_cache=False).last_hidden_state[:, -1]
@@ -186,8 +186,10 @@ def _selects_rows(inner: Any) -> bool:
 
 
 def load_with(kind: str, folder: str | Path, *, dtype: torch.dtype, trust_remote_code: bool = False) -> Any:
-    """What the named class of transformers makes of a folder, if all its weights are there; code that comes with it
-    runs only when that is asked for."""
+    """The folder's model, loaded by the named class of transformers; all weights must be there.
+
+    Code in the folder runs only with trust_remote_code.
+    """
     if find_spec("transformers") is None:
         raise HoneError(
             f'{folder} is of a family that the decoder does not compute: pip install "hone[hf]" to run it anyway'
@@ -214,7 +216,7 @@ def load_with(kind: str, folder: str | Path, *, dtype: torch.dtype, trust_remote
         reason = " ".join(str(error).split())[:200]
         raise HoneError(f"transformers cannot load {folder} ({reason}): correct it, or use another model") from error
     inner, report = loaded
-    # what is missing would be drawn at random, with no more than a warning
+    # transformers would draw missing weights at random, and only warn
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[what]:
             some = ", ".join(sorted(map(str, report[what]))[:3])
@@ -225,7 +227,7 @@ def load_with(kind: str, folder: str | Path, *, dtype: torch.dtype, trust_remote
 
 
 def _check_size(kind: str, folder: Path) -> None:
-    """Refuse a config that asks for more than the weight files hold, before anything is made of it."""
+    """Refuse a config that asks for more numbers than the weight files hold, before memory is allocated for it."""
     stored = tensor_index(folder)
     config = read_object(folder / CONFIG)
     for key, value in _numbers(config):
@@ -236,7 +238,7 @@ def _check_size(kind: str, folder: Path) -> None:
     model = empty_model(kind, folder)
     asked = sum(p.numel() for p in model.parameters())
     tables = sum(b.numel() for b in model.buffers())
-    if asked > 2 * held or tables > max(held, TABLES):  # 2: a head that is tied is counted once more
+    if asked > 2 * held or tables > max(held, TABLES):  # 2: a tied head is counted twice
         raise HoneError(
             f"the weights in {folder} do not fit its config (it asks for {max(asked, tables)} numbers, they have "
             f"{held}): copy it again"
@@ -244,7 +246,7 @@ def _check_size(kind: str, folder: Path) -> None:
 
 
 def _numbers(value: Any) -> Iterator[tuple[str, Any]]:
-    """Every value under its own key, however deep. From a list with one value for each layer come all."""
+    """Every value of a config with its key, at any depth. The values of a list all have the list's key."""
     todo: list[tuple[str, Any]] = [("", value)]
     while todo:
         key, item = todo.pop()
@@ -262,27 +264,27 @@ def _numbers(value: Any) -> Iterator[tuple[str, Any]]:
 class ForeignScorer(Scorer):
     """An AutoModelForSequenceClassification with one label as a reward model.
 
-    Where its score is that of a linear head on causal hidden states there is one at every token. Of any other, such as
-    an encoder, there is one after the last token, and rows that share a pass have the same length: none is padded.
+    A model with a linear head on causal hidden states gives a score at each token. Any other, such as an encoder, gives
+    one at the last token; rows of the same length share a pass, so that none is padded.
     """
 
     kind = "reward"
 
     def __init__(self, inner: Any) -> None:
-        super(Scorer, self).__init__()  # an nn.Module, without a decoder of ours
+        super(Scorer, self).__init__()  # nn.Module's, so that no decoder is needed
         self.inner = inner
-        # the model itself looks for the last token that is no padding, and here nothing is
+        # the model reads the score of the last token that is no padding; here no token is padding
         inner.config.pad_token_id = -1
         self.eval()
         self.normalise(0.0, 1.0)
-        self.everywhere = self._try()
+        self.scores_each_token = self._try()
 
     @property
     def vocab_size(self) -> int:
         return int(self.inner.config.get_text_config().vocab_size)
 
     def train(self, mode: bool = True) -> Self:
-        """No dropout: it only scores."""
+        """Stay in eval mode: it only scores."""
         return super().train(False)
 
     def critic_parameters(self) -> list[torch.nn.Parameter]:
@@ -296,14 +298,14 @@ class ForeignScorer(Scorer):
         if (longest := int(batch.real.sum(-1).max())) > context:
             raise HoneError(f"a row has {longest} tokens, the reward model's context is {context}: shorten it")
         tokens = torch.where(batch.real, batch.inputs, 0)
-        value = self._each(tokens) if self.everywhere else self._last(tokens, batch.real)
+        value = self._scores(tokens) if self.scores_each_token else self._last_scores(tokens, batch.real)
         return Forward(value=torch.where(batch.real, (value.float() - self.mean) / self.std, 0.0))
 
-    def _each(self, tokens: Tensor) -> Tensor:
+    def _scores(self, tokens: Tensor) -> Tensor:
         hidden = self.inner.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         return self.inner.score(hidden)[..., 0]
 
-    def _last(self, tokens: Tensor, real: Tensor) -> Tensor:
+    def _last_scores(self, tokens: Tensor, real: Tensor) -> Tensor:
         lengths, value = real.sum(-1), torch.zeros(tokens.shape, device=tokens.device)
         for n in lengths.unique().tolist():
             rows = (lengths == n).nonzero()[:, 0]
@@ -312,20 +314,20 @@ class ForeignScorer(Scorer):
 
     @torch.no_grad()
     def _try(self) -> bool:
-        """Whether every token has a score; a model with another number of labels than one is refused."""
+        """Whether each token has a score; refuse a model with several labels."""
         device = next(self.inner.parameters()).device
         tokens = torch.arange(1, 1 + PROBE, device=device)[None] % self.vocab_size
         expected = self.inner(input_ids=tokens).logits
         if tuple(expected.shape) != (1, 1):
-            raise several_labels(expected.shape[-1])
+            raise label_count_error(expected.shape[-1])
         if not isinstance(getattr(self.inner, "score", None), torch.nn.Linear):
             return False
         limit = 1e-3 * float(expected.abs().max()) + 1e-6
-        got, shorter = self._each(tokens), self._each(tokens[:, :-2])
+        got, shorter = self._scores(tokens), self._scores(tokens[:, :-2])
         same = (got[:, -1:] - expected).abs().max() <= limit and (shorter - got[:, :-2]).abs().max() <= limit
         return bool(same)
 
 
-def several_labels(count: int) -> HoneError:
-    """The error for a model that gives another number of scores than one."""
+def label_count_error(count: int) -> HoneError:
+    """The error for a model that does not give exactly one score."""
     return HoneError(f"the reward model has {count} labels: a reward is one number, use a model with one label")

@@ -1,6 +1,6 @@
-"""GGUF files: metadata to a decoder's shape, quantised tensors to float32 under Hugging Face's names.
+"""GGUF files: metadata to a decoder's config, quantised tensors to float32 under Hugging Face's names.
 
-What a file asks for and the decoder does not compute is refused; what is read is checked for shape and finiteness.
+A model that the decoder does not compute is refused. Tensors are checked for shape and for infinite values.
 """
 
 import re
@@ -48,12 +48,12 @@ INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-FREQUENCIES = "rope_freqs.weight"  # by what each rotary frequency is divided: how a file says "llama3"
+FREQUENCIES = "rope_freqs.weight"  # a divisor of each rotary frequency: this is how a file stores the llama3 scaling
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gguf:
-    """A file's metadata and its tensors, which stay on the disk until they are read."""
+    """A file's metadata and its tensors, whose values are read on demand."""
 
     path: Path
     meta: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Gguf:
         return str(self.meta.get("general.architecture"))
 
     def get(self, key: str) -> Any:
-        """A value of the architecture's own keys, None where there is none; a list that says one thing is that."""
+        """The value of a key of the architecture, None if it is absent; a list of equal values gives that value."""
         value = self.meta.get(f"{self.architecture}.{key}")
         if isinstance(value, list):
             if len(set(value)) != 1:
@@ -75,7 +75,7 @@ class Gguf:
         return value
 
     def number(self, key: str, default: float | None = None) -> Any:
-        """The same where only a number will do."""
+        """As `get`, for a key that must be a number."""
         value = self.get(key)
         if value is None:
             return default
@@ -93,7 +93,7 @@ class Gguf:
         except (NotImplementedError, ValueError) as error:
             kind = tensor.tensor_type.name
             raise HoneError(f"{self.path}: {name} is {kind}, which cannot be read: use another quantisation") from error
-        values = np.require(values, np.float32, ["C", "W"])  # plain ones are a view of the file
+        values = np.require(values, np.float32, ["C", "W"])  # unquantised tensors are a view of the file
         if not np.isfinite(values).all():
             raise HoneError(f"{self.path} is damaged ({name} has values that are not finite): download it again")
         return values
@@ -114,7 +114,7 @@ def read_gguf(path: str | Path) -> Gguf:
 
 
 def check_package() -> None:
-    """HoneError where what reads such files is not installed: before 98 MB are downloaded."""
+    """Raise HoneError if the package gguf is not installed. Callers ask before they download 98 MB."""
     if find_spec("gguf") is None:
         raise HoneError('GGUF files need the package gguf: pip install "hone[gguf]"')
 
@@ -124,7 +124,7 @@ def _open(path: Path) -> Gguf:
     from gguf import GGUFReader, GGUFValueType
 
     class CheckedReader(GGUFReader):
-        """The package's reader takes what lies beyond the end for empty, and can count there for ever."""
+        """The package's reader reads beyond the end of the file as empty, and may loop there forever."""
 
         def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
             if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
@@ -133,7 +133,7 @@ def _open(path: Path) -> Gguf:
 
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             if raw_type == GGUFValueType.ARRAY and self._get(orig_offs + 4, np.uint64)[0] > len(self.data):
-                raise ValueError("it ends too early")  # an item takes a byte or more
+                raise ValueError("it ends too early")  # each item takes at least a byte
             return super()._get_field_parts(orig_offs, raw_type)
 
     if not path.is_file():
@@ -151,15 +151,15 @@ def _open(path: Path) -> Gguf:
 
 
 def config_of(file: Gguf) -> DecoderConfig:
-    """The decoder's shape, by way of the config.json that the file stands for."""
+    """The decoder's config, by way of the config.json of the same model."""
     try:
         return config_from_hf(_hf_config(file))
     except HoneError as error:
-        raise _of(file.path, error) from error
+        raise _with_path(file.path, error) from error
 
 
-def _of(path: Path, error: HoneError) -> HoneError:
-    """The error with the file in it, which has no config.json to correct."""
+def _with_path(path: Path, error: HoneError) -> HoneError:
+    """The error with the file's path, and with `its metadata` where it says config.json."""
     text = str(error).replace(CONFIG, "its metadata")
     return HoneError(text if str(path) in text else f"{path}: {text}")
 
@@ -188,7 +188,7 @@ def _hf_config(file: Gguf) -> dict[str, Any]:
 
 
 def _head_size(file: Gguf, found: Mapping[str, Any]) -> int:
-    """From the tensors, with which the metadata must agree: a decoder is only made of a size that is there."""
+    """The head size. The metadata must agree with the tensors, before a decoder of that size is made."""
     for name in ("token_embd.weight", "blk.0.attn_q.weight"):
         if name not in file.tensors:
             raise HoneError(f"{file.path} has no tensor {name}: download it again")
@@ -230,7 +230,7 @@ def _rope(file: Gguf, head_dim: int) -> dict[str, Any]:
 
 
 def _llama3(file: Gguf, theta: float, head_dim: int) -> dict[str, Any]:
-    """The llama3 scaling whose frequencies the file lists: the original context is tried, the result compared."""
+    """The llama3 scaling that gives the file's frequencies. Original contexts are tried until one fits."""
     divisors = torch.from_numpy(file.values(FREQUENCIES)).double()
     factor = round(float(divisors.max()), 4) if len(divisors) else 0.0
     for original in (8192, *(2**n for n in range(4, 21))):
@@ -251,7 +251,7 @@ def _llama3(file: Gguf, theta: float, head_dim: int) -> dict[str, Any]:
 
 
 def weights_of(file: Gguf, config: DecoderConfig) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor under its name in a Hugging Face folder, one at a time."""
+    """Each tensor with its name in a Hugging Face folder, one at a time."""
     for name in file.tensors:
         if name == FREQUENCIES:
             continue
@@ -263,7 +263,7 @@ def weights_of(file: Gguf, config: DecoderConfig) -> Iterator[tuple[str, Tensor]
 
 
 def halves(values: np.ndarray[Any, Any], heads: int, *, name: str = "") -> np.ndarray[Any, Any]:
-    """Rows of each head from pairs that rotate, (0, 1), (2, 3), ..., to halves, (0, E/2), (1, E/2 + 1), ..."""
+    """Reorder each head's rows: pairs that rotate together, (0, 1), (2, 3), ..., become (0, E/2), (1, E/2 + 1), ..."""
     if len(values) % (2 * heads):
         raise HoneError(f"{name} has {len(values)} rows, not a multiple of {heads} heads: download the file again")
     paired = values.reshape(heads, len(values) // heads // 2, 2, *values.shape[1:])
@@ -292,7 +292,7 @@ def load_gguf(path: str | Path) -> tuple[Decoder, Tokenizer]:
         check_fits(tokenizer, config.vocab_size)
         return assemble(config, dict(weights_of(file, config))), tokenizer
     except HoneError as error:
-        raise _of(file.path, error) from error
+        raise _with_path(file.path, error) from error
 
 
 def convert_gguf(path: str | Path, folder: str | Path) -> None:

@@ -15,9 +15,9 @@ from hone.data.text.tokenizer_folder import is_panic
 from hone.errors import HoneError
 
 KEY = "tokenizer.ggml."
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # token_type; an unused token only fills a row of the embedding
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # token_type; an unused token pads the embedding
 
-# The patterns that the families publish: words with one leading mark, digits, punctuation with line ends, space.
+# The patterns of the families: words with one leading mark, digits, punctuation with line ends, space.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}"
     r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -31,16 +31,16 @@ CASED = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreTokenizer:
-    """How text is cut into words before merging."""
+    """How text is split into words before BPE merges."""
 
-    pattern: str = ""  # "": GPT-2's
+    pattern: str = ""  # of a word; "": GPT-2's
     digits: bool = False  # each digit is a word
-    nfc: bool = False  # composed first
-    whole: bool = False  # a word that is a token is taken as it is, merges or not
+    nfc: bool = False  # text is normalised to NFC first
+    ignore_merges: bool = False  # a word that is a token is not merged from parts
     bos: bool = False  # text starts with bos unless the file says otherwise
 
 
-LLAMA3 = PreTokenizer(pattern=WORDS.format(digits="{1,3}"), whole=True, bos=True)
+LLAMA3 = PreTokenizer(pattern=WORDS.format(digits="{1,3}"), ignore_merges=True, bos=True)
 QWEN2 = PreTokenizer(pattern=WORDS.format(digits=""), nfc=True)
 KINDS = {
     "gpt-2": PreTokenizer(),
@@ -50,14 +50,14 @@ KINDS = {
     "llama-bpe": LLAMA3,
     "qwen2": QWEN2,
     "deepseek-r1-qwen": QWEN2,
-    "tekken": PreTokenizer(pattern=CASED, whole=True, bos=True),
+    "tekken": PreTokenizer(pattern=CASED, ignore_merges=True, bos=True),
 }
 
 
 def build_tokenizer(meta: Mapping[str, Any], path: Path) -> Tokenizer:
-    """The tokenizer that the metadata describe, or HoneError with what is missing or not known."""
+    """The tokenizer of the metadata; HoneError says what is missing or not known."""
     model = meta.get(f"{KEY}model")
-    if not _listed(meta, "tokens", str, path):
+    if not _list_of(meta, "tokens", str, path):
         raise HoneError(f"{path} holds no tokens: use a GGUF file with its tokenizer")
     if model == "gpt2":
         kind = _kind(meta, path)
@@ -66,12 +66,14 @@ def build_tokenizer(meta: Mapping[str, Any], path: Path) -> Tokenizer:
         inner, bos = _sentencepiece(meta, path), True
     else:
         raise HoneError(f"{path} has a tokenizer of kind {model}, known are gpt2 and llama: use another file")
-    names = {key: _named(meta, f"{key}_token_id", path) for key in ("bos", "eos", "padding", "eot", "eom")}
+    names = {key: _token_of(meta, f"{key}_token_id", path) for key in ("bos", "eos", "padding", "eot", "eom")}
     if names["eos"] is None:
         raise HoneError(f"{path} names no eos token: use another GGUF file of the model")
     if unknown := next((name for name in names.values() if name is not None and inner.token_to_id(name) is None), None):
         raise HoneError(f"{path} is damaged ({unknown!r} is unused, but named as special): download it again")
-    _surround(inner, bos=names["bos"] if meta.get(f"{KEY}add_bos_token", bos) else None, eos=names["eos"], meta=meta)
+    _set_template(
+        inner, bos=names["bos"] if meta.get(f"{KEY}add_bos_token", bos) else None, eos=names["eos"], meta=meta
+    )
     stops = dict.fromkeys(name for key in ("eot", "eom") if (name := names[key]) not in (None, names["eos"]))
     template = meta.get("tokenizer.chat_template")
     return Tokenizer(
@@ -85,7 +87,7 @@ def build_tokenizer(meta: Mapping[str, Any], path: Path) -> Tokenizer:
     )
 
 
-def _listed(meta: Mapping[str, Any], key: str, kind: type, path: Path) -> list[Any]:
+def _list_of(meta: Mapping[str, Any], key: str, kind: type, path: Path) -> list[Any]:
     values = meta.get(f"{KEY}{key}")
     if values is not None and not (isinstance(values, list) and all(isinstance(v, kind) for v in values)):
         raise HoneError(f"{path} is damaged (its {key} are not what they should be): download it again")
@@ -106,9 +108,9 @@ def _byte_level(meta: Mapping[str, Any], kind: PreTokenizer, path: Path) -> toke
     kept = {t: i for i, (t, type_) in enumerate(zip(tokens, types, strict=True)) if type_ != UNUSED}
     if len(kept) != len(tokens) - types.count(UNUSED):
         raise HoneError(f"{path} is damaged (a token stands twice in it): download it again")
-    merges = [tuple(merge.split(" ", 1)) for merge in _listed(meta, "merges", str, path)]
+    merges = [tuple(merge.split(" ", 1)) for merge in _list_of(meta, "merges", str, path)]
     try:
-        inner = tokenizers.Tokenizer(models.BPE(vocab=kept, merges=merges, ignore_merges=kind.whole))
+        inner = tokenizers.Tokenizer(models.BPE(vocab=kept, merges=merges, ignore_merges=kind.ignore_merges))
     except Exception as error:  # the library raises bare Exception
         reason = " ".join(str(error).split())
         raise HoneError(f"{path} is damaged (its merges: {reason}): download it again") from error
@@ -120,12 +122,12 @@ def _byte_level(meta: Mapping[str, Any], kind: PreTokenizer, path: Path) -> toke
     inner.decoder = decoders.ByteLevel()
     if kind.nfc:
         inner.normalizer = normalizers.NFC()
-    _add(inner, tokens, types)
+    _add_special_tokens(inner, tokens, types)
     return inner
 
 
 def _types(meta: Mapping[str, Any], path: Path) -> list[int]:
-    tokens, types = meta[f"{KEY}tokens"], _listed(meta, "token_type", int, path)
+    tokens, types = meta[f"{KEY}tokens"], _list_of(meta, "token_type", int, path)
     if not types:
         raise HoneError(f"{path} does not say which tokens are special ({KEY}token_type): use a newer GGUF file")
     if len(types) != len(tokens):
@@ -133,15 +135,15 @@ def _types(meta: Mapping[str, Any], path: Path) -> list[int]:
     return types
 
 
-def _add(inner: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control tokens are special; the user's own stay whole in a text but are part of it."""
+def _add_special_tokens(inner: tokenizers.Tokenizer, tokens: list[str], types: list[int]) -> None:
+    """Add the tokens that are never split. Control tokens are special; user-defined ones are part of the text."""
     pairs = list(zip(tokens, types, strict=True))
     inner.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, n in pairs if n == CONTROL])
     inner.add_tokens([AddedToken(t, normalized=False, special=False) for t, n in pairs if n == USER_DEFINED])
 
 
 def _sentencepiece(meta: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer:
-    """A vocabulary of scored pieces: transformers works out the merges."""
+    """The tokenizer of a vocabulary with scores; transformers computes the merges."""
     if find_spec("transformers") is None:
         raise HoneError('this GGUF file\'s tokenizer needs transformers: pip install "hone[gguf]"')
     if meta.get(f"{KEY}add_space_prefix") is False:
@@ -151,14 +153,14 @@ def _sentencepiece(meta: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer:
         with data_only(path) as place:
             read = from_pretrained("AutoTokenizer", place, gguf_file=path.name)
         return tokenizers.Tokenizer.from_str(read.backend_tokenizer.to_str())
-    except BaseException as error:  # what another library does with a damaged file is not foreseen
+    except BaseException as error:  # transformers can raise anything on a damaged file
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         reason = " ".join(str(error).split())
         raise HoneError(f"the tokenizer of {path} cannot be read ({reason}): download it again") from error
 
 
-def _named(meta: Mapping[str, Any], key: str, path: Path) -> str | None:
+def _token_of(meta: Mapping[str, Any], key: str, path: Path) -> str | None:
     i, tokens = meta.get(f"{KEY}{key}"), meta[f"{KEY}tokens"]
     if i is None:
         return None
@@ -167,8 +169,8 @@ def _named(meta: Mapping[str, Any], key: str, path: Path) -> str | None:
     return tokens[i]
 
 
-def _surround(inner: tokenizers.Tokenizer, *, bos: str | None, eos: str, meta: Mapping[str, Any]) -> None:
-    """What encoding with special tokens puts before and after a text."""
+def _set_template(inner: tokenizers.Tokenizer, *, bos: str | None, eos: str, meta: Mapping[str, Any]) -> None:
+    """Set the special tokens that encoding adds before and after a text."""
     before = [bos] if bos is not None else []
     after = [eos] if meta.get(f"{KEY}add_eos_token") else []
     used = [(name, inner.token_to_id(name)) for name in dict.fromkeys([*before, *after])]

@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face model to a DecoderConfig; what the decoder does not compute is refused."""
+"""config.json of a Hugging Face model to a DecoderConfig. A model that the decoder does not compute is refused."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,27 +8,27 @@ from hone.errors import HoneError
 from hone.model.config import ROPES, DecoderConfig, Rope, yarn_attention
 
 CONFIG = "config.json"
-# Beyond these a value is a mistake or an attack; the weight files are asked about the rest.
+# A value beyond these is a mistake or an attack. Smaller mistakes show when shapes are compared with the weights.
 LARGEST, MOST_LAYERS, LEAST, MOST = 2**40, 4096, 1e-30, 1e30
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
-class Unknown(HoneError):
-    """The model is whole, but computes something that the decoder does not."""
+class Unsupported(HoneError):
+    """The model is valid, but the decoder does not compute it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What a model_type says beyond its numbers."""
+    """What a model_type implies beside the numbers of its config."""
 
     architecture: str
-    qkv_bias: bool = False  # always has them
-    bias_option: bool = False  # attention_bias puts them on all four projections
+    qkv_bias: bool = False  # queries, keys and values always have a bias
+    bias_option: bool = False  # attention_bias exists, for all four projections
     mlp_option: bool = False  # mlp_bias exists
     qk_norm: bool = False
     windows: bool = False  # sliding_window exists
     window_option: bool = False  # use_sliding_window says whether it holds, max_window_layers from which layer on
-    # what Hugging Face's class takes where the config has no such key
+    # defaults of Hugging Face's class, for keys that the config lacks
     context: int = 2048
     window: int = 0
     key_value_heads: int = 0  # 0: as many as query heads
@@ -50,13 +50,13 @@ FAMILIES = {
 
 
 def config_from_hf(hf: Mapping[str, Any]) -> DecoderConfig:
-    """The decoder's shape, or HoneError with what is wrong."""
+    """The decoder's shape; HoneError says what is wrong."""
     if "model_type" not in hf:
         raise HoneError(f"{CONFIG} has no model_type: copy the whole file from the model's source")
     family = FAMILIES.get(str(hf["model_type"]))
     if family is None:
         known = ", ".join(FAMILIES)
-        raise Unknown(f"model_type is {_short(hf['model_type'])}: the decoder computes {known}: use one of these")
+        raise Unsupported(f"model_type is {_short(hf['model_type'])}: the decoder computes {known}: use one of these")
     if missing := [key for key in SIZES if key not in hf]:
         raise HoneError(f"{CONFIG} lacks {', '.join(missing)}: copy the whole file from the model's source")
     _refuse(hf, family)
@@ -89,7 +89,7 @@ def _shape(hf: Mapping[str, Any], family: Family) -> DecoderConfig:
 
 
 def _refuse(hf: Mapping[str, Any], family: Family) -> None:
-    """Maths that another model of the family may ask for and the decoder does not have."""
+    """Refuse operations that a model of the family may have and the decoder does not compute."""
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise HoneError(f"{CONFIG} has rope_parameters {_short(rope)}, not an object: copy it again")
@@ -102,14 +102,14 @@ def _refuse(hf: Mapping[str, Any], family: Family) -> None:
     }
     for key, (value, known) in expected.items():
         if value != known:
-            raise Unknown(f"{CONFIG} has {key} {_short(value)}, the decoder computes {known!r}: use another model")
+            raise Unsupported(f"{CONFIG} has {key} {_short(value)}, the decoder computes {known!r}: use another model")
 
 
 def _rope(hf: Mapping[str, Any], context: int) -> Rope:
     given: Mapping[str, Any] = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     kind = str(given.get("rope_type", given.get("type", "default")))
     if kind not in ROPES:
-        raise Unknown(
+        raise Unsupported(
             f"{CONFIG} has rope type {_short(kind)}, the decoder computes {', '.join(ROPES)}: use another model"
         )
     theta = _positive(given.get("rope_theta", hf.get("rope_theta", 10_000.0)), "rope_theta")
@@ -147,7 +147,7 @@ def _windows(hf: Mapping[str, Any], family: Family, layers: int) -> tuple[int, .
     kinds = hf.get("layer_types") or ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
         kind = _short(sorted(map(str, unknown))[0])
-        raise Unknown(f"layer_types has {kind}, which the decoder does not compute: use another model")
+        raise Unsupported(f"layer_types has {kind}, which the decoder does not compute: use another model")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
@@ -166,6 +166,6 @@ def _positive(value: Any, key: str) -> float:
 
 
 def _short(value: Any) -> str:
-    """A value as an error shows it. Python writes at most 4300 digits."""
+    """A value, shortened for an error. Python prints integers of at most 4300 digits."""
     text = f"a number of {value.bit_length()} bits" if isinstance(value, int) and abs(value) > MOST else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,4 +1,4 @@
-"""Models from the Hugging Face Hub: config, safetensors and tokenizer files, and nothing that runs when it is read."""
+"""Models from the Hugging Face Hub: config, safetensors and tokenizer files. None of them can run code when read."""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -20,11 +20,11 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 class Unreachable(HoneError):
-    """What was asked for could not be downloaded: no network, or no such thing there."""
+    """The download failed: no network, or nothing of this name."""
 
 
 def download(name: str, folder: Path, *, note: Callable[[str], None]) -> str:
-    """Fill the folder from the Hub; returns the commit that it holds."""
+    """Fill the folder from the Hub; returns the commit."""
     hub = _client()
     try:
         found = hub.HfApi().model_info(name)
@@ -33,7 +33,7 @@ def download(name: str, folder: Path, *, note: Callable[[str], None]) -> str:
         hub.snapshot_download(name, revision=found.sha, allow_patterns=names, local_dir=folder)
     except HoneError:
         raise
-    except Exception as error:  # the client's own, its HTTP library's, the disk's
+    except Exception as error:  # an error of the client, of its HTTP library or of the disk
         reason = " ".join(str(error).split()) or type(error).__name__
         raise Unreachable(f"the Hub did not give {name} ({reason[:300]}): check the name and the network") from error
     shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes
@@ -43,7 +43,7 @@ def download(name: str, folder: Path, *, note: Callable[[str], None]) -> str:
 
 
 def choose(name: str, files: Sequence[str]) -> list[str]:
-    """The files to take of those a repository has, or HoneError with the reason against it."""
+    """The files to download from a repository; HoneError if it has not what Hone needs."""
     weights = [f for f in files if f.startswith("model") and f.endswith(".safetensors") and "/" not in f]
     if "model.safetensors" in weights:
         weights = ["model.safetensors"]

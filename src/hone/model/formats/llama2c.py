@@ -76,19 +76,19 @@ def _tensors(data: bytes, config: DecoderConfig, name: str) -> dict[str, Tensor]
         for i, x in enumerate(stacked):
             found[f"model.layers.{i}.{kind}.weight"] = _halves(x, E) if kind.endswith(("q_proj", "k_proj")) else x
     found["model.norm.weight"] = cut(D)
-    cut(2, P, E // 2)  # tables of cosines and sines, which the decoder makes itself
+    cut(2, P, E // 2)  # skips tables of cosines and sines, which the decoder computes
     if not config.tie_word_embeddings:
         found["lm_head.weight"] = cut(config.vocab_size, D)
     return {key: x.contiguous() for key, x in found.items()}
 
 
 def _halves(x: Tensor, size: int) -> Tensor:
-    """Rows of each head from the pairs (0, 1), (2, 3), ... that are rotated together to the two halves."""
+    """Reorder each head's rows: pairs that rotate together, (0, 1), (2, 3), ..., become (0, E/2), (1, E/2 + 1), ..."""
     return x.view(-1, size // 2, 2, x.shape[1]).transpose(1, 2).reshape(x.shape)
 
 
 def _tokenizer(data: bytes, size: int) -> Tokenizer:
-    """A BPE whose merges are taken in the order of the pieces' scores; unknown characters become bytes."""
+    """A BPE tokenizer that merges in the order of the pieces' scores; unknown characters become bytes."""
     pieces, at = dict[str, float](), 4
     try:
         for _ in range(size):

@@ -1,6 +1,6 @@
 """The PEFT format of one adapter: adapter_config.json and adapter_model.safetensors, as `peft` writes and reads them.
 
-What is not W0 + scale B A on linear layers is refused with the reason: loaded in part it would be another model.
+An adapter that is not W0 + scale B A on linear layers is refused with the reason: a part of it would be another model.
 """
 
 import json
@@ -37,7 +37,7 @@ from hone.model.lora import (
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX, INNER = "base_model.model.", "inner."  # PEFT's name of the model it wraps, and ours of a foreign one
 MERGE = "merge it into its model with peft (merge_and_unload) and use that"
-# what is read here, and what does not change the model
+# keys that are read here, or that do not change the model
 KNOWN = {
     "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config",
     "exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern",
@@ -51,13 +51,13 @@ STARTS = (True, False, None, "gaussian", "eva", "orthogonal")  # these leave the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterFile:
-    """An adapter as it lies in a folder: A and B by layer, and what scales them."""
+    """An adapter as its folder has it: A and B by layer, and their scale."""
 
     tensors: Mapping[str, tuple[Tensor, Tensor]]  # by layer: A [r, d_in], B [d_out, r]
     alpha: Mapping[str, float]  # by layer
     rslora: bool
-    base: str  # the model it was made for, "" if it does not say
-    whole: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # frozen weights that came along
+    base: str  # the model it was made for, "" if it is not named
+    frozen: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])  # base weights that PEFT saved too
     notes: tuple[str, ...] = ()
 
     def scale(self, layer: str) -> float:
@@ -76,7 +76,7 @@ def save_peft(
 ) -> None:
     """Write the selected adapter for `peft`; base: the model it belongs to, a folder or a Hub name.
 
-    weights: a copy of its `lora_state`, where it is trained on meanwhile.
+    weights: a copy of its `lora_state`, if training may change it meanwhile.
     """
     adapters = adapters_of(decoder)
     if not adapters:
@@ -124,7 +124,7 @@ def _number(x: float) -> int | float:
 
 
 def _targets(adapted: list[str], linear: list[str]) -> list[str]:
-    """The last words of the names where these mean exactly the adapted layers, else the whole names."""
+    """The last parts of the layers' names if these match no other layer, else the whole names."""
     words = {name.rpartition(".")[2] for name in adapted}
     meant = {name for name in linear if name.rpartition(".")[2] in words}
     return sorted(words if meant == set(adapted) else adapted)
@@ -132,7 +132,7 @@ def _targets(adapted: list[str], linear: list[str]) -> list[str]:
 
 @torch.no_grad()
 def load_peft(decoder: Decoder, folder: str | Path, *, name: str = DEFAULT, train: bool = True) -> AdapterFile:
-    """Add a folder's adapter to the decoder and select it; train=False: frozen, and a dropout is passed over."""
+    """Add a folder's adapter to the decoder and select it; train=False: frozen, and lora_dropout is ignored."""
     found, layers = read_peft(folder, train=train), linear_layers(decoder)
     check_new(decoder, name)
     ours = {layer.removeprefix(INNER): layer for layer in layers}
@@ -148,7 +148,7 @@ def load_peft(decoder: Decoder, folder: str | Path, *, name: str = DEFAULT, trai
                 f"{folder} adapts {layer} of {b.shape[0]} x {a.shape[1]}, the model's is {expected}: "
                 "load it on the model it was trained on"
             )
-    for layer, x in found.whole.items():
+    for layer, x in found.frozen.items():
         if layer not in ours or not torch.equal(layers[ours[layer]].weight, x.to(layers[ours[layer]].weight)):
             raise HoneError(f"{folder} brings a {layer} that differs from the model's: {MERGE}")
     check_untied(decoder, [ours[layer] for layer in found.tensors])
@@ -167,7 +167,7 @@ def _adapter(found: AdapterFile, layer: str, base: nn.Linear) -> Adapter:
 
 
 def read_peft(folder: str | Path, *, train: bool = False) -> AdapterFile:
-    """The adapter of a folder, checked: a LoRA of linear layers and nothing else, with the ranks it states."""
+    """The adapter of a folder. It must be a plain LoRA of linear layers, with the ranks that its config states."""
     folder = Path(folder)
     config = _read_config(folder)
     _check_plain(config, folder)
@@ -179,7 +179,7 @@ def read_peft(folder: str | Path, *, train: bool = False) -> AdapterFile:
         )
     if dropout:
         notes = (f"lora_dropout {dropout} is for training only and was passed over",)
-    pairs, whole = _pairs(_read_tensors(folder), folder)
+    pairs, frozen = _pairs(_read_tensors(folder), folder)
     layers = list(pairs)
     ranks = dict(zip(layers, _by_layer(config, "rank_pattern", layers, config["r"], folder=folder), strict=True))
     alphas = _by_layer(config, "alpha_pattern", layers, config["lora_alpha"], folder=folder)
@@ -192,7 +192,7 @@ def read_peft(folder: str | Path, *, train: bool = False) -> AdapterFile:
         alpha={layer: float(alpha) for layer, alpha in zip(layers, alphas, strict=True)},
         rslora=bool(config.get("use_rslora")),
         base=config.get("base_model_name_or_path") or "",
-        whole=whole,
+        frozen=frozen,
         notes=notes,
     )
 
@@ -212,7 +212,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_plain(config: Mapping[str, Any], folder: Path) -> None:
-    """Refuse what would make the adapter more than scale B A."""
+    """Refuse an adapter that is more than scale B A."""
     kind, start = config["peft_type"], config.get("init_lora_weights", True)
     if kind != "LORA":
         raise HoneError(f"{folder} is a {str(kind)[:60]} adapter, only LoRA can be loaded: {MERGE}")
@@ -257,7 +257,7 @@ def _list(names: Any) -> str:
 
 
 def _by_layer(config: Mapping[str, Any], key: str, layers: Sequence[str], default: Any, *, folder: Path) -> list[Any]:
-    """For each layer, the value of the first pattern that matches the end of its name. PEFT looks it up so."""
+    """For each layer, the value of the first pattern that matches the end of its name, as in PEFT."""
     patterns: dict[str, Any] = config.get(key) or {}
     if not patterns:
         return [default] * len(layers)
@@ -278,7 +278,7 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _pairs(tensors: Mapping[str, Tensor], folder: Path) -> tuple[dict[str, tuple[Tensor, Tensor]], dict[str, Tensor]]:
-    """A and B by layer, and the frozen weights of vocabulary layers that PEFT saves along."""
+    """A and B by layer, and the base weights of vocabulary layers, which PEFT saves too."""
     parts: dict[str, dict[str, Tensor]] = {"lora_A": {}, "lora_B": {}, "base_layer": {}}
     for key, x in tensors.items():
         layer, _, part = key.removeprefix(PREFIX).removesuffix(".weight").rpartition(".")

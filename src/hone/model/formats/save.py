@@ -1,6 +1,6 @@
-"""A model written as a folder that Hone and Hugging Face's Auto classes load: config, weights and tokenizer.
+"""Writes a model as a folder that Hone and Hugging Face's Auto classes load: config, weights and tokenizer.
 
-Files go straight into the folder, and what the disk refuses is raised as OSError.
+Files are written straight into the folder. An error of the disk is raised as OSError.
 """
 
 import json
@@ -27,13 +27,13 @@ from hone.model.lora import plain_state
 from hone.model.scorer import Scorer
 
 GENERATION = "generation_config.json"
-SCORE = "score.safetensors"  # the head beside a model of transformers
+SCORE = "score.safetensors"  # the head, in a file beside a model of transformers
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-SHARD = 5 * 10**9  # bytes of a weights file, beyond which another is begun
+SHARD = 5 * 10**9  # bytes at most in a weights file, unless one tensor has more
 
 
 def weights_of(model: Decoder | Scorer) -> dict[str, Tensor]:
-    """What a folder holds of the model, by name: adapters that are on are merged, a scorer's head is score.*."""
+    """The tensors to write, by name: adapters that are on are merged, a scorer's head is score.*."""
     if not isinstance(model, Scorer):
         return plain_state(model)
     return plain_state(model.decoder) | {f"score.{name}": x.detach() for name, x in model.head.state_dict().items()}
@@ -42,9 +42,9 @@ def weights_of(model: Decoder | Scorer) -> dict[str, Tensor]:
 def save_model(
     model: Decoder | Scorer, tokenizer: Tokenizer, folder: str | Path, *, weights: Mapping[str, Tensor] | None = None
 ) -> None:
-    """Weights, config, tokenizer, and for a language model every token that ends its turn.
+    """Write weights, config and tokenizer, and for a language model all tokens that end its turn.
 
-    weights: a copy of the model's, where they may change meanwhile.
+    weights: a copy of the model's, if training may change them meanwhile.
     """
     ids = {"eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.bos_id}
     if isinstance(model, Scorer):
@@ -66,7 +66,7 @@ def save_decoder(
 ) -> None:
     """Write config.json and model.safetensors, adapters merged; extra: more keys, such as eos_token_id.
 
-    weights: a copy of `weights_of`, for a model that is trained on meanwhile.
+    weights: a copy of `weights_of`, if training may change the model meanwhile.
     """
     state = dict(weights_of(decoder) if weights is None else weights)
     if isinstance(decoder, Foreign):
@@ -84,7 +84,7 @@ def save_scorer(
     extra: Mapping[str, Any] | None = None,
     weights: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """As save_decoder, with the head as score.*. The vocabulary head is tied, so that loading makes none."""
+    """As save_decoder, with the head as score.*. The vocabulary head counts as tied, and is not written."""
     state = dict(weights_of(scorer) if weights is None else weights)
     head = {name: state.pop(name) for name in list(state) if name.startswith("score.")}
     separator = {"separator": scorer.separator} if scorer.separator else {}
@@ -115,7 +115,7 @@ def _write(folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor])
 
 
 def write_weights(folder: Path, state: Mapping[str, Tensor]) -> None:
-    """One file, or where that would be too large several and their index."""
+    """Write one file, or several with an index if one would be too large."""
     shards = _shards(state, SHARD)
     if len(shards) == 1:
         return write_file(folder / WEIGHTS, shards[0])
@@ -140,20 +140,20 @@ def _shards(state: Mapping[str, Tensor], size: int) -> list[dict[str, Tensor]]:
 
 
 def write_file(path: Path, state: Mapping[str, Tensor]) -> None:
-    """One file, beside a config whose rights it gets."""
+    """Write one file, with the permissions of the config beside it."""
     try:
         save_file({n: x.contiguous() for n, x in state.items()}, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # it wraps what the disk said; give that back
+    except SafetensorError as error:  # the disk's error is inside its text
         number = re.search(r"os error (\d+)", str(error))
         raise OSError(int(number[1]) if number else 0, str(error), str(path)) from error
-    shutil.copymode(path.parent / CONFIG, path)  # safetensors writes for the owner only
+    shutil.copymode(path.parent / CONFIG, path)  # safetensors makes files that only the owner can read
 
 
 # --- the config ---
 
 
 def config_to_hf(config: DecoderConfig, *, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
-    """The keys of the family's config; ids of special tokens are null, because absent ones would have defaults."""
+    """The family's config.json. Ids of special tokens are null, because absent keys would get defaults."""
     name = str(dtype).removeprefix("torch.")
     family = FAMILIES[config.family]
     return {

@@ -1,6 +1,6 @@
-"""The tensors of a model folder, read from its safetensors files; what is damaged, missing or quantised is named.
+"""Reads the tensors of a model folder from its safetensors files. An error names what is damaged or missing.
 
-Shapes and dtypes are known without reading the values, and values can be read one at a time.
+Shapes and dtypes can be read without the values, and values one tensor at a time.
 """
 
 import re
@@ -15,9 +15,9 @@ from hone.data.text.json_object import read_object
 from hone.errors import HoneError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAPPED = 2**26  # bytes copied before a file is mapped anew: what was read of a mapped file counts as memory
+MAPPED = 2**26  # bytes copied before a file is mapped again: pages read through one mapping count as memory
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-DERIVED = "rotary_emb.inv_freq"  # a table that old checkpoints carry along
+DERIVED = "rotary_emb.inv_freq"  # a table in old checkpoints
 
 
 def weight_files(folder: Path) -> list[str]:
@@ -53,7 +53,7 @@ def read_weights(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def read_file(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Copies: a view of the mapped file would change when the file is written again."""
+    """The tensors, copied: a view of the mapped file would change when the file is written again."""
     tensors, before = dict[str, Tensor](), path.stat()
     try:
         with safe_open(path, framework="pt") as file:
@@ -69,7 +69,7 @@ def read_file(path: Path, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def _read_part(path: Path, keys: list[str], dtype: torch.dtype) -> dict[str, Tensor]:
-    """As many of the tensors as one mapping is kept for."""
+    """The first of the tensors, up to MAPPED bytes, by one mapping of the file."""
     tensors, held = dict[str, Tensor](), 0
     with safe_open(path, framework="pt") as file:
         for key in keys:
@@ -87,7 +87,7 @@ def _float(x: Tensor, name: str) -> Tensor:
 
 
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-KINDS = {  # the first that a name matches
+KINDS = {  # the first pattern that matches a name counts
     "embedding": r"(^|\.)(embed_tokens|wte|wpe|embed_in)\.",
     "head": r"(^|\.)(lm_head|embed_out)\.",
     "score": r"^score\.",
@@ -113,9 +113,9 @@ class TensorOnDisk:
 
 
 def tensor_index(folder: Path, files: list[str] | None = None) -> dict[str, TensorOnDisk]:
-    """What a model folder holds, by name, layer 2 before layer 10: of the headers only, nothing is loaded.
+    """The tensors of a model folder, by name, layer 2 before layer 10. Only the headers are read.
 
-    files: others than the model's.
+    files: read these instead of the model's.
     """
     found = dict[str, TensorOnDisk]()
     for path in _weight_paths(folder, files):
@@ -139,7 +139,7 @@ def _tensors_of(path: Path) -> dict[str, TensorOnDisk]:
 
 
 def in_order(name: str) -> list[tuple[int, str]]:
-    """Sorts names by their numbers: layer 2 before layer 10."""
+    """A sort key that compares numbers in names as numbers: layer 2 before layer 10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 

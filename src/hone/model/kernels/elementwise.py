@@ -1,4 +1,4 @@
-"""What stands between the products of a layer in training: norm, rotation, SiLU gate, and their gradients.
+"""The operations between the products of a layer in training: norm, rotation, SiLU gate, and their gradients.
 
 One program a row or some (norm, gate) or a token (rotation); float32 inside, whatever the numbers are stored as.
 """
@@ -46,7 +46,7 @@ def norm_grad(
     """DX = the norm's gradient + PLUS, for every program's share of rows; DGAIN [programs, D] its part of the gain's
 
     n = x / rms, g = dy gain: dx = (g - n mean(g n)) / rms; the gain's is the sum of dy n. AGAIN: DY becomes n gain.
-    The next row is on its way while one is computed.
+    The next row is loaded while one is computed.
     """
     me, many = tl.program_id(0), tl.num_programs(0)
     cols = tl.arange(0, BD)
@@ -80,7 +80,7 @@ def norm_grad(
 
 
 @triton.jit
-def sum_lines_of(X, Y, lines, D, BL: tl.constexpr, BD: tl.constexpr):
+def sum_rows(X, Y, lines, D, BL: tl.constexpr, BD: tl.constexpr):
     """Y = the sum of the lines of X [lines, D], each column's in the same order every time"""
     line, cols = tl.arange(0, BL), tl.program_id(0) * BD + tl.arange(0, BD)
     inside = (cols < D)[None, :]
@@ -93,12 +93,12 @@ def sum_lines_of(X, Y, lines, D, BL: tl.constexpr, BD: tl.constexpr):
 
 def launch_sum(x: Tensor, y: Tensor) -> None:
     """y = x.sum(0), [lines, D] -> [D]"""
-    sum_lines_of[(cdiv(x.shape[1], 8),)](x, y, *x.shape, BL=512, BD=8, num_warps=8)
+    sum_rows[(cdiv(x.shape[1], 8),)](x, y, *x.shape, BL=512, BD=8, num_warps=8)
 
 
 @triton.jit
 def rotate(X, COS, SIN, stride, width, HEADS: tl.constexpr, BH: tl.constexpr, E: tl.constexpr):
-    """The first HEADS heads of each token's line turned in place
+    """The first HEADS heads of each token rotated in place
 
     COS, SIN [tokens, width]: the angles of each token, of which the first E / 2 are read.
     """
@@ -116,7 +116,7 @@ def rotate(X, COS, SIN, stride, width, HEADS: tl.constexpr, BH: tl.constexpr, E:
 
 @triton.jit
 def store_back(a, b, OUT, cos, sin, HEADS: tl.constexpr, BH: tl.constexpr, E: tl.constexpr, TURN: tl.constexpr):
-    """The halves of a token's heads side by side, turned back where they were turned"""
+    """Write both halves of a token's heads to OUT; TURN: rotated back"""
     head, i = tl.arange(0, BH)[:, None], tl.arange(0, E // 2)[None]
     if TURN:
         a, b = a * cos + b * sin, b * cos - a * sin
@@ -126,7 +126,7 @@ def store_back(a, b, OUT, cos, sin, HEADS: tl.constexpr, BH: tl.constexpr, E: tl
 
 @triton.jit
 def _heads_back(X, OUT, stride, cos, sin, HEADS: tl.constexpr, BH: tl.constexpr, E: tl.constexpr, TURN: tl.constexpr):
-    """A token's heads, turned back where they were turned, moved to OUT where they lie side by side"""
+    """Copy a token's heads to OUT, contiguous there; TURN: rotated back"""
     head, i = tl.arange(0, BH)[:, None], tl.arange(0, E // 2)[None]
     keep = head < HEADS
     a = tl.load(X + head * stride + i, mask=keep, other=0.0).to(tl.float32)
@@ -139,7 +139,7 @@ def rotate_back(
     DQ, DK, DV, COS, SIN, OUT, q_token, q_head, k_token, k_head, v_token, v_head, width,
     H: tl.constexpr, K: tl.constexpr, BH: tl.constexpr, BK: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
-    """OUT [tokens, H + 2 K, E]: the gradients of queries and keys before they were turned, and those of values"""
+    """OUT [tokens, H + 2 K, E]: the gradients of queries and keys before the rotation, and those of values"""
     token = tl.program_id(0).to(tl.int64)
     i = tl.arange(0, E // 2)[None]
     cos = tl.load(COS + token * width + i).to(tl.float32)

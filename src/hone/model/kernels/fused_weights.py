@@ -1,8 +1,7 @@
-"""Weights that read the same input lie side by side in memory, so that one product does the work of three.
+"""Weights that read the same input are made adjacent in memory, so that one product replaces three.
 
-The parameters stay the learner's own: each becomes a view of its part, and a step of the optimiser is seen at once.
-Whatever gives a parameter other memory (`.to`, loading with assign=True) undoes it, and the next call lays them out
-again.
+The parameters stay the learner's: each becomes a view of its part, so a step of the optimiser changes the joined weight
+too. What gives a parameter new memory (`.to`, loading with assign=True) undoes it; the next call moves them again.
 Shapes: N tokens, D inputs, F outputs of all layers together.
 """
 
@@ -19,8 +18,8 @@ Weights = tuple[Tensor, Tensor | None]  # [sum of outputs, inputs], [sum of outp
 Gradients = list[Tensor | None]
 
 
-def plain(layer: nn.Module) -> nn.Linear:
-    """The layer without its adapters."""
+def base_linear(layer: nn.Module) -> nn.Linear:
+    """The linear layer without its adapters."""
     found = layer.base if isinstance(layer, LoRALinear) else layer
     assert isinstance(found, nn.Linear)
     return found
@@ -37,40 +36,40 @@ class LowRank:
 
 
 def adapters_on(*layers: nn.Module) -> Iterator[LowRank]:
-    """The adapters that are on, of layers whose outputs lie side by side."""
+    """The adapters that are on, of layers whose outputs are columns of one product."""
     at = 0
     for layer in layers:
         adapter = layer.adapter if isinstance(layer, LoRALinear) and layer.enabled else None
         if adapter is not None:
             yield LowRank(adapter.lora_A, adapter.lora_B, adapter.scale, at)
-        at += plain(layer).out_features
+        at += base_linear(layer).out_features
 
 
 def make_adjacent(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors as one, joined along their first dimension; where they are not yet neighbours they are moved."""
-    return as_view(tensors) if are_neighbours(tensors) else _moved(tensors)
+    """The tensors joined along their first dimension; they are moved first if they are not adjacent."""
+    return as_view(tensors) if are_neighbours(tensors) else _move_together(tensors)
 
 
 def as_view(tensors: Sequence[Tensor]) -> Tensor:
-    """Neighbours in memory as one tensor, no number copied."""
+    """Adjacent tensors as one, without a copy."""
     first, rows = tensors[0].detach(), sum(len(t) for t in tensors)
     return first.as_strided((rows, *first.shape[1:]), first.stride())
 
 
 def are_neighbours(tensors: Sequence[Tensor]) -> bool:
-    """Whether they lie in one allocation, one after the other."""
+    """Whether they are in one allocation, one after the other."""
     end = tensors[0].data_ptr()
     for t in tensors:
         if t.data_ptr() != end or not t.is_contiguous():
             return False
         end += t.nbytes
-    # numbers that happen to be neighbours in different allocations are not one tensor
+    # tensors of different allocations can be adjacent by chance, and cannot be one tensor
     storage = tensors[0].untyped_storage()
     return len({t.untyped_storage().data_ptr() for t in tensors}) == 1 and end <= storage.data_ptr() + storage.nbytes()
 
 
 @torch.no_grad()
-def _moved(tensors: Sequence[Tensor]) -> Tensor:
+def _move_together(tensors: Sequence[Tensor]) -> Tensor:
     with torch.inference_mode(False):  # the learner differentiates through them
         joined = torch.cat([t.detach() for t in tensors])
         at = 0
@@ -81,8 +80,8 @@ def _moved(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def weights_of(layers: Sequence[nn.Module]) -> Weights:
-    """Weight and bias of linear layers that read one input."""
-    each = [plain(layer) for layer in layers]
+    """The joined weight and bias of linear layers that read the same input."""
+    each = [base_linear(layer) for layer in layers]
     biases = [layer.bias for layer in each if layer.bias is not None]
     if 0 < len(biases) < len(each):
         raise ValueError("some of the layers have a bias and some have none")
@@ -106,7 +105,7 @@ def layer_weights(layer: Layer) -> tuple[Weights, Weights, Weights, Weights]:
 
 
 def as_one(tensors: tuple[Tensor, ...]) -> Tensor:
-    """The tensors as one; a copy where they are not neighbours in memory."""
+    """The tensors as one; a copy if they are not adjacent."""
     if len(tensors) == 1:
         return tensors[0]
     return as_view(tensors) if are_neighbours(tensors) else torch.cat([x.detach() for x in tensors])
@@ -122,16 +121,16 @@ class Product:
 
     @staticmethod
     def of(*layers: nn.Module) -> "Product":
-        each = [plain(layer) for layer in layers]
+        each = [base_linear(layer) for layer in layers]
         biases = tuple(base.bias for base in each if base.bias is not None)
         return Product(tuple(base.weight for base in each), biases, tuple(adapters_on(*layers)))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """What autograd has to know of, in the order of `backward`'s gradients."""
+        """The parameters, for autograd, in the order of `gradients`."""
         return (*self.weights, *self.biases, *(x for low in self.adapters for x in (low.A, low.B)))
 
     def forward(self, x_ND: Tensor, *, plus: Tensor | None = None, spend: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """(y + plus, A x of each adapter). spend: the sum may overwrite plus, except under autocast, which casts."""
+        """(y + plus, A x of each adapter). spend: the sum may overwrite plus (under autocast it does not)."""
         W = as_one(self.weights)
         if plus is not None:
             spend = spend and not torch.is_autocast_enabled(plus.device.type)
@@ -145,7 +144,7 @@ class Product:
         return y, inner
 
     def backward(self, dy_NF: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """(dx, what each adapter's B made of dy)"""
+        """(dx, scale dy B of each adapter)"""
         dx, back = dy_NF @ as_one(self.weights), list[Tensor]()
         for low in self.adapters:
             back.append((dy_NF[:, low.at : low.at + len(low.B)] @ low.B).mul_(low.scale))

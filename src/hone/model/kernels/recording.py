@@ -1,6 +1,7 @@
-"""A piece of GPU work recorded as a CUDA graph, to be replayed on what its inputs hold by then.
+"""GPU work that is recorded as a CUDA graph. A replay runs it on the present content of its inputs.
 
-It has run once before, so that every kernel is compiled. Other threads may use the GPU meanwhile, but not record.
+The work must have run once before, so that every kernel is compiled. Other threads may use the GPU during a recording,
+but cannot record.
 """
 
 import threading
@@ -11,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-RECORDING = threading.Lock()  # whoever records first waits for the GPU, which is an error while another records
+RECORDING = threading.Lock()  # a recording begins with a wait for the GPU, which fails while another thread records
 Results = Sequence[Tensor] | None
 
 
 class Recording:
-    """`replay` runs the work again and gives its results, which stand where they stood before."""
+    """`replay` runs the work again and returns its results, always in the same memory."""
 
     def __init__(self, run: Callable[[], Results], pool: Any) -> None:
         self.graph = torch.cuda.CUDAGraph()
@@ -32,9 +33,9 @@ class Recording:
 
 @contextmanager
 def own_workspace() -> Iterator[None]:
-    """cuBLAS takes its scratch memory from the graph's own pool, and forgets it afterwards.
+    """Inside, cuBLAS takes its workspace from the graph's own pool.
 
-    It would go on using memory of an earlier graph, which other code may free: `torch.compile` does so when it records.
+    Otherwise it would use that of an earlier graph, which other code may free, as `torch.compile` does when it records.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:
@@ -43,8 +44,8 @@ def own_workspace() -> Iterator[None]:
         torch._C._cuda_clearCublasWorkspaces()
 
 
-class Rehearsal(Recording):
-    """The same interface where there is nothing to record with."""
+class EagerReplay(Recording):
+    """The same interface without a graph, for a CPU: each replay runs the work."""
 
     def __init__(self, run: Callable[[], Results], out: Results) -> None:
         self.run, self.out = run, out
@@ -55,6 +56,6 @@ class Rehearsal(Recording):
         return self.out
 
 
-def recorded(run: Callable[[], Results], out: Results, pool: Any) -> Recording:
+def record(run: Callable[[], Results], out: Results, pool: Any) -> Recording:
     """pool: the memory it may use, None on a CPU; out: tensors like its results"""
-    return Recording(run, pool) if pool is not None else Rehearsal(run, out)
+    return Recording(run, pool) if pool is not None else EagerReplay(run, out)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 ROWS = 256  # buffers hold a multiple of so many rows, the largest row tile
 NARROW = 960  # columns below which a product has too few tiles for an H200
-WIDE = 8_192  # columns from which a product is the vocabulary's
+WIDE = 8_192  # columns from which a product is taken for the vocabulary's
 CUBLAS_ROWS = 96  # rows from which cuBLAS computes the logits faster
 
 
@@ -17,7 +17,7 @@ class Tile:
     depth: int
     warps: int
     stages: int
-    copied: bool = True  # loaded by Hopper's copy engine, which pays from a certain size on
+    copied: bool = True  # loaded by Hopper's copy engine, which is faster from a certain size on
 
 
 INVARIANT = Tile(64, 64, 64, 4, 4)  # for batches that must not change a row's numbers: one size for every batch

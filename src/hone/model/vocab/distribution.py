@@ -1,15 +1,15 @@
 """Distributions over the vocabulary, and the statistics of a chunk of them with their gradients in closed form.
 
-With x the logits, z = (x - max x) / T, q = softmax(z), r and o what it is compared with, per position:
+With x the logits, z = (x - max x) / T, q = softmax(z), r the reference and o the old policy, per position:
 
     logp    log q[target]              d/dz_j = [j = target] - q_j
     entropy H = -sum q log q           d/dz_j = -q_j (log q_j + H)
     ref_kl  K = sum q (log q - log r)  d/dz_j = q_j (log q_j - log r_j - K)
     old_kl  sum o (log o - log q)      d/dz_j = q_j - o_j
 
-and d/dx_j is that over T: the maximum and the normaliser cancel, since each statistic is of a distribution. A token
-of probability 0 adds nothing, whatever its logarithm, and has no gradient. A model that changes its logits after the
-head's matrix, and a second derivative, go through autograd.
+d/dx_j is d/dz_j over T: the maximum has no effect, since softmax does not change when all logits are shifted. A token
+of probability 0 adds nothing and has no gradient, although its logarithm is -inf. A model that changes its logits after
+the head, and second derivatives, go through autograd.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,44 +24,44 @@ from hone.model.backends.registry import Backend, backends_for
 from hone.types import Support
 
 LogRows = Callable[[slice], Tensor]  # positions -> their log-distributions [n, V]
-Finish = Callable[[Tensor], Tensor]  # what a model does to its logits after the head's matrix
+Finish = Callable[[Tensor], Tensor]  # what a model does to its logits after the head
 STATS = frozenset({"logp", "entropy", "ref_kl", "old_kl"})
-# The table's rows: the statistics, and of each distribution max x and log sum exp z.
-NUMBERS = ("top", "log", "logp", "entropy", "ref_kl", "old_kl", "ref_top", "ref_log", "old_top", "old_log")
-PLACE = {name: i for i, name in enumerate(NUMBERS)}
-BLOCK = 1 << 18  # logits worked on together: they stay in a core's cache from one operation to the next
+# The statistics, and of each distribution max x (top) and log sum exp z (log).
+TABLE_ROWS = ("top", "log", "logp", "entropy", "ref_kl", "old_kl", "ref_top", "ref_log", "old_top", "old_log")
+ROW_OF = {name: i for i, name in enumerate(TABLE_ROWS)}
+BLOCK = 1 << 18  # logits in one block: it stays in a core's cache between operations
 GPU_BLOCK = 1 << 25  # on other devices
 
 
-def wide(x: Tensor) -> Tensor:
-    """At least float32: log-probs and values are never kept in half precision."""
+def at_least_float32(x: Tensor) -> Tensor:
+    """As float32, or float64 if it is: log-probs and values are never kept in half precision."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Other:
-    """What a chunk's distribution is compared with."""
+class ComparedLogits:
+    """The logits of a distribution with which a chunk is compared."""
 
     logits: Tensor  # [n, V]
     temperature: float = 1.0
-    given: bool = False  # they are log-probs, and taken as they are
+    is_log_prob: bool = False  # `logits` are log-probs already
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """The logits of n positions, and where their numbers stand."""
+    """The logits of n positions, and the table of their statistics."""
 
     logits: Tensor  # [n, V]
     targets: Tensor  # int64 [n]
     table: Tensor  # at least float32 [NUMBERS, n]
     want: frozenset[str]
     temperature: float = 1.0
-    cut: bool = False  # some logits are -inf: those of tokens that the sampler could not draw
-    others: Mapping[str, Other]  # by "ref_kl" and "old_kl"
+    cut: bool = False  # some logits are -inf: of tokens that the sampler could not draw
+    others: Mapping[str, ComparedLogits]  # by "ref_kl" and "old_kl"
 
     def __getitem__(self, name: str) -> Tensor:
         """[n, 1]"""
-        return self.table[PLACE[name], :, None]
+        return self.table[ROW_OF[name], :, None]
 
     def rows(self, at: slice) -> "Chunk":
         """Some of the positions, as views."""
@@ -73,7 +73,7 @@ class Chunk:
             temperature=self.temperature,
             cut=self.cut,
             others={
-                name: Other(logits=y.logits[at], temperature=y.temperature, given=y.given)
+                name: ComparedLogits(logits=y.logits[at], temperature=y.temperature, is_log_prob=y.is_log_prob)
                 for name, y in self.others.items()
             },
         )
@@ -87,25 +87,25 @@ def blocks(logits: Tensor) -> Iterator[slice]:
 
 
 def stats(chunk: Chunk) -> None:
-    """Write what the chunk wants, and what its gradient will read, into its table."""
+    """Write the statistics that the chunk wants, and those that its gradient reads, into its table."""
     for at in blocks(chunk.logits):
         _stats(chunk.rows(at))
 
 
 def grad(chunk: Chunk, upstream: Mapping[str, Tensor]) -> None:
-    """The logits become their gradient; upstream: that of each statistic that has one, [n]; the table is filled."""
+    """Overwrite the logits with their gradient; upstream: the gradient of each statistic, [n]. `stats` ran before."""
     for at in blocks(chunk.logits):
         _grad(chunk.rows(at), {name: g[at, None] for name, g in upstream.items()})
 
 
 def _centred(x: Tensor, top: Tensor, temperature: float, *, out: Tensor | None = None) -> Tensor:
-    """(x - top) / T: the maximum goes first, so that nothing overflows, and as the sampler does it."""
+    """(x - top) / T: the maximum is subtracted first, so that nothing overflows and the bits are the sampler's."""
     z = torch.sub(x, top, out=out)
     return z if temperature == 1 else z.div_(temperature)
 
 
 def _stats(c: Chunk) -> None:
-    x = wide(c.logits)
+    x = at_least_float32(c.logits)
     top = x.amax(-1, keepdim=True)
     z = _centred(x, top, c.temperature)
     at_target = z.gather(-1, c.targets[:, None])
@@ -125,18 +125,18 @@ def _stats(c: Chunk) -> None:
 
 
 def _dot(p: Tensor, x: Tensor) -> Tensor:
-    """[n, 1] sum p x, where a p of 0 adds nothing whatever the x"""
+    """[n, 1] sum p x; terms with p = 0 are 0, also for an infinite x"""
     found = (p * x).sum(-1, keepdim=True)
-    if found.isnan().any():  # 0 times infinity: looked for only now, since looking costs more than the sum
+    if found.isnan().any():  # 0 times infinity; to mask first would cost more than the sum
         found = (p * x).masked_fill_(p == 0, 0.0).sum(-1, keepdim=True)
     return found
 
 
 def _compared(c: Chunk, name: str, *, normalise: bool = False) -> Tensor:
-    """The log-probs of "ref" or "old"; normalise: find their numbers first."""
+    """The log-probs of "ref" or "old"; normalise: compute their top and log first."""
     other = c.others[f"{name}_kl"]
-    y = wide(other.logits)
-    if other.given:
+    y = at_least_float32(other.logits)
+    if other.is_log_prob:
         return y
     if normalise:
         c[f"{name}_top"].copy_(y.amax(-1, keepdim=True))
@@ -148,10 +148,12 @@ def _compared(c: Chunk, name: str, *, normalise: bool = False) -> Tensor:
 
 def _grad(c: Chunk, upstream: Mapping[str, Tensor]) -> None:
     g = {name: value / c.temperature for name, value in upstream.items()}
-    x = wide(c.logits)
+    x = at_least_float32(c.logits)
     target = c.targets[:, None]
     kept = x.gather(-1, target) > -torch.inf if c.cut else None  # before the logits are overwritten
-    logq = _centred(x, c["top"], c.temperature, out=x).sub_(c["log"])  # a wide chunk is overwritten here
+    logq = _centred(x, c["top"], c.temperature, out=x).sub_(
+        c["log"]
+    )  # overwrites the chunk if it is float32 or float64
     dx = logq.exp_().mul_(-g["logp"]) if g.keys() == {"logp"} else _mixed(c, g, logq)
     if "logp" in g:
         dx.scatter_add_(-1, target, g["logp"] if kept is None else g["logp"] * kept)
@@ -178,28 +180,28 @@ def _mixed(c: Chunk, g: Mapping[str, Tensor], logq: Tensor) -> Tensor:
 
 
 class VocabBackend(Backend):
-    """Computes the statistics of a chunk of logits and their gradient; this class itself is the plain way."""
+    """Computes the statistics of a chunk of logits and their gradient; this class itself does so in plain torch."""
 
     name = "plain"
 
     def covers(self, logits: Tensor) -> str | None:
-        """Why it does not compute such a chunk; None: it does."""
+        """The reason why it cannot compute such a chunk, or None if it can."""
         return None
 
     def stats(self, chunk: Chunk) -> None:
-        """Write what the chunk wants, and what its gradient will read, into its table."""
+        """Write the statistics that the chunk wants, and those that its gradient reads, into its table."""
         stats(chunk)
 
     def grad(self, chunk: Chunk, upstream: Mapping[str, Tensor]) -> None:
-        """The logits become their gradient; upstream: that of each statistic that has one, [n]."""
+        """Overwrite the logits with their gradient; upstream: the gradient of each statistic, [n]."""
         grad(chunk, upstream)
 
     def covers_head(self, rows: "HeadRows", plan: "Plan") -> str | None:
-        """Why it does not multiply with the head and compute the statistics in one go; None: it does."""
-        return "it begins with logits"
+        """The reason why it cannot multiply with the head and compute the statistics in one step, or None if it can."""
+        return "it needs logits"
 
     def head_stats(self, rows: "HeadRows", plan: "Plan", table: Tensor, *, logits: Tensor | None) -> None:
-        """Write the plan's numbers into the table; logits: receives them, [N, V]."""
+        """Write the plan's statistics into the table; logits: if given, is overwritten with the logits, [N, V]."""
         raise NotImplementedError
 
 
@@ -207,21 +209,21 @@ PLAIN = VocabBackend()
 
 
 def vocab_backend(logits: Tensor) -> VocabBackend:
-    """The first backend that covers such logits, or else the plain way."""
+    """The first backend that covers such logits, or PLAIN."""
     return next((b for b in backends_for(VocabBackend) if b.covers(logits) is None), PLAIN)
 
 
 def head_backend(rows: "HeadRows", plan: "Plan") -> VocabBackend | None:
-    """The first backend that needs no logits to begin with; None: there is none."""
+    """The first backend that computes the statistics from hidden states, or None."""
     return next((b for b in backends_for(VocabBackend) if b.covers_head(rows, plan) is None), None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadRows:
-    """The distributions softmax(h W' / temperature), computed when positions are asked for: a LogRows.
+    """The distributions softmax(h W' / temperature) as LogRows: computed for the positions of each call.
 
     support: the tokens that the sampler could have drawn under top-k, top-p or min-p; the others have no probability.
-    Which tokens these are is a constant to the gradient.
+    The gradient takes the choice of these tokens as a constant.
     """
 
     hidden: Tensor  # [N, D]
@@ -235,7 +237,7 @@ class HeadRows:
             raise ValueError(f"temperature {self.temperature} must be positive")
 
     def __call__(self, at: slice) -> Tensor:
-        logits = wide(F.linear(self.hidden[at], self.weight))
+        logits = at_least_float32(F.linear(self.hidden[at], self.weight))
         logits = logits if self.finish is None else self.finish(logits)
         if self.support is not None:
             logits = logits.masked_fill(self.support.outside(at, logits.shape[-1]), -torch.inf)
@@ -252,14 +254,14 @@ class Plan:
     slices: tuple[slice, ...]
 
     def check(self, name: str, rows: Tensor, shape: Sequence[int]) -> Tensor:
-        """The other distribution's rows, if they have this shape."""
+        """The rows of the other distribution, or ValueError if their shape is another."""
         if rows.shape != torch.Size(shape):
             raise ValueError(f"{name}: distribution of shape {tuple(rows.shape)}, expected {tuple(shape)}")
         return rows
 
 
 def by_autograd(rows: HeadRows, plan: Plan) -> list[Tensor]:
-    """The plan's statistics, [N] each; several chunks are computed again in the backward pass."""
+    """The plan's statistics, [N] each. If there are several chunks, the backward pass recomputes them."""
 
     def at_chunk(hidden: Tensor, weight: Tensor, at: slice) -> tuple[Tensor, ...]:
         logq = HeadRows(hidden, weight, rows.temperature, rows.support, rows.finish)(at)
@@ -273,9 +275,9 @@ def by_autograd(rows: HeadRows, plan: Plan) -> list[Tensor]:
 
 
 def differentiable_gradients(rows: HeadRows, plan: Plan, given: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """`grad`'s gradients of hidden states and head, to be differentiated again; given: [N] by statistic.
+    """The gradients of hidden states and head as `grad` defines them, differentiable; given: [N] by statistic.
 
-    Not by autograd, for which a head that is tied to the embedding is behind the hidden states as well.
+    Autograd cannot compute them: where the head is tied to the embedding, it would also go through the hidden states.
     """
     d_hidden, d_weight = list[Tensor](), torch.zeros_like(rows.weight)
     for at in plan.slices:
@@ -317,5 +319,5 @@ def _stat(name: str, logq_nV: Tensor, plan: Plan, at: slice) -> Tensor:
 
 
 def _expectation(p: Tensor, x: Tensor) -> Tensor:
-    """sum p x, where a p of 0 adds nothing whatever the x"""
+    """sum p x; terms with p = 0 are 0, also for an infinite x"""
     return (p * x.masked_fill(p == 0, 0.0)).sum(-1)

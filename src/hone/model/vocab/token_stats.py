@@ -1,9 +1,8 @@
-"""Log-probs, entropies and KLs from hidden states: positions meet the vocabulary a chunk at a time.
+"""Log-probs, entropies and KLs from hidden states, with the logits of one chunk of positions at a time.
 
-All chunks of logits share one piece of memory. The backward pass computes the logits again, turns them into their
-gradient in place, and multiplies that with the head and the hidden states. Kept between the passes are the inputs,
-numbers by position, and the logits of the last chunk: the backward pass begins with it and needs memory for one chunk
-in any case.
+All chunks of logits use the same memory. The backward pass recomputes the logits, overwrites them with their gradient,
+and multiplies that with the head and the hidden states. Between the passes stay the inputs, the table of statistics,
+and the logits of the last chunk: the backward pass begins with it, and needs the memory of one chunk in any case.
 Shapes: N positions, n of a chunk, D hidden, V vocabulary.
 """
 
@@ -15,33 +14,33 @@ from torch import Tensor
 
 from hone.model.backends.registry import differentiates_once
 from hone.model.vocab.distribution import (
-    NUMBERS,
-    PLACE,
+    ROW_OF,
     STATS,
+    TABLE_ROWS,
     Chunk,
+    ComparedLogits,
     Finish,
     HeadRows,
     LogRows,
-    Other,
     Plan,
+    at_least_float32,
     by_autograd,
     differentiable_gradients,
     head_backend,
     vocab_backend,
-    wide,
 )
 from hone.types import Support
 
 Grads = tuple[Tensor | None, Tensor | None]
-Positions = int | Literal["fit"] | None  # so many at once, as many as fit the budget, or all
+Positions = int | Literal["fit"] | None  # positions in a chunk: this number, as many as fit the budget, or all
 NONE: Mapping[str, Tensor | LogRows] = {}
 BUDGET = {"cpu": 256 << 20, "cuda": 512 << 20}  # bytes of logits at once, by device
-# The logits of all chunks but one are computed twice. So if a GPU holds nothing but logits, its chunks are larger: each
-# is a CHUNKS-th of the positions, or what fits into a SHARE-th of its memory.
+# The logits of all chunks but one are computed twice. So where a chunk takes no memory but that of its logits, a GPU's
+# chunks are larger: a CHUNKS-th of the positions, or as many as fit into a SHARE-th of its memory.
 CHUNKS, SHARE = 3, 32
 
 
-class Law(TypedDict, total=False):
+class DistributionOptions(TypedDict, total=False):
     """How logits become a distribution: see HeadRows."""
 
     temperature: float
@@ -58,29 +57,29 @@ def token_stats(
     chunk: Positions = "fit",
     keep: bool = False,
     against: Mapping[str, Tensor | LogRows] = NONE,
-    **law: Unpack[Law],
+    **options: Unpack[DistributionOptions],
 ) -> dict[str, Tensor]:
-    """What `want` names, [N] each; at most `chunk` positions meet the vocabulary at once.
+    """The statistics in `want`, [N] each, with the logits of at most `chunk` positions at a time.
 
-    keep: rather more memory than a second computation: where chunks "fit" and a gradient would ask for their logits
-    again, all of them are kept.
-    against: the distributions that ref_kl and old_kl compare with, by those names. A target outside the vocabulary is
-    refused; a GPU is not waited for, and there its log-prob is NaN. The result can be differentiated twice.
+    keep: with chunk="fit", keep all logits for the gradient instead of computing them again.
+    against: the distributions that ref_kl and old_kl compare with, by those names.
+    A target outside the vocabulary is an error on a CPU. On a GPU its log-prob is NaN, since a check would wait for the
+    GPU. The result can be differentiated twice.
     """
-    rows = HeadRows(hidden_ND, head_weight_VD, **law)
+    rows = HeadRows(hidden_ND, head_weight_VD, **options)
     _check(rows, targets_N, want, chunk)
     for name in sorted(want - {"logp", "entropy"} - against.keys()):
         raise ValueError(f"{name} needs a distribution to be compared with")
     others = {n: x.__getitem__ if isinstance(x, Tensor) else x for n, x in against.items() if n in want}
     grad = torch.is_grad_enabled() and (hidden_ND.requires_grad or head_weight_VD.requires_grad)
-    alone = not others and bare(rows) and differentiates_once()
+    alone = not others and only_logits(rows) and differentiates_once()
     if keep and chunk == "fit" and grad and alone and not is_slope(want, head_weight_VD):
         chunk = None
     plan = Plan(
         names=tuple(sorted(want)),
         targets=targets_N,
         others=others,
-        slices=slices(len(hidden_ND), chunk, head_weight_VD, tables=1 + len(others), bare=alone),
+        slices=slices(len(hidden_ND), chunk, head_weight_VD, tables=1 + len(others), only_logits=alone),
     )
     if not want:
         return {}
@@ -103,18 +102,20 @@ def _check(rows: HeadRows, targets: Tensor, want: frozenset[str], chunk: Positio
         raise ValueError(f"targets from {int(targets.min())} to {int(targets.max())} in a vocabulary of {V}")
 
 
-def bare(rows: HeadRows) -> bool:
-    """Whether a chunk takes the memory of its logits and no more."""
+def only_logits(rows: HeadRows) -> bool:
+    """Whether a chunk takes no memory but that of its logits."""
     return rows.finish is None and rows.support is None
 
 
-def slices(N: int, chunk: Positions, weight: Tensor, *, tables: int = 1, bare: bool = False) -> tuple[slice, ...]:
-    """The chunks of N positions, one for none at all; "fit": of one size, the logits of all tables in the budget.
+def slices(
+    N: int, chunk: Positions, weight: Tensor, *, tables: int = 1, only_logits: bool = False
+) -> tuple[slice, ...]:
+    """The chunks of N positions, one if N is 0; "fit": of one size, such that the logits of all tables fit the budget.
 
-    bare: a chunk takes the memory of its logits and no more.
+    only_logits: a chunk takes no memory but that of its logits.
     """
     if chunk == "fit":
-        large = bare and weight.is_cuda
+        large = only_logits and weight.is_cuda
         memory = torch.cuda.get_device_properties(weight.device).total_memory if large else 0
         budget = BUDGET.get(weight.device.type, BUDGET["cuda"])
         most = positions_per_chunk(N, len(weight) * tables * weight.element_size(), budget=budget, memory=memory)
@@ -124,29 +125,29 @@ def slices(N: int, chunk: Positions, weight: Tensor, *, tables: int = 1, bare: b
 
 
 def positions_per_chunk(N: int, each: int, *, budget: int, memory: int) -> int:
-    """How many of N positions meet the vocabulary at once, whose logits take `each` bytes; memory: a GPU's, or 0"""
+    """How many of N positions are in a chunk, if the logits of each take `each` bytes; memory: a GPU's bytes, or 0"""
     return max(1, budget // each, min(-(-N // CHUNKS), memory // SHARE // each))
 
 
 class LogitsBuffer:
-    """The logits of a chunk, of the distribution and of those it is compared with."""
+    """Memory for a chunk's logits: of the distribution and of those with which it is compared."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.longest = max(at.stop - at.start for at in plan.slices)
         self.memory = dict[str, Tensor]()
-        self.held: slice | None = None  # the chunk whose logits are here
+        self.held: slice | None = None  # the chunk whose logits the memory holds
 
     def fill(self, rows: HeadRows, at: slice, table: Tensor) -> Chunk:
-        """The logits at these positions, computed unless they are here already."""
+        """The chunk of these positions, with its logits computed unless the memory holds them."""
         fresh, self.held = self.held != at, at
         logits = self._logits("", rows, at, fresh)
-        others = dict[str, Other]()
+        others = dict[str, ComparedLogits]()
         for name, other in self.plan.others.items():
             if isinstance(other, HeadRows) and other.finish is None:
-                y = Other(logits=self._logits(name, other, at, fresh), temperature=other.temperature)
+                y = ComparedLogits(logits=self._logits(name, other, at, fresh), temperature=other.temperature)
             else:
-                y = Other(logits=other(at), given=True)
+                y = ComparedLogits(logits=other(at), is_log_prob=True)
             self.plan.check(name, y.logits, logits.shape)
             others[name] = y
         return Chunk(
@@ -160,7 +161,7 @@ class LogitsBuffer:
         )
 
     def for_head(self, rows: HeadRows) -> Tensor:
-        """Memory for the logits of the only chunk, which a backend writes."""
+        """Memory for the logits of the only chunk, for a backend to write."""
         (self.held,) = self.plan.slices
         self.memory[""] = rows.hidden.new_empty(self.longest, len(rows.weight))
         return self.memory[""]
@@ -182,12 +183,12 @@ class LogitsBuffer:
 def compute(
     rows: HeadRows, plan: Plan, *, slope: Tensor | None = None, keep: bool = False
 ) -> tuple[Tensor, LogitsBuffer | None]:
-    """The table of numbers [NUMBERS, N], and the buffer that holds the last chunk.
+    """The table of statistics [TABLE_ROWS, N], and the buffer that holds the last chunk.
 
-    slope: receives the derivative of logp by the hidden states, [N, D], for which the logits are spent at once.
-    keep: a backward pass will ask for the last chunk's logits.
+    slope: if given, is overwritten with the derivative of logp by the hidden states, [N, D]; the logits are lost then.
+    keep: a backward pass will read the last chunk's logits.
     """
-    buffer, table = LogitsBuffer(plan), wide(rows.hidden[:0]).new_zeros(len(NUMBERS), len(rows.hidden))
+    buffer, table = LogitsBuffer(plan), at_least_float32(rows.hidden[:0]).new_zeros(len(TABLE_ROWS), len(rows.hidden))
     head = head_backend(rows, plan)
     if head is not None:
         head.head_stats(rows, plan, table, logits=buffer.for_head(rows) if keep else None)
@@ -205,16 +206,16 @@ def compute(
 
 
 def is_slope(names: Collection[str], weight: Tensor) -> bool:
-    """Whether the forward pass can compute the gradient up to a factor, as it can for logp with a frozen head.
+    """Whether the forward pass can compute the gradient up to a factor: for logp alone, with a frozen head.
 
-    It then uses up the logits, and no product is computed again.
+    The gradient overwrites the logits then, and the backward pass recomputes nothing.
     """
     return set(names) == {"logp"} and not weight.requires_grad
 
 
 def read(plan: Plan, table: Tensor) -> tuple[Tensor, ...]:
     """The plan's statistics out of the table."""
-    return tuple(table[PLACE[name]].clone() for name in plan.names)
+    return tuple(table[ROW_OF[name]].clone() for name in plan.names)
 
 
 class ChunkedStats(torch.autograd.Function):
@@ -225,15 +226,15 @@ class ChunkedStats(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         slope = torch.empty_like(hidden) if is_slope(plan.names, weight) else None
         table, ctx.buffer = compute(rows, plan, slope=slope, keep=True)
-        ctx.plan, ctx.law = plan, (rows.temperature, rows.support)
+        ctx.plan, ctx.options = plan, (rows.temperature, rows.support)
         ctx.save_for_backward(hidden, weight, table, slope)
         return read(plan, table)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, table, slope = ctx.saved_tensors
-        rows, plan = HeadRows(hidden, weight, *ctx.law), ctx.plan
-        buffer, ctx.buffer = ctx.buffer or LogitsBuffer(plan), None  # its logits are spent after one pass
+        rows, plan = HeadRows(hidden, weight, *ctx.options), ctx.plan
+        buffer, ctx.buffer = ctx.buffer or LogitsBuffer(plan), None  # one backward pass overwrites its logits
         given = {name: g for name, g in zip(plan.names, upstream, strict=True) if g is not None}
         if not given:
             return None, None, None, None
@@ -248,7 +249,7 @@ class ChunkedStats(torch.autograd.Function):
 def gradients(
     rows: HeadRows, buffer: LogitsBuffer, table: Tensor, given: Mapping[str, Tensor], *, hidden: bool, weight: bool
 ) -> Grads:
-    """The gradients of the hidden states and of the head, as far as they are asked for."""
+    """The gradients of the hidden states and of the head, those that are wanted."""
     d_hidden = torch.empty_like(rows.hidden) if hidden else None
     d_weight, slices = None, buffer.plan.slices
     for at in reversed(slices):
@@ -262,13 +263,13 @@ def gradients(
 
 
 def _add_product(total: Tensor | None, d_logits: Tensor, hidden: Tensor, *, alone: bool) -> Tensor:
-    """total + d_logits' h, summed in at least float32; alone: there is nothing to add."""
+    """total + d_logits' h, summed in at least float32; alone: there is only one chunk."""
     left = d_logits.t()
     if alone:
         return torch.mm(left, hidden)
     beta = 0 if total is None else 1
     if total is None:
-        total = wide(hidden[:0]).new_empty(len(left), hidden.shape[1])
+        total = at_least_float32(hidden[:0]).new_empty(len(left), hidden.shape[1])
     if total.dtype == left.dtype or not left.is_cuda:
         return total.addmm_(left.to(total.dtype), hidden.to(total.dtype), beta=beta)
     return torch.addmm(total, left, hidden, out_dtype=total.dtype, beta=beta, out=total)

@@ -6,7 +6,7 @@ from typing import cast
 from torch import Tensor
 
 from hone.model.decoder import Decoder, Layer
-from hone.model.kernels.fused_weights import LowRank, adapters_on, gate_up, plain, qkv
+from hone.model.kernels.fused_weights import LowRank, adapters_on, base_linear, gate_up, qkv
 from hone.model.lora import Adapter, adapted_layers
 
 
@@ -42,10 +42,10 @@ class LayerTensors:
             qkv_bias=bias,
             q_norm=attention.q_norm.weight if attention.q_norm is not None else None,
             k_norm=attention.k_norm.weight if attention.k_norm is not None else None,
-            out=plain(attention.o_proj).weight,
+            out=base_linear(attention.o_proj).weight,
             mlp_gain=layer.post_attention_layernorm.weight,
             gate_up=gate_up(mlp)[0],
-            down=plain(mlp.down_proj).weight,
+            down=base_linear(mlp.down_proj).weight,
             low_qkv=list(adapters_on(attention.q_proj, attention.k_proj, attention.v_proj)),
             low_out=list(adapters_on(attention.o_proj)),
             low_gate_up=list(adapters_on(mlp.gate_proj, mlp.up_proj)),

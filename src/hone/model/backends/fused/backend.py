@@ -1,4 +1,4 @@
-"""What the fused backend covers, and who computes it."""
+"""What the fused backend covers, and the functions that compute it."""
 
 from functools import partial
 

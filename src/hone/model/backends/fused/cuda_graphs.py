@@ -1,10 +1,9 @@
 """The layers of a training pass as two CUDA graphs, forward and backward: two launches in place of a thousand.
 
-A small model's layer takes the GPU less time than the host needs to launch it. What comes up again and again is
-recorded once and replayed from then on, at a few round sizes (graph_memory.py). Recordings share one piece of memory
-for all they keep between the passes, so only one of them may be between its passes; a second pass meanwhile is computed
-as it is. On a CPU nothing is recorded: with `decoder.backends = ("graphs",)` the same steps are taken without it
-(tests).
+A layer of a small model takes less time on the GPU than the host needs to launch it. A pass is recorded once for each
+of a few round sizes (graph_memory.py) and then replayed. All recordings keep what their backward passes read in the
+same memory. So only one of them can wait for its backward pass; another pass meanwhile runs without a graph. On a CPU
+nothing is recorded: with `decoder.backends = ("graphs",)` tests run the same steps without recording.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -23,38 +22,40 @@ from hone.model.backends.fused.streams import stream_number
 from hone.model.backends.registry import differentiates_once
 from hone.model.decoder import Decoder, Layer, Mask
 from hone.model.kernels.fused_weights import gate_up, qkv
-from hone.model.kernels.recording import recorded
+from hone.model.kernels.recording import record
 from hone.model.layout import Lines, PassBackend
 from hone.model.lora import LoRALinear
 from hone.model.rows import Rows, Tiles
 
-WORK = 1 << 39  # tokens times a layer's weights: with more the GPU needs longer than the host
-TIMES = 3  # a size comes up before it is recorded
-SIZES = 24  # recorded at most: some for passes with gradients, and for each stream of those without
+WORK = 1 << 39  # tokens times a layer's weights, beyond which the GPU is slower than the host
+TIMES = 3  # a size is recorded when it comes for this time
+SIZES = 24  # recordings at most: some for passes with gradients, and for each stream of those without
 
 
 class Lease:
-    """Held by a pass whose gradient may still be asked for."""
+    """Held by a pass whose backward pass may still come."""
 
     spent = False
 
 
 @dataclass(slots=True)
 class Graphs:
-    """What is recorded of one decoder."""
+    """The recordings of one decoder."""
 
     seen: Counter[Hashable] = field(default_factory=Counter[Hashable])
     passes: OrderedDict[Hashable, "RecordedPass"] = field(default_factory=OrderedDict[Hashable, "RecordedPass"])
     pools: dict[tuple[bool, int], Any] = field(default_factory=dict[tuple[bool, int], Any])  # by gradient and stream
-    totals: dict[Hashable, list[Tensor]] = field(default_factory=dict[Hashable, list[Tensor]])  # where gradients end up
+    totals: dict[Hashable, list[Tensor]] = field(
+        default_factory=dict[Hashable, list[Tensor]]
+    )  # memory for the weights' gradients, which all sizes share
     lease: "weakref.ref[Lease] | None" = None
-    full: bool = False  # memory was too short to record
-    made_of: tuple[int, ...] = ()  # the modules whose weights and adapters are
+    full: bool = False  # memory was too short for a recording
+    made_of: tuple[int, ...] = ()  # the ids of the modules that have the following weights and adapters
     weights: list[nn.Parameter] = field(default_factory=list[nn.Parameter])
     adapters: list[LoRALinear] = field(default_factory=list[LoRALinear])
 
     def busy(self) -> bool:
-        """Whether a gradient of an earlier pass may still be asked for."""
+        """Whether the backward pass of an earlier pass may still come."""
         held = self.lease() if self.lease is not None else None
         return held is not None and not held.spent
 
@@ -63,12 +64,12 @@ _known: "weakref.WeakKeyDictionary[Decoder, Graphs]" = weakref.WeakKeyDictionary
 
 
 class CudaGraphs(PassBackend):
-    """Replays passes at which the host would be slower than the GPU."""
+    """Replays passes for which the host is slower than the GPU."""
 
     name = "graphs"
 
     def covers(self, decoder: Decoder, lines: Lines) -> str | None:
-        """Why the pass is not replayed: the GPU is slower than the host, or a recording would miss something."""
+        """The reason why it cannot replay the pass, or None: a recording would be slower, or would miss something."""
         weight, allowed, tokens, mask = decoder.model.embed_tokens.weight, decoder.backends, lines.tokens, lines.mask
         if (not weight.is_cuda if allowed is None else self.name not in allowed) or not tokens.numel():
             return "not asked for, or no token"
@@ -99,7 +100,7 @@ class CudaGraphs(PassBackend):
         x = decoder.model.embed_tokens(tokens)
         key = ((size_of(x, mask), stream_number()), grad, x.requires_grad, *_state(decoder, graphs))
         found = _recorded(decoder, graphs, key, x, positions, mask)
-        if found is None:  # padded all the same: a resumed run, which has recorded nothing yet, gets the same bits
+        if found is None:  # padded too: a resumed run, which has no recording yet, then gets the same bits
             return decoder.from_embeddings(x, positions=positions, mask=mask)
         found.inputs.take(x.detach(), positions, mask)
         if not grad:
@@ -110,7 +111,7 @@ class CudaGraphs(PassBackend):
 
 
 def _needs_grad(decoder: Decoder) -> bool:
-    return torch.is_grad_enabled() and any(p.requires_grad for p in decoder.parameters())  # ends at the first
+    return torch.is_grad_enabled() and any(p.requires_grad for p in decoder.parameters())  # any() stops at the first
 
 
 def _has_fused_layers(decoder: Decoder) -> bool:
@@ -118,9 +119,9 @@ def _has_fused_layers(decoder: Decoder) -> bool:
 
 
 def _state(decoder: Decoder, graphs: Graphs) -> tuple[Hashable, ...]:
-    """Where all weights lie, which are trained, which adapters are on: what a recording holds for good."""
-    made_of = (decoder.adapted, *map(id, decoder.model.layers[0].modules()))
-    if graphs.made_of != made_of:  # walking through all modules takes longer than all else here
+    """The addresses of all weights, which are trained, which adapters are on: a recording depends on these."""
+    made_of = (decoder.adapters_added, *map(id, decoder.model.layers[0].modules()))
+    if graphs.made_of != made_of:  # the walk through all modules is the slowest part of this function
         graphs.made_of, graphs.weights = made_of, list(decoder.parameters())
         graphs.adapters = [m for m in decoder.modules() if isinstance(m, LoRALinear)]
     places = tuple([(p.data_ptr(), p.requires_grad) for p in graphs.weights])
@@ -151,7 +152,7 @@ def _recorded(
 
 
 def _make_adjacent(decoder: Decoder) -> bool:
-    """Weights that read one input become neighbours; whether any moved."""
+    """Move weights that read the same input next to each other. Returns whether any moved."""
     before = [p.data_ptr() for p in decoder.parameters()]
     for layer in decoder.model.layers:
         qkv(cast(Layer, layer).self_attn)
@@ -169,7 +170,7 @@ class RecordedPass:
         self.inputs = GraphInputs(x, positions, mask, grad=grad and x.requires_grad)
         self.tape: Tensor | None = None
         self.weights, self.totals = list[nn.Parameter](), list[Tensor]()
-        self.wanted = list[Tensor]()  # what gradients are asked of
+        self.wanted = list[Tensor]()  # the tensors whose gradients are computed
         self.inputs.take(x.detach(), positions, mask)
         with torch.set_grad_enabled(grad):
             (hidden,) = self._forward()
@@ -179,27 +180,27 @@ class RecordedPass:
             self._find_weights(graphs)
         self.tape = None
         with torch.set_grad_enabled(grad):
-            self.forward = recorded(self._forward, [hidden], pool)
+            self.forward = record(self._forward, [hidden], pool)
         if grad:
-            self.backward = recorded(self._backward, None, pool)
+            self.backward = record(self._backward, None, pool)
         if x.is_cuda:
             self.tape = None
 
     def run(self) -> Tensor:
-        """The hidden states of what `inputs` has taken, until the next pass."""
+        """The hidden states for the numbers in `inputs`. The next pass overwrites them."""
         out = self.forward.replay()
         assert out is not None
         return out[0]
 
     def _forward(self) -> Sequence[Tensor]:
         inputs = self.inputs
-        with self.leaves.instead():
+        with self.leaves.substitute():
             tape = self.decoder.from_embeddings(inputs.x, positions=inputs.positions, mask=inputs.mask)
         self.tape = tape
         return [tape.detach()]
 
     def _find_weights(self, graphs: Graphs) -> None:
-        """The weights with a gradient, and memory for it that all sizes share. This launch also compiles."""
+        """Find the weights that get a gradient, and its memory, which all sizes share. This launch also compiles."""
         assert self.tape is not None
         leaves = [leaf for _, leaf in self.leaves.trained]
         x = [self.inputs.x] if self.inputs.x.requires_grad else []
@@ -212,7 +213,7 @@ class RecordedPass:
         self.totals = graphs.totals[place]
 
     def _backward(self) -> None:
-        """Leaves the weights' gradients in `totals`, and that of x, if it has one, where its own was given."""
+        """Write the weights' gradients to `totals`, and that of x, if it has one, over the output's in `given`."""
         assert self.tape is not None
         found = torch.autograd.grad(self.tape, self.wanted, self.given)
         given = [self.given] if self.inputs.x.requires_grad else []
@@ -232,13 +233,13 @@ class _Replayed(torch.autograd.Function):
         found: RecordedPass = ctx.found
         if ctx.lease.spent:
             raise RuntimeError(
-                'a replayed pass gives its gradient once: leave "graphs" out of decoder.backends for several'
+                'a replayed pass has only one backward pass: leave "graphs" out of decoder.backends for several'
             )
         found.given.copy_(given)
         assert found.backward is not None
         with torch.enable_grad():
             found.backward.replay()
         ctx.lease.spent = True
-        # copies, for the next replay writes there again: as one kernel, and times one changes no number
+        # copies, since the next replay overwrites them; a product with 1.0 copies all in one kernel
         copies = torch._foreach_mul(found.totals, 1.0) if found.totals else []  # pyright: ignore
         return None, None, found.given.clone() if ctx.needs_input_grad[2] else None, *copies

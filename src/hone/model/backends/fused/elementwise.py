@@ -11,13 +11,13 @@ from torch import Tensor
 
 from hone.model.kernels import elementwise as kernels
 from hone.model.kernels.tiles import power
-from hone.model.vocab.distribution import wide
+from hone.model.vocab.distribution import at_least_float32
 
 PROGRAMS = 8 * 132  # that share the rows of a gradient: some for each multiprocessor of an H200
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether it is where Triton's kernels are; float64, which is for checking, stays in torch."""
+    """Whether Triton's kernels compute it: on a GPU, except float64, which is for checks."""
     return x.is_cuda and x.dtype != torch.float64
 
 
@@ -44,11 +44,11 @@ def norm_grad(
 ) -> tuple[Tensor, Tensor]:
     """The gradients of x, with `plus` added, and of the gain. again: dy is overwritten with the norm's output."""
     if not has_kernels(x_ND):
-        x, g = wide(x_ND), wide(dy_ND) * gain_D
+        x, g = at_least_float32(x_ND), at_least_float32(dy_ND) * gain_D
         scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
         n = x * scale
         dx = (g - n * (g * n).mean(-1, keepdim=True)) * scale
-        dgain = (wide(dy_ND) * n).sum(0)
+        dgain = (at_least_float32(dy_ND) * n).sum(0)
         if again:
             dy_ND.copy_(n.mul_(gain_D))
         return (dx if plus is None else dx.add_(plus)).to(x_ND.dtype), dgain.to(gain_D.dtype)
@@ -66,7 +66,7 @@ def norm_grad(
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int) -> Tensor:
-    """The first heads of x [N, heads in all, E] turned in place by angles whose cosines are cos [N, E]."""
+    """The first heads of x [N, all heads, E] rotated in place, by cosines and sines [N, E]."""
     if not has_kernels(x):
         return _rotated_(x, cos, sin, heads)
     N, _, E = x.shape
@@ -110,10 +110,10 @@ def gate(x: Tensor) -> Tensor:
 
 
 def gate_grad(x: Tensor, dy: Tensor) -> Tensor:
-    """The gradient of `gate`'s input. dy is overwritten with the gate's output, which was not kept."""
+    """The gradient of `gate`'s input. dy is overwritten with the gate's output, recomputed."""
     M, dx = x.shape[1] // 2, torch.empty_like(x)
     if not has_kernels(x):
-        g, u, given = wide(x[:, :M]), wide(x[:, M:]), wide(dy)
+        g, u, given = at_least_float32(x[:, :M]), at_least_float32(x[:, M:]), at_least_float32(dy)
         s = g.sigmoid()
         dx[:, M:] = given * g * s
         dx[:, :M] = given * u * (s * (1 + g * (1 - s)))
@@ -125,5 +125,5 @@ def gate_grad(x: Tensor, dy: Tensor) -> Tensor:
 
 
 def _warps(D: int) -> int:
-    """Few: a sum over a row that lies in few warps is there sooner."""
+    """Few: a sum over a row is faster with few warps."""
     return min(8, max(1, power(D) // 1_024))

@@ -1,9 +1,8 @@
-"""A decoder layer in as few products as it can be: what `decoder.Layer` computes, with less memory and fewer passes.
+"""A decoder layer in few products: what `decoder.Layer` computes, with less memory and fewer kernels.
 
-Each product comes with what stands beside it, and its gradient is written by hand. Linear layers that read one input
-are one product, forward and backward; a norm or gate before it is computed again in the backward pass instead of being
-kept; the residual is added inside the product; frozen weights get no gradient. There is no second gradient, and no
-cache is filled.
+A product and the operations beside it are one function, with a gradient written by hand. Linear layers that read the
+same input are one product, forward and backward. The backward pass recomputes the norm or gate before a product. The
+residual is added inside the product. Frozen weights get no gradient. There is no second gradient.
 Shapes: N tokens, D inputs, F outputs of all layers together.
 """
 
@@ -22,7 +21,7 @@ from hone.model.kernels.fused_weights import Product
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Outputs that are queries, keys and values [N, H or K, E], of which the first two are rotated by these angles."""
+    """For a product whose outputs are queries, keys and values [N, H or K, E]: the angles that rotate the first two."""
 
     cos: Tensor
     sin: Tensor
@@ -87,8 +86,11 @@ class _AddedProduct(torch.autograd.Function):
 def normed_product(
     x: Tensor, gain: Tensor, eps: float, product: Product, *, own: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(norm(x) W^T + b, x): a copy to go on with, which the kernel that reads x makes at half a copy's price, and whose
-    gradient is added where the norm's is made. own: nobody else holds x, which goes on itself where no gradient is."""
+    """(norm(x) W^T + b, a copy of x for the residual).
+
+    The norm's kernel writes the copy, at half the cost of a separate one. The kernel of its gradient adds the copy's.
+    own: nothing else refers to x, so that without gradients x itself is returned.
+    """
     if own and not torch.is_grad_enabled():
         return product.forward(elementwise.norm(x, gain, eps))[0], x
     return _NormedProduct.apply(x, gain, eps, product, None, *product.tensors())  # pyright: ignore[reportReturnType]
@@ -144,7 +146,7 @@ def fused_layer(rope: tuple[Tensor, Tensor], layer: Layer, x_BTD: Tensor, mask: 
 
 
 def _heads(layer: Layer, x_ND: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Queries, keys and values [N, heads, E], the first two normed where they are, and rotated; the x to go on with"""
+    """Queries, keys and values [N, heads, E], the first two normed and rotated; x for the residual"""
     attention, first = layer.self_attn, layer.input_layernorm
     product = Product.of(attention.q_proj, attention.k_proj, attention.v_proj)
     H, K, E = attention.H, attention.K, attention.E

@@ -1,5 +1,5 @@
-"""What a recorded pass reads: inputs that stay where they are and receive each batch's numbers, and leaves in the place
-of weights while it is recorded. Lists of tokens are padded to a round size, so that few sizes come up again and again.
+"""The memory that a recorded pass reads: inputs at a fixed address, into which each batch is copied, and leaves that
+replace the weights during the recording. Lists of tokens are padded to a round size, so that there are few sizes.
 
 Shapes: U tokens in the list, R rows.
 """
@@ -20,7 +20,7 @@ T = TypeVar("T", Spans, Tiles)
 
 
 def size_of(x: Tensor, mask: Mask) -> Hashable:
-    """What has to be equal for one recording to serve two batches: lists of a round size have as many tiles."""
+    """What must be equal for two batches to use one recording. Lists of the same round size have as many tiles."""
     rows = (type(mask.by), len(mask.spans.start), mask.window) if isinstance(mask, Rows) else ()
     return (*x.shape, *rows)
 
@@ -33,11 +33,11 @@ class GraphInputs:
         self.positions = None if positions is None else torch.empty_like(positions)
         self.mask: Mask = mask
         if isinstance(mask, Rows) and isinstance(mask.by, Tiles):
-            self.mask = replace(mask, spans=_alike(mask.spans), by=_alike(mask.by), asked=None)
+            self.mask = replace(mask, spans=_empty_like(mask.spans), by=_empty_like(mask.by), needed=None)
 
     @torch.no_grad()
     def take(self, x: Tensor, positions: Tensor | None, mask: Mask) -> None:
-        """This batch's numbers."""
+        """Copy a batch into the inputs."""
         self.x.copy_(x)
         if self.positions is not None and positions is not None:
             self.positions.copy_(positions)
@@ -47,8 +47,8 @@ class GraphInputs:
             self.mask = mask
 
 
-def _alike(x: T) -> T:
-    """The same fields in memory of their own."""
+def _empty_like(x: T) -> T:
+    """Empty tensors of the same shapes."""
     return replace(x, **{f.name: torch.empty_like(getattr(x, f.name)) for f in fields(x)})
 
 
@@ -57,7 +57,7 @@ def _tensors(rows: Rows) -> Iterator[Tensor]:
 
 
 class GraphWeights:
-    """Leaves that share the weights' memory, for autograd remembers on which stream it first met a weight itself."""
+    """Leaves that share the weights' memory: autograd remembers on which stream it first used a weight itself."""
 
     def __init__(self, decoder: Decoder) -> None:
         self.places = list[tuple[nn.Module, str, nn.Parameter, Tensor]]()
@@ -69,8 +69,8 @@ class GraphWeights:
         self.trained = [(p, leaf) for p, leaf in made.items() if p.requires_grad]
 
     @contextmanager
-    def instead(self) -> Iterator[None]:
-        """Inside, the decoder computes with them."""
+    def substitute(self) -> Iterator[None]:
+        """Inside, the decoder computes with the leaves."""
         try:
             for module, name, _, leaf in self.places:
                 module._parameters[name] = leaf  # pyright: ignore[reportArgumentType]
@@ -81,13 +81,13 @@ class GraphWeights:
 
 
 def pad_to_size(tokens_1U: Tensor, positions_1U: Tensor, rows: Rows) -> tuple[Tensor, Tensor, Rows]:
-    """Tokens, positions and rows of a round size; the tokens that are added stand in rows that nobody reads."""
+    """Tokens, positions and rows of a round size; the added tokens are in rows that nothing reads."""
     U = tokens_1U.numel()
     more = round_size(U) - U
     if not more:
         return tokens_1U, positions_1U, rows
     tokens, positions = F.pad(tokens_1U, (0, more)), F.pad(positions_1U, (0, more))
-    if isinstance(rows.by, Tiles):  # which have room for them
+    if isinstance(rows.by, Tiles):  # their spans have room for the added tokens
         return tokens, positions, rows
     device, by = tokens_1U.device, rows.by
     n, rest = divmod(more, TILE)
@@ -101,7 +101,7 @@ def pad_to_size(tokens_1U: Tensor, positions_1U: Tensor, rows: Rows) -> tuple[Te
 
 
 def _longer(spans: Spans, widths: Tensor) -> Spans:
-    """With one row more of each width."""
+    """The spans with one more row of each width."""
     ends = spans.start[-1] + widths.cumsum(0).int()
     return Spans(
         start=torch.cat([spans.start, ends]),

@@ -67,7 +67,7 @@ class _SharedAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q_UHE: Tensor, k_UKE: Tensor, v_UKE: Tensor, spans: Spans, tiles: Tiles, window: int
     ) -> Tensor:
-        q, k, v, keep = _lined(q_UHE), _lined(k_UKE), _lined(v_UKE), any(ctx.needs_input_grad)
+        q, k, v, keep = _kernel_layout(q_UHE), _kernel_layout(k_UKE), _kernel_layout(v_UKE), any(ctx.needs_input_grad)
         (U, H, E), size = q.shape, FORWARD[q.shape[2] > 64]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         lse = torch.empty((H, U) if keep else (0, 0), dtype=torch.float32, device=q.device)
@@ -85,7 +85,13 @@ class _SharedAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout_UHE: Tensor) -> Any:
         q, k, v, out, lse = ctx.saved_tensors
-        spans, tiles, window, dout, delta = ctx.spans, ctx.tiles, ctx.window, _lined(dout_UHE), torch.empty_like(lse)
+        spans, tiles, window, dout, delta = (
+            ctx.spans,
+            ctx.tiles,
+            ctx.window,
+            _kernel_layout(dout_UHE),
+            torch.empty_like(lse),
+        )
         (U, H, E), K = q.shape, k.shape[1]
         gradients = torch.empty(U, H + 2 * K, E, dtype=q.dtype, device=q.device)
         dq, dk, dv = gradients.split([H, K, K], 1)
@@ -109,7 +115,7 @@ def _scale(E: int) -> float:
     return 1 / math.sqrt(E)
 
 
-def _lined(x_UhE: Tensor) -> Tensor:
+def _kernel_layout(x_UhE: Tensor) -> Tensor:
     """The tensor as the kernels read it: the heads of a token side by side, every token at a multiple of 16 bytes."""
     _, h, E = x_UhE.shape
     token, *rest = x_UhE.stride()
@@ -124,7 +130,7 @@ def _blocks(x_UhE: Tensor, tokens: int) -> Any:
 
 
 @triton.jit
-def _seen(x, nothing, query, key, common, WHERE: tl.constexpr, WINDOW: tl.constexpr):
+def _apply_mask(x, nothing, query, key, common, WHERE: tl.constexpr, WINDOW: tl.constexpr):
     """x where the query at one place of a row sees the key at another"""
     if WHERE == PREFIX:
         x = tl.where(key < common, x, nothing)
@@ -136,20 +142,20 @@ def _seen(x, nothing, query, key, common, WHERE: tl.constexpr, WINDOW: tl.conste
 
 
 @triton.jit
-def _first(place, WINDOW: tl.constexpr, B: tl.constexpr):
+def _first_key(place, WINDOW: tl.constexpr, B: tl.constexpr):
     """The first key that a query sees, or one in the block before"""
     return tl.maximum(place - WINDOW + 1, 0) // B * B if WINDOW else 0
 
 
 @triton.jit
-def _mixed(
+def _mix_values(
     out, total, top, q, KEY, VALUE, at, column, query, place, common, scale,
     BN: tl.constexpr, WHERE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """One block of keys more in the running softmax; place: of the block's first key in the row"""
     k, v = KEY.load([at, column]), VALUE.load([at, column])
     s = tl.dot(q, k.T) * scale
-    s = _seen(s, -1e30, query[:, None], (place + tl.arange(0, BN))[None, :], common, WHERE, WINDOW)
+    s = _apply_mask(s, -1e30, query[:, None], (place + tl.arange(0, BN))[None, :], common, WHERE, WINDOW)
     higher = tl.maximum(top, tl.max(s, 1))
     p, fade = tl.exp2(s - higher[:, None]), tl.exp2(top - higher)
     out = tl.dot(p.to(v.dtype), v, out * fade[:, None])
@@ -173,16 +179,16 @@ def _attend(
     query = place + tl.arange(0, BM)
     q = QUERY.load([start + at, h * E])
     out, total, top = tl.zeros([BM, E], tl.float32), tl.zeros([BM], tl.float32), tl.full([BM], -1e30, tl.float32)
-    for j in range(_first(place, WINDOW, BN), common, BN):
-        out, total, top = _mixed(
+    for j in range(_first_key(place, WINDOW, BN), common, BN):
+        out, total, top = _mix_values(
             out, total, top, q, KEY, VALUE, prefix + j, column, query, j, common, scale, BN, PREFIX, WINDOW
         )
-    for j in range(_first(at, WINDOW, BN), at, BN):
-        out, total, top = _mixed(
+    for j in range(_first_key(at, WINDOW, BN), at, BN):
+        out, total, top = _mix_values(
             out, total, top, q, KEY, VALUE, start + j, column, query, common + j, common, scale, BN, BEFORE, WINDOW
         )
     for j in range(at, tl.minimum(at + BM, own), BN):
-        out, total, top = _mixed(
+        out, total, top = _mix_values(
             out, total, top, q, KEY, VALUE, start + j, column, query, common + j, common, scale, BN, DIAGONAL, WINDOW
         )
     i = at + tl.arange(0, BM)
@@ -194,14 +200,14 @@ def _attend(
 
 
 @triton.jit
-def _asked(
+def _query_block_grads(
     dq, q, dout, lse, delta, KEY, VALUE, at, column, query, place, common, scale,
     BN: tl.constexpr, WHERE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """What one block of keys gives to the queries' gradients"""
     k, v = KEY.load([at, column]), VALUE.load([at, column])
     p = tl.exp2(tl.dot(q, k.T) * scale - lse[:, None])
-    p = _seen(p, 0.0, query[:, None], (place + tl.arange(0, BN))[None, :], common, WHERE, WINDOW)
+    p = _apply_mask(p, 0.0, query[:, None], (place + tl.arange(0, BN))[None, :], common, WHERE, WINDOW)
     ds = p * (tl.dot(dout, v.T) - delta[:, None])
     return tl.dot(ds.to(k.dtype), k, dq)
 
@@ -226,16 +232,16 @@ def _query_grads(
     tl.store(DELTA + h.to(tl.int64) * tokens + token, delta, mask=keep)
     lse = tl.load(LSE + h.to(tl.int64) * tokens + token, mask=keep, other=0.0)
     dq = tl.zeros([BM, E], tl.float32)
-    for j in range(_first(place, WINDOW, BN), common, BN):
-        dq = _asked(
+    for j in range(_first_key(place, WINDOW, BN), common, BN):
+        dq = _query_block_grads(
             dq, q, dout, lse, delta, KEY, VALUE, prefix + j, column, query, j, common, scale, BN, PREFIX, WINDOW
         )  # fmt: skip
-    for j in range(_first(at, WINDOW, BN), at, BN):
-        dq = _asked(
+    for j in range(_first_key(at, WINDOW, BN), at, BN):
+        dq = _query_block_grads(
             dq, q, dout, lse, delta, KEY, VALUE, start + j, column, query, common + j, common, scale, BN, BEFORE, WINDOW
         )
     for j in range(at, tl.minimum(at + BM, own), BN):
-        dq = _asked(
+        dq = _query_block_grads(
             dq, q, dout, lse, delta, KEY, VALUE, start + j, column, query, common + j, common, scale,
             BN, DIAGONAL, WINDOW,
         )  # fmt: skip
@@ -244,7 +250,7 @@ def _query_grads(
 
 
 @triton.jit
-def _given(
+def _key_block_grads(
     dk, dv, k, v, QUERY, DOUT, LSE, DELTA, start, first, last, common, key, head, tokens, scale,
     G: tl.constexpr, E: tl.constexpr, BM: tl.constexpr, WHERE: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
@@ -259,7 +265,7 @@ def _given(
         lse = tl.load(LSE + number, mask=keep, other=float("inf"))
         delta = tl.load(DELTA + number, mask=keep, other=0.0)
         p = tl.exp2(tl.dot(k, q.T) * scale - lse[None, :])
-        p = _seen(p, 0.0, (common + i)[None, :], key[:, None], common, WHERE, WINDOW)
+        p = _apply_mask(p, 0.0, (common + i)[None, :], key[:, None], common, WHERE, WINDOW)
         dv = tl.dot(p.to(dout.dtype), dout, dv)
         ds = p * (tl.dot(v, dout.T) - delta[None, :])
         dk = tl.dot(ds.to(q.dtype), q, dk)
@@ -282,7 +288,7 @@ def _key_grads(
     dk, dv = tl.zeros([BN, E], tl.float32), tl.zeros([BN, E], tl.float32)
     key = common + at + tl.arange(0, BN)
     last = tl.minimum(own, at + BN - 1 + WINDOW) if WINDOW else own
-    dk, dv = _given(
+    dk, dv = _key_block_grads(
         dk, dv, k, v, QUERY, DOUT, LSE, DELTA, start, at, last, common, key, h * G, tokens, scale,
         G, E, BM, DIAGONAL, WINDOW,
     )  # fmt: skip
@@ -294,7 +300,7 @@ def _key_grads(
             last = tl.load(START + other + 1) - there
             if WINDOW:
                 last = tl.minimum(last, at + BN - 1 + WINDOW - shared)
-            dk, dv = _given(
+            dk, dv = _key_block_grads(
                 dk, dv, k, v, QUERY, DOUT, LSE, DELTA, there, 0, last, shared, key, h * G, tokens, scale,
                 G, E, BM, PREFIX, WINDOW,
             )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Passes without gradients on two CUDA streams: what waits for memory in one runs beside the products of the other.
+"""Passes without gradients on two CUDA streams: while one waits for memory, the other computes products.
 
-A recorded pass (cuda_graphs.py) belongs to a stream, for two recordings that share memory cannot run at the same time.
+A recorded pass (cuda_graphs.py) belongs to one stream: two recordings that share memory cannot run at the same time.
 """
 
 from collections.abc import Callable, Iterable
@@ -14,7 +14,7 @@ from torch import Tensor
 from hone.model.layout import Streams
 
 T = TypeVar("T")
-STREAMS = 2  # a third found nothing left to fill
+STREAMS = 2  # a third one made nothing faster
 _number = ContextVar("stream", default=0)
 
 
@@ -40,18 +40,20 @@ class CudaStreams(Streams):
 def run_on_streams(
     passes: Iterable[Callable[[], T]], device: torch.device, tensors: Callable[[T], Iterable[Tensor]]
 ) -> list[T]:
-    """What the passes give, in their order; tensors: those of a result, which the caller's stream goes on to read."""
+    """The results of the passes, in their order; tensors: those of a result, which the caller's stream reads later."""
     found = list[T]()
     try:
         for i, one in enumerate(passes):
-            found.append(_numbered(one, device, i % STREAMS, tensors))
-    finally:  # also where one failed: what the others read must not be given away before they have
+            found.append(_run_numbered(one, device, i % STREAMS, tensors))
+    finally:  # also after a failure: memory that the others read must not be freed before
         for i in range(STREAMS if device.type == "cuda" else 0):
             torch.cuda.current_stream(device).wait_stream(_stream(device, i))
     return found
 
 
-def _numbered(one: Callable[[], T], device: torch.device, number: int, tensors: Callable[[T], Iterable[Tensor]]) -> T:
+def _run_numbered(
+    one: Callable[[], T], device: torch.device, number: int, tensors: Callable[[T], Iterable[Tensor]]
+) -> T:
     before = _number.set(1 + number)
     try:
         return one() if device.type != "cuda" else _on_stream(one, device, number, tensors)
@@ -65,7 +67,7 @@ def _on_stream(one: Callable[[], T], device: torch.device, number: int, tensors:
     with torch.cuda.stream(stream):
         result = one()
     for x in tensors(result):
-        x.record_stream(main)  # or its memory would be given away when the stream is done with it
+        x.record_stream(main)  # or its memory would be free as soon as the stream is done with it
     return result
 
 

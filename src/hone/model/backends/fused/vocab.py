@@ -12,14 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from hone.model.kernels.tiles import cdiv, power
-from hone.model.vocab.distribution import PLACE, Chunk, VocabBackend
+from hone.model.vocab.distribution import ROW_OF, Chunk, VocabBackend
 
 SIZE, COMPARED_SIZE = 4096, 2048  # logits a program reads at once; fewer where it holds several distributions
 WARPS = 8
-_TOP, _LOG, _LOGP = (tl.constexpr(PLACE[name]) for name in ("top", "log", "logp"))
-_ENTROPY, _REF_KL, _OLD_KL = (tl.constexpr(PLACE[name]) for name in ("entropy", "ref_kl", "old_kl"))
-_REF_TOP, _REF_LOG = (tl.constexpr(PLACE[name]) for name in ("ref_top", "ref_log"))
-_OLD_TOP, _OLD_LOG = (tl.constexpr(PLACE[name]) for name in ("old_top", "old_log"))
+_TOP, _LOG, _LOGP = (tl.constexpr(ROW_OF[name]) for name in ("top", "log", "logp"))
+_ENTROPY, _REF_KL, _OLD_KL = (tl.constexpr(ROW_OF[name]) for name in ("entropy", "ref_kl", "old_kl"))
+_REF_TOP, _REF_LOG = (tl.constexpr(ROW_OF[name]) for name in ("ref_top", "ref_log"))
+_OLD_TOP, _OLD_LOG = (tl.constexpr(ROW_OF[name]) for name in ("old_top", "old_log"))
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def _read(X, at, V):
 
 
 @triton.jit
-def _raise(top, x, inverse):
+def _raise_maximum(top, x, inverse):
     """The greatest logit with these among them, what z is counted from, and by how much that lowers every z before"""
     higher = tl.maximum(top, tl.max(x))
     zero = tl.where(higher == float("-inf"), 0.0, higher)
@@ -49,12 +49,12 @@ def _other(Y, at, V, top, inverse, GIVEN: tl.constexpr):
     y = _read(Y, at, V)
     if GIVEN:
         return y, top, top * 0.0
-    higher, zero, shift = _raise(top, y, inverse)
+    higher, zero, shift = _raise_maximum(top, y, inverse)
     return (y - zero) * inverse, higher, shift
 
 
 @triton.jit
-def _norm(TABLE, stride, top, total, TOP: tl.constexpr, LOG: tl.constexpr, GIVEN: tl.constexpr):
+def _normaliser(TABLE, stride, top, total, TOP: tl.constexpr, LOG: tl.constexpr, GIVEN: tl.constexpr):
     """What the weights of a distribution that is compared with are divided by; its numbers are stored"""
     norm = total * 0.0 + 1.0 if GIVEN else total
     tl.store(TABLE + TOP * stride, top)
@@ -86,7 +86,7 @@ def vocab_stats(
     for first in range(0, V, SIZE):
         at = first + tl.arange(0, SIZE)
         x = _read(X, at, V)
-        top, zero, shift = _raise(top, x, inverse)
+        top, zero, shift = _raise_maximum(top, x, inverse)
         z = (x - zero) * inverse
         weight, scale = tl.exp(z), tl.exp(shift)
         if HAS_REF:
@@ -113,11 +113,11 @@ def vocab_stats(
     if HAS_ENTROPY:
         tl.store(TABLE + _ENTROPY * stride, log - tl.sum(by_z) / whole)
     if HAS_REF:
-        norm = _norm(TABLE, stride, ref_top, tl.sum(ref_total), _REF_TOP, _REF_LOG, REF_GIVEN)
+        norm = _normaliser(TABLE, stride, ref_top, tl.sum(ref_total), _REF_TOP, _REF_LOG, REF_GIVEN)
         tl.store(TABLE + _REF_KL * stride, tl.sum(by_ref) / whole - tl.log(whole / norm))
     if HAS_OLD:
         mass = tl.sum(old_total)
-        norm = _norm(TABLE, stride, old_top, mass, _OLD_TOP, _OLD_LOG, OLD_GIVEN)
+        norm = _normaliser(TABLE, stride, old_top, mass, _OLD_TOP, _OLD_LOG, OLD_GIVEN)
         tl.store(TABLE + _OLD_KL * stride, (tl.sum(by_old) + mass * tl.log(whole / norm)) / norm)
 
 
@@ -174,7 +174,7 @@ def stats(chunk: Chunk) -> None:
     """Write what the chunk wants, and what its gradient will read, into its table."""
     if len(chunk.logits):
         pointers, numbers, size = _arguments(chunk)
-        given = [name in chunk.others and chunk.others[name].given for name in ("ref_kl", "old_kl")]
+        given = [name in chunk.others and chunk.others[name].is_log_prob for name in ("ref_kl", "old_kl")]
         vocab_stats[(len(chunk.logits),)](
             *pointers, *numbers, HAS_ENTROPY="entropy" in chunk.want, HAS_REF="ref_kl" in chunk.want,
             HAS_OLD="old_kl" in chunk.want, REF_GIVEN=given[0], OLD_GIVEN=given[1], SIZE=size, num_warps=WARPS,

@@ -1,4 +1,4 @@
-"""What the native backend covers, and who computes it."""
+"""What the native backend covers, and the functions that compute it."""
 
 from functools import partial
 
@@ -20,7 +20,7 @@ class NativeLayerBackend(LayerBackend):
 
     def covers(self, decoder: Decoder, given: Pass) -> str | None:
         x, mask, config = given.x, given.mask, decoder.config
-        # a run computes in float32; float64, which is for checking, is asked for by name
+        # runs compute in float32; float64 is for checks, which set decoder.backends
         kinds = (torch.float32,) if decoder.backends is None else (torch.float32, torch.float64)
         if not x.is_cpu or x.dtype not in kinds:
             return f"{x.dtype} on {x.device}"
@@ -29,7 +29,7 @@ class NativeLayerBackend(LayerBackend):
         if isinstance(mask, Tensor) or not x.shape[0] * x.shape[1]:
             return "a mask of its own, or no token"
         if isinstance(mask, Rows) and isinstance(mask.by, Tiles):
-            return "rows for a GPU's kernels, whose spans go on after the list"
+            return "rows laid out for GPU kernels, with spans beyond the end of the list"
         found = library()
         if isinstance(found, str):
             return found
@@ -48,7 +48,7 @@ class NativeLayerBackend(LayerBackend):
 
     def reads_many_rows(self, model: nn.Module) -> bool:
         decoder = getattr(model, "decoder", None)
-        if not isinstance(decoder, Decoder) or not decoder.takes_lists:  # another library's model has no layers of ours
+        if not isinstance(decoder, Decoder) or not decoder.takes_rows:  # another library's model has no layers of ours
             return False
         # where layers are checkpointed, each is a function of its own
         return not getattr(model, "checkpoint_layers", None) and runs_by_bundle(decoder)

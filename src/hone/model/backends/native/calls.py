@@ -25,14 +25,14 @@ class CShape(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The rows of a list: each its own tokens, after the first ones of another row."""
+    """The rows of a list: each has own tokens, which follow a prefix that it may share with another row."""
 
-    rows: np.ndarray  # int64 [R, 5]  own, count, shared, common, skip: as in learn.cpp, by group
+    rows: np.ndarray  # int64 [R, 5]  own, count, shared, common, skip: as in learn.cpp; sorted by group
     groups: np.ndarray  # int64 [G + 1]  where the rows of a group begin
 
     @staticmethod
     def of(spans: Spans) -> "Segments":
-        """Rows that begin with another's tokens are of its group."""
+        """Rows that share a prefix are a group."""
         start, prefix, common = (x.numpy().astype(np.int64) for x in (spans.start, spans.prefix, spans.common))
         own, count = start[:-1], np.diff(start)
         shared = np.where(common > 0, prefix, own)
@@ -48,21 +48,21 @@ class Segments:
         rows = np.stack([own, np.full_like(own, width), own, np.zeros_like(own), np.zeros_like(own)], 1)
         return Segments(np.ascontiguousarray(rows), np.arange(number + 1, dtype=np.int64))
 
-    def asking(self, asked_U: Tensor) -> "Segments":
-        """The same rows, whose first tokens ask nothing until one is asked for."""
-        before = np.concatenate([[0], np.cumsum(asked_U.numpy())])
+    def from_first_needed(self, needed_U: Tensor) -> "Segments":
+        """The same rows; of each, the tokens before the first needed one are no queries."""
+        before = np.concatenate([[0], np.cumsum(needed_U.numpy())])
         own, count = self.rows[:, 0], self.rows[:, 1]
-        first = np.searchsorted(before, before[own], side="right") - 1  # the first asked token from there on
+        first = np.searchsorted(before, before[own], side="right") - 1  # the first needed token from there on
         rows = self.rows.copy()
         rows[:, 4] = np.minimum(first - own, count)
         return Segments(rows, self.groups)
 
     def tokens(self) -> Tensor:
-        """The numbers of those that ask, in order."""
-        asks = np.zeros(int((self.rows[:, 0] + self.rows[:, 1]).max(initial=0)), dtype=bool)
+        """The indices of the tokens that are queries, in order."""
+        is_query = np.zeros(int((self.rows[:, 0] + self.rows[:, 1]).max(initial=0)), dtype=bool)
         for own, count, _, _, skip in self.rows.tolist():
-            asks[own + skip : own + count] = True
-        return torch.from_numpy(np.flatnonzero(asks))
+            is_query[own + skip : own + count] = True
+        return torch.from_numpy(np.flatnonzero(is_query))
 
     def shape(self, H: int, K: int, E: int) -> CShape:
         return CShape(
@@ -90,7 +90,7 @@ def norm_grad(
 
 
 def rotate_(x: Tensor, cos: Tensor, sin: Tensor, *, heads: int, back: bool = False) -> Tensor:
-    """The first heads of x [N, numbers of all heads] turned in place by angles whose cosines are cos [N, E]."""
+    """The first heads of x [N, numbers of all heads] rotated in place, by cosines and sines [N, E]; back: by -sin."""
     (N, width), E = x.shape, cos.shape[1]
     call("rotate", x, x, cos, sin, N, width, heads, E, -1.0 if back else 1.0, torch.get_num_threads())
     return x
@@ -104,14 +104,14 @@ def gate(x: Tensor) -> Tensor:
 
 
 def gate_grad(x: Tensor, dy_NM: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of `gate`'s input, and its output again."""
+    """The gradient of `gate`'s input, and its output, recomputed."""
     dx, y = torch.empty_like(x), torch.empty_like(dy_NM)
     call("gate_grad", dx, x, dy_NM, *y.shape, dx, y, torch.get_num_threads())
     return dx, y
 
 
 def attend(shape: CShape, qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """Causal attention in each row, [U, H E], and the logarithms of its sums, [U, H]; qkv: [U, (H + 2 K) E]."""
+    """Causal attention in each row, [U, H E], and its logsumexp, [U, H]; qkv: [U, (H + 2 K) E]."""
     out, log = qkv.new_empty(len(qkv), shape.H * shape.E), qkv.new_empty(len(qkv), shape.H)
     call("attend", out, ctypes.byref(shape), qkv, out, log)
     return out, log

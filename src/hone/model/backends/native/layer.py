@@ -1,8 +1,8 @@
-"""A decoder layer on a CPU as one function with its gradient: torch's products, and C++ for all between them.
+"""A decoder layer on a CPU as one function with its gradient: products by torch, all between them in C++.
 
-Kept for the backward pass are the layer's input, queries, keys and values, what attention made of them, the residual
-stream after it, and gate and up; norms and the gated product are computed again. The decoder's last norm is here too,
-added up as its layers' norms and the sampler's.
+The backward pass reads the layer's input, queries, keys and values, the output of attention, the residual stream after
+it, and gate and up; it recomputes norms and the gated product. The decoder's final norm is here too: it sums in the
+same order as the layers' norms and the sampler's.
 Shapes: U tokens of all rows, D hidden, E head size.
 """
 
@@ -24,14 +24,14 @@ from hone.model.rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class NativePlan:
-    """What every layer of a pass reads besides its input."""
+    """What every layer of a pass reads beside its input."""
 
     cos: Tensor  # [U, E], of the stream's dtype
     sin: Tensor
     segments: Segments
-    last: int  # the number of the last layer, of which
-    ending: Segments  # fewer tokens may ask: their numbers are
-    read: Tensor | None = None  # int64 [A]; None: all
+    last: int  # the index of the last layer
+    ending: Segments  # those of the last layer, where fewer tokens may be queries
+    read: Tensor | None = None  # int64 [A]  the indices of these queries; None: all tokens
     stack: StackPass | None = None  # all layers at once
 
     @staticmethod
@@ -39,7 +39,9 @@ class NativePlan:
         """The plan of a pass that the backend covers."""
         mask, (B, T, _) = given.mask, given.x.shape
         for layer in decoder.model.layers:
-            if type(layer) is Layer:  # one that FSDP puts together for each pass is of a class of its own, and stays
+            if (
+                type(layer) is Layer
+            ):  # FSDP gathers a layer for each pass and changes its class; its weights stay where they are
                 qkv(layer.self_attn)
                 gate_up(layer.mlp)
         cos, sin = given.rotation(given.x.dtype)
@@ -47,9 +49,9 @@ class NativePlan:
             Segments.of(mask.spans) if isinstance(mask, Rows) else Segments.lines(B, T),
             len(decoder.model.layers) - 1,
         )
-        asked = mask.asked if isinstance(mask, Rows) else None
-        ending = segments if asked is None else segments.asking(asked)
-        read, stack = None if asked is None else ending.tokens(), None
+        needed = mask.needed if isinstance(mask, Rows) else None
+        ending = segments if needed is None else segments.from_first_needed(needed)
+        read, stack = None if needed is None else ending.tokens(), None
         weights = stackable(decoder, given.x.dtype)
         if weights is not None and (found := Bundles.of(segments, ending, torch.get_num_threads())):
             stack = StackPass.of(decoder, weights, found, cos, sin)
@@ -95,7 +97,7 @@ def native_layer(given: NativePlan, layer: Layer, x_BTD: Tensor, mask: Mask) -> 
     return y.view(x_BTD.shape)  # pyright: ignore[reportOptionalMemberAccess, reportAttributeAccessIssue]
 
 
-def _placed(x_AD: Tensor, at_A: Tensor, tokens: int) -> Tensor:
+def _scatter_rows(x_AD: Tensor, at_A: Tensor, tokens: int) -> Tensor:
     """[U, D], zero elsewhere"""
     return x_AD.new_zeros(tokens, x_AD.shape[1]).index_copy_(0, at_A, x_AD)
 
@@ -115,7 +117,7 @@ class _Layer(torch.autograd.Function):
         y, low_down = parts.down.forward(calls.gate(both), plus=stream)
         ctx.given, ctx.parts, ctx.lows = given, parts, [len(some) for some in (low, low_o, low_up, low_down)]
         ctx.save_for_backward(x, before, after, qkv, mixed, log, stream, both, *low, *low_o, *low_up, *low_down)
-        return y if given.read is None else _placed(y, given.read, len(x))
+        return y if given.read is None else _scatter_rows(y, given.read, len(x))
 
     @staticmethod
     @once_differentiable
@@ -137,7 +139,7 @@ class _Layer(torch.autograd.Function):
         dmixed, back = parts.o.backward(dstream)
         o = parts.o.gradients(seen, dstream, inner[1], back, wanted[1])
         if read is not None:
-            dmixed, dstream = _placed(dmixed, read, len(x)), _placed(dstream, read, len(x))
+            dmixed, dstream = _scatter_rows(dmixed, read, len(x)), _scatter_rows(dstream, read, len(x))
         shape = given.segments.shape(parts.H, parts.K, parts.E)
         dqkv = calls.attend_grad(shape, qkv, mixed, log, dmixed)
         calls.rotate_(dqkv, given.cos, given.sin, heads=parts.H + parts.K, back=True)

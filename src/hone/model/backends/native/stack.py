@@ -1,6 +1,6 @@
 """All layers of a small decoder on a CPU as one function with its gradient, by stack.cpp.
 
-It keeps for the backward pass what layer.py's layers keep. Shapes: U tokens of all rows, D hidden.
+The backward pass reads what that of layer.py reads. Shapes: U tokens of all rows, D hidden.
 """
 
 import ctypes
@@ -16,21 +16,19 @@ from torch.autograd.function import once_differentiable
 from hone.model.backends.native.calls import Segments
 from hone.model.decoder import Decoder, Layer
 from hone.model.kernels.cpp.library import call, library
-from hone.model.kernels.fused_weights import plain
+from hone.model.kernels.fused_weights import base_linear
 
-KEPT = (
-    5  # workspaces that wait for the next pass: what backward passes read, weights in panels, words, parts of gradients
-)
-SPARE = 8  # one part in so many is spare, for a pass of a few more tokens
+KEPT = 5  # free workspaces: for backward passes, weights in panels, words, parts of gradients
+SPARE = 8  # a workspace is 1 / SPARE larger than asked, for a next pass with a few more tokens
 
 
 class Workspace:
-    """Memory for numbers, free again when nobody refers to it.
+    """Memory for numbers, which is free again when nothing refers to it.
 
-    A pass takes over that of the pass before: a page that is touched for the first time has to be cleared.
+    A pass uses the memory of the pass before: the system clears each page when it is used for the first time.
     """
 
-    _free: list[np.ndarray] = []  # noqa: RUF012  those of all passes, the last given back at the end
+    _free: list[np.ndarray] = []  # noqa: RUF012  of all passes, the last one freed at the end
 
     def __init__(self, numbers: int, dtype: torch.dtype) -> None:
         size = numbers * dtype.itemsize
@@ -51,11 +49,11 @@ class Workspace:
 # pyright: reportIncompatibleMethodOverride=false
 
 
-TOGETHER = 200  # tokens of a bundle, about: what they need fits a core's cache
-SMALL = 16 << 20  # bytes of weights, of which each thread has gradients of its own
-UNEVEN = 1.5  # times its part of the tokens that a thread may have
-TILE = 4  # tokens: SHORT of panels.h
-OFTEN = 3  # times as many tokens as words, from which words are worth it
+TOGETHER = 200  # tokens of a bundle, about: their numbers fit a core's cache
+SMALL = 16 << 20  # bytes of weights; more are too many for gradients of each thread's own
+UNEVEN = 1.5  # a thread may have at most so many times the average number of tokens
+TILE = 4  # tokens of a tile: SHORT of panels.h
+OFTEN = 3  # times as many tokens as words, from which it is faster to compute each word once
 
 
 class CWeights(ctypes.Structure):
@@ -81,19 +79,19 @@ class CStack(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Bundles:
-    """Groups of rows put together, their tokens numbered anew, and shared out to threads."""
+    """Groups of rows in bundles, with tokens numbered within the bundle, and each thread's share of the bundles."""
 
-    row: np.ndarray  # int64 [R, 5]  as in Segments, counted from the bundle's first token
+    row: np.ndarray  # int64 [R, 5]  as in Segments, relative to the bundle's first token
     ending: np.ndarray  # the same of the last layer
     rows: np.ndarray  # int64 [B + 1]  where a bundle's rows begin
     first: np.ndarray  # int64 [B + 1]  its first token
     count: np.ndarray  # int64 [B]  how many it has
     share: np.ndarray  # int64 [threads + 1]  where a thread's bundles begin
-    order: np.ndarray  # int64 [first[-1]]  where a token is in the list
+    order: np.ndarray  # int64 [first[-1]]  each token's index in the list
 
     @staticmethod
     def of(segments: Segments, ending: Segments, threads: int) -> "Bundles | None":
-        """None where threads would have too different parts."""
+        """None if the threads' shares would be too uneven."""
         rows, own, count = segments.rows, segments.rows[:, 0], segments.rows[:, 1]
         before = np.concatenate([[0], np.cumsum(count)])  # tokens of the rows before each
         starts = _bundle_starts(before[segments.groups], segments.groups, threads)
@@ -101,7 +99,7 @@ class Bundles:
         first = np.concatenate([[0], np.cumsum(-(-tokens // TILE) * TILE)])
         share = _shares(tokens, threads)
         summed = np.concatenate([[0], np.cumsum(tokens)])
-        few = summed[-1] <= threads * TOGETHER  # so few that nobody waits long
+        few = summed[-1] <= threads * TOGETHER  # so few that waiting does not matter
         if not few and np.diff(summed[share]).max() * threads > UNEVEN * summed[-1]:
             return None
         bundle = np.repeat(np.arange(len(tokens)), np.diff(starts))  # of each row
@@ -119,7 +117,7 @@ class Bundles:
 
 
 def _bundle_starts(tokens: np.ndarray, groups: np.ndarray, threads: int) -> np.ndarray:
-    """The first rows of bundles, about even and as many for each thread, and their end; tokens: before each group."""
+    """The first rows of bundles of about equal size, and the end; tokens: before each group."""
     number = threads * max(2, tokens[-1] // (threads * TOGETHER))
     even = tokens[-1] * np.arange(1, number) / number
     after = np.searchsorted(tokens, even)
@@ -128,14 +126,14 @@ def _bundle_starts(tokens: np.ndarray, groups: np.ndarray, threads: int) -> np.n
 
 
 def _shares(tokens: np.ndarray, threads: int) -> np.ndarray:
-    """Where each thread's bundles begin, so that all have about as many tokens."""
+    """Where each thread's bundles begin, such that all threads have about the same number of tokens."""
     middle = np.cumsum(tokens) - tokens / 2
     ends = np.searchsorted(middle, np.arange(1, threads) * tokens.sum() / threads)
     return np.concatenate([[0], ends, [len(tokens)]]).astype(np.int64)
 
 
 def layers_of(decoder: Decoder) -> list[Layer]:
-    """The layers that are as the decoder made them."""
+    """The layers whose class is Layer, which FSDP changes."""
     return [layer for layer in decoder.model.layers if type(layer) is Layer]
 
 
@@ -146,23 +144,27 @@ def linears(layer: Layer) -> tuple[nn.Module, ...]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a hook waits for the module to be called."""
+    """Whether the module has a hook."""
     m = module
     return bool(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
 
 
 def parameters(layer: Layer) -> list[Tensor] | None:
-    """What a layer trains, in the order of stack.cpp's gradients; None: it has adapters, biases or hooks."""
+    """A layer's parameters in the order of stack.cpp's gradients, or None if it has adapters, biases or hooks."""
     found = linears(layer)
     if has_hooks(layer):
         return None
     if any(type(x) is not nn.Linear or x.bias is not None for x in found):
         return None
-    return [layer.input_layernorm.weight, layer.post_attention_layernorm.weight, *(plain(x).weight for x in found)]
+    return [
+        layer.input_layernorm.weight,
+        layer.post_attention_layernorm.weight,
+        *(base_linear(x).weight for x in found),
+    ]
 
 
 def stackable(decoder: Decoder, dtype: torch.dtype) -> list[list[Tensor]] | None:
-    """The parameters of each layer where stack.cpp computes them: small, of this kind, of whole vectors."""
+    """The parameters of each layer if stack.cpp computes them: few, of this dtype, whole panels; else None."""
     found, config = library(), decoder.config
     assert not isinstance(found, str)
     panel = found.hone_panel_float64() if dtype == torch.float64 else found.hone_panel_float32()
@@ -181,7 +183,7 @@ def stackable(decoder: Decoder, dtype: torch.dtype) -> list[list[Tensor]] | None
 
 
 def runs_by_bundle(decoder: Decoder) -> bool:
-    """Whether all layers of a decoder are computed bundle by bundle, however many tokens there are."""
+    """Whether stack.cpp computes the decoder's layers, for any number of tokens."""
     asked = decoder.backends is None or "native" in decoder.backends
     if not asked or decoder.device.type != "cpu" or isinstance(library(), str):
         return False
@@ -192,7 +194,7 @@ def runs_by_bundle(decoder: Decoder) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StackPass:
-    """What stack.cpp reads besides numbers of tokens, and what has to stay where it is meanwhile."""
+    """The arguments of stack.cpp, and the tensors that must stay in memory during the call."""
 
     model: CStack
     bundles: Bundles
@@ -201,7 +203,7 @@ class StackPass:
     tensors: list[Tensor]  # parameters of all layers
     weights: int  # how many numbers they are
     kept: int  # numbers for the backward pass
-    tiled: int = 0  # words, in whole tiles
+    padded_words: int = 0  # words of the embedding, rounded up to whole tiles; 0: the layers read the stream
 
     @staticmethod
     def of(decoder: Decoder, layers: list[list[Tensor]], bundles: Bundles, cos: Tensor, sin: Tensor) -> "StackPass":
@@ -226,27 +228,27 @@ class StackPass:
         return StackPass(model, bundles, (array, cos, sin), len(cos), tensors, numbers, kept)
 
     def from_embedding(self, weight: Tensor, ids: Tensor) -> "StackPass":
-        """The same, whose stream begins with these rows of the embedding."""
+        """The same for tokens given as words: the first layer's products are computed once for each word."""
         ids, model, found = ids.flatten().long().contiguous(), CStack.from_buffer_copy(self.model), library()
         assert not isinstance(found, str)
         model.words, model.id, model.embedding = len(weight), ids.data_ptr(), weight.data_ptr()
         tile = found.hone_tall()
-        return replace(self, model=model, alive=(*self.alive, ids, weight), tiled=-(-len(weight) // tile) * tile)
+        return replace(self, model=model, alive=(*self.alive, ids, weight), padded_words=-(-len(weight) // tile) * tile)
 
     @property
-    def asked(self) -> int:
-        """Numbers that the first layer asks of all words; 0: it is given the stream."""
-        return self.tiled * (self.model.H + 2 * self.model.K) * self.model.E
+    def first_layer_numbers(self) -> int:
+        """Queries, keys and values of all words in the first layer, in numbers; 0: it reads the stream."""
+        return self.padded_words * (self.model.H + 2 * self.model.K) * self.model.E
 
     @property
     def parts(self) -> int:
-        """Numbers that stack.cpp's `backward` calls parts."""
-        stream, threads = self.tiled * self.model.D, self.model.threads
-        return (threads - 1) * self.weights + threads * (self.asked + stream) + 2 * stream
+        """The size of what stack.cpp's `backward` calls parts."""
+        stream, threads = self.padded_words * self.model.D, self.model.threads
+        return (threads - 1) * self.weights + threads * (self.first_layer_numbers + stream) + 2 * stream
 
 
 def repeats_tokens(embedding: nn.Module, tokens: Tensor) -> bool:
-    """Whether tokens are many times as many as words, and nothing else happens to their embedding."""
+    """Whether there are OFTEN times as many tokens as words, and the embedding is a plain lookup."""
     if type(embedding) is not nn.Embedding or has_hooks(embedding) or not embedding.weight.is_contiguous():
         return False
     if embedding.padding_idx is not None or embedding.max_norm is not None:
@@ -257,7 +259,7 @@ def repeats_tokens(embedding: nn.Module, tokens: Tensor) -> bool:
 
 
 def run_stack(x_BTD: Tensor, given: StackPass, *, embedding: Tensor | None = None) -> Tensor:
-    """The layers' output; zero for tokens that nobody asks for. embedding: x are its rows, by `from_embedding`."""
+    """The layers' output; zero for tokens that are not needed. embedding: the table, after `from_embedding`."""
     x = x_BTD.reshape(-1, x_BTD.shape[-1]).contiguous() if embedding is None else embedding
     if not torch.is_grad_enabled():
         return _forward(given, x, None).view(x_BTD.shape)
@@ -266,9 +268,9 @@ def run_stack(x_BTD: Tensor, given: StackPass, *, embedding: Tensor | None = Non
 
 
 def _forward(given: StackPass, x: Tensor, kept: Workspace | None) -> Tensor:
-    """kept: memory for what the backward pass reads."""
+    """kept: memory for the backward pass, or None."""
     y, panels = x.new_empty(given.tokens, x.shape[1]), Workspace(given.weights, x.dtype)
-    first = Workspace(given.asked, x.dtype) if given.asked else None
+    first = Workspace(given.first_layer_numbers, x.dtype) if given.first_layer_numbers else None
     places = (None if memory is None else memory.place for memory in (panels, kept, first))
     call("stack", x, ctypes.byref(given.model), x, y, *places)
     return y
@@ -278,7 +280,9 @@ class _Stack(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, given: StackPass, *tensors: Tensor) -> Tensor:
         ctx.given, ctx.kept = given, Workspace(given.kept, x.dtype)
-        ctx.save_for_backward(*tensors, *([x] if given.asked else []))  # which says if one has changed meanwhile
+        ctx.save_for_backward(
+            *tensors, *([x] if given.first_layer_numbers else [])
+        )  # autograd then notices if one is changed in place
         ctx.shape = x.shape
         return _forward(given, x, ctx.kept)
 
@@ -294,6 +298,6 @@ class _Stack(torch.autograd.Function):
 
 
 def _split(grad: Tensor, tensors: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:
-    """Each tensor's part."""
+    """Each tensor's part of the gradient."""
     parts = grad.split([t.numel() for t in tensors])
     return [part.view(t.shape) if want else None for part, t, want in zip(parts, tensors, wanted, strict=True)]

@@ -25,17 +25,17 @@ from hone.storage.names import home
 
 SOURCES = tuple(sorted(Path(__file__).parent.glob("*.cpp")))
 HEADERS = tuple(sorted(Path(__file__).parent.glob("*.h")))
-OFF = "HONE_NATIVE"  # 0: compile nothing
-# nothing is fused but where wide.h says so: what compilers fuse depends on the shape of a loop, and with it the bits
+VARIABLE = "HONE_NATIVE"  # 0: compile nothing
+# only wide.h fuses multiply and add: compilers would do so depending on the shape of a loop, which changes bits
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-fno-exceptions", "-fno-rtti")
-SECONDS = 120  # the most that a file may take to compile; all take 15
-SAID = "compiling the CPU kernels, once: about 15 s"
+SECONDS = 120  # the limit for compiling one file; all together take 15
+NOTICE = "compiling the CPU kernels, once: about 15 s"
 CPUINFO = Path("/proc/cpuinfo")
 
 
 def library() -> ctypes.CDLL | str:
-    """The library, or why there is none."""
-    return f"{OFF} is 0" if os.environ.get(OFF) == "0" else _library()
+    """The library, or the reason why there is none."""
+    return f"{VARIABLE} is 0" if os.environ.get(VARIABLE) == "0" else _library()
 
 
 @cache
@@ -46,8 +46,8 @@ def _library() -> ctypes.CDLL | str:
     try:
         kept = home() / "native" / f"hone-{fingerprint(compiler)}.so"
         if not kept.exists():
-            print(SAID, file=sys.stderr, flush=True)
-            compiled(compiler, kept)
+            print(NOTICE, file=sys.stderr, flush=True)
+            compile_library(compiler, kept)
         found = ctypes.CDLL(str(kept))
     except (OSError, subprocess.SubprocessError) as error:
         return f"the C++ library was not built: {error}"
@@ -56,7 +56,7 @@ def _library() -> ctypes.CDLL | str:
 
 
 def fingerprint(compiler: str) -> str:
-    """What the library depends on: the sources, the compiler and the processor."""
+    """A hash of what the library depends on: sources, compiler, flags and processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=SECONDS).stdout
     about = CPUINFO.read_text() if CPUINFO.exists() else platform.processor()
     able = next((line for line in about.splitlines() if line.startswith(("flags", "Features"))), about)
@@ -64,8 +64,8 @@ def fingerprint(compiler: str) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
-def compiled(compiler: str, target: Path) -> None:
-    """Build it beside its place and move it there, so that nobody loads half of it. Others wait for the first."""
+def compile_library(compiler: str, target: Path) -> None:
+    """Build the library in a folder beside the target and move it there, so that no process loads half a file."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with _alone_in(target.parent), tempfile.TemporaryDirectory(dir=target.parent) as work:
         if target.exists():
@@ -75,7 +75,7 @@ def compiled(compiler: str, target: Path) -> None:
             [compiler, *FLAGS, "-fopenmp", "-c", str(source), "-o", to]
             for source, to in zip(SOURCES, objects, strict=True)
         ]
-        # OpenMP is left out of the linking: the threads are then those of the library that PyTorch has loaded
+        # not linked with OpenMP: the library then uses the threads of the OpenMP that PyTorch has loaded
         for command in (*commands, [compiler, "-shared", *objects, "-o", str(made)]):
             subprocess.run(command, capture_output=True, check=True, timeout=SECONDS)
         made.replace(target)
@@ -93,7 +93,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def address(x: Tensor) -> ctypes.c_void_p:
-    """Where its numbers begin, for an argument."""
+    """The tensor's address, as an argument."""
     return ctypes.c_void_p(x.data_ptr())
 
 
@@ -105,7 +105,7 @@ def argument(x: Any) -> Any:
 
 
 def call(name: str, x: Tensor, *arguments: Any) -> None:
-    """The library's function of this name for numbers of x's kind."""
+    """Call the library's function of this name for x's dtype."""
     found = library()
     assert not isinstance(found, str)
     function = getattr(found, f"hone_{name}_{'float64' if x.dtype == torch.float64 else 'float32'}")

@@ -37,7 +37,7 @@ template <class T> static inline typename Wide<T>::Vec load(const T *p) { return
 template <class T> static inline void store(T *p, typename Wide<T>::Vec x) { *(typename Wide<T>::Loose *)p = x; }
 
 // a b + c, rounded once where the processor can. It is said in so many words because compilers fuse some sums and
-// leave others, by the shape of a loop: build.py has them fuse nothing, and bits do not depend on a tile's shape.
+// leave others, by the shape of a loop: library.py has them fuse nothing, and bits do not depend on a tile's shape.
 static inline float fused(float a, float b, float c) {
 #if defined(__FP_FAST_FMAF)
     return __builtin_fmaf(a, b, c);
