@@ -235,18 +235,21 @@ WHOLE = frozenset({"inputs", "targets", "group", "place", "limit"})
 
 def _check_columns(columns: Mapping[str, Tensor], targets: Tensor) -> None:
     """Refuse what broadcasting and rounding would turn into other numbers without a word."""
-    for name, x in {"targets": targets, **columns}.items():
+    if targets.ndim != 2:
+        raise ValueError(f"targets has shape {tuple(targets.shape)}, expected [B, T]: a row for each sequence")
+    table, rows = targets.shape, targets.shape[:1]
+    for name, x in columns.items():
         if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"{name} is a {type(x).__name__}: give a tensor")
-        if targets.ndim != 2:
-            raise ValueError(f"targets has shape {tuple(targets.shape)}, expected [B, T]: a row for each sequence")
-        shapes = [tuple(targets.shape)[: 1 if name in PER_ROW else 2]]
-        shapes += [tuple(targets.shape)[:1]] if name == "label" else []
-        if tuple(x.shape) not in shapes:
-            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {' or '.join(map(str, shapes))}")
-        if name in FLAGS and x.dtype is not torch.bool:
-            raise ValueError(f"{name} is {x.dtype}, expected bool: write {name}.bool()")
-        if name not in FLAGS | WHOLE and not x.is_floating_point():
+        if x.shape != (rows if name in PER_ROW else table) and not (name == "label" and x.shape == rows):
+            expected = (
+                f"{tuple(table)} or {tuple(rows)}" if name == "label" else tuple(rows if name in PER_ROW else table)
+            )
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {expected}")
+        if name in FLAGS:
+            if x.dtype is not torch.bool:
+                raise ValueError(f"{name} is {x.dtype}, expected bool: write {name}.bool()")
+        elif name not in WHOLE and not x.is_floating_point():
             raise ValueError(f"{name} is {x.dtype}, expected floating point: write {name}.float()")
 
 
