@@ -72,7 +72,7 @@ MATHS = (
     ),
     fault(
         "a gold answer that cannot be read makes every answer wrong", "pain 12", "reward", "",
-        old="        return invalid(f\"the gold answer {str(task.answer)[:60]!r} is unusable: {unusable}\")",
+        old="        return invalid(f\"the gold answer {(task.answer or '')[:60]!r} is unusable: {unusable}\")",
         new="        return Outcome(value=0.0 if unusable else None)",
         tests="reward/test_verify_math.py::test_a_gold_answer_that_cannot_be_read_is_invalid_not_wrong",
     ),

@@ -182,10 +182,7 @@ class Batch:
     host_copy: "Batch | None" = None  # the first six of a batch on a GPU, on the host: to plan passes without waiting
 
     def __post_init__(self) -> None:
-        B, T = self.targets.shape
-        for name, x in self.columns().items():
-            if tuple(x.shape) not in ((B,), (B, T)):
-                raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {(B,)} or {(B, T)}")
+        _check_columns(self.columns(), self.targets)
         if self.reward is not ABSENT and self.valid is ABSENT:
             if not bool(self.reward.isfinite().all()):
                 raise ValueError("a reward is not finite: write 0.0 there, and False in the column valid")
@@ -230,6 +227,34 @@ class Batch:
             host_copy = Batch(**{name: getattr(self, name) for name in names})
         support = None if self.support is None else self.support.to(device)
         return replace(self, host_copy=host_copy, support=support, **moved)
+
+
+PER_ROW = frozenset(
+    {"group", "place", "reward", "valid", "truncated", "limit", "margin", "bootstrap", "baseline", "kl_coef"}
+    | {"kl_baseline", "row_weight"}
+)
+FLAGS = frozenset({"mask", "real", "valid", "truncated"})
+WHOLE = frozenset({"inputs", "targets", "group", "place", "limit"})
+
+
+def _check_columns(columns: Mapping[str, Tensor], targets: Tensor) -> None:
+    """Refuse what broadcasting and rounding would turn into other numbers without a word."""
+    if targets.ndim != 2:
+        raise ValueError(f"targets has shape {tuple(targets.shape)}, expected [B, T]: a row for each sequence")
+    table, rows = targets.shape, targets.shape[:1]
+    for name, x in columns.items():
+        if not isinstance(x, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(f"{name} is a {type(x).__name__}: give a tensor")
+        if x.shape != (rows if name in PER_ROW else table) and not (name == "label" and x.shape == rows):
+            expected = (
+                f"{tuple(table)} or {tuple(rows)}" if name == "label" else tuple(rows if name in PER_ROW else table)
+            )
+            raise ValueError(f"{name} has shape {tuple(x.shape)}, expected {expected}")
+        if name in FLAGS:
+            if x.dtype is not torch.bool:
+                raise ValueError(f"{name} is {x.dtype}, expected bool: write {name}.bool()")
+        elif name not in WHOLE and not x.is_floating_point():
+            raise ValueError(f"{name} is {x.dtype}, expected floating point: write {name}.float()")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

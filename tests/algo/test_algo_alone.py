@@ -12,14 +12,18 @@ from hone.algo import (
     Totals,
     a2c,
     assign_credit,
+    distil,
     dpo,
     dr_grpo,
     grpo,
     kto,
     objective,
+    orpo,
     ppo,
     reinforce_baseline,
+    reward_model,
     rloo,
+    sft,
     totals,
     weigh,
 )
@@ -59,6 +63,53 @@ def test_rewards_are_valid_unless_it_is_said_which_are_not():
 def test_a_reward_that_is_no_number_is_not_taken_for_a_valid_one():
     with pytest.raises(ValueError, match="a reward is not finite: write 0"):
         made(reward=numbers(1.0, float("nan")))
+
+
+def test_a_batch_refuses_columns_that_would_give_other_numbers_without_a_word():
+    square = torch.zeros(2, 2)  # as many rows as tokens: a column of rows would broadcast along the tokens
+    token = square.long()
+    base = {"inputs": token, "targets": token, "mask": square == 0, "real": square == 0, "group": token[0]}
+    for name, column, says in (
+        ("old_logp", square[0], r"old_logp has shape \(2,\), expected \(2, 2\)"),
+        ("reward", square, r"reward has shape \(2, 2\), expected \(2,\)"),
+        ("label", square[:1], r"label has shape \(1, 2\), expected \(2, 2\) or \(2,\)"),
+        ("targets", token[0], r"targets has shape \(2,\), expected \[B, T\]"),
+        ("reward", torch.tensor([1, 0]), r"reward is torch.int64, expected floating point: write reward.float\(\)"),
+        ("reward", torch.tensor([True, False]), "reward is torch.bool, expected floating point"),
+        ("mask", token, r"mask is torch.int64, expected bool: write mask.bool\(\)"),
+        ("reward", [1.0, 0.0], "reward is a list: give a tensor"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            Batch(**{**base, name: column})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_forward_pass_is_not_broadcast_over_the_batch():
+    batch = weigh(made(), sft())
+    for logp in (LOGP[:, :1], LOGP[:1], LOGP[0], LOGP[:, :, None]):
+        with pytest.raises(ValueError, match=r"logp has shape \(.*\), expected \(2, 4\)"):
+            objective(Forward(logp=logp), batch, sft())
+
+
+def test_half_a_pair_is_refused():
+    one = made().rows(slice(0, 1))
+    for algo in (dpo(), orpo(), reward_model()):
+        with pytest.raises(ValueError, match=f"{algo.name} reads pairs, .*: 1 rows are no pairs"):
+            objective(Forward(logp=LOGP[:1], value=LOGP[:1]), weigh(one, algo), algo)
+
+
+def test_an_algorithm_that_was_not_made_is_told_how_to_make_it():
+    for algo in (grpo, "grpo"):
+        with pytest.raises(ValueError, match=r"as in grpo\(\)"):
+            assign_credit(made(reward=REWARD), algo)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ValueError, match=r"as in grpo\(\)"):
+            objective(Forward(logp=LOGP), made(), algo)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_setting_of_another_type_is_refused():
+    with pytest.raises(HoneError, match="grpo: process is 'no': it must be True or False"):
+        grpo(process="no")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(HoneError, match="kl=None is not a KL setting"):
+        grpo(kl=None)  # pyright: ignore[reportArgumentType]
 
 
 def test_the_totals_of_a_batch_are_those_that_weigh_takes():
@@ -160,7 +211,7 @@ def test_a_column_that_a_stage_fills_is_missed_with_what_fills_it():
     filled = ("reward", "step_reward", "label", "old_logp", "ref_logp", "kl_coef", "old_value", "adv", "returns")
     generic = [c for c in (*filled, "token_weight") if "replace(batch" in str(missing_column("it", c))]
     assert generic == []
-    assert str(missing_column("it", "margin")).endswith("fill it, as in replace(batch, margin=...)")
+    assert str(missing_column("it", "gen_logp")).endswith("fill it, as in replace(batch, gen_logp=...)")
 
 
 def test_a_credit_of_ones_own_needs_no_reward():
@@ -181,6 +232,8 @@ def test_a_batch_that_was_not_weighed_and_a_forward_pass_that_lacks_a_field_are_
     batch = weigh(made(adv=LOGP, returns=LOGP, old_value=LOGP), a2c())
     with pytest.raises(ValueError, match="a2c reads value, which this forward pass lacks"):
         objective(Forward(logp=LOGP), batch, a2c())
+    with pytest.raises(ValueError, match="distil reads ref_kl, which this forward pass lacks"):
+        objective(Forward(logp=LOGP), batch, distil())
     with pytest.raises(ValueError, match="grpo reads logp, which this forward pass lacks"):
         objective(Forward(), batch, grpo())
 

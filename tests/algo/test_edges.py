@@ -495,8 +495,8 @@ def test_the_objective_has_the_precision_of_the_forward_pass() -> None:
 
 
 def test_an_empty_micro_batch_adds_a_zero_that_takes_a_gradient() -> None:
-    logp = torch.zeros(0, 3, dtype=torch.float64).requires_grad_()
     none = ragged().rows(slice(0, 0))
+    logp = torch.zeros(none.mask.shape, dtype=torch.float64).requires_grad_()
     none = replace(none, adv=none.old_logp, token_weight=none.old_logp, row_weight=none.reward)
     loss = table.objective(Forward(logp=logp), replace(none), ((1.0, lambda f, b: f.logp[:, :1].expand_as(b.adv)),))
     assert loss.item() == 0.0

@@ -201,7 +201,7 @@ def test_evaluate_reads_a_generator_and_a_path(model: hone.Model, tmp_path: Path
 def test_what_evaluate_cannot_do_is_said_with_the_remedy(model: hone.Model):
     rows = [{"prompt": "1+1=", "answer": "2"}]
     for settings, says in (
-        ({"limit": -1}, r"limit is -1: set it to 0 \(all problems\) or more"),
+        ({"limit": -1}, r"limit is -1: give a number of problems, or 0 for all"),
         ({"samples": 0}, "samples is 0: set it to 1 or more"),
         ({"reward": None}, "reward is None: give a verifier's name, a function, or names with weights"),
         ({"reward": ["math"]}, "give a verifier's name, a function, or names with weights"),

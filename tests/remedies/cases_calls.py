@@ -41,6 +41,18 @@ def sampled(*prompts: Any, n: int = 1, **given: Any) -> None:
     LocalSampler(decoder(258)).sample(list(prompts), n=n, params=params(**given))
 
 
+def drawn(w: World, *prompts: Any) -> None:
+    hone.load(w / "model").sample(prompts, max_tokens=2)
+
+
+def scored(w: World, completions: Any) -> None:
+    hone.load(w / "model").logprobs(["a", "b"], completions)
+
+
+def evaluated(w: World, **given: Any) -> None:
+    hone.evaluate(w / "model", w / "problems.jsonl", max_tokens=2, **given)
+
+
 def damaged(name: str, change: Callable[[Any], Any], says: str) -> Case:
     """A JSON file of a model's folder, changed; the remedy is the file as it was."""
 
@@ -110,6 +122,15 @@ PARAMETERS = [
     parameter("stop_ids", frozenset({-1}), frozenset({1}), "give token ids, 0 or more"),
     parameter("top_logprobs", 21, 20, "set it between 0 and 20"),
     parameter("seed", -1, 0, "set it between 0 and 2**64 - 1"),
+    call(lambda w: drawn(w, [5, 6]), lambda w: drawn(w, "a"), "give text, or a list of chat messages"),
+    call(lambda w: scored(w, "ab"), lambda w: scored(w, ["a", "b"]), "give a list with one for each prompt"),
+    call(lambda w: scored(w, ["a", None]), lambda w: scored(w, ["a", [5]]), "what `sample` returned, or token ids"),
+    call(lambda w: hone.load(""), lambda w: hone.load(w / "model"), "a fetched model's name, or a folder"),
+    call(lambda w: evaluated(w, limit=-1), lambda w: evaluated(w, limit=0), "give a number of problems, or 0 for all"),
+    call(lambda w: evaluated(w, samples=0), lambda w: evaluated(w, samples=1), "samples is 0: set it to 1 or more"),
+    call(lambda w: evaluated(w, reward=None), lambda w: evaluated(w, reward={"math": 1.0}), "names with weights"),
+    call(lambda w: hone.rewards.math("4", cast(Any, 4)), lambda w: hone.rewards.math("4", "4"), "gold answer as text"),
+    call(lambda w: hone.algo.grpo(process=cast(Any, 1)), lambda w: hone.algo.grpo(process=True), "be True or False"),
     call(lambda w: sampled("text"), lambda w: sampled([5, 6]), "give token ids, tokenizer.encode(text)"),
     call(lambda w: sampled([1.5]), lambda w: sampled([1]), "[[1, 2, 3]]"),
     call(lambda w: sampled([]), lambda w: sampled([5]), "give it at least one token"),

@@ -46,6 +46,20 @@ def test_rows_a_lambda_and_an_algorithm_in_memory(world: World, tmp_path: Path):
     assert about["recipe"]["algo"]["name"] == "grpo"
 
 
+def test_a_run_leaves_the_settings_of_torch_as_they_were(world: World, tmp_path: Path):
+    def settings() -> tuple[Any, ...]:
+        filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore
+        return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), filled
+
+    before = settings()
+    assert not before[1]
+    hone.run(made(world, tmp_path / "run", train=hone.TrainSpec(steps=1, prompts=2, threads=2)))
+    assert settings() == before
+    with pytest.raises(HoneError, match="rewards are invalid"):
+        hone.run(made(world, tmp_path / "other", reward=lambda completion: None))
+    assert settings() == before
+
+
 def test_the_package_and_a_recipe_do_not_wait_for_torch():
     code = "import sys, hone; hone.Recipe(algo=hone.Choice('grpo')); print('torch' in sys.modules, callable(hone.run))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

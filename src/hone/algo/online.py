@@ -35,7 +35,7 @@ def _set(*names: str) -> frozenset[str]:
 
 def _parse_kl(kl: str) -> tuple[str, str, bool]:
     """("loss" or "reward", estimator, whether weighed by the ratio), or an error that names what exists."""
-    place, _, rest = kl.partition(":")
+    place, _, rest = str(kl).partition(":")
     estimator, _, ratio = rest.partition("*")
     if place not in ("reward", "loss") or estimator not in ("k1", "k2", "k3", "exact"):
         raise HoneError(f"kl={kl!r} is not a KL setting: write reward: or loss:, then k1, k2, k3 or exact")

@@ -62,6 +62,8 @@ def with_ranges(**special: Range) -> Callable[[Callable[P, Algorithm]], Callable
         @wraps(factory)
         def build(*args: P.args, **settings: P.kwargs) -> Algorithm:
             for name, value in settings.items():
+                if hints.get(name) is bool and not isinstance(value, bool):
+                    raise HoneError(f"{factory.__name__}: {name} is {value!r}: it must be True or False")
                 if name in ranges and not _fits(value, hints.get(name), ranges[name]):
                     whole = "a whole number, " if hints.get(name) is int else ""
                     raise HoneError(f"{factory.__name__}: {name} is {value!r}: it must be {whole}{ranges[name]}")

@@ -2,7 +2,7 @@
 to inherit from; the published names in online.py and offline.py are functions that make one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
@@ -64,8 +64,13 @@ FILLED_BY: dict[str, str] = {
     "step_reward": "give the rewards of the steps, NaN where no step ends",
     "label": "give each row its label",
     "old_logp": "fill it with the policy's log-probs of the targets, taken before the first update",
-    "ref_logp": "fill it with the reference model's log-probs of the targets, or set beta=0",
-    "kl_coef": "fill it with the coefficient of the KL, batch.constant(beta), or set beta=0",
+    "ref_logp": "fill it with the reference model's log-probs of the targets, or leave an optional KL out by beta=0",
+    "ref_kl": "fill it with the KL to the reference at each token, or leave an optional KL out by beta=0",
+    "kl_coef": "fill it with the coefficient of the KL, batch.constant(beta), or leave an optional KL out by beta=0",
+    "kl_baseline": "fill it with KTO's z0, or with batch.constant(0.0)",
+    "margin": "fill it with by how much each chosen one is better, or with batch.constant(0.0)",
+    "baseline": "fill it with the mean of earlier rewards, batch.constant(mean)",
+    "bootstrap": "fill it with the critic's value after the last token, 0.0 where the episode finished",
     "old_value": "fill it with the critic's values, taken before the first update",
     "adv": "assign_credit(batch, algo) adds it",
     "returns": "assign_credit(batch, algo) adds it",
@@ -84,6 +89,7 @@ def objective(fwd: Forward, batch: Batch, loss: "Algorithm | Loss") -> Tensor:
     2.0
     """
     name, parts = (loss.name, loss.loss) if isinstance(loss, Algorithm) else ("", loss)
+    _check_shapes(fwd, batch, loss)
     anchor = fwd.value if fwd.logp is ABSENT else fwd.logp
     if anchor is ABSENT:
         raise ValueError(f"{name or 'the loss'} reads logp, which this forward pass lacks: fill Forward(logp=...)")
@@ -104,10 +110,27 @@ def missing_column(name: str, column: str) -> ValueError:
     return ValueError(f"{name} reads {column}, which this batch lacks: {remedy}")
 
 
+def _check_shapes(fwd: Forward, batch: Batch, loss: "Algorithm | Loss") -> None:
+    """Refuse what broadcasting would turn into another loss, and half a pair."""
+    if callable(loss) or isinstance(loss, str):
+        raise ValueError(f"the loss is {loss!r:.40}: give an algorithm, as in grpo()")
+    for field in fields(Forward):
+        x = getattr(fwd, field.name)
+        if x is not ABSENT and x.shape != batch.mask.shape:
+            raise ValueError(f"{field.name} has shape {tuple(x.shape)}, expected {tuple(batch.mask.shape)}")
+    if isinstance(loss, Algorithm) and len(batch) % loss.unit:
+        raise ValueError(
+            f"{loss.name} reads pairs, a chosen row and then a rejected one: {len(batch)} rows are no pairs"
+        )
+
+
 def _value(term: Term, fwd: Forward, batch: Batch, name: str) -> Tensor:
-    """The term's value; where it fails on an ABSENT column, an error that names the column."""
+    """The term's value; where it fails on an ABSENT column or is one, an error that names the column."""
     try:
-        return term(fwd, batch)
+        found = term(fwd, batch)
+        if found is ABSENT:
+            raise TypeError("the term gives nothing")
+        return found
     except (TypeError, AttributeError) as error:
         inner: Any = term.func if isinstance(term, partial) else term
         name = name or inner.__name__
@@ -162,6 +185,8 @@ def assign_credit(batch: Batch, algo: Algorithm, *, reduce: credit.Reduce = cred
     >>> assign_credit(batch, dr_grpo()).adv.tolist()
     [[0.5], [-0.5]]
     """
+    if not isinstance(algo, Algorithm):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"the algorithm is {algo!r:.40}: give what its function makes, as in grpo()")
     if algo.credit is None:
         return batch
     _check_credited(batch, algo)

@@ -26,7 +26,7 @@ class Problems:
         self, model: str | Path | Model, data: str | Path | Iterable[Any], how: Sampling, *, limit: int = 0
     ) -> None:
         if limit < 0:
-            raise HoneError(f"limit is {limit}: set it to 0 (all problems) or more")
+            raise HoneError(f"limit is {limit}: give a number of problems, or 0 for all")
         data = str(data) if isinstance(data, Path) else data
         data = data if isinstance(data, str | Sequence) else list(data)  # it is read more than once
         self.model = model if isinstance(model, Model) else load(model)
