@@ -5,14 +5,12 @@ beginning to the first step, and what follows the last separator is a step of it
 """
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from hone.data.text.detokenizer import Decode, Detokenizer
 from hone.errors import HoneError
 from hone.types import Rollout
-
-UNFINISHED = "\ufffd"  # what a tokenizer shows for bytes that are no character, perhaps not yet
-WINDOW, LOOK_BACK = 16, 4  # tokens read together, and those of them that are read again before the next
 
 
 def split_steps(text: str, separator: str = "\n") -> list[str]:
@@ -33,24 +31,17 @@ def split_steps(text: str, separator: str = "\n") -> list[str]:
     return steps
 
 
-def text_ends(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[int]:
+def text_ends(tokens: Sequence[int], decode: Decode) -> list[int]:
     """After each token, how many characters of the text no later token can change; linear in the tokens."""
-    ends, start, base = list[int](), 0, 0
-    for i in range(len(tokens)):
-        shown = decode(list(tokens[start : i + 1]))
-        settled = len(shown.rstrip(UNFINISHED))
-        ends.append(base + settled)
-        if i - start >= WINDOW and settled == len(shown):
-            start = i + 1 - LOOK_BACK
-            base = ends[i] - len(decode(list(tokens[start : i + 1])))  # a first token may be shown without its space
-    return ends
+    detokenizer = Detokenizer(decode)
+    return list(itertools.accumulate(len(detokenizer.push(token)) for token in tokens))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stepper:
     """Finds the last token of each step in what the policy wrote; stop_ids are no part of the last step."""
 
-    decode: Callable[[list[int]], str]
+    decode: Decode
     stop_ids: Collection[int] = ()
     separator: str = "\n"
     _token_texts: dict[int, str] = field(default_factory=dict[int, str], repr=False, compare=False)

@@ -5,14 +5,15 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
+from hone.data.text.detokenizer import Detokenizer
 from hone.data.text.tokenizer import UNKNOWN, Tokenizer, byte_of
 from hone.engine.requests import RequestOutput, TopLogprobs
 from hone.types import Stop
 
-HELD = 3  # bytes of a character that may still be missing its last: each shows as one UNKNOWN at most
-KEPT, LONG = 8, 32  # tokens decoded again for what they do to their neighbours, and when the window is cut to them
+BEFORE = 8  # tokens of the prompt that may hold the beginning of a character
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 UTF8 = codecs.getincrementaldecoder("utf-8")
 FINISH = {Stop.TOKEN: "stop", Stop.STRING: "stop", Stop.LENGTH: "length"}  # OpenAI's words
@@ -35,7 +36,7 @@ class ByteStream:
 
     def __init__(self, tokens: "TokenBytes", before: Sequence[int] = ()) -> None:
         self.tokens, self.decoder = tokens, UTF8(errors="replace")
-        for token in before[-KEPT:]:
+        for token in before[-BEFORE:]:
             self.push(token)
 
     def push(self, token: int) -> str:
@@ -52,45 +53,11 @@ class ByteStream:
         return piece
 
 
-class WindowStream:
-    """The stream of any other tokenizer. It decodes the last tokens again with each new one.
-
-    before: the tokens it continues, for tokenizers that drop the blank a text begins with.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.window = list(before[-KEPT:])
-        self.told = _settled(self._text())  # characters of the window's text
-
-    def _text(self) -> str:
-        return self.tokenizer.decode(self.window, specials=False)
-
-    def push(self, token: int) -> str:
-        self.window.append(token)
-        text = self._text()
-        end = max(_settled(text), self.told)
-        piece, self.told = text[self.told : end], end
-        if len(self.window) > LONG and end == len(text):
-            self.window = self.window[-KEPT:]
-            self.told = len(self._text())
-        return piece
-
-    def end(self) -> str:
-        piece = self._text()[self.told :]
-        self.told += len(piece)
-        return piece
-
-
 def text_stream(tokens: "TokenBytes", before: Sequence[int] = ()) -> TextStream:
-    """The quickest that gives this tokenizer's text."""
-    return ByteStream(tokens, before) if tokens.only_bytes else WindowStream(tokens.tokenizer, before)
-
-
-def _settled(text: str) -> int:
-    """How many characters no later token can change."""
-    trailing = len(text) - len(text.rstrip(UNKNOWN))
-    return len(text) - min(trailing, HELD)
+    """A stream for this tokenizer, the faster one where its tokens are bytes."""
+    if tokens.only_bytes:
+        return ByteStream(tokens, before)
+    return Detokenizer(partial(tokens.tokenizer.decode, specials=False), before)
 
 
 class TokenBytes:
