@@ -169,9 +169,9 @@ SAMPLER = (
         tests="rollout/test_local.py",
     ),
     fault(
-        "a stop string is found one token late", "pain 4", "sampler", "engine/stop_strings.py",
-        old="        settled = len(text.rstrip(UNFINISHED))",
-        new="        settled = len(self.decode(self.window[:-1]).rstrip(UNFINISHED))",
+        "a stop string is found one token late", "pain 4", "sampler", "data/text/detokenizer.py",
+        old="        final = len(text.rstrip(UNFINISHED))",
+        new="        final = len(self.decode(self.window[:-1]).rstrip(UNFINISHED))",
         tests="rollout/test_stops.py",
     ),
     fault(

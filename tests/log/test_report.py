@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from each import each
 
-from hone.report.chart import label, mark_labels, series, smoothed, svg, thinned, ticks
+from hone.report.chart import downsample, label, mark_labels, running_mean, series, svg, ticks
 from hone.report.report import write_report
 from hone.report.samples import completion, problems
 
@@ -257,7 +257,7 @@ def test_thinning_keeps_the_ends_and_the_peaks() -> None:
     run = [(float(i), math.sin(i)) for i in range(10_000)]
     run[4321] = (4321.0, 50.0)
     run[777] = (777.0, -50.0)
-    thin = thinned(run)
+    thin = downsample(run)
     assert len(thin) <= 250
     assert thin[0] == run[0]
     assert thin[-1] == run[-1]
@@ -268,7 +268,7 @@ def test_thinning_keeps_the_ends_and_the_peaks() -> None:
 
 def test_the_running_mean_does_not_lag() -> None:
     # reach 5 of 100 points: on a straight line the mean of i-5 .. i+5 is i; at the ends of 0 .. 5 it is 2.5
-    line = smoothed([(float(i), float(i)) for i in range(100)])
+    line = running_mean([(float(i), float(i)) for i in range(100)])
     assert line[50] == (50.0, 50.0)
     assert line[0] == (0.0, 2.5)
     assert line[99] == (99.0, 96.5)
@@ -277,7 +277,7 @@ def test_the_running_mean_does_not_lag() -> None:
 def test_a_step_without_the_metric_does_not_break_its_curve() -> None:
     data = series([{"step": 1, "a": 1.0}, {"step": 2}, {"step": 3, "a": 3.0}, {"step": 4, "a": None}], "a")
     assert data.runs == (((1.0, 1.0), (3.0, 3.0)),)
-    assert data.lost == (4.0,)
+    assert data.not_finite == (4.0,)
     assert "no finite values" in svg(series([{"a": None}], "a"), name="a")
 
 

@@ -97,6 +97,19 @@ def test_characters_of_several_tokens_end_with_the_last_of_them():
     assert found == [3 + 7 * i for i in range(9)] + [len(tokens) - 1]
 
 
+def test_steps_of_bytes_that_are_unreadable_beside_half_a_character():
+    text = "日本語\n" * 9
+
+    def by_fallback(tokens: list[int]) -> str:
+        try:
+            return bytes(tokens).decode()
+        except UnicodeDecodeError:
+            return "\ufffd" * len(tokens)
+
+    tokens = list(text.encode())
+    assert Stepper(decode=by_fallback).ends(Rollout(tokens=tokens, mask=[True] * len(tokens))) == list(range(9, 90, 10))
+
+
 # --- scores ---
 
 

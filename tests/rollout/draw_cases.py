@@ -105,7 +105,7 @@ def expected(case: Case) -> dict[str, Tensor]:
     for step, logits in enumerate(case.logits()):
         u = philox_uniforms([p.seed for _, p in seats], at.numpy(), case.start + step, 1)[0]
         token, logp, raw = draw(logits[at], torch.from_numpy(u), knobs)
-        knobs.see(token)
+        knobs.add_written(token)
         stopped = torch.tensor([int(t) in p.stop_ids for t, (_, p) in zip(token, seats, strict=True)])
         ended = stopped | (case.start + step + 1 >= case.limit)
         flag = active * (1 + ended.int())

@@ -151,7 +151,7 @@ class Paged:
                         self.store[b] = self.store[a]
                 knobs = SamplingTensors.of([seat.params], self.decoder.config.vocab_size, "cpu", [part.prompt])
                 u = uniforms(seat.params.seed, [seat.random_id], seat.limit)[:, 0]
-                self.rows[seat.row] = {"seat": seat, "length": read, "knobs": knobs, "u": u, "written": 0}
+                self.rows[seat.row] = {"seat": seat, "length": read, "sampling": knobs, "u": u, "written": 0}
                 self.rows[seat.row]["token"] = part.prompt[-1]
                 if not self.held_back:
                     assert logits is not None
@@ -161,8 +161,8 @@ class Paged:
     def _draw(self, row: int, logits: torch.Tensor) -> tuple[Any, ...]:
         state = self.rows[row]
         seat = state["seat"]
-        token, logp, raw = draw(logits, state["u"][state["written"]][None], state["knobs"])
-        state["knobs"].see(token)
+        token, logp, raw = draw(logits, state["u"][state["written"]][None], state["sampling"])
+        state["sampling"].add_written(token)
         state["token"], state["written"] = int(token), state["written"] + 1
         ended = state["token"] in seat.params.stop_ids or state["written"] == seat.limit
         if ended:

@@ -86,7 +86,7 @@ def test_rows_move_and_are_gathered_with_all_they_have():
 
 def test_what_the_first_rows_write_is_seen_by_all():
     knobs = SamplingTensors.of([params(repetition_penalty=2.0)] * 3, 4, "cpu", [(0,)] * 3)
-    knobs.head(2).see(torch.tensor([3, 1]))
+    knobs.head(2).add_written(torch.tensor([3, 1]))
     assert knobs.seen is not None
     assert knobs.seen.int().tolist() == [[1, 0, 0, 1], [1, 1, 0, 0], [1, 0, 0, 0]]
 

@@ -7,13 +7,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hone.data.text.detokenizer import Detokenizer
 from hone.data.text.tokenizer import train_bpe
-from hone.engine.stop_strings import Automaton, Reader, StopFinder
+from hone.engine.stop_strings import Automaton, StopFinder
 
 
 def by_bytes(tokens: Sequence[int]) -> str:
     """A tokenizer of bytes, whose tokens cut characters."""
     return bytes(tokens).decode("utf-8", errors="replace")
+
+
+def by_fallback(tokens: Sequence[int]) -> str:
+    """As tokenizers with byte fallback: half a character makes all bytes beside it unreadable."""
+    text = bytes(tokens)
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return "\ufffd" * len(text)
 
 
 PIECES = ["a", "b", "ab", "ba", " a", "", "abab", "é", "中", "\n", "STOP", "ST", "OP"]
@@ -55,15 +65,16 @@ def test_pieces_are_searched_as_the_plain_way_does(tokens: list[int], stops: lis
 @given(st.text("ab é中🙂", max_size=30), st.lists(st.text("ab é中🙂", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_bytes_are_searched_as_the_plain_way_does(text: str, stops: list[str]):
     tokens = list(text.encode())
-    assert search(tokens, stops, by_bytes) == plain(tokens, stops, by_bytes)
+    for decode in (by_bytes, by_fallback):
+        assert search(tokens, stops, decode) == plain(tokens, stops, decode), decode
 
 
 @given(st.lists(st.sampled_from([0x41, 0x80, 0xE4, 0xB8, 0xAD, 0xF0, 0x9F]), max_size=60))
 def test_bytes_that_are_no_text_are_read_on(tokens: list[int]):
-    reader = Reader(by_bytes)
-    text = "".join(reader.push(token) for token in tokens) + reader.rest()
+    detokenizer = Detokenizer(by_bytes)
+    text = "".join(detokenizer.push(token) for token in tokens) + detokenizer.end()
     assert text.replace("\ufffd", "") == by_bytes(tokens).replace("\ufffd", "")
-    assert len(reader.window) <= 16
+    assert len(detokenizer.window) <= 16
 
 
 def test_a_stop_string_over_three_tokens_is_cut_out_of_the_text():

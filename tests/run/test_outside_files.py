@@ -14,7 +14,7 @@ from hone.config.recipe import Recipe
 from hone.config.rules import validate
 from hone.data.text.tokenizer import Tokenizer, train_bpe
 from hone.errors import HoneError
-from hone.inference.defaults import Sampling, settle
+from hone.inference.defaults import Sampling, resolve_sampling
 from hone.storage.files import sync, verify
 from hone.storage.textfile import read_text
 from hone.train.guard import SpikeDetector, load_rows
@@ -130,7 +130,7 @@ def test_eval_refuses_a_tokenizer_with_more_tokens_than_the_model(world, tmp_pat
 def test_whole_numbers_that_no_float_holds_are_like_none_at_all(tmp_path):
     for name in ("temperature", "top_p", "top_k", "max_new_tokens", "max_length"):
         (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, name: 10**400}))
-        assert settle(Sampling(), tmp_path, context=48).how.temperature == 1.0
+        assert resolve_sampling(Sampling(), tmp_path, context=48).sampling.temperature == 1.0
     with pytest.raises(HoneError, match="the losses so far are damaged"):
         SpikeDetector(3.0).load({"usual": [10**400], "tried": []})
 

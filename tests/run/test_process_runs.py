@@ -14,7 +14,7 @@ from hone.data.text.chat import render_prompt
 from hone.errors import HoneError
 from hone.inference import problems as working
 from hone.inference.defaults import Sampling
-from hone.inference.label import NEXT, StepLabels, label_steps
+from hone.inference.label import FIRST_CONTINUATION, StepLabels, label_steps
 from hone.inference.problems import Problems
 from hone.inference.rank import Rank, evaluate_ranked
 from hone.launch.job import prepare
@@ -57,7 +57,7 @@ def test_a_label_is_the_share_of_continuations_that_verify_and_the_last_one_the_
     assert [row["steps"] for row in rows] == [[f"{a}\n", f"{a}{a}\n", f"{'x' * (a % 2)}y"] for a in range(5)]
     texts = [(row["prompt"], row["prompt"] + "".join(row["steps"][:n])) for row in rows for n in (1, 2)]
     prompts = [problems.tokenizer.encode(text) for _, text in texts]
-    groups = problems.sampler.sample(prompts, n=K, params=problems.params, first_request=NEXT)
+    groups = problems.sampler.sample(prompts, n=K, params=problems.params, first_request=FIRST_CONTINUATION)
     labels, tokens = [], 0
     for (prompt, text), group in zip(texts, groups, strict=True):
         ends = [

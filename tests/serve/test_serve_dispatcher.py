@@ -1,4 +1,4 @@
-"""The dispatcher between clients and the engine: what goes wrong in the engine's thread is told, and ends no other."""
+"""The dispatcher between clients and the engine: what fails in the engine's thread is reported, and ends no other."""
 
 import asyncio
 import sys

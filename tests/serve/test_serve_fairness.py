@@ -116,14 +116,14 @@ def test_a_client_that_takes_nothing_gets_no_more_rows(monkeypatch: pytest.Monke
 def test_long_completions_give_way_only_where_they_cost_time():
     pace = Pace(few=2)
     for _ in range(30):
-        pace.timed(1, 0.001)
+        pace.record_step(1, 0.001)
     assert pace.allows(20), "nobody wants little"
-    pace.given(short=True)
+    pace.row_given(short=True)
     assert pace.allows(20), "a step takes no longer"
-    pace.given(short=False)
+    pace.row_given(short=False)
     assert not pace.allows(20), "what the last one costs is not known yet"
     for _ in range(30):
-        pace.timed(20, 0.002)
+        pace.record_step(20, 0.002)
     assert not pace.allows(20)
     assert pace.allows(1)
 

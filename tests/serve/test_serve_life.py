@@ -131,7 +131,7 @@ def test_a_bug_is_told_to_the_operator_and_not_to_the_client(folders: Path):
     """Before an answer begins and in the midst of a stream."""
     before = (
         "import hone.serve.app as a, hone.serve.reply as r; "
-        "a.Service._whole = lambda *given: 1 / 0; r.Reply.events = lambda *given: {}['secret']"
+        "a.Service._full_answer = lambda *given: 1 / 0; r.Reply.events = lambda *given: {}['secret']"
     )
     server = start_server(folders / "plain", before=before)
     status, _, answer = server.ask("POST", COMPLETIONS, {**PLAIN, "model": "plain"})

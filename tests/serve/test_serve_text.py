@@ -2,15 +2,18 @@
 
 import random
 from array import array
+from functools import partial
 
 import pytest
 import tokenizers
 from little import make_tokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from hone.data.text.detokenizer import Detokenizer
 from hone.data.text.tokenizer import Tokenizer
 from hone.engine.requests import RequestOutput
-from hone.serve.detokenize import Completion, TokenBytes, WindowStream, text_stream, token_text
+from hone.engine.stop_strings import StopFinder
+from hone.serve.detokenize import Completion, TokenBytes, text_stream, token_text
 from hone.types import Stop
 
 TEXT = "Größe 日本 😀😀 €5, the cat sat " * 6
@@ -48,7 +51,7 @@ def test_rubbish_bytes_give_the_same_text_as_decoding_at_once():
     tokenizer, draw = make_tokenizer(), random.Random(0)
     for _ in range(200):
         ids = [draw.randrange(tokenizer.vocab_size + 3) for _ in range(draw.randrange(1, 90))]
-        window = WindowStream(tokenizer)
+        window = Detokenizer(partial(tokenizer.decode, specials=False))
         decoded = [*(window.push(i) for i in ids), window.end()]
         assert "".join(pieces(tokenizer, ids)) == "".join(decoded) == tokenizer.decode(ids, specials=False)
 
@@ -66,6 +69,20 @@ def test_bytes_that_stand_for_a_character_are_told_together():
     tokenizer = metaspace()
     ids = [tokenizer.id_of(f"<0x{byte:02X}>") for byte in "€".encode()]
     assert pieces(tokenizer, [tokenizer.id_of("a"), *ids, tokenizer.id_of("b")]) == ["a", "", "", "€", "b", ""]
+
+
+def test_a_long_text_in_bytes_keeps_its_characters():
+    tokenizer, text = metaspace(), "日本語 😀é " * 9
+    ids = [tokenizer.id_of("\u2581" if c == " " else f"<0x{b:02X}>") for c in text for b in c.encode()]
+    assert "".join(pieces(tokenizer, ids)) == text
+    for cut in range(30):  # a prompt that ends in the middle of it
+        stream = text_stream(TokenBytes(tokenizer), ids[:cut])
+        said = "".join(stream.push(i) for i in ids[cut:]) + stream.end()
+        assert said == text[-len(said) :]
+        assert len(said) >= len(tokenizer.decode(ids[cut:]).replace("\ufffd", ""))
+    finder = StopFinder(("語 😀é 日本",), tokenizer.decode)
+    assert next(n for n, i in enumerate(ids, 1) if finder.push(i)) == len("日本語 😀é 日本".encode())
+    assert finder.text() == "日本"
 
 
 @pytest.mark.parametrize("make", [make_tokenizer, metaspace])

@@ -1,8 +1,8 @@
 """Drawing tokens from logits, reproducibly: the random numbers belong to a request, not to a batch.
 
 Logits go through repetition penalty, bias and banned tokens, temperature, top-k, top-p and min-p, in this order. What a
-row draws depends on its own logits, u and settings alone. u comes from numpy's Philox4x64-10 keyed (seed, request), for
-many requests at once.
+row draws depends only on its own logits, u and settings. u is numpy's Philox4x64-10 with the key (seed, request),
+computed for many requests at once.
 """
 
 import math
@@ -126,16 +126,14 @@ def _search(weight: Tensor, running: Tensor, u: Tensor) -> Tensor:
     block = torch.searchsorted(running, target, right=True).clamp_(max=running.shape[-1] - 1)
     before = torch.where(block > 0, running.gather(-1, (block - 1).clamp_(min=0)), 0.0)
     token = block * BLOCK + torch.arange(BLOCK, device=weight.device)
-    inside = weight.gather(
-        -1, token.clamp_(max=vocab - 1)
-    )  # past the end the last one again: it is what is found there
+    inside = weight.gather(-1, token.clamp_(max=vocab - 1))  # past the end the last one is repeated, and found
     return (block * BLOCK + _place(inside, target - before)).clamp_(max=vocab - 1)
 
 
 def _place(weight: Tensor, target: Tensor) -> Tensor:
     """[B, 1] where the running weight exceeds the target; NaN finds the end."""
     running = weight.cumsum(-1, dtype=torch.float64)
-    # the target comes of a sum in another order: stay below this one, so the token found has raised it
+    # the target is a sum in another order: stay below this one, so that the token found has a weight above 0
     return torch.searchsorted(running, torch.minimum(target, running[:, -1:] * BELOW), right=True)
 
 
@@ -232,7 +230,7 @@ def philox_uniforms(seeds: ArrayLike, requests: ArrayLike, start: ArrayLike, cou
 
 
 class RandomStreams:
-    """A stream for each row of a batch; every row goes at its own pace, and doubles are made AHEAD at a time."""
+    """A stream of random numbers for each row. Rows draw at their own pace, and doubles are made AHEAD at a time."""
 
     def __init__(self, rows: int) -> None:
         self.key = np.zeros((2, rows), dtype=np.uint64)
@@ -241,12 +239,12 @@ class RandomStreams:
         self._table = np.zeros((rows, AHEAD))
 
     def seat(self, row: int, seed: int, request: int) -> None:
-        """The row begins the stream of (seed, request)."""
+        """Begin the stream of (seed, request) in this row."""
         self.key[:, row] = seed, request
         self.count[row], self._first[row] = 0, -AHEAD
 
     def move(self, a: int, b: int) -> None:
-        """Row b goes on as row a did."""
+        """Row b goes on with the stream of row a."""
         for x in (self.count, self._first, self._table):
             x[b] = x[a]
         self.key[:, b] = self.key[:, a]
@@ -255,7 +253,7 @@ class RandomStreams:
         """float64 [n]: the next double of each of these rows, which are distinct."""
         at = self.count[rows] - self._first[rows]
         if (at >= AHEAD).any():
-            # the half-empty ones too: making doubles costs the same for one row as for many
+            # fill the half-empty ones too: doubles for one row cost as much as for many
             self._fill(rows[at >= AHEAD // 2])
             at = self.count[rows] - self._first[rows]
         self.count[rows] += 1

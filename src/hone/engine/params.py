@@ -1,4 +1,4 @@
-"""How to sample: the settings, what no sampler can do, said with the remedy, and the settings of a batch as tensors."""
+"""How to sample: the settings of a request, their checks, and the settings of a batch as tensors."""
 
 import math
 from collections import deque
@@ -19,11 +19,11 @@ DIVERGED = (
     "and lower the learning rate"
 )
 TOKENIZER = "the tokenizer does not fit the model, use the one it was trained with"
-HUGE = 1e30  # settings are kept within what float32 can multiply
+HUGE = 1e30  # settings are clamped to what float32 can multiply
 
 
 def check_whole(name: str, value: object) -> None:
-    """A whole number of any kind, numpy's too, or HoneError."""
+    """HoneError unless it is a whole number, numpy's included."""
     if not isinstance(value, SupportsIndex):
         raise HoneError(f"{name} is {value!r}: set it to a whole number")
 
@@ -37,13 +37,13 @@ class SampleParams:
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
-    repetition_penalty: float = 1.0  # positive logits of tokens seen are divided by it, negative ones multiplied
+    repetition_penalty: float = 1.0  # of tokens seen, positive logits are divided by it, negative ones multiplied
     bias: Mapping[int, float] = field(default_factory=dict[int, float])  # added to a token's logit
     banned: frozenset[int] = frozenset()  # never written
     stop_ids: frozenset[int]  # writing any of these ends the completion
-    stop: tuple[str, ...] = ()  # as does text that contains any of these
-    record_support: bool = False  # report which tokens top_k, top_p and min_p leave to draw from: to train on
-    top_logprobs: int = 0  # report so many of the most probable tokens at each position
+    stop: tuple[str, ...] = ()  # so does text that contains any of these
+    record_support: bool = False  # report which tokens top_k, top_p and min_p leave to draw from, for training
+    top_logprobs: int = 0  # how many of the most probable tokens to report at each position
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class SampleParams:
                 raise HoneError(message)
 
     def _check_kinds(self) -> None:
-        """Before values are compared: what is no number would be an error of Python's, far from its cause."""
+        """Check types first: comparing what is no number would raise Python's own error, without a remedy."""
         for name in ("max_tokens", "top_k", "top_logprobs", "seed"):
             check_whole(name, getattr(self, name))
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
@@ -92,17 +92,17 @@ class SampleParams:
 
     @property
     def truncated(self) -> bool:
-        """Whether some tokens are left out of the draw by their probability."""
+        """Whether top_k, top_p or min_p can cut tokens."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def support_recorded(self) -> bool:
-        """Whether each token comes with the tokens that could have been drawn in its stead."""
+        """Whether each token is reported with the tokens that could have been drawn instead."""
         return self.record_support and self.truncated
 
     @property
     def altered(self) -> tuple[str, ...]:
-        """The settings in force that make the distribution drawn from another than softmax(logits / temperature)."""
+        """The settings because of which tokens are not drawn from softmax(logits / temperature)."""
         return tuple(
             name
             for name, on in (
@@ -118,7 +118,7 @@ class SampleParams:
 
 
 def check_params(params: SampleParams, vocab: int) -> None:
-    """HoneError where a token id is outside the vocabulary, or no token may be written."""
+    """HoneError if a token id is outside the vocabulary, or every token is banned."""
     for name, tokens in (("biased token", params.bias), ("banned token", params.banned), ("stop id", params.stop_ids)):
         if max(tokens, default=0) >= vocab:
             raise HoneError(f"{name} {max(tokens)} is outside the model's vocabulary of {vocab}: {TOKENIZER}")
@@ -127,11 +127,11 @@ def check_params(params: SampleParams, vocab: int) -> None:
 
 
 def check_prompt(name: str, prompt: Sequence[int], *, context: int, vocab_size: int) -> None:
-    """A prompt that the model can read, with room for a token after it."""
+    """HoneError unless the model can read the prompt and write a token after it."""
     if isinstance(prompt, str):
         raise HoneError(f"{name} is text: give token ids, tokenizer.encode(text)")
     try:
-        deque(map(index, prompt), maxlen=0)  # C++ reads them as whole numbers, whatever they are
+        deque(map(index, prompt), maxlen=0)  # C++ would read anything else as whole numbers too
     except TypeError:
         raise HoneError(f"{name} is not a list of whole numbers: give token ids for each prompt, [[1, 2, 3]]") from None
     if not len(prompt):
@@ -150,7 +150,7 @@ def check_call(
     prompts: Iterable[Sequence[int]], n: int, params: SampleParams, first_request: int,
     *, context: int, vocab_size: int, reads_text: bool,
 ) -> None:  # fmt: skip
-    """Everything that a sampler is asked for, or HoneError."""
+    """HoneError unless a sampler can do the whole call."""
     check_whole("n", n)
     check_whole("first_request", first_request)
     if n < 1 or first_request < 0:
@@ -162,19 +162,19 @@ def check_call(
 
 
 def check_text(params: SampleParams, *, reads_text: bool) -> None:
-    """Stop strings can be looked for."""
+    """HoneError if there are stop strings and tokens cannot be decoded."""
     if params.stop and not reads_text:
         raise HoneError("stop strings need the text of tokens: give the sampler decode=tokenizer.decode")
 
 
 def check_stops(params: SampleParams, most: int | None) -> None:
-    """No more stop tokens than the runner looks for, or HoneError."""
+    """HoneError if the runner cannot look for so many stop tokens."""
     if most is not None and len(params.stop_ids) > most:
         raise HoneError(f"{len(params.stop_ids)} stop tokens are more than a GPU looks for: give at most {most}")
 
 
 def check_support(params: SampleParams, *, records: bool) -> None:
-    """HoneError if a request asks to record what could have been drawn and that cannot be recorded."""
+    """HoneError if a request asks for the tokens that could have been drawn, and they cannot be recorded."""
     if params.support_recorded and not records:
         raise HoneError(
             "this sampler does not record which tokens top_k, top_p and min_p keep, and training needs that: "
@@ -182,7 +182,7 @@ def check_support(params: SampleParams, *, records: bool) -> None:
         )
 
 
-# One adapter by name for all prompts, or one for each, where None is the base model; None: the weights as they are.
+# One adapter's name for all prompts, or one for each, where None is the base model. None: the weights as they are.
 Adapters = str | Sequence[str | None] | None
 
 
@@ -190,7 +190,7 @@ PLAIN = SampleParams(max_tokens=1, stop_ids=frozenset())
 
 
 class Uses:
-    """Bits for what a row's settings ask for; what no row asks for costs nothing."""
+    """Bits for what a row's settings ask for. What no row of a batch asks for is not computed."""
 
     SAMPLED = 1
     GREEDY = 2
@@ -209,13 +209,13 @@ class Uses:
         uses |= Uses.BIAS if params.bias or params.banned else 0
         if params.temperature == 0:
             return uses | Uses.GREEDY
-        for asked, use in (
+        for on, use in (
             (params.temperature != 1, Uses.TEMPERED),
             (params.top_k > 0, Uses.TOP_K),
             (params.top_p < 1, Uses.TOP_P),
             (params.min_p > 0, Uses.MIN_P),
         ):
-            uses |= use if asked else 0
+            uses |= use if on else 0
         return uses | Uses.SAMPLED
 
 
@@ -233,19 +233,19 @@ def _column(params: SampleParams, vocab: int) -> list[float]:
 
 @dataclass(slots=True)
 class SamplingTensors:
-    """The settings of B rows, on the logits' device, and which of them any row uses, on the host."""
+    """The settings of B rows: the numbers on the logits' device, and on the host which of them a row uses."""
 
     table: Tensor  # float64 [6, B]  temperature (1 where greedy), greedy, top_k (V: off), top_p, min_p, penalty
     uses: NDArray[np.int64]  # [B]  Uses of each row
-    host: NDArray[np.float64]  # [6, B]  the table, on a GPU a copy: to be read without waiting for it
+    host: NDArray[np.float64]  # [6, B]  the table; on a GPU a copy that is read without waiting for the device
     vocab: int
-    bias: Tensor | None = None  # float32 [B, V]  added to the logits, -inf where banned; None: no row has any
+    bias: Tensor | None = None  # float32 [B, V]  added to the logits, -inf where banned; None: no row has a bias
     seen: Tensor | None = None  # bool [B, V]  tokens a row has read or written; None: no row has a penalty
-    space: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # working memory of draw, by name
+    buffers: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # working memory of draw, by name
 
     @classmethod
     def plain(cls, rows: int, vocab: int, device: torch.device | str) -> "SamplingTensors":
-        """Every row at temperature 1, for rows to be seated later."""
+        """Every row at temperature 1. Rows get their settings later, by `seat`."""
         return cls.of([PLAIN] * rows, vocab, device)
 
     @classmethod
@@ -261,7 +261,7 @@ class SamplingTensors:
         uses = np.array([Uses.of(each) for each in params], dtype=np.int64)
         sampling = cls(table=torch.from_numpy(host).to(device), uses=uses, host=host, vocab=vocab)  # on a CPU the same
         for row in np.flatnonzero(uses & (Uses.BIAS | Uses.PENALTY)).tolist():
-            sampling._dense(row, params[row], () if read is None else read[row])
+            sampling._set_dense(row, params[row], () if read is None else read[row])
         return sampling
 
     @property
@@ -294,12 +294,12 @@ class SamplingTensors:
         return self.table[5]
 
     def buffer(self, name: str, like: Tensor) -> Tensor:
-        """Working memory like this tensor: the pages of a fresh one cost a CPU more than the arithmetic."""
-        have = self.space.get(name)
-        if have is None or have.dtype != like.dtype or have.shape[1] != like.shape[1] or len(have) < len(like):
-            with torch.inference_mode(False):  # to be written in either mode
-                have = self.space[name] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        return have if len(have) == len(like) else have[: len(like)]
+        """Working memory of this shape, used again: new memory costs a CPU more than the arithmetic."""
+        found = self.buffers.get(name)
+        if found is None or found.dtype != like.dtype or found.shape[1] != like.shape[1] or len(found) < len(like):
+            with torch.inference_mode(False):  # so that it can be written in either mode
+                found = self.buffers[name] = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return found if len(found) == len(like) else found[: len(like)]
 
     def seat(self, row: int, params: SampleParams, read: Sequence[int] = ()) -> None:
         """The row gets these settings, and has read these tokens."""
@@ -307,9 +307,9 @@ class SamplingTensors:
         if not self.table.is_cpu:
             self.table[:, row] = torch.from_numpy(self.host[:, row]).to(self.table.device)
         self.uses[row] = Uses.of(params)
-        self._dense(row, params, read)
+        self._set_dense(row, params, read)
 
-    def _dense(self, row: int, params: SampleParams, read: Sequence[int]) -> None:
+    def _set_dense(self, row: int, params: SampleParams, read: Sequence[int]) -> None:
         uses, shape, device = Uses.of(params), (len(self.uses), self.vocab), self.table.device
         if uses & Uses.BIAS and self.bias is None:
             self.bias = torch.zeros(shape, device=device)
@@ -326,13 +326,13 @@ class SamplingTensors:
             if uses & Uses.PENALTY:
                 self.seen[row, list(read)] = True
 
-    def see(self, token: Tensor) -> None:
-        """Each row has written its token of int64 [B]."""
+    def add_written(self, token: Tensor) -> None:
+        """Note that each row has written its token of int64 [B]."""
         if self.seen is not None:
             self.seen.scatter_(1, token[:, None], True)
 
     def move(self, a: int, b: int) -> None:
-        """Row b gets what row a has."""
+        """Copy the settings of row a to row b."""
         self.uses[b] = self.uses[a]
         self.host[:, b] = self.host[:, a]
         self.table[:, b] = self.table[:, a]
@@ -341,7 +341,7 @@ class SamplingTensors:
                 dense[b] = dense[a]
 
     def head(self, rows: int) -> "SamplingTensors":
-        """The first rows as views. What is seated or seen later shows in both, except in a table that is made later."""
+        """The first rows as views: later changes show in both, except those of a table that is made later."""
         if rows == len(self.uses):
             return self
         return replace(

@@ -1,4 +1,4 @@
-"""Static batches, for a model that has no runner: rows of one length begin together and end one by one."""
+"""Static batches, for a model that has no runner: rows of one prompt length begin together and end one by one."""
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class Cache(Protocol):
 
 
 class DecoderSizes(Protocol):
-    """The two numbers a prompt is checked against."""
+    """The two numbers that a prompt is checked against."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -48,15 +48,15 @@ class SampledDecoder(Protocol):
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows being decoded, b of them; finished ones stay until `compact` drops them."""
+    """The b rows being decoded. Rows that have ended stay until `compact` drops them."""
 
     cache: Cache
     sampling: SamplingTensors
-    index: Tensor  # int64 [b]  which row of the wave each one is
+    index: Tensor  # int64 [b]  the number of each row in the batch
     alive: Tensor  # bool  [b]
 
     def compact(self) -> Tensor:
-        """Keep the rows still writing and return where they were."""
+        """Keep the rows that still write. Returns where they were."""
         keep = self.alive.nonzero().squeeze(1)
         self.cache, self.sampling = self.cache.rows(keep), self.sampling.rows(keep)
         self.index, self.alive = self.index[keep], self.alive[keep]
@@ -65,7 +65,7 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What a wave of B rows wrote; a row's column is rubbish past its length."""
+    """What a batch of B rows wrote. A row's column means nothing past its length."""
 
     token: Tensor  # int64 [steps, B]
     logp: Tensor  # float64 [steps, B]
@@ -86,10 +86,10 @@ class StaticBatches:
         for end in range(1, len(order) + 1):
             last = end == len(order) or len(prompts[order[end]]) != len(prompts[order[start]])
             if last or end - start == self.max_rows:
-                yield from self._wave({request: prompts[request] for request in order[start:end]}, params)
+                yield from self._batch({request: prompts[request] for request in order[start:end]}, params)
                 start = end
 
-    def _wave(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> Iterator[RequestOutput]:
+    def _batch(self, prompts: Mapping[int, Sequence[int]], params: SampleParams) -> Iterator[RequestOutput]:
         check_support(params, records=False)
         requests, rows = list(prompts), [list(prompt) for prompt in prompts.values()]
         limit = min(params.max_tokens, self.decoder.config.max_position_embeddings - len(rows[0]))
@@ -113,7 +113,7 @@ class StaticBatches:
             )
 
     def _prefill(self, prompts: list[list[int]], limit: int, params: SampleParams) -> tuple[Tensor, _Rows]:
-        """The logits after each prompt, and the rows to go on with; equal prompts are computed once."""
+        """The logits after each prompt, and the rows to decode. Equal prompts are computed once."""
         device = self.decoder.device
         place = {prompt: i for i, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
         cache = self.decoder.new_cache(len(place), len(prompts[0]) + limit - 1)
@@ -128,13 +128,13 @@ class StaticBatches:
         return logits[owner], rows
 
     def _forward(self, tokens: Tensor, cache: Cache) -> Tensor:
-        """int64 [b, t] new columns -> logits [b, V] after the last one."""
+        """int64 [b, t] new tokens -> logits [b, V] after the last one."""
         return self.decoder.logits(self.decoder(tokens, cache=cache)[:, -1])
 
     def _decode(
         self, logits: Tensor, rows: _Rows, u: Tensor, stop_ids: frozenset[int], finders: list[StopFinder]
     ) -> tuple[_Written, set[int]]:
-        """Write until every row has stopped, at most len(u) tokens; and the rows that a stop string ended."""
+        """Write until every row has stopped, at most len(u) tokens. Returns also the rows that a stop string ended."""
         out = _Written(
             token=torch.zeros(u.shape, dtype=torch.int64, device=u.device),
             logp=torch.zeros_like(u),
@@ -146,7 +146,7 @@ class StaticBatches:
         hits: set[int] = set()
         for t in range(len(u)):
             token, logp, raw = draw(logits, u[t, rows.index], rows.sampling)
-            rows.sampling.see(token)
+            rows.sampling.add_written(token)
             out.token[t].index_copy_(0, rows.index, token)
             out.logp[t].index_copy_(0, rows.index, logp.double())
             out.raw[t].index_copy_(0, rows.index, raw.double())
@@ -164,7 +164,7 @@ class StaticBatches:
 
 
 def _found(finders: list[StopFinder], rows: _Rows, token: Tensor, hits: set[int]) -> Tensor:
-    """bool [b]: rows still writing whose token completes a stop string; they join the hits."""
+    """bool [b]: the rows still writing whose token completes a stop string. They are added to `hits`."""
     found = np.zeros(len(token), dtype=np.bool_)
     for i, (row, alive, written) in enumerate(
         zip(rows.index.tolist(), rows.alive.tolist(), token.tolist(), strict=True)

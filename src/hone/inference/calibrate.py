@@ -19,7 +19,7 @@ from hone.storage.names import MANIFEST
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """How many completions were scored, and the scores before anything is subtracted."""
+    """How many completions were scored, and the mean and deviation of their raw scores."""
 
     rows: int
     mean: float
@@ -27,9 +27,9 @@ class Calibration:
 
 
 def calibrate(model: str | Path, data: str | Sequence[Any], *, limit: int = 0) -> Calibration:
-    """From now on the model's scores have zero mean and unit variance on the data's completions.
+    """Save mean and deviation with the model, so that its scores of the data's completions are normalised.
 
-    Of preference pairs both count. What was saved before is replaced; weights are not touched. limit: rows; 0: all.
+    Both completions of a preference pair count. An earlier calibration is replaced. limit: rows; 0: all.
     """
     if limit < 0:
         raise HoneError(f"limit is {limit}: give a number of rows, or 0 for all")
@@ -48,7 +48,7 @@ def calibrate(model: str | Path, data: str | Sequence[Any], *, limit: int = 0) -
 
 
 def _save(folder: Path, **made: str | float) -> None:
-    """Into config.json and, in a checkpoint, its hash into the manifest."""
+    """Write into config.json and, in a checkpoint, its new hash into the manifest."""
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     write_atomically(folder / CONFIG, json.dumps(config | {"hone": made}, indent=2) + "\n")
     if (folder / MANIFEST).is_file():

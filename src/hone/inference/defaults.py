@@ -1,4 +1,4 @@
-"""How a model writes where nobody says it: by its generation_config.json, and by what its context leaves."""
+"""How a model samples where a setting is left out: by its generation_config.json, then by its context."""
 
 import sys
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from hone.data.text.json_object import read_object
 from hone.launch import build
 
 FILE = "generation_config.json"
-MUCH = 0.1  # of the completions: cut off so often, the score is that of the limit
-OLD_LENGTH = 20  # what transformers once wrote as max_length for want of anything better
+MAX_TRUNCATED = 0.1  # if a larger share of the completions is cut off, the score measures the limit
+OLD_LENGTH = 20  # the max_length that transformers once wrote by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a model writes."""
+    """How a model samples."""
 
     samples: int = 8
     temperature: float | None = None  # None: as the model's generation config has it
-    max_tokens: int = 0  # 0: the same, or what the context leaves
+    max_tokens: int = 0  # 0: as the model's generation config has it, or what the context leaves
     seed: int = 0
     top_k: int = 0
     top_p: float = 1.0
@@ -28,28 +28,30 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSampling:
-    """A sampling with every number in its place, and where each came from."""
+    """A sampling in which every number is set, and where each number came from."""
 
-    how: Sampling
+    sampling: Sampling
     temperature_from: str
     length_from: str
 
     def __str__(self) -> str:
-        cut = [f"top_k {self.how.top_k}"] * bool(self.how.top_k) + [f"top_p {self.how.top_p:g}"] * (self.how.top_p < 1)
-        warmth = " ".join([f"temperature {self.how.temperature:g}", *cut])
-        most = f"at most {self.how.max_tokens} tokens"
-        number = f"{self.how.samples} sample{'s' if self.how.samples > 1 else ''} a problem"
-        return f"{warmth} ({self.temperature_from}); {most} ({self.length_from}); {number}"
+        cut = [f"top_k {self.sampling.top_k}"] * bool(self.sampling.top_k) + [f"top_p {self.sampling.top_p:g}"] * (
+            self.sampling.top_p < 1
+        )
+        chosen = " ".join([f"temperature {self.sampling.temperature:g}", *cut])
+        most = f"at most {self.sampling.max_tokens} tokens"
+        number = f"{self.sampling.samples} sample{'s' if self.sampling.samples > 1 else ''} a problem"
+        return f"{chosen} ({self.temperature_from}); {most} ({self.length_from}); {number}"
 
 
-def settle(how: Sampling, folder: Path, *, context: int) -> ResolvedSampling:
-    """What was asked, then the model's generation config, then what suits: one answer is the likeliest one."""
+def resolve_sampling(how: Sampling, folder: Path, *, context: int) -> ResolvedSampling:
+    """Take what was asked, then the model's generation config, then a default: a single answer is the likeliest one."""
     config = read_object(folder / FILE) if (folder / FILE).is_file() else {}
-    warmth, why = _temperature(how, config)
-    if how.temperature is None and warmth.temperature:
-        warmth = replace(warmth, top_k=_integer(config, "top_k"), top_p=_number(config, "top_p", 1.0))
+    chosen, why = _temperature(how, config)
+    if how.temperature is None and chosen.temperature:
+        chosen = replace(chosen, top_k=_integer(config, "top_k"), top_p=_number(config, "top_p", 1.0))
     length, source = _length(how, config, context)
-    return ResolvedSampling(how=replace(warmth, max_tokens=length), temperature_from=why, length_from=source)
+    return ResolvedSampling(sampling=replace(chosen, max_tokens=length), temperature_from=why, length_from=source)
 
 
 def _temperature(how: Sampling, config: Mapping[str, Any]) -> tuple[Sampling, str]:
@@ -91,10 +93,10 @@ def _integer(config: Mapping[str, Any], name: str) -> int:
     return int(value) if value == int(value) else 0
 
 
-def too_short(truncated: float, settled: ResolvedSampling, *, context: int) -> str:
-    """The advice where many completions were cut off before they ended; "" where few were."""
-    limit = settled.how.max_tokens
-    if truncated <= MUCH:
+def too_short(truncated: float, resolved: ResolvedSampling, *, context: int) -> str:
+    """Advice if many completions were cut off, else ""."""
+    limit = resolved.sampling.max_tokens
+    if truncated <= MAX_TRUNCATED:
         return ""
     seen = f"{truncated:.0%} of the completions were cut off"
     if limit >= context - 1:  # the prompt takes its part, so they are shorter than the limit

@@ -1,4 +1,4 @@
-"""hone eval: what a model's completions of problems are worth."""
+"""hone eval: the scores of a model's completions."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from hone.reward.outcome import kinds
 from hone.reward.score import score
 from hone.types import Group
 
-LISTED = 10  # kinds of invalid rewards that are told of
+LISTED = 10  # kinds of invalid rewards that are listed
 
 
 def evaluate(
@@ -41,7 +41,7 @@ def evaluate(
         raise HoneError(f"samples is {samples}: set it to 1 or more")
     how = Sampling(samples=samples, temperature=temperature, max_tokens=max_tokens, seed=seed)
     problems = Problems(model, data, how, limit=limit)
-    say(str(problems.settled))
+    say(str(problems.resolved))
     if problems.tokenizer.chat_template is not None and any(isinstance(task.prompt, str) for task in problems.tasks):
         say("prompts are plain text, the model has a chat template: write messages if it was trained on chats")
     judge, groups = problems.reward(reward), list[Group]()
@@ -61,7 +61,7 @@ def evaluate(
 
 
 def with_votes(found: Mapping[str, float], groups: Sequence[Group], say: Callable[[str], None]) -> dict[str, float]:
-    """The metrics, with the share of problems that a majority of samples gets right after pass@k."""
+    """The metrics, with the share of problems that a majority of samples gets right placed after pass@k."""
     votes = majority_at(groups)
     if not votes and groups and len(groups[0]) > 1:
         say(f"no majority vote: the reward compares no answers, as {', '.join(READERS)} do")
@@ -70,7 +70,7 @@ def with_votes(found: Mapping[str, float], groups: Sequence[Group], say: Callabl
 
 
 def warn_of_invalid(groups: Sequence[Group], say: Callable[[str], None]) -> None:
-    """How many rewards are no numbers, and why, by kind."""
+    """Say how many rewards are invalid, and why, by kind."""
     outcomes = [r.outcome for g in groups for r in g if r.outcome]
     found = kinds(outcomes)
     if found:

@@ -1,6 +1,6 @@
 """hone label-steps: a file of solutions with a label for each step.
 
-Whole lines are appended as they are finished, so that work goes on from the file after a kill.
+Lines are appended as problems are finished. After a kill the work goes on from the file.
 """
 
 import json
@@ -24,9 +24,9 @@ Row = dict[str, Any]
 
 
 class Ledger:
-    """JSON lines beside the settings they were made with, which have to be the same when the file is gone on with.
+    """A file of JSON lines, beside the settings that made them. To go on with the file, the settings must be the same.
 
-    whole: the column that marks the last row of a piece of work; rows after the last such row are taken out.
+    whole: the column that marks the last row of a problem. Rows after the last such row are removed.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, whole: str) -> None:
@@ -35,7 +35,7 @@ class Ledger:
         self.rows = self._finished(whole)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Written down for good before it returns."""
+        """Write the rows. They are on disk when it returns."""
         with self.path.open("ab", buffering=0) as file:
             file.write(b"".join(map(sinks.line, rows)))
             os.fsync(file.fileno())
@@ -64,7 +64,7 @@ class Ledger:
             )
 
     def _finished(self, whole: str) -> list[Row]:
-        """The rows of finished pieces; what was cut off when it was written is taken out of the file."""
+        """The rows of finished problems. The others are removed from the file."""
         rows = sinks.read(self.path)
         while rows and not rows[-1].get(whole):
             rows.pop()
@@ -75,8 +75,8 @@ class Ledger:
 
 GIVEN = "completion"  # the column that has a solution already
 WHOLE = "whole"  # the column that marks the last row of a problem
-WHOLLY = 0.9  # from this share of solutions with one step on, the separator is doubted
-NEXT = 2**62  # continuations draw from other numbers than solutions
+SINGLE_STEPS = 0.9  # if so many solutions have one step, the separator is probably wrong
+FIRST_CONTINUATION = 2**62  # number of the first: continuations draw other random numbers than solutions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class StepLabels:
     max_invalid: float = 0.2  # stop when more than this share of the continuations has no verdict
 
 
-def _told(how: Sampling) -> dict[str, Any]:
-    """What the labels depend on."""
+def _sampling_settings(how: Sampling) -> dict[str, Any]:
+    """The settings of sampling that the labels depend on."""
     return {name: getattr(how, name) for name in ("samples", "temperature", "max_tokens", "seed")}
 
 
@@ -112,7 +112,7 @@ def label_steps(
     spec, how = labels or StepLabels(), how or Sampling(samples=1, temperature=1.0, max_tokens=256)
     problems = Problems(model, data, how, limit=limit)
     named = {"model": str(model), "data": data if isinstance(data, str) else f"{len(data)} rows", "reward": str(reward)}
-    ledger = Ledger(Path(out), asdict(spec) | _told(how) | named, whole=WHOLE)
+    ledger = Ledger(Path(out), asdict(spec) | _sampling_settings(how) | named, whole=WHOLE)
     labeller = _labeller(problems, spec, reward)
     done, requests = (ledger.rows[-1]["problem"] + 1, ledger.rows[-1]["requests"]) if ledger.rows else (0, 0)
     if done:
@@ -121,7 +121,7 @@ def label_steps(
     for first, tasks in problems.parts(done):
         start = time.perf_counter()
         solutions = _solutions(problems, tasks, first)
-        found = labeller([r for g in solutions for r in g], first_request=NEXT + requests)
+        found = labeller([r for g in solutions for r in g], first_request=FIRST_CONTINUATION + requests)
         if (share := share_invalid(found)) > spec.max_invalid:
             raise HoneError(f"{share:.0%} of the continuations have no verdict: mend the reward or the data's answers")
         rows, requests = _rows(solutions, found, first, requests)
@@ -129,15 +129,15 @@ def label_steps(
         more = {"step_end": labeller.stepper.separator, "seconds": round(seconds, 4)}
         ledger.append([row | more for row in rows])
         say(f"{first + len(tasks)} of {len(problems.tasks)} problems")
-        if first == done and (doubt := _doubt(rows, labeller.stepper.separator)):
-            say(doubt)
+        if first == done and (warning := _separator_warning(rows, labeller.stepper.separator)):
+            say(warning)
     return report(ledger.rows)
 
 
-def _doubt(rows: Sequence[Row], separator: str) -> str:
+def _separator_warning(rows: Sequence[Row], separator: str) -> str:
     """A warning if the separator hardly ever separates steps, else ""."""
     ones = sum(len(row["step_labels"]) == 1 for row in rows)
-    if not rows or ones < WHOLLY * len(rows):
+    if not rows or ones < SINGLE_STEPS * len(rows):
         return ""
     return f"warning: {ones} of {len(rows)} solutions have one step: if {separator!r} does not end one, set --separator"
 
@@ -158,7 +158,7 @@ def _labeller(problems: Problems, spec: StepLabels, reward: Any) -> Labeller:
 
 
 def _solutions(problems: Problems, tasks: list[Task], first: int) -> list[Group]:
-    """Each problem's: the data's own, or sampled."""
+    """The solutions of each problem: the data's own, or sampled ones."""
     bare = [task for task in tasks if GIVEN not in task.extra]
     if bare and len(bare) < len(tasks):
         raise HoneError(f"{len(bare)} of {len(tasks)} problems have no {GIVEN}: give each one, or none")
@@ -169,7 +169,7 @@ def _solutions(problems: Problems, tasks: list[Task], first: int) -> list[Group]
 
 
 def _rows(solutions: list[Group], found: list[LabelledSolution], first: int, requests: int) -> tuple[list[Row], int]:
-    """The rows as training reads them. The steps are as they were written, so nothing separates them."""
+    """The rows as training reads them. A step keeps its separator, so nothing is put between steps."""
     rows, each = list[Row](), iter(found)
     for number, group in enumerate(solutions, start=first):
         mine = [next(each) for _ in group]
@@ -197,7 +197,7 @@ def _rows(solutions: list[Group], found: list[LabelledSolution], first: int, req
 
 
 def report(rows: Sequence[Row]) -> dict[str, float]:
-    """What the rows hold and what they cost."""
+    """The metrics of the rows."""
     labels = [label for row in rows for label in row["step_labels"]]
     return {
         "rows": float(len(rows)),

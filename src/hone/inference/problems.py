@@ -7,7 +7,7 @@ from typing import Any
 
 from hone.engine.params import SampleParams
 from hone.errors import HoneError
-from hone.inference.defaults import Sampling, settle, too_short
+from hone.inference.defaults import Sampling, resolve_sampling, too_short
 from hone.inference.model import Model, load
 from hone.launch import build, feeds, rewards
 from hone.launch.measure import SEED_OFFSET
@@ -32,8 +32,8 @@ class Problems:
         self.model = model if isinstance(model, Model) else load(model)
         self.tokenizer, self.sampler, self.context = self.model.tokenizer, self.model.sampler, self.model.context
         self.tasks: list[Task] = feeds.tasks(data, self.tokenizer, max_tokens=self.context - 1)[: limit or None]
-        self.settled = settle(how, self.model.folder, context=self.context)
-        how = self.settled.how
+        self.resolved = resolve_sampling(how, self.model.folder, context=self.context)
+        how = self.resolved.sampling
         spec = build.SampleSpec(
             max_tokens=how.max_tokens, temperature=how.temperature or 0.0, top_k=how.top_k, top_p=how.top_p
         )
@@ -50,8 +50,8 @@ class Problems:
         return rewards.scorer(spec, self.tokenizer, device=self.model.device)
 
     def advice(self, found: Mapping[str, float]) -> str:
-        """What to set otherwise, "" where nothing."""
-        return too_short(found["truncated"], self.settled, context=self.context)
+        """What to set otherwise; "" if nothing."""
+        return too_short(found["truncated"], self.resolved, context=self.context)
 
     def parts(self, done: int = 0) -> Iterator[tuple[int, list[Task]]]:
         """The problems from number `done` on, some at a time, with the number of the first."""
@@ -59,7 +59,7 @@ class Problems:
             yield first, self.tasks[first : first + AT_ONCE]
 
     def completions(self, tasks: list[Task], first: int) -> list[Group]:
-        """`samples` of each; requests are numbered by the problem, so that a restart repeats none and misses none."""
+        """`samples` completions of each. Requests are numbered by the problem: a restart draws the same numbers."""
         roller = Roller(self.sampler, self.tokenizer, self.params, group=self.samples)
         roller.requests = first * self.samples
         with self.model.lock:

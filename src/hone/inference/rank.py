@@ -1,4 +1,4 @@
-"""hone eval --judge: of several completions, or of several steps at a time, the one that a learned reward chooses."""
+"""hone eval --judge: a learned reward chooses among completions, or among steps in a beam search."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from hone.search.beam import Beam, rank_by_rating
 from hone.search.label import with_text
 from hone.types import Group, Rollout, Task
 
-LOWEST = -1e30  # of a completion that the judge has no number for
+LOWEST = -1e30  # the rating of a completion that the judge could not rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +53,19 @@ def evaluate_ranked(
     limit: int = 0,
     say: Say = lambda text: None,
 ) -> dict[str, float]:
-    """As `evaluate`, with the mean reward of the chosen completions before that of all."""
+    """As `evaluate`, with the mean reward of the chosen completions first."""
     how = how or Sampling()
     problems = Problems(model, data, how, limit=limit)
-    say(str(problems.settled))
+    say(str(problems.resolved))
     process, rate = _judge(rank, problems)
     search = _beam(rank, problems, process) if rank.beams else None
     verify, groups, chosen = problems.reward(reward), list[Group](), list[Group]()
     for first, tasks in problems.parts():
-        made = problems.completions(tasks, first) if search is None else _searched(search, tasks, problems)
-        marked = score(made, verify)
-        ratings = iter(rate([r for g in marked for r in g]))
-        groups += marked
-        chosen += [rank_by_rating(g, [next(ratings) for _ in g])[:1] for g in marked]
+        made = problems.completions(tasks, first) if search is None else _search(search, tasks, problems)
+        scored = score(made, verify)
+        ratings = iter(rate([r for g in scored for r in g]))
+        groups += scored
+        chosen += [rank_by_rating(g, [next(ratings) for _ in g])[:1] for g in scored]
         say(f"{len(groups)} of {len(problems.tasks)} problems")
     found, best, name = summarise(groups), summarise(chosen), "beam" if search else f"best_of_{how.samples}"
     found = with_votes(found, groups, say)
@@ -79,7 +79,7 @@ Rate = Callable[[list[Rollout]], Sequence[float]]
 
 
 def _judge(rank: Rank, problems: Problems) -> tuple[ProcessModel | None, Rate]:
-    """A process model, if it is one, and what gives each rollout its number."""
+    """The process model, if the judge is one, and a function that rates rollouts."""
     folders = rank.judge.split(",")
     if load_scorer(resolve(folders[0])).kind == "step":
         separator = read_separator(rank.separator)
@@ -100,7 +100,7 @@ def _beam(rank: Rank, problems: Problems, process: ProcessModel | None) -> Beam:
     )
 
 
-def _searched(search: Beam, tasks: list[Task], problems: Problems) -> list[Group]:
+def _search(search: Beam, tasks: list[Task], problems: Problems) -> list[Group]:
     prompts = [render_prompt(problems.tokenizer, task.prompt, tools=task.extra.get("tools")) for task in tasks]
     stop_ids = problems.params.stop_ids
     return [

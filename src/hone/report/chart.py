@@ -1,4 +1,4 @@
-"""Curves as inline SVG: one small chart a metric, with axes, ticks and what a script needs to show a value."""
+"""Curves as inline SVG: a small chart for each metric, with axes, ticks and the data that the page's script shows."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,10 +12,10 @@ from hone.report.page import text
 WIDTH, HEIGHT = 320.0, 168.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 10.0, 10.0, 24.0
 LETTER = 6.6  # the width of a digit at the axis's size, in the widest of the page's fonts
-PLAIN = 7  # characters that a mark's label may have before a power of ten is thought of
+PLAIN = 7  # characters up to which a tick's label needs no power of ten
 MOST_POINTS = 240  # drawn in one curve; peaks are kept
 SMOOTH_FROM = 24  # points from which a running mean is drawn as well
-HUGE = 1e100  # larger numbers have no place on an axis
+HUGE = 1e100  # larger numbers are not drawn
 TINY = 1e-90
 
 Point = tuple[float, float]
@@ -43,10 +43,10 @@ TITLES = {  # of metrics, in the order of their charts; others follow by name
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A metric over steps; `runs` are unbroken stretches, `lost` the steps whose value was not finite."""
+    """A metric over steps: stretches of finite values, and the steps whose value was not finite."""
 
     runs: tuple[tuple[Point, ...], ...]
-    lost: tuple[float, ...]
+    not_finite: tuple[float, ...]
 
     @property
     def points(self) -> list[Point]:
@@ -54,7 +54,7 @@ class Series:
 
 
 def number(value: Any) -> float | None:
-    """The value as a float an axis can hold, else None."""
+    """The value as a float that can be drawn, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if -HUGE < value < HUGE else None
@@ -68,7 +68,7 @@ def label(value: float) -> str:
 
 
 def series(rows: Iterable[dict[str, Any]], name: str) -> Series:
-    """The metric's points; a step without it is passed over, one with null, NaN or infinity breaks the curve."""
+    """The metric's points. A step without it is left out; null, NaN or infinity breaks the curve."""
     runs: list[list[Point]] = [[]]
     lost: list[float] = []
     for index, row in enumerate(rows, 1):
@@ -97,19 +97,19 @@ def ticks(low: float, high: float, most: int = 4) -> list[float]:
     return [round(i * step, 12) if step > 1e-9 else i * step for i in range(first, last + 1)]
 
 
-def smoothed(run: Sequence[Point]) -> list[Point]:
-    """The mean of the points around each, as many before as after it, so that it does not lag; fewer at the ends."""
-    reach = max(2, len(run) // 20)
+def running_mean(run: Sequence[Point]) -> list[Point]:
+    """The mean of the points around each one, as many before as after it: it does not lag. Fewer at the ends."""
+    radius = max(2, len(run) // 20)
     sums = list(accumulate((y for _, y in run), initial=0.0))
     found: list[Point] = []
     for i, (x, _) in enumerate(run):
-        first, last = max(0, i - reach), min(len(run), i + reach + 1)
+        first, last = max(0, i - radius), min(len(run), i + radius + 1)
         found.append((x, (sums[last] - sums[first]) / (last - first)))
     return found
 
 
-def thinned(run: Sequence[Point]) -> list[Point]:
-    """At most about 240 points: the lowest and the highest of each stretch, so that no peak is lost."""
+def downsample(run: Sequence[Point]) -> list[Point]:
+    """At most about MOST_POINTS points: the lowest and the highest of each stretch, so that every peak is kept."""
     if len(run) <= MOST_POINTS:
         return list(run)
     size = math.ceil(len(run) / (MOST_POINTS // 2))
@@ -122,7 +122,7 @@ def thinned(run: Sequence[Point]) -> list[Point]:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Maps steps and values to the drawing, right of a margin for the labels of values."""
+    """Maps steps and values to places in the drawing. left: the margin for the labels of values."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -141,7 +141,7 @@ def figure(rows: Sequence[dict[str, Any]], name: str) -> str:
     title = TITLES.get(name, name.replace("_", " "))
     points = data.points
     last = f"<b>{label(points[-1][1])}</b>" if points else ""
-    lost = f"<em>{len(data.lost)} not finite</em>" if data.lost else ""
+    lost = f"<em>{len(data.not_finite)} not finite</em>" if data.not_finite else ""
     return (
         f'<figure class="card"><figcaption><span>{text(title)}</span>{lost}{last}</figcaption>'
         f"{svg(data, name=title)}</figure>"
@@ -149,20 +149,20 @@ def figure(rows: Sequence[dict[str, Any]], name: str) -> str:
 
 
 def svg(data: Series, *, name: str) -> str:
-    """The chart of a series; one without a finite value says so."""
+    """The chart of a series, or a line that says that it has no finite value."""
     points = data.points
     if not points:
         return '<p class="none">no finite values</p>'
     values = [y for _, y in points]
     marks = ticks(min(values), max(values))
-    steps = [x for x, _ in points] + list(data.lost)
+    steps = [x for x, _ in points] + list(data.not_finite)
     left = max(LEFT, 8 + LETTER * _longest(mark_labels(marks)))
     scale = Scale((min(steps), max(steps)), (marks[0], marks[-1]), left)
-    said = f"{name} from {label(values[0])} to {label(values[-1])} over {len(points)} points"
-    drawn = [thinned(run) for run in data.runs]
+    description = f"{name} from {label(values[0])} to {label(values[-1])} over {len(points)} points"
+    drawn = [downsample(run) for run in data.runs]
     hover = ";".join(_hover(scale, point) for run in drawn for point in run)
     return (
-        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(said)}"'
+        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(description)}"'
         f' data-points="{escape(hover)}">'
         f"{_axes(scale, marks)}{_curves(scale, data, drawn)}"
         f'<line class="cursor" y1="{TOP:g}" y2="{HEIGHT - BOTTOM:g}"/><circle class="dot" r="3.5"/></svg>'
@@ -192,7 +192,7 @@ def _axes(scale: Scale, marks: Sequence[float]) -> str:
 
 
 def mark_labels(marks: Sequence[float]) -> list[str]:
-    """All in one notation, with the digits that their distance needs: 0.15; 2.5e-05 where that is shorter."""
+    """All labels in one notation, with the digits that their distance needs: 0.15, or 2.5e-05 if that is shorter."""
     plain, short = _fewest_digits(marks, "f"), _fewest_digits(marks, "g")
     return plain if plain and _longest(plain) <= max(PLAIN, _longest(short)) else short
 
@@ -212,11 +212,11 @@ def _longest(labels: Sequence[str]) -> int:
 
 
 def _step_marks(first: float, last: float) -> list[float]:
-    """The first and last step, and round ones between that leave their labels room."""
+    """The first and last step, and round ones between them whose labels do not overlap."""
     if last <= first:
         return [first]
-    apart = (last - first) * 0.14
-    between = [t for t in ticks(first, last, 4) if first + apart < t < last - 1.4 * apart and t == round(t)]
+    gap = (last - first) * 0.14
+    between = [t for t in ticks(first, last, 4) if first + gap < t < last - 1.4 * gap and t == round(t)]
     return [first, *between, last]
 
 
@@ -230,9 +230,9 @@ def _curves(scale: Scale, data: Series, drawn: Sequence[Sequence[Point]]) -> str
             continue
         parts.append(_line("raw" if smooth else "mean", scale, thin))
         if smooth:
-            parts.append(_line("mean", scale, thinned(smoothed(run))))
+            parts.append(_line("mean", scale, downsample(running_mean(run))))
     floor = HEIGHT - BOTTOM
-    for step in data.lost[:MOST_POINTS]:
+    for step in data.not_finite[:MOST_POINTS]:
         x = scale.at((step, scale.y[0]))[0]
         parts.append(f'<line class="lost" x1="{x:.1f}" x2="{x:.1f}" y1="{floor - 8:g}" y2="{floor:g}"/>')
     return "".join(parts)

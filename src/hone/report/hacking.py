@@ -63,7 +63,7 @@ def _line(drift: Drift) -> str:
 
 
 def drifts(rows: Sequence[Mapping[str, Any]]) -> list[Drift]:
-    """How the telling metrics and the parts of the reward have moved.
+    """How the metrics that show reward hacking, and the parts of the reward, have changed.
 
     >>> drifts([{"length": 10.0}, {"length": 30.0}])
     [Drift(name='length', first=10.0, last=30.0)]
@@ -79,10 +79,10 @@ def drifts(rows: Sequence[Mapping[str, Any]]) -> list[Drift]:
 
 
 def top(samples: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The six samples with the highest reward, no completion twice, of equal ones the latest."""
+    """The six samples with the highest reward. Of equal completions only the latest counts."""
     scored = [s for s in samples if number(s.get("reward")) is not None]
     found = dict[str, Mapping[str, Any]]()
-    scored.reverse()  # a sort that is stable then keeps the latest first
+    scored.reverse()  # the sort is stable, so of equal rewards the latest comes first
     for sample in sorted(scored, key=lambda s: -float(s["reward"])):
         found.setdefault(str(sample.get("completion", "")), sample)
     return list(found.values())[:MOST]

@@ -10,7 +10,7 @@ from hone.log.progress import duration
 from hone.report.chart import TITLES, figure, label, number
 from hone.report.hacking import hacking
 from hone.report.page import page, text
-from hone.report.samples import compared, invalid_rewards, problems, single
+from hone.report.samples import invalid_rewards, problems, side_by_side, single
 
 Row = Mapping[str, Any]
 MAIN_CURVES = 9  # the others are folded away
@@ -83,9 +83,9 @@ def write_report(
     whole = page(text(title), "\n".join(filter(None, [*body, _notes(notes or {}), _footer()])))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".part")
-    fresh.write_bytes(whole.encode("utf-8", "replace"))
-    fresh.replace(path)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_bytes(whole.encode("utf-8", "replace"))
+    temporary.replace(path)
     return path
 
 
@@ -244,7 +244,7 @@ def _samples(samples: Sequence[Row], stages: Sequence[str]) -> str:
     found: list[str] = []
     if together:
         found.append("<h2>The same problem, stage by stage</h2>")
-        found += [compared(group, stages) for group in together]
+        found += [side_by_side(group, stages) for group in together]
     if alone:
         cards = "".join(single(sample, stages) for sample in alone)
         found.append(f'<h2>Rollouts</h2><div class="singles">{cards}</div>')

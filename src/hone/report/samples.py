@@ -13,7 +13,7 @@ PART = re.compile(r"<(think|answer)>(.*?)(</\1>|(?=<(?:think|answer)>)|\Z)", re.
 
 
 def completion(raw: str) -> str:
-    """The completion with its <think> and <answer> parts marked; a part that is not closed ends at the next one."""
+    """The completion with its <think> and <answer> parts marked. A part that is not closed ends at the next one."""
     found: list[str] = []
     place = 0
     for match in PART.finditer(raw):
@@ -26,7 +26,7 @@ def completion(raw: str) -> str:
 
 
 def problems(samples: Sequence[Sample]) -> tuple[list[list[Sample]], list[Sample]]:
-    """The problems that more than one stage answered, and the samples that are left."""
+    """The problems that more than one stage answered, and all other samples."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(str(sample.get("problem") or sample.get("prompt", "")), []).append(sample)
@@ -38,7 +38,7 @@ def problems(samples: Sequence[Sample]) -> tuple[list[list[Sample]], list[Sample
 MOST_BESIDE = 4  # answers side by side
 
 
-def compared(group: Sequence[Sample], stages: Sequence[str]) -> str:
+def side_by_side(group: Sequence[Sample], stages: Sequence[str]) -> str:
     """One problem, its answers side by side in the order of the stages."""
     ordered = sorted(group, key=lambda s: _place(s, stages))
     answers = "".join(_answer(sample, stages) for sample in ordered)

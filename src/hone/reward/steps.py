@@ -5,14 +5,12 @@ beginning belongs to the first step. Text after the last separator is a step of 
 """
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from hone.data.text.detokenizer import Decode, Detokenizer
 from hone.errors import HoneError
 from hone.types import Rollout
-
-UNFINISHED = "\ufffd"  # what a tokenizer shows for the bytes of an incomplete character
-WINDOW, LOOK_BACK = 16, 4  # tokens that are decoded together, and how many of them the next window repeats
 
 
 def split_steps(text: str, separator: str = "\n") -> list[str]:
@@ -33,24 +31,17 @@ def split_steps(text: str, separator: str = "\n") -> list[str]:
     return steps
 
 
-def text_ends(tokens: Sequence[int], decode: Callable[[list[int]], str]) -> list[int]:
-    """After each token, the number of characters that no later token can change. The time is linear in the tokens."""
-    ends, start, base = list[int](), 0, 0
-    for i in range(len(tokens)):
-        window = decode(list(tokens[start : i + 1]))
-        complete = len(window.rstrip(UNFINISHED))
-        ends.append(base + complete)
-        if i - start >= WINDOW and complete == len(window):
-            start = i + 1 - LOOK_BACK
-            base = ends[i] - len(decode(list(tokens[start : i + 1])))  # decoding may drop a first token's space
-    return ends
+def text_ends(tokens: Sequence[int], decode: Decode) -> list[int]:
+    """After each token, how many characters of the text no later token can change; linear in the tokens."""
+    detokenizer = Detokenizer(decode)
+    return list(itertools.accumulate(len(detokenizer.push(token)) for token in tokens))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stepper:
     """Finds the last token of each step in what the policy wrote. Stop tokens at the end belong to no step."""
 
-    decode: Callable[[list[int]], str]
+    decode: Decode
     stop_ids: Collection[int] = ()
     separator: str = "\n"
     _token_texts: dict[int, str] = field(default_factory=dict[int, str], repr=False, compare=False)

@@ -1,4 +1,4 @@
-"""The routes: a request is read, checked, sampled and answered. Whatever fails is told in OpenAI's form."""
+"""The routes: a request is read, checked, sampled and answered. Every error has OpenAI's form."""
 
 import asyncio
 import time
@@ -30,9 +30,9 @@ from hone.serve.http import (
     is_address,
 )
 
-LONG_READS = 2  # bodies above SMALL_BODY that are read into prompts at once, beside any number of small ones
-PART = 2**15  # characters of an answer that are made in one go; longer answers are never whole in memory
-FEW, TOGETHER = 4, 8  # streams of more completions than a few have so many tokens of each in an event
+LONG_READS = 2  # bodies above SMALL_BODY that are tokenised at once, beside any number of small ones
+PART = 2**15  # characters of an answer that are made at once; a longer answer is never whole in memory
+FEW, TOGETHER = 4, 8  # a stream of more than FEW completions sends TOGETHER tokens of each in an event
 POSTED = ("/v1/chat/completions", "/v1/completions")
 PATHS = ("/health", "/v1/models", "/v1/models/NAME", *POSTED)
 
@@ -46,9 +46,9 @@ class ServerLimits:
 
 
 class Throttle:
-    """While short answers are waited for, long ones become text in a share of the event loop's time.
+    """Bounds the event loop's time for long answers while clients wait for short ones.
 
-    Log-probs of 40 streams would otherwise fill all of it.
+    Otherwise the log-probs of 40 streams would fill all of it.
     """
 
     SHARE = 1 / 4
@@ -57,7 +57,7 @@ class Throttle:
         self.short_waiting, self.lock = short_waiting, asyncio.Lock()
 
     async def make(self, text: Callable[[], str], *, short: bool) -> str:
-        """The text, when it is its turn."""
+        """The text. For a long answer it may have to wait."""
         if short or not self.short_waiting():
             return text()
         async with self.lock:
@@ -87,10 +87,10 @@ class Service:
         self.active = 0
 
     async def health(self, request: Request) -> Response:
-        """Whether it works, to anybody; how busy it is, to those with the token."""
+        """Whether the server works. With the token, also how busy it is."""
         if self.dispatcher.failed is not None:
             raise APIError(503, self.dispatcher.failed, code="engine_failed")
-        busy = asdict(self.dispatcher.counts) if self.access.knows_token(request.headers) else {}
+        busy = asdict(self.dispatcher.counts) if self.access.has_token(request.headers) else {}
         return JSONResponse({"status": "ok", **busy})
 
     async def models(self, request: Request) -> Response:
@@ -100,18 +100,18 @@ class Service:
         return JSONResponse(reply.model(self.served, request.path_params["name"]))
 
     async def generate(self, request: Request, *, chat: bool) -> Response:
-        """A request counts from when its body has come: clients that send slowly keep nobody out."""
+        """A request counts once its body has come: clients that send slowly keep nobody out."""
         self._check_concurrency()
         raw = await self.bodies.read(request)
         async with self.long_reads if len(raw) > SMALL_BODY else nullcontext():
-            asked = await asyncio.to_thread(read_request, raw, self.served, chat=chat)
+            wanted = await asyncio.to_thread(read_request, raw, self.served, chat=chat)
         self._check_concurrency()
-        parts = (self._stream if asked.stream else self._whole)(asked, client_of(request))
+        parts = (self._stream if wanted.stream else self._full_answer)(wanted, client_of(request))
         return Answer(
             parts,
-            events=asked.stream,
+            events=wanted.stream,
             seconds=self.limits.seconds,
-            crowded=lambda: self.dispatcher.live > 1,
+            others_served=lambda: self.dispatcher.live > 1,
             failed=self.failed,
         )
 
@@ -129,64 +129,66 @@ class Service:
             self.active -= 1
 
     def failed(self, error: Exception) -> APIError:
-        """Answer after a bug. The operator learns what it was, the client only that there was one."""
+        """The error after a bug. The operator reads what it was, the client only that there was one."""
         self.note(f"a request failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
         return APIError(500, "the server failed on this request", code="internal_error")
 
-    def _completions(self, asked: CompletionRequest) -> tuple[list[EngineRequest], dict[int, Completion]]:
+    def _completions(self, wanted: CompletionRequest) -> tuple[list[EngineRequest], dict[int, Completion]]:
         """Completion c draws the random numbers of (seed, c), whatever else is served."""
-        prompts = [tuple(prompt) for prompt in asked.prompts]  # shared by completions: the engine reads each once
+        prompts = [
+            tuple(prompt) for prompt in wanted.prompts
+        ]  # one object for its completions: the engine reads it once
         requests, completions = list[EngineRequest](), dict[int, Completion]()
-        for c, i in enumerate(self.dispatcher.next_ids(len(prompts) * asked.n)):
-            prompt, params = prompts[c // asked.n], asked.params[c // asked.n]
+        for c, i in enumerate(self.dispatcher.next_ids(len(prompts) * wanted.n)):
+            prompt, params = prompts[c // wanted.n], wanted.params[c // wanted.n]
             requests.append(
                 EngineRequest(
                     id=i,
                     prompt=prompt,
                     params=params,
-                    adapter=asked.adapter,
-                    stream=asked.stream,
-                    every=1 if len(prompts) * asked.n <= FEW else TOGETHER,
+                    adapter=wanted.adapter,
+                    stream=wanted.stream,
+                    every=1 if len(prompts) * wanted.n <= FEW else TOGETHER,
                     random_id=c,
-                    keep=asked.chat,  # the next turn begins with this one
+                    keep=wanted.chat,  # the next turn begins with this one
                 )
             )
-            before = () if asked.chat else prompt
+            before = () if wanted.chat else prompt
             completions[i] = Completion(c, self.bytes_of, before=before, stops=params.stop)
         return requests, completions
 
-    async def _whole(self, asked: CompletionRequest, client: str) -> AsyncGenerator[str, None]:
-        """Answers are kept as arrays, and become text as the client reads them."""
-        requests, completions = self._completions(asked)
+    async def _full_answer(self, wanted: CompletionRequest, client: str) -> AsyncGenerator[str, None]:
+        """Keep the completions as arrays, and make text of them while the client reads."""
+        requests, completions = self._completions(wanted)
         deltas = dict[int, Delta]()
         with self._counted():
-            async with aclosing(self.dispatcher.submit(requests, client=client)) as told:
-                async for news in told:
-                    for item in news:
-                        deltas[item.id] = completions[item.id].add(item)
+            async with aclosing(self.dispatcher.submit(requests, client=client)) as outputs:
+                async for ready in outputs:
+                    for output in ready:
+                        deltas[output.id] = completions[output.id].add(output)
                         await asyncio.sleep(0)
-            written = reply.Reply(asked, list(completions.values()), self.tokens)
-            slices = written.whole(deltas.pop(i) for i in completions)
-            while part := await self.throttle.make(partial(_some, slices), short=is_short(requests)):
+            written = reply.Reply(wanted, list(completions.values()), self.tokens)
+            slices = written.full_answer(deltas.pop(i) for i in completions)
+            while part := await self.throttle.make(partial(_next_part, slices), short=is_short(requests)):
                 yield part
 
-    async def _stream(self, asked: CompletionRequest, client: str) -> AsyncGenerator[str, None]:
-        """Nothing is said before the first news: a request that cannot be taken is refused with its own status."""
-        requests, completions = self._completions(asked)
-        written, opened = reply.Reply(asked, list(completions.values()), self.tokens), False
+    async def _stream(self, wanted: CompletionRequest, client: str) -> AsyncGenerator[str, None]:
+        """Send nothing before the first output: a request that cannot be taken is then refused with its own status."""
+        requests, completions = self._completions(wanted)
+        written, opened = reply.Reply(wanted, list(completions.values()), self.tokens), False
         with self._counted():
-            async with aclosing(self.dispatcher.submit(requests, client=client)) as told:
-                async for news in told:
+            async with aclosing(self.dispatcher.submit(requests, client=client)) as outputs:
+                async for ready in outputs:
                     if not opened:
                         opened = True
                         yield written.opening()
-                    events = partial(written.events, (completions[item.id].add(item) for item in news))
+                    events = partial(written.events, (completions[output.id].add(output) for output in ready))
                     yield await self.throttle.make(events, short=is_short(requests))
             yield written.closing()
 
 
-def _some(slices: Iterator[str]) -> str:
-    """The next slices, of together some kilobytes; "" at the end."""
+def _next_part(slices: Iterator[str]) -> str:
+    """The next slices, some kilobytes together; "" at the end."""
     found, size = list[str](), 0
     for text in slices:
         found.append(text)
@@ -197,7 +199,7 @@ def _some(slices: Iterator[str]) -> str:
 
 
 def client_of(request: Request) -> str:
-    """Whoever takes turns: another machine with all its connections, or one connection of this machine."""
+    """The name of the client for fair turns: another machine with all its connections, or a connection of this one."""
     if request.client is None:
         return ""
     host, port = request.client
@@ -214,8 +216,8 @@ def make_app(service: Service) -> Starlette:
     async def fail(request: Request, error: Exception) -> Response:
         return await error_response(request, service.failed(error))
 
-    async def left(request: Request, error: Exception) -> Response:
-        return Response(status_code=499)  # nobody reads it
+    async def disconnected(request: Request, error: Exception) -> Response:
+        return Response(status_code=499)  # the client has gone
 
     chat, plain = POSTED
     app = Starlette(
@@ -227,7 +229,7 @@ def make_app(service: Service) -> Starlette:
             Route(plain, partial(service.generate, chat=False), methods=["POST"]),
         ],
         middleware=[Middleware(AccessMiddleware, service.access)],
-        exception_handlers={HTTPException: refuse, ClientDisconnect: left, Exception: fail},
+        exception_handlers={HTTPException: refuse, ClientDisconnect: disconnected, Exception: fail},
     )
     app.router.redirect_slashes = False
     return app

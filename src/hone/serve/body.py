@@ -1,6 +1,6 @@
-"""A request's body: pydantic checks its parameters, then it becomes prompts in tokens and settings to sample with.
+"""A request's body: pydantic checks its parameters, then it becomes prompts in tokens and sampling parameters.
 
-A wrong type or value is refused by name, never bent into shape. Reading may take long: it never runs in the event loop.
+A wrong type or value is refused by name and never converted. Reading may take long, so it never runs in the event loop.
 """
 
 import json
@@ -31,7 +31,7 @@ UNSUPPORTED = "unsupported"
 
 
 def _only(*values: Any) -> BeforeValidator:
-    """Only a value that asks for nothing, since this server does not do it."""
+    """Accepts only the values that ask for nothing: this server does not have the feature."""
 
     def check(value: Any) -> Any:
         if not any(value == fine and isinstance(value, bool) == isinstance(fine, bool) for fine in values):
@@ -56,7 +56,7 @@ ManyIds = Annotated[list[Ids], Field(fail_fast=True, min_length=1, max_length=MO
 
 
 class _Strict(BaseModel):
-    """1.0 is no whole number, "1" no number, NaN none either. An unknown name is refused, null is as good as none."""
+    """Strict types: 1.0 is no whole number, "1" and NaN are no numbers. Unknown names are refused, null is left out."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -67,7 +67,7 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """What a stream tells beside the answer."""
+    """What a stream sends beside the answer."""
 
     include_usage: bool = False
     include_obfuscation: Any = None
@@ -89,7 +89,7 @@ class Body(_Strict):
     logit_bias: dict[TokenId, Bias] = {}
     stream: bool = False
     stream_options: StreamOptions | None = None
-    # told to others than the model: they change no token
+    # accepted and not used: they change no token
     user: Any = None
     metadata: Any = None
     store: Any = None
@@ -97,7 +97,7 @@ class Body(_Strict):
     safety_identifier: Any = None
     prompt_cache_key: Any = None
     parallel_tool_calls: Any = None
-    # what would change the answer and is not done here
+    # accepted only with a value that changes nothing
     presence_penalty: Annotated[Any, _only(0)] = 0
     frequency_penalty: Annotated[Any, _only(0)] = 0
 
@@ -144,7 +144,7 @@ def _no_constant(name: str) -> None:
 
 
 def _explained(error: ValidationError) -> APIError:
-    """The first thing that is wrong; names that are unknown come before values."""
+    """The error about the first thing that is wrong. Unknown names come before wrong values."""
     found = error.errors(include_url=False, include_input=False, include_context=False)
     first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
     kind, loc = first["type"], first["loc"]
@@ -196,11 +196,11 @@ class CompletionRequest:
     n: int
     stream: bool
     usage: bool  # at the end of a stream
-    logprobs: int | None  # how many alternatives are told at each position; None: no log-probs
+    logprobs: int | None  # how many alternatives to send for each token; None: no log-probs
 
 
 def read_request(raw: bytes, served: ServedModels, *, chat: bool) -> CompletionRequest:
-    """Everything that can be wrong with a request is found here."""
+    """Check the whole request. It cannot fail later because of what the client sent."""
     body = _parse(raw, ChatBody if chat else PlainBody)
     if body.model is None:
         text = f"model is missing: name one of {', '.join(served.adapters)}"
@@ -295,7 +295,7 @@ def _chat_prompt(body: ChatBody, served: ServedModels) -> list[list[int]]:
 
 
 def _message(message: Any, i: int) -> Any:
-    """A role that templates know: many of them render any other as it is, and the model has never read it."""
+    """The message, with a role that templates know: many templates render any role, also one that was never trained."""
     role = message.get("role") if isinstance(message, dict) else None
     if role == DEVELOPER:
         return {**message, "role": "system"}

@@ -1,6 +1,6 @@
 """`hone chat`: a conversation with one model, on a terminal or in a pipe.
 
-Its tokens are kept as they were sampled, so that each turn reads only what is new.
+Tokens are kept as they were sampled, so that each turn reads only what is new.
 """
 
 import io
@@ -28,7 +28,7 @@ from hone.types import Stop
 
 HELP = "/reset begins anew, /system TEXT sets the system message, /save FILE writes the conversation, /quit leaves"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # a model must not move the cursor or rename the window
-NOT_TEXT = re.compile(r"[\udc80-\udcff]")  # bytes that could not be decoded
+NOT_TEXT = re.compile(r"[\udc80-\udcff]")  # what surrogateescape makes of bytes that are not UTF-8
 CAN_EDIT = "readline"
 
 
@@ -38,11 +38,11 @@ class History(Protocol):
     plain: bool  # no chat template: lines are continued as text
 
     def prompt(self, line: str) -> list[int]:
-        """The prompt of the next turn; nothing is remembered yet."""
+        """The prompt of the next turn. It is not added to the history."""
         ...
 
     def add_turn(self, line: str, answer: str, tokens: list[int]) -> None:
-        """Remember a turn: `tokens` is its prompt and all that was written."""
+        """Add a turn. tokens: its prompt and all that was written."""
         ...
 
     def to_json(self) -> str: ...
@@ -81,7 +81,7 @@ class ChatHistory:
 
 
 class PlainHistory:
-    """Text that the user and the model write in turn, a line break before each line of the user's."""
+    """One text that the user and the model continue in turn. A line break stands before each line of the user's."""
 
     plain = True
 
@@ -104,7 +104,7 @@ class PlainHistory:
 
 
 class Conversation:
-    """Turns with the engine; each draws random numbers of its own."""
+    """Turns of user and model. Each turn draws its own random numbers."""
 
     def __init__(self, loaded: LoadedModel, params: SampleParams, *, adapter: str | None = None) -> None:
         self.engine, self.tokenizer, self.context = loaded.engine, loaded.tokenizer, loaded.context
@@ -154,7 +154,7 @@ class Conversation:
             note(full if limit == room else f"cut at {limit} tokens: --max-tokens allows more")
 
     def save(self, path: str) -> None:
-        """Append to nothing and overwrite nothing: one line of JSON in a file of its own."""
+        """Write one line of JSON into a new file."""
         try:
             with Path(path).expanduser().open("x", encoding="utf-8") as file:
                 file.write(self.history.to_json() + "\n")
@@ -168,37 +168,37 @@ class Conversation:
 
 
 class Interrupt:
-    """Ctrl-C while an answer is written sets a flag and raises nothing: the engine always ends its step."""
+    """Ctrl-C sets a flag while an answer is written, and raises nothing then: the engine always ends its step."""
 
     def __init__(self) -> None:
-        self.asked = False
-        self.waiting = False  # for a line: only then it is raised
+        self.pressed = False
+        self.waiting = False  # for a line: only then KeyboardInterrupt is raised
 
     @contextmanager
-    def heard(self) -> Iterator[None]:
-        """Inside, Ctrl-C sets `asked`, or ends the waiting for a line."""
+    def handler(self) -> Iterator[None]:
+        """Inside, Ctrl-C sets `pressed`, or ends the waiting for a line."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(signal.SIGINT, self._ask)
+        before = signal.signal(signal.SIGINT, self._press)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+    def _press(self, number: int, frame: FrameType | None) -> None:
+        self.pressed = True
         if self.waiting:
             self.waiting = False
             raise KeyboardInterrupt
 
 
 class Terminal:
-    """Reads lines and shows answers; notes go to stderr, so that a pipe gets answers alone."""
+    """Reads lines and prints answers. Notes go to stderr, so that a pipe gets only answers."""
 
     def __init__(self, conversation: Conversation, *, system: str) -> None:
         self.conversation, self.system = conversation, system
-        self.reads, self.shows = sys.stdin.isatty(), sys.stdout.isatty()
+        self.from_terminal, self.to_terminal = sys.stdin.isatty(), sys.stdout.isatty()
         self.colours = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
         self.interrupt, self.lines = Interrupt(), 0
         conversation.reset(system)
@@ -206,33 +206,35 @@ class Terminal:
     def run(self) -> None:
         """Until the end of the input or /quit."""
         if isinstance(sys.stdin, io.TextIOWrapper):
-            sys.stdin.reconfigure(errors="surrogateescape")  # what is not text is refused as a line, not as a program
+            sys.stdin.reconfigure(
+                errors="surrogateescape"
+            )  # a line that is not UTF-8 is refused, and the program goes on
         if self.conversation.history.plain:
-            typed = "; end a line with \\ to leave out its line break" if self.reads else ""
+            typed = "; end a line with \\ to leave out its line break" if self.from_terminal else ""
             self.note(f"the model has no chat template: it continues the text as it is{typed}")
-        if self.reads:
+        if self.from_terminal:
             self._edit_lines()
             self.note(f"{HELP}; Ctrl-C stops an answer, Ctrl-D leaves")
-        with self.interrupt.heard():
+        with self.interrupt.handler():
             while (line := self._line()) is not None and self._handle(line):
                 continue
 
     def _handle(self, line: str) -> bool:
-        """Answer a line or do what it commands; False: it was /quit."""
+        """Answer a line, or carry out its command. False: it was /quit."""
         self.lines += 1
         try:
             if NOT_TEXT.search(line):
                 raise HoneError(f"line {self.lines} of the input is not UTF-8: write it as UTF-8")
             if line.startswith("/"):
                 return self._command(line.removesuffix("\n")) != "quit"
-            if (said := self._said(line)).strip():
-                self._answer(said)
+            if (text := self._text_of(line)).strip():
+                self._answer(text)
         except HoneError as error:
             self.note(str(error))
         return True
 
     def note(self, text: str) -> None:
-        """A line for the person, not a part of any answer."""
+        """Print a line for the user that is no part of an answer."""
         shown = f"\x1b[2m{text}\x1b[0m" if self.colours else text
         print(shown, file=sys.stderr, flush=True)
 
@@ -244,14 +246,14 @@ class Terminal:
             self.note("lines cannot be edited here: this Python has no readline")
 
     def _line(self) -> str | None:
-        """A line with its line break, if it has one. None: there are no more."""
+        """A line, with its line break if it has one. None: there are no more."""
         try:
             self.interrupt.waiting = True
-            line = f"{input('> ')}\n" if self.reads else sys.stdin.readline()
+            line = f"{input('> ')}\n" if self.from_terminal else sys.stdin.readline()
             self.interrupt.waiting = False
         except KeyboardInterrupt:
             print(file=sys.stderr)
-            return "" if self.reads else None
+            return "" if self.from_terminal else None
         except EOFError:
             print()
             return None
@@ -268,7 +270,7 @@ class Terminal:
         elif name == "system":
             self.system = rest
             self.conversation.reset(self.system)
-            self.note(f"a new conversation, {self._begins()}")
+            self.note(f"a new conversation, {self._description()}")
         elif name == "save":
             if not rest:
                 raise HoneError("name the file: /save FILE")
@@ -278,27 +280,27 @@ class Terminal:
             raise HoneError(f"no command /{name}: {HELP}")
         return name
 
-    def _begins(self) -> str:
-        """What the model reads first."""
+    def _description(self) -> str:
+        """What the model reads first, in words."""
         if not self.system:
             return "without system message"
         return "which begins with this text" if self.conversation.history.plain else "with this system message"
 
-    def _said(self, line: str) -> str:
+    def _text_of(self, line: str) -> str:
         """A line as the model reads it. Without a template it keeps its line break: many prompts end with one."""
         if not self.conversation.history.plain:
             return line.removesuffix("\n")
-        return line.removesuffix("\\\n") if self.reads else line
+        return line.removesuffix("\\\n") if self.from_terminal else line
 
     def _answer(self, line: str) -> None:
-        empty, self.interrupt.asked = True, False
-        for piece in self.conversation.say(line, stopped=lambda: self.interrupt.asked, note=self.note):
+        empty, self.interrupt.pressed = True, False
+        for piece in self.conversation.say(line, stopped=lambda: self.interrupt.pressed, note=self.note):
             empty = empty and not piece
-            sys.stdout.write(CONTROL.sub("\ufffd", piece) if self.shows else piece)
+            sys.stdout.write(CONTROL.sub("\ufffd", piece) if self.to_terminal else piece)
             sys.stdout.flush()
         sys.stdout.write("\n")
         sys.stdout.flush()
-        if self.interrupt.asked:
+        if self.interrupt.pressed:
             self.note("stopped")
         elif empty:
             self.note("the model said nothing")

@@ -1,48 +1,51 @@
-"""Tokens of a completion to text as they come: a character is told once all its bytes are there, never taken back."""
+"""From tokens to text while they are written: a character is sent once it is complete, and never taken back."""
 
 import codecs
 import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
+from hone.data.text.detokenizer import Detokenizer
 from hone.data.text.tokenizer import UNKNOWN, Tokenizer, byte_of
 from hone.engine.requests import RequestOutput, TopLogprobs
 from hone.types import Stop
 
-HELD = 3  # bytes of a character that may still be missing its last: each shows as one UNKNOWN at most
-KEPT, LONG = 8, 32  # tokens decoded again for what they do to their neighbours, and when the window is cut to them
+BEFORE = 8  # tokens of the prompt that may hold the beginning of a character
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 UTF8 = codecs.getincrementaldecoder("utf-8")
 FINISH = {Stop.TOKEN: "stop", Stop.STRING: "stop", Stop.LENGTH: "length"}  # OpenAI's words
 
 
 class TextStream(Protocol):
-    """The text of a completion, a piece at a time; special tokens are left out."""
+    """The text of a completion, a piece at a time, without special tokens."""
 
     def push(self, token: int) -> str:
-        """What this token adds; "" while a character is incomplete."""
+        """The text that this token adds; "" while a character is incomplete."""
         ...
 
     def end(self) -> str:
-        """What was held back: bytes that never became a character."""
+        """The text of bytes that never became a character."""
         ...
 
 
 class ByteStream:
-    """The stream of a tokenizer whose tokens are bytes: it joins them and decodes UTF-8."""
+    """The stream of a tokenizer whose tokens are bytes: they are joined and decoded as UTF-8."""
 
     def __init__(self, tokens: "TokenBytes", before: Sequence[int] = ()) -> None:
         self.tokens, self.decoder = tokens, UTF8(errors="replace")
-        for token in before[-KEPT:]:
+        for token in before[-BEFORE:]:
             self.push(token)
 
     def push(self, token: int) -> str:
-        if token in self.tokens.silent:
+        if token in self.tokens.hidden:
             return ""
         raw = self.tokens(token)
-        if not self.tokens.has(token):  # a row of the model's beyond the tokenizer: no character goes across it
+        if not self.tokens.in_vocabulary(
+            token
+        ):  # the model has more tokens than the tokenizer: such a one ends a character
             return self.end() + raw.decode()
         return self.decoder.decode(raw)
 
@@ -52,49 +55,15 @@ class ByteStream:
         return piece
 
 
-class WindowStream:
-    """The stream of any other tokenizer. It decodes the last tokens again with each new one.
-
-    before: the tokens it continues, for tokenizers that drop the blank a text begins with.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
-        self.tokenizer = tokenizer
-        self.window = list(before[-KEPT:])
-        self.told = _settled(self._text())  # characters of the window's text
-
-    def _text(self) -> str:
-        return self.tokenizer.decode(self.window, specials=False)
-
-    def push(self, token: int) -> str:
-        self.window.append(token)
-        text = self._text()
-        end = max(_settled(text), self.told)
-        piece, self.told = text[self.told : end], end
-        if len(self.window) > LONG and end == len(text):
-            self.window = self.window[-KEPT:]
-            self.told = len(self._text())
-        return piece
-
-    def end(self) -> str:
-        piece = self._text()[self.told :]
-        self.told += len(piece)
-        return piece
-
-
 def text_stream(tokens: "TokenBytes", before: Sequence[int] = ()) -> TextStream:
-    """The quickest that gives this tokenizer's text."""
-    return ByteStream(tokens, before) if tokens.only_bytes else WindowStream(tokens.tokenizer, before)
-
-
-def _settled(text: str) -> int:
-    """How many characters no later token can change."""
-    trailing = len(text) - len(text.rstrip(UNKNOWN))
-    return len(text) - min(trailing, HELD)
+    """A stream for this tokenizer, the faster one where its tokens are bytes."""
+    if tokens.only_bytes:
+        return ByteStream(tokens, before)
+    return Detokenizer(partial(tokens.tokenizer.decode, specials=False), before)
 
 
 class TokenBytes:
-    """The bytes a token stands for, which log-probs are reported with."""
+    """The bytes that each token stands for, which OpenAI's log-probs contain."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.inner, self.tokenizer = tokenizer.inner, tokenizer
@@ -102,38 +71,38 @@ class TokenBytes:
         parts = json.dumps(decoder)
         self.only_bytes = decoder.get("type") == "ByteLevel"
         self.level, self.fallback = '"ByteLevel"' in parts, '"ByteFallback"' in parts
-        self.blank = "\u2581" if json.dumps("\u2581") in parts or '"Metaspace"' in parts else None
+        self.space = "\u2581" if json.dumps("\u2581") in parts or '"Metaspace"' in parts else None
         added = tokenizer.inner.get_added_tokens_decoder()
         self.added = {i: t.content.encode() for i, t in added.items()}
         holes = set(range(tokenizer.vocab_size)).difference(tokenizer.inner.get_vocab().values())
-        self.silent = holes | {i for i, t in added.items() if t.special}  # no part of a text
-        self.known = dict[int, bytes]()
+        self.hidden = holes | {i for i, t in added.items() if t.special}  # no part of a text
+        self.cache = dict[int, bytes]()
 
-    def has(self, token: int) -> bool:
+    def in_vocabulary(self, token: int) -> bool:
         """Whether the tokenizer has it: a model's vocabulary may be larger."""
         return token < self.tokenizer.vocab_size
 
     def __call__(self, token: int) -> bytes:
-        found = self.known.get(token)
+        found = self.cache.get(token)
         if found is None:
-            found = self.known[token] = self._bytes(token)
+            found = self.cache[token] = self._bytes(token)
         return found
 
     def _bytes(self, token: int) -> bytes:
         if token in self.added:
             return self.added[token]
-        name = self.inner.id_to_token(token) if self.has(token) else None
+        name = self.inner.id_to_token(token) if self.in_vocabulary(token) else None
         if name is None:
             return UNKNOWN.encode()
         if self.level and all(c in byte_of() for c in name):
             return bytes(byte_of()[c] for c in name)
         if self.fallback and (found := BYTE.fullmatch(name)):
             return bytes([int(found[1], 16)])
-        return (name.replace(self.blank, " ") if self.blank else name).encode()
+        return (name.replace(self.space, " ") if self.space else name).encode()
 
 
 def token_text(raw: bytes) -> str:
-    """The text of a token's bytes; half a character as OpenAI writes it, so that no two tokens look alike."""
+    """The text of a token's bytes. Half a character is written as OpenAI does, so no two tokens look alike."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -162,7 +131,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What a completion gained. `finish` is set on its last one."""
+    """What was added to a completion. `finish` is set on the last one."""
 
     index: int
     text: str
@@ -171,36 +140,36 @@ class Delta:
 
 
 class Completion:
-    """One completion as it is written: the same deltas make a stream and a whole answer."""
+    """One completion while it is written. The same deltas make a stream and a full answer."""
 
     def __init__(self, index: int, bytes_of: TokenBytes, *, before: Sequence[int], stops: tuple[str, ...]) -> None:
         self.index, self.stops = index, stops
         self.stream = text_stream(bytes_of, before)
-        self.text, self.tokens = "", 0  # the stop token is counted, and not shown
+        self.text, self.tokens = "", 0  # the stop token is counted but not shown
 
-    def add(self, news: RequestOutput) -> Delta:
-        """The text that is certain by now: no part of a character or of a stop string."""
-        self.tokens += len(news.tokens)
-        shown = len(news.tokens) - (news.stop is Stop.TOKEN)
+    def add(self, output: RequestOutput) -> Delta:
+        """The text that is certain now: no half of a character, no part of a stop string."""
+        self.tokens += len(output.tokens)
+        shown = len(output.tokens) - (output.stop is Stop.TOKEN)
         start, parts, offsets = len(self.text), list[str](), list[int]()
         end = start
-        for token in news.tokens[:shown]:
+        for token in output.tokens[:shown]:
             offsets.append(end)
             parts.append(self.stream.push(token))
             end += len(parts[-1])
-        if news.stop is not None:
+        if output.stop is not None:
             parts.append(self.stream.end())
         text = "".join(parts)
-        if news.stop is Stop.STRING:
-            text = self._before_stop(text, news.text)
+        if output.stop is Stop.STRING:
+            text = self._before_stop(text, output.text)
             offsets = [offset for offset in offsets if offset < start + len(text)]
         self.text += text
-        finish, n = None if news.stop is None else FINISH[news.stop], len(offsets)
-        logprobs = TokenLogprobs(news.tokens[:n], news.raw[:n], offsets, news.top)
+        finish, n = None if output.stop is None else FINISH[output.stop], len(offsets)
+        logprobs = TokenLogprobs(output.tokens[:n], output.raw[:n], offsets, output.top)
         return Delta(index=self.index, text=text, logprobs=logprobs, finish=finish)
 
-    def _before_stop(self, text: str, told: str) -> str:
-        """The engine's own text, unless it was decoded otherwise (with special tokens in it)."""
-        if told.startswith(self.text) and (self.text + text).startswith(told):
-            return told[len(self.text) :]
+    def _before_stop(self, text: str, full: str) -> str:
+        """The text before the stop string. full: as the engine decoded it, perhaps with special tokens in it."""
+        if full.startswith(self.text) and (self.text + text).startswith(full):
+            return full[len(self.text) :]
         return text[: min((at for stop in self.stops if (at := text.find(stop)) >= 0), default=len(text))]

@@ -1,12 +1,12 @@
 """The engine in a thread of its own, and the fair share of its rows that each client gets.
 
 Every client has a queue of completions that wait for a row of the engine. Rows are given by self-clocked fair queueing
-(Golestani 1994). A completion's finish time is that of the client's last completion plus the tokens that it may write;
-the earliest finish time goes first. So a client with a hundred long completions and one with a short completion do not
+(Golestani 1994). A completion's finish time is that of the client's last completion plus the tokens that it may write.
+The earliest finish time goes first. So a client with a hundred long completions and one with a short completion do not
 wait for each other.
 
-A row is given for all that a completion writes and cannot be taken back, so some rows are reserved for short requests.
-While short requests come, long ones get rows only as long as a step of the engine hardly takes longer (`Pace`).
+A completion keeps its row until it ends, so some rows are reserved for short requests. While short requests come, long
+ones get more rows only if the engine's steps do not become much slower (`Pace`).
 A client that does not read its answers gets no more rows (`Exchange.backlogged`). The event loop never waits for the
 engine.
 """
@@ -26,19 +26,19 @@ from hone.engine.requests import Request, RequestOutput
 from hone.errors import HoneError
 from hone.serve.http import APIError, invalid_request
 
-MOST_UNREAD = 8192  # tokens and alternatives that wait for a client; above it the client gets no more rows
-TAKEN_AT_ONCE = 512  # of them
-SHORT = 1024  # tokens and alternatives: a request that can write no more in all is short
-RESERVED = 8  # one row in so many is for short requests alone
+MOST_UNREAD = 8192  # tokens and alternatives that a client has not read; above it the client gets no more rows
+TAKEN_AT_ONCE = 512  # tokens and alternatives that are sent at once
+SHORT = 1024  # a request that can write no more tokens and alternatives in all is short
+RESERVED = 8  # one row in so many is only for short requests
 
 
 class Pace:
-    """How long the engine's steps take, and whether more rows would slow down those who want little.
+    """How long the engine's steps take, and whether another long completion would slow down the short ones.
 
-    Where a step takes as long with one row as with all, as on a GPU, it never says no.
+    If a step takes as long with one row as with all, as on a GPU, it always allows more.
     """
 
-    SLOWER = 1.15  # times the steps with few rows
+    SLOWER = 1.15  # a step may take so many times as long as with few rows
     SECONDS = 5.0  # for which a short completion is remembered
     SHARE = 0.05  # by which a new step moves a median
     STEPS = 8  # between two rows for long completions, to see what the last one cost
@@ -49,15 +49,15 @@ class Pace:
         self.short = -math.inf  # when the last short completion was given a row
         self.since = 0  # steps since the last long one was
 
-    def timed(self, rows: int, seconds: float) -> None:
-        """A step was made."""
+    def record_step(self, rows: int, seconds: float) -> None:
+        """Note how long a step of so many rows took."""
         self.since += 1
         self.now = self._median(self.now, seconds)
         if rows <= self.few:
             self.alone = self._median(self.alone, seconds)
 
     def _median(self, before: float, seconds: float) -> float:
-        """It goes up as often as down. A mean would follow the steps in which other programs had the processor."""
+        """A running median. A mean would follow the few steps in which other programs had the processor."""
         return before * (1 + self.SHARE if seconds > before else 1 - self.SHARE) if before else seconds
 
     def allows(self, rows: int) -> bool:
@@ -66,8 +66,8 @@ class Pace:
             return True
         return self.since >= self.STEPS and self.now < self.SLOWER * self.alone
 
-    def given(self, *, short: bool) -> None:
-        """A completion begins."""
+    def row_given(self, *, short: bool) -> None:
+        """Note that a completion got a row."""
         if short:
             self.short = time.monotonic()
         else:
@@ -76,35 +76,35 @@ class Pace:
 
 @dataclass(slots=True, eq=False)
 class _Client:
-    """Whoever takes turns: a connection, or a machine with all its connections."""
+    """Who takes turns for rows: a connection, or another machine with all its connections."""
 
     finish: float = 0.0  # of the last completion that was given a row
     next: float = 0.0  # finish time of the one that waits
     rows: int = 0
-    waiting: deque["Exchange"] = field(default_factory=deque["Exchange"])  # those with completions that have no row
+    waiting: deque["Exchange"] = field(default_factory=deque["Exchange"])  # exchanges with completions without a row
 
 
 class Exchange:
-    """The completions of one HTTP request, and what was written of them and is not yet sent."""
+    """The completions of one HTTP request, and the outputs that were not sent yet."""
 
     def __init__(self, requests: Sequence[Request], client: str, loop: asyncio.AbstractEventLoop) -> None:
         self.client, self.loop = client, loop
-        self.pending = deque(requests)  # without a row; the engine thread's
-        self.running = set[int]()  # with one; the engine thread's
+        self.pending = deque(requests)  # without a row; only the engine's thread uses this
+        self.running = set[int]()  # with a row; likewise
         self.short = is_short(requests)
-        self.left = len(requests)  # that have not ended; this and what follows is the event loop's
-        self.news = deque[RequestOutput]()
+        self.unfinished = len(requests)  # requests; only the event loop uses this and what follows
+        self.outputs = deque[RequestOutput]()
         self.failure: APIError | None = None
-        self.unread = 0  # tokens and alternatives in `news`
+        self.unread = 0  # tokens and alternatives in `outputs`
         self.ready = asyncio.Event()
 
     @property
     def backlogged(self) -> bool:
-        """Whether its client has too much to read already."""
+        """Whether its client has not read enough to get more rows."""
         return self.unread > MOST_UNREAD
 
     def put(self, item: RequestOutput) -> None:
-        self.news.append(item)
+        self.outputs.append(item)
         self.unread += _size(item)
         self.ready.set()
 
@@ -113,24 +113,24 @@ class Exchange:
         self.ready.set()
 
     async def take(self) -> list[RequestOutput]:
-        """What there is, but not more than others can wait for."""
-        if not self.news:
+        """Outputs, but no more at once than other clients can wait for."""
+        if not self.outputs:
             self.ready.clear()
             if self.failure is None:
                 await self.ready.wait()
         found, size = list[RequestOutput](), 0
-        while self.news and size < TAKEN_AT_ONCE:
-            found.append(self.news.popleft())
+        while self.outputs and size < TAKEN_AT_ONCE:
+            found.append(self.outputs.popleft())
             size += _size(found[-1])
         self.unread -= size
         if not found and self.failure is not None:
             raise self.failure
-        self.left -= sum(item.stop is not None for item in found)
+        self.unfinished -= sum(item.stop is not None for item in found)
         return found
 
 
 def is_short(requests: Sequence[Request]) -> bool:
-    """Whether all they can write is little."""
+    """Whether they can write only little in all."""
     return sum(request.params.max_tokens * (1 + request.params.top_logprobs) for request in requests) <= SHORT
 
 
@@ -139,20 +139,20 @@ def _size(item: RequestOutput) -> int:
 
 
 class Dispatcher:
-    """Between any number of clients and one engine."""
+    """Stands between any number of clients and one engine."""
 
     def __init__(self, engine: Engine, *, note: Callable[[str], None]) -> None:
         self.engine, self.note = engine, note
         self.failed: str | None = None  # why the last launch gave nothing
-        self.counts = engine.counts  # as they were after the last launch or commands, for any thread to read
-        self.live = self.short = 0  # exchanges, and those that can write little; the event loop's
+        self.counts = engine.counts  # as they were after the last step, for any thread to read
+        self.live = self.short = 0  # exchanges, and short ones among them; only the event loop uses them
         self.last_short = -math.inf  # when the last of those began or ended
-        self._commands = queue.SimpleQueue[Callable[[], None] | None]()  # None: the thread shall end
+        self._commands = queue.SimpleQueue[Callable[[], None] | None]()  # for the engine's thread; None ends it
         self._mail = deque[
             Sequence[tuple[Exchange, RequestOutput | APIError]]
         ]()  # from the engine's thread to the event loop
-        self._woken = False  # whether the event loop is about to look
-        self._owners: dict[int, Exchange] = {}  # by request; this and what follows is the engine thread's
+        self._woken = False  # whether the event loop will read the mail
+        self._owners: dict[int, Exchange] = {}  # by request; only the engine's thread uses this and what follows
         self._clients: dict[str, _Client] = {}  # those that wait or have a row
         self._now = 0.0  # finish time of the last completion that was given a row
         self._rows = engine.schedule.max_rows
@@ -164,7 +164,7 @@ class Dispatcher:
         self._thread.start()
 
     def close(self, seconds: float = 5.0) -> bool:
-        """Tell every client, and end the thread after its current launch. False: it did not end in time."""
+        """End every request, and the thread after its current launch. False: it did not end in time."""
         self.stop_all(APIError(503, "the server is shutting down", code="shutting_down"))
         self._commands.put(None)
         self._thread.join(seconds)
@@ -181,21 +181,21 @@ class Dispatcher:
     async def submit(
         self, requests: Sequence[Request], *, client: str = ""
     ) -> AsyncGenerator[list[RequestOutput], None]:
-        """The news of these requests until each has ended; what is left when the reader goes is cancelled."""
+        """The outputs of these requests until each has ended. If the reader stops before, the others are cancelled."""
         exchange = Exchange(requests, client, asyncio.get_running_loop())
         self._count(exchange, 1)
-        self._commands.put(lambda: self._enter(exchange))
+        self._commands.put(lambda: self._add_exchange(exchange))
         try:
-            while exchange.left:
+            while exchange.unfinished:
                 was_backlogged = exchange.backlogged
-                news = await exchange.take()
+                outputs = await exchange.take()
                 if was_backlogged and not exchange.backlogged:
-                    self._commands.put(lambda: None)  # the engine may sleep
-                yield news
+                    self._commands.put(lambda: None)  # wake the engine's thread: the client may get rows again
+                yield outputs
         finally:
             self._count(exchange, -1)
-            if exchange.left:
-                self._commands.put(lambda: self._leave(exchange))
+            if exchange.unfinished:
+                self._commands.put(lambda: self._cancel(exchange))
 
     def _count(self, exchange: Exchange, change: int) -> None:
         self.live += change
@@ -218,24 +218,24 @@ class Dispatcher:
                 self._give_rows()
                 if self.engine.busy:
                     self._step()
-            except Exception as error:  # of any kind: the thread must go on, and everybody be told
-                self._broke(error)
-            self.counts = self._counted()
+            except Exception as error:  # of any kind: the thread must go on, and every client must get an answer
+                self._fail_all_after(error)
+            self.counts = self._current_counts()
 
     def _step(self) -> None:
         rows, begin = len(self._owners), time.monotonic()
-        news = self.engine.step()
-        self._pace.timed(rows, time.monotonic() - begin)
-        self._hand_out(news)
+        outputs = self.engine.step()
+        self._pace.record_step(rows, time.monotonic() - begin)
+        self._send_outputs(outputs)
         self.failed = None
 
-    def _outside(self) -> int:
-        """Completions that wait for a row, and not in the engine."""
+    def _num_waiting(self) -> int:
+        """How many completions wait for a row outside the engine."""
         return sum(len(exchange.pending) for client in self._clients.values() for exchange in client.waiting)
 
-    def _counted(self) -> Counts:
+    def _current_counts(self) -> Counts:
         counts = self.engine.counts
-        return replace(counts, waiting=counts.waiting + self._outside())
+        return replace(counts, waiting=counts.waiting + self._num_waiting())
 
     def _read_commands(self) -> bool:
         """Carry out commands. If there is nothing else to do, wait for one. False: the dispatcher is closed."""
@@ -249,47 +249,47 @@ class Dispatcher:
             return True
         return False
 
-    def _broke(self, error: Exception) -> None:
-        """Every request ends; the engine is empty and can be used again."""
+    def _fail_all_after(self, error: Exception) -> None:
+        """End every request after a failure. The engine is empty then and can be used again."""
         reason = " ".join(str(error).split()) or type(error).__name__
         self.failed = reason if isinstance(error, HoneError) else "the engine failed: ask the operator"
-        ended = len(self._owners) + self._outside()
+        ended = len(self._owners) + self._num_waiting()
         self.note(f"the engine failed, {ended} requests ended: {type(error).__name__}: {reason}")
         self._fail(APIError(503, self.failed, code="engine_failed"))
 
-    def _enter(self, exchange: Exchange) -> None:
+    def _add_exchange(self, exchange: Exchange) -> None:
         client = self._clients.setdefault(exchange.client, _Client(finish=self._now))
         client.waiting.append(exchange)
         if len(client.waiting) == 1:
-            self._stamp(client)
+            self._set_finish_time(client)
 
-    def _stamp(self, client: _Client) -> None:
-        """Set when the client's next completion would finish. A client that was idle has saved up no turns."""
+    def _set_finish_time(self, client: _Client) -> None:
+        """Set the finish time of the client's next completion. Having been idle gives a client no advantage."""
         if client.waiting:
             client.next = max(self._now, client.finish) + _limit(client.waiting[0])
 
     def _give_rows(self) -> None:
-        """Free rows to completions, the earliest finish time first; those of one prompt go to the engine together."""
+        """Give free rows to completions, the earliest finish time first. Those of an exchange go together."""
         given, free = dict[Exchange, list[Request]](), self._rows - len(self._owners)
         while free > 0 and (client := self._next(free)) is not None:
             exchange = client.waiting[0]
             request = exchange.pending.popleft()
             given.setdefault(exchange, []).append(request)
             exchange.running.add(request.id)
-            self._pace.given(short=exchange.short)
+            self._pace.row_given(short=exchange.short)
             self._owners[request.id] = exchange
             client.finish = self._now = max(self._now, client.next)
             client.rows += 1
             client.waiting.rotate(-1)
             if not exchange.pending:
                 client.waiting.remove(exchange)
-            self._stamp(client)
+            self._set_finish_time(client)
             free -= 1
         for exchange, requests in given.items():
             self._submit(exchange, requests)
 
     def _next(self, free: int) -> _Client | None:
-        """Whose turn it is to have one of the free rows. Only short completions get the last ones."""
+        """The client that gets the next free row. Only short completions get the reserved rows."""
         ready = list[_Client]()
         for client in self._clients.values():
             while any(not e.backlogged for e in client.waiting) and client.waiting[0].backlogged:
@@ -304,22 +304,22 @@ class Dispatcher:
         try:
             self.engine.submit(requests)
         except HoneError as error:
-            self._leave(exchange)
+            self._cancel(exchange)
             self._post([(exchange, invalid_request(str(error)))])
 
-    def _leave(self, exchange: Exchange) -> None:
-        """Nothing more is written for it."""
+    def _cancel(self, exchange: Exchange) -> None:
+        """Cancel the exchange."""
         client, ids = self._clients.get(exchange.client), list(exchange.running)
         if client is not None and exchange in client.waiting:
             client.waiting.remove(exchange)
-            self._stamp(client)
+            self._set_finish_time(client)
         for number in ids:
-            self._ended(number)
+            self._free_row(number)
         self.engine.cancel(ids)
         exchange.pending.clear()
         self._forget(exchange.client)
 
-    def _ended(self, number: int) -> None:
+    def _free_row(self, number: int) -> None:
         """Its row is free."""
         exchange = self._owners.pop(number, None)
         if exchange is not None:
@@ -332,14 +332,14 @@ class Dispatcher:
         if client is not None and not client.waiting and not client.rows:
             del self._clients[name]
 
-    def _hand_out(self, news: Sequence[RequestOutput]) -> None:
-        self._post([(self._owners[item.id], item) for item in news if item.id in self._owners])
-        for item in news:
+    def _send_outputs(self, outputs: Sequence[RequestOutput]) -> None:
+        self._post([(self._owners[item.id], item) for item in outputs if item.id in self._owners])
+        for item in outputs:
             if item.stop is not None:
-                self._ended(item.id)
+                self._free_row(item.id)
 
     def _post(self, items: Sequence[tuple[Exchange, RequestOutput | APIError]]) -> None:
-        """Send it to the readers' event loop, which is woken once for all that it has not yet fetched."""
+        """Hand items to the event loop. It is woken once for all the mail that it has not read."""
         if items:
             self._mail.append(items)
             if not self._woken and not items[0][0].loop.is_closed():

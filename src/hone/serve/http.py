@@ -1,7 +1,8 @@
-"""One HTTP exchange: who may ask, how large and slow a body may be, how an answer is sent, and how an error is told.
+"""One HTTP exchange: who may ask, how large and slow a body may be, how an answer is sent, and the form of errors.
 
-Starlette has no part that does the first of these: `TrustedHostMiddleware` answers in another form than OpenAI's and
-cannot take every address of this machine, `CORSMiddleware` lets foreign pages ask and only keeps them from reading.
+Starlette's own parts do not do this. `TrustedHostMiddleware` and `RequestBodyLimitMiddleware` answer in another form
+than OpenAI's. The first cannot take every address of this machine, the second bounds neither the time of a body nor all
+bodies together. `CORSMiddleware` lets foreign pages ask, and only keeps them from reading the answer.
 """
 
 import asyncio
@@ -30,13 +31,13 @@ TOKEN = re.compile(r"[!-~]+", re.ASCII)
 HEAD_BYTES = 2**14  # of a request's line and headers
 BODY_BYTES = 2**20
 BODY_SECONDS = 30.0  # for the whole body
-SMALL_BODY = 2**16  # bytes that every body may have, however many are being read
+SMALL_BODY = 2**16  # bytes that every body may have, whatever else is being read
 ALL_BODIES = 2**26  # bytes of all bodies together, beyond those
-DRAINED = 8 * 2**20  # bytes of a refused body that are read away, so that the client gets to read the error
+DRAINED = 8 * 2**20  # bytes of a refused body that are read, because the client reads the error only after sending
 DRAIN_SECONDS = 2.0
 PAUSE_SECONDS = 0.03  # between two parts of an answer while others are being served
-SLOW_SECONDS = 2.0  # a client that takes nothing of its answer for so long is dropped when others are being served
-STALLED_SECONDS = 10.0  # and for so long in any case
+SLOW_SECONDS = 2.0  # a client that reads nothing for so long is dropped if others are being served
+STALLED_SECONDS = 10.0  # a client that reads nothing for so long is dropped in any case
 ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -54,7 +55,7 @@ def event(text: str) -> str:
 
 
 class APIError(HTTPException):
-    """An error that a client gets instead of an answer: OpenAI's error object, one line, never a traceback."""
+    """An error for the client, in OpenAI's form: one line, never a traceback."""
 
     def __init__(
         self,
@@ -81,22 +82,25 @@ def invalid_request(message: str, param: str | None = None, code: str | None = N
 
 
 async def error_response(request: Request, error: APIError) -> Response:
-    """The error, once the body is read away. The connection ends where some of the body is still to come."""
-    whole = await _drain(request)
-    headers = {**(error.headers or {}), **({} if whole else {"connection": "close"})}
+    """The error, after the body was read. If the body has not ended, the connection is closed."""
+    ended = await _drain(request)
+    headers = {**(error.headers or {}), **({} if ended else {"connection": "close"})}
     return Response(error.json(), error.status_code, headers, media_type="application/json")
 
 
 async def _drain(request: Request) -> bool:
-    """Whether the body ended. A connection that is closed on unread bytes is reset, and the client learns nothing."""
+    """Read the body to its end. Returns whether it ended.
+
+    A connection that is closed on unread bytes is reset, and the client never sees the answer.
+    """
     if "expect" in request.headers:
-        return False  # the client waits to be told whether to send at all
-    left = DRAINED
+        return False  # the client waits for an answer before it sends
+    remaining = DRAINED
     try:
         async with asyncio.timeout(DRAIN_SECONDS):
             async for chunk in request.stream():
-                left -= len(chunk)
-                if left < 0:
+                remaining -= len(chunk)
+                if remaining < 0:
                     return False
     except (TimeoutError, ClientDisconnect):
         return False
@@ -109,7 +113,7 @@ async def _drain(request: Request) -> bool:
 
 
 def is_address(name: str, *, loopback: bool = False) -> bool:
-    """Whether it is an IP address; loopback: one that only this machine can reach."""
+    """Whether it is an IP address. loopback: only one that no other machine can reach counts."""
     try:
         found = ipaddress.ip_address(name)
     except ValueError:
@@ -125,7 +129,7 @@ def check_token(token: str) -> str:
 
 
 class Access:
-    """The rule of who may ask: Host, Origin and token. `host` is what the server is bound to."""
+    """Who may ask: checks of Host, Origin and token. host: the address that the server is bound to."""
 
     def __init__(self, *, host: str, token: str) -> None:
         self.token = check_token(token).encode()
@@ -140,12 +144,12 @@ class Access:
         if foreign or set(headers.getlist("sec-fetch-site")) - {"same-origin", "none"}:
             text = "requests from a page of another origin are refused: ask from a program, not from a browser"
             raise APIError(403, text, code="forbidden_origin")
-        if path not in OPEN_PATHS and not self.knows_token(headers):
+        if path not in OPEN_PATHS and not self.has_token(headers):
             text = "the token is missing or wrong: send the one of this start as `Authorization: Bearer TOKEN`"
             raise APIError(401, text, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
     def _host(self, headers: Headers) -> str:
-        """A foreign page can make its own name point here (DNS rebinding). The Host header tells that name."""
+        """The Host header, checked: a foreign page can make its own name point here (DNS rebinding)."""
         hosts = headers.getlist("host")
         host = hosts[0].lower() if len(hosts) == 1 else ""
         found = HOST.fullmatch(host)
@@ -155,8 +159,8 @@ class Access:
             raise APIError(403, text, code="forbidden_host")
         return host
 
-    def knows_token(self, headers: Headers) -> bool:
-        """Compared in constant time."""
+    def has_token(self, headers: Headers) -> bool:
+        """Whether the request has the token. It is compared in constant time."""
         given = headers.getlist("authorization")
         scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         fits = hmac.compare_digest(token.strip().encode("latin-1"), self.token)
@@ -164,7 +168,7 @@ class Access:
 
 
 class AccessMiddleware:
-    """Checks the size of a request's head and its `Access` before its path, method or body."""
+    """Checks the size of a request's head, then `Access`, before anything else."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
@@ -194,7 +198,7 @@ class BodyReader:
         self.held = 0  # bytes of all bodies beyond their first SMALL_BODY
 
     async def read(self, request: Request) -> bytes:
-        """The whole body, refused as soon as it is known to be too long, chunked or not."""
+        """The whole body. One that is too long is refused as soon as that is known, chunked or not."""
         too_large = APIError(
             413, f"the body is longer than {BODY_BYTES} bytes: send less at once", code="body_too_large"
         )
@@ -235,13 +239,16 @@ class Answer(StreamingResponse):
         *,
         events: bool,
         seconds: float,
-        crowded: Callable[[], bool],
+        others_served: Callable[[], bool],
         failed: Callable[[Exception], APIError],
     ) -> None:
         kind = "text/event-stream" if events else "application/json"
         super().__init__(parts, headers={"cache-control": "no-store"}, media_type=kind)
         self.parts, self.events, self.seconds = parts, events, seconds
-        self.crowded, self.failed = crowded, failed  # whether others are being served; what a bug becomes
+        self.others_served, self.failed = (
+            others_served,
+            failed,
+        )  # whether others are being served; the error after a bug
         self.started = False
 
     async def stream_response(self, send: Send) -> None:
@@ -282,21 +289,21 @@ class Answer(StreamingResponse):
         await self._write(send, part, last=True)
 
     async def _write(self, send: Send, text: str = "", *, last: bool = False) -> None:
-        """Returns when there is room for more and others have had a turn."""
+        """Send a part. Returns when there is room for more, and others have had a turn."""
         if not self.started:
             self.started = True
             await self._put(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         await self._put(send, {"type": "http.response.body", "body": text.encode("ascii"), "more_body": not last})
         if not last:
-            await asyncio.sleep(PAUSE_SECONDS if self.crowded() else 0)
+            await asyncio.sleep(PAUSE_SECONDS if self.others_served() else 0)
 
     async def _put(self, send: Send, message: Message) -> None:
         waited = 0.0
         while True:
             try:
                 async with asyncio.timeout(SLOW_SECONDS):
-                    return await send(message)  # waits before it writes: it can be asked again
+                    return await send(message)  # it waits before it writes, so a second try sends nothing twice
             except TimeoutError:
                 waited += SLOW_SECONDS
-                if waited >= STALLED_SECONDS or self.crowded():
+                if waited >= STALLED_SECONDS or self.others_served():
                     raise Stalled from None

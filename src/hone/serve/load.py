@@ -77,7 +77,7 @@ def load(
 
 
 def make_runner(decoder: Decoder, *, max_rows: int, int8: bool, invariant: bool) -> Runner:
-    """The model's whole context for each row, or as much as memory has room for; fewer rows where it is short."""
+    """A runner whose rows have the model's whole context, or what fits into memory. Short memory means fewer rows."""
     columns = int(choose.SHARE * choose.free_memory(decoder.device)) // column_bytes(decoder)
     capacity = max(2, min(decoder.config.max_position_embeddings, columns - 1))
     switch = partial(use_adapter, decoder)
@@ -87,7 +87,7 @@ def make_runner(decoder: Decoder, *, max_rows: int, int8: bool, invariant: bool)
 
 
 def device_and_dtype(device: str, dtype: str) -> tuple[torch.device, torch.dtype]:
-    """Where and in what to compute, as told or as the machine suggests."""
+    """Device and dtype, as asked or as suits the machine."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
         where = torch.device(name)

@@ -1,7 +1,7 @@
 """The JSON of answers, in OpenAI's forms.
 
-Answers are written as text and not by pydantic, a few tokens at a time: with twenty alternatives each, log-probs are a
-hundred times as long as the answer, and one call of a JSON library would keep every other client waiting.
+Answers are written as text, a few tokens at a time, and not by pydantic. With twenty alternatives for each token,
+log-probs are a hundred times as long as the answer: one call of a JSON library would keep every other client waiting.
 """
 
 import secrets
@@ -14,7 +14,7 @@ from hone.serve.detokenize import Completion, Delta, TokenBytes, TokenLogprobs, 
 from hone.serve.http import event, json_text
 
 LEAST = -9999.0  # JSON has no -Infinity
-SLICE = 16  # tokens whose log-probs are written in one go
+SLICE = 16  # tokens whose log-probs are written at once
 Json = dict[str, Any]
 
 
@@ -30,7 +30,7 @@ def model(served: ServedModels, name: str) -> Json:
 
 
 class TokenJson:
-    """The text of each token's log-prob before and after the number, made once."""
+    """The JSON around each token's log-prob, made once for each token."""
 
     def __init__(self, bytes_of: TokenBytes) -> None:
         self.bytes_of = bytes_of
@@ -59,8 +59,8 @@ class Reply:
         self.id = f"{'chatcmpl' if request.chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.created = int(time.time())
 
-    def whole(self, deltas: Iterable[Delta]) -> Iterator[str]:
-        """The answer, in slices; a delta a completion. Deltas are asked for as slices are."""
+    def full_answer(self, deltas: Iterable[Delta]) -> Iterator[str]:
+        """The answer in slices. deltas: one for each completion, taken as the slices are."""
         yield f'{self._frame("chat.completion" if self.request.chat else "text_completion")},"choices":['
         for number, delta in enumerate(deltas):
             yield "," if number else ""
@@ -76,17 +76,17 @@ class Reply:
         return "".join(self._event(json_text(role)) for role in roles) if self.request.chat else ""
 
     def events(self, deltas: Iterable[Delta]) -> str:
-        """Deltas of a stream; those with nothing to tell are left out."""
+        """The events of a stream. Deltas without content make none."""
         probs = self.request.logprobs is not None
-        told = [delta for delta in deltas if delta.text or delta.finish or (probs and len(delta.logprobs))]
-        return "".join(self._event("".join(self._choice(delta))) for delta in told)
+        shown = [delta for delta in deltas if delta.text or delta.finish or (probs and len(delta.logprobs))]
+        return "".join(self._event("".join(self._choice(delta))) for delta in shown)
 
     def closing(self) -> str:
         """A stream ends with the usage, where it was asked for."""
         return (self._event("", self._usage()) if self.request.usage else "") + event("[DONE]")
 
     def _usage(self) -> str:
-        """A prompt counts once, however many completions it has; a completion with its stop token."""
+        """A prompt counts once, however many completions it has. A completion counts with its stop token."""
         prompt, written = sum(map(len, self.request.prompts)), sum(one.tokens for one in self.completions)
         return json_text({"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written})
 
@@ -100,13 +100,13 @@ class Reply:
         return json_text(about)[:-1]
 
     def _choice(self, delta: Delta) -> Iterator[str]:
-        said: Json = {"index": delta.index, "text": delta.text}
+        choice: Json = {"index": delta.index, "text": delta.text}
         if self.request.chat and self.request.stream:
-            told = delta.text or len(delta.logprobs)
-            said = {"index": delta.index, "delta": {"content": delta.text} if told else {}}
+            has_content = delta.text or len(delta.logprobs)
+            choice = {"index": delta.index, "delta": {"content": delta.text} if has_content else {}}
         elif self.request.chat:
-            said = {"index": delta.index, "message": {"role": "assistant", "content": delta.text, "refusal": None}}
-        yield f'{json_text(said)[:-1]},"logprobs":'
+            choice = {"index": delta.index, "message": {"role": "assistant", "content": delta.text, "refusal": None}}
+        yield f'{json_text(choice)[:-1]},"logprobs":'
         yield from self._logprobs(delta.logprobs)
         yield f',"finish_reason":{json_text(delta.finish)}}}'
 
@@ -120,10 +120,10 @@ class Reply:
         else:
             names, logps = map(self.tokens.name, given.tokens), [max(x, LEAST) for x in given.logps]
             yield f'{{"tokens":[{",".join(names)}],"token_logprobs":{json_text(logps)},"top_logprobs":'
-            told = len(given) if len(given.tops) else 0
-            yield "[" if told else "null"
-            yield from _sliced(told, lambda i: self._plain_entry(given, i))
-            yield "]" if told else ""
+            count = len(given) if len(given.tops) else 0
+            yield "[" if count else "null"
+            yield from _sliced(count, lambda i: self._plain_entry(given, i))
+            yield "]" if count else ""
             yield f',"text_offset":{json_text(given.offsets)}}}'
 
     def _chat_entry(self, given: TokenLogprobs, i: int) -> str:

@@ -1,4 +1,4 @@
-"""The socket and the event loop: connections bounded in number, idle time and size, and an orderly end."""
+"""The socket and the event loop: bounds on connections, and an orderly shutdown."""
 
 import asyncio
 import http
@@ -17,13 +17,13 @@ from hone.serve.dispatcher import Dispatcher
 from hone.serve.http import HEAD_BYTES, APIError
 
 HEAD_SECONDS = 10.0  # from the opening of a connection, or the last answer, to the end of the next head
-STALLED_SECONDS = 10.0  # a client that takes nothing of what waits for it for so long is dropped
+STALLED_SECONDS = 10.0  # a client that reads nothing of its answer for so long is dropped
 CONNECTIONS = 512
 PIPELINED = 2**16  # bytes that a client may send while it is being answered
-HIGH, LOW = 2**14, 2**13  # bytes that wait for a client before its answer does, and until it goes on
-SEND_BUFFER = 2**16  # bytes the system may hold of an answer: more would hide that nobody reads, half of it stalls
+HIGH, LOW = 2**14, 2**13  # bytes waiting for a client: above the first its answer pauses, below the second it goes on
+SEND_BUFFER = 2**16  # bytes of an answer that the system may hold: more would hide that a client does not read
 SILENT_SECONDS = 30  # a client whose machine does not answer for so long is gone
-SWITCH_SECONDS = 5e-4  # after which the engine's thread and the event loop give way to each other
+SWITCH_SECONDS = 5e-4  # after so long the engine's thread and the event loop take turns
 GRACE_SECONDS = 2.0  # for running requests when the server is told to stop
 
 
@@ -43,7 +43,7 @@ class BoundedConnection(H11Protocol):
         self._await_head()
 
     def _make_room(self) -> bool:
-        """The connection that has said nothing for longest gives way to a new one."""
+        """Close the connection that has been idle for longest."""
         others = (other for other in self.connections if isinstance(other, BoundedConnection) and other is not self)
         oldest = min((other for other in others if other.idle), key=lambda other: other.since, default=None)
         if oldest is None:
@@ -54,7 +54,7 @@ class BoundedConnection(H11Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is asked for or being answered on it."""
+        """Whether no request is being answered on it."""
         return self.cycle is None or self.cycle.response_complete
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -64,7 +64,7 @@ class BoundedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Go on reading while an answer is being made: otherwise a client that leaves then is not noticed."""
+        """Go on reading while an answer is made: only so a client that leaves is noticed."""
         super().data_received(data)
         if not self.idle and self.conn.their_state is h11.DONE:
             if len(self.conn.trailing_data[0]) > PIPELINED:
@@ -96,17 +96,19 @@ class BoundedConnection(H11Protocol):
             self._stalled.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP in the form of every other refusal."""
+        """Refuse what is not HTTP, in OpenAI's form."""
         if not self.idle:
             self.transport.abort()  # rubbish after a request that is being answered
             return
         self._refuse(APIError(400, "this is not an HTTP/1.1 request, or its head is too large", code="invalid_http"))
 
     def _refuse(self, error: APIError) -> None:
-        body = error.json()
+        body = error.json().encode()
+        fields = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
         phrase = http.HTTPStatus(error.status_code).phrase
-        head = f"HTTP/1.1 {error.status_code} {phrase}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
-        self.transport.write(f"{head}\r\nconnection: close\r\n\r\n{body}".encode())
+        head = h11.Response(status_code=error.status_code, headers=list(fields.items()), reason=phrase)
+        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
 
 
@@ -172,10 +174,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.dispatcher.start()
         await super().startup(sockets)
-        self.ready()  # whoever reads what it says can connect
+        self.ready()  # clients can connect from now on
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Nothing new is taken, and what runs has a few seconds."""
+        """Accept nothing new, and give running requests a few seconds."""
         error = APIError(503, "the server is shutting down", code="shutting_down")
         asyncio.get_running_loop().call_later(GRACE_SECONDS, self.dispatcher.stop_all, error)
         await super().shutdown(sockets)

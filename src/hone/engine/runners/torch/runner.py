@@ -292,7 +292,7 @@ class HostRows:
         sampling = self.sampling.head(rows)
         kept = self._kept(index, logits)
         drawn = self._draw(logits, torch.from_numpy(u).to(self.device), sampling, kept)
-        sampling.see(drawn[0])
+        sampling.add_written(drawn[0])
         top = self._tops(index, logits)
         if len(index) < rows:
             here = torch.from_numpy(index).to(self.device)
